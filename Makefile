@@ -1,0 +1,80 @@
+# Every target that needs Python creates .venv on its first call and reuses it afterwards.
+.DEFAULT_GOAL := help
+.PHONY: help docs preview serve test lint lab bench check-site clean install
+SHELL := /bin/sh
+PORT ?= 8000
+PY := .venv/bin/python
+SITE := docs/_build/html
+STAMP := .venv/.installed
+
+# On shared cores the threads of torch cost more than they bring; two test processes use both cores.
+export OMP_NUM_THREADS := 1
+export PYTHONDONTWRITEBYTECODE := 1
+
+help: ## say what each target does
+	@echo "lm_from_scratch"
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /|/' | while IFS='|' read -r name text; do \
+		printf '  make %-11s %s\n' "$$name" "$$text"; done
+
+install: $(STAMP) ## create .venv and install the pinned requirements
+
+$(STAMP): pyproject.toml constraints.txt
+	@if ! "$(PY)" -c 'import sys' 2>/dev/null; then \
+		found=''; seen=''; \
+		for name in $(PYTHON) python3.11 python3.12 python3.13 python3.14 python3 python; do \
+			command -v "$$name" >/dev/null 2>&1 || continue; \
+			version=$$("$$name" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue; \
+			if "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then found=$$name; break; fi; \
+			seen="$$seen $$name is $$version."; \
+		done; \
+		if [ -z "$$found" ]; then \
+			echo "Python 3.11 or newer is needed.$$seen Install it, or name it: make PYTHON=/path/to/python3.11" >&2; \
+			exit 1; \
+		fi; \
+		echo "Creating .venv with $$found"; \
+		rm -rf .venv; \
+		"$$found" -m venv .venv || { rm -rf .venv; \
+			echo "$$found cannot create a virtual environment. Install its venv module (Debian and Ubuntu: python3-venv)." >&2; exit 1; }; \
+	fi
+	"$(PY)" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,docs,lab]'
+	@touch "$@"
+
+docs: $(STAMP) ## build the site from nothing; every tutorial runs, a warning is an error
+	rm -rf docs/_build docs/auto_tutorials docs/api docs/generated
+	"$(PY)" -m sphinx -W --keep-going -b html docs "$(SITE)"
+	@echo "The site is in $(SITE). Open $(SITE)/index.html, or run: make serve"
+
+preview: $(STAMP) ## build the site again; only changed tutorials run (for authors)
+	"$(PY)" -m sphinx -b html docs "$(SITE)"
+	@echo "The site is in $(SITE). Results of unchanged tutorials were kept; publish from: make docs"
+
+serve: $(STAMP) ## show the built site on this machine (PORT=8000)
+	@test -f "$(SITE)/index.html" || { echo "There is no site yet. Run: make docs" >&2; exit 1; }
+	@echo "http://127.0.0.1:$(PORT)/ (stop with Ctrl-C)"
+	@"$(PY)" -m http.server --bind 127.0.0.1 --directory "$(SITE)" "$(PORT)"
+
+lint: $(STAMP) ## ruff and mypy
+	"$(PY)" -m ruff check .
+	"$(PY)" -m ruff format --check .
+	"$(PY)" -m mypy
+
+test: lint ## lint, then the whole test suite; every tutorial runs as a notebook
+	"$(PY)" -m pytest -n 2 --dist loadfile
+
+check-site: $(STAMP) ## check the built site in a browser: links, mathematics, accessibility, downloads
+	@test -f "$(SITE)/index.html" || { echo "There is no site yet. Run: make docs" >&2; exit 1; }
+	"$(PY)" -m pytest tests/site -n 2
+
+lab: $(STAMP) ## open the tutorials as notebooks in JupyterLab
+	"$(PY)" docs/notebooks.py build/notebooks
+	"$(PY)" -m jupyterlab --notebook-dir=build/notebooks $(LAB_FLAGS)
+
+bench: $(STAMP) ## run every benchmark
+	@set -e; found=0; for script in tests/bench_*.py; do \
+		[ -f "$$script" ] || continue; found=1; echo "== $$script"; "$(PY)" "$$script"; done; \
+		[ "$$found" = 1 ] || echo "There are no benchmarks yet (tests/bench_*.py)."
+
+clean: ## remove everything that was built; keep .venv and your notebooks
+	rm -rf docs/_build docs/auto_tutorials docs/api docs/generated docs/gpu dist build/ci build/lib build/bdist.*
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,340 @@
+"""The command line: ``python -m lm_from_scratch train | generate | doctor``."""
+
+import argparse
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import shutil
+import signal
+import sys
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from lm_from_scratch.checkpoint import (
+    SHIPPED,
+    from_pretrained,
+    latest_checkpoint,
+    local_folder,
+    save_pretrained,
+)
+from lm_from_scratch.data import (
+    CORPORA,
+    PackedBatches,
+    load_corpus,
+    sequential_batches,
+    split,
+    write_tokens,
+)
+from lm_from_scratch.generate import complete, generate, generate_text
+from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
+from lm_from_scratch.sampling import Sampler
+from lm_from_scratch.tokenizer import Tokenizer
+from lm_from_scratch.train import TrainConfig, train
+
+#: Every preset is a set of defaults; any of its numbers can be changed on the command line.
+PRESETS: dict[str, dict[str, Any]] = {
+    "nano": dict(  # half a minute on a laptop: to see that it learns
+        corpus=["reference"], vocab_size=1024,
+        n_layer=2, n_head=4, n_embd=64, block_size=64, dropout=0.0,
+        batch_size=32, steps=300, lr=3e-3, min_lr=3e-4, warmup=50, eval_every=100,
+    ),
+    "docs": dict(  # the model that ships with the package: about an hour on one core
+        corpus=["reference*2", "docstrings"], vocab_size=4096,
+        n_layer=8, n_head=4, n_embd=128, block_size=256, dropout=0.1,
+        batch_size=16, steps=3000, lr=2e-3, min_lr=1e-4, warmup=200, eval_every=200,
+        dtype="bfloat16",
+    ),
+}  # fmt: skip
+
+
+def train_command(args: argparse.Namespace) -> int:
+    """Prepare the data, then train until the end or Ctrl-C."""
+    out = Path(args.out)
+    documents = [document for name in args.corpus for document in load_corpus(name)]
+    train_documents, held_out_documents = split(documents, args.held_out)
+    tokenizer_file = out / "tokenizer.json"
+    if args.tokenizer:
+        tokenizer = Tokenizer.load(args.tokenizer)
+    elif tokenizer_file.is_file():
+        tokenizer = Tokenizer.load(tokenizer_file)
+    else:
+        texts = [document.text for document in train_documents]
+        tokenizer = Tokenizer.train(texts, args.vocab_size)
+    tokenizer.save(out)
+    train_file = write_tokens(train_documents, tokenizer, out / "data" / "train.bin")
+    held_out_file = write_tokens(held_out_documents, tokenizer, out / "data" / "held_out.bin")
+    model_config = GPT2Config(
+        vocab_size=tokenizer.vocab_size,
+        block_size=args.block_size,
+        n_layer=args.n_layer,
+        n_head=args.n_head,
+        n_embd=args.n_embd,
+        embd_pdrop=args.dropout,
+        resid_pdrop=args.dropout,
+        attn_pdrop=0.0,
+        bos_token_id=tokenizer.eos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    names = {field.name for field in fields(TrainConfig)}
+    config = TrainConfig(**{name: getattr(args, name) for name in names if hasattr(args, name)})
+    batches = PackedBatches(
+        train_file, args.batch_size, args.block_size, args.seed, isolate=not args.no_isolate
+    )
+    held_out = list(
+        sequential_batches(held_out_file, args.batch_size, args.block_size, not args.no_isolate)
+    )
+    torch.manual_seed(args.seed)
+    model = GPT2LMHeadModel(model_config).to(args.device)
+    parameters = sum(p.numel() for p in model.parameters())
+    print(
+        f"{len(train_documents)} documents, {train_file.n_tokens} tokens for training, "
+        f"{held_out_file.n_tokens} held out; {parameters} parameters; "
+        f"{batches.batches_per_epoch} batches an epoch"
+    )
+    arguments = {name: value for name, value in vars(args).items() if name != "run"}
+    recipe = {"arguments": arguments, "model": asdict(model_config)}
+    (out / "recipe.json").write_text(json.dumps(recipe, indent=2) + "\n")
+
+    steps = train(model, batches, config, held_out, out)
+    done = int(found.name.removeprefix("step-")) if (found := latest_checkpoint(out)) else 0
+    log = out / "log.jsonl"
+    if log.is_file():  # a killed run may have written past its last checkpoint
+        lines = [line for line in log.read_text().splitlines() if line.endswith("}")]
+        kept = [line for line in lines if json.loads(line)["step"] <= done]
+        log.write_text("".join(line + "\n" for line in kept))
+    if done:
+        print(f"going on after step {done}")
+
+    stop = []  # Ctrl-C ends the run between two steps, never inside one
+    previous = signal.signal(signal.SIGINT, lambda number, frame: stop.append(number))
+    last = None
+    try:
+        with (
+            open(log, "a") as file,
+            tqdm(total=config.steps, initial=done, unit="step", disable=args.quiet) as bar,
+        ):
+            for last in steps:
+                file.write(json.dumps(asdict(last)) + "\n")
+                file.flush()
+                bar.update()
+                bar.set_postfix_str(
+                    f"loss {last.loss:.3f}, lr {last.lr:.1e}, {last.tokens_per_second:.0f} tokens/s"
+                )
+                if last.held_out_loss is not None:
+                    bar.write(f"step {last.step}: held-out loss {last.held_out_loss:.4f}")
+                if stop:
+                    break
+        steps.close()  # type: ignore[attr-defined]
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if stop and last is not None and last.step < config.steps:
+        print(f"stopped after step {last.step}; the same command goes on from there")
+        return 130
+    save_pretrained(model, out / "model", tokenizer)
+    print(f"model written to {out / 'model'}")
+    print(f"try: python -m lm_from_scratch generate --model {out / 'model'} --prompt 'The '")
+    return 0
+
+
+def generate_command(args: argparse.Namespace) -> int:
+    """Load a model and print what it says, as it says it."""
+    folder = local_folder(args.model) if args.model else SHIPPED
+    model = from_pretrained(folder).float().to(args.device)
+    tokenizer = Tokenizer.load(folder)
+    sampler = Sampler(
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        repetition_penalty=args.repetition_penalty,
+    )
+    if args.num_return_sequences == 1:
+        print(args.prompt, end="", flush=True)
+        for text in generate_text(
+            model, tokenizer, args.prompt, args.max_new_tokens, sampler, args.seed
+        ):
+            print(text, end="", flush=True)
+        print()
+        return 0
+    end = tokenizer.eos_token_id
+    prompt = [end, *tokenizer.encode(args.prompt)]
+    steps = generate(
+        model, [prompt], args.max_new_tokens, sampler, [end], args.num_return_sequences, args.seed
+    )
+    for number, row in enumerate(complete(steps), start=1):
+        text = tokenizer.decode([token for token in row if token != end])
+        print(f"--- {number}\n{args.prompt}{text}")
+    return 0
+
+
+def doctor_command(args: argparse.Namespace) -> int:
+    """Print what was found, and for each thing that is missing what to do about it."""
+    problems = 0
+
+    def report(ok: bool, what: str, fix: str = "") -> None:
+        nonlocal problems
+        problems += not ok
+        print(f"{'ok  ' if ok else 'MEND'}  {what}" + (f"\n      -> {fix}" if not ok else ""))
+
+    def note(what: str) -> None:
+        print(f"note  {what}")
+
+    version = platform.python_version()
+    report(
+        sys.version_info >= (3, 11),
+        f"Python {version} on {platform.system()} {platform.machine()}",
+        "install Python 3.11 or newer and make the environment again",
+    )
+    for package, why, extra in (
+        ("torch", "everything", ""),
+        ("tokenizers", "text to tokens", ""),
+        ("safetensors", "weights on disk", ""),
+        ("matplotlib", "figures", ""),
+        ("jupyterlab", "notebooks (make lab)", "lab"),
+        ("sphinx-gallery", "the site (make docs)", "docs"),
+        ("nbval", "the notebook tests (make test)", "test"),
+        ("transformers", "comparisons in tests and pages", "test"),
+    ):
+        try:
+            report(True, f"{package} {importlib.metadata.version(package)}: {why}")
+        except importlib.metadata.PackageNotFoundError:
+            target = f'".[{extra}]"' if extra else "."
+            command = f"pip install -c constraints.txt -e {target}"
+            report(False, f"{package} is missing: {why}", command)
+    release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    report(release >= (2, 11), f"torch {torch.__version__} is 2.11 or newer", "make clean test")
+    note(f"{os.cpu_count()} CPU cores, torch uses {torch.get_num_threads()} threads")
+    if torch.cuda.is_available():
+        note(f"GPU: {torch.cuda.get_device_name()}; use --device cuda")
+    else:
+        note("no CUDA GPU: everything in chapter 1 runs on the CPU")
+    a = torch.randn(64, 64)
+    error = (a.bfloat16() @ a.bfloat16() - a @ a).abs().max().item()
+    report(math.isfinite(error), "bfloat16 matrix products work (--dtype bfloat16)")
+    free = shutil.disk_usage(Path.cwd()).free / 2**30
+    report(free > 2, f"{free:.0f} GiB free here", "the environment and the site need about 2 GiB")
+    report(
+        os.access(Path.cwd(), os.W_OK), f"{Path.cwd()} can be written", "change to another folder"
+    )
+    try:
+        model, tokenizer = from_pretrained(SHIPPED), Tokenizer.load(SHIPPED)
+        text = "".join(generate_text(model.float(), tokenizer, "Return the", 8))
+        report(bool(text), f"the shipped model says: Return the{text!r}")
+    except ValueError as error_text:
+        report(False, f"the shipped model: {error_text}", "install the package again")
+    print("\nall well" if not problems else f"\n{problems} to mend")
+    return 1 if problems else 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The argument parser, with an epilogue of examples for every command."""
+    keep = argparse.RawDescriptionHelpFormatter
+    top = argparse.ArgumentParser(prog="python -m lm_from_scratch", description=__doc__)
+    commands = top.add_subparsers(required=True, metavar="command")
+
+    p = commands.add_parser(
+        "train",
+        help="train a GPT-2 on text",
+        formatter_class=keep,
+        description="Train a GPT-2 on text. The run lives in one folder; the same command, given "
+        "again after Ctrl-C\nor a crash, goes on where the run stopped.",
+        epilog="""examples
+  python -m lm_from_scratch train --out run
+      a nano model on Python's language reference, in half a minute
+  python -m lm_from_scratch train --out run --corpus my-notes/ --steps 2000 --n-embd 128
+      your own text: a file, or a folder of .txt .md .rst .py files
+  python -m lm_from_scratch train --preset docs --out docs-run
+      the model that ships with this package
+
+how to choose the numbers
+  n-embd, n-layer    parameters are about 12 * n-layer * n-embd^2, and the embedding on top
+  batch-size * block-size   tokens that one step learns from; larger is smoother and slower
+  lr                 the first thing to try to change: halve it if the loss jumps
+""",
+    )
+    p.set_defaults(run=train_command)
+    p.add_argument("--preset", choices=PRESETS, default="nano", help="default: nano")
+    p.add_argument("--out", required=True, help="folder of the run")
+    p.add_argument(
+        "--corpus", nargs="+", metavar="TEXT",
+        help=f"{', '.join(CORPORA)}, or a path; NAME*3 repeats it three times",
+    )  # fmt: skip
+    p.add_argument("--tokenizer", help="a tokenizer.json to use instead of training one")
+    p.add_argument("--vocab-size", type=int, help="tokens in the vocabulary")
+    p.add_argument("--n-layer", type=int, help="blocks")
+    p.add_argument("--n-head", type=int, help="attention heads in each block")
+    p.add_argument("--n-embd", type=int, help="features of a token; a multiple of n-head")
+    p.add_argument("--block-size", type=int, help="the longest sequence, in tokens")
+    p.add_argument("--dropout", type=float, help="share of activations zeroed in training")
+    p.add_argument("--batch-size", type=int, help="rows in a batch")
+    p.add_argument("--grad-accumulation", type=int, help="batches summed up before each step")
+    p.add_argument("--steps", type=int, help="length of the run and of its schedule")
+    p.add_argument("--lr", type=float, help="highest learning rate")
+    p.add_argument("--min-lr", type=float, help="learning rate of the last step")
+    p.add_argument("--warmup", type=int, help="steps until the highest learning rate")
+    p.add_argument("--weight-decay", type=float, help="shrinks matrices, not biases and norms")
+    p.add_argument("--dtype", choices=["float32", "bfloat16"], help="of the matrix products")
+    p.add_argument("--eval-every", type=int, help="steps between held-out losses; 0 is never")
+    p.add_argument("--checkpoint-every", type=int, default=100, help="default: 100 steps")
+    p.add_argument("--held-out", type=float, default=0.05, help="share held out; default 0.05")
+    p.add_argument("--no-isolate", action="store_true", help="let packed documents see each other")
+    p.add_argument("--seed", type=int, default=0, help="of weights, data order and dropout")
+    p.add_argument("--device", default="cpu", help="cpu or cuda; default cpu")
+    p.add_argument("--quiet", action="store_true", help="no progress bar")
+
+    p = commands.add_parser(
+        "generate",
+        help="let a model continue a text",
+        formatter_class=keep,
+        description="Let a model continue a text.",
+        epilog="""examples
+  python -m lm_from_scratch generate --prompt "Return the number of"
+  python -m lm_from_scratch generate --prompt "json.dumps(obj)" --temperature 0
+  python -m lm_from_scratch generate --model path/or/hub-name --prompt "Hello" --top-p 0.9
+
+how to choose
+  temperature   0 always takes the likeliest token; 1 draws from the model's own distribution
+  top-k, top-p  cut the tail of unlikely tokens off: by number, by probability
+""",
+    )
+    p.set_defaults(run=generate_command)
+    p.add_argument("--model", help="folder or hub name of a GPT-2; default: the shipped one")
+    p.add_argument("--prompt", default="", help="text to continue; default: a new document")
+    p.add_argument("--max-new-tokens", type=int, default=100, help="default: 100")
+    p.add_argument("--temperature", type=float, default=0.8, help="default: 0.8")
+    p.add_argument("--top-k", type=int, default=0, help="0 is off, the default")
+    p.add_argument("--top-p", type=float, default=0.95, help="1 is off; default: 0.95")
+    p.add_argument("--repetition-penalty", type=float, default=1.0, help="1 is off, the default")
+    p.add_argument("--num-return-sequences", type=int, default=1, help="default: 1")
+    p.add_argument("--seed", type=int, default=0, help="same seed, same text; default: 0")
+    p.add_argument("--device", default="cpu", help="cpu or cuda; default cpu")
+
+    p = commands.add_parser("doctor", help="what runs here, and how to fix what does not")
+    p.set_defaults(run=doctor_command)
+    return top
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; a bad value becomes one line on stderr and exit code 2."""
+    args = parser().parse_args(argv)
+    if args.run is train_command:
+        for name, value in PRESETS[args.preset].items():
+            if getattr(args, name, None) is None:
+                setattr(args, name, value)
+        for name in [name for name, value in vars(args).items() if value is None]:
+            if name != "tokenizer":
+                delattr(args, name)  # the default of TrainConfig or GPT2Config holds
+    try:
+        return args.run(args)
+    except (ValueError, FloatingPointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+r"""Activation functions of the MLP.
+
+GELU weighs its input by the probability that a standard normal variable is smaller:
+:math:`x \, \Phi(x)`. GPT-2 was trained with an approximation of it by a hyperbolic tangent; the
+two differ by up to about 5e-4, which is enough to move a logit in the third decimal.
+
+Source: Hendrycks, Gimpel, *Gaussian Error Linear Units*, 2016, arXiv:1606.08415.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def gelu(x: Tensor) -> Tensor:
+    r"""The exact GELU, :math:`x \cdot \tfrac{1}{2} (1 + \mathrm{erf}(x / \sqrt{2}))`."""
+    return 0.5 * x * (1.0 + torch.erf(x / math.sqrt(2.0)))
+
+
+def gelu_new(x: Tensor) -> Tensor:
+    r"""GPT-2's GELU, :math:`\tfrac{x}{2} (1 + \tanh(\sqrt{2/\pi} (x + 0.044715 x^3)))`."""
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+
+
+#: The names that a checkpoint's config may give, and the fused kernel that computes each.
+#: The formulas above are for reading; the tests hold kernel and formula equal.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "silu": F.silu,
+}

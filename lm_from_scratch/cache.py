@@ -1,0 +1,150 @@
+"""Key-value caches: what attention keeps of the tokens it has already seen.
+
+Keys and values of earlier tokens never change in a causal model, so generation computes them once.
+A cache is an argument of the model's forward. It holds the keys and values of every layer and,
+once for all layers, the position of every key, so that padding stays hidden for ever.
+
+Training passes :data:`NO_CACHE`, whose ``update`` returns what it was given: no layer asks whether
+there is a cache. Layout everywhere: keys and values are (B, H, S, D), in and out.
+"""
+
+import torch
+from torch import Tensor
+
+from lm_from_scratch.attention import Visibility
+
+
+def place(x: Tensor, positions: Tensor | None, start: int) -> Tensor:
+    """Positions for the tokens ``x`` (B, T, ...): those given, or ``start``, ``start + 1``, ...
+
+    The result is (B, T), or (1, T) where no positions were given and all rows are alike.
+    """
+    B, T = x.shape[:2]
+    if positions is None:
+        return torch.arange(start, start + T, device=x.device)[None]
+    if positions.shape != (B, T):
+        raise ValueError(
+            f"positions have shape {tuple(positions.shape)}, the tokens {(B, T)}; they must agree"
+        )
+    if positions.dtype.is_floating_point or positions.dtype == torch.bool:
+        raise ValueError(
+            f"positions have dtype {positions.dtype}; they must be integers, -1 for padding "
+            "(positions_from_mask makes them from a mask)"
+        )
+    return positions
+
+
+class NoCache:
+    """Keeps nothing: every forward pass stands alone. The same object serves every layer."""
+
+    length = 0
+
+    def see(
+        self, x: Tensor, positions: Tensor | None, documents: Tensor | None, n_layer: int
+    ) -> Visibility:
+        """Which keys the new tokens see: one another."""
+        dense = positions is None and documents is None
+        positions = place(x, positions, start=0)
+        return Visibility(positions, positions, documents, documents, dense=dense)
+
+    def __getitem__(self, layer: int) -> "NoCache":
+        return self
+
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return k, v
+
+
+NO_CACHE = NoCache()
+
+
+class GrowingLayer:
+    """The keys and values of one layer, in a buffer that doubles when it is full.
+
+    Doubling copies each entry about once over the whole run; concatenating the new token to the
+    old tensor would copy all of them at every token.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.keys: Tensor | None = None  # (B, H, capacity, D)
+        self.values: Tensor | None = None
+
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Append ``k`` and ``v`` (B, H, T, D); return all so far, (B, H, S, D).
+
+        The result is a view of the cache: do not write into it.
+        """
+        if k.requires_grad and torch.is_grad_enabled():
+            raise ValueError("a cache keeps no gradients: call the model under torch.no_grad()")
+        self.keys = self._append(self.keys, k)
+        self.values = self._append(self.values, v)
+        self.length += k.shape[2]
+        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
+
+    def _append(self, buffer: Tensor | None, new: Tensor) -> Tensor:
+        B, H, T, D = new.shape
+        if buffer is None:
+            buffer = new.new_empty(B, H, T, D)
+        held = (buffer.shape[0], buffer.shape[1], buffer.shape[3])
+        if held != (B, H, D):
+            raise ValueError(
+                f"the cache holds (batch, heads, D) = {held}, the new tensor has {(B, H, D)}"
+            )
+        if new.dtype != buffer.dtype:
+            raise ValueError(f"the cache holds {buffer.dtype}, the new tensor is {new.dtype}")
+        if self.length + T > buffer.shape[2]:
+            capacity = max(2 * buffer.shape[2], self.length + T)
+            grown = buffer.new_empty(B, H, capacity, D)
+            grown[:, :, : self.length] = buffer[:, :, : self.length]
+            buffer = grown
+        buffer[:, :, self.length : self.length + T] = new
+        return buffer
+
+
+class GrowingCache:
+    """A cache without an upper limit, for a model of ``n_layer`` layers.
+
+    ``len(cache)`` is not defined on purpose: an empty cache must not be falsy. Use ``length``.
+    """
+
+    def __init__(self, n_layer: int) -> None:
+        if n_layer < 1:
+            raise ValueError(f"n_layer={n_layer} must be at least 1")
+        self.layers = [GrowingLayer() for _ in range(n_layer)]
+        self.positions: Tensor | None = None  # (B, S) or (1, S)
+        self.dense = True  # no positions were ever given, so nothing is padding
+
+    @property
+    def length(self) -> int:
+        """The number of columns held, padding included."""
+        return 0 if self.positions is None else self.positions.shape[1]
+
+    def see(
+        self, x: Tensor, positions: Tensor | None, documents: Tensor | None, n_layer: int
+    ) -> Visibility:
+        """Count the new tokens in, and say which of all keys they see."""
+        if n_layer != len(self.layers):
+            raise ValueError(f"the cache has {len(self.layers)} layers, the model {n_layer}")
+        if documents is not None:
+            raise ValueError("packed documents cannot be cached: give each its own row")
+        if positions is None and not self.dense:
+            raise ValueError(
+                "positions are needed: the cache was filled with explicit positions, so where its "
+                "rows end is not known"
+            )
+        self.dense = self.dense and positions is None
+        new = place(x, positions, start=self.length)
+        if self.positions is None:
+            self.positions = new
+        else:
+            rows = max(self.positions.shape[0], new.shape[0])
+            self.positions = torch.cat(
+                [self.positions.expand(rows, -1), new.expand(rows, -1)], dim=1
+            )
+        return Visibility(new, self.positions, dense=self.dense)
+
+    def __getitem__(self, layer: int) -> GrowingLayer:
+        return self.layers[layer]
+
+
+Cache = NoCache | GrowingCache

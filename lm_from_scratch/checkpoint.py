@@ -1,0 +1,356 @@
+"""Weights on disk, in the format of the published checkpoints, and the state of a training run.
+
+A model folder holds ``config.json``, the weights in one or several ``safetensors`` files, and often
+``tokenizer.json``. :func:`from_pretrained` reads one written by ``transformers``, and
+``transformers`` reads one written by :func:`save_pretrained`. No file is ever unpickled: a
+safetensors file is numbers alone, while a pickle can run any program when it is opened.
+
+Everything is checked before the first weight is copied, and every folder is written under a
+temporary name and renamed when it is complete.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
+from lm_from_scratch.tokenizer import Tokenizer
+
+#: The small GPT-2 that comes with the package; its README says how it was made.
+SHIPPED = Path(__file__).parent / "pretrained" / "gpt2-docs"
+
+# ------------------------------------------------------------------------------------- configs
+
+#: Our names and the names in a GPT-2 checkpoint's ``config.json``; the others are the same.
+CONFIG_NAMES = {
+    "block_size": "n_positions",
+    "intermediate_size": "n_inner",
+    "activation": "activation_function",
+    "layer_norm_eps": "layer_norm_epsilon",
+}
+
+#: What a config may switch on that this GPT-2 does not do, and the value that means "off".
+NOT_SUPPORTED = {
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
+
+
+def config_from_dict(config: Mapping[str, Any]) -> GPT2Config:
+    """A :class:`GPT2Config` from the contents of a ``config.json``; keys it does not know pass."""
+    model_type = config.get("model_type")
+    if model_type != "gpt2":
+        raise ValueError(f"model_type is {model_type!r}; only 'gpt2' can be loaded")
+    for key, off in NOT_SUPPORTED.items():
+        if config.get(key, off) != off:
+            raise ValueError(f"{key}={config[key]} is not supported, only {key}={off}")
+    names = {f.name: CONFIG_NAMES.get(f.name, f.name) for f in fields(GPT2Config)}
+    known = {ours: config[theirs] for ours, theirs in names.items() if theirs in config}
+    return GPT2Config(**known)
+
+
+def config_to_dict(config: GPT2Config) -> dict[str, Any]:
+    """The contents of a ``config.json`` that ``transformers`` understands."""
+    values = {CONFIG_NAMES.get(f.name, f.name): getattr(config, f.name) for f in fields(config)}
+    return {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **values}
+
+
+# ------------------------------------------------------------------------------------- weights
+
+#: GPT-2's published linear maps are stored as (in, out); ``nn.Linear`` wants (out, in).
+TRANSPOSED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
+
+#: Constant tensors that old checkpoints carry along: the triangle of the causal mask.
+CONSTANTS = re.compile(r"(^|\.)h\.\d+\.attn\.(bias|masked_bias)$")
+
+
+MAX_SHARD_BYTES = 5 * 10**9
+
+
+def from_pretrained(folder: str | Path) -> GPT2LMHeadModel:
+    """Read a GPT-2 from a local folder, or from the hub if ``folder`` is a name like ``gpt2``.
+
+    The model comes back in evaluation mode, in the dtype of the file. A missing, unexpected or
+    wrongly shaped tensor raises a ``ValueError`` that names it.
+    """
+    folder = local_folder(folder)
+    config = config_from_dict(read_json(folder / "config.json"))
+    loaded = rename(read_tensors(folder))
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(config)
+    check_tensors(loaded, model.state_dict(), folder)
+    model.load_state_dict(loaded, assign=True)
+    return model.eval()
+
+
+def load_shipped() -> tuple[GPT2LMHeadModel, Tokenizer]:
+    """The small GPT-2 that comes with the package, in float32, and its tokenizer."""
+    return from_pretrained(SHIPPED).float(), Tokenizer.load(SHIPPED)
+
+
+def save_pretrained(
+    model: GPT2LMHeadModel,
+    folder: str | Path,
+    tokenizer: Tokenizer | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Write the model (and its tokenizer) to a new folder that ``transformers`` can load.
+
+    A folder that already holds a model is replaced as a whole; one that holds anything else is
+    refused.
+    """
+    folder = Path(folder)
+    if folder.exists() and not (folder / "config.json").is_file() and any(folder.iterdir()):
+        raise ValueError(f"{folder} exists and is not a model folder: it is left as it is")
+    temporary = temporary_folder(folder)
+    write_model(model, temporary, max_shard_bytes)
+    if tokenizer is not None:
+        tokenizer.save(temporary)
+    replace_folder(temporary, folder)
+
+
+def write_model(model: GPT2LMHeadModel, folder: Path, max_shard_bytes: int) -> None:
+    """Write ``config.json`` and the weights into an existing folder."""
+    tensors = {
+        name: (tensor.T if TRANSPOSED.search(name) else tensor).detach().cpu().contiguous()
+        for name, tensor in model.state_dict().items()
+    }
+    write_tensors(tensors, folder, max_shard_bytes)
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    config = {**config_to_dict(model.config), "dtype": dtype}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def local_folder(name: str | Path) -> Path:
+    """``name`` itself if it is a folder; else the hub's files of that name, fetched once."""
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or str(name).startswith((".", "~")) or str(name).count("/") > 1:
+        raise ValueError(f"no folder {name}")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = ["config.json", "tokenizer.json", "*.safetensors", "*.safetensors.index.json"]
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=patterns))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ValueError(
+            f"{name!r} is neither a local folder nor a model that the hub gave: {error}"
+        ) from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ValueError(f"{path.parent} has no {path.name}: it is not a model folder")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of ``model.safetensors``, or of the shards that its index names."""
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").is_file():
+        files = ["model.safetensors"]
+    elif index.is_file():
+        files = sorted(set(read_json(index)["weight_map"].values()))
+    else:
+        raise ValueError(
+            f"{folder} has neither model.safetensors nor model.safetensors.index.json "
+            "(pickled weights, *.bin, are not read)"
+        )
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        if Path(file).name != file or not (folder / file).is_file():
+            raise ValueError(f"{folder} has no shard {file!r}, which its index names")
+        tensors.update(read_file(folder / file))
+    return tensors
+
+
+def read_file(path: Path) -> dict[str, Tensor]:
+    """The tensors of one safetensors file."""
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is damaged or incomplete: {error}") from error
+
+
+def rename(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """From a checkpoint's names and layout to ours.
+
+    The first published files have no ``transformer.`` prefix. A stored head must equal the token
+    embedding, because ours is the embedding.
+    """
+    renamed = {}
+    for name, tensor in tensors.items():
+        if CONSTANTS.search(name):
+            continue
+        if name != "lm_head.weight" and not name.startswith("transformer."):
+            name = f"transformer.{name}"
+        renamed[name] = tensor.T.contiguous() if TRANSPOSED.search(name) else tensor
+    head = renamed.pop("lm_head.weight", None)
+    if head is not None:
+        embedding = renamed.setdefault("transformer.wte.weight", head)
+        if not torch.equal(head, embedding):
+            raise ValueError(
+                "lm_head.weight differs from transformer.wte.weight: the head of this GPT-2 is the "
+                "token embedding, so the checkpoint cannot be represented"
+            )
+    return renamed
+
+
+def check_tensors(loaded: Mapping[str, Tensor], wanted: Mapping[str, Tensor], where: Path) -> None:
+    """Raise one ``ValueError`` that lists everything missing, unexpected or of the wrong shape."""
+    problems = [f"missing {name}" for name in wanted if name not in loaded]
+    problems += [f"unexpected {name}" for name in loaded if name not in wanted]
+    problems += [
+        f"{name} has shape {tuple(loaded[name].shape)}, not {tuple(wanted[name].shape)}"
+        for name in wanted
+        if name in loaded and loaded[name].shape != wanted[name].shape
+    ]
+    dtypes = {tensor.dtype for tensor in loaded.values()}
+    if len(dtypes) > 1:
+        problems.append(f"the tensors have different dtypes: {sorted(map(str, dtypes))}")
+    if problems:
+        more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
+        raise ValueError(f"{where} does not fit the model: " + "; ".join(problems[:8]) + more)
+
+
+def write_tensors(tensors: dict[str, Tensor], folder: Path, max_shard_bytes: int) -> None:
+    """One safetensors file, or several of at most ``max_shard_bytes`` and an index of them."""
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and size + tensor.nbytes > max_shard_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    if len(shards) == 1:
+        save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    weight_map = {}
+    for number, shard in enumerate(shards, start=1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(shard, file))
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+# -------------------------------------------------------------------------------- training runs
+
+
+def save_training_state(
+    folder: str | Path,
+    model: GPT2LMHeadModel,
+    optimizer: torch.optim.Optimizer,
+    recipe: Mapping[str, Any],
+    step: int,
+) -> None:
+    """Write ``step-NNNNNNNN`` inside ``folder``: a model folder plus what training needs.
+
+    The new checkpoint is complete before it gets its name, and the older ones are removed after
+    that: a run that is killed at any moment leaves one that can be resumed.
+    """
+    folder = Path(folder)
+    target = folder / f"step-{step:08}"
+    temporary = temporary_folder(target)
+    write_model(model, temporary, MAX_SHARD_BYTES)
+    names = {id(p): name for name, p in model.named_parameters()}
+    state = {
+        f"{key}/{names[id(parameter)]}": torch.as_tensor(value).detach().cpu().contiguous()
+        for parameter, values in optimizer.state.items()
+        for key, value in values.items()
+    }
+    save_file(state, temporary / "optimizer.safetensors")
+    record = {"step": step, "recipe": recipe}
+    (temporary / "training.json").write_text(json.dumps(record, indent=2) + "\n")
+    replace_folder(temporary, target)
+    for old in folder.glob("step-*"):
+        if old.name != target.name:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def latest_checkpoint(folder: str | Path) -> Path | None:
+    """The newest complete checkpoint of a run, or ``None``."""
+    found = [p for p in Path(folder).glob("step-*") if re.fullmatch(r"step-\d{8}", p.name)]
+    return max(found, default=None)
+
+
+def load_training_state(
+    checkpoint: Path,
+    model: GPT2LMHeadModel,
+    optimizer: torch.optim.Optimizer,
+    recipe: Mapping[str, Any],
+) -> int:
+    """Put the checkpoint into the model and the optimizer; return the number of its last step.
+
+    The run that goes on must be the run that was begun: a different model, schedule or data order
+    is refused, with the first value that differs.
+    """
+    record = read_json(checkpoint / "training.json")
+    for part, ours in recipe.items():
+        theirs = record["recipe"].get(part)
+        if theirs != ours:
+            raise ValueError(
+                f"{checkpoint} was made by another run: {_difference(part, theirs, ours)}. Give "
+                "the same numbers to resume it, or another folder to begin a new run"
+            )
+    source = from_pretrained(checkpoint)
+    state = read_file(checkpoint / "optimizer.safetensors")
+    model.load_state_dict(source.state_dict())
+    parameters = dict(model.named_parameters())
+    for name, tensor in state.items():
+        key, parameter = name.split("/", 1)
+        optimizer.state[parameters[parameter]][key] = tensor.to(parameters[parameter].device)
+    return record["step"]
+
+
+def _difference(name: str, theirs: Any, ours: Any) -> str:
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for key in {**theirs, **ours}:
+            if theirs.get(key) != ours.get(key):
+                return _difference(key, theirs.get(key), ours.get(key))
+    return f"{name} was {theirs}, now it is {ours}"
+
+
+# ------------------------------------------------------------------------------- atomic folders
+
+
+def temporary_folder(target: Path) -> Path:
+    """An empty folder beside ``target``, to be filled and renamed."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.parent / f".{target.name}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    return temporary
+
+
+def replace_folder(temporary: Path, target: Path) -> None:
+    """Give the finished folder its name; what stood there before goes away afterwards."""
+    for file in temporary.iterdir():
+        descriptor = os.open(file, os.O_RDONLY)
+        os.fsync(descriptor)  # the contents must be on disk before the name is
+        os.close(descriptor)
+    old = target.parent / f".{target.name}.old"
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    temporary.rename(target)
+    shutil.rmtree(old, ignore_errors=True)

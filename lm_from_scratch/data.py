@@ -1,0 +1,380 @@
+"""Text to train on, and batches made of it.
+
+The corpora are already on the reader's disk: the standard library of Python carries its language
+reference, thousands of docstrings, and its source. Any text file or folder works the same way.
+
+Documents are split into train and held-out by their name, so that the split is the same on every
+machine; then every paragraph of a held-out document that also stands in the training text is
+removed, so that the held-out loss measures nothing that was trained on.
+"""
+
+import ast
+import hashlib
+import json
+import os
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lm_from_scratch.attention import PADDING
+from lm_from_scratch.loss import IGNORE, next_token_targets
+from lm_from_scratch.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text. ``group`` decides the side of the split: all of a group goes to one side."""
+
+    name: str
+    group: str
+    text: str
+
+
+# ------------------------------------------------------------------------------------- corpora
+
+#: Top-level modules that are left out: tests and demos, tables, what some systems do not install,
+#: and the module that holds the language reference itself.
+NOT_READ = {
+    "__phello__", "config", "distutils", "encodings", "ensurepip", "idlelib", "lib2to3",
+    "pydoc_data", "site-packages", "dist-packages", "test", "tests", "turtledemo",
+}  # fmt: skip
+
+
+def reference() -> list[Document]:
+    """The topics of Python's language reference, as ``help()`` shows them: English prose."""
+    from pydoc_data.topics import topics
+
+    return [
+        Document(name=f"reference/{name}", group=f"reference/{name}", text=text.strip())
+        for name, text in sorted(topics.items())
+    ]
+
+
+def _modules() -> Iterator[tuple[str, str, ast.Module]]:
+    """Name, source and syntax tree of every module of the standard library; nothing is imported."""
+    library = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(library.rglob("*.py")):
+        parts = path.relative_to(library).with_suffix("").parts
+        if NOT_READ.intersection(parts) or parts[0].startswith(("config-", "_sysconfigdata")):
+            continue
+        try:
+            source = path.read_text(encoding="utf-8")
+            tree = ast.parse(source)
+        except (SyntaxError, UnicodeDecodeError):
+            continue  # a file that is broken on purpose, or not UTF-8
+        yield ".".join(parts).removesuffix(".__init__"), source, tree
+
+
+def docstrings() -> list[Document]:
+    """Every docstring of the standard library, below the signature that it describes."""
+    documents: list[Document] = []
+
+    def visit(node: ast.AST, name: str, module: str) -> None:
+        signature = ""
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            signature = f"({ast.unparse(node.args)})"
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+            text = ast.get_docstring(node)
+            if text:
+                text = f"{name}{signature}\n\n{text.strip()}"
+                documents.append(Document(f"docstrings/{name}", f"module/{module}", text))
+        for child in ast.iter_child_nodes(node):
+            visit(child, f"{name}.{child.name}" if hasattr(child, "name") else name, module)
+
+    for module, _, tree in _modules():
+        visit(tree, module, module)
+    return documents
+
+
+def source() -> list[Document]:
+    """The source of every module of the standard library."""
+    return [
+        Document(f"source/{name}", f"module/{name}", text)
+        for name, text, _ in _modules()
+        if text.strip()
+    ]
+
+
+CORPORA: dict[str, Callable[[], list[Document]]] = {
+    "reference": reference,
+    "docstrings": docstrings,
+    "source": source,
+}
+
+
+def read_texts(path: str | Path, chunk: int = 4000) -> list[Document]:
+    """The reader's own text: each text file of a folder is a document.
+
+    A single file is cut between paragraphs into documents of about ``chunk`` characters.
+    """
+    path = Path(path)
+    if path.is_dir():
+        suffixes = {".txt", ".md", ".rst", ".py"}
+        files = sorted(p for p in path.rglob("*") if p.suffix in suffixes and p.is_file())
+        texts = [(str(p.relative_to(path)), _read(p)) for p in files]
+        documents = [Document(name, name, text) for name, text in texts if text.strip()]
+        if not documents:
+            raise ValueError(f"no text in the folder {path}: it needs {sorted(suffixes)} files")
+        return documents
+    if not path.is_file():
+        raise ValueError(f"{path} is neither a file nor a folder")
+    chunks = [""]
+    for paragraph in _read(path).split("\n\n"):
+        if len(chunks[-1]) >= chunk:
+            chunks.append("")
+        chunks[-1] += paragraph + "\n\n"
+    names = [f"{path.name}#{i}" for i in range(len(chunks))]
+    found = [Document(n, n, t.strip()) for n, t in zip(names, chunks, strict=True) if t.strip()]
+    if not found:
+        raise ValueError(f"{path} holds no text")
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}") from error
+
+
+def load_corpus(name: str) -> list[Document]:
+    """A corpus by its name, or the text at a path. ``name*3`` repeats it three times."""
+    name, star, times = name.partition("*")
+    if star and not times.isdigit():
+        raise ValueError(f"corpus {name + star + times!r}: after * a whole number is needed")
+    documents = CORPORA[name]() if name in CORPORA else read_texts(name)
+    return documents * (int(times) if star else 1)
+
+
+def split(
+    documents: Sequence[Document], held_out: float = 0.05
+) -> tuple[list[Document], list[Document]]:
+    """Train and held-out documents. ``held_out`` is the share of the groups that is held out.
+
+    A group's side depends on its name alone. A held-out paragraph of 40 characters or more that
+    also stands in the training text is removed; a document that loses more than half is dropped.
+    """
+    if not 0.0 < held_out < 1.0:
+        raise ValueError(f"held_out={held_out} must be between 0 and 1")
+
+    def is_held_out(group: str) -> bool:
+        digest = hashlib.sha256(group.encode()).digest()
+        return int.from_bytes(digest[:8], "big") < held_out * 2**64
+
+    train = [d for d in documents if not is_held_out(d.group)]
+    seen = {paragraph for d in train for paragraph in _paragraphs(d.text)}
+    kept = {}
+    for document in documents:
+        if is_held_out(document.group):
+            text = "\n\n".join(
+                part
+                for part in document.text.split("\n\n")
+                if len(part.strip()) < 40 or part.strip() not in seen
+            )
+            if 2 * len(text) >= len(document.text):
+                kept[document.name, document.text] = replace(document, text=text)
+    if not train or not kept:
+        raise ValueError(
+            f"{len(documents)} documents give {len(train)} for training and {len(kept)} held out; "
+            "more text is needed, or another held_out share"
+        )
+    return train, list(kept.values())
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    return (part.strip() for part in text.split("\n\n") if len(part.strip()) >= 40)
+
+
+# -------------------------------------------------------------------------------------- tokens
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """The tokens of many documents in one memory-mapped file, an end-of-text token between them.
+
+    The same token also stands first and last. It ends one document, as the target that the model
+    has to predict, and begins the next, as the first thing that the model sees.
+    ``n_bytes`` is the size of the text in UTF-8, which turns a loss per token into bits per byte.
+    """
+
+    path: Path
+    n_tokens: int
+    n_bytes: int
+    eos_token_id: int
+    dtype: str
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        return np.memmap(self.path, dtype=self.dtype, mode="r", shape=(self.n_tokens,))
+
+
+def write_tokens(
+    documents: Sequence[Document], tokenizer: Tokenizer, path: str | Path
+) -> TokenFile:
+    """Tokenise the documents once. A file made from the same text and tokenizer is used again."""
+    path = Path(path)
+    digest = hashlib.sha256(tokenizer.backend.to_str().encode())
+    for document in documents:
+        digest.update(document.text.encode() + b"\0")
+    key = digest.hexdigest()
+    about = path.with_suffix(".json")
+    if path.is_file() and about.is_file():
+        record = json.loads(about.read_text())
+        if record.pop("key") == key:
+            return TokenFile(path=path, **record)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+    temporary, n_tokens = path.with_suffix(".tmp"), 1
+    with open(temporary, "wb") as file:
+        np.array([tokenizer.eos_token_id], dtype=dtype).tofile(file)
+        for start in range(0, len(documents), 256):
+            texts = [document.text for document in documents[start : start + 256]]
+            for ids in tokenizer.encode_batch(texts):
+                np.array([*ids, tokenizer.eos_token_id], dtype=dtype).tofile(file)
+                n_tokens += len(ids) + 1
+    record = dict(
+        n_tokens=n_tokens,
+        n_bytes=sum(len(document.text.encode()) for document in documents),
+        eos_token_id=tokenizer.eos_token_id,
+        dtype=dtype,
+    )
+    about.unlink(missing_ok=True)  # without its record the file counts as absent
+    os.replace(temporary, path)
+    about_temporary = about.with_suffix(".json.tmp")
+    about_temporary.write_text(json.dumps({"key": key, **record}))
+    os.replace(about_temporary, about)
+    return TokenFile(path=path, **record)
+
+
+# ------------------------------------------------------------------------------------- batches
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Token ids and the token after each, both (B, T); -100 where no target counts.
+
+    ``positions`` and ``documents`` are as the models take them; both are ``None`` if every row is
+    one unbroken run of tokens.
+    """
+
+    idx: Tensor
+    targets: Tensor
+    positions: Tensor | None = None
+    documents: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> "Batch":
+        def move(t: Tensor | None) -> Tensor | None:
+            return None if t is None else t.to(device)
+
+        return Batch(
+            self.idx.to(device),
+            self.targets.to(device),
+            move(self.positions),
+            move(self.documents),
+        )
+
+
+def packed_positions(idx: Tensor, eos_token_id: int) -> tuple[Tensor, Tensor]:
+    """Positions and document numbers (B, T) of packed rows: each eos begins a new document."""
+    starts = idx == eos_token_id
+    column = torch.arange(idx.shape[1], device=idx.device).expand_as(idx)
+    last_start = torch.where(starts, column, 0).cummax(dim=1).values
+    return column - last_start, starts.long().cumsum(dim=1)
+
+
+def padded_batch(
+    sequences: Sequence[Sequence[int]], pad_token_id: int, side: str = "right"
+) -> Batch:
+    """Sequences of unequal length in one batch, padded on the left or on the right."""
+    if side not in ("left", "right"):
+        raise ValueError(f"side={side!r} must be 'left' or 'right'")
+    if not sequences or any(len(sequence) == 0 for sequence in sequences):
+        raise ValueError("every sequence needs at least one token")
+    T = max(len(sequence) for sequence in sequences)
+    idx = torch.full((len(sequences), T), pad_token_id)
+    positions = torch.full((len(sequences), T), PADDING)
+    for row, sequence in enumerate(sequences):
+        n = len(sequence)
+        columns = slice(T - n, T) if side == "left" else slice(0, n)
+        idx[row, columns] = torch.tensor(sequence)
+        positions[row, columns] = torch.arange(n)
+    return Batch(idx, next_token_targets(idx, positions), positions)
+
+
+class PackedBatches:
+    """Batch number ``i`` of an endless run over a token file: a function of the seed and ``i``.
+
+    Each epoch cuts the stream into rows of ``block_size`` at a new random offset and draws the rows
+    in a new random order, so nothing but the number of the next batch is needed to go on after an
+    interruption. With ``isolate`` a token sees its own document alone; without it, everything
+    before it in its row, as GPT-2 was trained.
+    """
+
+    def __init__(
+        self,
+        file: TokenFile,
+        batch_size: int,
+        block_size: int,
+        seed: int = 0,
+        isolate: bool = True,
+    ) -> None:
+        for name, value in (("batch_size", batch_size), ("block_size", block_size)):
+            if value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        # one row is lost to the random offset, and a row's last target is the next token
+        self.rows = (file.n_tokens - 1) // block_size - 1
+        if self.rows < batch_size:
+            raise ValueError(
+                f"{file.n_tokens} tokens give {max(self.rows, 0)} rows of block_size={block_size}, "
+                f"fewer than batch_size={batch_size}: use more text or smaller numbers"
+            )
+        self.file, self.batch_size, self.block_size = file, batch_size, block_size
+        self.seed, self.isolate = seed, isolate
+        self.batches_per_epoch = self.rows // batch_size
+        self._epoch = -1
+        self._starts = torch.empty(0)
+
+    def __getitem__(self, i: int) -> Batch:
+        epoch, batch = divmod(i, self.batches_per_epoch)
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            offset = torch.randint(self.block_size, (1,), generator=generator)
+            order = torch.randperm(self.rows, generator=generator)
+            self._starts, self._epoch = offset + order * self.block_size, epoch
+        starts = self._starts[batch * self.batch_size : (batch + 1) * self.batch_size]
+        return packed_batch(self.file, starts.tolist(), self.block_size, self.isolate)
+
+
+def packed_batch(
+    file: TokenFile, starts: Sequence[int], block_size: int, isolate: bool = True
+) -> Batch:
+    """The rows of a token file that begin at ``starts``; the token after each is its last target."""
+    rows = np.stack([file.tokens[start : start + block_size + 1] for start in starts])
+    tokens = torch.from_numpy(rows.astype(np.int64))
+    idx, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].clone()
+    if not isolate:
+        return Batch(idx, targets)
+    positions, documents = packed_positions(idx, file.eos_token_id)
+    return Batch(idx, targets, positions, documents)
+
+
+def sequential_batches(
+    file: TokenFile, batch_size: int, block_size: int, isolate: bool = True
+) -> Iterator[Batch]:
+    """Every token of the file once, in order: for the held-out loss."""
+    n_targets = file.n_tokens - 1
+    if n_targets < block_size:
+        raise ValueError(f"{file.n_tokens} tokens are fewer than block_size={block_size} + 1")
+    firsts = range(0, n_targets, block_size)
+    for i in range(0, len(firsts), batch_size):
+        rows = firsts[i : i + batch_size]
+        starts = [min(first, n_targets - block_size) for first in rows]
+        batch = packed_batch(file, starts, block_size, isolate)
+        batch.targets[-1, : rows[-1] - starts[-1]] = IGNORE  # the last row reaches back
+        yield batch

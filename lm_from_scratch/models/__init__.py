@@ -1,0 +1,1 @@
+"""Complete architectures, one a file."""

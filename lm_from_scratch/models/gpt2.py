@@ -1,0 +1,224 @@
+r"""GPT-2, complete.
+
+Token and position embeddings are added; each block adds what attention and the MLP have to say,
+each of them reading a normalised copy; the last norm and the transposed token embedding turn the
+state of a token into a score for every possible next token:
+
+.. math::
+
+   x &\leftarrow x + \mathrm{Attention}(\mathrm{LayerNorm}(x)) \\
+   x &\leftarrow x + \mathrm{MLP}(\mathrm{LayerNorm}(x))
+
+Submodules carry the names of the published checkpoints (``wte``, ``c_attn``, ...), so weights load
+by name. Shapes: B batch, T tokens, C = n_embd, H = n_head, D = C / H, V = vocab_size.
+
+Source: Radford et al., *Language Models are Unsupervised Multitask Learners*, 2019.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lm_from_scratch.activation import ACTIVATIONS
+from lm_from_scratch.attention import AttentionFunction, Visibility, sdpa_attention
+from lm_from_scratch.cache import NO_CACHE, Cache, GrowingLayer, NoCache
+from lm_from_scratch.norm import LayerNorm
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPT2Config:
+    """The numbers that define a GPT-2. The defaults are those of the smallest published one."""
+
+    vocab_size: int = 50257
+    block_size: int = 1024  # the longest sequence: there is one embedding for each position
+    n_layer: int = 12
+    n_head: int = 12
+    n_embd: int = 768
+    intermediate_size: int | None = None  # width of the MLP; None means 4 * n_embd
+    activation: str = "gelu_new"
+    embd_pdrop: float = 0.1
+    resid_pdrop: float = 0.1
+    attn_pdrop: float = 0.1
+    layer_norm_eps: float = 1e-5
+    initializer_range: float = 0.02
+    bos_token_id: int | None = 50256
+    eos_token_id: int | None = 50256
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.intermediate_size is not None and self.intermediate_size < 1:
+            raise ValueError(f"intermediate_size={self.intermediate_size} must be at least 1")
+        if self.n_embd % self.n_head != 0:
+            raise ValueError(f"n_embd={self.n_embd} is not a multiple of n_head={self.n_head}")
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation={self.activation!r} is not one of {sorted(ACTIVATIONS)}")
+        for name in ("embd_pdrop", "resid_pdrop", "attn_pdrop"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name}={getattr(self, name)} must be in [0, 1)")
+        for name in ("layer_norm_eps", "initializer_range"):
+            if getattr(self, name) <= 0.0:
+                raise ValueError(f"{name}={getattr(self, name)} must be positive")
+        for name in ("bos_token_id", "eos_token_id"):
+            token = getattr(self, name)
+            if token is not None and not 0 <= token < self.vocab_size:
+                raise ValueError(
+                    f"{name}={token} is not below vocab_size={self.vocab_size}: "
+                    "the model could never produce it"
+                )
+
+
+#: The published sizes: what differs from the defaults.
+SIZES: dict[str, dict[str, int]] = {
+    "gpt2": dict(n_layer=12, n_head=12, n_embd=768),  # 124 M parameters
+    "gpt2-medium": dict(n_layer=24, n_head=16, n_embd=1024),  # 355 M
+    "gpt2-large": dict(n_layer=36, n_head=20, n_embd=1280),  # 774 M
+    "gpt2-xl": dict(n_layer=48, n_head=25, n_embd=1600),  # 1558 M
+}
+
+
+class Attention(nn.Module):
+    """Causal self-attention with H heads. ``attend`` is the function that computes it."""
+
+    attend: AttentionFunction
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.n_head = config.n_head
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd)
+        self.attn_pdrop = config.attn_pdrop
+        self.resid_dropout = nn.Dropout(config.resid_pdrop)
+        self.attend = sdpa_attention
+
+    def forward(self, x: Tensor, visibility: Visibility, cache: NoCache | GrowingLayer) -> Tensor:
+        B, T, C = x.shape
+        qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
+        k, v = cache.update(k, v)  # (B, H, S, D)
+        y = self.attend(q, k, v, visibility, self.attn_pdrop if self.training else 0.0)
+        y = y.transpose(1, 2).reshape(B, T, C)
+        return self.resid_dropout(self.c_proj(y))
+
+
+class MLP(nn.Module):
+    """Two linear maps with an activation between them, applied to every token alone."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        intermediate_size = config.intermediate_size or 4 * config.n_embd
+        self.c_fc = nn.Linear(config.n_embd, intermediate_size)
+        self.act = ACTIVATIONS[config.activation]
+        self.c_proj = nn.Linear(intermediate_size, config.n_embd)
+        self.dropout = nn.Dropout(config.resid_pdrop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.c_proj(self.act(self.c_fc(x))))
+
+
+class Block(nn.Module):
+    """One layer: attention moves information between tokens, the MLP works on each of them."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.ln_1 = LayerNorm(config.n_embd, config.layer_norm_eps)
+        self.attn = Attention(config)
+        self.ln_2 = LayerNorm(config.n_embd, config.layer_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, visibility: Visibility, cache: NoCache | GrowingLayer) -> Tensor:
+        x = x + self.attn(self.ln_1(x), visibility, cache)
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT2Model(nn.Module):
+    """From token ids to hidden states: everything but the head."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.wpe = nn.Embedding(config.block_size, config.n_embd)
+        self.drop = nn.Dropout(config.embd_pdrop)
+        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.ln_f = LayerNorm(config.n_embd, config.layer_norm_eps)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Draw the weights: N(0, initializer_range²); biases 0, LayerNorm weights 1.
+
+        Each block adds two vectors to ``x``, so after L blocks 2L of them are summed. The maps that
+        produce them (``c_proj``) start smaller by 1/sqrt(2L), which keeps the sum at one scale.
+        """
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif parameter.dim() == 1:
+                parameter.fill_(1.0)
+            else:
+                layers = 2 * self.config.n_layer if name.endswith("c_proj.weight") else 1
+                parameter.normal_(0.0, self.config.initializer_range / math.sqrt(layers))
+
+    def forward(
+        self,
+        idx: Tensor,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        cache: Cache = NO_CACHE,
+    ) -> Tensor:
+        """Hidden states (B, T, C), after the last norm, of the token ids ``idx`` (B, T).
+
+        ``positions`` (B, T) say where each token stands, -1 for padding; without them every row
+        continues where the cache ends. ``documents`` (B, T) number the documents packed into a row.
+        """
+        if idx.dim() != 2:
+            raise ValueError(f"idx has shape {tuple(idx.shape)}; it must be (batch, tokens)")
+        visibility = cache.see(idx, positions, documents, len(self.h))
+        self._check_length(visibility)
+        x = self.wte(idx) + self.wpe(visibility.query_positions.clamp(min=0))
+        x = self.drop(x)
+        for layer, block in enumerate(self.h):
+            x = block(x, visibility, cache[layer])
+        return self.ln_f(x)
+
+    def _check_length(self, visibility: Visibility) -> None:
+        if visibility.dense:
+            length = visibility.key_length
+        else:
+            length = int(visibility.query_positions.max()) + 1
+        if length > self.config.block_size:
+            raise ValueError(
+                f"the sequence has {length} tokens; block_size={self.config.block_size} is the most "
+                "that this model has position embeddings for"
+            )
+
+
+class GPT2LMHeadModel(nn.Module):
+    """GPT-2 with its language-model head.
+
+    The head *is* the token embedding, used the other way round: there is no second matrix that
+    loading, replacing or moving a weight could separate from the first.
+    """
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.config = config
+        self.transformer = GPT2Model(config)
+
+    def forward(
+        self,
+        idx: Tensor,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        cache: Cache = NO_CACHE,
+        keep: slice = slice(None),
+    ) -> Tensor:
+        """Logits (B, T, V). ``keep`` chooses the columns to compute them for: ``slice(-1, None)``
+        is the last, all that generation needs."""
+        x = self.transformer(idx, positions, documents, cache)
+        return F.linear(x[:, keep], self.transformer.wte.weight)

@@ -1,0 +1,113 @@
+"""Figures that more than one page draws. Each function returns the figure and shows nothing.
+
+Colours are those of Okabe and Ito, which readers with any colour vision can tell apart; maps run
+from white to dark blue, so that they also work in print. The background is white whatever the
+page's theme, because axis labels must stay readable on it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lm_from_scratch.attention import positions_from_mask, record_attention
+from lm_from_scratch.generate import evaluating
+from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
+from lm_from_scratch.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Blue, orange, green, vermilion, purple, sky blue, yellow, black.
+COLOURS = (
+    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000",
+)  # fmt: skip
+
+STYLE: dict[str, Any] = {
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "figure.dpi": 100,
+    "figure.constrained_layout.use": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#DDDDDD",
+    "axes.axisbelow": True,
+    "font.size": 10,
+    "lines.linewidth": 1.8,
+}
+
+
+def figure(
+    width: float = 6.4, height: float = 3.6, rows: int = 1, columns: int = 1
+) -> tuple["Figure", "list[Axes]"]:
+    """A figure of ``width`` x ``height`` inches in the style of this project, and its axes."""
+    import matplotlib.pyplot as plt
+    from cycler import cycler
+
+    with plt.rc_context({**STYLE, "axes.prop_cycle": cycler(color=COLOURS)}):
+        made, axes = plt.subplots(rows, columns, figsize=(width, height), squeeze=False)
+    return made, list(axes.flat)
+
+
+def printable(piece: str) -> str:
+    """A token as a label: blanks and line ends made visible, undecodable bytes as a box."""
+    return piece.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥").replace("\ufffd", "▯")
+
+
+def curves(
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    xlabel: str,
+    ylabel: str,
+    levels: Mapping[str, float] | None = None,
+) -> "Figure":
+    """Lines by name, each given as (x, y), and horizontal reference ``levels`` by name."""
+    made, (ax,) = figure()
+    for name, (x, y) in series.items():
+        ax.plot(x, y, label=name)
+    for i, (name, level) in enumerate((levels or {}).items()):
+        ax.axhline(level, linestyle="--", linewidth=1.2, color=COLOURS[-1 - i], label=name)
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.legend(frameon=False)
+    return made
+
+
+def attention_map(ax: "Axes", weights: Tensor, labels: Sequence[str], title: str = "") -> None:
+    """Draw one map (T, S): row t shows where token t looks. Labels are token texts."""
+    ax.imshow(weights.cpu(), cmap="Blues", vmin=0.0, vmax=1.0)
+    names = [printable(label) for label in labels]
+    ax.set_xticks(range(weights.shape[1]), names[: weights.shape[1]], rotation=90, fontsize=8)
+    ax.set_yticks(range(weights.shape[0]), names[-weights.shape[0] :], fontsize=8)
+    ax.set_title(title, fontsize=10)
+    ax.grid(False)
+
+
+def visualize_attention(
+    model: GPT2LMHeadModel, tokenizer: Tokenizer, text: str, layer: int = 0, head: int = 0
+) -> "Figure":
+    """The attention weights of one head while the model reads ``text`` as a new document."""
+    n_layer, n_head = model.config.n_layer, model.config.n_head
+    if not 0 <= layer < n_layer:
+        raise ValueError(f"layer={layer} is not in 0 ... {n_layer - 1}")
+    if not 0 <= head < n_head:
+        raise ValueError(f"head={head} is not in 0 ... {n_head - 1}")
+    ids = [tokenizer.eos_token_id, *tokenizer.encode(text)]
+    weights = attention_maps(model, torch.tensor([ids]))[layer][0, head]
+    side = max(3.0, 0.24 * len(ids))
+    made, (ax,) = figure(side + 0.8, side + 0.8)
+    labels = tokenizer.pieces(ids)
+    labels[0] = "⊢"  # the start of the document
+    attention_map(ax, weights, labels, f"layer {layer}, head {head}")
+    return made
+
+
+def attention_maps(
+    model: GPT2LMHeadModel, idx: Tensor, attention_mask: Tensor | None = None
+) -> list[Tensor]:
+    """The attention weights (B, H, T, T) of every layer while the model reads ``idx`` (B, T)."""
+    positions = None if attention_mask is None else positions_from_mask(attention_mask)
+    with evaluating(model), record_attention(model) as maps:
+        model(idx, positions)
+    return [layer[0] for layer in maps]

@@ -1,0 +1,109 @@
+r"""From logits to the next token.
+
+A model gives a score for every token. Sampling bends the scores, cuts the tail off, and draws. Each
+step is a pure function of logits (B, V); :class:`Sampler` applies them in the order that has become
+the custom: repetition penalty, temperature, top-k, top-p.
+
+Sources: Keskar et al., *CTRL*, 2019, arXiv:1909.05858 (repetition penalty); Fan, Lewis, Dauphin,
+*Hierarchical Neural Story Generation*, 2018, arXiv:1805.04833 (top-k); Holtzman et al., *The
+Curious Case of Neural Text Degeneration*, 2020, arXiv:1904.09751 (top-p).
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def apply_repetition_penalty(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """Make the tokens marked in ``seen`` (B, V) less likely by a factor on their logits.
+
+    A positive logit is divided, a negative one multiplied: dividing both would make an unlikely
+    token *more* likely.
+    """
+    penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
+    return torch.where(seen, penalised, logits)
+
+
+def apply_temperature(logits: Tensor, temperature: float) -> Tensor:
+    """Divide the logits: below 1 the distribution sharpens, above 1 it flattens."""
+    return logits / temperature
+
+
+def keep_top_k(logits: Tensor, k: int) -> Tensor:
+    """Keep the ``k`` largest logits of each row (and any equal to the smallest of these)."""
+    k = min(k, logits.shape[-1])
+    smallest = logits.topk(k, dim=-1).values[..., -1:]
+    return logits.masked_fill(logits < smallest, -math.inf)
+
+
+def keep_top_p(logits: Tensor, p: float) -> Tensor:
+    """Keep the smallest set of most likely tokens whose probability reaches ``p``.
+
+    A token stays while the mass *before* it is below ``p``, so the most likely one always stays.
+    """
+    ordered, order = torch.sort(logits.float(), dim=-1, descending=True)
+    probabilities = ordered.softmax(dim=-1)
+    before = probabilities.cumsum(dim=-1) - probabilities
+    removed = torch.empty_like(logits, dtype=torch.bool).scatter(-1, order, before >= p)
+    return logits.masked_fill(removed, -math.inf)
+
+
+def draw(logits: Tensor, u: Tensor) -> Tensor:
+    """One token id per row of ``logits`` (B, V), from one number ``u`` (B,) in [0, 1) per row.
+
+    The probabilities are laid end to end on the line from 0 to 1; the token is the one whose piece
+    ``u`` falls into. One number per row lets every row have a source of randomness of its own.
+    """
+    line = logits.double().softmax(dim=-1).cumsum(dim=-1)  # (B, V)
+    point = u.to(line)[:, None] * line[:, -1:]
+    token = torch.searchsorted(line, point, right=True)
+    return token.clamp(max=logits.shape[-1] - 1)[:, 0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampler:
+    """How to choose the next token. The defaults draw from the model's own distribution.
+
+    ``temperature=0`` is greedy: the most likely token. ``top_k=0`` and ``top_p=1`` are off.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "repetition_penalty"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name}={getattr(self, name)} must be a finite number")
+        if self.temperature < 0:
+            raise ValueError(f"temperature={self.temperature} must be 0 (greedy) or more")
+        if self.top_k < 0:
+            raise ValueError(f"top_k={self.top_k} must be 0 (off) or more")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p={self.top_p} must be above 0 and at most 1 (off)")
+        if self.repetition_penalty <= 0:
+            raise ValueError(f"repetition_penalty={self.repetition_penalty} must be above 0")
+
+    def logits(self, logits: Tensor, seen: Tensor) -> Tensor:
+        """The bent and cut logits (B, V); -inf where a token cannot be drawn."""
+        if self.repetition_penalty != 1.0:
+            logits = apply_repetition_penalty(logits, seen, self.repetition_penalty)
+        if self.temperature not in (0.0, 1.0):
+            logits = apply_temperature(logits, self.temperature)
+        if self.top_k:
+            logits = keep_top_k(logits, self.top_k)
+        if self.top_p < 1.0:
+            logits = keep_top_p(logits, self.top_p)
+        return logits
+
+    def __call__(self, logits: Tensor, seen: Tensor, u: Tensor) -> Tensor:
+        """The next token (B,) of each row. ``seen`` (B, V) marks the tokens in the row so far."""
+        if self.temperature == 0.0:
+            return self.logits(logits, seen).argmax(dim=-1)
+        return draw(self.logits(logits, seen), u)
+
+
+GREEDY = Sampler(temperature=0.0)
