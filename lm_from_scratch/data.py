@@ -354,7 +354,7 @@ class PackedBatches:
 def packed_batch(
     file: TokenFile, starts: Sequence[int], block_size: int, isolate: bool = True
 ) -> Batch:
-    """The rows of a token file that begin at ``starts``; the token after each is its last target."""
+    """The rows of a token file that begin at ``starts``, and the token after each."""
     rows = np.stack([file.tokens[start : start + block_size + 1] for start in starts])
     tokens = torch.from_numpy(rows.astype(np.int64))
     idx, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].clone()

@@ -47,7 +47,8 @@ def figure(
     import matplotlib.pyplot as plt
     from cycler import cycler
 
-    with plt.rc_context({**STYLE, "axes.prop_cycle": cycler(color=COLOURS)}):
+    style: Any = {**STYLE, "axes.prop_cycle": cycler(color=COLOURS)}
+    with plt.rc_context(style):
         made, axes = plt.subplots(rows, columns, figsize=(width, height), squeeze=False)
     return made, list(axes.flat)
 

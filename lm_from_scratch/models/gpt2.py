@@ -193,8 +193,8 @@ class GPT2Model(nn.Module):
             length = int(visibility.query_positions.max()) + 1
         if length > self.config.block_size:
             raise ValueError(
-                f"the sequence has {length} tokens; block_size={self.config.block_size} is the most "
-                "that this model has position embeddings for"
+                f"the sequence has {length} tokens, but block_size={self.config.block_size}: "
+                "there are no embeddings for the later positions"
             )
 
 

@@ -1,0 +1,183 @@
+"""Turn a finished training run into the model that ships with the package.
+
+    python -m lm_from_scratch train --preset docs --out RUN
+    python -m lm_from_scratch.pretrained.make RUN
+
+The weights are rounded to float16, which halves the file. ``record.json`` says how they were made
+and how good they are: the held-out loss of the rounded weights, and of simpler ways to predict or
+compress the same text.
+"""
+
+import gzip
+import hashlib
+import json
+import lzma
+import math
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lm_from_scratch.checkpoint import SHIPPED, from_pretrained, save_pretrained
+from lm_from_scratch.data import (
+    Document,
+    TokenFile,
+    load_corpus,
+    sequential_batches,
+    split,
+    write_tokens,
+)
+from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
+from lm_from_scratch.tokenizer import Tokenizer
+from lm_from_scratch.train import evaluate
+
+LN2 = math.log(2.0)
+
+
+def digest(documents: Sequence[Document]) -> str:
+    """A fingerprint of the text: another Python version has another standard library."""
+    text = "\0".join(document.text for document in documents)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def measure(nats_per_token: float, file: TokenFile) -> dict[str, float]:
+    """A loss per token, and the same as bits per byte of text.
+
+    The first token of the file is never predicted, so there is one target fewer than tokens.
+    """
+    bits = nats_per_token * (file.n_tokens - 1) / LN2
+    return {
+        "nats_per_token": round(nats_per_token, 4),
+        "bits_per_byte": round(bits / file.n_bytes, 4),
+    }
+
+
+def held_out_losses(
+    model: GPT2LMHeadModel, tokenizer: Tokenizer, held_out: Sequence[Document]
+) -> dict[str, dict[str, float]]:
+    """The loss on all held-out text, and on each corpus (the part of a name before the slash)."""
+    parts = {"all": list(held_out)}
+    for document in held_out:
+        parts.setdefault(document.name.split("/")[0], []).append(document)
+    losses = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, documents in parts.items():
+            file = write_tokens(documents, tokenizer, Path(folder) / f"{name}.bin")
+            batches = sequential_batches(file, 16, model.config.block_size)
+            losses[name] = measure(evaluate(model, batches), file)
+    return losses
+
+
+def baselines(
+    tokenizer: Tokenizer, train: Sequence[Document], held_out: Sequence[Document]
+) -> dict[str, dict[str, float]]:
+    """What simpler means reach on the held-out text.
+
+    *unigram* knows how often each token occurs in the training text (plus one) and nothing else.
+    gzip and xz compress the held-out text alone; *xz after the training text* has read that first,
+    as the model has.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        seen = write_tokens(train, tokenizer, Path(folder) / "train.bin")
+        file = write_tokens(held_out, tokenizer, Path(folder) / "held_out.bin")
+        counts = np.bincount(seen.tokens, minlength=tokenizer.vocab_size) + 1.0
+        unigram = float(-np.log(counts / counts.sum())[np.asarray(file.tokens[1:])].mean())
+        uniform = math.log(tokenizer.vocab_size)
+        table = {"uniform": measure(uniform, file), "unigram": measure(unigram, file)}
+        n_bytes = file.n_bytes
+    text = "".join(document.text for document in held_out).encode()
+    before = "".join(document.text for document in train).encode()
+    sizes = {
+        "gzip": len(gzip.compress(text, 9)),
+        "xz": len(lzma.compress(text, preset=9)),
+        "xz after the training text": len(lzma.compress(before + text, preset=9))
+        - len(lzma.compress(before, preset=9)),
+    }
+    for name, size in sizes.items():
+        table[name] = {"bits_per_byte": round(8 * size / n_bytes, 4)}
+    return table
+
+
+def corpus_of(record: dict[str, Any]) -> tuple[list[Document], list[Document]]:
+    """The train and held-out documents of a recorded run, from this machine's standard library."""
+    arguments = record["arguments"]
+    documents = [document for name in arguments["corpus"] for document in load_corpus(name)]
+    return split(documents, arguments["held_out"])
+
+
+def main(run: str) -> None:
+    """Write the shipped folder from the finished run."""
+    folder = Path(run)
+    arguments = json.loads((folder / "recipe.json").read_text())["arguments"]
+    steps = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    if steps[-1]["step"] != arguments["steps"]:
+        raise SystemExit(f"{run} is at step {steps[-1]['step']} of {arguments['steps']}")
+    tokenizer = Tokenizer.load(folder)
+    model = from_pretrained(folder / "model").half()
+    train, held_out = corpus_of({"arguments": arguments})
+    save_pretrained(model, SHIPPED, tokenizer)
+    model = model.float()
+    tokens = arguments["batch_size"] * arguments["block_size"]
+    record = {
+        "command": "python -m lm_from_scratch train --preset docs --out RUN",
+        "arguments": {k: v for k, v in arguments.items() if k not in ("out", "quiet")},
+        "seed": arguments["seed"],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "steps": arguments["steps"],
+        "tokens_trained_on": arguments["steps"] * tokens,
+        "core_minutes": round(sum(tokens / s["tokens_per_second"] for s in steps) / 60, 1),
+        "held_out_sha256": digest(held_out),
+        "held_out": held_out_losses(model, tokenizer, held_out),
+        "baselines": baselines(tokenizer, train, held_out),
+    }
+    (SHIPPED / "record.json").write_text(json.dumps(record, indent=2) + "\n")
+    shutil.copy(folder / "log.jsonl", SHIPPED / "log.jsonl")
+    (SHIPPED / "README.md").write_text(readme(record))
+
+
+def readme(record: dict[str, Any]) -> str:
+    """The record for people."""
+    rows = [
+        f"| {name} | {value.get('nats_per_token', '')} | {value['bits_per_byte']} |"
+        for name, value in [
+            *((f"this model, {name}", v) for name, v in record["held_out"].items()),
+            *record["baselines"].items(),
+        ]
+    ]
+    return f"""# gpt2-docs
+
+A GPT-2 of {record["parameters"]} parameters, trained on the language reference and the docstrings
+of Python {record["python"]}'s standard library. It is here so that pages can show a model that has
+learnt something. It knows the tone of documentation, not its content: do not believe what it says.
+
+Made with torch {record["torch"]}, seed {record["seed"]}, on one CPU core, by
+
+    {record["command"]}
+    python -m lm_from_scratch.pretrained.make RUN
+
+in {record["steps"]} steps and {record["tokens_trained_on"]} tokens. `record.json` holds every
+argument, `log.jsonl` every step. The weights are stored in float16.
+
+Loss on held-out documents (none of their longer paragraphs stands in the training text), and what
+simpler means reach on the same text:
+
+| | nats per token | bits per byte |
+|---|---|---|
+{chr(10).join(rows)}
+
+The text it learnt from is (c) Python Software Foundation, under the PSF licence.
+"""
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(sys.argv[1])

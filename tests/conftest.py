@@ -1,0 +1,103 @@
+"""Shared by all tests: one thread, no network, and small models with weights that show bugs."""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("MPLBACKEND", "agg")
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from torch import nn
+
+from lm_from_scratch.checkpoint import from_pretrained, save_pretrained
+from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
+
+torch.set_num_threads(1)
+settings.register_profile(
+    "tests",
+    deadline=None,
+    derandomize=True,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.load_profile("tests")
+
+TINY = dict(
+    vocab_size=97,
+    block_size=64,
+    n_layer=3,
+    n_head=4,
+    n_embd=28,
+    embd_pdrop=0.0,
+    resid_pdrop=0.0,
+    attn_pdrop=0.0,
+    bos_token_id=2,
+    eos_token_id=2,
+)
+
+
+@torch.no_grad()
+def enlarge_(model: nn.Module, seed: int = 0, std: float = 0.25) -> None:
+    """Weights of std 0.25 and norms around 1: with the usual 0.02 most bugs do not show."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in sorted(model.named_parameters()):
+        scale = std if parameter.dim() > 1 else std / 2
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+        if "ln_" in name and name.endswith("weight"):
+            parameter.add_(1.0)
+
+
+def tiny_gpt2(seed: int = 0, std: float = 0.25, **changes: object) -> GPT2LMHeadModel:
+    """A small GPT-2 in evaluation mode, with large random weights."""
+    model = GPT2LMHeadModel(GPT2Config(**{**TINY, **changes})).eval()
+    enlarge_(model, seed, std)
+    return model
+
+
+def hf_twin(model: GPT2LMHeadModel) -> nn.Module:
+    """The same model in transformers, carried over through a folder on disk."""
+    from transformers import GPT2LMHeadModel as HFModel
+
+    with tempfile.TemporaryDirectory() as folder:
+        save_pretrained(model, Path(folder) / "model")
+        twin, report = HFModel.from_pretrained(Path(folder) / "model", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    return twin.eval()
+
+
+def tiny_hf(seed: int = 0, **changes: object) -> nn.Module:
+    """A small random GPT-2 made by transformers."""
+    from transformers import GPT2Config as HFConfig
+    from transformers import GPT2LMHeadModel as HFModel
+
+    config = dict(
+        vocab_size=97, n_positions=64, n_layer=3, n_head=4, n_embd=28,
+        embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0, bos_token_id=2, eos_token_id=2,
+    )  # fmt: skip
+    model = HFModel(HFConfig(**{**config, **changes})).eval()
+    enlarge_(model, seed)
+    return model
+
+
+def ours_from_hf(twin: nn.Module) -> GPT2LMHeadModel:
+    with tempfile.TemporaryDirectory() as folder:
+        twin.save_pretrained(folder)
+        return from_pretrained(folder)
+
+
+def token_ids(*shape: int, seed: int = 1, low: int = 3, high: int = 97) -> torch.Tensor:
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def seeded() -> Iterator[Callable[[int], None]]:
+    """Seeds torch, and puts its random state back afterwards."""
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    yield torch.manual_seed
+    torch.set_rng_state(state)

@@ -1,0 +1,146 @@
+"""The built site, a server for it on this machine, and a browser that can reach nothing else."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import page_checks
+import pytest
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    Request,
+    Response,
+    sync_playwright,
+)
+
+SITE = Path(__file__).resolve().parents[2] / "docs" / "_build" / "html"
+# No telemetry, no update checks: the browser asks for nothing that a page does not ask for.
+QUIET = [
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-default-apps",
+    "--no-first-run",
+    "--no-default-browser-check",
+    # Every other name leads nowhere. A page that asks for one is recorded and fails.
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]
+
+
+@pytest.fixture(scope="session")
+def site() -> Path:
+    if not (SITE / "index.html").is_file():
+        pytest.fail("There is no built site. Run: make docs")
+    return SITE
+
+
+@pytest.fixture(scope="session")
+def pages(site: Path) -> dict[Path, page_checks.Page]:
+    return page_checks.read(site)
+
+
+@pytest.fixture(scope="session")
+def server(site: Path) -> Iterator[str]:
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *args: object) -> None:
+            pass
+
+    handler = functools.partial(Quiet, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http.server_port}"
+        http.shutdown()
+
+
+def find_browser() -> str | None:
+    names = [os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome"]
+    return next((path for name in names if name and (path := shutil.which(name))), None)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    path = find_browser()
+    if path is None:
+        message = "No Chromium was found. Install it, or set CHROMIUM to a browser's path."
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    with sync_playwright() as playwright:
+        arguments = [*QUIET, "--no-sandbox"] if os.geteuid() == 0 else QUIET
+        chromium = playwright.chromium.launch(executable_path=path, args=arguments)
+        yield chromium
+        chromium.close()
+
+
+@dataclass
+class Visit:
+    """A page in the browser, and everything it did wrong."""
+
+    page: Page
+    problems: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.page.on("request", self._request)
+        self.page.on("console", self._console)
+        self.page.on("response", self._response)
+        self.page.on("pageerror", lambda error: self.problems.append(f"script error: {error}"))
+
+    def _request(self, request: Request) -> None:
+        url = urlsplit(request.url)
+        if url.scheme not in {"data", "blob", "file"} and url.hostname != "127.0.0.1":
+            self.problems.append(f"asks the network for {request.url}")
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in {"error", "warning"}:
+            self.problems.append(f"console {message.type}: {message.text}")
+
+    def _response(self, response: Response) -> None:
+        if response.status >= 400:
+            self.problems.append(f"HTTP {response.status} for {response.url}")
+
+    def open(self, url: str) -> Page:
+        self.page.goto(url, wait_until="load")
+        self.page.evaluate("() => window.MathJax?.startup?.promise")
+        self.page.evaluate("() => document.fonts.ready")
+        return self.page
+
+
+def new_context(browser: Browser, theme: str, width: int) -> BrowserContext:
+    context = browser.new_context(
+        color_scheme="dark" if theme == "dark" else "light",
+        viewport={"width": width, "height": 900},
+        has_touch=width < 600,
+    )
+    context.set_default_timeout(20_000)
+    return context
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Callable[..., Visit]]:
+    """A reader's first visit, with nothing stored: `visit(theme="dark", width=375)`."""
+    contexts: list[BrowserContext] = []
+
+    def start(theme: str = "light", width: int = 1280) -> Visit:
+        contexts.append(new_context(browser, theme, width))
+        return Visit(contexts[-1].new_page())
+
+    yield start
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture(scope="session")
+def readers(browser: Browser) -> Callable[[str, int], BrowserContext]:
+    """One browser context for each theme and width, so that pages share the browser's cache."""
+    return functools.cache(functools.partial(new_context, browser))

@@ -1,0 +1,259 @@
+"""The built site, as its readers meet it. Run `make docs`, then `make check-site`."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import gallery
+import nbformat
+import notebooks
+import page_checks
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from conftest import SITE, Visit
+from playwright.sync_api import BrowserContext
+
+PAGES = sorted(
+    path.relative_to(SITE).as_posix()
+    for path in SITE.rglob("*.html")
+    if "_static" not in path.relative_to(SITE).parts
+)
+TUTORIALS = [
+    f"auto_tutorials/{script.parent.name}/{script.stem}.html" for script in gallery.scripts()
+]
+AXE_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
+Visitor = Callable[..., Visit]
+Readers = Callable[[str, int], BrowserContext]
+
+MATH_PROBLEMS = r"""
+() => {
+  const problems = [];
+  const math = [...document.querySelectorAll('.math')];
+  for (const element of math) {
+    const drawn = element.querySelector('mjx-container');
+    const text = element.textContent.trim().slice(0, 60);
+    if (!drawn) problems.push('formula not drawn: ' + text);
+    else if (element.querySelector('mjx-merror, [data-mjx-error]')) problems.push('error: ' + text);
+    else if (!(drawn.getBoundingClientRect().width > 0)) problems.push('formula of no width');
+  }
+  const loaded = [...document.fonts].filter(f => f.status === 'loaded' && /MJX/.test(f.family));
+  if (math.length && !loaded.length) problems.push('no font of MathJax is loaded');
+  return problems;
+}
+"""
+IMAGE_PROBLEMS = """
+() => [...document.images].flatMap(image => [
+  ...(image.complete && image.naturalWidth > 0 ? [] : ['broken image ' + image.src]),
+  ...(image.hasAttribute('alt') ? [] : ['no alt text on ' + image.src]),
+])
+"""
+# Thousands of coloured words in code have a few dozen colours: axe looks at one word of each.
+ONE_WORD_OF_EACH_COLOUR = """
+() => {
+  const seen = new Set();
+  for (const word of document.querySelectorAll('.highlight pre span')) {
+    const kind = word.className + (word.closest('.sphx-glr-script-out') ? ' output' : '');
+    if (seen.has(kind)) word.replaceWith(...word.childNodes);
+    seen.add(kind);
+  }
+}
+"""
+OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+def test_there_are_pages(site: Path) -> None:
+    assert "index.html" in PAGES
+    assert TUTORIALS, "the gallery is empty"
+    assert set(TUTORIALS) <= set(PAGES)
+
+
+def test_every_tutorial_ran(site: Path) -> None:
+    report = site.parent / "gallery_junit.xml"
+    assert page_checks.check_junit(report, gallery.scripts()) == []
+
+
+def test_links_lead_somewhere(site: Path, pages: dict[Path, page_checks.Page]) -> None:
+    assert page_checks.check_links(site, pages) == []
+
+
+def test_ids_are_unique(pages: dict[Path, page_checks.Page]) -> None:
+    assert page_checks.check_ids(pages) == []
+
+
+def test_nothing_is_loaded_from_outside(pages: dict[Path, page_checks.Page]) -> None:
+    assert page_checks.check_no_outside_resources(pages) == []
+
+
+def test_images_have_alt_text(pages: dict[Path, page_checks.Page]) -> None:
+    assert page_checks.check_images(pages) == []
+
+
+def test_pages_name_their_language(pages: dict[Path, page_checks.Page]) -> None:
+    assert {page.lang for page in pages.values()} == {"en"}
+
+
+def test_mathjax_keeps_its_licence(site: Path) -> None:
+    assert "Apache License" in (site / "_static" / "mathjax-license.txt").read_text()
+
+
+@pytest.mark.parametrize("width", [1280, 375])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("name", PAGES)
+def test_page(readers: Readers, server: str, name: str, theme: str, width: int) -> None:
+    """One load: requests, console, mathematics, images, width, theme, accessibility."""
+    view = Visit(readers(theme, width).new_page())
+    page = view.open(f"{server}/{name}")
+    problems = view.problems
+    problems += page.evaluate(MATH_PROBLEMS)
+    problems += page.evaluate(IMAGE_PROBLEMS)
+    if page.get_attribute("html", "data-theme") != theme:
+        problems.append(f"the page does not follow the system into the {theme} theme")
+    if width == 375 and (pixels := page.evaluate(OVERFLOW)):
+        problems.append(f"{pixels} px wider than the screen")
+    page.evaluate(ONE_WORD_OF_EACH_COLOUR)
+    # Without preload: axe would look for imported style sheets beside the page.
+    rules = {"runOnly": {"type": "tag", "values": AXE_RULES}, "preload": False}
+    found = Axe().run(page, options={**rules, "resultTypes": ["violations"]})
+    for violation in found.response["violations"]:
+        places = [" ".join(map(str, node["target"])) for node in violation["nodes"]]
+        problems.append(f"axe {violation['id']} ({violation['impact']}): {places[:4]}")
+    page.close()
+    assert not problems, "\n".join(problems)
+
+
+# -- downloads -------------------------------------------------------------------------------
+
+
+def download(site: Path, script: Path, suffix: str) -> Path:
+    page = (site / f"auto_tutorials/{script.parent.name}/{script.stem}.html").read_text()
+    found = set(re.findall(rf'_downloads/[0-9a-f]+/{re.escape(script.stem)}{suffix}"', page))
+    assert len(found) == 1, f"{script.name} offers {len(found)} files {suffix}"
+    return site / found.pop().rstrip('"')
+
+
+@pytest.mark.parametrize("script", gallery.scripts(), ids=lambda path: path.stem)
+def test_downloads(site: Path, script: Path) -> None:
+    source = download(site, script, ".py").read_text()
+    assert source == script.read_text()
+    ast.parse(source)
+
+    notebook = json.loads(download(site, script, ".ipynb").read_text())
+    assert notebook["cells"] == notebooks.convert(script)["cells"]
+    nbformat.validate(notebook)
+    assert len(notebook["cells"]) == len(notebooks.blocks(script)) > 1
+    assert notebooks.lint_notebook(notebook) == []
+
+    with zipfile.ZipFile(download(site, script, ".zip")) as archive:
+        assert archive.testzip() is None
+        names = {Path(name).name for name in archive.namelist()}
+        assert names == {script.name, script.with_suffix(".ipynb").name}
+
+
+def test_download_of_all(site: Path) -> None:
+    expected = {script.name for script in gallery.scripts()}
+    archives = list(site.glob("_downloads/*/auto_tutorials_python.zip"))
+    assert len(archives) == 1
+    with zipfile.ZipFile(archives[0]) as archive:
+        assert archive.testzip() is None
+        assert {Path(n).name for n in archive.namelist() if n.endswith(".py")} == expected
+
+
+# -- journeys --------------------------------------------------------------------------------
+
+
+def test_search_finds_a_tutorial(visit: Visitor, server: str) -> None:
+    view = visit()
+    page = view.open(f"{server}/index.html")
+    page.locator("button.search-button__button:visible").first.click()
+    page.locator("input[name=q]:visible").first.fill("attention")
+    page.keyboard.press("Enter")
+    results = page.locator("#search-results li a")
+    results.first.wait_for()
+    assert results.count() > 1
+    results.first.click()
+    page.wait_for_load_state()
+    assert "search" not in page.url
+    assert view.problems == []
+
+
+def test_next_leads_through_every_tutorial(visit: Visitor, server: str) -> None:
+    view = visit()
+    page = view.open(f"{server}/auto_tutorials/index.html")
+    seen = []
+    for _ in range(len(PAGES)):
+        following = page.locator("a.right-next")
+        if not following.count():
+            break
+        with page.expect_navigation():
+            following.click()
+        seen.append(page.url.removeprefix(f"{server}/").partition("#")[0])
+    assert [name for name in seen if name in TUTORIALS] == TUTORIALS
+    if TUTORIALS:
+        page.goto(f"{server}/{TUTORIALS[-1]}")
+        with page.expect_navigation():
+            page.locator("a.left-prev").click()
+        assert page.url.removeprefix(f"{server}/") in PAGES
+    assert view.problems == []
+
+
+def test_reader_downloads_the_notebook(visit: Visitor, server: str, tmp_path: Path) -> None:
+    page = visit().open(f"{server}/{TUTORIALS[0]}")
+    with page.expect_download() as download:
+        page.locator(".bd-sidebar-secondary a", has_text="notebook").first.click()
+    target = tmp_path / "page.ipynb"
+    download.value.save_as(target)
+    assert (
+        json.loads(target.read_text())["cells"] == notebooks.convert(gallery.scripts()[0])["cells"]
+    )
+
+
+def test_theme_survives_a_reload(visit: Visitor, server: str) -> None:
+    view = visit(theme="light")
+    page = view.open(f"{server}/index.html")
+    page.locator("button.theme-switch-button:visible").first.click()
+    page.locator("button.theme-change-button[data-mode=dark]:visible").first.click()
+    assert page.get_attribute("html", "data-theme") == "dark"
+    page.reload()
+    assert page.get_attribute("html", "data-theme") == "dark"
+    page.goto(f"{server}/{TUTORIALS[0]}")
+    assert page.get_attribute("html", "data-theme") == "dark"
+    assert view.problems == []
+
+
+def test_phone_menu(visit: Visitor, server: str) -> None:
+    view = visit(width=375)
+    page = view.open(f"{server}/{TUTORIALS[0]}")
+    page.locator("button.primary-toggle").click()
+    link = page.locator("#pst-primary-sidebar-modal a", has_text="API").first
+    link.wait_for()
+    with page.expect_navigation():
+        link.click()
+    assert page.url.endswith("/api/index.html")
+    assert view.problems == []
+
+
+def test_copy_button(visit: Visitor, server: str) -> None:
+    view = visit()
+    view.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = view.open(f"{server}/{TUTORIALS[0]}")
+    block = page.locator("div.highlight-Python, div.highlight-python").first
+    block.hover()
+    block.locator("button.copybtn").click()
+    copied = page.evaluate("() => navigator.clipboard.readText()")
+    assert copied.strip() == block.locator("pre").inner_text().strip()
+    assert view.problems == []
+
+
+def test_copy_on_disk(visit: Visitor, site: Path) -> None:
+    """A reader who unpacks the site has mathematics and search without a server."""
+    view = visit()
+    page = view.open((site / TUTORIALS[0]).as_uri())
+    assert page.evaluate(MATH_PROBLEMS) == []
+    page.goto((site / "search.html").as_uri() + "?q=attention")
+    page.locator("#search-results li a").first.wait_for()
+    assert view.problems == []

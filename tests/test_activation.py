@@ -1,0 +1,50 @@
+"""activation.py: the formulas and the fused kernels that the models call."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from conftest import tiny_gpt2, tiny_hf, token_ids
+from lm_from_scratch.activation import ACTIVATIONS, gelu, gelu_new
+from lm_from_scratch.checkpoint import from_pretrained
+from lm_from_scratch.models.gpt2 import GPT2Config
+
+X = torch.linspace(-8, 8, 1001, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("formula", "name"), [(gelu, "gelu"), (gelu_new, "gelu_new")])
+def test_kernel_equals_formula_in_value_and_gradient(formula, name) -> None:
+    x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
+    a, b = formula(x), ACTIVATIONS[name](y)
+    torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+    a.sum().backward()
+    b.sum().backward()
+    torch.testing.assert_close(x.grad, y.grad, atol=1e-12, rtol=0)
+
+
+def test_the_two_gelus_differ_by_less_than_their_docstring_says() -> None:
+    difference = (gelu(X) - gelu_new(X)).abs().max().item()
+    assert 4e-4 < difference < 5e-4
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_new", "relu", "silu"])
+def test_G21_the_config_decides_the_activation(name: str, tmp_path) -> None:
+    twin = tiny_hf(activation_function=name)
+    twin.save_pretrained(tmp_path / "m")
+    ours = from_pretrained(tmp_path / "m")
+    idx = token_ids(2, 12)
+    torch.testing.assert_close(ours(idx), twin(idx).logits, atol=5e-5, rtol=0)
+    assert ours.config.activation == name
+
+
+def test_G21_the_default_is_the_tanh_gelu_of_gpt2() -> None:
+    assert GPT2Config().activation == "gelu_new"
+    default, exact = tiny_gpt2(), tiny_gpt2(activation="gelu")
+    idx = token_ids(2, 12)
+    assert 1e-4 < (default(idx) - exact(idx)).abs().max() < 1e-1
+    assert F.gelu(X).ne(F.gelu(X, approximate="tanh")).any()
+
+
+def test_an_unknown_activation_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"activation='swish7' is not one of"):
+        GPT2Config(activation="swish7")

@@ -1,0 +1,127 @@
+"""cache.py: full forward == prefill + decode == any chunking, and clear errors."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import tiny_gpt2, token_ids
+from lm_from_scratch.attention import positions_from_mask
+from lm_from_scratch.cache import NO_CACHE, GrowingCache, GrowingLayer
+from lm_from_scratch.data import padded_batch
+
+MODEL = tiny_gpt2()
+
+
+@torch.no_grad()
+def in_chunks(idx, chunks, positions=None, model=MODEL) -> torch.Tensor:
+    cache, outputs, start = GrowingCache(model.config.n_layer), [], 0
+    for n in chunks:
+        part = None if positions is None else positions[:, start : start + n]
+        outputs.append(model(idx[:, start : start + n], part, cache=cache))
+        start += n
+    assert start == idx.shape[1] == cache.length
+    return torch.cat(outputs, dim=1)
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=8), st.integers(0, 10**6))
+def test_full_equals_any_chunking(chunks: list[int], seed: int) -> None:
+    idx = token_ids(2, sum(chunks), seed=seed)
+    torch.testing.assert_close(in_chunks(idx, chunks), MODEL(idx), atol=2e-5, rtol=0)
+
+
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=4), st.sampled_from(["left", "right"]))
+def test_unequal_rows_in_chunks_equal_each_row_alone(lengths: list[int], side: str) -> None:
+    rows = [token_ids(n, seed=i).tolist() for i, n in enumerate(lengths)]
+    batch = padded_batch(rows, pad_token_id=0, side=side)
+    total = batch.idx.shape[1]
+    chunks = [min(3, total - i) for i in range(0, total, 3)]
+    logits = in_chunks(batch.idx, chunks, batch.positions)
+    for i, row in enumerate(rows):
+        alone = MODEL(torch.tensor([row]))
+        real = logits[i][batch.positions[i] >= 0]
+        torch.testing.assert_close(real, alone[0], atol=2e-5, rtol=0)
+
+
+def test_G1_G2_G3_G4_chunks_with_a_past_see_the_right_keys_at_the_right_positions() -> None:
+    """5, 1, 3, 3: the historic code raised, then fed tokens twice, then restarted positions."""
+    idx = token_ids(2, 12)
+    torch.testing.assert_close(in_chunks(idx, (5, 1, 3, 3)), MODEL(idx), atol=2e-5, rtol=0)
+
+
+def test_G3_the_cache_grows_by_the_tokens_that_are_fed() -> None:
+    cache, lengths = GrowingCache(MODEL.config.n_layer), []
+    with torch.no_grad():
+        for n in (6, 1, 1, 1):
+            MODEL(token_ids(1, n), cache=cache)
+            lengths.append((cache.length, cache[0].length, cache[2].length))
+    assert lengths == [(6, 6, 6), (7, 7, 7), (8, 8, 8), (9, 9, 9)]
+
+
+def test_G4_positions_continue_after_the_cache() -> None:
+    cache = GrowingCache(MODEL.config.n_layer)
+    with torch.no_grad():
+        MODEL(token_ids(1, 5), cache=cache)
+        visibility = cache.see(token_ids(1, 2), None, None, MODEL.config.n_layer)
+    assert visibility.query_positions.tolist() == [[5, 6]]
+    assert visibility.key_positions.tolist() == [list(range(7))]
+
+
+def test_buffer_is_reallocated_a_logarithmic_number_of_times() -> None:
+    layer, pointers = GrowingLayer(), set()
+    for _ in range(400):
+        layer.update(torch.ones(1, 1, 1, 4), torch.ones(1, 1, 1, 4))
+        pointers.add((layer.keys.data_ptr(), layer.keys.shape[2]))
+    assert layer.length == 400
+    assert len({capacity for _, capacity in pointers}) == 10  # 1, 2, 4, ..., 512
+
+
+def test_layout_is_the_same_in_and_out() -> None:
+    layer = GrowingLayer()
+    k, v = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5)
+    keys, values = layer.update(k, v)
+    assert torch.equal(keys, k) and torch.equal(values, v)
+    keys, values = layer.update(k, v)
+    assert torch.equal(keys, torch.cat([k, k], 2)) and torch.equal(values, torch.cat([v, v], 2))
+
+
+def test_no_cache_returns_what_it_was_given() -> None:
+    k, v = torch.randn(1, 1, 2, 3), torch.randn(1, 1, 2, 3)
+    assert NO_CACHE[7].update(k, v)[0] is k and NO_CACHE[7].update(k, v)[1] is v
+    idx = token_ids(1, 4)
+    assert torch.equal(MODEL(idx), MODEL(idx))  # nothing was kept
+
+
+def test_G31_a_cache_of_another_depth_is_refused() -> None:
+    with pytest.raises(ValueError, match="1 layers, the model 3"), torch.no_grad():
+        MODEL(token_ids(1, 4), cache=GrowingCache(1))
+    with pytest.raises(ValueError, match="n_layer=0"):
+        GrowingCache(0)
+
+
+def test_misuse_is_refused_with_both_values() -> None:
+    layer = GrowingLayer()
+    layer.update(torch.ones(2, 3, 1, 5), torch.ones(2, 3, 1, 5))
+    with pytest.raises(ValueError, match=r"\(2, 3, 5\), the new tensor has \(1, 3, 5\)"):
+        layer.update(torch.ones(1, 3, 1, 5), torch.ones(1, 3, 1, 5))
+    with pytest.raises(ValueError, match="float32, the new tensor is torch.bfloat16"):
+        layer.update(torch.ones(2, 3, 1, 5).bfloat16(), torch.ones(2, 3, 1, 5).bfloat16())
+    with pytest.raises(ValueError, match="no gradients"):
+        MODEL(token_ids(1, 4), cache=GrowingCache(3))
+    with torch.no_grad():
+        with pytest.raises(ValueError, match="packed documents"):
+            MODEL(
+                token_ids(1, 4),
+                documents=torch.zeros(1, 4, dtype=torch.long),
+                cache=GrowingCache(3),
+            )
+        cache = GrowingCache(3)
+        MODEL(token_ids(1, 4), positions_from_mask(torch.tensor([[0, 1, 1, 1]])), cache=cache)
+        with pytest.raises(ValueError, match="positions are needed"):
+            MODEL(token_ids(1, 1), cache=cache)
+
+
+def test_an_empty_cache_has_no_truth_value_of_its_own() -> None:
+    assert GrowingCache(1)  # not falsy, as an empty container would be
+    with pytest.raises(TypeError):
+        len(GrowingCache(1))  # type: ignore[arg-type]

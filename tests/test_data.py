@@ -1,0 +1,214 @@
+"""data.py: corpora, a split without a leak, and batches that say where every token stands."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lm_from_scratch import data
+from lm_from_scratch.data import (
+    Document,
+    PackedBatches,
+    TokenFile,
+    load_corpus,
+    packed_batch,
+    packed_positions,
+    padded_batch,
+    read_texts,
+    sequential_batches,
+    split,
+    write_tokens,
+)
+from lm_from_scratch.loss import IGNORE
+from lm_from_scratch.tokenizer import Tokenizer
+
+DOCUMENTS = data.reference()
+TRAIN, HELD_OUT = split(DOCUMENTS)
+TOKENIZER = Tokenizer.train([d.text for d in TRAIN], 512)
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory) -> TokenFile:
+    return write_tokens(TRAIN[:12], TOKENIZER, tmp_path_factory.mktemp("tokens") / "train.bin")
+
+
+def test_the_standard_library_has_the_text_that_the_docs_promise() -> None:
+    docstrings = data.docstrings()
+    sources = data.source()
+    assert sum(len(d.text) for d in DOCUMENTS) > 400_000
+    assert len(docstrings) > 5000 and sum(len(d.text) for d in docstrings) > 1_500_000
+    assert sum(len(d.text) for d in sources) > 6_000_000
+    names = {d.name for d in docstrings}
+    assert "docstrings/json.dumps" in names and "docstrings/textwrap" in names
+    text = next(d.text for d in docstrings if d.name == "docstrings/textwrap.dedent")
+    assert text.startswith("textwrap.dedent(text)\n\nRemove any common leading whitespace")
+    assert {d.group for d in sources} >= {d.group for d in docstrings if "json" in d.group}
+
+
+def long_paragraphs(documents) -> set[str]:
+    return {
+        part.strip() for d in documents for part in d.text.split("\n\n") if len(part.strip()) >= 40
+    }
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3])
+def test_no_paragraph_is_on_both_sides_of_the_split(share: float) -> None:
+    documents = DOCUMENTS + data.docstrings()
+    train, held_out = split(documents, share)
+    assert not long_paragraphs(train) & long_paragraphs(held_out)
+    assert not {d.group for d in train} & {d.group for d in held_out}
+    assert train and held_out
+
+
+def test_the_split_would_leak_without_the_paragraph_rule() -> None:
+    """The reference repeats whole sections, so splitting by document alone is not enough."""
+    held_out_groups = {d.group for d in DOCUMENTS} - {d.group for d in split(DOCUMENTS, 0.3)[0]}
+    by_name = [d for d in DOCUMENTS if d.group in held_out_groups]
+    assert long_paragraphs(by_name) & long_paragraphs(split(DOCUMENTS, 0.3)[0])
+
+
+def test_the_split_depends_on_names_alone() -> None:
+    train, held_out = split(DOCUMENTS[::-1], 0.2)
+    assert {d.name for d in train} == {d.name for d in split(DOCUMENTS, 0.2)[0]}
+    repeated = split(DOCUMENTS * 3, 0.2)
+    assert len(repeated[0]) == 3 * len(train)
+    assert len(repeated[1]) == len(held_out)  # held-out text counts once
+
+
+def test_corpora_by_name_repetition_and_path(tmp_path) -> None:
+    assert len(load_corpus("reference*2")) == 2 * len(DOCUMENTS)
+    (tmp_path / "a.txt").write_text("first", encoding="utf-8")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "b.md").write_text("zweites 😀", encoding="utf-8")
+    (tmp_path / "c.png").write_bytes(b"\x89PNG")
+    assert [d.text for d in load_corpus(str(tmp_path))] == ["first", "zweites 😀"]
+    long = "\n\n".join(f"paragraph {i} " + "x" * 400 for i in range(40))
+    (tmp_path / "long.txt").write_text(long, encoding="utf-8")
+    chunks = read_texts(tmp_path / "long.txt", chunk=4000)
+    assert 3 <= len(chunks) <= 5
+    assert "\n\n".join(d.text for d in chunks) == long
+
+
+def test_bad_corpora_are_refused(tmp_path) -> None:
+    with pytest.raises(ValueError, match="neither a file nor a folder"):
+        load_corpus(str(tmp_path / "nothing"))
+    with pytest.raises(ValueError, match="no text in the folder"):
+        load_corpus(str(tmp_path))
+    (tmp_path / "x.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="not UTF-8"):
+        load_corpus(str(tmp_path / "x.txt"))
+    (tmp_path / "empty.txt").write_text(" \n")
+    with pytest.raises(ValueError, match="holds no text"):
+        load_corpus(str(tmp_path / "empty.txt"))
+    with pytest.raises(ValueError, match=r"reference\*x"):
+        load_corpus("reference*x")
+    with pytest.raises(ValueError, match=r"held_out=1\.5"):
+        split(DOCUMENTS, 1.5)
+    with pytest.raises(ValueError, match="more text is needed"):
+        split([Document("a", "a", "text")], 0.05)
+
+
+def test_tokens_are_written_once_and_end_every_document(tmp_path) -> None:
+    path = tmp_path / "x.bin"
+    file = write_tokens(TRAIN[:5], TOKENIZER, path)
+    eos = TOKENIZER.eos_token_id
+    assert file.tokens[0] == eos and file.tokens[-1] == eos
+    assert (file.tokens == eos).sum() == 6
+    parts = np.split(file.tokens, np.flatnonzero(file.tokens == eos))[1:-1]
+    assert [TOKENIZER.decode(p[1:].tolist()) for p in parts] == [d.text for d in TRAIN[:5]]
+    assert file.n_bytes == sum(len(d.text.encode()) for d in TRAIN[:5])
+    assert isinstance(file.tokens, np.memmap)
+    before = path.stat().st_mtime_ns
+    assert write_tokens(TRAIN[:5], TOKENIZER, path).n_tokens == file.n_tokens
+    assert path.stat().st_mtime_ns == before  # not written again
+    assert write_tokens(TRAIN[:4], TOKENIZER, path).n_tokens < file.n_tokens  # other text
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x.bin", "x.json"]
+
+
+def test_a_token_file_without_its_record_is_made_again(tmp_path) -> None:
+    path = tmp_path / "x.bin"
+    file = write_tokens(TRAIN[:3], TOKENIZER, path)
+    path.with_suffix(".json").unlink()
+    path.write_bytes(b"\0\0")  # as a killed run might leave it
+    again = write_tokens(TRAIN[:3], TOKENIZER, path)
+    assert np.array_equal(again.tokens, file.tokens)
+    assert json.loads(path.with_suffix(".json").read_text())["n_tokens"] == file.n_tokens
+
+
+def test_packed_positions_restart_after_every_end() -> None:
+    idx = torch.tensor([[7, 8, 0, 5, 0, 0, 6], [0, 1, 2, 3, 4, 5, 6]])
+    positions, documents = packed_positions(idx, eos_token_id=0)
+    assert positions.tolist() == [[0, 1, 0, 1, 0, 0, 1], [0, 1, 2, 3, 4, 5, 6]]
+    assert documents.tolist() == [[0, 0, 1, 1, 2, 3, 3], [1, 1, 1, 1, 1, 1, 1]]
+
+
+def test_packed_rows_are_the_stream_and_the_next_token(tokens) -> None:
+    stream = torch.from_numpy(np.asarray(tokens.tokens).astype(np.int64))
+    for isolate in (True, False):
+        batch = packed_batch(tokens, [3, 100], 33, isolate)
+        assert torch.equal(batch.idx, torch.stack([stream[3:36], stream[100:133]]))
+        assert torch.equal(batch.targets, torch.stack([stream[4:37], stream[101:134]]))
+        assert (batch.positions is None) == (not isolate) == (batch.documents is None)
+
+
+def test_an_epoch_visits_every_row_once_in_a_new_order(tokens) -> None:
+    batches = PackedBatches(tokens, batch_size=2, block_size=33, seed=4)
+    n = batches.batches_per_epoch
+    starts = []
+    for i in range(2 * n):
+        batches[i]
+        chosen = batches._starts[(i % n) * 2 : (i % n) * 2 + 2]
+        starts.append(tuple(chosen.tolist()))
+    for epoch in (starts[:n], starts[n:]):
+        flat = [s for pair in epoch for s in pair]
+        assert len(set(flat)) == 2 * n
+        assert len({s % 33 for s in flat}) == 1
+        assert max(flat) + 34 <= tokens.n_tokens
+    assert starts[:n] != starts[n:]
+
+
+def test_batch_i_depends_on_the_seed_and_i_alone(tokens) -> None:
+    a, b = (PackedBatches(tokens, 2, 33, seed=4) for _ in range(2))
+    later = a.batches_per_epoch + 3
+    b[0], b[later + 1]  # another history
+    assert torch.equal(a[later].idx, b[later].idx)
+    assert not torch.equal(PackedBatches(tokens, 2, 33, seed=5)[0].idx, a[0].idx)
+
+
+def test_sequential_batches_hold_every_target_once(tokens) -> None:
+    seen = []
+    for batch in sequential_batches(tokens, batch_size=4, block_size=50):
+        seen += batch.targets[batch.targets != IGNORE].tolist()
+    assert seen == np.asarray(tokens.tokens[1:]).tolist()
+
+
+def test_G6_padding_is_marked_from_the_true_length() -> None:
+    for side in ("left", "right"):
+        batch = padded_batch([[5, 6], [7, 8, 9]], pad_token_id=0, side=side)
+        assert (batch.positions >= 0).sum(1).tolist() == [2, 3]
+        assert batch.positions[0][batch.positions[0] >= 0].tolist() == [0, 1]
+
+
+@given(st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=9), min_size=1, max_size=5))
+def test_padded_rows_keep_their_tokens(rows: list[list[int]]) -> None:
+    for side in ("left", "right"):
+        batch = padded_batch(rows, 0, side)
+        for i, row in enumerate(rows):
+            assert batch.idx[i][batch.positions[i] >= 0].tolist() == row
+        assert (batch.positions[:, -1] >= 0).all() or side == "right"
+
+
+def test_bad_batches_are_refused(tokens) -> None:
+    with pytest.raises(ValueError, match="batch_size=0"):
+        PackedBatches(tokens, 0, 33)
+    with pytest.raises(ValueError, match="fewer than batch_size=10000"):
+        PackedBatches(tokens, 10000, 33)
+    with pytest.raises(ValueError, match="side='middle'"):
+        padded_batch([[1]], 0, "middle")
+    with pytest.raises(ValueError, match="at least one token"):
+        padded_batch([[1], []], 0)
+    with pytest.raises(ValueError, match="fewer than block_size"):
+        next(sequential_batches(tokens, 1, 10**7))

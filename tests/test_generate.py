@@ -1,0 +1,169 @@
+"""generate.py: a row of a batch says what it would say alone, and the same as transformers."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import hf_twin, tiny_gpt2, token_ids
+from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.generate import (
+    as_prompts,
+    complete,
+    evaluating,
+    generate,
+    generate_text,
+)
+from lm_from_scratch.sampling import GREEDY, Sampler
+
+MODEL = tiny_gpt2(attn_pdrop=0.3, resid_pdrop=0.3)
+PROMPTS = [[5, 6, 7, 8, 9, 10], [11], [12, 13, 14]]
+SAMPLER = Sampler(temperature=1.5, top_k=30, top_p=0.95, repetition_penalty=1.2)
+
+
+def naive_greedy(prompt: list[int], n: int) -> list[int]:
+    """The whole sequence again for every token, no cache."""
+    ids = list(prompt)
+    for _ in range(n):
+        ids.append(int(MODEL(torch.tensor([ids]))[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+def test_G1_greedy_with_a_cache_equals_the_whole_sequence_again() -> None:
+    want = [naive_greedy(prompt, 20) for prompt in PROMPTS]
+    assert complete(generate(MODEL, PROMPTS, 20, GREEDY)) == want
+    assert complete(generate(MODEL, PROMPTS[:1], 20, GREEDY)) == want[:1]
+
+
+def test_greedy_equals_transformers_for_left_padded_prompts() -> None:
+    twin = hf_twin(MODEL)
+    n = max(map(len, PROMPTS))
+    idx = torch.tensor([[0] * (n - len(p)) + p for p in PROMPTS])
+    mask = torch.tensor([[0] * (n - len(p)) + [1] * len(p) for p in PROMPTS])
+    out = twin.generate(
+        idx, attention_mask=mask, max_new_tokens=20, do_sample=False,
+        eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    assert complete(generate(MODEL, PROMPTS, 20, GREEDY)) == out[:, n:].tolist()
+
+
+@settings(max_examples=15)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=4), st.integers(0, 1000))
+def test_G8_a_row_of_a_batch_equals_the_row_alone(lengths: list[int], seed: int) -> None:
+    prompts = [token_ids(n, seed=seed + i).tolist() for i, n in enumerate(lengths)]
+    together = complete(generate(MODEL, prompts, 12, SAMPLER, stop_tokens=[4, 5, 6], seed=seed))
+    for i, prompt in enumerate(prompts):
+        alone = complete(
+            generate(MODEL, [prompt], 12, SAMPLER, stop_tokens=[4, 5, 6], seed=seed + i)
+        )
+        assert together[i] == alone[0]
+
+
+def test_G8_rows_finish_one_by_one() -> None:
+    greedy = [naive_greedy(prompt, 12) for prompt in PROMPTS]
+    stop = greedy[0][2]
+    rows = complete(generate(MODEL, PROMPTS, 12, GREEDY, stop_tokens=[stop]))
+    for row, full in zip(rows, greedy, strict=True):
+        end = full.index(stop) + 1 if stop in full else 12
+        assert row == full[:end]
+    steps = list(generate(MODEL, PROMPTS[:1], 12, GREEDY, stop_tokens=[stop]))
+    assert steps[-1] == [stop] and len(steps) == greedy[0].index(stop) + 1
+
+
+def test_G10_the_penalty_of_a_row_comes_from_the_row() -> None:
+    sampler = Sampler(temperature=0.0, repetition_penalty=5.0)
+    together = complete(generate(MODEL, PROMPTS, 15, sampler))
+    for prompt, row in zip(PROMPTS, together, strict=True):
+        assert complete(generate(MODEL, [prompt], 15, sampler))[0] == row
+
+
+def test_G10_padding_is_never_penalised() -> None:
+    """Token 0 fills the padding; a row that never said it must not be charged for it."""
+    sampler = Sampler(temperature=0.0, repetition_penalty=1e6)
+    rows = complete(generate(MODEL, [[5] * 20, [7]], 30, sampler))
+    alone = complete(generate(MODEL, [[7]], 30, sampler))
+    assert rows[1] == alone[0]
+
+
+def test_G11_every_prompt_gives_as_many_rows_as_asked() -> None:
+    rows = complete(generate(MODEL, PROMPTS, 9, SAMPLER, num_return_sequences=3, seed=2))
+    assert len(rows) == 9
+    assert len({tuple(row) for row in rows[:3]}) > 1
+    again = complete(generate(MODEL, PROMPTS, 9, SAMPLER, num_return_sequences=3, seed=2))
+    assert rows == again
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_G15_the_mode_of_the_model_is_restored(training: bool) -> None:
+    MODEL.train(training)
+    try:
+        for step, _ in enumerate(generate(MODEL, PROMPTS, 5, GREEDY)):
+            assert MODEL.training is training  # also between two tokens
+            if step == 2:
+                break
+        assert MODEL.training is training
+        with pytest.raises(RuntimeError), evaluating(MODEL):
+            assert not MODEL.training
+            raise RuntimeError
+        assert MODEL.training is training
+    finally:
+        MODEL.eval()
+
+
+def test_dropout_is_off_while_generating() -> None:
+    MODEL.train()
+    try:
+        a = complete(generate(MODEL, PROMPTS, 8, GREEDY))
+        assert a == complete(generate(MODEL, PROMPTS, 8, GREEDY))
+    finally:
+        MODEL.eval()
+
+
+def test_the_callers_random_state_is_untouched() -> None:
+    state = torch.get_rng_state()
+    complete(generate(MODEL, PROMPTS, 5, SAMPLER, seed=3))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
+        ({"max_new_tokens": 60}, "6 tokens and max_new_tokens=60 do not fit into block_size=64"),
+        ({"prompts": []}, "at least one token"),
+        ({"prompts": [[5], []]}, "at least one token"),
+        ({"prompts": [[97]]}, "token id 97 is not below vocab_size=97"),
+        ({"prompts": [[-1]]}, "token id -1"),
+        ({"stop_tokens": [50256]}, "stop token 50256"),
+        ({"num_return_sequences": 0}, "num_return_sequences=0"),
+    ],
+)
+def test_G12_G13_G15_bad_arguments_are_refused_before_anything_runs(change, message) -> None:
+    arguments = dict(prompts=PROMPTS, max_new_tokens=5, sampler=GREEDY) | change
+    with pytest.raises(ValueError, match=message):
+        generate(MODEL, **arguments)  # at the call, not at the first token
+
+
+def test_the_last_position_can_be_used() -> None:
+    rows = complete(generate(MODEL, [[5] * 60], 5, GREEDY))
+    assert len(rows[0]) == 5  # 60 + 5 - 1 = 64 tokens are fed
+
+
+def test_padded_tensors_become_prompts() -> None:
+    idx = torch.tensor([[0, 0, 5], [6, 7, 8]])
+    assert as_prompts(idx, torch.tensor([[0, 0, 1], [1, 1, 1]])) == [[5], [6, 7, 8]]
+    assert as_prompts(idx) == idx.tolist()
+    with pytest.raises(ValueError, match=r"\(2, 1\), idx \(2, 3\)"):
+        as_prompts(idx, torch.ones(2, 1))
+
+
+def test_text_streams_and_ends_with_the_document() -> None:
+    model, tokenizer = load_shipped()
+    pieces = list(generate_text(model, tokenizer, "Return the", 30, GREEDY))
+    assert len(pieces) > 5
+    text = "".join(pieces)
+    assert "<|endoftext|>" not in text
+    ids = [tokenizer.eos_token_id, *tokenizer.encode("Return the")]
+    end = tokenizer.eos_token_id
+    row = complete(generate(model, [ids], 30, GREEDY, stop_tokens=[end]))[0]
+    assert text == tokenizer.decode([t for t in row if t != end])

@@ -1,0 +1,147 @@
+"""sampling.py: every step equals transformers' own, and drawing gives the distribution."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import (
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from lm_from_scratch.sampling import (
+    GREEDY,
+    Sampler,
+    apply_repetition_penalty,
+    apply_temperature,
+    draw,
+    keep_top_k,
+    keep_top_p,
+)
+
+
+def random_logits(seed: int, B: int = 3, V: int = 41, scale: float = 3.0) -> torch.Tensor:
+    return torch.randn(B, V, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def seen_mask(idx: torch.Tensor, V: int = 41) -> torch.Tensor:
+    return torch.zeros(idx.shape[0], V, dtype=torch.bool).scatter(1, idx, True)
+
+
+@given(
+    st.integers(0, 10**6),
+    st.floats(0.05, 5.0),
+    st.integers(1, 60),
+    st.floats(0.01, 0.99),
+    st.floats(0.2, 4.0),
+)
+def test_each_step_equals_transformers(seed, temperature, k, p, penalty) -> None:
+    logits = random_logits(seed)
+    idx = torch.randint(0, 41, (3, 6), generator=torch.Generator().manual_seed(seed + 1))
+    pairs = [
+        (apply_temperature(logits, temperature), TemperatureLogitsWarper(temperature)),
+        (keep_top_k(logits, k), TopKLogitsWarper(min(k, 41))),
+        (keep_top_p(logits, p), TopPLogitsWarper(p)),
+        (
+            apply_repetition_penalty(logits, seen_mask(idx), penalty),
+            RepetitionPenaltyLogitsProcessor(penalty),
+        ),
+    ]
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours, theirs(idx, logits.clone()), atol=1e-5, rtol=1e-6)
+
+
+def test_the_order_is_penalty_temperature_top_k_top_p() -> None:
+    logits, idx = random_logits(0), torch.randint(0, 41, (3, 6))
+    sampler = Sampler(temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.5)
+    want = logits.clone()
+    for step in (
+        RepetitionPenaltyLogitsProcessor(1.5),
+        TemperatureLogitsWarper(0.7),
+        TopKLogitsWarper(20),
+        TopPLogitsWarper(0.8),
+    ):
+        want = step(idx, want)
+    torch.testing.assert_close(sampler.logits(logits, seen_mask(idx)), want)
+
+
+def test_G9_the_penalty_never_makes_a_token_more_likely() -> None:
+    logits = torch.tensor([[2.0, -1.0, 0.5, -3.0]])
+    before = logits.softmax(-1)
+    for token in range(4):
+        seen = torch.zeros(1, 4, dtype=torch.bool)
+        seen[0, token] = True
+        after = apply_repetition_penalty(logits, seen, 1.3).softmax(-1)
+        assert after[0, token] < before[0, token]
+        wrong = torch.where(seen, logits / 1.3, logits).softmax(-1)
+        assert (wrong[0, token] > before[0, token]) == (logits[0, token] < 0)
+
+
+def test_G10_every_row_is_penalised_for_its_own_tokens() -> None:
+    logits = torch.ones(2, 5)
+    out = apply_repetition_penalty(logits, seen_mask(torch.tensor([[1], [3]]), 5), 2.0)
+    assert out.tolist() == [[1, 0.5, 1, 1, 1], [1, 1, 1, 0.5, 1]]
+
+
+def test_G14_top_p_is_the_smallest_set_that_reaches_p() -> None:
+    logits = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64).log().float()
+    for p, kept in ((0.4, 1), (0.51, 2), (0.79, 2), (0.81, 3), (1e-6, 1)):
+        assert keep_top_p(logits, p).isfinite().sum() == kept
+    exact = torch.tensor([[math.log(0.5), math.log(0.25), math.log(0.25)]])
+    assert keep_top_p(exact, 0.5).isfinite().sum() == 1  # the historic code kept two
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"temperature": -0.5}, r"temperature=-0\.5"),
+        ({"temperature": math.nan}, "temperature=nan"),
+        ({"temperature": math.inf}, "temperature=inf"),
+        ({"top_k": -1}, "top_k=-1"),
+        ({"top_p": 0.0}, r"top_p=0\.0"),
+        ({"top_p": 1.5}, r"top_p=1\.5"),
+        ({"repetition_penalty": 0.0}, r"repetition_penalty=0\.0"),
+    ],
+)
+def test_G13_bad_values_are_refused(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Sampler(**arguments)
+
+
+def test_G13_temperature_zero_is_greedy_and_top_k_is_clamped() -> None:
+    logits = random_logits(3)
+    seen, u = torch.zeros(3, 41, dtype=torch.bool), torch.full((3,), 0.999)
+    assert torch.equal(GREEDY(logits, seen, u), logits.argmax(-1))
+    assert torch.equal(keep_top_k(logits, 10_000), logits)
+    assert torch.equal(Sampler(top_k=1)(logits, seen, u), logits.argmax(-1))
+
+
+def test_draw_lays_the_probabilities_end_to_end() -> None:
+    logits = torch.tensor([[0.2, 0.5, 0.3]]).log()
+    for u, token in ((0.0, 0), (0.19, 0), (0.21, 1), (0.69, 1), (0.71, 2), (1 - 2**-24, 2)):
+        assert draw(logits, torch.tensor([u])).item() == token
+
+
+def test_draw_never_gives_what_was_cut_off() -> None:
+    logits = torch.full((1, 9), -math.inf)
+    logits[0, 3] = 0.0
+    for u in (0.0, 0.5, 1 - 2**-24):
+        assert draw(logits, torch.tensor([u])).item() == 3
+    logits = keep_top_k(random_logits(0, B=1), 5)
+    line = torch.linspace(0, 1 - 2**-24, 5001)
+    drawn = draw(logits.expand(5001, -1), line).unique()
+    assert set(drawn.tolist()) == set(logits[0].isfinite().nonzero()[:, 0].tolist())
+
+
+def test_draws_follow_the_distribution_by_chi_square() -> None:
+    logits = random_logits(7, B=1, V=12, scale=1.0)
+    n = 40_000
+    u = torch.rand(n, generator=torch.Generator().manual_seed(0))
+    counts = torch.bincount(draw(logits.expand(n, -1), u), minlength=12).double()
+    expected = logits.double().softmax(-1)[0] * n
+    chi_square = ((counts - expected) ** 2 / expected).sum().item()
+    assert chi_square < 31.3  # the 0.1 % point for 11 degrees of freedom
