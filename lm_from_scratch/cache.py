@@ -54,6 +54,7 @@ class NoCache:
         return k, v
 
 
+#: What training passes: the one object that keeps nothing.
 NO_CACHE = NoCache()
 
 

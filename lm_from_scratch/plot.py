@@ -77,7 +77,7 @@ def curves(
 
 def attention_map(ax: "Axes", weights: Tensor, labels: Sequence[str], title: str = "") -> None:
     """Draw one map (T, S): row t shows where token t looks. Labels are token texts."""
-    ax.imshow(weights.cpu(), cmap="Blues", vmin=0.0, vmax=1.0)
+    ax.imshow(weights.cpu().numpy(), cmap="Blues", vmin=0.0, vmax=1.0)
     names = [printable(label) for label in labels]
     ax.set_xticks(range(weights.shape[1]), names[: weights.shape[1]], rotation=90, fontsize=8)
     ax.set_yticks(range(weights.shape[0]), names[-weights.shape[0] :], fontsize=8)

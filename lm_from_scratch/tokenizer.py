@@ -183,9 +183,16 @@ class Tokenizer:
         return [self.decode([token]) for token in ids]
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
-        """Text as the ids arrive, never half a character: its bytes wait until it is whole."""
-        state = DecodeStream(skip_special_tokens=False)
+        """Text as the ids arrive, never half a character: its bytes wait until it is whole.
+
+        What is still waiting at the end comes as it is, with U+FFFD for bytes that are no text.
+        """
+        state, arrived, said = DecodeStream(skip_special_tokens=False), [], 0
         for token in ids:
+            arrived.append(token)
             text = state.step(self.backend, token)
             if text:
+                said += len(text)
                 yield text
+        if rest := self.decode(arrived)[said:]:
+            yield rest

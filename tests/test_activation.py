@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-
 from conftest import tiny_gpt2, tiny_hf, token_ids
+
 from lm_from_scratch.activation import ACTIVATIONS, gelu, gelu_new
 from lm_from_scratch.checkpoint import from_pretrained
 from lm_from_scratch.models.gpt2 import GPT2Config

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import tiny_gpt2, token_ids
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import tiny_gpt2, token_ids
 from lm_from_scratch.attention import (
     ATTENTION_KINDS,
     Visibility,
@@ -191,15 +191,11 @@ def test_bad_visibility_is_refused() -> None:
         Visibility(arange(3), arange(3), query_documents=arange(3))
 
 
-@given(
-    st.integers(1, 3), st.integers(1, 9), st.integers(1, 10), st.integers(0, 10**6), st.data()
-)
+@given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 10), st.integers(0, 10**6), st.data())
 def test_random_padding_and_windows(B: int, T: int, window: int, seed: int, data) -> None:
     mask = torch.tensor(
         data.draw(
-            st.lists(
-                st.lists(st.integers(0, 1), min_size=T, max_size=T), min_size=B, max_size=B
-            )
+            st.lists(st.lists(st.integers(0, 1), min_size=T, max_size=T), min_size=B, max_size=B)
         )
     )
     positions = positions_from_mask(mask)

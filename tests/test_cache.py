@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from conftest import tiny_gpt2, token_ids
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import tiny_gpt2, token_ids
 from lm_from_scratch.attention import positions_from_mask
 from lm_from_scratch.cache import NO_CACHE, GrowingCache, GrowingLayer
 from lm_from_scratch.data import padded_batch
@@ -104,7 +104,7 @@ def test_misuse_is_refused_with_both_values() -> None:
     layer.update(torch.ones(2, 3, 1, 5), torch.ones(2, 3, 1, 5))
     with pytest.raises(ValueError, match=r"\(2, 3, 5\), the new tensor has \(1, 3, 5\)"):
         layer.update(torch.ones(1, 3, 1, 5), torch.ones(1, 3, 1, 5))
-    with pytest.raises(ValueError, match="float32, the new tensor is torch.bfloat16"):
+    with pytest.raises(ValueError, match=r"float32, the new tensor is torch\.bfloat16"):
         layer.update(torch.ones(2, 3, 1, 5).bfloat16(), torch.ones(2, 3, 1, 5).bfloat16())
     with pytest.raises(ValueError, match="no gradients"):
         MODEL(token_ids(1, 4), cache=GrowingCache(3))

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from conftest import hf_twin, tiny_gpt2, token_ids
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import hf_twin, tiny_gpt2, token_ids
 from lm_from_scratch.checkpoint import load_shipped
 from lm_from_scratch.generate import (
     as_prompts,

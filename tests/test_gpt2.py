@@ -5,15 +5,15 @@ import warnings
 
 import pytest
 import torch
+from conftest import TINY, hf_twin, ours_from_hf, tiny_gpt2, tiny_hf, token_ids
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_cache import in_chunks
 
-from conftest import TINY, hf_twin, ours_from_hf, tiny_gpt2, tiny_hf, token_ids
 from lm_from_scratch.attention import positions_from_mask, use_attention_
 from lm_from_scratch.data import padded_batch
 from lm_from_scratch.loss import IGNORE, causal_lm_loss, next_token_targets
 from lm_from_scratch.models.gpt2 import SIZES, GPT2Config, GPT2LMHeadModel
-from test_cache import in_chunks
 
 configs = st.fixed_dictionaries(
     {

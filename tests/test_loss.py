@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-
 from conftest import tiny_gpt2, token_ids
+
 from lm_from_scratch.data import padded_batch
 from lm_from_scratch.loss import IGNORE, causal_lm_loss, next_token_targets
 

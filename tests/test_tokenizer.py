@@ -37,6 +37,8 @@ def test_decode_of_encode_is_the_text(text: str) -> None:
 
 @settings(max_examples=100)
 @given(st.text())
+@example("ends with \ufffd")
+@example("😀\ufffd\ufffd")
 def test_stream_gives_the_text_and_never_half_a_character(text: str) -> None:
     pieces = list(TOKENIZER.stream(TOKENIZER.encode(text)))
     assert "".join(pieces) == text
@@ -92,7 +94,7 @@ def test_bad_input_is_refused(tmp_path) -> None:
         Tokenizer.train(TEXTS, 200)
     with pytest.raises(ValueError, match="must contain"):
         Tokenizer.train(TEXTS, 400, special_tokens=["<s>"])
-    with pytest.raises(ValueError, match="surrogate pair.*index 2"):
+    with pytest.raises(ValueError, match=r"surrogate pair.*index 2"):
         TOKENIZER.encode("ab\ud800")
     for bad in (-1, 600):
         with pytest.raises(ValueError, match=f"token id {bad}"):
@@ -100,10 +102,10 @@ def test_bad_input_is_refused(tmp_path) -> None:
     with pytest.raises(ValueError, match="no tokenizer at"):
         Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
-    with pytest.raises(ValueError, match="cannot|can be read"):
+    with pytest.raises(ValueError, match="can be read"):
         Tokenizer.load(tmp_path)
     other = tokenizers.Tokenizer(models.BPE())
-    with pytest.raises(ValueError, match="has no '<|endoftext|>' token"):
+    with pytest.raises(ValueError, match=r"has no '<\|endoftext\|>' token"):
         Tokenizer(other)
 
 
@@ -154,6 +156,11 @@ def test_applied_merges_equal_the_library_on_real_words() -> None:
     )
     for word in words:
         assert list(apply_merges(word, merges)) == backend.encode(word).tokens
+
+
+def test_half_a_character_at_the_end_is_shown_as_such() -> None:
+    ids = TOKENIZER.encode("a😀")[:-1]
+    assert "".join(TOKENIZER.stream(ids)) == TOKENIZER.decode(ids)
 
 
 def test_pieces_join_to_the_text() -> None:

@@ -1,0 +1,32 @@
+// Names that the theme leaves out, and keyboard access to what scrolls.
+(function () {
+  "use strict";
+
+  // The arrow beside a chapter opens its list of pages; say which.
+  document.querySelectorAll("details > summary").forEach(function (summary) {
+    if (summary.textContent.trim() || summary.getAttribute("aria-label")) return;
+    var item = summary.closest("li");
+    var link = item && item.querySelector("a");
+    summary.setAttribute("aria-label", "Pages of " + (link ? link.textContent.trim() : "this chapter"));
+  });
+
+  // A voice command "search" reaches a button whose name is what it shows.
+  document.querySelectorAll("button.search-button-field, button.search-button__button").forEach(function (button) {
+    var shown = button.textContent.trim().replace(/\s+/g, " ");
+    if (shown) button.setAttribute("aria-label", shown);
+  });
+
+  function scrollable() {
+    document.querySelectorAll("div.math, .highlight pre").forEach(function (box) {
+      if (box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight + 1) box.tabIndex = 0;
+    });
+  }
+  function whenDrawn() {
+    var math = window.MathJax && window.MathJax.startup && window.MathJax.startup.promise;
+    if (math) math.then(scrollable);
+    else scrollable();
+  }
+  if (document.readyState === "complete") whenDrawn();
+  else window.addEventListener("load", whenDrawn);
+  window.addEventListener("resize", scrollable);
+})();

@@ -1,0 +1,146 @@
+"""Pages written from the tree: one API page per module, and the learning path of the landing page.
+
+Nothing is imported: module names and public objects are read from the source files, so a new file
+in the package has a page with the next build.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import gallery
+
+PACKAGE = "lm_from_scratch"
+
+# What the path holds when it is complete. A chapter leaves this list when its folder exists.
+PLANNED = {
+    2: "Qwen2 and attention",
+    3: "KV caching and generation",
+    4: "GaLore and optimizers",
+    5: "Tensor swapping and quantised weights",
+    6: "GPU kernels",
+    7: "Exercises",
+}
+
+
+def modules() -> dict[str, Path]:
+    """Public modules and packages by dotted name; names with an underscore are private."""
+    found = {}
+    for path in sorted((gallery.ROOT / PACKAGE).rglob("*.py")):
+        parts = [PACKAGE, *path.relative_to(gallery.ROOT / PACKAGE).with_suffix("").parts]
+        if parts[-1] == "__init__":
+            parts.pop()
+        if any(part.startswith("_") for part in parts):
+            continue
+        found[".".join(parts)] = path
+    return found
+
+
+def summary(path: Path) -> str:
+    """First line of a module's docstring."""
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return docstring.strip().partition("\n")[0].strip()
+
+
+def public_names(path: Path) -> list[str]:
+    """Functions and classes that a file defines, in its order."""
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = [node.name for node in tree.body if isinstance(node, definitions)]
+    return [name for name in names if not name.startswith("_")]
+
+
+def has_objects(path: Path) -> bool:
+    """Whether a file says anything: an empty package file gets no page."""
+    return bool(summary(path) or public_names(path))
+
+
+def api_page(module: str, path: Path) -> str:
+    title = module.removeprefix(PACKAGE + ".")
+    title = f"``{title}``"
+    lines = [title, "=" * len(title), "", f".. automodule:: {module}"]
+    # A package file re-exports; its members are documented where they are defined.
+    if path.name != "__init__.py":
+        lines += ["   :members:", "   :undoc-members:", "   :show-inheritance:"]
+    names = [f"{module}.{name}" for name in public_names(path)]
+    if names:
+        lines += ["", ".. minigallery::", "   :add-heading: Tutorials that use it"]
+        lines += ["   :heading-level: -", ""]
+        lines += [f"   {name}" for name in names]
+    if path.name != "__init__.py":
+        source = Path("../..") / path.relative_to(gallery.ROOT)
+        lines += ["", "The whole file", "--------------", ""]
+        lines += [f".. literalinclude:: {source.as_posix()}", "   :language: python"]
+    return "\n".join(lines) + "\n"
+
+
+def api_index(listed: dict[str, Path]) -> str:
+    title = "API"
+    lines = [
+        title,
+        "=" * len(title),
+        "",
+        "One page per file of the package. Each file holds one concept. A page links to the "
+        "tutorials that use its functions.",
+        "",
+    ]
+    for module, path in listed.items():
+        name = module.removeprefix(PACKAGE + ".")
+        line = f"* :doc:`{name} <{module}>`"
+        lines.append(f"{line}: {summary(path)}" if summary(path) else line)
+    lines += ["", ".. toctree::", "   :hidden:", ""]
+    lines += [f"   {module}" for module in listed]
+    return "\n".join(lines) + "\n"
+
+
+def learning_path() -> str:
+    """Cards for the chapters that exist, one honest sentence about those that do not yet."""
+    lines = [".. grid:: 1 1 2 2", "   :gutter: 3", "   :class-container: learning-path", ""]
+    written = set()
+    for chapter in gallery.chapters():
+        number = chapter.name.partition("_")[0]
+        written.add(number)
+        title, intro = gallery.header_text(chapter)
+        lines += [
+            f"   .. grid-item-card:: {title}",
+            f"      :link: /auto_tutorials/{chapter.name}/index",
+            "      :link-type: doc",
+            "",
+            f"      {intro}",
+            "",
+            "      .. card-footer::",
+            "",
+            f"         {_count(len(gallery.pages(chapter)), 'page')}",
+            "",
+        ]
+    missing = [f"{n}. {title}" for n, title in PLANNED.items() if str(n) not in written]
+    if missing:
+        lines += ["To come:", "", *missing, ""]
+    return "\n".join(lines) + "\n"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def write(app) -> None:
+    listed = {module: path for module, path in modules().items() if has_objects(path)}
+    listed.pop(PACKAGE, None)
+    api = Path(app.srcdir) / "api"
+    texts = {api / f"{module}.rst": api_page(module, path) for module, path in listed.items()}
+    texts[api / "index.rst"] = api_index(listed)
+    texts[Path(app.srcdir) / "generated" / "learning_path.rst"] = learning_path()
+    for old in api.glob("*.rst"):
+        if old not in texts:
+            old.unlink()
+    # The page of a script that was renamed or removed goes with it.
+    current = {f"{script.parent.name}/{script.stem}" for script in gallery.scripts()}
+    for old in (Path(app.srcdir) / "auto_tutorials").glob("[0-9]*/[0-9]*.rst"):
+        if f"{old.parent.name}/{old.stem}" not in current:
+            old.unlink()
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # An unchanged file keeps its time, so the next build does not read it again.
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")

@@ -1,0 +1,300 @@
+"""checkpoint.py: both ways with transformers, and nothing half-loaded."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import hf_twin, tiny_gpt2, tiny_hf, token_ids
+from safetensors.torch import load_file, save_file
+
+from lm_from_scratch import checkpoint
+from lm_from_scratch.checkpoint import (
+    config_from_dict,
+    config_to_dict,
+    from_pretrained,
+    latest_checkpoint,
+    load_training_state,
+    save_pretrained,
+    save_training_state,
+)
+from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
+from lm_from_scratch.tokenizer import Tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    tiny_hf().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_tensors(folder: Path, edit) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    edit(tensors)
+    save_file(tensors, path)
+
+
+def test_a_folder_of_transformers_loads_with_equal_logits(folder) -> None:
+    idx = token_ids(2, 12)
+    ours = from_pretrained(folder)
+    assert not ours.training
+    torch.testing.assert_close(ours(idx), tiny_hf()(idx).logits, atol=5e-5, rtol=0)
+
+
+def test_a_folder_of_ours_loads_in_transformers_with_equal_logits() -> None:
+    model, idx = tiny_gpt2(), token_ids(2, 12)
+    torch.testing.assert_close(hf_twin(model)(idx).logits, model(idx), atol=5e-5, rtol=0)
+
+
+def test_shards_in_both_directions(tmp_path) -> None:
+    from transformers import GPT2LMHeadModel as HFModel
+
+    idx = token_ids(2, 12)
+    twin = tiny_hf()
+    twin.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
+    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 2
+    ours = from_pretrained(tmp_path / "theirs")
+    torch.testing.assert_close(ours(idx), twin(idx).logits, atol=5e-5, rtol=0)
+    save_pretrained(ours, tmp_path / "ours", max_shard_bytes=20_000)
+    assert len(list((tmp_path / "ours").glob("*.safetensors"))) > 2
+    again = HFModel.from_pretrained(tmp_path / "ours").eval()
+    torch.testing.assert_close(again(idx).logits, ours(idx), atol=5e-5, rtol=0)
+    assert torch.equal(from_pretrained(tmp_path / "ours")(idx), ours(idx))
+
+
+def test_names_without_prefix_and_constant_masks_load(folder) -> None:
+    """The layout of the first published files."""
+
+    def edit(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+        for layer in range(3):
+            tensors[f"h.{layer}.attn.bias"] = torch.ones(1, 1, 64, 64).tril()
+            tensors[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
+
+    edit_tensors(folder, edit)
+    idx = token_ids(2, 12)
+    torch.testing.assert_close(
+        from_pretrained(folder)(idx), tiny_hf()(idx).logits, atol=5e-5, rtol=0
+    )
+
+
+def test_G16_the_constants_that_are_dropped_are_not_the_biases(folder) -> None:
+    """A filter on ``attn.bias`` at the end of a name drops ``c_attn.bias`` too."""
+    ours = from_pretrained(folder).state_dict()
+    assert (ours["transformer.h.1.attn.c_attn.bias"] != 0).all()
+    edit_tensors(folder, lambda t: t.pop("transformer.h.1.attn.c_attn.bias"))
+    with pytest.raises(ValueError, match=r"missing transformer\.h\.1\.attn\.c_attn\.bias"):
+        from_pretrained(folder)
+
+
+def test_G32_a_stored_head_must_be_the_embedding(folder) -> None:
+    embedding = load_file(folder / "model.safetensors")["transformer.wte.weight"]
+    edit_tensors(folder, lambda t: t.update({"lm_head.weight": embedding.clone()}))
+    from_pretrained(folder)
+    edit_tensors(folder, lambda t: t.update({"lm_head.weight": embedding + 1}))
+    with pytest.raises(ValueError, match=r"lm_head\.weight differs"):
+        from_pretrained(folder)
+
+
+def test_everything_wrong_is_named_at_once(folder) -> None:
+    def edit(tensors: dict[str, torch.Tensor]) -> None:
+        tensors.pop("transformer.ln_f.bias")
+        tensors["transformer.extra"] = torch.zeros(1)
+        tensors["transformer.wpe.weight"] = torch.zeros(63, 28)
+
+    edit_tensors(folder, edit)
+    with pytest.raises(ValueError) as error:
+        from_pretrained(folder)
+    for part in (
+        "missing transformer.ln_f.bias",
+        "unexpected transformer.extra",
+        "transformer.wpe.weight has shape (63, 28), not (64, 28)",
+    ):
+        assert part in str(error.value)
+
+
+def test_a_checkpoint_of_mixed_dtypes_is_refused(folder) -> None:
+    edit_tensors(
+        folder, lambda t: t.update({"transformer.ln_f.bias": torch.zeros(28, dtype=torch.half)})
+    )
+    with pytest.raises(ValueError, match="different dtypes"):
+        from_pretrained(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 7, 100, 5000])
+def test_a_truncated_file_is_refused(folder, keep: int) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ValueError, match="damaged or incomplete"):
+        from_pretrained(folder)
+
+
+def test_missing_files_are_named(folder, tmp_path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="pickled weights"):
+        from_pretrained(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="not valid JSON"):
+        from_pretrained(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"has no config\.json"):
+        from_pretrained(folder)
+    with pytest.raises(ValueError, match="no folder"):
+        from_pretrained(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="neither a local folder nor a model that the hub gave"):
+        from_pretrained("nobody/nothing-of-this-name")
+
+
+def test_a_missing_shard_is_named(tmp_path) -> None:
+    tiny_hf().save_pretrained(tmp_path, max_shard_size="20KB")
+    shard = sorted(tmp_path.glob("*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(ValueError, match=f"no shard '{shard.name}'"):
+        from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "llama"}, "model_type is 'llama'"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings=False"),
+        ({"n_head": 5}, "n_embd=28 is not a multiple of n_head=5"),
+        ({"activation_function": "mish"}, "activation='mish'"),
+    ],
+)
+def test_a_config_that_cannot_be_honoured_is_refused(folder, change, message) -> None:
+    edit_config(folder, **change)
+    with pytest.raises(ValueError, match=message):
+        from_pretrained(folder)
+
+
+def test_config_round_trip_and_unknown_keys() -> None:
+    config = tiny_gpt2(intermediate_size=50, activation="relu").config
+    assert config_from_dict(config_to_dict(config) | {"task_specific_params": {}}) == config
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_dtype_of_the_file_is_kept(tmp_path, dtype) -> None:
+    model = tiny_gpt2().to(dtype)
+    save_pretrained(model, tmp_path / "m")
+    again = from_pretrained(tmp_path / "m")
+    assert {p.dtype for p in again.parameters()} == {dtype}
+    assert json.loads((tmp_path / "m" / "config.json").read_text())["dtype"] in str(dtype)
+
+
+def test_a_loaded_model_does_not_share_storage_with_the_file(folder) -> None:
+    model = from_pretrained(folder)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    assert all((p != 0).any() for p in from_pretrained(folder).parameters())
+
+
+def test_saving_replaces_a_model_whole_and_refuses_anything_else(tmp_path) -> None:
+    save_pretrained(tiny_gpt2(), tmp_path / "m", max_shard_bytes=20_000)
+    save_pretrained(tiny_gpt2(seed=1), tmp_path / "m")
+    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter1.txt").write_text("years of work")
+    with pytest.raises(ValueError, match="is not a model folder"):
+        save_pretrained(tiny_gpt2(), tmp_path / "thesis")
+    assert (tmp_path / "thesis" / "chapter1.txt").read_text() == "years of work"
+
+
+def test_a_save_that_fails_leaves_the_old_model(tmp_path, monkeypatch) -> None:
+    save_pretrained(tiny_gpt2(), tmp_path / "m")
+    before = (tmp_path / "m" / "model.safetensors").read_bytes()
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", fail)
+    with pytest.raises(OSError, match="no space"):
+        save_pretrained(tiny_gpt2(seed=1), tmp_path / "m")
+    assert (tmp_path / "m" / "model.safetensors").read_bytes() == before
+    from_pretrained(tmp_path / "m")
+
+
+def test_the_tokenizer_travels_with_the_model(tmp_path) -> None:
+    tokenizer = Tokenizer.train(["some text"], 270)
+    save_pretrained(tiny_gpt2(), tmp_path / "m", tokenizer)
+    assert Tokenizer.load(tmp_path / "m").encode("text") == tokenizer.encode("text")
+
+
+def trained_state(seed: int = 0) -> tuple[GPT2LMHeadModel, torch.optim.AdamW]:
+    model = tiny_gpt2(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model(token_ids(2, 9)).square().mean().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_G17_nothing_in_a_checkpoint_is_pickled(tmp_path) -> None:
+    model, optimizer = trained_state()
+    save_training_state(tmp_path, model, optimizer, {"a": 1}, 7)
+    found = latest_checkpoint(tmp_path)
+    files = sorted(p.name for p in found.iterdir())
+    assert files == ["config.json", "model.safetensors", "optimizer.safetensors", "training.json"]
+    for file in found.glob("*.safetensors"):
+        header = int.from_bytes(file.read_bytes()[:8], "little")
+        json.loads(file.read_bytes()[8 : 8 + header])
+
+
+def test_G18_G20_the_training_state_comes_back_whole(tmp_path) -> None:
+    model, optimizer = trained_state()
+    save_training_state(tmp_path, model, optimizer, {"a": 1}, 7)
+    other = tiny_gpt2(seed=5)
+    fresh = torch.optim.AdamW(other.parameters(), lr=1e-2)
+    assert load_training_state(latest_checkpoint(tmp_path), other, fresh, {"a": 1}) == 7
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+        for key in ("exp_avg", "exp_avg_sq", "step"):
+            assert torch.equal(optimizer.state[a][key], fresh.state[b][key])
+
+
+def test_G20_a_checkpoint_of_a_run_is_also_a_model_folder(tmp_path) -> None:
+    model, optimizer = trained_state()
+    save_training_state(tmp_path, model, optimizer, {}, 1)
+    idx = token_ids(2, 9)
+    assert torch.equal(from_pretrained(latest_checkpoint(tmp_path))(idx), model(idx))
+
+
+def test_an_unfinished_checkpoint_is_not_used(tmp_path) -> None:
+    model, optimizer = trained_state()
+    save_training_state(tmp_path, model, optimizer, {}, 3)
+    shutil.copytree(tmp_path / "step-00000003", tmp_path / ".step-00000009.tmp")
+    os.remove(tmp_path / ".step-00000009.tmp" / "training.json")
+    assert latest_checkpoint(tmp_path).name == "step-00000003"
+    save_training_state(
+        tmp_path, model, optimizer, {}, 9
+    )  # the rest of a killed run is no obstacle
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000009"]
+
+
+def test_a_damaged_optimizer_file_changes_nothing(tmp_path) -> None:
+    model, optimizer = trained_state()
+    save_training_state(tmp_path, model, optimizer, {}, 3)
+    path = tmp_path / "step-00000003" / "optimizer.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+    other = tiny_gpt2(seed=5)
+    fresh = torch.optim.AdamW(other.parameters(), lr=1e-2)
+    with pytest.raises(ValueError, match="damaged"):
+        load_training_state(tmp_path / "step-00000003", other, fresh, {})
+    untouched = tiny_gpt2(seed=5)
+    assert all(
+        torch.equal(a, b) for a, b in zip(other.parameters(), untouched.parameters(), strict=True)
+    )

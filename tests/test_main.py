@@ -1,0 +1,106 @@
+"""__main__.py: the commands, as a newcomer would type them."""
+
+import json
+
+import pytest
+
+from lm_from_scratch.__main__ import PRESETS, main, parser
+
+SMALL = [
+    "--vocab-size", "300", "--n-layer", "1", "--n-head", "2", "--n-embd", "16", "--block-size",
+    "32", "--batch-size", "4", "--steps", "6", "--warmup", "1", "--eval-every", "3", "--quiet",
+]  # fmt: skip
+
+
+def test_train_then_generate(tmp_path, capsys) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "--out", str(out), *SMALL]) == 0
+    said = capsys.readouterr().out
+    assert "parameters" in said and "step 6: held-out loss" in said and "try: python" in said
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    arguments = json.loads((out / "recipe.json").read_text())["arguments"]
+    assert arguments["corpus"] == PRESETS["nano"]["corpus"] and arguments["steps"] == 6
+
+    generate = ["generate", "--model", str(out / "model"), "--prompt", "The ", "--seed", "3"]
+    assert main([*generate, "--max-new-tokens", "10"]) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("The ")
+    assert main([*generate, "--max-new-tokens", "10"]) == 0
+    assert capsys.readouterr().out == first
+    assert main([*generate, "--max-new-tokens", "5", "--num-return-sequences", "3"]) == 0
+    assert capsys.readouterr().out.count("--- ") == 3
+
+
+def test_train_again_does_nothing_more(tmp_path, capsys) -> None:
+    for _ in range(2):
+        assert main(["train", "--out", str(tmp_path / "run"), *SMALL]) == 0
+    assert "going on after step 6" in capsys.readouterr().out
+    assert len((tmp_path / "run" / "log.jsonl").read_text().splitlines()) == 6
+
+
+def test_the_readers_own_text(tmp_path) -> None:
+    text = tmp_path / "my notes.txt"
+    text.write_text("\n\n".join(f"note {i}: the tides turn twice a day" for i in range(900)))
+    out = tmp_path / "run"
+    assert (
+        main(["train", "--corpus", str(text), "--held-out", "0.3", "--out", str(out), *SMALL]) == 0
+    )
+
+
+def test_the_shipped_model_speaks_without_arguments(capsys) -> None:
+    assert main(["generate", "--max-new-tokens", "5"]) == 0
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "--temperature", "-1"], "temperature=-1.0"),
+        (["generate", "--model", "/nowhere"], "no folder /nowhere"),
+        (["generate", "--max-new-tokens", "100000"], "do not fit into block_size=256"),
+        (["train", "--out", "OUT", "--corpus", "/nowhere.txt"], "neither a file nor a folder"),
+        (["train", "--out", "OUT", "--n-embd", "30"], "n_embd=30 is not a multiple of n_head=4"),
+        (["train", "--out", "OUT", "--steps", "10"], "warmup=50 must be shorter than steps=10"),
+        (["train", "--out", "OUT", "--dropout", "1"], "embd_pdrop=1.0 must be in [0, 1)"),
+    ],
+)
+def test_bad_values_are_one_line_and_exit_code_2(arguments, message, tmp_path, capsys) -> None:
+    arguments = [str(tmp_path / "run") if a == "OUT" else a for a in arguments]
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and error.count("\n") == 1
+
+
+def test_another_recipe_in_the_same_folder_is_refused(tmp_path, capsys) -> None:
+    out = str(tmp_path / "run")
+    assert main(["train", "--out", out, *SMALL]) == 0
+    assert main(["train", "--out", out, *SMALL, "--lr", "0.5"]) == 2
+    assert "lr was 0.003, now it is 0.5" in capsys.readouterr().err
+
+
+def test_doctor_finds_all_well_and_names_what_is_missing(capsys, monkeypatch, tmp_path) -> None:
+    assert main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    assert "all well" in said and "the shipped model says: Return the" in said
+    monkeypatch.setattr("lm_from_scratch.__main__.SHIPPED", tmp_path)
+    assert main(["doctor"]) == 1
+    said = capsys.readouterr().out
+    assert "MEND  the shipped model" in said and "-> install the package again" in said
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["generate"], ["doctor"]])
+def test_help_explains(command: list[str], capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*command, "--help"])
+    assert stop.value.code == 0
+    said = capsys.readouterr().out
+    assert "usage: python -m lm_from_scratch" in said
+    if command in (["train"], ["generate"]):
+        assert "examples" in said and "how to choose" in said
+
+
+def test_every_option_of_a_command_has_a_help_text() -> None:
+    commands = parser()._subparsers._group_actions[0].choices
+    for command in commands.values():
+        assert all(action.help for action in command._actions)

@@ -1,0 +1,895 @@
+r"""
+Training: watching a model learn
+================================
+
+A new language model is a box of random numbers. A loop of a few lines turns them into something that
+knows how Python's documentation sounds. What happens in that loop, and how do you see whether it
+works?
+
+Training code rarely crashes when it is wrong. It prints a falling number and produces a bad model. So
+this page proves each part of the loop before it runs the loop.
+
+You will learn
+--------------
+
+* what the loss says, in nats per token, in perplexity and in bits per byte,
+* which token is the target of which, and what padding does to it,
+* what the gradient, AdamW, clipping and the schedule do in one step,
+* how to read a learning curve with baselines that you compute yourself,
+* five checks that tell a healthy run from a broken one.
+
+Before you start
+----------------
+
+Read the pages on tokens and on the model first. You need one CPU core. The text to train on is
+Python's own language reference, which is already on your disk: nothing is downloaded.
+
+Text to train on
+----------------
+
+The reference is a set of documents. Some are held out: the model never sees them, and what it makes of
+them is the measure of success. A tokenizer with a small vocabulary of :math:`V = 1024` is trained on
+the rest.
+"""
+
+# sphinx_gallery_thumbnail_number = 2
+
+import inspect
+import json
+import math
+import re
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from lm_from_scratch.data import (
+    Batch,
+    PackedBatches,
+    load_corpus,
+    packed_batch,
+    padded_batch,
+    sequential_batches,
+    split,
+    write_tokens,
+)
+from lm_from_scratch.loss import IGNORE, causal_lm_loss, next_token_targets
+from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
+from lm_from_scratch.plot import COLOURS, figure
+from lm_from_scratch.tokenizer import Tokenizer
+
+train_documents, held_out_documents = split(load_corpus("reference"))
+tokenizer = Tokenizer.train([document.text for document in train_documents], 1024)
+V = tokenizer.vocab_size
+assert V == 1024
+
+folder = tempfile.TemporaryDirectory()
+work = Path(folder.name)
+train_file = write_tokens(train_documents, tokenizer, work / "train.bin")
+held_out_file = write_tokens(held_out_documents, tokenizer, work / "held_out.bin")
+for name, documents, file in [
+    ("train", train_documents, train_file),
+    ("held out", held_out_documents, held_out_file),
+]:
+    print(f"{name:9} {len(documents):3} documents {file.n_bytes:7} bytes {file.n_tokens:7} tokens")
+
+# %%
+# The loss is surprise
+# --------------------
+#
+# The model gives each possible next token a probability. The loss is the mean of the negative
+# logarithm of the probability that it gave to the token that really came. It is measured in *nats*
+# per token, and low means: not surprised.
+#
+# .. math::
+#
+#    \mathcal{L} = -\frac{1}{N} \sum_{t} \log p(x_{t+1} \mid x_{\le t})
+#
+# A model that knows nothing should give each of the :math:`V` tokens the probability :math:`1/V`, and
+# be surprised by :math:`\log V`. A fresh GPT-2 does: its initial weights are small, so its logits are
+# close to 0.
+
+batches = PackedBatches(train_file, batch_size=16, block_size=64)
+batch = batches[0]  # B = 16 rows of T = 64 tokens
+nano = GPT2Config(
+    vocab_size=V,
+    block_size=64,
+    n_layer=2,
+    n_head=4,
+    n_embd=64,
+    initializer_range=0.04,
+    embd_pdrop=0.0,
+    resid_pdrop=0.0,
+    attn_pdrop=0.0,
+    bos_token_id=tokenizer.eos_token_id,
+    eos_token_id=tokenizer.eos_token_id,
+)
+
+
+def loss_of(model, batch):
+    return causal_lm_loss(model(batch.idx, batch.positions, batch.documents), batch.targets)
+
+
+torch.manual_seed(0)
+model = GPT2LMHeadModel(nano)
+with torch.no_grad():
+    loss = float(loss_of(model, batch))
+
+print(f"loss {loss:.2f}   log V {math.log(V):.2f}")
+assert abs(loss - math.log(V)) < 0.1
+
+# %%
+# This is **check 1** of any run: before the first step the loss is :math:`\log V`. A higher value means
+# that the model is already sure of things that it cannot know. Weights that start five times too large
+# do that.
+
+torch.manual_seed(0)
+loud = GPT2LMHeadModel(replace(nano, initializer_range=5 * nano.initializer_range))
+with torch.no_grad():
+    loud_loss = float(loss_of(loud, batch))
+print(f"loss {loud_loss:.2f}   log V {math.log(V):.2f}")
+assert loud_loss > math.log(V) + 1.0
+
+# %%
+# One loss, four units
+# --------------------
+#
+# The same number is quoted in four units. *Perplexity* is :math:`e^{\mathcal{L}}`: a model with
+# perplexity 20 is as surprised as one that chooses evenly among 20 tokens. *Bits* use the logarithm to
+# the base 2. *Bits per byte* spread the bits over the bytes of the text instead of over the tokens.
+#
+# .. math::
+#
+#    \text{bits per byte} = \frac{\mathcal{L}}{\log 2} \cdot \frac{\text{tokens}}{\text{bytes}}
+#
+# The first token of the file has no target, so the number of predicted tokens is one less than the
+# number of tokens.
+
+
+def bits_per_byte(loss, file):
+    return loss / math.log(2) * (file.n_tokens - 1) / file.n_bytes
+
+
+uniform = math.log(V)
+bits = uniform / math.log(2)
+print(f"uniform: {uniform:.2f} nats = {bits:.2f} bits a token, perplexity {math.exp(uniform):.0f}")
+print(f"uniform: {bits_per_byte(uniform, held_out_file):.2f} bits a byte")
+
+torch.testing.assert_close(math.exp(uniform), float(V))  # perplexity of the uniform model
+torch.testing.assert_close(2**bits, math.exp(uniform))
+torch.testing.assert_close(bits, 10.0)  # 1024 = 2 ** 10
+
+# %%
+# Why four? A loss per token depends on what a token is. Take a tokenizer that knows the 256 bytes and
+# the end of the text, nothing else. Its uniform model has a *lower* loss per token, because it chooses
+# among fewer tokens. In bits per byte, it is the worse one by far.
+
+byte_tokenizer = Tokenizer.train(["x"], 257)
+byte_file = write_tokens(held_out_documents, byte_tokenizer, work / "bytes.bin")
+assert byte_file.n_tokens == byte_file.n_bytes + len(held_out_documents) + 1  # a token is a byte
+
+for name, n, file in [("bytes", 257, byte_file), ("BPE", V, held_out_file)]:
+    each = math.log(n)
+    print(f"{name:5}  {each:.2f} nats a token  {bits_per_byte(each, file):.2f} bits a byte")
+assert math.log(257) < math.log(V)
+assert bits_per_byte(math.log(257), byte_file) > 1.5 * bits_per_byte(math.log(V), held_out_file)
+
+# %%
+# So: compare losses per token only between models with the same tokenizer. For everything else, and
+# for compressors, use bits per byte.
+#
+# The target is the next token
+# ----------------------------
+#
+# The target of a token is the token to its right. Where nothing follows there is no target, and the
+# number -100 says so. Two sequences of unequal length, padded on the right:
+
+padded = padded_batch([[11, 12, 13, 14, 15], [21, 22]], pad_token_id=0)
+print("idx\n", padded.idx.numpy())
+print("positions\n", padded.positions.numpy())
+print("targets\n", padded.targets.numpy())
+
+assert torch.equal(padded.targets, next_token_targets(padded.idx, padded.positions))
+assert int((padded.targets != IGNORE).sum()) == (5 - 1) + (2 - 1)
+print(inspect.getsource(next_token_targets))
+
+# %%
+# The shift happens here, once, in the open. The model does not shift and the loss does not shift: a
+# shift in two places teaches a model to predict the token after the next one.
+#
+# The rows of a token file are full. One end-of-text token stands between two documents and does two
+# things: it is the last *target* of one document, which teaches the model to stop, and it is the first
+# *input* of the next one, at position 0.
+
+end = int(np.flatnonzero(train_file.tokens == tokenizer.eos_token_id)[1])  # of the first document
+row = packed_batch(train_file, [end - 3], block_size=6)
+print("tokens   ", [ascii(piece)[1:-1] for piece in tokenizer.pieces(row.idx[0].tolist())])
+print("targets  ", [ascii(piece)[1:-1] for piece in tokenizer.pieces(row.targets[0].tolist())])
+print("positions", row.positions[0].tolist())
+print("documents", row.documents[0].tolist())
+
+assert row.targets[0, 2] == row.idx[0, 3] == tokenizer.eos_token_id
+assert row.positions[0].tolist() == [0, 1, 2, 0, 1, 2]
+assert row.documents[0, 3] == row.documents[0, 2] + 1
+assert torch.equal(row.targets[:, :-1], row.idx[:, 1:]) and (row.targets != IGNORE).all()
+
+# %%
+# The gradient is what was predicted minus what came
+# --------------------------------------------------
+#
+# The loss of one token is :math:`-\log \mathrm{softmax}(z)_y = -z_y + \log \sum_i e^{z_i}`, where
+# :math:`z` are the logits and :math:`y` is the target. Its derivative is short:
+#
+# .. math::
+#
+#    \frac{\partial \mathcal{L}}{\partial z_i} &= \frac{e^{z_i}}{\sum_j e^{z_j}} - [i = y] \\
+#    &= p_i - [i = y]
+#
+# The mean over N targets divides it by N. Autograd agrees.
+
+with torch.no_grad():
+    logits = model(batch.idx, batch.positions, batch.documents)  # (B, T, V)
+logits.requires_grad_()
+causal_lm_loss(logits, batch.targets).backward()
+
+N = batch.targets.numel()
+p = logits.detach().softmax(-1)
+expected = (p - F.one_hot(batch.targets, V)) / N
+torch.testing.assert_close(logits.grad, expected, rtol=1e-4, atol=1e-9)
+print(f"largest difference {float((logits.grad - expected).abs().max()):.0e}")
+
+# %%
+# Each token pulls its own target up by :math:`1 - p_y`, and everything else down by what it was given
+# too much. A token that was predicted with certainty pulls no more.
+#
+# Add up the pull of all tokens, and something can be foretold. The sum is the mean prediction minus the
+# frequency of each token in the batch. A fresh model predicts :math:`1/V` everywhere, so the first
+# thing it is told is *which tokens are frequent*, whatever comes before them. Remember this for the
+# curve below.
+
+frequency = F.one_hot(batch.targets, V).float().mean((0, 1))
+pull = logits.grad.sum((0, 1))
+torch.testing.assert_close(pull, p.mean((0, 1)) - frequency, rtol=1e-4, atol=1e-7)
+torch.testing.assert_close(p.mean((0, 1)), torch.full((V,), 1 / V), rtol=0.5, atol=0.0)
+
+for token in frequency.topk(5).indices.tolist():
+    piece = ascii(tokenizer.decode([token]))
+    print(f"{piece:8} frequency {frequency[token]:.3f}   1/V - pull {1 / V - pull[token]:.3f}")
+
+# %%
+# AdamW: one step of the optimiser
+# --------------------------------
+#
+# Gradients of different weights differ in size by orders of magnitude. Adam keeps two running means for
+# each weight, of the gradient :math:`g` and of its square, and steps by their ratio. The *W* adds
+# weight decay beside the gradient: each weight loses a small share of itself.
+#
+# .. math::
+#
+#    m &\leftarrow \beta_1 m + (1 - \beta_1)\, g \\
+#    v &\leftarrow \beta_2 v + (1 - \beta_2)\, g^2 \\
+#    \theta &\leftarrow (1 - \eta \lambda)\, \theta - \eta\, \frac{m / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^t)} + \epsilon}
+#
+# The two divisions by :math:`1 - \beta^t` correct for means that started at 0. Eight lines, compared
+# with ``torch.optim.AdamW`` over five steps:
+
+
+def adamw(theta, g, m, v, t, lr, decay, betas=(0.9, 0.95), eps=1e-8):
+    m = betas[0] * m + (1 - betas[0]) * g
+    v = betas[1] * v + (1 - betas[1]) * g**2
+    m_hat = m / (1 - betas[0] ** t)
+    v_hat = v / (1 - betas[1] ** t)
+    theta = (1 - lr * decay) * theta
+    return theta - lr * m_hat / (v_hat.sqrt() + eps), m, v
+
+
+start = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+gradients = torch.randn(5, 5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+theirs = torch.nn.Parameter(start.clone())
+optimizer = torch.optim.AdamW([theirs], lr=0.1, betas=(0.9, 0.95), weight_decay=0.1)
+ours, m, v = start.clone(), torch.zeros(5, 3), torch.zeros(5, 3)
+for t, g in enumerate(gradients, start=1):
+    theirs.grad = g.clone()
+    optimizer.step()
+    ours, m, v = adamw(ours, g, m, v, t, lr=0.1, decay=0.1)
+    torch.testing.assert_close(ours, theirs.detach())
+print("five steps agree")
+
+# %%
+# In the first step the ratio is :math:`g / |g|`. So every weight moves by the full learning rate, up or
+# down, however small or large its gradient is. That is why the learning rate has to start small.
+
+moved = {}
+for scale in (0.001, 1.0, 1000.0):
+    after, _, _ = adamw(start, scale * gradients[0], 0.0, 0.0, t=1, lr=0.1, decay=0.0)
+    moved[scale] = start - after
+    torch.testing.assert_close(moved[scale], 0.1 * gradients[0].sign(), rtol=1e-2, atol=0.0)
+print("a gradient times 0.001, 1 or 1000: the first step is the same")
+
+# %%
+# The trainer makes two groups of parameters. Matrices decay. Biases and the weights of the norms do
+# not: pulling a scale towards 0 does not make a model simpler, it only makes it worse at its job.
+
+from lm_from_scratch.train import parameter_groups
+
+for group in parameter_groups(model, weight_decay=0.1):
+    shapes = [tuple(p.shape) for p in group["params"]]
+    n = sum(p.numel() for p in group["params"])
+    print(
+        f"decay {group['weight_decay']}: {len(shapes):2} tensors, {n:6} numbers, e.g. {shapes[0]}"
+    )
+    assert all((p.dim() >= 2) == (group["weight_decay"] > 0) for p in group["params"])
+
+total = sum(p.numel() for g in parameter_groups(model, 0.1) for p in g["params"])
+assert total == sum(p.numel() for p in model.parameters())
+
+# %%
+# The learning rate rises and falls
+# ---------------------------------
+#
+# A linear *warm-up* lets Adam's means settle before they are trusted. Then the rate falls along half a
+# cosine, and the last step of the run is the smallest one. The rate is a function of the number of the
+# step and of nothing else.
+
+from lm_from_scratch.train import TrainConfig, learning_rate
+
+config = TrainConfig(steps=500, lr=3e-3, min_lr=3e-4, warmup=50, eval_every=25)
+steps = range(1, config.steps + 1)
+rates = [learning_rate(step, config) for step in steps]
+
+assert math.isclose(rates[0], config.lr / config.warmup)  # one 50th of the highest
+assert rates[49] == max(rates) == config.lr  # the end of the warm-up
+assert math.isclose(learning_rate(275, config), (config.lr + config.min_lr) / 2)  # half-way down
+assert math.isclose(rates[-1], config.min_lr)  # it ends where it says
+
+fig, (ax,) = figure(6.4, 2.8)
+ax.plot(steps, rates)
+ax.axvline(config.warmup, color=COLOURS[7], linestyle=":", linewidth=1.2)
+ax.text(config.warmup + 8, 1e-4, "end of warm-up")
+ax.set(xlabel="step", ylabel="learning rate", ylim=(0, 3.3e-3))
+ax.set_title("Warm-up, then half a cosine")
+plt.show()
+
+# %%
+# The loop
+# --------
+#
+# Here is everything that happens in one step. The trainer calls it with the batches of the step, each
+# of which is weighted by its number of targets. The gradient of all parameters together is one long
+# vector; if it is longer than ``max_grad_norm``, it is shortened to that length, so that one strange
+# batch cannot throw the model far away.
+
+from lm_from_scratch.train import optimizer_step
+
+print(inspect.getsource(optimizer_step))
+
+# %%
+# Now the loop runs. ``train`` is a generator: it does one step, yields what it measured, and waits. So
+# the loop below belongs to you, and between two steps you can look at the model. We do that three
+# times: for the samples, for the held-out loss, and for a number that is explained below.
+
+from lm_from_scratch.generate import complete, evaluating, generate
+from lm_from_scratch.sampling import Sampler
+from lm_from_scratch.train import evaluate, train
+
+held_out = list(sequential_batches(held_out_file, batch_size=32, block_size=64))
+prompt = [tokenizer.eos_token_id, *tokenizer.encode("The ")]
+
+
+def speak(model):
+    steps = generate(model, [prompt], 60, Sampler(temperature=0.8), num_return_sequences=8)
+    return [tokenizer.decode(prompt[1:] + row) for row in complete(steps)]
+
+
+def context_used(model, batch):
+    with evaluating(model):
+        p = model(batch.idx, batch.positions, batch.documents).softmax(-1).flatten(0, 1)  # (N, V)
+    entropy = lambda p: -torch.special.xlogy(p, p).sum(-1)  # noqa: E731
+    return float(entropy(p.mean(0)) - entropy(p).mean())
+
+
+history, context, samples = [], {0: context_used(model, held_out[0])}, {0: speak(model)}
+for step in train(model, batches, config, held_out):
+    history.append(step)
+    if step.step % 10 == 0:
+        context[step.step] = context_used(model, held_out[0])
+    if step.step in (30, 100, 500):
+        samples[step.step] = speak(model)
+    if step.step in (1, 30, 100, 250, 500):
+        print(f"step {step.step:3}  loss {step.loss:.2f}  gradient norm {step.grad_norm:.2f}")
+
+# %%
+# Reading the curve
+# -----------------
+#
+# A loss alone means little. Compare it with models that you can count by hand. The *unigram* knows how
+# often each token occurs. The *bigram* knows how often each token follows each other token:
+#
+# .. math::
+#
+#    p(b \mid a) = \frac{n_{ab} + k\, p(b)}{n_a + k}
+#
+# The constant :math:`k` mixes the unigram in where pairs are rare. We choose it on the held-out text
+# itself, which is unfair in favour of the bigram.
+
+seen = np.asarray(train_file.tokens, dtype=np.int64)
+new = np.asarray(held_out_file.tokens, dtype=np.int64)
+p_one = (np.bincount(seen, minlength=V) + 1.0) / (len(seen) + V)
+pairs = np.zeros((V, V))
+np.add.at(pairs, (seen[:-1], seen[1:]), 1.0)
+
+
+def bigram_loss(k):
+    p = (pairs + k * p_one) / (pairs.sum(1, keepdims=True) + k)
+    np.testing.assert_allclose(p.sum(1), 1.0)
+    return -np.log(p[new[:-1], new[1:]]).mean()
+
+
+levels = {
+    "uniform": math.log(V),
+    "unigram": -np.log(p_one[new[1:]]).mean(),
+    "bigram": min(bigram_loss(k) for k in (1, 3, 10, 30, 100, 300)),
+}
+final = history[-1].held_out_loss
+for name, level in [*levels.items(), ("model", final)]:
+    print(f"{name:8} {level:.2f} nats a token   perplexity {math.exp(level):5.1f}")
+assert final < levels["bigram"] < levels["unigram"] < levels["uniform"]
+
+# %%
+# The model ends below the bigram. It must have used more than the last token, because no table of pairs
+# does better than the bigram here.
+
+measured = [step for step in history if step.held_out_loss is not None]
+fig, (ax,) = figure(6.4, 4.0)
+ax.plot([s.step for s in history], [s.loss for s in history], color="#BBBBBB", linewidth=0.8)
+ax.plot([s.step for s in measured], [s.held_out_loss for s in measured], "o-", markersize=3)
+ax.text(505, history[-1].loss - 0.05, "batch", va="top", color="#666666")
+ax.text(505, final + 0.02, "held out", va="bottom", color=COLOURS[0])
+for colour, (name, level) in zip(COLOURS[2:5], levels.items()):
+    ax.axhline(level, linestyle="--", linewidth=1.2, color=colour)
+    ax.text(505, level + 0.02, name, va="bottom", color=colour)
+ax.set(xlabel="step", ylabel="loss, nats per token", xlim=(0, 600))
+ax.set_title("A model learns: the loss and three baselines")
+plt.show()
+
+# %%
+# The curve first falls quickly to the unigram, slows down there, and goes on below it. The gradient at
+# the logits told us to expect that: frequencies first. One number makes it visible. Compare the entropy
+# of the *mean* prediction with the *mean entropy* of the predictions:
+#
+# .. math::
+#
+#    I = H\Bigl(\frac{1}{N} \sum_t p_t\Bigr) - \frac{1}{N} \sum_t H(p_t)
+#
+# If the model says the same thing whatever it has read, the two are equal and :math:`I` is 0. So
+# :math:`I` is how many nats the context contributes to a prediction.
+
+early = history[29].loss
+fig, (ax,) = figure(6.4, 3.2)
+ax.plot(list(context), list(context.values()), color=COLOURS[3])
+ax.axvline(30, color=COLOURS[7], linestyle=":", linewidth=1.2)
+ax.text(40, 1.35, "step 30:\nonly frequencies")
+ax.set(xlabel="step", ylabel="context used I, nats", ylim=(-0.05, None))
+ax.set_title("How much the predictions depend on the context")
+plt.show()
+
+print(f"step 30:  loss {early:.2f}, unigram {levels['unigram']:.2f}, context {context[30]:.3f}")
+print(f"step 500: context {context[500]:.2f}")
+assert min(context.values()) > -1e-4  # never negative, up to rounding
+assert abs(early - levels["unigram"]) < 0.3 and context[30] < 0.05
+assert context[500] > 1.0
+
+# %%
+# At step 30 the loss is within 0.3 nats of the unigram, and the context contributes less than 0.05. At
+# the end it contributes more than 1 nat. The model learnt *what is frequent*, then *what follows what*.
+#
+# What the model says on the way
+# ------------------------------
+#
+# The same prompt and the same random numbers at four moments, printed as they came. Beside each stands
+# a number measured on eight such samples: the share of the words of three letters or more that occur in
+# the training text.
+
+known = set(re.findall("[A-Za-z]{3,}", "\n".join(d.text for d in train_documents)))
+share = {}
+for number, texts in samples.items():
+    words = [word for text in texts for word in re.findall("[A-Za-z]{3,}", text)]
+    share[number] = sum(word in known for word in words) / len(words)
+    print(f"--- step {number}: {share[number]:.0%} of the words exist")
+    print(ascii(texts[0][:100]))
+assert share[500] > share[0] + 0.1
+
+# %%
+# Half a minute of one core does not make an author. The last section looks at a model that had more
+# time.
+#
+# Overfit one batch first
+# -----------------------
+#
+# **Check 2** takes seconds, and it belongs before every long run: train on a single small batch, again
+# and again. A model with more weights than the batch has tokens must learn it by heart. If the loss
+# does not go to 0, something is broken, and no amount of data will repair it.
+
+constant = TrainConfig(steps=80, lr=1e-2)
+four = Batch(*[t[:4, :32] for t in (batch.idx, batch.targets, batch.positions, batch.documents)])
+
+
+def fresh(seed=1):
+    torch.manual_seed(seed)
+    return GPT2LMHeadModel(nano)
+
+
+def overfit(model, optimizer, batch, steps=80):
+    return [optimizer_step(model, optimizer, [batch], constant)[0] for _ in range(steps)]
+
+
+student = fresh()
+by_heart = overfit(student, torch.optim.AdamW(student.parameters(), lr=1e-2), four)
+print(f"loss {by_heart[0]:.2f} -> {by_heart[-1]:.3f}")
+assert by_heart[-1] < 0.1
+
+# %%
+# A broken run looks like this. The optimiser is built first; then weights are loaded with
+# ``assign=True``, which *replaces* the parameters of the model. The optimiser still holds the old ones.
+# Each step runs without an error, and the model never changes.
+
+student = fresh()
+optimizer = torch.optim.AdamW(student.parameters(), lr=1e-2)
+student.load_state_dict(fresh(seed=1).state_dict(), assign=True)
+stuck = overfit(student, optimizer, four, steps=20)
+print(f"loss {stuck[0]:.2f} -> {stuck[-1]:.2f}")
+assert stuck[-1] == stuck[0]
+
+fig, (ax,) = figure(6.4, 2.8)
+ax.plot(by_heart)
+ax.plot(stuck, linestyle="--")
+ax.text(22, stuck[-1], "optimiser holds other parameters", va="center", color=COLOURS[1])
+ax.text(26, by_heart[20] + 0.4, "learns by heart", color=COLOURS[0])
+ax.set(xlabel="step", ylabel="loss, nats", ylim=(0, 7))
+ax.set_title("One batch, again and again")
+plt.show()
+
+# %%
+# A big batch in small pieces
+# ---------------------------
+#
+# A batch that does not fit into memory can be cut: add up the gradients of the pieces, then take one
+# step. Each piece has to count *by its number of targets*. Pieces of unequal length make the difference
+# visible: two long rows, then two short ones.
+
+rows = [
+    train_file.tokens[1 + 64 * i : 1 + 64 * i + n].tolist() for i, n in enumerate((60, 50, 6, 4))
+]
+whole = padded_batch(rows, tokenizer.eos_token_id)
+pieces = [padded_batch(part, tokenizer.eos_token_id) for part in (rows[:2], rows[2:])]
+
+
+def gradient(model):
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def big_step(parts):
+    model = fresh()
+    optimizer_step(model, torch.optim.AdamW(model.parameters(), lr=0.0), parts, constant)
+    return gradient(model)
+
+
+torch.testing.assert_close(big_step(pieces), big_step([whole]), rtol=1e-4, atol=1e-6)
+
+naive = fresh()
+for piece in pieces:
+    (loss_of(naive, piece) / len(pieces)).backward()  # the mean of the means
+torch.nn.utils.clip_grad_norm_(naive.parameters(), constant.max_grad_norm)
+error = (gradient(naive) - big_step([whole])).norm() / big_step([whole]).norm()
+print(f"the mean of the means is wrong by {error:.0%} of the gradient")
+assert error > 0.2
+
+# %%
+# **Check 3** is this equality: one big batch and its pieces give the same gradient. The mean of the means
+# gives the few tokens of the short piece as much weight as the many of the long one. Widely used
+# trainers had this mistake until 2024; see the sources.
+#
+# Stop and go on: the same bits
+# -----------------------------
+#
+# Long runs get interrupted. A resumed run should not be *similar* to one that ran through: it should be
+# the same. That holds if the data, the learning rate and the random numbers of a step depend on the
+# number of the step alone, and the checkpoint holds the weights and both means of Adam. Dropout is on
+# here, so that random numbers matter.
+
+drop = dict(embd_pdrop=0.1, resid_pdrop=0.1, attn_pdrop=0.1)
+small = replace(nano, block_size=16, n_layer=1, n_embd=16, **drop)
+small_data = PackedBatches(train_file, batch_size=4, block_size=16)
+six = TrainConfig(steps=6, lr=1e-2, warmup=2)
+
+
+def new_small():
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(small)
+
+
+straight = new_small()
+losses = [step.loss for step in train(straight, small_data, six)]
+
+run = train(new_small(), small_data, six, folder=work / "run")  # its model is lost ...
+first = [next(run).loss for _ in range(3)]
+run.close()  # ... but closing the generator wrote a checkpoint
+
+resumed = GPT2LMHeadModel(small)  # other weights: the checkpoint replaces them
+torch.manual_seed(12345)  # the caller's random numbers do not matter
+second = [step.loss for step in train(resumed, small_data, six, folder=work / "run")]
+
+assert first + second == losses
+for ours, theirs in zip(resumed.parameters(), straight.parameters()):
+    assert torch.equal(ours, theirs)
+print(f"{len(first)} + {len(second)} steps equal {len(losses)} steps in every bit")
+
+# %%
+# **Check 4** is ``torch.equal``, not "about the same". A forgotten moment or a schedule that starts
+# again is a small difference at first, and a different model in the end.
+#
+# The model that ships with this package
+# --------------------------------------
+#
+# The package contains a GPT-2 of 8 layers that was trained in the same way on the language reference
+# and on the docstrings of the standard library. Every step of that run is recorded.
+
+from lm_from_scratch.checkpoint import SHIPPED, load_shipped
+
+log = [json.loads(line) for line in (SHIPPED / "log.jsonl").read_text().splitlines()]
+points = [line for line in log if line["held_out_loss"] is not None]
+record_file = SHIPPED / "record.json"
+record = json.loads(record_file.read_text()) if record_file.is_file() else {}
+shipped, shipped_tokenizer = load_shipped()
+shipped_uniform = math.log(shipped.config.vocab_size)
+assert shipped.config.n_layer == 8
+assert [line["step"] for line in log] == list(range(1, len(log) + 1))
+assert abs(log[0]["loss"] - shipped_uniform) < 0.1  # check 1: the run began at log V
+
+window = 20
+smooth = np.convolve([line["loss"] for line in log], np.ones(window) / window, mode="valid")
+fig, (ax,) = figure(6.4, 3.8)
+ax.plot(range(window, len(log) + 1), smooth, color="#888888", linewidth=1.0, label="batch")
+if points:
+    steps = [line["step"] for line in points]
+    ax.plot(steps, [line["held_out_loss"] for line in points], "o-", markersize=3, label="held out")
+shipped_levels = {"uniform": shipped_uniform}
+if record:
+    shipped_levels["unigram"] = record["baselines"]["unigram"]["nats_per_token"]
+for colour, (name, level) in zip(COLOURS[2:4], shipped_levels.items()):
+    ax.axhline(level, linestyle="--", linewidth=1.2, color=colour, label=name)
+ax.set(xlabel="step", ylabel="loss, nats per token")
+ax.legend(frameon=False, loc="upper right", ncols=2)
+ax.set_title("The recorded run of the shipped model")
+plt.show()
+
+# %%
+# Its vocabulary has 4096 tokens, so its loss per token cannot be compared with that of our nano model.
+# Bits per byte can. We measure both models, now, on the held-out part of the reference, and put
+# compressors beside them: to predict well and to compress well are the same thing. The compressor ``xz``
+# is measured twice. The second time it has read the training text first, as the models have.
+
+import gzip
+import lzma
+
+shipped_files = {
+    name: write_tokens(documents, shipped_tokenizer, work / f"shipped-{name}.bin")
+    for name, documents in [("train", train_documents), ("held out", held_out_documents)]
+}
+block = shipped.config.block_size
+shipped_loss = evaluate(shipped, sequential_batches(shipped_files["held out"], 16, block))
+
+text = "".join(document.text for document in held_out_documents).encode()
+before = "".join(document.text for document in train_documents).encode()
+after = len(lzma.compress(before + text)) - len(lzma.compress(before))
+bpb = {
+    "unigram": bits_per_byte(levels["unigram"], held_out_file),
+    "gzip": 8 * len(gzip.compress(text, 9)) / len(text),
+    "xz": 8 * len(lzma.compress(text)) / len(text),
+    "bigram": bits_per_byte(levels["bigram"], held_out_file),
+    "xz + training": 8 * after / len(text),
+    "nano model": bits_per_byte(final, held_out_file),
+    "shipped model": bits_per_byte(shipped_loss, shipped_files["held out"]),
+}
+
+fig, (ax,) = figure(6.4, 3.2)
+colours = [COLOURS[0] if "model" in name else "#999999" for name in bpb]
+bars = ax.barh(list(bpb), list(bpb.values()), color=colours)
+ax.bar_label(bars, fmt="%.2f", padding=3)
+ax.invert_yaxis()
+ax.grid(False, axis="y")
+ax.set(xlabel="bits per byte of held-out text", xlim=(0, 1.15 * max(bpb.values())))
+ax.set_title("Predicting and compressing on one scale")
+plt.show()
+
+# %%
+# A smaller loss on the training text
+# -----------------------------------
+#
+# Both models do better on text that they were trained on. The gap is what they know by heart. But texts
+# differ in difficulty, so the unigram stands beside them as a control: it is too simple to know anything
+# by heart, and its gap is the part that belongs to the texts.
+
+
+def every(file, block, n):
+    return list(sequential_batches(file, 16, block))[::n]
+
+
+def unigram_loss(file, batches):
+    counts = np.bincount(file.tokens) + 1.0
+    log_p = torch.tensor(np.log(counts / counts.sum()))
+    targets = torch.cat([batch.targets.flatten() for batch in batches])
+    return float(-log_p[targets[targets != IGNORE]].mean())
+
+
+gaps = {}
+for name, net, files in [
+    ("nano", model, (train_file, held_out_file)),
+    ("shipped", shipped, (shipped_files["train"], shipped_files["held out"])),
+]:
+    block = net.config.block_size
+    seen, new = every(files[0], block, 10), every(files[1], block, 1)
+    train_loss, new_loss = evaluate(net, seen), evaluate(net, new)
+    control = unigram_loss(files[0], new) - unigram_loss(files[0], seen)
+    gaps[name] = new_loss - train_loss
+    print(f"{name:8} train {train_loss:.2f}  held out {new_loss:.2f}", end="  ")
+    print(f"gap {gaps[name]:.2f}  unigram's gap {control:.2f}")
+    assert gaps[name] > control
+assert gaps["shipped"] > gaps["nano"]
+
+# %%
+# The gap of each model is larger than that of the unigram, and the gap of the shipped model is larger
+# than that of the nano model: it has more weights to remember with, and it has read the reference many
+# more times. The training loss alone would not have told. That is **check 5**: measure on text that the
+# model has not seen, and whose paragraphs do not stand in the training text either.
+#
+# Bug museum
+# ----------
+#
+# G7: the labels copy the padding
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# An earlier trainer padded each text to one length and used the ids themselves as targets, padding
+# included. Here are sixteen short texts in rows of 64 tokens, with a padding token of their own.
+
+pad = V
+short = [document.text.split("\n")[0] for document in train_documents[:16]]
+sequences = [[tokenizer.eos_token_id, *tokenizer.encode(text)][:64] for text in short]
+T = 64
+right = padded_batch([*sequences, [pad] * T], pad)
+right = Batch(right.idx[:-1], right.targets[:-1], right.positions[:-1])
+real = int((right.targets != IGNORE).sum())
+
+wrong_targets = torch.full_like(right.idx, IGNORE)
+wrong_targets[:, :-1] = right.idx[:, 1:]  # the bug: padding is a target like any other
+wrong = Batch(right.idx, wrong_targets, right.positions)
+share = 1 - real / int((wrong_targets != IGNORE).sum())
+print(f"{share:.0%} of the targets are padding")
+assert share > 0.7
+
+outcome = {}
+for name, shown in [("wrong", wrong), ("right", right)]:
+    torch.manual_seed(0)
+    pupil = GPT2LMHeadModel(replace(nano, vocab_size=V + 1))
+    optimizer = torch.optim.AdamW(pupil.parameters(), lr=2e-3)
+    reported = overfit(pupil, optimizer, shown, steps=15)[-1]
+    with torch.no_grad():
+        true = float(causal_lm_loss(pupil(right.idx, right.positions), right.targets))
+    said = complete(generate(pupil, [sequences[0][:1]], 10, Sampler(temperature=0.0)))[0]
+    outcome[name] = reported, true, said
+    print(f"{name}: reported {reported:.2f}, on real tokens {true:.2f}, greedy {said}")
+
+# %%
+# The wrong trainer reports a loss that looks like success. On real tokens the model is more than twice
+# as bad as reported, and worse than the one that was trained on real tokens alone. Its greedy output is
+# padding. The mended line is ``next_token_targets(idx, positions)``: it sees in the positions where
+# the padding is, and writes -100 there.
+
+reported, true, said = outcome["wrong"]
+assert true > 2 * reported
+assert set(said) == {pad}
+assert outcome["right"][1] < true - 0.5
+
+fig, (ax,) = figure(6.4, 2.8)
+ax.barh(["wrong:\nreported", "wrong:\nreal tokens", "right:\nreal tokens"],
+        [reported, true, outcome["right"][1]],
+        color=[COLOURS[1], COLOURS[3], COLOURS[0]])  # fmt: skip
+ax.axvline(math.log(V + 1), color=COLOURS[7], linestyle=":", linewidth=1.2)
+ax.text(math.log(V + 1) - 0.05, 0, "uniform", ha="right", va="center")
+ax.invert_yaxis()
+ax.grid(False, axis="y")
+ax.set(xlabel="loss, nats per token")
+ax.set_title("G7: padding as a target hides the real loss")
+plt.show()
+
+# %%
+# G19: a cosine of another length
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# The same trainer used ``CosineAnnealingLR`` with ``T_max=1000``, whatever the length of the run. Its
+# demo had 30 steps, in which the learning rate hardly moved. In a run of 2000 steps it falls to 0 in the
+# middle and climbs up again.
+
+
+def old_schedule(steps):
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=5e-5)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=1000)
+    rates = []
+    for _ in range(steps):
+        optimizer.step()
+        scheduler.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    return rates
+
+
+old = old_schedule(2000)
+print(f"after 30 steps: {1 - old[29] / 5e-5:.2%} lower")
+print(f"after 1000 and 2000 steps: {old[999]:.1e} and {old[1999]:.1e}")
+assert 0.002 < 1 - old[29] / 5e-5 < 0.0025
+assert abs(old[999]) < 1e-9 and math.isclose(old[1999], 5e-5, rel_tol=1e-6)
+
+mended = TrainConfig(steps=2000, lr=5e-5, warmup=100)
+new_rates = [learning_rate(step, mended) for step in range(1, 2001)]
+assert new_rates[-1] == 0.0 and new_rates[99:] == sorted(new_rates[99:], reverse=True)
+
+fig, (ax,) = figure(6.4, 2.8)
+ax.plot(range(1, 2001), old, color=COLOURS[3], linestyle="--")
+ax.plot(range(1, 2001), new_rates, color=COLOURS[0])
+ax.text(1690, 3.9e-5, "T_max=1000", color=COLOURS[3], ha="right")
+ax.text(700, 4.2e-5, "steps=2000", color=COLOURS[0])
+ax.set(xlabel="step", ylabel="learning rate")
+ax.set_title("G19: the schedule does not know the run")
+plt.show()
+
+# %%
+# The mended line is the schedule of the package. It takes its length from the configuration of the run,
+# so a schedule of another length cannot be written down.
+#
+# Exercises
+# ---------
+#
+# 1. *Five minutes.* Which loss would a perfect model have on the training text? Use the first samples to
+#    argue why it is not 0. Hint: what can anybody know about the first word of a document?
+# 2. *Fifteen minutes.* Train the nano model with ``lr=3e-2`` and with ``warmup=0``. Which of the five
+#    checks notices first? Hint: ``grad_norm`` is in every step.
+# 3. *Thirty minutes.* Write a trigram with back-off to the bigram. Does it beat the nano model? Hint: keep
+#    counts in a ``Counter`` of pairs and triples, and choose its constants on the held-out text as well.
+# 4. *An hour.* Break the resumption: store everything but the second moment of Adam, and resume. How many
+#    steps later can you see it in the loss, and how many later in ``torch.equal``? Hint: the files of a
+#    checkpoint are safetensors; load, change, save.
+#
+# Summary
+# -------
+#
+# * The loss is the mean surprise. A fresh model scores :math:`\log V` (check 1).
+# * The gradient at the logits is prediction minus truth. In the first step AdamW moves every weight by the
+#   learning rate, so the learning rate starts small.
+# * A model must be able to learn one batch by heart: the loss went below 0.1 nats (check 2).
+# * Pieces of a batch count by their targets (check 3). A resumed run is equal in every bit (check 4).
+# * The nano model learnt frequencies first and context second, and ended below every bigram we tried. On the
+#   training text both models do better than on held-out text (check 5).
+#
+# The next page lets a trained model speak.
+#
+# Sources
+# -------
+#
+# * `Loshchilov and Hutter, Decoupled Weight Decay Regularization <https://arxiv.org/abs/1711.05101>`_, 2019: AdamW.
+# * `Loshchilov and Hutter, SGDR <https://arxiv.org/abs/1608.03983>`_, 2017: the cosine schedule.
+# * `Radford et al., Language Models are Unsupervised Multitask Learners <https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf>`_, 2019: GPT-2.
+# * `Debut et al., Fixing Gradient Accumulation <https://huggingface.co/blog/gradient_accumulation>`_, 2024: the mean of the means in a widely used trainer.
+# * `Karpathy, A Recipe for Training Neural Networks <https://karpathy.github.io/2019/04/25/recipe/>`_, 2019: the loss at the start, and overfitting one batch.
+
+import sys
+
+import lm_from_scratch
+
+print("python", sys.version.split()[0])
+print("torch", torch.__version__)
+print("lm_from_scratch", lm_from_scratch.__version__)
+folder.cleanup()
