@@ -46,8 +46,8 @@ A small model with large weights
 --------------------------------
 
 ``transformers`` builds a GPT-2 with V = 97, C = 32, H = 4, three blocks, and room for 32 tokens. All weights are drawn
-from a normal distribution with standard deviation 0.25, where GPT-2 starts its training with 0.02. A section below
-measures why: with small weights, some mistakes all but disappear.
+from a normal distribution with standard deviation 0.25 (those of the norms around 1), where GPT-2 starts its training
+with 0.02. A section below measures why: with small weights, some mistakes all but disappear.
 """
 
 import copy
@@ -98,7 +98,7 @@ assert len(w) == 4 + 3 * 12
 # There are forty tensors: four outside the blocks, and twelve in each block.
 #
 # The oracle runs once. Hooks keep what enters and what leaves each of its modules, so that every step below has
-# something to be equal to. The tolerance is the same everywhere: 5e-5, absolute, in float32.
+# something to be equal to. The function ``check`` demands 5e-5, absolute, in float32.
 
 
 def listen(model, *inputs, **options):

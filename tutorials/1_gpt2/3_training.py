@@ -229,7 +229,8 @@ assert torch.equal(row.targets[:, :-1], row.idx[:, 1:]) and (row.targets != IGNO
 #    \frac{\partial \mathcal{L}}{\partial z_i} &= \frac{e^{z_i}}{\sum_j e^{z_j}} - [i = y] \\
 #    &= p_i - [i = y]
 #
-# The mean over N targets divides it by N. Autograd agrees.
+# where :math:`[i = y]` is 1 for the target and 0 for every other token. The mean over N targets divides
+# it by N. Autograd agrees.
 
 with torch.no_grad():
     logits = model(batch.idx, batch.positions, batch.documents)  # (B, T, V)
@@ -247,8 +248,8 @@ print(f"largest difference {float((logits.grad - expected).abs().max()):.0e}")
 # too much. A token that was predicted with certainty pulls no more.
 #
 # Add up the pull of all tokens, and something can be foretold. The sum is the mean prediction minus the
-# frequency of each token in the batch. A fresh model predicts :math:`1/V` everywhere, so the first
-# thing it is told is *which tokens are frequent*, whatever comes before them. Remember this for the
+# frequency of each token in the batch. A fresh model predicts about :math:`1/V` everywhere, so
+# the first thing it is told is *which tokens are frequent*, whatever comes before them. Remember this for the
 # curve below.
 
 frequency = F.one_hot(batch.targets, V).float().mean((0, 1))
@@ -272,10 +273,13 @@ for token in frequency.topk(5).indices.tolist():
 #
 #    m &\leftarrow \beta_1 m + (1 - \beta_1)\, g \\
 #    v &\leftarrow \beta_2 v + (1 - \beta_2)\, g^2 \\
-#    \theta &\leftarrow (1 - \eta \lambda)\, \theta - \eta\, \frac{m / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^t)} + \epsilon}
+#    \hat m &= m / (1 - \beta_1^t) \\
+#    \hat v &= v / (1 - \beta_2^t) \\
+#    \theta &\leftarrow (1 - \eta \lambda)\, \theta - \eta\, \hat m \,/ (\sqrt{\hat v} + \epsilon)
 #
-# The two divisions by :math:`1 - \beta^t` correct for means that started at 0. Eight lines, compared
-# with ``torch.optim.AdamW`` over five steps:
+# Here :math:`t` counts the steps, :math:`\eta` is the learning rate and :math:`\lambda` the decay. The
+# divisions by :math:`1 - \beta^t` correct for means that started at 0. Written down and compared with
+# ``torch.optim.AdamW`` over five steps:
 
 
 def adamw(theta, g, m, v, t, lr, decay, betas=(0.9, 0.95), eps=1e-8):
@@ -302,7 +306,7 @@ print("five steps agree")
 
 # %%
 # In the first step the ratio is :math:`g / |g|`. So every weight moves by the full learning rate, up or
-# down, however small or large its gradient is. That is why the learning rate has to start small.
+# down, however small or large its gradient is. That is one reason why the learning rate starts small.
 
 moved = {}
 for scale in (0.001, 1.0, 1000.0):
@@ -313,7 +317,7 @@ print("a gradient times 0.001, 1 or 1000: the first step is the same")
 
 # %%
 # The trainer makes two groups of parameters. Matrices decay. Biases and the weights of the norms do
-# not: pulling a scale towards 0 does not make a model simpler, it only makes it worse at its job.
+# not: they are few, and a norm whose scale is pulled towards 0 switches its features off.
 
 from lm_from_scratch.train import parameter_groups
 
@@ -347,10 +351,10 @@ assert rates[49] == max(rates) == config.lr  # the end of the warm-up
 assert math.isclose(learning_rate(275, config), (config.lr + config.min_lr) / 2)  # half-way down
 assert math.isclose(rates[-1], config.min_lr)  # it ends where it says
 
-fig, (ax,) = figure(6.4, 2.8)
+fig, (ax,) = figure(5.4, 2.8)
 ax.plot(steps, rates)
 ax.axvline(config.warmup, color=COLOURS[7], linestyle=":", linewidth=1.2)
-ax.text(config.warmup + 8, 1e-4, "end of warm-up")
+ax.text(config.warmup + 8, 2e-4, "end of warm-up")
 ax.set(xlabel="step", ylabel="learning rate", ylim=(0, 3.3e-3))
 ax.set_title("Warm-up, then half a cosine")
 plt.show()
@@ -360,13 +364,28 @@ plt.show()
 # --------
 #
 # Here is everything that happens in one step. The trainer calls it with the batches of the step, each
-# of which is weighted by its number of targets. The gradient of all parameters together is one long
-# vector; if it is longer than ``max_grad_norm``, it is shortened to that length, so that one strange
-# batch cannot throw the model far away.
+# of which is weighted by its number of targets.
 
 from lm_from_scratch.train import optimizer_step
 
 print(inspect.getsource(optimizer_step))
+
+# %%
+# One line is new. The gradients of all parameters together are one long vector. If it is longer than
+# ``max_grad_norm``, *clipping* shortens it to that length and keeps its direction, so that one strange
+# batch cannot fill Adam's means.
+
+
+def gradient(model):
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+loss_of(model, batch).backward()
+whole = gradient(model)
+torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+print(f"length {whole.norm():.2f} -> {gradient(model).norm():.2f}")
+torch.testing.assert_close(gradient(model), whole * 0.5 / whole.norm(), rtol=1e-4, atol=1e-7)
+model.zero_grad()
 
 # %%
 # Now the loop runs. ``train`` is a generator: it does one step, yields what it measured, and waits. So
@@ -386,10 +405,13 @@ def speak(model):
     return [tokenizer.decode(prompt[1:] + row) for row in complete(steps)]
 
 
+def entropy(p):
+    return -torch.special.xlogy(p, p).sum(-1)
+
+
 def context_used(model, batch):
     with evaluating(model):
         p = model(batch.idx, batch.positions, batch.documents).softmax(-1).flatten(0, 1)  # (N, V)
-    entropy = lambda p: -torch.special.xlogy(p, p).sum(-1)  # noqa: E731
     return float(entropy(p.mean(0)) - entropy(p).mean())
 
 
@@ -441,26 +463,27 @@ for name, level in [*levels.items(), ("model", final)]:
 assert final < levels["bigram"] < levels["unigram"] < levels["uniform"]
 
 # %%
-# The model ends below the bigram. It must have used more than the last token, because no table of pairs
-# does better than the bigram here.
+# The model ends below the bigram, with fewer numbers than the table of all pairs has entries.
+
+assert sum(p.numel() for p in model.parameters()) < V**2
 
 measured = [step for step in history if step.held_out_loss is not None]
-fig, (ax,) = figure(6.4, 4.0)
+fig, (ax,) = figure(5.6, 4.0)
 ax.plot([s.step for s in history], [s.loss for s in history], color="#BBBBBB", linewidth=0.8)
 ax.plot([s.step for s in measured], [s.held_out_loss for s in measured], "o-", markersize=3)
-ax.text(505, history[-1].loss - 0.05, "batch", va="top", color="#666666")
-ax.text(505, final + 0.02, "held out", va="bottom", color=COLOURS[0])
+ax.text(508, np.mean([s.loss for s in history[-50:]]), "batch", va="center", color="#666666")
+ax.text(508, final, "held out", va="center", color=COLOURS[0])
 for colour, (name, level) in zip(COLOURS[2:5], levels.items()):
     ax.axhline(level, linestyle="--", linewidth=1.2, color=colour)
-    ax.text(505, level + 0.02, name, va="bottom", color=colour)
-ax.set(xlabel="step", ylabel="loss, nats per token", xlim=(0, 600))
+    ax.text(508, level + 0.02, name, va="bottom", color=colour)
+ax.set(xlabel="step", ylabel="loss, nats per token", xlim=(0, 625))
 ax.set_title("A model learns: the loss and three baselines")
 plt.show()
 
 # %%
-# The curve first falls quickly to the unigram, slows down there, and goes on below it. The gradient at
-# the logits told us to expect that: frequencies first. One number makes it visible. Compare the entropy
-# of the *mean* prediction with the *mean entropy* of the predictions:
+# Is there a moment at which the model has learnt the frequencies and nothing else? The gradient at the
+# logits told us to expect one. A number makes it visible. Compare the entropy :math:`H` of the *mean*
+# prediction with the *mean entropy* of the predictions:
 #
 # .. math::
 #
@@ -470,7 +493,7 @@ plt.show()
 # :math:`I` is how many nats the context contributes to a prediction.
 
 early = history[29].loss
-fig, (ax,) = figure(6.4, 3.2)
+fig, (ax,) = figure(5.4, 3.2)
 ax.plot(list(context), list(context.values()), color=COLOURS[3])
 ax.axvline(30, color=COLOURS[7], linestyle=":", linewidth=1.2)
 ax.text(40, 1.35, "step 30:\nonly frequencies")
@@ -481,12 +504,14 @@ plt.show()
 print(f"step 30:  loss {early:.2f}, unigram {levels['unigram']:.2f}, context {context[30]:.3f}")
 print(f"step 500: context {context[500]:.2f}")
 assert min(context.values()) > -1e-4  # never negative, up to rounding
-assert abs(early - levels["unigram"]) < 0.3 and context[30] < 0.05
+assert abs(early - levels["unigram"]) < 0.3
+assert context[30] < context[0] < 0.2 and context[30] < 0.05
 assert context[500] > 1.0
 
 # %%
-# At step 30 the loss is within 0.3 nats of the unigram, and the context contributes less than 0.05. At
-# the end it contributes more than 1 nat. The model learnt *what is frequent*, then *what follows what*.
+# At step 30 the loss is within 0.3 nats of the unigram, and the context contributes less than 0.05 nats:
+# less than in the random model, whose predictions depended on the context without any sense. At the end
+# it contributes more than 1 nat. The model learnt *what is frequent*, then *what follows what*.
 #
 # What the model says on the way
 # ------------------------------
@@ -500,13 +525,12 @@ share = {}
 for number, texts in samples.items():
     words = [word for text in texts for word in re.findall("[A-Za-z]{3,}", text)]
     share[number] = sum(word in known for word in words) / len(words)
-    print(f"--- step {number}: {share[number]:.0%} of the words exist")
+    print(f"--- step {number}: {share[number]:.0%} of the words are known")
     print(ascii(texts[0][:100]))
-assert share[500] > share[0] + 0.1
+assert share[500] > share[0] + 0.2
 
 # %%
-# Half a minute of one core does not make an author. The last section looks at a model that had more
-# time.
+# Five hundred steps do not make an author. A later section looks at a model that had more of them.
 #
 # Overfit one batch first
 # -----------------------
@@ -545,12 +569,12 @@ stuck = overfit(student, optimizer, four, steps=20)
 print(f"loss {stuck[0]:.2f} -> {stuck[-1]:.2f}")
 assert stuck[-1] == stuck[0]
 
-fig, (ax,) = figure(6.4, 2.8)
+fig, (ax,) = figure(5.4, 2.8)
 ax.plot(by_heart)
-ax.plot(stuck, linestyle="--")
-ax.text(22, stuck[-1], "optimiser holds other parameters", va="center", color=COLOURS[1])
-ax.text(26, by_heart[20] + 0.4, "learns by heart", color=COLOURS[0])
-ax.set(xlabel="step", ylabel="loss, nats", ylim=(0, 7))
+ax.plot(stuck, linestyle="--", color=COLOURS[3])
+ax.text(22, stuck[-1], "optimiser holds other parameters", va="center", color=COLOURS[3])
+ax.text(22, 0.4, "learns by heart", color=COLOURS[0])
+ax.set(xlabel="step", ylabel="loss, nats", ylim=(0, 7.6))
 ax.set_title("One batch, again and again")
 plt.show()
 
@@ -567,10 +591,6 @@ rows = [
 ]
 whole = padded_batch(rows, tokenizer.eos_token_id)
 pieces = [padded_batch(part, tokenizer.eos_token_id) for part in (rows[:2], rows[2:])]
-
-
-def gradient(model):
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
 def big_step(parts):
@@ -591,8 +611,8 @@ assert error > 0.2
 
 # %%
 # **Check 3** is this equality: one big batch and its pieces give the same gradient. The mean of the means
-# gives the few tokens of the short piece as much weight as the many of the long one. Widely used
-# trainers had this mistake until 2024; see the sources.
+# gives the few tokens of the short piece as much weight as the many of the long one. A widely used
+# trainer had this mistake until 2024; see the sources.
 #
 # Stop and go on: the same bits
 # -----------------------------
@@ -653,7 +673,7 @@ assert abs(log[0]["loss"] - shipped_uniform) < 0.1  # check 1: the run began at 
 
 window = 20
 smooth = np.convolve([line["loss"] for line in log], np.ones(window) / window, mode="valid")
-fig, (ax,) = figure(6.4, 3.8)
+fig, (ax,) = figure(5.6, 3.8)
 ax.plot(range(window, len(log) + 1), smooth, color="#888888", linewidth=1.0, label="batch")
 if points:
     steps = [line["step"] for line in points]
@@ -697,7 +717,7 @@ bpb = {
     "shipped model": bits_per_byte(shipped_loss, shipped_files["held out"]),
 }
 
-fig, (ax,) = figure(6.4, 3.2)
+fig, (ax,) = figure(5.4, 3.2)
 colours = [COLOURS[0] if "model" in name else "#999999" for name in bpb]
 bars = ax.barh(list(bpb), list(bpb.values()), color=colours)
 ax.bar_label(bars, fmt="%.2f", padding=3)
@@ -707,11 +727,20 @@ ax.set(xlabel="bits per byte of held-out text", xlim=(0, 1.15 * max(bpb.values()
 ax.set_title("Predicting and compressing on one scale")
 plt.show()
 
+if record:
+    recorded = record["held_out"]["reference"]["bits_per_byte"]
+    print(f"{bpb['shipped model']:.2f} measured now, {recorded:.2f} recorded")
+    assert abs(bpb["shipped model"] - recorded) < 0.15
+    assert bpb["shipped model"] < min(bpb["nano model"], bpb["bigram"], bpb["gzip"], bpb["xz"])
+assert bpb["nano model"] < bpb["bigram"] < bpb["unigram"]
+
 # %%
-# A smaller loss on the training text
-# -----------------------------------
+# The shipped model beats the nano model, the bigram, and both compressors that see only the text itself.
 #
-# Both models do better on text that they were trained on. The gap is what they know by heart. But texts
+# What the model knows by heart
+# -----------------------------
+#
+# Both models do better on text that they were trained on. A part of the gap is what they know by heart. But texts
 # differ in difficulty, so the unigram stands beside them as a control: it is too simple to know anything
 # by heart, and its gap is the part that belongs to the texts.
 
@@ -739,13 +768,15 @@ for name, net, files in [
     gaps[name] = new_loss - train_loss
     print(f"{name:8} train {train_loss:.2f}  held out {new_loss:.2f}", end="  ")
     print(f"gap {gaps[name]:.2f}  unigram's gap {control:.2f}")
-    assert gaps[name] > control
-assert gaps["shipped"] > gaps["nano"]
+    if record or name == "nano":
+        assert gaps[name] > control
+if record:
+    assert gaps["shipped"] > gaps["nano"]
+assert sum(p.numel() for p in shipped.parameters()) > sum(p.numel() for p in model.parameters())
 
 # %%
 # The gap of each model is larger than that of the unigram, and the gap of the shipped model is larger
-# than that of the nano model: it has more weights to remember with, and it has read the reference many
-# more times. The training loss alone would not have told. That is **check 5**: measure on text that the
+# than that of the nano model, which has fewer weights to remember with. The training loss alone would not have told. That is **check 5**: measure on text that the
 # model has not seen, and whose paragraphs do not stand in the training text either.
 #
 # Bug museum
@@ -795,10 +826,13 @@ assert true > 2 * reported
 assert set(said) == {pad}
 assert outcome["right"][1] < true - 0.5
 
-fig, (ax,) = figure(6.4, 2.8)
-ax.barh(["wrong:\nreported", "wrong:\nreal tokens", "right:\nreal tokens"],
-        [reported, true, outcome["right"][1]],
-        color=[COLOURS[1], COLOURS[3], COLOURS[0]])  # fmt: skip
+values = {
+    "wrong,\nreported": reported,
+    "wrong,\nreal tokens": true,
+    "right,\nreal tokens": outcome["right"][1],
+}
+fig, (ax,) = figure(5.4, 2.8)
+ax.barh(list(values), list(values.values()), color=[COLOURS[1], COLOURS[3], COLOURS[0]])
 ax.axvline(math.log(V + 1), color=COLOURS[7], linestyle=":", linewidth=1.2)
 ax.text(math.log(V + 1) - 0.05, 0, "uniform", ha="right", va="center")
 ax.invert_yaxis()
@@ -837,10 +871,10 @@ mended = TrainConfig(steps=2000, lr=5e-5, warmup=100)
 new_rates = [learning_rate(step, mended) for step in range(1, 2001)]
 assert new_rates[-1] == 0.0 and new_rates[99:] == sorted(new_rates[99:], reverse=True)
 
-fig, (ax,) = figure(6.4, 2.8)
+fig, (ax,) = figure(5.4, 2.8)
 ax.plot(range(1, 2001), old, color=COLOURS[3], linestyle="--")
 ax.plot(range(1, 2001), new_rates, color=COLOURS[0])
-ax.text(1690, 3.9e-5, "T_max=1000", color=COLOURS[3], ha="right")
+ax.text(1650, 4.2e-5, "T_max=1000", color=COLOURS[3], ha="right")
 ax.text(700, 4.2e-5, "steps=2000", color=COLOURS[0])
 ax.set(xlabel="step", ylabel="learning rate")
 ax.set_title("G19: the schedule does not know the run")
@@ -853,15 +887,17 @@ plt.show()
 # Exercises
 # ---------
 #
-# 1. *Five minutes.* Which loss would a perfect model have on the training text? Use the first samples to
-#    argue why it is not 0. Hint: what can anybody know about the first word of a document?
-# 2. *Fifteen minutes.* Train the nano model with ``lr=3e-2`` and with ``warmup=0``. Which of the five
-#    checks notices first? Hint: ``grad_norm`` is in every step.
-# 3. *Thirty minutes.* Write a trigram with back-off to the bigram. Does it beat the nano model? Hint: keep
-#    counts in a ``Counter`` of pairs and triples, and choose its constants on the held-out text as well.
-# 4. *An hour.* Break the resumption: store everything but the second moment of Adam, and resume. How many
-#    steps later can you see it in the loss, and how many later in ``torch.equal``? Hint: the files of a
-#    checkpoint are safetensors; load, change, save.
+# 1. *Easy.* Print the held-out loss of the nano model in all four units. Two tokenizers give two models
+#    the same perplexity: what else do you need to know before you call them equally good? Hint: the
+#    length of the text in bytes is the same for both.
+# 2. *Easy.* Train the nano model with ``lr=3e-2``. Between which two baselines does it end? Hint:
+#    ``replace(config, lr=3e-2)``, and a fresh model.
+# 3. *Medium.* Write a trigram that mixes the bigram in. Does it beat the nano model? If it does, what does
+#    the model still have ahead of it? Hint: count with a ``Counter``, and choose both constants on the
+#    held-out text.
+# 4. *Hard.* Break the resumption: set the first moment of Adam to 0 in a checkpoint, and resume. Can you
+#    see it in the loss, and can ``torch.equal``? Hint: ``optimizer.safetensors`` holds names like
+#    ``exp_avg/transformer.wte.weight``; load, change, save.
 #
 # Summary
 # -------
@@ -882,7 +918,7 @@ plt.show()
 # * `Loshchilov and Hutter, Decoupled Weight Decay Regularization <https://arxiv.org/abs/1711.05101>`_, 2019: AdamW.
 # * `Loshchilov and Hutter, SGDR <https://arxiv.org/abs/1608.03983>`_, 2017: the cosine schedule.
 # * `Radford et al., Language Models are Unsupervised Multitask Learners <https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf>`_, 2019: GPT-2.
-# * `Debut et al., Fixing Gradient Accumulation <https://huggingface.co/blog/gradient_accumulation>`_, 2024: the mean of the means in a widely used trainer.
+# * `Fixing Gradient Accumulation <https://huggingface.co/blog/gradient_accumulation>`_, Hugging Face, 2024: the mean of the means in a widely used trainer.
 # * `Karpathy, A Recipe for Training Neural Networks <https://karpathy.github.io/2019/04/25/recipe/>`_, 2019: the loss at the start, and overfitting one batch.
 
 import sys

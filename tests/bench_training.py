@@ -1,0 +1,121 @@
+"""Training throughput beside transformers' GPT-2, in one run: ``make bench``.
+
+Both models have the same size and get the same batches, the same fused AdamW and the same clipping.
+Their steps alternate, so that a slow moment of the machine meets both. The limit is what the
+machine's own matrix product reaches in the same run.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from transformers import GPT2Config as HFConfig
+from transformers import GPT2LMHeadModel as HFModel
+
+from lm_from_scratch.data import Batch
+from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
+from lm_from_scratch.train import TrainConfig, autocast, optimizer_step, parameter_groups
+
+V, T, B, L, H, C = 8192, 256, 8, 4, 6, 384  # about 10 M parameters
+
+
+def matmul_flops(dtype: torch.dtype) -> float:
+    """Operations per second of one large matrix product."""
+    a, b = (torch.randn(2048, 2048).to(dtype) for _ in range(2))
+    a @ b
+    start = time.perf_counter()
+    for _ in range(3):
+        a @ b
+    return 3 * 2 * 2048**3 / (time.perf_counter() - start)
+
+
+def hf_step(model: HFModel, optimizer: torch.optim.Optimizer, batch: Batch, dtype: str) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    with autocast(torch.device("cpu"), dtype):
+        loss = model(batch.idx, labels=batch.idx).loss
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7, help="steps of each model; default 7")
+    parser.add_argument("--out", default="build/bench/training.json")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    ours = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=V, block_size=T, n_layer=L, n_head=H, n_embd=C, embd_pdrop=0.0,
+            resid_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None,
+        )
+    )  # fmt: skip
+    theirs = HFModel(
+        HFConfig(
+            vocab_size=V, n_positions=T, n_layer=L, n_head=H, n_embd=C, embd_pdrop=0.0,
+            resid_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None, use_cache=False,
+        )
+    ).train()  # fmt: skip
+    n = sum(p.numel() for p in ours.parameters())
+    assert n == sum(p.numel() for p in theirs.parameters())
+    config = {dtype: TrainConfig(steps=1, dtype=dtype) for dtype in ("float32", "bfloat16")}
+    adam = {
+        "ours": torch.optim.AdamW(parameter_groups(ours, 0.1), fused=True),
+        "transformers": torch.optim.AdamW(parameter_groups(theirs, 0.1), fused=True),
+    }
+    idx = torch.randint(0, V, (B, T + 1))
+    batch = Batch(idx[:, :-1].contiguous(), idx[:, 1:].contiguous())
+    # 6 operations for each weight and token, and attention's two products
+    operations = B * T * (6 * n + 12 * L * C * T / 2)
+    report = {
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} thread(s)",
+        "torch": torch.__version__,
+        "parameters": n,
+    }
+    print(f"{n} parameters, batch {B} x {T}, {report['machine']}, torch {torch.__version__}")
+    for dtype, torch_dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+        seconds: dict[str, list[float]] = {"ours": [], "transformers": []}
+        limits = []
+        for round_number in range(args.rounds + 1):
+            for name in seconds:
+                start = time.perf_counter()
+                if name == "ours":
+                    optimizer_step(ours, adam["ours"], [batch], config[dtype])
+                else:
+                    hf_step(theirs, adam["transformers"], batch, dtype)
+                if round_number:  # the first round warms up
+                    seconds[name].append(time.perf_counter() - start)
+            limits.append(matmul_flops(torch_dtype))
+        rows = {
+            name: {
+                "tokens_per_second": round(B * T / statistics.median(times)),
+                "slowest": round(B * T / max(times)),
+                "fastest": round(B * T / min(times)),
+                "share_of_matmul": round(
+                    operations / statistics.median(times) / statistics.median(limits), 3
+                ),
+            }
+            for name, times in seconds.items()
+        }
+        ratios = [b / a for a, b in zip(seconds["ours"], seconds["transformers"], strict=True)]
+        rows["ratio"] = {
+            "median": round(statistics.median(ratios), 3),
+            "min": round(min(ratios), 3),
+            "max": round(max(ratios), 3),
+        }
+        report[dtype] = rows
+        print(f"\n{dtype}")
+        for name, row in rows.items():
+            print(f"  {name:13}" + ", ".join(f"{key} {value}" for key, value in row.items()))
+    out = Path(args.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"\nwritten to {out}")
+
+
+if __name__ == "__main__":
+    main()
