@@ -31,7 +31,7 @@ from lm_from_scratch.data import (
     split,
     write_tokens,
 )
-from lm_from_scratch.generate import complete, generate, generate_text
+from lm_from_scratch.generate import complete, forward_seconds, generate, generate_text
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.sampling import Sampler
 from lm_from_scratch.tokenizer import Tokenizer
@@ -222,9 +222,14 @@ def doctor_command(args: argparse.Namespace) -> int:
         os.access(Path.cwd(), os.W_OK), f"{Path.cwd()} can be written", "change to another folder"
     )
     try:
-        model, tokenizer = from_pretrained(SHIPPED), Tokenizer.load(SHIPPED)
-        text = "".join(generate_text(model.float(), tokenizer, "Return the", 8))
+        model, tokenizer = from_pretrained(SHIPPED).float(), Tokenizer.load(SHIPPED)
+        text = "".join(generate_text(model, tokenizer, "Return the", 8))
         report(bool(text), f"the shipped model says: Return the{text!r}")
+        total = sum(p.numel() for p in model.parameters())
+        trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        seconds = forward_seconds(model, torch.randint(model.config.vocab_size, (1, 10)))
+        note(f"it has {total} parameters, {trainable} of them trainable")
+        note(f"it reads 10 tokens in {1000 * seconds:.1f} ms")
     except ValueError as error_text:
         report(False, f"the shipped model: {error_text}", "install the package again")
     print("\nall well" if not problems else f"\n{problems} to mend")

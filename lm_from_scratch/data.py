@@ -289,9 +289,18 @@ def packed_positions(idx: Tensor, eos_token_id: int) -> tuple[Tensor, Tensor]:
 
 
 def padded_batch(
-    sequences: Sequence[Sequence[int]], pad_token_id: int, side: str = "right"
+    sequences: Sequence[Sequence[int]],
+    pad_token_id: int,
+    side: str = "right",
+    block_size: int | None = None,
 ) -> Batch:
-    """Sequences of unequal length in one batch, padded on the left or on the right."""
+    """Sequences of unequal length in one batch, padded on the left or on the right.
+
+    With a ``block_size`` every sequence is cut to its first ``block_size`` tokens.
+    """
+    if block_size is not None and block_size < 1:
+        raise ValueError(f"block_size={block_size} must be at least 1")
+    sequences = [sequence[:block_size] for sequence in sequences]
     if side not in ("left", "right"):
         raise ValueError(f"side={side!r} must be 'left' or 'right'")
     if not sequences or any(len(sequence) == 0 for sequence in sequences):

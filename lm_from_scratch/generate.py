@@ -6,6 +6,8 @@ last token of every row; their positions make the padding invisible, so each row
 be alone.
 """
 
+import statistics
+import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -143,6 +145,25 @@ def generate_text(
     steps = generate(model, [ids], max_new_tokens, sampler, stop_tokens=[end], seed=seed)
     tokens = (step[0] for step in steps)
     return tokenizer.stream(token for token in tokens if token is not None and token != end)
+
+
+def forward_seconds(model: GPT2LMHeadModel, idx: Tensor, repeats: int = 5) -> float:
+    """The median time of one forward pass over ``idx`` (B, T), in seconds.
+
+    In evaluation mode, without gradients, after one pass that is not counted: the first one pays
+    for memory and kernels that later ones find ready.
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats={repeats} must be at least 1")
+    seconds = []
+    with evaluating(model):
+        for _ in range(repeats + 1):
+            start = time.perf_counter()
+            model(idx)
+            if idx.is_cuda:
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[1:])
 
 
 def as_prompts(idx: Tensor, attention_mask: Tensor | None = None) -> list[list[int]]:

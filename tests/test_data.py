@@ -192,6 +192,14 @@ def test_G6_padding_is_marked_from_the_true_length() -> None:
         assert batch.positions[0][batch.positions[0] >= 0].tolist() == [0, 1]
 
 
+def test_long_sequences_are_cut_to_the_block_size() -> None:
+    batch = padded_batch([[5, 6, 7, 8], [9]], pad_token_id=0, block_size=2)
+    assert batch.idx.tolist() == [[5, 6], [9, 0]]
+    assert batch.positions.tolist() == [[0, 1], [0, -1]]
+    with pytest.raises(ValueError, match="block_size=0"):
+        padded_batch([[1]], 0, block_size=0)
+
+
 @given(st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=9), min_size=1, max_size=5))
 def test_padded_rows_keep_their_tokens(rows: list[list[int]]) -> None:
     for side in ("left", "right"):

@@ -11,6 +11,7 @@ from lm_from_scratch.generate import (
     as_prompts,
     complete,
     evaluating,
+    forward_seconds,
     generate,
     generate_text,
 )
@@ -147,6 +148,23 @@ def test_G12_G13_G15_bad_arguments_are_refused_before_anything_runs(change, mess
 def test_the_last_position_can_be_used() -> None:
     rows = complete(generate(MODEL, [[5] * 60], 5, GREEDY))
     assert len(rows[0]) == 5  # 60 + 5 - 1 = 64 tokens are fed
+
+
+def test_G28_time_is_measured_in_evaluation_mode_after_a_warm_up() -> None:
+    modes = []
+    hook = MODEL.register_forward_hook(
+        lambda module, args, out: modes.append((module.training, out.requires_grad))
+    )
+    MODEL.train()
+    try:
+        assert forward_seconds(MODEL, token_ids(1, 10), repeats=3) > 0
+        assert modes == [(False, False)] * 4
+        assert MODEL.training
+    finally:
+        hook.remove()
+        MODEL.eval()
+    with pytest.raises(ValueError, match="repeats=0"):
+        forward_seconds(MODEL, token_ids(1, 10), repeats=0)
 
 
 def test_padded_tensors_become_prompts() -> None:
