@@ -20,7 +20,11 @@ from lm_from_scratch.data import Batch
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.train import TrainConfig, autocast, optimizer_step, parameter_groups
 
-V, T, B, L, H, C = 8192, 256, 8, 4, 6, 384  # about 10 M parameters
+#: vocabulary, tokens, rows, layers, heads, width
+SHAPES = {
+    "10 M parameters": (8192, 256, 8, 10, 8, 256),
+    "the shipped model": (4096, 256, 16, 8, 4, 128),
+}
 
 
 def matmul_flops(dtype: torch.dtype) -> float:
@@ -47,6 +51,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="steps of each model; default 7")
     parser.add_argument("--out", default="build/bench/training.json")
     args = parser.parse_args()
+    out = Path(args.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    machine = f"{platform.machine()}, {torch.get_num_threads()} thread(s)"
+    report = {"machine": machine, "torch": torch.__version__}
+    for name, shape in SHAPES.items():
+        report[name] = compare(name, shape, args.rounds)
+    out.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"\nwritten to {out}")
+
+
+def compare(title: str, shape: tuple[int, ...], rounds: int) -> dict[str, object]:
+    """Both models at one shape, step by step in turn."""
+    V, T, B, L, H, C = shape
     torch.manual_seed(0)
     ours = GPT2LMHeadModel(
         GPT2Config(
@@ -71,16 +88,12 @@ def main() -> None:
     batch = Batch(idx[:, :-1].contiguous(), idx[:, 1:].contiguous())
     # 6 operations for each weight and token, and attention's two products
     operations = B * T * (6 * n + 12 * L * C * T / 2)
-    report = {
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} thread(s)",
-        "torch": torch.__version__,
-        "parameters": n,
-    }
-    print(f"{n} parameters, batch {B} x {T}, {report['machine']}, torch {torch.__version__}")
+    report: dict[str, object] = {"parameters": n, "batch": [B, T], "layers": L, "width": C}
+    print(f"\n{title}: {n} parameters, {L} layers, width {C}, batch {B} x {T}")
     for dtype, torch_dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
         seconds: dict[str, list[float]] = {"ours": [], "transformers": []}
         limits = []
-        for round_number in range(args.rounds + 1):
+        for round_number in range(rounds + 1):
             for name in seconds:
                 start = time.perf_counter()
                 if name == "ours":
@@ -108,13 +121,10 @@ def main() -> None:
             "max": round(max(ratios), 3),
         }
         report[dtype] = rows
-        print(f"\n{dtype}")
+        print(f"  {dtype}")
         for name, row in rows.items():
-            print(f"  {name:13}" + ", ".join(f"{key} {value}" for key, value in row.items()))
-    out = Path(args.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"\nwritten to {out}")
+            print(f"    {name:13}" + ", ".join(f"{key} {value}" for key, value in row.items()))
+    return report
 
 
 if __name__ == "__main__":
