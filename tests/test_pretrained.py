@@ -24,9 +24,11 @@ def test_the_held_out_loss_is_the_recorded_one() -> None:
     assert got["bits_per_byte"] == pytest.approx(want["bits_per_byte"], abs=tolerance)
 
 
-def test_it_beats_every_baseline() -> None:
-    best = min(value["bits_per_byte"] for value in RECORD["baselines"].values())
-    assert RECORD["held_out"]["all"]["bits_per_byte"] < best
+def test_it_beats_every_baseline_but_a_compressor_that_has_the_training_text_at_hand() -> None:
+    """xz looks repeated phrases up in 2 MB of text; the model has to carry them in its weights."""
+    bits = {name: value["bits_per_byte"] for name, value in RECORD["baselines"].items()}
+    primed = bits.pop("xz after the training text")
+    assert primed < RECORD["held_out"]["all"]["bits_per_byte"] < min(bits.values())
     uniform = RECORD["baselines"]["uniform"]["nats_per_token"]
     assert uniform == pytest.approx(math.log(load_shipped()[1].vocab_size), abs=1e-3)
 
