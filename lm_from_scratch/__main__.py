@@ -33,6 +33,7 @@ from lm_from_scratch.data import (
 )
 from lm_from_scratch.generate import complete, forward_seconds, generate, generate_text
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
+from lm_from_scratch.onednn import use_onednn_
 from lm_from_scratch.sampling import Sampler
 from lm_from_scratch.tokenizer import Tokenizer
 from lm_from_scratch.train import TrainConfig, train
@@ -91,6 +92,10 @@ def train_command(args: argparse.Namespace) -> int:
     )
     torch.manual_seed(args.seed)
     model = GPT2LMHeadModel(model_config).to(args.device)
+    if args.onednn:
+        if config.dtype != "float32":
+            raise ValueError(f"--onednn is for --dtype float32, not {config.dtype}")
+        use_onednn_(model)
     parameters = sum(p.numel() for p in model.parameters())
     print(
         f"{len(train_documents)} documents, {train_file.n_tokens} tokens for training, "
@@ -284,6 +289,9 @@ how to choose the numbers
     p.add_argument("--warmup", type=int, help="steps until the highest learning rate")
     p.add_argument("--weight-decay", type=float, help="shrinks matrices, not biases and norms")
     p.add_argument("--dtype", choices=["float32", "bfloat16"], help="of the matrix products")
+    p.add_argument(
+        "--onednn", action="store_true", help="float32 products by oneDNN: faster on AMD processors"
+    )
     p.add_argument("--eval-every", type=int, help="steps between held-out losses; 0 is never")
     p.add_argument("--checkpoint-every", type=int, default=100, help="default: 100 steps")
     p.add_argument("--held-out", type=float, default=0.05, help="share held out; default 0.05")

@@ -1,8 +1,8 @@
 """Training throughput beside transformers' GPT-2, in one run: ``make bench``.
 
-Both models have the same size and get the same batches, the same fused AdamW and the same clipping.
-Their steps alternate, so that a slow moment of the machine meets both. The limit is what the
-machine's own matrix product reaches in the same run.
+All models have the same size and get the same batches, the same fused AdamW and the same clipping.
+Their steps alternate, so that a slow moment of the machine meets all. The limit is what the
+machine's own matrix product reaches in the same run; in float32, oneDNN may pass it.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from transformers import GPT2LMHeadModel as HFModel
 
 from lm_from_scratch.data import Batch
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
+from lm_from_scratch.onednn import use_onednn_
 from lm_from_scratch.train import TrainConfig, autocast, optimizer_step, parameter_groups
 
 #: vocabulary, tokens, rows, layers, heads, width
@@ -65,12 +66,12 @@ def compare(title: str, shape: tuple[int, ...], rounds: int) -> dict[str, object
     """Both models at one shape, step by step in turn."""
     V, T, B, L, H, C = shape
     torch.manual_seed(0)
-    ours = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=V, block_size=T, n_layer=L, n_head=H, n_embd=C, embd_pdrop=0.0,
-            resid_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None,
-        )
+    config = GPT2Config(
+        vocab_size=V, block_size=T, n_layer=L, n_head=H, n_embd=C, embd_pdrop=0.0,
+        resid_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
+    ours, with_onednn = GPT2LMHeadModel(config), GPT2LMHeadModel(config)
+    use_onednn_(with_onednn)
     theirs = HFModel(
         HFConfig(
             vocab_size=V, n_positions=T, n_layer=L, n_head=H, n_embd=C, embd_pdrop=0.0,
@@ -79,10 +80,10 @@ def compare(title: str, shape: tuple[int, ...], rounds: int) -> dict[str, object
     ).train()  # fmt: skip
     n = sum(p.numel() for p in ours.parameters())
     assert n == sum(p.numel() for p in theirs.parameters())
-    config = {dtype: TrainConfig(steps=1, dtype=dtype) for dtype in ("float32", "bfloat16")}
+    models = {"transformers": theirs, "ours": ours, "ours, oneDNN": with_onednn}
     adam = {
-        "ours": torch.optim.AdamW(parameter_groups(ours, 0.1), fused=True),
-        "transformers": torch.optim.AdamW(parameter_groups(theirs, 0.1), fused=True),
+        name: torch.optim.AdamW(parameter_groups(model, 0.1), fused=True)
+        for name, model in models.items()
     }
     idx = torch.randint(0, V, (B, T + 1))
     batch = Batch(idx[:, :-1].contiguous(), idx[:, 1:].contiguous())
@@ -91,15 +92,18 @@ def compare(title: str, shape: tuple[int, ...], rounds: int) -> dict[str, object
     report: dict[str, object] = {"parameters": n, "batch": [B, T], "layers": L, "width": C}
     print(f"\n{title}: {n} parameters, {L} layers, width {C}, batch {B} x {T}")
     for dtype, torch_dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
-        seconds: dict[str, list[float]] = {"ours": [], "transformers": []}
+        train_config = TrainConfig(steps=1, dtype=dtype)
+        seconds: dict[str, list[float]] = {
+            name: [] for name in models if dtype == "float32" or "oneDNN" not in name
+        }
         limits = []
         for round_number in range(rounds + 1):
             for name in seconds:
                 start = time.perf_counter()
-                if name == "ours":
-                    optimizer_step(ours, adam["ours"], [batch], config[dtype])
+                if name == "transformers":
+                    hf_step(theirs, adam[name], batch, dtype)
                 else:
-                    hf_step(theirs, adam["transformers"], batch, dtype)
+                    optimizer_step(models[name], adam[name], [batch], train_config)
                 if round_number:  # the first round warms up
                     seconds[name].append(time.perf_counter() - start)
             limits.append(matmul_flops(torch_dtype))
@@ -114,12 +118,12 @@ def compare(title: str, shape: tuple[int, ...], rounds: int) -> dict[str, object
             }
             for name, times in seconds.items()
         }
-        ratios = [b / a for a, b in zip(seconds["ours"], seconds["transformers"], strict=True)]
-        rows["ratio"] = {
-            "median": round(statistics.median(ratios), 3),
-            "min": round(min(ratios), 3),
-            "max": round(max(ratios), 3),
-        }
+        peer = seconds["transformers"]
+        for name, times in seconds.items():
+            ratios = [b / a for a, b in zip(times, peer, strict=True)]
+            rows[name]["over_transformers"] = round(statistics.median(ratios), 2)
+            rows[name]["from"] = round(min(ratios), 2)
+            rows[name]["to"] = round(max(ratios), 2)
         report[dtype] = rows
         print(f"  {dtype}")
         for name, row in rows.items():

@@ -32,6 +32,10 @@ def test_train_then_generate(tmp_path, capsys) -> None:
     assert capsys.readouterr().out.count("--- ") == 3
 
 
+def test_onednn_trains(tmp_path) -> None:
+    assert main(["train", "--out", str(tmp_path / "run"), *SMALL, "--onednn"]) == 0
+
+
 def test_train_again_does_nothing_more(tmp_path, capsys) -> None:
     for _ in range(2):
         assert main(["train", "--out", str(tmp_path / "run"), *SMALL]) == 0
@@ -62,6 +66,7 @@ def test_the_shipped_model_speaks_without_arguments(capsys) -> None:
         (["train", "--out", "OUT", "--corpus", "/nowhere.txt"], "neither a file nor a folder"),
         (["train", "--out", "OUT", "--n-embd", "30"], "n_embd=30 is not a multiple of n_head=4"),
         (["train", "--out", "OUT", "--steps", "10"], "warmup=50 must be shorter than steps=10"),
+        (["train", "--out", "OUT", "--onednn", "--dtype", "bfloat16"], "--onednn is for --dtype"),
         (["train", "--out", "OUT", "--dropout", "1"], "embd_pdrop=1.0 must be in [0, 1)"),
     ],
 )

@@ -202,13 +202,15 @@ class GPT2LMHeadModel(nn.Module):
     """GPT-2 with its language-model head.
 
     The head *is* the token embedding, used the other way round: there is no second matrix that
-    loading, replacing or moving a weight could separate from the first.
+    loading, replacing or moving a weight could separate from the first. ``project`` is the function
+    that applies it.
     """
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
         self.config = config
         self.transformer = GPT2Model(config)
+        self.project = F.linear
 
     def forward(
         self,
@@ -221,4 +223,4 @@ class GPT2LMHeadModel(nn.Module):
         """Logits (B, T, V). ``keep`` chooses the columns to compute them for: ``slice(-1, None)``
         is the last, all that generation needs."""
         x = self.transformer(idx, positions, documents, cache)
-        return F.linear(x[:, keep], self.transformer.wte.weight)
+        return self.project(x[:, keep], self.transformer.wte.weight)

@@ -663,8 +663,7 @@ from lm_from_scratch.checkpoint import SHIPPED, load_shipped
 
 log = [json.loads(line) for line in (SHIPPED / "log.jsonl").read_text().splitlines()]
 points = [line for line in log if line["held_out_loss"] is not None]
-record_file = SHIPPED / "record.json"
-record = json.loads(record_file.read_text()) if record_file.is_file() else {}
+record = json.loads((SHIPPED / "record.json").read_text())
 shipped, shipped_tokenizer = load_shipped()
 shipped_uniform = math.log(shipped.config.vocab_size)
 assert shipped.config.n_layer == 8
@@ -675,18 +674,19 @@ window = 20
 smooth = np.convolve([line["loss"] for line in log], np.ones(window) / window, mode="valid")
 fig, (ax,) = figure(5.6, 3.8)
 ax.plot(range(window, len(log) + 1), smooth, color="#888888", linewidth=1.0, label="batch")
-if points:
-    steps = [line["step"] for line in points]
-    ax.plot(steps, [line["held_out_loss"] for line in points], "o-", markersize=3, label="held out")
-shipped_levels = {"uniform": shipped_uniform}
-if record:
-    shipped_levels["unigram"] = record["baselines"]["unigram"]["nats_per_token"]
-for colour, (name, level) in zip(COLOURS[2:4], shipped_levels.items()):
+steps = [line["step"] for line in points]
+ax.plot(steps, [line["held_out_loss"] for line in points], "o-", markersize=3, label="held out")
+for colour, name in zip(COLOURS[2:4], ("uniform", "unigram")):
+    level = record["baselines"][name]["nats_per_token"]
     ax.axhline(level, linestyle="--", linewidth=1.2, color=colour, label=name)
 ax.set(xlabel="step", ylabel="loss, nats per token")
 ax.legend(frameon=False, loc="upper right", ncols=2)
 ax.set_title("The recorded run of the shipped model")
 plt.show()
+
+begin = [shipped_tokenizer.eos_token_id, *shipped_tokenizer.encode("The ")]
+said = complete(generate(shipped, [begin], 50, Sampler(temperature=0.8)))[0]
+print(ascii(shipped_tokenizer.decode(begin[1:] + said)))
 
 # %%
 # Its vocabulary has 4096 tokens, so its loss per token cannot be compared with that of our nano model.
@@ -727,11 +727,10 @@ ax.set(xlabel="bits per byte of held-out text", xlim=(0, 1.15 * max(bpb.values()
 ax.set_title("Predicting and compressing on one scale")
 plt.show()
 
-if record:
-    recorded = record["held_out"]["reference"]["bits_per_byte"]
-    print(f"{bpb['shipped model']:.2f} measured now, {recorded:.2f} recorded")
-    assert abs(bpb["shipped model"] - recorded) < 0.15
-    assert bpb["shipped model"] < min(bpb["nano model"], bpb["bigram"], bpb["gzip"], bpb["xz"])
+recorded = record["held_out"]["reference"]["bits_per_byte"]
+print(f"{bpb['shipped model']:.2f} measured now, {recorded:.2f} recorded")
+assert abs(bpb["shipped model"] - recorded) < 0.15
+assert bpb["shipped model"] < min(bpb["nano model"], bpb["bigram"], bpb["gzip"], bpb["xz"])
 assert bpb["nano model"] < bpb["bigram"] < bpb["unigram"]
 
 # %%
@@ -768,10 +767,8 @@ for name, net, files in [
     gaps[name] = new_loss - train_loss
     print(f"{name:8} train {train_loss:.2f}  held out {new_loss:.2f}", end="  ")
     print(f"gap {gaps[name]:.2f}  unigram's gap {control:.2f}")
-    if record or name == "nano":
-        assert gaps[name] > control
-if record:
-    assert gaps["shipped"] > gaps["nano"]
+    assert gaps[name] > control
+assert gaps["shipped"] > gaps["nano"]
 assert sum(p.numel() for p in shipped.parameters()) > sum(p.numel() for p in model.parameters())
 
 # %%

@@ -1,0 +1,65 @@
+"""onednn.py: the same linear map, forward and backward, with another order of sums."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import tiny_gpt2, token_ids
+
+from lm_from_scratch.data import Batch
+from lm_from_scratch.onednn import OneDNNLinear, onednn_linear, use_onednn_
+from lm_from_scratch.train import TrainConfig, optimizer_step
+
+
+@pytest.mark.parametrize("shape", [(7,), (1, 7), (3, 5, 7), (2, 3, 5, 7)])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_value_and_gradients_equal_f_linear(shape: tuple[int, ...], with_bias: bool) -> None:
+    if len(shape) == 1:
+        shape = (1, *shape)
+    generator = torch.Generator().manual_seed(0)
+    grads = []
+    for f in (onednn_linear, F.linear):
+        generator.manual_seed(0)
+        x, w, b = (torch.randn(s, generator=generator) for s in (shape, (11, 7), (11,)))
+        leaves = [x.requires_grad_(), w.requires_grad_()]
+        if with_bias:
+            leaves.append(b.requires_grad_())
+        y = f(*leaves)
+        out = torch.autograd.grad((y * y.detach().cos()).sum(), leaves)
+        grads.append([y.detach(), *out])
+    for ours, want in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, want, atol=2e-5, rtol=1e-5)
+
+
+def test_strided_inputs_and_expanded_gradients() -> None:
+    x = torch.randn(5, 9, 2).transpose(0, 1)[..., :1].expand(9, 5, 7).clone().transpose(0, 1)
+    w = torch.randn(7, 11).T
+    x.requires_grad_()
+    torch.testing.assert_close(onednn_linear(x, w), F.linear(x, w), atol=2e-5, rtol=1e-5)
+    (ours,) = torch.autograd.grad(onednn_linear(x, w).sum(), x)  # a gradient of stride 0
+    (want,) = torch.autograd.grad(F.linear(x, w).sum(), x)
+    torch.testing.assert_close(ours, want, atol=2e-5, rtol=1e-5)
+
+
+def test_the_model_computes_and_trains_as_before() -> None:
+    plain, fast = tiny_gpt2(), tiny_gpt2()
+    before = [id(p) for p in fast.parameters()]
+    use_onednn_(fast)
+    assert [id(p) for p in fast.parameters()] == before
+    assert sum(isinstance(m, OneDNNLinear) for m in fast.modules()) == 4 * 3
+    idx = token_ids(2, 9)
+    torch.testing.assert_close(fast(idx), plain(idx), atol=5e-5, rtol=0)
+    losses = []
+    for model in (plain, fast):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batch = Batch(idx, token_ids(2, 9, seed=2))
+        losses.append(
+            [optimizer_step(model, optimizer, [batch], TrainConfig(steps=1)) for _ in range(3)]
+        )
+    assert torch.tensor(losses[0]) == pytest.approx(torch.tensor(losses[1]), rel=1e-3)
+
+
+def test_what_it_cannot_do_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"torch\.float64 on cpu"):
+        use_onednn_(tiny_gpt2().double())
+    with pytest.raises(ValueError, match=r"x is torch\.bfloat16"):
+        onednn_linear(torch.randn(2, 7).bfloat16(), torch.randn(3, 7))
