@@ -95,8 +95,8 @@ def api_index(listed: dict[str, Path]) -> str:
 
 
 def learning_path() -> str:
-    """Cards for the chapters that exist, one honest sentence about those that do not yet."""
-    lines = [".. grid:: 1 1 2 2", "   :gutter: 3", "   :class-container: learning-path", ""]
+    """A card with its pages for each chapter that exists, and the titles of those to come."""
+    lines = [".. grid:: 1", "   :gutter: 3", "   :class-container: learning-path", ""]
     written = set()
     for chapter in gallery.chapters():
         number = chapter.name.partition("_")[0]
@@ -104,24 +104,18 @@ def learning_path() -> str:
         title, intro = gallery.header_text(chapter)
         lines += [
             f"   .. grid-item-card:: {title}",
-            f"      :link: /auto_tutorials/{chapter.name}/index",
-            "      :link-type: doc",
             "",
             f"      {intro}",
             "",
-            "      .. card-footer::",
-            "",
-            f"         {_count(len(gallery.pages(chapter)), 'page')}",
-            "",
         ]
+        for page_number, script in enumerate(gallery.pages(chapter), start=1):
+            page = f"/auto_tutorials/{chapter.name}/{script.stem}"
+            lines.append(f"      {page_number}. :doc:`{page}`")
+        lines.append("")
     missing = [f"{n}. {title}" for n, title in PLANNED.items() if str(n) not in written]
     if missing:
         lines += ["To come:", "", *missing, ""]
     return "\n".join(lines) + "\n"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def write(app) -> None:

@@ -6,8 +6,8 @@ A new language model is a box of random numbers. A loop of a few lines turns the
 knows how Python's documentation sounds. What happens in that loop, and how do you see whether it
 works?
 
-Training code rarely crashes when it is wrong. It prints a falling number and produces a bad model. So
-this page proves each part of the loop before it runs the loop.
+Training code that is wrong seldom crashes. It prints a falling number and produces a bad model. So this
+page checks each part of the loop by itself, and watches the loop while it runs.
 
 You will learn
 --------------
@@ -118,9 +118,10 @@ torch.manual_seed(0)
 model = GPT2LMHeadModel(nano)
 with torch.no_grad():
     loss = float(loss_of(model, batch))
+    logits = model(batch.idx, batch.positions, batch.documents)  # (B, T, V)
 
-print(f"loss {loss:.2f}   log V {math.log(V):.2f}")
-assert abs(loss - math.log(V)) < 0.1
+print(f"loss {loss:.2f}   log V {math.log(V):.2f}   largest logit {logits.abs().max():.1f}")
+assert abs(loss - math.log(V)) < 0.1 and logits.std() < 0.5
 
 # %%
 # This is **check 1** of any run: before the first step the loss is :math:`\log V`. A higher value means
@@ -232,8 +233,6 @@ assert torch.equal(row.targets[:, :-1], row.idx[:, 1:]) and (row.targets != IGNO
 # where :math:`[i = y]` is 1 for the target and 0 for every other token. The mean over N targets divides
 # it by N. Autograd agrees.
 
-with torch.no_grad():
-    logits = model(batch.idx, batch.positions, batch.documents)  # (B, T, V)
 logits.requires_grad_()
 causal_lm_loss(logits, batch.targets).backward()
 
@@ -244,8 +243,9 @@ torch.testing.assert_close(logits.grad, expected, rtol=1e-4, atol=1e-9)
 print(f"largest difference {float((logits.grad - expected).abs().max()):.0e}")
 
 # %%
-# Each token pulls its own target up by :math:`1 - p_y`, and everything else down by what it was given
-# too much. A token that was predicted with certainty pulls no more.
+# A step against the gradient raises the logit of the target in proportion to :math:`1 - p_y`, and lowers
+# every other logit in proportion to the probability that it got. A target that was predicted with
+# certainty changes nothing.
 #
 # Add up the pull of all tokens, and something can be foretold. The sum is the mean prediction minus the
 # frequency of each token in the batch. A fresh model predicts about :math:`1/V` everywhere, so
@@ -265,9 +265,19 @@ for token in frequency.topk(5).indices.tolist():
 # AdamW: one step of the optimiser
 # --------------------------------
 #
-# Gradients of different weights differ in size by orders of magnitude. Adam keeps two running means for
-# each weight, of the gradient :math:`g` and of its square, and steps by their ratio. The *W* adds
-# weight decay beside the gradient: each weight loses a small share of itself.
+# The gradients of different weights differ a lot in size.
+
+loss_of(model, batch).backward()
+sizes = {name: float(p.grad.square().mean().sqrt()) for name, p in model.named_parameters()}
+for name in (min(sizes, key=sizes.get), max(sizes, key=sizes.get)):
+    print(f"{sizes[name]:.0e}  {name}")
+model.zero_grad()
+assert max(sizes.values()) > 10 * min(sizes.values())
+
+# %%
+# Adam keeps two running means for each weight, of the gradient :math:`g` and of its square, and steps by
+# the first over the root of the second, so that the size cancels. The *W* adds weight decay beside the
+# gradient: each weight loses a small share of itself.
 #
 # .. math::
 #
@@ -305,7 +315,7 @@ for t, g in enumerate(gradients, start=1):
 print("five steps agree")
 
 # %%
-# In the first step the ratio is :math:`g / |g|`. So every weight moves by the full learning rate, up or
+# In the first step the ratio is :math:`g / \lvert g \rvert`. So every weight moves by the full learning rate, up or
 # down, however small or large its gradient is. That is one reason why the learning rate starts small.
 
 moved = {}
@@ -337,8 +347,8 @@ assert total == sum(p.numel() for p in model.parameters())
 # ---------------------------------
 #
 # A linear *warm-up* lets Adam's means settle before they are trusted. Then the rate falls along half a
-# cosine, and the last step of the run is the smallest one. The rate is a function of the number of the
-# step and of nothing else.
+# cosine and reaches ``min_lr`` in the last step. It is a function of the number of the step and of nothing
+# else.
 
 from lm_from_scratch.train import TrainConfig, learning_rate
 
@@ -371,9 +381,9 @@ from lm_from_scratch.train import optimizer_step
 print(inspect.getsource(optimizer_step))
 
 # %%
-# One line is new. The gradients of all parameters together are one long vector. If it is longer than
+# One line is left to explain. The gradients of all parameters together are one long vector. If it is longer than
 # ``max_grad_norm``, *clipping* shortens it to that length and keeps its direction, so that one strange
-# batch cannot fill Adam's means.
+# batch cannot outweigh all others.
 
 
 def gradient(model):
@@ -389,8 +399,8 @@ model.zero_grad()
 
 # %%
 # Now the loop runs. ``train`` is a generator: it does one step, yields what it measured, and waits. So
-# the loop below belongs to you, and between two steps you can look at the model. We do that three
-# times: for the samples, for the held-out loss, and for a number that is explained below.
+# the loop below belongs to you, and between two steps you can look at the model. Every 25 steps the
+# generator measures the held-out loss; we add samples, and a number that is explained below.
 
 from lm_from_scratch.generate import complete, evaluating, generate
 from lm_from_scratch.sampling import Sampler
@@ -489,8 +499,8 @@ plt.show()
 #
 #    I = H\Bigl(\frac{1}{N} \sum_t p_t\Bigr) - \frac{1}{N} \sum_t H(p_t)
 #
-# If the model says the same thing whatever it has read, the two are equal and :math:`I` is 0. So
-# :math:`I` is how many nats the context contributes to a prediction.
+# If the model says the same thing whatever it has read, the two are equal and :math:`I` is 0. The more the
+# predictions differ from context to context, the larger it is.
 
 early = history[29].loss
 fig, (ax,) = figure(5.4, 3.2)
@@ -509,9 +519,9 @@ assert context[30] < context[0] < 0.2 and context[30] < 0.05
 assert context[500] > 1.0
 
 # %%
-# At step 30 the loss is within 0.3 nats of the unigram, and the context contributes less than 0.05 nats:
-# less than in the random model, whose predictions depended on the context without any sense. At the end
-# it contributes more than 1 nat. The model learnt *what is frequent*, then *what follows what*.
+# At step 30 the loss is within 0.3 nats of the unigram, and :math:`I` is below 0.05 nats: less than in the
+# random model, whose predictions depended on the context without any sense. At the end it is more than 1
+# nat. The model learnt *what is frequent*, then *what follows what*.
 #
 # What the model says on the way
 # ------------------------------
@@ -535,8 +545,8 @@ assert share[500] > share[0] + 0.2
 # Overfit one batch first
 # -----------------------
 #
-# **Check 2** takes seconds, and it belongs before every long run: train on a single small batch, again
-# and again. A model with more weights than the batch has tokens must learn it by heart. If the loss
+# **Check 2** is quick, and it belongs before every long run: train on a single small batch, again
+# and again. A model with far more weights than the batch has tokens must be able to learn it by heart. If the loss
 # does not go to 0, something is broken, and no amount of data will repair it.
 
 constant = TrainConfig(steps=80, lr=1e-2)
@@ -553,6 +563,7 @@ def overfit(model, optimizer, batch, steps=80):
 
 
 student = fresh()
+assert sum(p.numel() for p in student.parameters()) > four.idx.numel()
 by_heart = overfit(student, torch.optim.AdamW(student.parameters(), lr=1e-2), four)
 print(f"loss {by_heart[0]:.2f} -> {by_heart[-1]:.3f}")
 assert by_heart[-1] < 0.1
@@ -650,8 +661,8 @@ for ours, theirs in zip(resumed.parameters(), straight.parameters()):
 print(f"{len(first)} + {len(second)} steps equal {len(losses)} steps in every bit")
 
 # %%
-# **Check 4** is ``torch.equal``, not "about the same". A forgotten moment or a schedule that starts
-# again is a small difference at first, and a different model in the end.
+# **Check 4** is ``torch.equal``, not "about the same". A tolerance could hide a forgotten moment, or a
+# schedule that began again.
 #
 # The model that ships with this package
 # --------------------------------------
@@ -691,8 +702,9 @@ print(ascii(shipped_tokenizer.decode(begin[1:] + said)))
 # %%
 # Its vocabulary has 4096 tokens, so its loss per token cannot be compared with that of our nano model.
 # Bits per byte can. We measure both models, now, on the held-out part of the reference, and put
-# compressors beside them: to predict well and to compress well are the same thing. The compressor ``xz``
-# is measured twice. The second time it has read the training text first, as the models have.
+# compressors beside them: a model that predicts a text well can compress it, to just its bits per byte. The
+# compressor ``xz`` is measured twice. The second time it has read the training text first, as the models
+# have.
 
 import gzip
 import lzma
@@ -706,6 +718,7 @@ shipped_loss = evaluate(shipped, sequential_batches(shipped_files["held out"], 1
 
 text = "".join(document.text for document in held_out_documents).encode()
 before = "".join(document.text for document in train_documents).encode()
+assert len(text) == held_out_file.n_bytes
 after = len(lzma.compress(before + text)) - len(lzma.compress(before))
 bpb = {
     "unigram": bits_per_byte(levels["unigram"], held_out_file),
@@ -739,9 +752,9 @@ assert bpb["nano model"] < bpb["bigram"] < bpb["unigram"]
 # What the model knows by heart
 # -----------------------------
 #
-# Both models do better on text that they were trained on. A part of the gap is what they know by heart. But texts
-# differ in difficulty, so the unigram stands beside them as a control: it is too simple to know anything
-# by heart, and its gap is the part that belongs to the texts.
+# Both models do better on text that they were trained on. But texts differ in difficulty, so the unigram
+# stands beside them as a control: it is too simple to know anything by heart, and its gap says how much
+# harder the held-out text is.
 
 
 def every(file, block, n):
@@ -761,20 +774,27 @@ for name, net, files in [
     ("shipped", shipped, (shipped_files["train"], shipped_files["held out"])),
 ]:
     block = net.config.block_size
-    seen, new = every(files[0], block, 10), every(files[1], block, 1)
-    train_loss, new_loss = evaluate(net, seen), evaluate(net, new)
-    control = unigram_loss(files[0], new) - unigram_loss(files[0], seen)
-    gaps[name] = new_loss - train_loss
-    print(f"{name:8} train {train_loss:.2f}  held out {new_loss:.2f}", end="  ")
-    print(f"gap {gaps[name]:.2f}  unigram's gap {control:.2f}")
-    assert gaps[name] > control
+    sides = [(files[0], every(files[0], block, 10)), (files[1], every(files[1], block, 1))]
+    known, new = (bits_per_byte(evaluate(net, batches), file) for file, batches in sides)
+    easy, hard = (bits_per_byte(unigram_loss(files[0], b), file) for file, b in sides)
+    gaps[name] = new - known
+    print(f"{name:8} train {known:.2f}  held out {new:.2f} bits a byte", end="  ")
+    print(f"gap {new - known:.2f}  unigram's gap {hard - easy:.2f}")
+    assert new - known > max(hard - easy, 0.0)
 assert gaps["shipped"] > gaps["nano"]
 assert sum(p.numel() for p in shipped.parameters()) > sum(p.numel() for p in model.parameters())
 
+paragraphs = {part.strip() for d in train_documents for part in d.text.split("\n\n")}
+for part in (part.strip() for d in held_out_documents for part in d.text.split("\n\n")):
+    assert len(part) < 40 or part not in paragraphs
+
 # %%
-# The gap of each model is larger than that of the unigram, and the gap of the shipped model is larger
-# than that of the nano model, which has fewer weights to remember with. The training loss alone would not have told. That is **check 5**: measure on text that the
-# model has not seen, and whose paragraphs do not stand in the training text either.
+# The gap of each model is larger than that of the unigram: the difference is what the model knows by heart.
+# The gap of the shipped model is larger than that of the nano model, which has fewer weights to remember
+# with.
+#
+# The training loss alone would not have told. That is **check 5**: measure on text that the model has not
+# seen, and whose paragraphs do not stand in the training text either.
 #
 # Bug museum
 # ----------
@@ -813,9 +833,8 @@ for name, shown in [("wrong", wrong), ("right", right)]:
     print(f"{name}: reported {reported:.2f}, on real tokens {true:.2f}, greedy {said}")
 
 # %%
-# The wrong trainer reports a loss that looks like success. On real tokens the model is more than twice
-# as bad as reported, and worse than the one that was trained on real tokens alone. Its greedy output is
-# padding. The mended line is ``next_token_targets(idx, positions)``: it sees in the positions where
+# The wrong trainer reports a loss that looks like success. Real tokens cost more than twice as much, and more
+# than they cost the model that was trained on real tokens alone. The greedy output is padding. The mended line is ``next_token_targets(idx, positions)``: it sees in the positions where
 # the padding is, and writes -100 there.
 
 reported, true, said = outcome["wrong"]
@@ -901,7 +920,7 @@ plt.show()
 #
 # * The loss is the mean surprise. A fresh model scores :math:`\log V` (check 1).
 # * The gradient at the logits is prediction minus truth. In the first step AdamW moves every weight by the
-#   learning rate, so the learning rate starts small.
+#   learning rate, whatever the size of its gradient.
 # * A model must be able to learn one batch by heart: the loss went below 0.1 nats (check 2).
 # * Pieces of a batch count by their targets (check 3). A resumed run is equal in every bit (check 4).
 # * The nano model learnt frequencies first and context second, and ended below every bigram we tried. On the
@@ -916,6 +935,7 @@ plt.show()
 # * `Loshchilov and Hutter, SGDR <https://arxiv.org/abs/1608.03983>`_, 2017: the cosine schedule.
 # * `Radford et al., Language Models are Unsupervised Multitask Learners <https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf>`_, 2019: GPT-2.
 # * `Fixing Gradient Accumulation <https://huggingface.co/blog/gradient_accumulation>`_, Hugging Face, 2024: the mean of the means in a widely used trainer.
+# * `Delétang et al., Language Modeling Is Compression <https://arxiv.org/abs/2309.10668>`_, 2023.
 # * `Karpathy, A Recipe for Training Neural Networks <https://karpathy.github.io/2019/04/25/recipe/>`_, 2019: the loss at the start, and overfitting one batch.
 
 import sys

@@ -36,7 +36,7 @@ Each head computes, for each token :math:`t`, how much of every token :math:`s` 
 
 The T times T numbers :math:`a_{ts}` of one head are its *map*. Row t says where token t looks. The
 function ``attention_maps`` runs the model and returns one tensor (B, H, T, T) for each layer. The text
-is a passage that the model was not trained on.
+is from a document that was held out from training.
 """
 
 # sphinx_gallery_thumbnail_number = 3
@@ -52,6 +52,7 @@ from lm_from_scratch.attention import (
     attention_layers,
     attention_weights,
     record_attention,
+    sdpa_attention,
     use_attention_,
 )
 from lm_from_scratch.checkpoint import SHIPPED, load_shipped
@@ -62,7 +63,7 @@ from lm_from_scratch.plot import COLOURS, attention_map, attention_maps, figure
 
 model, tokenizer = load_shipped()
 L, H = model.config.n_layer, model.config.n_head
-_, held_out = split(load_corpus("reference"))
+trained_on, held_out = split(load_corpus("reference"))
 
 document = next(d for d in held_out if d.name == "reference/assert")
 text = document.text.split("\n\n")[1]
@@ -70,6 +71,7 @@ ids = [tokenizer.eos_token_id, *tokenizer.encode(text)]
 idx = torch.tensor([ids])
 maps = attention_maps(model, idx)
 
+assert not any(text in d.text for d in trained_on)
 print(text)
 print(f"{len(maps)} layers, each (B, H, T, T) = {tuple(maps[0].shape)}")
 assert len(maps) == L
@@ -147,8 +149,8 @@ for layer, own in zip(padded, alone):
 print(f"{pads} padding tokens: weight 0; the other {len(short)}: the same map as alone")
 
 # %%
-# Drawn
-# -----
+# One map, drawn
+# --------------
 #
 # Which of the 32 maps is worth a look? A head that looks everywhere says little, so choose the sharpest
 # by measurement. The *entropy* of a row is :math:`\log n` if it spreads over n keys evenly, and 0 if it
@@ -159,7 +161,7 @@ print(f"{pads} padding tokens: weight 0; the other {len(short)}: the same map as
 
 T = 128
 tokens = [tokenizer.encode(d.text) for d in held_out]
-pieces = [t[i : i + T - 1] for t in tokens for i in range(0, len(t) - T + 2, T - 1)][:16]
+pieces = [t[i : i + T - 1] for t in tokens for i in range(0, len(t) - T + 2, T - 1)][:24]
 rows = torch.tensor([[tokenizer.eos_token_id, *piece] for piece in pieces])  # (B, T)
 many = torch.stack(attention_maps(model, rows))  # (L, B, H, T, T)
 
@@ -190,7 +192,7 @@ ax.set(xlabel="looks at", ylabel="token")
 plt.show()
 
 # %%
-# Here are all heads of that layer. The same text, the same queries' input, and four ways to look.
+# All heads of that layer read the same vectors. They look at them in different ways.
 
 fig, axes = figure(5.4, 5.6, 2, 2)
 for h, ax in enumerate(axes):
@@ -405,7 +407,17 @@ for name, (scores, uniform) in final.items():
     print("".join(f"   {l}.{h} {scores[l, h]:.2f}" for l in range(3) for h in range(2)))
 
 # %%
-# The specimen copies, and it learnt to copy suddenly.
+# Now the test from above: the 16 letters in a random order, twice.
+
+once = torch.rand(32, V, generator=generator).argsort(1)
+nats = surprise(specimen, torch.cat([once, once], 1)).mean(0)
+first, second = float(nats[: V - 1].mean()), float(nats[V:].mean())
+print(f"loss {first:.2f} -> {second:.2f}")
+assert second < 0.3 * first
+
+# %%
+# The test works: the specimen's loss on the second copy is less than a third of that on the first. And it
+# learnt to copy suddenly.
 
 losses = {step: loss for step, (loss, _) in history.items()}
 curve = {name: torch.stack([scores[name][0] for _, scores in history.values()]) for name in marked}
@@ -550,13 +562,13 @@ plt.show()
 # Now do the same to the real model: silence each of its 32 heads in turn, and measure the loss on held-out
 # text. If a sharp map were a sign of importance, the sharp heads would do the most damage.
 
-sample = rows[:12]
-plain = surprise(model, sample).mean()
-damage = torch.zeros(L, H)
+plain = surprise(model, rows)
+added = torch.zeros(L, H, len(rows))  # for each row of text, so that the noise can be seen
 for l in range(L):
     for h in range(H):
         with without(model, [(l, h)]):
-            damage[l, h] = surprise(model, sample).mean() - plain
+            added[l, h] = (surprise(model, rows) - plain).mean(1)
+damage = added.mean(-1)
 
 
 def ranks(x):
@@ -565,8 +577,11 @@ def ranks(x):
 
 flattest = head(spread)
 order = torch.corrcoef(torch.stack([ranks(1 - spread), ranks(damage)]))[0, 1]
-print(f"sharpest head {sharpest}: loss {damage[sharpest]:+.3f}")
-print(f"flattest head {flattest}: loss {damage[flattest]:+.3f}")
+for name, best in [("sharpest", sharpest), ("flattest", flattest)]:
+    print(f"{name} head {best}: loss {damage[best]:+.3f}")
+difference = added[flattest] - added[sharpest]
+error = float(difference.std()) / math.sqrt(len(rows))
+print(f"flattest - sharpest: {difference.mean():.3f}, standard error {error:.3f}")
 print(f"median {damage.median():+.3f}, largest {damage.max():+.3f}; rank correlation {order:.1f}")
 
 fig, (ax,) = figure(5.4, 3.4)
@@ -580,12 +595,14 @@ ax.set(xlabel="entropy of the map (1: looks everywhere)", ylabel="added loss wit
 ax.set_title("A sharp map is not a needed head")
 plt.show()
 
+assert spread[flattest] > 0.9
 assert damage[flattest] > 2 * damage.median() and damage[flattest] > damage[sharpest]
+assert difference.mean() > 2 * error
 assert abs(order) < 0.7
 
 # %%
 # The head with the flattest map, which looks at everything almost alike, is more than twice as needed as the
-# median head, and more than the head with the sharpest map. Its pale picture would not have been chosen for a
+# median head, and more than the head with the sharpest map, by more than two standard errors. Its pale picture would not have been chosen for a
 # figure. One can guess what a mean over everything is good for; the measurement says that it is needed.
 #
 # What a map is not
@@ -631,7 +648,7 @@ assert not torch.allclose(picture.sum(-1), torch.ones(len(ids)))
 assert (picture < 0).any()
 
 # %%
-# The four laws at the top of this page reject it at once. The mended function returns recorded weights and
+# The first law at the top of this page rejects it at once. The mended function returns recorded weights and
 # names the layer that does not exist.
 
 from lm_from_scratch.plot import visualize_attention
@@ -713,7 +730,8 @@ def last_rows(q, k, v, visibility, dropout=0.0):
 
 with evaluating(model):
     whole = model(torch.tensor([ids]))
-torch.testing.assert_close(in_two_pieces(last_rows), whole, rtol=1e-4, atol=1e-4)
+for attend in (last_rows, sdpa_attention):
+    torch.testing.assert_close(in_two_pieces(attend), whole, rtol=1e-4, atol=1e-4)
 error = (in_two_pieces(wrong_corner) - whole).abs().max()
 print(f"logits wrong by {error:.1f}")
 assert error > 0.5
@@ -744,7 +762,7 @@ assert error > 0.5
 # * The specimen copies with two kinds of heads in two layers. Without the lower one, the upper ones go blind.
 # * The flattest map of the shipped model belongs to a head that is more than twice as needed as the median one.
 #
-# That is the end of the first chapter: you have seen a language model from its text to its smallest weights.
+# This is the end of the first chapter. You have followed a language model from text to single heads.
 #
 # Sources
 # -------
