@@ -589,10 +589,17 @@ ax.scatter(spread.flatten().numpy(), damage.flatten().numpy(), s=24, color=COLOU
 for name, best, align in [("sharpest", sharpest, "left"), ("flattest", flattest, "right")]:
     point = (float(spread[best]), float(damage[best]))
     ax.plot(*point, "o", color=COLOURS[3], markersize=8)
-    ax.annotate(name, point, (0, 9), textcoords="offset points", ha=align, color=COLOURS[3])
+    ax.annotate(
+        name,
+        point,
+        (0, -16 if name == "sharpest" else 9),
+        textcoords="offset points",
+        ha=align,
+        color=COLOURS[3],
+    )
 ax.axhline(0.0, color="#888888", linewidth=1.0)
 ax.set(xlabel="entropy of the map (1: looks everywhere)", ylabel="added loss without the head")
-ax.set_title("A sharp map is not a needed head")
+ax.set_title("Sharp and needed are two things")
 plt.show()
 
 assert spread[flattest] > 0.9
