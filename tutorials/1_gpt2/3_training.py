@@ -39,6 +39,7 @@ import json
 import math
 import re
 import tempfile
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -483,7 +484,7 @@ ax.plot([s.step for s in history], [s.loss for s in history], color="#BBBBBB", l
 ax.plot([s.step for s in measured], [s.held_out_loss for s in measured], "o-", markersize=3)
 ax.text(508, np.mean([s.loss for s in history[-50:]]), "batch", va="center", color="#666666")
 ax.text(508, final, "held out", va="center", color=COLOURS[0])
-for colour, (name, level) in zip(COLOURS[2:5], levels.items()):
+for colour, (name, level) in zip((COLOURS[2], COLOURS[3], COLOURS[7]), levels.items()):
     ax.axhline(level, linestyle="--", linewidth=1.2, color=colour)
     ax.text(508, level + 0.02, name, va="bottom", color=colour)
 ax.set(xlabel="step", ylabel="loss, nats per token", xlim=(0, 625))
@@ -536,7 +537,7 @@ for number, texts in samples.items():
     words = [word for text in texts for word in re.findall("[A-Za-z]{3,}", text)]
     share[number] = sum(word in known for word in words) / len(words)
     print(f"--- step {number}: {share[number]:.0%} of the words are known")
-    print(ascii(texts[0][:100]))
+    print(textwrap.fill(ascii(texts[0][:140]), 72))
 assert share[500] > share[0] + 0.2
 
 # %%
@@ -697,7 +698,7 @@ plt.show()
 
 begin = [shipped_tokenizer.eos_token_id, *shipped_tokenizer.encode("The ")]
 said = complete(generate(shipped, [begin], 50, Sampler(temperature=0.8)))[0]
-print(ascii(shipped_tokenizer.decode(begin[1:] + said)))
+print(textwrap.fill(ascii(shipped_tokenizer.decode(begin[1:] + said)), 72))
 
 # %%
 # Its vocabulary has 4096 tokens, so its loss per token cannot be compared with that of our nano model.
