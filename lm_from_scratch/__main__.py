@@ -9,6 +9,8 @@ import platform
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,9 @@ from lm_from_scratch.checkpoint import (
     from_pretrained,
     latest_checkpoint,
     local_folder,
+    read_json,
     save_pretrained,
+    write_json,
 )
 from lm_from_scratch.data import (
     CORPORA,
@@ -57,19 +61,67 @@ PRESETS: dict[str, dict[str, Any]] = {
 def train_command(args: argparse.Namespace) -> int:
     """Prepare the data, then train until the end or Ctrl-C."""
     out = Path(args.out)
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out} is a file; it must be a folder")
+    args.device = device_named(args.device)
+    arguments = {k: v for k, v in vars(args).items() if k not in ("run", "out", "quiet", "device")}
+    with only_run_in(out):
+        recipe = out / "recipe.json"
+        if recipe.is_file():
+            refuse_other_recipe(recipe, arguments)
+        return train_in(out, args, arguments)
+
+
+@contextmanager
+def only_run_in(out: Path) -> Iterator[None]:
+    """Hold the folder's lock; a second run in the same folder would destroy the first."""
+    out.mkdir(parents=True, exist_ok=True)
+    with open(out / ".lock", "w") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:
+            pass  # Windows: no lock
+        except OSError as error:
+            raise ValueError(f"another run is using {out}") from error
+        yield
+
+
+def refuse_other_recipe(path: Path, arguments: dict[str, Any]) -> None:
+    """Refuse to go on with a run under other numbers, before any of its files is touched."""
+    free = {"preset", "checkpoint_every", "eval_every"}  # they do not change the weights
+    stored = read_json(path).get("arguments", {})
+    for name in sorted({*stored, *arguments} - free):
+        if stored.get(name) != arguments.get(name):
+            option = "--" + name.replace("_", "-")
+            raise ValueError(
+                f"{path.parent} holds a run with {option} {stored.get(name)}, not "
+                f"{arguments.get(name)}: give the same numbers to go on, or another --out"
+            )
+
+
+def device_named(name: str) -> str:
+    """``name`` if torch has such a device here."""
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"--device {name} cannot be used here: {reason}") from error
+    return name
+
+
+def train_in(out: Path, args: argparse.Namespace, arguments: dict[str, Any]) -> int:
+    """The run itself, in a folder that is its own."""
     documents = [document for name in args.corpus for document in load_corpus(name)]
     train_documents, held_out_documents = split(documents, args.held_out)
-    tokenizer_file = out / "tokenizer.json"
-    if args.tokenizer:
+    if (out / "tokenizer.json").is_file():
+        tokenizer = Tokenizer.load(out)
+    elif args.tokenizer:
         tokenizer = Tokenizer.load(args.tokenizer)
-    elif tokenizer_file.is_file():
-        tokenizer = Tokenizer.load(tokenizer_file)
     else:
         texts = [document.text for document in train_documents]
         tokenizer = Tokenizer.train(texts, args.vocab_size)
-    tokenizer.save(out)
-    train_file = write_tokens(train_documents, tokenizer, out / "data" / "train.bin")
-    held_out_file = write_tokens(held_out_documents, tokenizer, out / "data" / "held_out.bin")
     model_config = GPT2Config(
         vocab_size=tokenizer.vocab_size,
         block_size=args.block_size,
@@ -82,6 +134,9 @@ def train_command(args: argparse.Namespace) -> int:
         bos_token_id=tokenizer.eos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
+    tokenizer.save(out)
+    train_file = write_tokens(train_documents, tokenizer, out / "data" / "train.bin")
+    held_out_file = write_tokens(held_out_documents, tokenizer, out / "data" / "held_out.bin")
     names = {field.name for field in fields(TrainConfig)}
     config = TrainConfig(**{name: getattr(args, name) for name in names if hasattr(args, name)})
     batches = PackedBatches(
@@ -102,17 +157,15 @@ def train_command(args: argparse.Namespace) -> int:
         f"{held_out_file.n_tokens} held out; {parameters} parameters; "
         f"{batches.batches_per_epoch} batches an epoch"
     )
-    arguments = {name: value for name, value in vars(args).items() if name != "run"}
-    recipe = {"arguments": arguments, "model": asdict(model_config)}
-    (out / "recipe.json").write_text(json.dumps(recipe, indent=2) + "\n")
-
     steps = train(model, batches, config, held_out, out)
+    write_json(out / "recipe.json", {"arguments": arguments, "model": asdict(model_config)})
     done = int(found.name.removeprefix("step-")) if (found := latest_checkpoint(out)) else 0
     log = out / "log.jsonl"
     if log.is_file():  # a killed run may have written past its last checkpoint
-        lines = [line for line in log.read_text().splitlines() if line.endswith("}")]
-        kept = [line for line in lines if json.loads(line)["step"] <= done]
-        log.write_text("".join(line + "\n" for line in kept))
+        kept = [line for line in log.read_text().splitlines() if 0 < logged_step(line) <= done]
+        temporary = log.with_suffix(".tmp")
+        temporary.write_text("".join(line + "\n" for line in kept))
+        os.replace(temporary, log)
     if done:
         print(f"going on after step {done}")
 
@@ -147,11 +200,24 @@ def train_command(args: argparse.Namespace) -> int:
     return 0
 
 
+def logged_step(line: str) -> int:
+    """The step of a line of the log; 0 if the line was cut off."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
 def generate_command(args: argparse.Namespace) -> int:
     """Load a model and print what it says, as it says it."""
     folder = local_folder(args.model) if args.model else SHIPPED
-    model = from_pretrained(folder).float().to(args.device)
+    model = from_pretrained(folder).float().to(device_named(args.device))
     tokenizer = Tokenizer.load(folder)
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise ValueError(
+            f"the tokenizer in {folder} has {tokenizer.vocab_size} tokens, the model "
+            f"{model.config.vocab_size}: they do not belong together"
+        )
     sampler = Sampler(
         temperature=args.temperature,
         top_k=args.top_k,
@@ -347,6 +413,9 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, FloatingPointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 if __name__ == "__main__":

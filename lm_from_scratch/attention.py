@@ -47,14 +47,17 @@ def positions_from_mask(attention_mask: Tensor) -> Tensor:
     return torch.where(real, real.long().cumsum(dim=1) - 1, PADDING)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Visibility:
     """Which keys each query may see.
 
     ``dense`` says what is known *without looking at the positions*: no token is padding, all are in
     one document, and key ``s`` stands at position ``s``, the queries being the last T of the S
-    keys. The fast paths are chosen from it alone, so that no tensor value is read (reading one
-    would make a GPU wait, and a compiled graph break).
+    keys. The fast paths of attention are chosen from it alone, so that no tensor value is read for
+    it (reading one would make a GPU wait, and a compiled graph break).
+
+    Positions alone do not separate documents: two that are packed into one row both have a token at
+    position 0, and see each other unless their document numbers differ.
     """
 
     query_positions: Tensor  # (B, T), or (1, T) where all rows are alike

@@ -20,6 +20,8 @@ def place(x: Tensor, positions: Tensor | None, start: int) -> Tensor:
     The result is (B, T), or (1, T) where no positions were given and all rows are alike.
     """
     B, T = x.shape[:2]
+    if B == 0 or T == 0:
+        raise ValueError(f"the tokens have shape {(B, T)}: there must be at least one")
     if positions is None:
         return torch.arange(start, start + T, device=x.device)[None]
     if positions.shape != (B, T):
@@ -31,7 +33,20 @@ def place(x: Tensor, positions: Tensor | None, start: int) -> Tensor:
             f"positions have dtype {positions.dtype}; they must be integers, -1 for padding "
             "(positions_from_mask makes them from a mask)"
         )
-    return positions
+    return positions.long()
+
+
+def check_documents(x: Tensor, positions: Tensor | None, documents: Tensor | None) -> None:
+    """Refuse document numbers that do not fit the tokens ``x`` (B, T, ...)."""
+    if documents is None:
+        return
+    if positions is None:
+        raise ValueError("documents need positions, which start again at 0 in each document")
+    if documents.shape != x.shape[:2] or documents.dtype.is_floating_point:
+        raise ValueError(
+            f"documents have shape {tuple(documents.shape)} and dtype {documents.dtype}; they must "
+            f"be integers of shape {tuple(x.shape[:2])}"
+        )
 
 
 class NoCache:
@@ -43,9 +58,9 @@ class NoCache:
         self, x: Tensor, positions: Tensor | None, documents: Tensor | None, n_layer: int
     ) -> Visibility:
         """Which keys the new tokens see: one another."""
-        dense = positions is None and documents is None
-        positions = place(x, positions, start=0)
-        return Visibility(positions, positions, documents, documents, dense=dense)
+        check_documents(x, positions, documents)
+        placed = place(x, positions, start=0)
+        return Visibility(placed, placed, documents, documents, dense=positions is None)
 
     def __getitem__(self, layer: int) -> "NoCache":
         return self
@@ -113,36 +128,46 @@ class GrowingCache:
             raise ValueError(f"n_layer={n_layer} must be at least 1")
         self.layers = [GrowingLayer() for _ in range(n_layer)]
         self.positions: Tensor | None = None  # (B, S) or (1, S)
-        self.dense = True  # no positions were ever given, so nothing is padding
+        self.dense_length = 0  # columns at the start that were fed without positions
 
     @property
     def length(self) -> int:
-        """The number of columns held, padding included."""
-        return 0 if self.positions is None else self.positions.shape[1]
+        """The number of columns that every layer holds, padding included."""
+        return min(layer.length for layer in self.layers)
 
     def see(
         self, x: Tensor, positions: Tensor | None, documents: Tensor | None, n_layer: int
     ) -> Visibility:
-        """Count the new tokens in, and say which of all keys they see."""
+        """Say which keys the new tokens will see: those held, and one another.
+
+        What a forward pass left behind that failed half-way is dropped first.
+        """
         if n_layer != len(self.layers):
             raise ValueError(f"the cache has {len(self.layers)} layers, the model {n_layer}")
         if documents is not None:
             raise ValueError("packed documents cannot be cached: give each its own row")
-        if positions is None and not self.dense:
+        held = self.length
+        if positions is None and self.dense_length < held:
             raise ValueError(
                 "positions are needed: the cache was filled with explicit positions, so where its "
                 "rows end is not known"
             )
-        self.dense = self.dense and positions is None
-        new = place(x, positions, start=self.length)
+        keys = self.layers[0].keys
+        if held and keys is not None and keys.shape[0] != x.shape[0]:
+            raise ValueError(f"the cache holds {keys.shape[0]} rows, the tokens {x.shape[0]}")
+        new = place(x, positions, start=held)
+        for layer in self.layers:
+            layer.length = held
+        self.dense_length = (
+            held + new.shape[1] if positions is None else min(held, self.dense_length)
+        )
         if self.positions is None:
             self.positions = new
         else:
-            rows = max(self.positions.shape[0], new.shape[0])
-            self.positions = torch.cat(
-                [self.positions.expand(rows, -1), new.expand(rows, -1)], dim=1
-            )
-        return Visibility(new, self.positions, dense=self.dense)
+            old = self.positions[:, :held]
+            rows = max(old.shape[0], new.shape[0])
+            self.positions = torch.cat([old.expand(rows, -1), new.expand(rows, -1)], dim=1)
+        return Visibility(new, self.positions, dense=positions is None)
 
     def __getitem__(self, layer: int) -> GrowingLayer:
         return self.layers[layer]

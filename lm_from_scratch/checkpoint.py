@@ -6,14 +6,16 @@ A model folder holds ``config.json``, the weights in one or several ``safetensor
 safetensors file is numbers alone, while a pickle can run any program when it is opened.
 
 Everything is checked before the first weight is copied, and every folder is written under a
-temporary name and renamed when it is complete.
+temporary name and renamed when it is complete. The folder of a training run is never without a
+complete checkpoint, because each has a name of its own.
 """
 
 import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,8 @@ NOT_SUPPORTED = {
 
 def config_from_dict(config: Mapping[str, Any]) -> GPT2Config:
     """A :class:`GPT2Config` from the contents of a ``config.json``; keys it does not know pass."""
+    if not isinstance(config, Mapping):
+        raise ValueError(f"a config is a dictionary, not {type(config).__name__}")
     model_type = config.get("model_type")
     if model_type != "gpt2":
         raise ValueError(f"model_type is {model_type!r}; only 'gpt2' can be loaded")
@@ -77,6 +81,13 @@ CONSTANTS = re.compile(r"(^|\.)h\.\d+\.attn\.(bias|masked_bias)$")
 
 
 MAX_SHARD_BYTES = 5 * 10**9
+
+#: The files that a saved model consists of.
+WRITTEN = re.compile(
+    r"config\.json|tokenizer\.json|model(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
+)
+
+DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 
 
 def from_pretrained(folder: str | Path) -> GPT2LMHeadModel:
@@ -108,29 +119,39 @@ def save_pretrained(
 ) -> None:
     """Write the model (and its tokenizer) to a new folder that ``transformers`` can load.
 
-    A folder that already holds a model is replaced as a whole; one that holds anything else is
-    refused.
+    A folder that holds what this function writes, and nothing else, is replaced as a whole; any
+    other is refused.
     """
-    folder = Path(folder)
-    if folder.exists() and not (folder / "config.json").is_file() and any(folder.iterdir()):
-        raise ValueError(f"{folder} exists and is not a model folder: it is left as it is")
-    temporary = temporary_folder(folder)
-    write_model(model, temporary, max_shard_bytes)
-    if tokenizer is not None:
-        tokenizer.save(temporary)
-    replace_folder(temporary, folder)
+    folder = Path(folder).resolve()
+    if folder.exists():
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is a file, not a folder")
+        others = [p.name for p in folder.iterdir() if not WRITTEN.fullmatch(p.name)]
+        if others:
+            raise ValueError(
+                f"{folder} is left as it is, because it holds other files too: {sorted(others)[:5]}"
+            )
+    with temporary_folder(folder) as temporary:
+        write_model(model, temporary, max_shard_bytes)
+        if tokenizer is not None:
+            tokenizer.save(temporary)
+        replace_folder(temporary, folder)
 
 
 def write_model(model: GPT2LMHeadModel, folder: Path, max_shard_bytes: int) -> None:
     """Write ``config.json`` and the weights into an existing folder."""
+    model = getattr(model, "_orig_mod", model)  # of a compiled model, the model
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    if len(dtypes) > 1:
+        raise ValueError(f"the parameters have different dtypes: {sorted(map(str, dtypes))}")
     tensors = {
         name: (tensor.T if TRANSPOSED.search(name) else tensor).detach().cpu().contiguous()
         for name, tensor in model.state_dict().items()
     }
     write_tensors(tensors, folder, max_shard_bytes)
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    dtype = str(*dtypes).removeprefix("torch.")
     config = {**config_to_dict(model.config), "dtype": dtype}
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    write_json(folder / "config.json", config)
 
 
 def local_folder(name: str | Path) -> Path:
@@ -156,9 +177,19 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{path.parent} has no {path.name}: it is not a model folder")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        contents = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(contents, dict):
+        raise ValueError(f"{path} holds no JSON object, but a {type(contents).__name__}")
+    return contents
+
+
+def write_json(path: Path, contents: Mapping[str, Any]) -> None:
+    """Write a JSON file: all of it, or nothing."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -167,7 +198,10 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     if (folder / "model.safetensors").is_file():
         files = ["model.safetensors"]
     elif index.is_file():
-        files = sorted(set(read_json(index)["weight_map"].values()))
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ValueError(f"{index} has no weight_map that says where the tensors are")
+        files = sorted({str(file) for file in weight_map.values()})
     else:
         raise ValueError(
             f"{folder} has neither model.safetensors nor model.safetensors.index.json "
@@ -201,6 +235,8 @@ def rename(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             continue
         if name != "lm_head.weight" and not name.startswith("transformer."):
             name = f"transformer.{name}"
+        if name in renamed:
+            raise ValueError(f"{name} is there twice, with and without the prefix")
         renamed[name] = tensor.T.contiguous() if TRANSPOSED.search(name) else tensor
     head = renamed.pop("lm_head.weight", None)
     if head is not None:
@@ -225,6 +261,8 @@ def check_tensors(loaded: Mapping[str, Tensor], wanted: Mapping[str, Tensor], wh
     dtypes = {tensor.dtype for tensor in loaded.values()}
     if len(dtypes) > 1:
         problems.append(f"the tensors have different dtypes: {sorted(map(str, dtypes))}")
+    elif not dtypes <= DTYPES:
+        problems.append(f"the tensors are {next(iter(dtypes))}, which is no dtype to compute in")
     if problems:
         more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
         raise ValueError(f"{where} does not fit the model: " + "; ".join(problems[:8]) + more)
@@ -250,7 +288,7 @@ def write_tensors(tensors: dict[str, Tensor], folder: Path, max_shard_bytes: int
         weight_map.update(dict.fromkeys(shard, file))
     total = sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    write_json(folder / "model.safetensors.index.json", index)
 
 
 # -------------------------------------------------------------------------------- training runs
@@ -270,27 +308,32 @@ def save_training_state(
     """
     folder = Path(folder)
     target = folder / f"step-{step:08}"
-    temporary = temporary_folder(target)
-    write_model(model, temporary, MAX_SHARD_BYTES)
     names = {id(p): name for name, p in model.named_parameters()}
     state = {
         f"{key}/{names[id(parameter)]}": torch.as_tensor(value).detach().cpu().contiguous()
         for parameter, values in optimizer.state.items()
         for key, value in values.items()
     }
-    save_file(state, temporary / "optimizer.safetensors")
-    record = {"step": step, "recipe": recipe}
-    (temporary / "training.json").write_text(json.dumps(record, indent=2) + "\n")
-    replace_folder(temporary, target)
-    for old in folder.glob("step-*"):
-        if old.name != target.name:
+    with temporary_folder(target) as temporary:
+        write_model(model, temporary, MAX_SHARD_BYTES)
+        save_file(state, temporary / "optimizer.safetensors")
+        write_json(temporary / "training.json", {"step": step, "recipe": recipe})
+        replace_folder(temporary, target)
+    for old in checkpoints(folder):
+        if old.name < target.name:
             shutil.rmtree(old, ignore_errors=True)
+
+
+def checkpoints(folder: str | Path) -> list[Path]:
+    """The complete checkpoints of a run, the newest last."""
+    found = Path(folder).glob("step-*")
+    return sorted(p for p in found if re.fullmatch(r"step-\d{8}", p.name) and p.is_dir())
 
 
 def latest_checkpoint(folder: str | Path) -> Path | None:
     """The newest complete checkpoint of a run, or ``None``."""
-    found = [p for p in Path(folder).glob("step-*") if re.fullmatch(r"step-\d{8}", p.name)]
-    return max(found, default=None)
+    found = checkpoints(folder)
+    return found[-1] if found else None
 
 
 def load_training_state(
@@ -305,52 +348,77 @@ def load_training_state(
     is refused, with the first value that differs.
     """
     record = read_json(checkpoint / "training.json")
-    for part, ours in recipe.items():
-        theirs = record["recipe"].get(part)
-        if theirs != ours:
-            raise ValueError(
-                f"{checkpoint} was made by another run: {_difference(part, theirs, ours)}. Give "
-                "the same numbers to resume it, or another folder to begin a new run"
-            )
+    if not isinstance(record.get("recipe"), dict) or type(record.get("step")) is not int:
+        raise ValueError(f"{checkpoint / 'training.json'} is no record of a run")
+    difference = _difference("recipe", record["recipe"], dict(recipe))
+    if difference:
+        raise ValueError(
+            f"{checkpoint} was made by another run: {difference}. Give the same numbers to resume "
+            "it, or another folder to begin a new run"
+        )
     source = from_pretrained(checkpoint)
     state = read_file(checkpoint / "optimizer.safetensors")
-    model.load_state_dict(source.state_dict())
     parameters = dict(model.named_parameters())
+    wanted = {
+        f"{key}/{name}": torch.Size() if key == "step" else parameter.shape
+        for name, parameter in parameters.items()
+        for key in ("step", "exp_avg", "exp_avg_sq")
+    }
+    if {name: tensor.shape for name, tensor in state.items()} != wanted:
+        wrong = sorted(set(state) ^ set(wanted))[:3] or "the shapes differ"
+        raise ValueError(f"{checkpoint / 'optimizer.safetensors'} does not fit the model: {wrong}")
+    model.load_state_dict(source.state_dict())
     for name, tensor in state.items():
-        key, parameter = name.split("/", 1)
-        optimizer.state[parameters[parameter]][key] = tensor.to(parameters[parameter].device)
+        key, _, parameter_name = name.partition("/")
+        parameter = parameters[parameter_name]
+        dtype = tensor.dtype if key == "step" else parameter.dtype
+        optimizer.state[parameter][key] = tensor.to(parameter.device, dtype)
     return record["step"]
 
 
 def _difference(name: str, theirs: Any, ours: Any) -> str:
+    """The first value that differs, as a sentence; empty if none does."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
-        for key in {**theirs, **ours}:
-            if theirs.get(key) != ours.get(key):
-                return _difference(key, theirs.get(key), ours.get(key))
-    return f"{name} was {theirs}, now it is {ours}"
+        parts = (_difference(key, theirs.get(key), ours.get(key)) for key in {**theirs, **ours})
+        return next((part for part in parts if part), "")
+    return "" if theirs == ours else f"{name} was {theirs}, now it is {ours}"
 
 
 # ------------------------------------------------------------------------------- atomic folders
 
 
-def temporary_folder(target: Path) -> Path:
-    """An empty folder beside ``target``, to be filled and renamed."""
+@contextmanager
+def temporary_folder(target: Path) -> Iterator[Path]:
+    """An empty folder beside ``target``, to be filled and renamed; removed if it was not."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.parent / f".{target.name}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
-    return temporary
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def replace_folder(temporary: Path, target: Path) -> None:
-    """Give the finished folder its name; what stood there before goes away afterwards."""
+    """Give the finished folder its name; what stood there before goes away afterwards.
+
+    No system renames a folder over another one. A program that is killed between the two renames
+    leaves the earlier contents as ``.NAME.old`` beside the target.
+    """
     for file in temporary.iterdir():
         descriptor = os.open(file, os.O_RDONLY)
         os.fsync(descriptor)  # the contents must be on disk before the name is
         os.close(descriptor)
     old = target.parent / f".{target.name}.old"
     shutil.rmtree(old, ignore_errors=True)
-    if target.exists():
-        target.rename(old)
-    temporary.rename(target)
+    if not target.exists():
+        temporary.rename(target)
+        return
+    target.rename(old)
+    try:
+        temporary.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
     shutil.rmtree(old, ignore_errors=True)

@@ -3,7 +3,8 @@
 Two phases: *prefill* runs the whole prompt through the model and fills the cache; *decode* runs one
 new token per row. Prompts of unequal length are padded on the left, so that the last column is the
 last token of every row; their positions make the padding invisible, so each row is what it would
-be alone.
+be alone, up to rounding: the sums of a larger batch may be taken in another order. In float32 that
+hardly ever changes a token; in bfloat16 a near-tie may fall the other way.
 """
 
 import statistics
@@ -23,21 +24,21 @@ from lm_from_scratch.tokenizer import Tokenizer
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode (no dropout) and no gradients inside; the mode of before afterwards."""
-    was_training = model.training
-    if was_training:
-        model.eval()
+    """Evaluation mode (no dropout) and no gradients inside; each module's own mode afterwards."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
     try:
         with torch.no_grad():
             yield
     finally:
-        if was_training:
-            model.train()
+        for module in training:
+            module.training = True
 
 
 def generate(
     model: GPT2LMHeadModel,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Sequence[int]] | Tensor,
     max_new_tokens: int,
     sampler: Sampler | None = None,
     stop_tokens: Collection[int] = (),
@@ -50,13 +51,17 @@ def generate(
     side. A row finishes with a stop token (which is yielded) or after ``max_new_tokens``.
 
     Row ``i`` draws from its own random numbers, seeded with ``seed + i``: what it says does not
-    depend on the other rows. The model runs in evaluation mode; between two yields it is in the
-    mode in which it was given.
+    depend on the other rows, and row 1 of seed 0 is row 0 of seed 1. The model runs in evaluation
+    mode; between two yields it is in the mode in which it was given.
 
     All arguments are checked here and now; the model runs when the first token is asked for.
     """
     sampler = sampler or Sampler()
     config = model.config
+    if isinstance(prompts, Tensor):
+        prompts = prompts.tolist()
+    if not 0 <= seed < 2**63 - len(prompts) * max(num_return_sequences, 1):
+        raise ValueError(f"seed={seed} must be in 0 ... 2**63 - 1")
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
     if num_return_sequences < 1:
@@ -65,7 +70,7 @@ def generate(
         raise ValueError("every prompt needs at least one token: start from the end-of-text token")
     for prompt in prompts:
         for token in prompt:
-            if not 0 <= token < config.vocab_size:
+            if not isinstance(token, int) or not 0 <= token < config.vocab_size:
                 raise ValueError(f"token id {token} is not below vocab_size={config.vocab_size}")
     for token in stop_tokens:
         if not 0 <= token < config.vocab_size:
@@ -105,7 +110,7 @@ def _steps(
     for _ in range(max_new_tokens):
         with evaluating(model):
             logits = model(idx, positions, cache=cache, keep=slice(-1, None))[:, -1]  # (B, V)
-            u = torch.cat([torch.rand(1, generator=generator) for generator in generators])
+            u = torch.cat([torch.rand(1, generator=g, dtype=torch.float64) for g in generators])
             tokens = sampler(logits.float(), seen, u.to(device))
             seen.scatter_(1, tokens[:, None], True)
         ids = tokens.tolist()

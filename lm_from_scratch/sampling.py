@@ -50,12 +50,24 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     return logits.masked_fill(removed, -math.inf)
 
 
+def check_logits(logits: Tensor) -> None:
+    """Refuse a row without a largest finite logit: it has no likeliest token and no softmax."""
+    largest = logits.max(dim=-1).values
+    if not largest.isfinite().all():
+        row = int((~largest.isfinite()).nonzero()[0, 0])
+        raise ValueError(
+            f"the largest logit of row {row} is {largest[row].item()}: no token can be chosen. The "
+            "model gives NaN or infinity, or the temperature or penalty is too extreme"
+        )
+
+
 def draw(logits: Tensor, u: Tensor) -> Tensor:
     """One token id per row of ``logits`` (B, V), from one number ``u`` (B,) in [0, 1) per row.
 
     The probabilities are laid end to end on the line from 0 to 1; the token is the one whose piece
     ``u`` falls into. One number per row lets every row have a source of randomness of its own.
     """
+    check_logits(logits)
     line = logits.double().softmax(dim=-1).cumsum(dim=-1)  # (B, V)
     point = u.to(line)[:, None] * line[:, -1:]
     token = torch.searchsorted(line, point, right=True)
@@ -101,9 +113,11 @@ class Sampler:
 
     def __call__(self, logits: Tensor, seen: Tensor, u: Tensor) -> Tensor:
         """The next token (B,) of each row. ``seen`` (B, V) marks the tokens in the row so far."""
+        logits = self.logits(logits, seen)
         if self.temperature == 0.0:
-            return self.logits(logits, seen).argmax(dim=-1)
-        return draw(self.logits(logits, seen), u)
+            check_logits(logits)
+            return logits.argmax(dim=-1)
+        return draw(logits, u)
 
 
 GREEDY = Sampler(temperature=0.0)

@@ -6,7 +6,8 @@ to stop.
 
 The learning rate, the batch and the random numbers of a step are functions of its number. A
 checkpoint therefore holds the weights, the optimizer's moments and that number, nothing else, and a
-run that was killed and resumed gives bitwise the same weights as one that was never interrupted.
+run that was killed and resumed gives bitwise the same weights as one that was never interrupted, on
+one CPU with the same number of threads.
 
 The learning rate rises linearly for ``warmup`` steps and falls along half a cosine to ``min_lr``,
 which it reaches in the last step.
@@ -19,7 +20,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
@@ -54,10 +55,18 @@ class TrainConfig:
     seed: int = 0  # of dropout; the order of the data has its own
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type is int and type(value) is not int:
+                raise ValueError(f"{field.name}={value!r} must be an integer")
+            if field.type is float and not math.isfinite(value):
+                raise ValueError(f"{field.name}={value} must be a finite number")
+        if not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise ValueError(f"betas={self.betas} must be in [0, 1)")
         for name in ("steps", "grad_accumulation"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("min_lr", "warmup", "weight_decay", "eval_every", "checkpoint_every"):
+        for name in ("min_lr", "warmup", "weight_decay", "eval_every", "checkpoint_every", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
         for name in ("lr", "max_grad_norm"):
@@ -134,8 +143,9 @@ def train(
     """Train ``model`` in place and yield every step as soon as it is done.
 
     With a ``folder`` the run writes checkpoints there, and continues from the newest one if there
-    is any: the same call starts and resumes a run. Closing the generator early (``break``) writes a
-    checkpoint of the last finished step.
+    is any: the same call starts and resumes a run. A due checkpoint is written when the next step
+    is asked for, after the caller has seen the step. Closing the generator (its ``close`` method)
+    writes one of the last finished step. The model is left in training mode.
 
     The caller's random state is untouched.
     """
@@ -148,9 +158,16 @@ def train(
     recipe = {
         "model": asdict(model.config),
         "train": asdict(config),
-        "data": [batches.file.n_tokens, batches.batch_size, batches.block_size]
-        + [batches.seed, int(batches.isolate)],
+        "data": {
+            "text": batches.file.key,
+            "batch_size": batches.batch_size,
+            "block_size": batches.block_size,
+            "seed": batches.seed,
+            "isolate": batches.isolate,
+        },
     }
+    for name in ("eval_every", "checkpoint_every"):  # they do not change the weights
+        del recipe["train"][name]
     recipe = json.loads(json.dumps(recipe))  # as it will be read back: tuples become lists
     done = 0
     if folder is not None and (found := latest_checkpoint(folder)) is not None:
@@ -173,12 +190,12 @@ def train(
                 held_out_loss = None
                 if config.eval_every and (step % config.eval_every == 0 or step == config.steps):
                     held_out_loss = evaluate(model, held_out or [], config.dtype)
+                tokens = sum(part.idx.numel() for part in parts)
+                yield Step(step, loss, lr, grad_norm, tokens / seconds, held_out_loss)
                 due = config.checkpoint_every and step % config.checkpoint_every == 0
                 if folder is not None and (due or step == config.steps):
                     save_training_state(folder, model, optimizer, recipe, step)
                     saved = step
-                tokens = sum(part.idx.numel() for part in parts)
-                yield Step(step, loss, lr, grad_norm, tokens / seconds, held_out_loss)
         except GeneratorExit:  # closed between two steps: the weights are those of `step`
             if folder is not None and step > saved:
                 save_training_state(folder, model, optimizer, recipe, step)

@@ -257,3 +257,35 @@ def test_switching_the_kind_is_one_call() -> None:
 
 def test_the_published_sizes_have_whole_heads() -> None:
     assert all(size["n_embd"] // size["n_head"] == 64 for size in SIZES.values())
+
+
+def test_scores_beyond_half_precision_are_computed_in_float32() -> None:
+    q = torch.full((1, 1, 3, 64), 40.0).half()
+    k = torch.full((1, 1, 3, 64), 40.0).half()
+    k[..., 1, :] = 39.0  # q.k is 102400 and 99840, both above 65504
+    k[..., 2, :] = -40.0
+    weights = attention_weights(q, k, CASES_OF_THREE)
+    want = (q.double() @ k.double().mT / 8).masked_fill(~CASES_OF_THREE.mask, -torch.inf)
+    torch.testing.assert_close(weights.double(), want.softmax(-1), atol=1e-3, rtol=0)
+
+
+CASES_OF_THREE = Visibility(arange(3), arange(3))
+
+
+@pytest.mark.parametrize("kind", ATTENTION_KINDS)
+def test_dropout_zeroes_weights_and_keeps_the_mean(kind: str) -> None:
+    torch.manual_seed(0)
+    q, k, v = tensors(B=64, H=16)
+    vis = CASES["causal"]
+    kept = ATTENTION_KINDS[kind](q, k, v, vis, 0.0)
+    dropped = ATTENTION_KINDS[kind](q, k, v, vis, 0.5)
+    first = dropped[:, :, 0] / kept[:, :, 0]  # the first query has one weight: 0 or doubled
+    assert set(first.round().unique().tolist()) == {0.0, 2.0}
+    assert 0.9 < first.mean() < 1.1
+
+
+def test_recorded_weights_hold_no_graph() -> None:
+    model = tiny_gpt2()
+    with record_attention(model) as maps:
+        model(token_ids(1, 5)).sum().backward()
+    assert not any(layer[0].requires_grad for layer in maps)

@@ -125,3 +125,65 @@ def test_an_empty_cache_has_no_truth_value_of_its_own() -> None:
     assert GrowingCache(1)  # not falsy, as an empty container would be
     with pytest.raises(TypeError):
         len(GrowingCache(1))  # type: ignore[arg-type]
+
+
+def test_a_forward_that_fails_leaves_the_cache_as_it_was() -> None:
+    """A token that is not in the vocabulary fails after the cache has seen its position."""
+    idx = token_ids(1, 9)
+    want = MODEL(idx)
+    mask = positions_from_mask(torch.ones(1, 9))
+    for positions in (None, mask):
+        cache = GrowingCache(3)
+        part = None if positions is None else positions[:, :4]
+        with torch.no_grad():
+            MODEL(idx[:, :4], part, cache=cache)
+            with pytest.raises(IndexError):
+                MODEL(torch.tensor([[5, 97]]), cache=cache) if part is None else MODEL(
+                    torch.tensor([[5, 97]]), positions[:, 4:6], cache=cache
+                )
+            with pytest.raises(ValueError, match="block_size"):
+                far = torch.tensor([[500]])
+                MODEL(idx[:, :1], far, cache=cache)
+            with pytest.raises(ValueError, match="holds 1 rows, the tokens 2"):
+                MODEL(token_ids(2, 1), cache=cache)
+            assert cache.length == 4
+            rest = None if positions is None else positions[:, 4:]
+            got = MODEL(idx[:, 4:], rest, cache=cache)
+        torch.testing.assert_close(got, want[:, 4:], atol=2e-5, rtol=0)
+
+
+def test_a_layer_that_ran_ahead_is_brought_back() -> None:
+    cache, idx = GrowingCache(3), token_ids(1, 9)
+    with torch.no_grad():
+        MODEL(idx[:, :4], cache=cache)
+        hook = MODEL.transformer.h[1].register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            MODEL(token_ids(1, 3, seed=9), cache=cache)
+        hook.remove()
+        assert cache[0].length == 7 and cache.length == 4
+        got = MODEL(idx[:, 4:], cache=cache)
+    torch.testing.assert_close(got, MODEL(idx)[:, 4:], atol=2e-5, rtol=0)
+
+
+def test_dense_ends_with_the_first_explicit_positions() -> None:
+    cache, idx = GrowingCache(3), token_ids(1, 9)
+    with torch.no_grad():
+        MODEL(idx[:, :4], cache=cache)
+        MODEL(idx[:, 4:6], torch.tensor([[4, 5]]), cache=cache)
+        with pytest.raises(ValueError, match="positions are needed"):
+            MODEL(idx[:, 6:7], cache=cache)
+        got = MODEL(idx[:, 6:], torch.tensor([[6, 7, 8]]), cache=cache)
+    torch.testing.assert_close(got, MODEL(idx)[:, 6:], atol=2e-5, rtol=0)
+
+
+def test_documents_need_positions_of_the_right_kind() -> None:
+    idx, positions = token_ids(2, 4), torch.tensor([[0, 1, 0, 1]] * 2)
+    with pytest.raises(ValueError, match="documents need positions"):
+        MODEL(idx, documents=positions)
+    with pytest.raises(ValueError, match=r"shape \(1, 4\)"):
+        MODEL(idx, positions, positions[:1])
+    with pytest.raises(ValueError, match="integers of shape"):
+        MODEL(idx, positions, positions.float())
+    with pytest.raises(ValueError, match="at least one"):
+        MODEL(idx[:, :0])
+    assert torch.equal(MODEL(idx, positions.to(torch.int16)), MODEL(idx, positions))

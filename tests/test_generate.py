@@ -185,3 +185,66 @@ def test_text_streams_and_ends_with_the_document() -> None:
     end = tokenizer.eos_token_id
     row = complete(generate(model, [ids], 30, GREEDY, stop_tokens=[end]))[0]
     assert text == tokenizer.decode([t for t in row if t != end])
+
+
+def test_G9_G10_the_penalty_equals_transformers_over_a_whole_generation() -> None:
+    """Prompt tokens and generated ones are charged, each row its own."""
+    twin = hf_twin(MODEL)
+    prompts = [row.tolist() for row in token_ids(3, 6)]  # one length: transformers counts pads
+    for penalty in (1.5, 0.7):
+        sampler = Sampler(temperature=0.0, repetition_penalty=penalty)
+        out = twin.generate(
+            torch.tensor(prompts), attention_mask=torch.ones(3, 6, dtype=torch.long),
+            max_new_tokens=20, do_sample=False, repetition_penalty=penalty, eos_token_id=None,
+            pad_token_id=0,
+        )  # fmt: skip
+        assert complete(generate(MODEL, prompts, 20, sampler)) == out[:, 6:].tolist()
+
+
+def test_each_module_gets_its_own_mode_back() -> None:
+    model = tiny_gpt2(resid_pdrop=0.5)
+    model.train()
+    model.transformer.drop.eval()
+    with evaluating(model):
+        assert not any(module.training for module in model.modules())
+    assert not model.transformer.drop.training
+    assert model.training and model.transformer.h[0].training
+    model.eval()
+    model.transformer.h[0].mlp.dropout.train()
+    with evaluating(model):
+        assert not model.transformer.h[0].mlp.dropout.training
+    assert model.transformer.h[0].mlp.dropout.training and not model.training
+
+
+def test_the_sampler_sees_float32_logits_of_a_half_precision_model() -> None:
+    seen_dtypes = []
+
+    class Spy(Sampler):
+        def __call__(self, logits, seen, u):
+            seen_dtypes.append(logits.dtype)
+            return super().__call__(logits, seen, u)
+
+    complete(generate(tiny_gpt2().bfloat16(), PROMPTS, 3, Spy()))
+    assert seen_dtypes == [torch.float32] * 3
+
+
+def test_a_text_starts_with_the_end_of_text_token_and_never_shows_it(monkeypatch) -> None:
+    model, tokenizer = load_shipped()
+    end, given = tokenizer.eos_token_id, []
+
+    def fake(model, prompts, *args, **kwargs):
+        given.extend(prompts)
+        return iter([[t] for t in [*tokenizer.encode("fine."), end]])
+
+    monkeypatch.setattr("lm_from_scratch.generate.generate", fake)
+    assert "".join(generate_text(model, tokenizer, "All is", 9)) == "fine."
+    assert given == [[end, *tokenizer.encode("All is")]]
+
+
+def test_prompts_may_be_a_tensor_but_not_fractions() -> None:
+    idx = token_ids(2, 4)
+    assert complete(generate(MODEL, idx, 5, GREEDY)) == complete(
+        generate(MODEL, idx.tolist(), 5, GREEDY)
+    )
+    with pytest.raises(ValueError, match=r"token id 5\.7"):
+        generate(MODEL, [[5.7]], 5, GREEDY)

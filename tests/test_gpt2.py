@@ -266,3 +266,51 @@ def test_targets_and_loss_of_transformers_labels_agree_under_padding() -> None:
     targets = next_token_targets(batch.idx, batch.positions)
     got = causal_lm_loss(model(batch.idx, batch.positions), targets)
     torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
+
+
+def test_the_last_position_has_its_own_embedding() -> None:
+    model, idx = tiny_gpt2(), token_ids(2, 64)  # as long as block_size
+    torch.testing.assert_close(hf_twin(model)(idx).logits, model(idx), atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["embd_pdrop", "attn_pdrop", "resid_pdrop"])
+@pytest.mark.parametrize("kind", ["formula", "sdpa"])
+def test_each_dropout_acts_alone(name: str, kind: str) -> None:
+    model, idx = tiny_gpt2(**{name: 0.4}).train(), token_ids(2, 9)
+    use_attention_(model, kind)
+    assert not torch.equal(model(idx), model(idx))
+
+
+def test_residual_dropout_stands_behind_attention_and_mlp() -> None:
+    model, idx = tiny_gpt2(resid_pdrop=0.5).train(), token_ids(2, 9)
+    shares = {}
+    for part in ("attn", "mlp"):
+        getattr(model.transformer.h[0], part).register_forward_hook(
+            lambda module, args, out, part=part: shares.update({part: (out == 0).float().mean()})
+        )
+    model(idx)
+    assert 0.35 < shares["attn"] < 0.65 and 0.35 < shares["mlp"] < 0.65
+
+
+def test_positions_do_not_break_a_compiled_graph() -> None:
+    model, idx = tiny_gpt2(), token_ids(2, 9)
+    positions = positions_from_mask(torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1] * 9]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        real = positions >= 0
+        got, want = compiled(idx, positions), model(idx, positions)
+    torch.testing.assert_close(got[real], want[real], atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"n_layer": 3.0}, {"n_layer": True}, {"n_embd": None}, {"n_head": "4"},
+        {"layer_norm_eps": math.nan}, {"layer_norm_eps": math.inf}, {"initializer_range": math.nan},
+        {"eos_token_id": [2]}, {"resid_pdrop": math.nan}, {"resid_pdrop": None},
+    ],
+)  # fmt: skip
+def test_values_of_another_type_are_refused(change: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(change))):
+        GPT2Config(**{**TINY, **change})

@@ -1,10 +1,15 @@
 """__main__.py: the commands, as a newcomer would type them."""
 
 import json
+import subprocess
+import sys
 
 import pytest
+from conftest import tiny_gpt2
 
-from lm_from_scratch.__main__ import PRESETS, main, parser
+from lm_from_scratch.__main__ import PRESETS, main, only_run_in, parser
+from lm_from_scratch.checkpoint import save_pretrained
+from lm_from_scratch.tokenizer import Tokenizer
 
 SMALL = [
     "--vocab-size", "300", "--n-layer", "1", "--n-head", "2", "--n-embd", "16", "--block-size",
@@ -60,6 +65,10 @@ def test_the_shipped_model_speaks_without_arguments(capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["generate", "--device", "nonsense"], "--device nonsense cannot be used here"),
+        (["generate", "--seed", str(2**70)], "must be in 0"),
+        (["train", "--out", __file__], "is a file; it must be a folder"),
+        (["train", "--out", "OUT", "--device", "nonsense"], "--device nonsense"),
         (["generate", "--temperature", "-1"], "temperature=-1.0"),
         (["generate", "--model", "/nowhere"], "no folder /nowhere"),
         (["generate", "--max-new-tokens", "100000"], "do not fit into block_size=256"),
@@ -81,7 +90,76 @@ def test_another_recipe_in_the_same_folder_is_refused(tmp_path, capsys) -> None:
     out = str(tmp_path / "run")
     assert main(["train", "--out", out, *SMALL]) == 0
     assert main(["train", "--out", out, *SMALL, "--lr", "0.5"]) == 2
-    assert "lr was 0.003, now it is 0.5" in capsys.readouterr().err
+    assert "holds a run with --lr 0.003, not 0.5" in capsys.readouterr().err
+
+
+def folder_state(folder) -> dict:
+    return {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_a_refused_command_leaves_the_run_as_it_was(tmp_path, capsys) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "--out", str(out), *SMALL]) == 0
+    before = folder_state(out)
+    for change in (["--lr", "0.5"], ["--vocab-size", "280"], ["--corpus", "docstrings"]):
+        assert main(["train", "--out", str(out), *SMALL, *change]) == 2
+    assert folder_state(out) == before
+    free = ["--checkpoint-every", "2", "--eval-every", "0"]  # these may change
+    assert main(["train", "--out", str(out), *SMALL, *free]) == 0
+
+
+def test_text_that_changed_since_is_refused(tmp_path, capsys) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    for i in range(30):
+        (text / f"{i}.txt").write_text(f"note {i}: the tides turn twice a day. " * 20)
+    own = ["--corpus", str(text), "--held-out", "0.3", "--out", str(tmp_path / "run")]
+    assert main(["train", *own, *SMALL]) == 0
+    for i in range(30):
+        (text / f"{i}.txt").write_text(f"note {i}: the tides turn never in a day. " * 20)
+    assert main(["train", *own, *SMALL]) == 2
+    assert "text was" in capsys.readouterr().err
+
+
+def test_a_log_that_ran_ahead_of_the_checkpoint_is_cut(tmp_path) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "--out", str(out), *SMALL]) == 0
+    log = out / "log.jsonl"
+    whole = log.read_text()
+    log.write_text(whole + '{"step": 7, "loss": 1.0}\n{}\n{"step": 8, "lo')
+    assert main(["train", "--out", str(out), *SMALL]) == 0
+    assert log.read_text() == whole
+
+
+def test_a_second_run_in_a_folder_that_is_in_use_is_refused(tmp_path, capsys) -> None:
+    with only_run_in(tmp_path / "run"):
+        assert main(["train", "--out", str(tmp_path / "run"), *SMALL]) == 2
+    assert "another run is using" in capsys.readouterr().err
+
+
+def test_isolation_and_dropout_reach_the_run(tmp_path) -> None:
+    logs = {}
+    for name, change in (("a", []), ("b", ["--no-isolate"]), ("c", ["--dropout", "0.3"])):
+        assert main(["train", "--out", str(tmp_path / name), *SMALL, *change]) == 0
+        lines = (tmp_path / name / "log.jsonl").read_text().splitlines()
+        last = json.loads(lines[-1])
+        logs[name] = (last["loss"], last["held_out_loss"])
+    assert len({loss for loss, _ in logs.values()}) == 3
+    assert len({loss for _, loss in logs.values()}) == 3
+    model = json.loads((tmp_path / "c" / "recipe.json").read_text())["model"]
+    assert (model["embd_pdrop"], model["resid_pdrop"], model["attn_pdrop"]) == (0.3, 0.3, 0.0)
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path, capsys) -> None:
+    save_pretrained(tiny_gpt2(), tmp_path / "m", Tokenizer.train(["some text"], 270))
+    assert main(["generate", "--model", str(tmp_path / "m")]) == 2
+    assert "they do not belong together" in capsys.readouterr().err
+
+
+def test_a_reader_that_stops_early_is_no_error() -> None:
+    command = f"{sys.executable} -m lm_from_scratch generate --max-new-tokens 40 | head -c 3"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
 
 
 def test_doctor_finds_all_well_and_names_what_is_missing(capsys, monkeypatch, tmp_path) -> None:

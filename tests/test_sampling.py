@@ -145,3 +145,33 @@ def test_draws_follow_the_distribution_by_chi_square() -> None:
     expected = logits.double().softmax(-1)[0] * n
     chi_square = ((counts - expected) ** 2 / expected).sum().item()
     assert chi_square < 31.3  # the 0.1 % point for 11 degrees of freedom
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [GREEDY, Sampler(), Sampler(temperature=1e-40), Sampler(repetition_penalty=1e-45)],
+)
+def test_logits_that_are_no_numbers_are_refused(sampler: Sampler) -> None:
+    seen, u = torch.ones(2, 4, dtype=torch.bool), torch.full((2,), 0.5)
+    good = torch.tensor([[1.0, 3.0, 2.0, -1.0]])
+    bad_rows = [[math.nan, 0.0, 0.0, 0.0], [-math.inf] * 4, [math.inf, 0.0, 0.0, 0.0]]
+    for bad in bad_rows:
+        with pytest.raises(ValueError, match="the largest logit of row"):
+            sampler(torch.cat([good, torch.tensor([bad])]), seen, u)
+    if sampler.temperature == 1e-40 or sampler.repetition_penalty == 1e-45:
+        with pytest.raises(ValueError, match="too extreme"):
+            sampler(good, seen[:1], u[:1])
+
+
+def test_draw_is_exact_over_a_large_vocabulary() -> None:
+    V = 100_000
+    wanted = torch.tensor([0, 1, 12_345, 77_777, V - 2, V - 1])
+    u = (wanted.double() + 0.5) / V
+    assert torch.equal(draw(torch.zeros(6, V), u), wanted)
+
+
+def test_top_p_of_half_precision_logits_is_decided_in_float32() -> None:
+    for seed in range(20):
+        logits = random_logits(seed, B=4, V=997).half()
+        want = keep_top_p(logits.float(), 0.9).isfinite()
+        assert torch.equal(keep_top_p(logits, 0.9).isfinite(), want)
