@@ -21,8 +21,7 @@ Source: Vaswani et al., *Attention Is All You Need*, 2017, arXiv:1706.03762.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -47,7 +46,7 @@ def positions_from_mask(attention_mask: Tensor) -> Tensor:
     return torch.where(real, real.long().cumsum(dim=1) - 1, PADDING)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Visibility:
     """Which keys each query may see.
 
@@ -66,6 +65,7 @@ class Visibility:
     key_documents: Tensor | None = None  # (B, S)
     window: int | None = None  # keys that a query sees, its own included
     dense: bool = False
+    _mask: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
@@ -73,9 +73,14 @@ class Visibility:
         if (self.query_documents is None) != (self.key_documents is None):
             raise ValueError("documents are needed for both queries and keys, or for neither")
 
-    @cached_property
+    @property
     def mask(self) -> Tensor:
-        """The rule as a tensor (B, 1, T, S), True where the key is visible."""
+        """The rule as a tensor (B, 1, T, S), True where the key is visible; made once."""
+        if self._mask is None:
+            self._mask = self._rule()
+        return self._mask
+
+    def _rule(self) -> Tensor:
         query = self.query_positions[:, None, :, None]  # (B, 1, T, 1)
         key = self.key_positions[:, None, None, :]  # (B, 1, 1, S)
         mask = (key >= 0) & (key <= query)

@@ -147,14 +147,14 @@ class GrowingCache:
         if documents is not None:
             raise ValueError("packed documents cannot be cached: give each its own row")
         held = self.length
+        keys = self.layers[0].keys
+        if held and keys is not None and keys.shape[0] != x.shape[0]:
+            raise ValueError(f"the cache holds {keys.shape[0]} rows, the tokens {x.shape[0]}")
         if positions is None and self.dense_length < held:
             raise ValueError(
                 "positions are needed: the cache was filled with explicit positions, so where its "
                 "rows end is not known"
             )
-        keys = self.layers[0].keys
-        if held and keys is not None and keys.shape[0] != x.shape[0]:
-            raise ValueError(f"the cache holds {keys.shape[0]} rows, the tokens {x.shape[0]}")
         new = place(x, positions, start=held)
         for layer in self.layers:
             layer.length = held

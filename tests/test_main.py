@@ -139,8 +139,13 @@ def test_a_second_run_in_a_folder_that_is_in_use_is_refused(tmp_path, capsys) ->
 
 def test_isolation_and_dropout_reach_the_run(tmp_path) -> None:
     logs = {}
+    text = tmp_path / "text"
+    text.mkdir()
+    for i in range(150):  # short, so that every row holds several
+        (text / f"{i}.txt").write_text(f"note {i}: the tides turn {i * i} times a day")
+    own = ["--corpus", str(text), "--held-out", "0.3"]
     for name, change in (("a", []), ("b", ["--no-isolate"]), ("c", ["--dropout", "0.3"])):
-        assert main(["train", "--out", str(tmp_path / name), *SMALL, *change]) == 0
+        assert main(["train", "--out", str(tmp_path / name), *own, *SMALL, *change]) == 0
         lines = (tmp_path / name / "log.jsonl").read_text().splitlines()
         last = json.loads(lines[-1])
         logs[name] = (last["loss"], last["held_out_loss"])
