@@ -298,3 +298,165 @@ def test_a_damaged_optimizer_file_changes_nothing(tmp_path) -> None:
     assert all(
         torch.equal(a, b) for a, b in zip(other.parameters(), untouched.parameters(), strict=True)
     )
+
+
+def test_an_index_cannot_name_files_elsewhere(tmp_path) -> None:
+    tiny_hf().save_pretrained(tmp_path / "secret")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    shutil.copy(tmp_path / "secret" / "config.json", folder)
+    names = load_file(tmp_path / "secret" / "model.safetensors")
+    index = {"weight_map": dict.fromkeys(names, "../secret/model.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=r"no shard '\.\./secret"):
+        from_pretrained(folder)
+
+
+@pytest.mark.parametrize("index", ["{}", "[1]", '{"weight_map": 3}', '{"weight_map": {}}'])
+def test_a_malformed_index_is_refused(folder, index: str) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ValueError, match=r"weight_map|no JSON object"):
+        from_pretrained(folder)
+
+
+def test_no_shard_is_larger_than_asked(tmp_path) -> None:
+    save_pretrained(tiny_gpt2(), tmp_path / "m", max_shard_bytes=20_000)
+    for shard in (tmp_path / "m").glob("*.safetensors"):
+        tensors = load_file(shard)
+        size = sum(t.nbytes for t in tensors.values())
+        assert size <= 20_000 or len(tensors) == 1
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda t: {n: x.long() for n, x in t.items()}, "no dtype to compute in"),
+        (lambda t: {**t, "h.0.ln_1.weight": torch.ones(28)}, "is there twice"),
+    ],
+)
+def test_weights_that_cannot_be_meant_are_refused(folder, edit, message) -> None:
+    path = folder / "model.safetensors"
+    save_file(edit(load_file(path)), path)
+    with pytest.raises(ValueError, match=message):
+        from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    "change", [{"n_embd": None}, {"n_layer": "3"}, {"eos_token_id": [2]}, {"vocab_size": 97.5}]
+)
+def test_config_values_of_another_type_are_refused(folder, change: dict) -> None:
+    edit_config(folder, **change)
+    with pytest.raises(ValueError, match=next(iter(change))):
+        from_pretrained(folder)
+
+
+def test_a_config_that_is_no_object_is_refused(folder) -> None:
+    (folder / "config.json").write_text("[1]")
+    with pytest.raises(ValueError, match="no JSON object"):
+        from_pretrained(folder)
+
+
+def test_a_model_folder_with_other_files_is_left_alone(tmp_path) -> None:
+    save_pretrained(tiny_gpt2(), tmp_path / "m")
+    (tmp_path / "m" / "thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match=r"thesis\.tex"):
+        save_pretrained(tiny_gpt2(seed=1), tmp_path / "m")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ValueError, match="is a file"):
+        save_pretrained(tiny_gpt2(), tmp_path / "file")
+
+
+def test_a_link_and_the_current_folder_can_be_saved_to(tmp_path, monkeypatch) -> None:
+    save_pretrained(tiny_gpt2(), tmp_path / "real")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    save_pretrained(tiny_gpt2(seed=1), tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    idx = token_ids(1, 5)
+    assert torch.equal(from_pretrained(tmp_path / "real")(idx), tiny_gpt2(seed=1)(idx))
+    monkeypatch.chdir(tmp_path / "real")
+    save_pretrained(tiny_gpt2(seed=2), ".")
+    assert torch.equal(from_pretrained(tmp_path / "real")(idx), tiny_gpt2(seed=2)(idx))
+
+
+@pytest.mark.parametrize("fails_at", [0, 1])
+def test_a_rename_that_fails_leaves_the_old_model(tmp_path, monkeypatch, fails_at: int) -> None:
+    save_pretrained(tiny_gpt2(), tmp_path / "m")
+    real, calls = Path.rename, []
+
+    def rename(self, target):
+        calls.append(target)
+        if len(calls) == fails_at + 1:
+            raise OSError("no permission")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(OSError, match="no permission"):
+        save_pretrained(tiny_gpt2(seed=1), tmp_path / "m")
+    monkeypatch.undo()
+    idx = token_ids(1, 5)
+    assert torch.equal(from_pretrained(tmp_path / "m")(idx), tiny_gpt2()(idx))
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
+def test_compiled_models_save_under_their_own_names_and_mixed_dtypes_are_refused(tmp_path) -> None:
+    save_pretrained(torch.compile(tiny_gpt2()), tmp_path / "m")
+    assert not from_pretrained(tmp_path / "m").training
+    mixed = tiny_gpt2()
+    mixed.transformer.ln_f.half()
+    with pytest.raises(ValueError, match="different dtypes"):
+        save_pretrained(mixed, tmp_path / "x")
+
+
+def test_the_newest_checkpoint_counts_and_strangers_are_left_alone(tmp_path) -> None:
+    model, optimizer = trained_state()
+    (tmp_path / "step-by-step-notes").mkdir()
+    for step in (9, 100):
+        save_training_state(tmp_path, model, optimizer, {}, step)
+        assert latest_checkpoint(tmp_path).name == f"step-{step:08}"
+    save_training_state(tmp_path, model, optimizer, {}, 20)  # an older one does not remove it
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names == ["step-00000020", "step-00000100", "step-by-step-notes"]
+    assert latest_checkpoint(tmp_path).name == "step-00000100"
+
+
+def test_the_earlier_checkpoint_stays_until_the_new_one_has_its_name(tmp_path, monkeypatch) -> None:
+    model, optimizer = trained_state()
+    save_training_state(tmp_path, model, optimizer, {}, 3)
+
+    def fail(*args: object) -> None:
+        raise OSError("killed")
+
+    monkeypatch.setattr(checkpoint, "replace_folder", fail)
+    with pytest.raises(OSError, match="killed"):
+        save_training_state(tmp_path, model, optimizer, {}, 6)
+    assert latest_checkpoint(tmp_path).name == "step-00000003"
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda t: {n: x for n, x in t.items() if "exp_avg_sq" not in n}, "does not fit"),
+        (lambda t: {}, "does not fit"),
+        (lambda t: {**t, "exp_avg/unknown": torch.zeros(1)}, "exp_avg/unknown"),
+        (lambda t: {**t, "exp_avg/transformer.ln_f.bias": torch.zeros(1)}, "shapes differ"),
+    ],
+)
+def test_an_optimizer_file_that_does_not_fit_changes_nothing(tmp_path, edit, message) -> None:
+    model, optimizer = trained_state()
+    save_training_state(tmp_path, model, optimizer, {}, 3)
+    path = tmp_path / "step-00000003" / "optimizer.safetensors"
+    save_file(edit(load_file(path)), path)
+    other = tiny_gpt2(seed=5)
+    fresh = torch.optim.AdamW(other.parameters(), lr=1e-2)
+    with pytest.raises(ValueError, match=message):
+        load_training_state(tmp_path / "step-00000003", other, fresh, {})
+    assert torch.equal(other.transformer.wte.weight, tiny_gpt2(seed=5).transformer.wte.weight)
+
+
+def test_a_checkpoint_without_its_record_is_refused(tmp_path) -> None:
+    model, optimizer = trained_state()
+    save_training_state(tmp_path, model, optimizer, {}, 3)
+    (tmp_path / "step-00000003" / "training.json").write_text("{}")
+    with pytest.raises(ValueError, match="no record of a run"):
+        load_training_state(tmp_path / "step-00000003", model, optimizer, {})

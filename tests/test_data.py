@@ -130,12 +130,12 @@ def test_tokens_are_written_once_and_end_every_document(tmp_path) -> None:
 
 def test_a_token_file_without_its_record_is_made_again(tmp_path) -> None:
     path = tmp_path / "x.bin"
-    file = write_tokens(TRAIN[:3], TOKENIZER, path)
+    want = np.array(write_tokens(TRAIN[:3], TOKENIZER, path).tokens)  # a copy
     path.with_suffix(".json").unlink()
     path.write_bytes(b"\0\0")  # as a killed run might leave it
     again = write_tokens(TRAIN[:3], TOKENIZER, path)
-    assert np.array_equal(again.tokens, file.tokens)
-    assert json.loads(path.with_suffix(".json").read_text())["n_tokens"] == file.n_tokens
+    assert np.array_equal(again.tokens, want)
+    assert json.loads(path.with_suffix(".json").read_text())["n_tokens"] == len(want)
 
 
 def test_packed_positions_restart_after_every_end() -> None:
@@ -220,3 +220,83 @@ def test_bad_batches_are_refused(tokens) -> None:
         padded_batch([[1], []], 0)
     with pytest.raises(ValueError, match="fewer than block_size"):
         next(sequential_batches(tokens, 1, 10**7))
+
+
+def test_every_epoch_cuts_the_stream_elsewhere(tokens) -> None:
+    batches = PackedBatches(tokens, batch_size=2, block_size=33)
+    offsets = set()
+    for epoch in range(6):
+        batches[epoch * batches.batches_per_epoch]
+        offsets.add(int(batches._starts[0]) % 33)
+    assert len(offsets) > 2
+
+
+def test_documents_are_isolated_unless_asked_otherwise(tokens) -> None:
+    assert PackedBatches(tokens, 2, 33)[0].documents is not None
+    assert next(sequential_batches(tokens, 2, 33)).documents is not None
+
+
+def test_another_tokenizer_or_another_cut_makes_another_file(tmp_path) -> None:
+    path, other = tmp_path / "x.bin", Tokenizer.train([d.text for d in TRAIN], 400)
+    first = write_tokens(TRAIN[:3], TOKENIZER, path).n_tokens
+    assert write_tokens(TRAIN[:3], other, path).n_tokens != first
+    one = [Document("a", "a", "x\0y")]
+    two = [Document("a", "a", "x"), Document("b", "b", "y")]
+    write_tokens(one, TOKENIZER, path)
+    assert (write_tokens(two, TOKENIZER, path).tokens == TOKENIZER.eos_token_id).sum() == 3
+
+
+def test_a_short_or_unreadable_token_file_is_made_again(tmp_path) -> None:
+    path = tmp_path / "x.bin"
+    want = np.array(write_tokens(TRAIN[:3], TOKENIZER, path).tokens)  # a copy
+    path.write_bytes(path.read_bytes()[:100])
+    assert np.array_equal(write_tokens(TRAIN[:3], TOKENIZER, path).tokens, want)
+    for record in ("", "{}", "[1]", '{"key": 1}'):
+        path.with_suffix(".json").write_text(record)
+        assert np.array_equal(write_tokens(TRAIN[:3], TOKENIZER, path).tokens, want)
+
+
+def test_a_write_that_is_cut_off_is_not_taken_for_a_file(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "x.bin"
+    write_tokens(TRAIN[:3], TOKENIZER, path)
+    real, calls = data.os.replace, []
+
+    def cut_off(source, target):
+        calls.append(target)
+        if len(calls) == 2:
+            raise KeyboardInterrupt  # the tokens have their name, the record does not
+        real(source, target)
+
+    monkeypatch.setattr(data.os, "replace", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        write_tokens(TRAIN[:4], TOKENIZER, path)
+    monkeypatch.undo()
+    assert not path.with_suffix(".json").exists()
+    assert (write_tokens(TRAIN[:3], TOKENIZER, path).tokens == TOKENIZER.eos_token_id).sum() == 4
+
+
+def test_a_large_vocabulary_gets_four_bytes(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(Tokenizer, "vocab_size", property(lambda self: 70_000))
+    file = write_tokens(TRAIN[:2], TOKENIZER, tmp_path / "x.bin")
+    assert file.dtype == "uint32" and file.tokens.dtype == np.uint32
+
+
+def test_a_held_out_document_that_is_mostly_known_is_dropped() -> None:
+    known, new = "k" * 60, "n" * 60
+    groups = [f"g{i}" for i in range(200)]
+    documents = [Document(g, g, known if i % 2 else f"{known}\n\n{known}\n\n{new}{i}")
+                 for i, g in enumerate(groups)]  # fmt: skip
+    documents += [Document(f"{g}+", g, f"{known}\n\n{new}{i}{new}") for i, g in enumerate(groups)]
+    _, held_out = split(documents, 0.3)
+    assert held_out
+    assert all(known not in d.text for d in held_out)
+    assert all(d.name.endswith("+") for d in held_out)  # the others lost more than half
+
+
+def test_bad_numbers_are_refused_by_name(tokens) -> None:
+    with pytest.raises(ValueError, match="batch -1"):
+        PackedBatches(tokens, 2, 33)[-1]
+    with pytest.raises(ValueError, match="batch_size=0"):
+        next(sequential_batches(tokens, 0, 33))
+    with pytest.raises(ValueError, match="a whole number"):
+        load_corpus("reference*²")

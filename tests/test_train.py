@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -244,6 +245,12 @@ def test_an_error_inside_a_step_writes_no_checkpoint(tokens, tmp_path) -> None:
         ({"grad_accumulation": 0}, "grad_accumulation=0"),
         ({"max_grad_norm": -1.0}, r"max_grad_norm=-1\.0"),
         ({"weight_decay": -0.1}, r"weight_decay=-0\.1"),
+        ({"lr": math.inf}, "lr=inf"),
+        ({"weight_decay": math.nan}, "weight_decay=nan"),
+        ({"min_lr": math.nan}, "min_lr=nan"),
+        ({"betas": (1.5, 0.9)}, r"betas=\(1\.5, 0\.9\)"),
+        ({"steps": 2.5}, r"steps=2\.5 must be an integer"),
+        ({"warmup": 0.5}, r"warmup=0\.5 must be an integer"),
     ],
 )
 def test_bad_configs_are_refused(arguments: dict, message: str) -> None:
@@ -254,6 +261,97 @@ def test_bad_configs_are_refused(arguments: dict, message: str) -> None:
 def test_evaluation_without_text_is_refused(tokens) -> None:
     with pytest.raises(ValueError, match="eval_every=5 needs held-out"):
         train(fresh(), batches_of(tokens), TrainConfig(steps=10, eval_every=5))
+
+
+def test_train_equals_the_loop_written_by_hand(tokens) -> None:
+    """Schedule, groups, betas, decay, clipping, accumulation and data order, all at once."""
+    config = TrainConfig(
+        steps=5, lr=3e-2, min_lr=1e-3, warmup=2, betas=(0.8, 0.9), weight_decay=0.3,
+        max_grad_norm=0.4, grad_accumulation=2,
+    )  # fmt: skip
+    no_dropout = dict(embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0)
+    ours, theirs = (fresh(**no_dropout).double() for _ in range(2))
+    reported = list(train(ours, batches_of(tokens), config))
+    decayed = [p for p in theirs.parameters() if p.dim() > 1]
+    others = [p for p in theirs.parameters() if p.dim() == 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.3}, {"params": others, "weight_decay": 0.0}],
+        betas=(0.8, 0.9), fused=False,
+    )  # fmt: skip
+    data = batches_of(tokens)
+    rates = [1.5e-2, 3e-2]
+    rates += [1e-3 + (3e-2 - 1e-3) * (1 + math.cos(math.pi * t / 3)) / 2 for t in (1, 2, 3)]
+    for i, lr in enumerate(rates):
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.zero_grad()
+        parts = [data[2 * i], data[2 * i + 1]]
+        logits = torch.cat([theirs(b.idx, b.positions, b.documents) for b in parts])
+        targets = torch.cat([b.targets for b in parts])
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.4)
+        optimizer.step()
+        assert reported[i].loss == pytest.approx(loss.item(), rel=1e-9)
+        assert reported[i].grad_norm == pytest.approx(norm.item(), rel=1e-6)
+        assert reported[i].lr == pytest.approx(lr)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-6)
+
+
+def test_dropout_is_on_and_new_in_every_step(tokens) -> None:
+    class OneBatch(PackedBatches):
+        def __getitem__(self, i: int) -> Batch:
+            return super().__getitem__(0)
+
+    batches = OneBatch(tokens, batch_size=3, block_size=32)
+    still = TrainConfig(steps=5, lr=1e-30, weight_decay=0.0)  # the weights stay as they are
+    model = fresh().eval()
+    losses = {step.loss for step in train(model, batches, still)}
+    assert len(losses) == 5
+    again = {step.loss for step in train(fresh(), batches, still)}
+    other = {s.loss for s in train(fresh(), batches, TrainConfig(steps=5, lr=1e-30, seed=1))}
+    assert losses == again and not losses & other
+
+
+def test_autocast_reaches_training_and_evaluation(tokens) -> None:
+    no_dropout = dict(embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0)
+    batches = batches_of(tokens)
+    first = {
+        dtype: next(train(fresh(**no_dropout), batches, TrainConfig(steps=2, dtype=dtype))).loss
+        for dtype in ("float32", "bfloat16")
+    }
+    assert first["float32"] != first["bfloat16"] == pytest.approx(first["float32"], abs=0.02)
+    model = fresh(**no_dropout)
+    losses = [evaluate(model, [batches[0]], dtype) for dtype in ("float32", "bfloat16")]
+    assert losses[0] != losses[1] == pytest.approx(losses[0], abs=0.02)
+
+
+def test_the_held_out_loss_is_of_all_batches_after_the_step(tokens) -> None:
+    model, batches = fresh(), batches_of(tokens)
+    held_out = [batches[100], batches[101]]
+    (step,) = train(model, batches, TrainConfig(steps=1, eval_every=1), held_out)
+    assert step.held_out_loss == evaluate(model, held_out)
+    assert step.held_out_loss != evaluate(model, held_out[:1])
+
+
+def test_a_due_checkpoint_is_written_after_the_caller_has_seen_the_step(tokens, tmp_path) -> None:
+    """A run killed in between is resumed before that step, and logs it then."""
+    steps = train(
+        fresh(), batches_of(tokens), TrainConfig(steps=3, checkpoint_every=1), folder=tmp_path
+    )
+    next(steps)
+    assert latest_checkpoint(tmp_path) is None
+    next(steps)
+    assert latest_checkpoint(tmp_path).name == "step-00000001"
+
+
+def test_other_text_is_another_run(tokens, tmp_path) -> None:
+    run(tokens, tmp_path / "run", stop_after=2)
+    texts = [replace(d, text=d.text.replace("e", "a")) for d in TEXTS]
+    other = write_tokens(texts, TOKENIZER, tmp_path / "other.bin")
+    with pytest.raises(ValueError, match="text was"):
+        run(other, tmp_path / "run")
 
 
 # ---------------------------------------------------------------------------- a real SIGKILL
