@@ -77,10 +77,11 @@ class Visibility:
     def mask(self) -> Tensor:
         """The rule as a tensor (B, 1, T, S), True where the key is visible; made once."""
         if self._mask is None:
-            self._mask = self._rule()
+            self._mask = self.rule()
         return self._mask
 
-    def _rule(self) -> Tensor:
+    def rule(self) -> Tensor:
+        """Real, not after the query, within the window, in the same document."""
         query = self.query_positions[:, None, :, None]  # (B, 1, T, 1)
         key = self.key_positions[:, None, None, :]  # (B, 1, 1, S)
         mask = (key >= 0) & (key <= query)

@@ -69,7 +69,8 @@ def curves(
     for name, (x, y) in series.items():
         ax.plot(x, y, label=name)
     for i, (name, level) in enumerate((levels or {}).items()):
-        ax.axhline(level, linestyle="--", linewidth=1.2, color=COLOURS[-1 - i], label=name)
+        colour = (COLOURS[7], COLOURS[3], COLOURS[4])[i % 3]  # yellow is for areas, not for lines
+        ax.axhline(level, linestyle="--", linewidth=1.2, color=colour, label=name)
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.legend(frameon=False)
     return made

@@ -213,17 +213,20 @@ def optimizer_step(
     """One update from the gradient of all ``parts`` together; returns the loss and gradient norm.
 
     Each part counts by its number of targets, so that splitting a batch does not change the step. A
-    gradient that is not finite stops the run before it reaches the weights.
+    step without any target changes nothing. A gradient that is not finite stops the run before it
+    reaches the weights.
     """
     device = next(model.parameters()).device
     model.train()
     optimizer.zero_grad(set_to_none=True)
     counts = [int((part.targets != IGNORE).sum()) for part in parts]
+    if sum(counts) == 0:
+        return 0.0, 0.0
     total = 0.0
     for part, count in zip(parts, counts, strict=True):
         with autocast(device, config.dtype):
             logits = model(part.idx, part.positions, part.documents)
-            loss = causal_lm_loss(logits, part.targets) * (count / max(sum(counts), 1))
+            loss = causal_lm_loss(logits, part.targets) * (count / sum(counts))
         loss.backward()
         total += float(loss.detach())
     grad_norm = float(nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm))

@@ -132,6 +132,14 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights() -> None:
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 
 
+def test_G30_a_step_without_targets_changes_nothing() -> None:
+    model = tiny_gpt2()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+    batch = Batch(token_ids(2, 9), torch.full((2, 9), IGNORE))
+    assert optimizer_step(model, optimizer, [batch], TrainConfig(steps=1)) == (0.0, 0.0)
+    assert torch.equal(model.transformer.wte.weight, tiny_gpt2().transformer.wte.weight)
+
+
 def test_evaluate_is_the_mean_over_tokens_without_dropout(tokens) -> None:
     model = fresh().train()
     batches = [batches_of(tokens)[i] for i in range(3)]

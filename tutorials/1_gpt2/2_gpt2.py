@@ -313,7 +313,7 @@ from lm_from_scratch.attention import (
     sdpa_attention,
 )
 
-print(inspect.getsource(Visibility.mask.func))
+print(inspect.getsource(Visibility.rule))
 
 # %%
 # Six situations follow, each made by the call that the model makes. A cache is asked twice: once for the five tokens
