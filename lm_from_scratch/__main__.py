@@ -9,7 +9,7 @@ import platform
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -40,7 +40,7 @@ from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.onednn import use_onednn_
 from lm_from_scratch.sampling import Sampler
 from lm_from_scratch.tokenizer import Tokenizer
-from lm_from_scratch.train import TrainConfig, train
+from lm_from_scratch.train import Step, TrainConfig, train
 
 #: Every preset is a set of defaults; any of its numbers can be changed on the command line.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -113,15 +113,18 @@ def device_named(name: str) -> str:
 
 def train_in(out: Path, args: argparse.Namespace, arguments: dict[str, Any]) -> int:
     """The run itself, in a folder that is its own."""
+    names = {field.name for field in fields(TrainConfig)}
+    config = TrainConfig(**{name: getattr(args, name) for name in names if hasattr(args, name)})
+    if args.onednn and config.dtype != "float32":
+        raise ValueError(f"--onednn is for --dtype float32, not {config.dtype}")
     documents = [document for name in args.corpus for document in load_corpus(name)]
     train_documents, held_out_documents = split(documents, args.held_out)
-    if (out / "tokenizer.json").is_file():
+    if (out / "recipe.json").is_file():  # the run goes on
         tokenizer = Tokenizer.load(out)
     elif args.tokenizer:
         tokenizer = Tokenizer.load(args.tokenizer)
     else:
-        texts = [document.text for document in train_documents]
-        tokenizer = Tokenizer.train(texts, args.vocab_size)
+        tokenizer = Tokenizer.train([d.text for d in train_documents], args.vocab_size)
     model_config = GPT2Config(
         vocab_size=tokenizer.vocab_size,
         block_size=args.block_size,
@@ -134,70 +137,73 @@ def train_in(out: Path, args: argparse.Namespace, arguments: dict[str, Any]) -> 
         bos_token_id=tokenizer.eos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    tokenizer.save(out)
-    train_file = write_tokens(train_documents, tokenizer, out / "data" / "train.bin")
-    held_out_file = write_tokens(held_out_documents, tokenizer, out / "data" / "held_out.bin")
-    names = {field.name for field in fields(TrainConfig)}
-    config = TrainConfig(**{name: getattr(args, name) for name in names if hasattr(args, name)})
-    batches = PackedBatches(
-        train_file, args.batch_size, args.block_size, args.seed, isolate=not args.no_isolate
-    )
-    held_out = list(
-        sequential_batches(held_out_file, args.batch_size, args.block_size, not args.no_isolate)
-    )
     torch.manual_seed(args.seed)
     model = GPT2LMHeadModel(model_config).to(args.device)
     if args.onednn:
-        if config.dtype != "float32":
-            raise ValueError(f"--onednn is for --dtype float32, not {config.dtype}")
         use_onednn_(model)
-    parameters = sum(p.numel() for p in model.parameters())
+
+    tokenizer.save(out)
+    train_file = write_tokens(train_documents, tokenizer, out / "data" / "train.bin")
+    held_out_file = write_tokens(held_out_documents, tokenizer, out / "data" / "held_out.bin")
+    isolate = not args.no_isolate
+    batches = PackedBatches(train_file, args.batch_size, args.block_size, args.seed, isolate)
+    held_out = list(sequential_batches(held_out_file, args.batch_size, args.block_size, isolate))
     print(
         f"{len(train_documents)} documents, {train_file.n_tokens} tokens for training, "
-        f"{held_out_file.n_tokens} held out; {parameters} parameters; "
-        f"{batches.batches_per_epoch} batches an epoch"
+        f"{held_out_file.n_tokens} held out; {sum(p.numel() for p in model.parameters())} "
+        f"parameters; {batches.batches_per_epoch} batches an epoch"
     )
     steps = train(model, batches, config, held_out, out)
     write_json(out / "recipe.json", {"arguments": arguments, "model": asdict(model_config)})
     done = int(found.name.removeprefix("step-")) if (found := latest_checkpoint(out)) else 0
-    log = out / "log.jsonl"
-    if log.is_file():  # a killed run may have written past its last checkpoint
-        kept = [line for line in log.read_text().splitlines() if 0 < logged_step(line) <= done]
-        temporary = log.with_suffix(".tmp")
-        temporary.write_text("".join(line + "\n" for line in kept))
-        os.replace(temporary, log)
     if done:
         print(f"going on after step {done}")
-
-    stop = []  # Ctrl-C ends the run between two steps, never inside one
-    previous = signal.signal(signal.SIGINT, lambda number, frame: stop.append(number))
-    last = None
-    try:
-        with (
-            open(log, "a") as file,
-            tqdm(total=config.steps, initial=done, unit="step", disable=args.quiet) as bar,
-        ):
-            for last in steps:
-                file.write(json.dumps(asdict(last)) + "\n")
-                file.flush()
-                bar.update()
-                bar.set_postfix_str(
-                    f"loss {last.loss:.3f}, lr {last.lr:.1e}, {last.tokens_per_second:.0f} tokens/s"
-                )
-                if last.held_out_loss is not None:
-                    bar.write(f"step {last.step}: held-out loss {last.held_out_loss:.4f}")
-                if stop:
-                    break
-        steps.close()  # type: ignore[attr-defined]
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    if stop and last is not None and last.step < config.steps:
-        print(f"stopped after step {last.step}; the same command goes on from there")
+    cut_log(out / "log.jsonl", done)
+    stopped_after = follow(steps, out / "log.jsonl", config.steps, done, args.quiet)
+    if stopped_after is not None:
+        print(f"stopped after step {stopped_after}; the same command goes on from there")
         return 130
     save_pretrained(model, out / "model", tokenizer)
     print(f"model written to {out / 'model'}")
     print(f"try: python -m lm_from_scratch generate --model {out / 'model'} --prompt 'The '")
     return 0
+
+
+def follow(
+    steps: Generator[Step, None, None], log: Path, total: int, done: int, quiet: bool
+) -> int | None:
+    """Log and show the steps of a run. Returns the step after which Ctrl-C ended it, if it did."""
+    stop = []  # Ctrl-C ends the run between two steps, never inside one
+    previous = signal.signal(signal.SIGINT, lambda number, frame: stop.append(number))
+    try:
+        with (
+            open(log, "a") as file,
+            tqdm(total=total, initial=done, unit="step", disable=quiet) as bar,
+        ):
+            for step in steps:
+                file.write(json.dumps(asdict(step)) + "\n")
+                file.flush()
+                bar.update()
+                bar.set_postfix_str(
+                    f"loss {step.loss:.3f}, lr {step.lr:.1e}, {step.tokens_per_second:.0f} tokens/s"
+                )
+                if step.held_out_loss is not None:
+                    bar.write(f"step {step.step}: held-out loss {step.held_out_loss:.4f}")
+                if stop and step.step < total:
+                    steps.close()  # writes a checkpoint
+                    return step.step
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    return None
+
+
+def cut_log(log: Path, done: int) -> None:
+    """Keep the lines up to step ``done``: a killed run may have written past its checkpoint."""
+    if log.is_file():
+        kept = [line for line in log.read_text().splitlines() if 0 < logged_step(line) <= done]
+        temporary = log.with_suffix(".tmp")
+        temporary.write_text("".join(line + "\n" for line in kept))
+        os.replace(temporary, log)
 
 
 def logged_step(line: str) -> int:

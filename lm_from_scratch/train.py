@@ -19,7 +19,7 @@ Sources: Loshchilov, Hutter, *Decoupled Weight Decay Regularization*, 2019, arXi
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -139,7 +139,7 @@ def train(
     config: TrainConfig,
     held_out: list[Batch] | None = None,
     folder: str | Path | None = None,
-) -> Iterator[Step]:
+) -> Generator[Step, None, None]:
     """Train ``model`` in place and yield every step as soon as it is done.
 
     With a ``folder`` the run writes checkpoints there, and continues from the newest one if there
@@ -173,7 +173,7 @@ def train(
     if folder is not None and (found := latest_checkpoint(folder)) is not None:
         done = load_training_state(found, model, optimizer, recipe)
 
-    def steps() -> Iterator[Step]:
+    def steps() -> Generator[Step, None, None]:
         saved = step = done
         try:
             for step in range(done + 1, config.steps + 1):

@@ -108,6 +108,14 @@ def test_a_refused_command_leaves_the_run_as_it_was(tmp_path, capsys) -> None:
     assert main(["train", "--out", str(out), *SMALL, *free]) == 0
 
 
+def test_a_command_that_failed_leaves_nothing_that_the_next_one_would_use(tmp_path, capsys) -> None:
+    out = tmp_path / "run"
+    for bad in (["--steps", "1"], ["--n-embd", "15"], ["--batch-size", "100000"]):
+        assert main(["train", "--out", str(out), *SMALL, *bad]) == 2
+    assert main(["train", "--out", str(out), *SMALL, "--vocab-size", "280"]) == 0
+    assert json.loads((out / "recipe.json").read_text())["model"]["vocab_size"] == 280
+
+
 def test_text_that_changed_since_is_refused(tmp_path, capsys) -> None:
     text = tmp_path / "text"
     text.mkdir()
