@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import shutil
 import signal
 import sys
@@ -165,7 +166,8 @@ def train_in(out: Path, args: argparse.Namespace, arguments: dict[str, Any]) -> 
         return 130
     save_pretrained(model, out / "model", tokenizer)
     print(f"model written to {out / 'model'}")
-    print(f"try: python -m lm_from_scratch generate --model {out / 'model'} --prompt 'The '")
+    model_folder = shlex.quote(str(out / "model"))
+    print(f"try: python -m lm_from_scratch generate --model {model_folder} --prompt The")
     return 0
 
 
@@ -218,7 +220,8 @@ def generate_command(args: argparse.Namespace) -> int:
     """Load a model and print what it says, as it says it."""
     folder = local_folder(args.model) if args.model else SHIPPED
     model = from_pretrained(folder).float().to(device_named(args.device))
-    tokenizer = Tokenizer.load(folder)
+    has_tokenizer = (folder / "tokenizer.json").is_file()
+    tokenizer = Tokenizer.load(folder if has_tokenizer else folder.parent)  # a run's checkpoint
     if tokenizer.vocab_size > model.config.vocab_size:
         raise ValueError(
             f"the tokenizer in {folder} has {tokenizer.vocab_size} tokens, the model "
@@ -230,18 +233,19 @@ def generate_command(args: argparse.Namespace) -> int:
         top_p=args.top_p,
         repetition_penalty=args.repetition_penalty,
     )
+    end = tokenizer.eos_token_id
+    prompt = [end, *tokenizer.encode(args.prompt)]
+    room = model.config.block_size - len(prompt) + 1
+    max_new_tokens = args.max_new_tokens or max(1, min(100, room))
     if args.num_return_sequences == 1:
+        pieces = generate_text(model, tokenizer, args.prompt, max_new_tokens, sampler, args.seed)
         print(args.prompt, end="", flush=True)
-        for text in generate_text(
-            model, tokenizer, args.prompt, args.max_new_tokens, sampler, args.seed
-        ):
+        for text in pieces:
             print(text, end="", flush=True)
         print()
         return 0
-    end = tokenizer.eos_token_id
-    prompt = [end, *tokenizer.encode(args.prompt)]
     steps = generate(
-        model, [prompt], args.max_new_tokens, sampler, [end], args.num_return_sequences, args.seed
+        model, [prompt], max_new_tokens, sampler, [end], args.num_return_sequences, args.seed
     )
     for number, row in enumerate(complete(steps), start=1):
         text = tokenizer.decode([token for token in row if token != end])
@@ -304,19 +308,43 @@ def doctor_command(args: argparse.Namespace) -> int:
         report(bool(text), f"the shipped model says: Return the{text!r}")
         total = sum(p.numel() for p in model.parameters())
         trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        seconds = forward_seconds(model, torch.randint(model.config.vocab_size, (1, 10)))
         note(f"it has {total} parameters, {trainable} of them trainable")
-        note(f"it reads 10 tokens in {1000 * seconds:.1f} ms")
+        idx, threads = torch.zeros(1, 10, dtype=torch.long), torch.get_num_threads()
+        milliseconds = {}
+        for n in {threads, 1}:
+            torch.set_num_threads(n)
+            milliseconds[n] = 1000 * forward_seconds(model, idx, repeats=9)
+        torch.set_num_threads(threads)
+        note(f"it reads 10 tokens in {milliseconds[threads]:.1f} ms with {threads} thread(s)")
+        report(
+            milliseconds[threads] < 2 * milliseconds[1],
+            f"more threads do not slow it down (1 thread: {milliseconds[1]:.1f} ms)",
+            "other programs use the cores: set OMP_NUM_THREADS=1",
+        )
     except ValueError as error_text:
         report(False, f"the shipped model: {error_text}", "install the package again")
     print("\nall well" if not problems else f"\n{problems} to mend")
     return 1 if problems else 0
 
 
+def positive(text: str) -> int:
+    """An option's value that must be a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     """The argument parser, with an epilogue of examples for every command."""
     keep = argparse.RawDescriptionHelpFormatter
-    top = argparse.ArgumentParser(prog="python -m lm_from_scratch", description=__doc__)
+    top = argparse.ArgumentParser(
+        prog="python -m lm_from_scratch",
+        description="Train a small language model, let one speak, and check what runs here.",
+    )
+    presets = "\n".join(
+        f"  {name:6} " + ", ".join(f"{k.replace('_', '-')} {v}" for k, v in numbers.items())
+        for name, numbers in PRESETS.items()
+    )
     commands = top.add_subparsers(required=True, metavar="command")
 
     p = commands.add_parser(
@@ -325,7 +353,10 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=keep,
         description="Train a GPT-2 on text. The run lives in one folder; the same command, given "
         "again after Ctrl-C\nor a crash, goes on where the run stopped.",
-        epilog="""examples
+        epilog=f"""presets
+{presets}
+
+examples
   python -m lm_from_scratch train --out run
       a nano model on Python's language reference, in half a minute
   python -m lm_from_scratch train --out run --corpus my-notes/ --steps 2000 --n-embd 128
@@ -390,7 +421,7 @@ how to choose
     p.set_defaults(run=generate_command)
     p.add_argument("--model", help="folder or hub name of a GPT-2; default: the shipped one")
     p.add_argument("--prompt", default="", help="text to continue; default: a new document")
-    p.add_argument("--max-new-tokens", type=int, default=100, help="default: 100")
+    p.add_argument("--max-new-tokens", type=positive, help="default: 100, or what fits the model")
     p.add_argument("--temperature", type=float, default=0.8, help="default: 0.8")
     p.add_argument("--top-k", type=int, default=0, help="0 is off, the default")
     p.add_argument("--top-p", type=float, default=0.95, help="1 is off; default: 0.95")

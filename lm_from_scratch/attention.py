@@ -148,7 +148,7 @@ def sdpa_attention(
         v,
         attn_mask=visibility.mask if needs_mask else None,
         dropout_p=dropout,
-        is_causal=visibility.is_causal and not visibility.is_full,
+        is_causal=visibility.is_causal,
     )
 
 

@@ -169,7 +169,8 @@ def local_folder(name: str | Path) -> Path:
         return Path(snapshot_download(str(name), allow_patterns=patterns))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ValueError(
-            f"{name!r} is neither a local folder nor a model that the hub gave: {error}"
+            f"{str(name)!r} is no folder here, and the hub gave no model of that name "
+            f"({type(error).__name__})"
         ) from error
 
 

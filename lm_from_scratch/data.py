@@ -109,10 +109,11 @@ CORPORA: dict[str, Callable[[], list[Document]]] = {
 }
 
 
-def read_texts(path: str | Path, chunk: int = 4000) -> list[Document]:
+def read_texts(path: str | Path, chunk: int | None = None) -> list[Document]:
     """The reader's own text: each text file of a folder is a document.
 
-    A single file is cut between paragraphs into documents of about ``chunk`` characters.
+    A single file is cut between paragraphs into documents of about ``chunk`` characters: 4000, or
+    less if the file would not give about twenty.
     """
     path = Path(path)
     if path.is_dir():
@@ -125,8 +126,10 @@ def read_texts(path: str | Path, chunk: int = 4000) -> list[Document]:
         return documents
     if not path.is_file():
         raise ValueError(f"{path} is neither a file nor a folder")
+    text = _read(path)
+    chunk = chunk or min(4000, 1 + len(text) // 20)
     chunks = [""]
-    for paragraph in _read(path).split("\n\n"):
+    for paragraph in text.split("\n\n"):
         if len(chunks[-1]) >= chunk:
             chunks.append("")
         chunks[-1] += paragraph + "\n\n"
@@ -158,15 +161,23 @@ def split(
 ) -> tuple[list[Document], list[Document]]:
     """Train and held-out documents. ``held_out`` is the share of the groups that is held out.
 
-    A group's side depends on its name alone. A held-out paragraph of 40 characters or more that
-    also stands in the training text is removed; a document that loses more than half is dropped.
+    A group's side depends on its name alone; at least one group goes to each side. A held-out
+    paragraph of 40 characters or more that also stands in the training text is removed; a document
+    that loses more than half is dropped.
     """
     if not 0.0 < held_out < 1.0:
-        raise ValueError(f"held_out={held_out} must be between 0 and 1")
+        raise ValueError(f"held_out={held_out} must be above 0 and below 1")
+    places = {document.group: _place(document.group) for document in documents}
+    if len(places) < 2:
+        raise ValueError(
+            f"{len(documents)} documents of {len(places)} group cannot be split into a training "
+            "and a held-out side: at least two are needed"
+        )
+    border = max(held_out, min(places.values()))  # the first group in any case,
+    border = min(border, sorted(places.values())[-2])  # and never the last
 
     def is_held_out(group: str) -> bool:
-        digest = hashlib.sha256(group.encode()).digest()
-        return int.from_bytes(digest[:8], "big") < held_out * 2**64
+        return places[group] <= border
 
     train = [d for d in documents if not is_held_out(d.group)]
     seen = {paragraph for d in train for paragraph in _paragraphs(d.text)}
@@ -186,6 +197,12 @@ def split(
             "more text is needed, or another held_out share"
         )
     return train, list(kept.values())
+
+
+def _place(group: str) -> float:
+    """A number in [0, 1) that depends on the name alone, spread evenly over all names."""
+    digest = hashlib.sha256(group.encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
 
 
 def _paragraphs(text: str) -> Iterator[str]:

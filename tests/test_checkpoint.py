@@ -150,7 +150,7 @@ def test_missing_files_are_named(folder, tmp_path) -> None:
         from_pretrained(folder)
     with pytest.raises(ValueError, match="no folder"):
         from_pretrained(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="neither a local folder nor a model that the hub gave"):
+    with pytest.raises(ValueError, match="no folder here, and the hub gave no model of that name"):
         from_pretrained("nobody/nothing-of-this-name")
 
 

@@ -107,8 +107,8 @@ def test_bad_corpora_are_refused(tmp_path) -> None:
         load_corpus("reference*x")
     with pytest.raises(ValueError, match=r"held_out=1\.5"):
         split(DOCUMENTS, 1.5)
-    with pytest.raises(ValueError, match="more text is needed"):
-        split([Document("a", "a", "text")], 0.05)
+    with pytest.raises(ValueError, match="at least two are needed"):
+        split([Document("a", "a", "text")] * 3, 0.05)
 
 
 def test_tokens_are_written_once_and_end_every_document(tmp_path) -> None:
@@ -300,3 +300,19 @@ def test_bad_numbers_are_refused_by_name(tokens) -> None:
         next(sequential_batches(tokens, 0, 33))
     with pytest.raises(ValueError, match="a whole number"):
         load_corpus("reference*²")
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 24])
+@pytest.mark.parametrize("share", [1e-6, 0.05, 0.999999])
+def test_few_documents_still_give_both_sides(n: int, share: float) -> None:
+    documents = [Document(f"d{i}", f"d{i}", f"text number {i}") for i in range(n)]
+    train, held_out = split(documents, share)
+    assert train and held_out and len(train) + len(held_out) == n
+    small = len(split(documents, 1e-6)[1])
+    assert small == 1 <= len(held_out)
+
+
+def test_a_small_file_still_gives_about_twenty_documents(tmp_path) -> None:
+    path = tmp_path / "small.txt"
+    path.write_text("\n\n".join(f"paragraph {i} of a small file" for i in range(300)))
+    assert 15 <= len(read_texts(path)) <= 25

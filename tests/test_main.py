@@ -1,6 +1,7 @@
 """__main__.py: the commands, as a newcomer would type them."""
 
 import json
+import shlex
 import subprocess
 import sys
 
@@ -161,6 +162,25 @@ def test_isolation_and_dropout_reach_the_run(tmp_path) -> None:
     assert len({loss for _, loss in logs.values()}) == 3
     model = json.loads((tmp_path / "c" / "recipe.json").read_text())["model"]
     assert (model["embd_pdrop"], model["resid_pdrop"], model["attn_pdrop"]) == (0.3, 0.3, 0.0)
+
+
+def test_the_hint_after_training_works_as_printed(tmp_path, capsys) -> None:
+    out = tmp_path / "a run ü"
+    assert main(["train", "--out", str(out), *SMALL]) == 0
+    hint = capsys.readouterr().out.splitlines()[-1]
+    words = shlex.split(hint.removeprefix("try: "))
+    assert words[:3] == ["python", "-m", "lm_from_scratch"]
+    assert main(words[3:]) == 0
+    assert capsys.readouterr().out.startswith("The")
+    (step,) = out.glob("step-*")
+    assert main(["generate", "--model", str(step), "--max-new-tokens", "3"]) == 0
+
+
+def test_a_few_notes_are_enough_to_train(tmp_path) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("\n\n".join(f"note {i}: the tides turn twice a day" for i in range(400)))
+    out = ["--corpus", str(text), "--out", str(tmp_path / "run")]
+    assert main(["train", *out, *SMALL]) == 0
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path, capsys) -> None:

@@ -175,3 +175,9 @@ def test_top_p_of_half_precision_logits_is_decided_in_float32() -> None:
         logits = random_logits(seed, B=4, V=997).half()
         want = keep_top_p(logits.float(), 0.9).isfinite()
         assert torch.equal(keep_top_p(logits, 0.9).isfinite(), want)
+
+
+def test_the_tail_is_drawn_in_float64() -> None:
+    logits = torch.tensor([[0.0, -25.0, -60.0]])  # the second has a probability of 1.4e-11
+    u = torch.tensor([1 - 5e-12], dtype=torch.float64)
+    assert draw(logits, u).item() == 1

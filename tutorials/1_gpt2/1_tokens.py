@@ -21,7 +21,7 @@ You will learn
 Before you start
 ----------------
 
-You need Python and the idea of a list of numbers as input of a program. A laptop is enough.
+You need Python, and no machine learning. A laptop is enough.
 
 The text comes with Python itself: the language reference that ``help()`` shows. Nothing is
 downloaded.
@@ -43,7 +43,9 @@ from itertools import pairwise
 
 for character in "aß中😀":
     utf8 = character.encode("utf-8")
-    print(f"{character}  U+{ord(character):05X}  {len(utf8)} bytes: {utf8.hex(' ')}")
+    print(
+        f"{character}  U+{ord(character):05X}  {len(utf8)} bytes: {utf8.hex(' ')}"
+    )
 
 # %%
 # Every character has such bytes, and no two characters have the same ones. We can check all of them.
@@ -56,7 +58,9 @@ for length, count in sorted(lengths.items()):
     print(f"{count:9,d} characters of length {length}")
 
 assert len(characters) == 1_112_064
-assert len({character.encode("utf-8") for character in characters}) == len(characters)
+assert len({character.encode("utf-8") for character in characters}) == len(
+    characters
+)
 assert set(lengths) == {1, 2, 3, 4}
 
 # %%
@@ -71,9 +75,8 @@ assert set(lengths) == {1, 2, 3, 4}
 # A *word* is here what GPT-2 cuts out as one: a run of letters, of digits or of signs, with the one
 # space before it, or a run of other white space. The words joined are the text again.
 
-from tokenizers import pre_tokenizers
-
 from lm_from_scratch import data
+from tokenizers import pre_tokenizers
 
 train, held_out = data.split(data.reference())
 train_text = "\n".join(document.text for document in train)
@@ -85,17 +88,23 @@ def words_of(text):
     return [word for word, _ in rule.pre_tokenize_str(text)]
 
 
-units = {"bytes": lambda text: text.encode(), "characters": list, "words": words_of}
+units = {
+    "bytes": lambda text: text.encode(),
+    "characters": list,
+    "words": words_of,
+}
 table = {}
 for name, cut in units.items():
     vocabulary, pieces = set(cut(train_text)), cut(held_out_text)
     unknown = sum(piece not in vocabulary for piece in pieces) / len(pieces)
     table[name] = len(vocabulary), len(pieces), unknown
-    print(f"{name:10}  vocabulary {len(vocabulary):5d}  length {len(pieces):6d}  new {unknown:.1%}")
+    print(
+        f"{name:10}  vocabulary {len(vocabulary):5d}  length {len(pieces):6d}  new {unknown:.1%}"
+    )
 
 # %%
 # Words make the text short, less than a third of its characters. But more than one held-out word in
-# fifty never occurred in the training text, so a model of words could neither read nor write it.
+# twenty never occurred in the training text, so a model of words could neither read nor write it.
 # More text does not cure this soon: the second half of the training text still brings more than a
 # fifth of all different words.
 #
@@ -105,12 +114,14 @@ for name, cut in units.items():
 words = words_of(train_text)
 first_half, all_words = set(words[: len(words) // 2]), set(words)
 added = 1 - len(first_half) / len(all_words)
-print(f"{len(all_words)} different words, {added:.0%} of them new in the second half")
+print(
+    f"{len(all_words)} different words, {added:.0%} of them new in the second half"
+)
 
 assert 3 * table["words"][1] < table["characters"][1] <= table["bytes"][1]
 assert table["bytes"][2] < 0.001
 assert table["characters"][2] < 0.001
-assert table["words"][2] > 0.02
+assert table["words"][2] > 0.05
 assert added > 0.2
 
 # %%
@@ -123,7 +134,12 @@ assert added > 0.2
 # Take four words with their counts, each as a tuple of pieces. Count every pair of neighbours over
 # all words, and replace the most frequent pair by one piece.
 
-from lm_from_scratch.tokenizer import apply_merges, count_pairs, learn_merges, merge_pair
+from lm_from_scratch.tokenizer import (
+    apply_merges,
+    count_pairs,
+    learn_merges,
+    merge_pair,
+)
 
 counts = {"low": 5, "lower": 2, "newest": 6, "widest": 3}
 toy = {tuple(word): count for word, count in counts.items()}
@@ -142,7 +158,11 @@ for _ in range(4):
     pair, count = count_pairs(step).most_common(1)[0]
     step = {merge_pair(pieces, pair): n for pieces, n in step.items()}
     by_hand.append(pair)
-    print(count, "+".join(pair).ljust(5), " ".join("·".join(pieces) for pieces in step))
+    print(
+        count,
+        "+".join(pair).ljust(5),
+        " ".join("·".join(pieces) for pieces in step),
+    )
 
 assert by_hand == learn_merges(toy, 4)
 
@@ -178,7 +198,9 @@ from tokenizers import models, trainers
 
 
 def merges_of(backend):
-    return [tuple(pair) for pair in json.loads(backend.to_str())["model"]["merges"]]
+    return [
+        tuple(pair) for pair in json.loads(backend.to_str())["model"]["merges"]
+    ]
 
 
 backend = tokenizers.Tokenizer(models.BPE())
@@ -197,7 +219,9 @@ print(len(merges_of(backend)), "merges, all equal")
 from lm_from_scratch.tokenizer import Tokenizer
 
 word_counts = Counter(
-    tuple(word) for document in train for word, _ in rule.pre_tokenize_str(document.text)
+    tuple(word)
+    for document in train
+    for word, _ in rule.pre_tokenize_str(document.text)
 )
 learnt = learn_merges(word_counts, 60)
 texts = [document.text for document in train]
@@ -231,7 +255,9 @@ tokenizer = Tokenizer.load(SHIPPED)
 merges = merges_of(tokenizer.backend)
 held_out_words = sorted(set(words_of(held_out_text)))
 for word in held_out_words:
-    by_library = tuple(token.value for token in tokenizer.backend.model.tokenize(word))
+    by_library = tuple(
+        token.value for token in tokenizer.backend.model.tokenize(word)
+    )
     assert apply_merges(word, merges) == by_library
 print(f"{len(merges)} merges, {len(held_out_words)} words, all equal")
 
@@ -242,8 +268,12 @@ print(f"{len(merges)} merges, {len(held_out_words)} words, all equal")
 print(tokenizer.pieces(tokenizer.encode("the") + tokenizer.encode(" list")))
 print(tokenizer.pieces(tokenizer.encode("the ") + tokenizer.encode("list")))
 
-assert tokenizer.encode("the list") == tokenizer.encode("the") + tokenizer.encode(" list")
-assert tokenizer.encode("the list") != tokenizer.encode("the ") + tokenizer.encode("list")
+assert tokenizer.encode("the list") == tokenizer.encode(
+    "the"
+) + tokenizer.encode(" list")
+assert tokenizer.encode("the list") != tokenizer.encode(
+    "the "
+) + tokenizer.encode("list")
 
 # %%
 # This is a trap for prompts. In the training text, the token of a single space stands before a
@@ -273,7 +303,6 @@ assert share < 0.1
 import heapq
 
 import matplotlib.pyplot as plt
-
 from lm_from_scratch.plot import COLOURS, figure
 
 measured_on = {
@@ -328,7 +357,9 @@ assert prose[sizes.index(4096)] > 3
 
 smallest, largest = trained[257], Tokenizer.train(texts, vocab_size=10**6)
 n_words = sum(word_counts.values())
-print(f"V = {smallest.vocab_size}: tokens are bytes; V = {largest.vocab_size}: tokens are words")
+print(
+    f"V = {smallest.vocab_size}: tokens are bytes; V = {largest.vocab_size}: tokens are words"
+)
 
 assert len(smallest.encode(held_out_text)) == len(held_out_text.encode("utf-8"))
 assert sum(len(ids) for ids in largest.encode_batch(texts)) == n_words
@@ -345,7 +376,9 @@ for size in sizes:
 n_bytes = len(held_out_text.encode("utf-8"))
 for size in (257, 4096):
     bits = math.log2(size) * len(trained[size].encode(held_out_text)) / n_bytes
-    print(f"V = {size}: a model that knows nothing pays {bits:.2f} bits for each byte")
+    print(
+        f"V = {size}: a model that knows nothing pays {bits:.2f} bits for each byte"
+    )
 
 assert bits < 4
 
@@ -367,7 +400,9 @@ assert bits < 4
 def spelled(text):
     rest = text.encode("utf-8")
     for token in tokenizer.encode(text):
-        n = len(tokenizer.backend.id_to_token(token))  # one printable character for each byte
+        n = len(
+            tokenizer.backend.id_to_token(token)
+        )  # one printable character for each byte
         yield rest[:n]
         rest = rest[n:]
 
@@ -379,7 +414,14 @@ def label(piece):
         return piece.hex(" ")
 
 
-for text in ["Return the list.", "for i in range(10):", "3141592653", "ß", "😀", "中文"]:
+for text in [
+    "Return the list.",
+    "for i in range(10):",
+    "3141592653",
+    "ß",
+    "😀",
+    "中文",
+]:
     pieces = list(spelled(text))
     assert b"".join(pieces) == text.encode("utf-8")
     assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -426,10 +468,14 @@ for name, text in wild.items():
 # A table of examples proves little. There are finitely many characters, so send all of them through,
 # a thousand at a time.
 
-rows = ["".join(characters[i : i + 1000]) for i in range(0, len(characters), 1000)]
+rows = [
+    "".join(characters[i : i + 1000]) for i in range(0, len(characters), 1000)
+]
 encoded = tokenizer.encode_batch(rows)
 assert all(tokenizer.decode(ids) == row for ids, row in zip(encoded, rows))
-print(f"{len(characters):,d} characters as {sum(map(len, encoded)):,d} tokens and back")
+print(
+    f"{len(characters):,d} characters as {sum(map(len, encoded)):,d} tokens and back"
+)
 
 # %%
 # Python lets a string hold half of a surrogate pair, which is no character and has no bytes. It is
@@ -522,15 +568,25 @@ assert not names & {document.name for document in train}
 # %%
 # Names are not enough. Documents share paragraphs, such as a licence, and a paragraph that stands on
 # both sides would measure what the model remembers. ``split`` removes it from the held-out side.
+#
+# Forty notes with one licence show it. The hash of its name decides the side of a document, so the
+# share ``held_out=0.25`` is only approximate.
 
 licence = "Permission is hereby granted, free of charge, to any person obtaining a copy."
-bodies = {f"note {i}": f"Note {i} has something to say. " * 6 for i in range(40)}
-notes = [data.Document(name, name, f"{body}\n\n{licence}") for name, body in bodies.items()]
+bodies = {
+    f"note {i}": f"Note {i} has something to say. " * 6 for i in range(40)
+}
+notes = [
+    data.Document(name, name, f"{body}\n\n{licence}")
+    for name, body in bodies.items()
+]
 notes_train, notes_held_out = data.split(notes, held_out=0.25)
-print(len(notes_train), "documents to train on,", len(notes_held_out), "held out")
+print(
+    len(notes_train), "documents to train on,", len(notes_held_out), "held out"
+)
 
 assert all(licence in document.text for document in notes_train)
-assert notes_held_out
+assert 0 < len(notes_held_out) != 0.25 * len(notes)
 assert not any(licence in document.text for document in notes_held_out)
 
 # %%
@@ -557,7 +613,9 @@ assert (file.tokens == end).sum() == len(train) + 1
 
 short = ["Add one to it.", "No.", "Return the list."]
 line = data.write_tokens(
-    [data.Document(text, text, text) for text in short], tokenizer, Path(folder.name) / "short.bin"
+    [data.Document(text, text, text) for text in short],
+    tokenizer,
+    Path(folder.name) / "short.bin",
 )
 batch = data.packed_batch(line, starts=[0], block_size=line.n_tokens - 1)
 idx, positions, documents = batch.idx[0], batch.positions[0], batch.documents[0]
@@ -576,16 +634,26 @@ assert positions[idx == end].eq(0).all()
 # from.
 #
 # Positions restart with every document, and a token sees only its own document, up to itself. The
-# picture shows both. Each label is a token and its position; ``⊢`` is the end-of-text token.
+# picture shows both. Each label is a token and its position; ``⊢`` is the end-of-text token. The two
+# shades of blue only tell neighbouring documents apart.
 
 from lm_from_scratch.attention import Visibility
 from lm_from_scratch.plot import printable
 
-see = Visibility(batch.positions, batch.positions, batch.documents, batch.documents)
+see = Visibility(
+    batch.positions, batch.positions, batch.documents, batch.documents
+)
 visible = see.mask[0, 0]  # (T, T)
-labels = ["⊢" if token == end else printable(tokenizer.decode([token])) for token in idx.tolist()]
-names = [f"{label}  {position}" for label, position in zip(labels, positions.tolist())]
-shade = 0.4 + 0.3 * (documents % 2)  # neighbouring documents differ
+labels = [
+    "⊢" if token == end else printable(tokenizer.decode([token]))
+    for token in idx.tolist()
+]
+names = [
+    f"{label}  {position}"
+    for label, position in zip(labels, positions.tolist())
+]
+shade = 0.4 + 0.3 * (documents % 2)
+assert torch.equal(shade.diff() != 0, documents.diff() != 0)
 
 fig, (ax,) = figure(4.8, 4.8)
 ax.imshow((visible * shade[:, None]).numpy(), cmap="Blues", vmin=0, vmax=1)
@@ -637,7 +705,9 @@ def new_encode(text):
     return list(text.encode("utf-8"))
 
 
-lost = sum(old_decode(old_encode(character)) != character for character in characters)
+lost = sum(
+    old_decode(old_encode(character)) != character for character in characters
+)
 print(f"{lost:,d} of {len(characters):,d} characters come back as another one")
 
 assert lost > 1_000_000
@@ -652,10 +722,13 @@ assert max(new_encode("썐😀")) < 256
 # padding, with a lead of 10 over every other token.
 
 import torch.nn.functional as F
-
 from lm_from_scratch.loss import IGNORE, causal_lm_loss
 
-V, hi, longer = 50000, old_encode("hi"), old_encode("a text of thirty-two characters.")
+V, hi, longer = (
+    50000,
+    old_encode("hi"),
+    old_encode("a text of thirty-two characters."),
+)
 row = torch.tensor([hi + [0] * (32 - len(hi))])
 old_mask = torch.ones_like(row)
 logits = torch.zeros(1, 32, V)
@@ -665,7 +738,9 @@ old_loss = F.cross_entropy(logits[0, :-1], row[0, 1:])
 batch = data.padded_batch([hi, longer], pad_token_id=0)
 loss = causal_lm_loss(logits, batch.targets[:1])
 print(f"mask {old_mask.sum():.0f} of 32, reported loss {old_loss:.2f}")
-print(f"real targets {(batch.targets[0] != IGNORE).sum()} of 32, their loss {loss:.2f}")
+print(
+    f"real targets {(batch.targets[0] != IGNORE).sum()} of 32, their loss {loss:.2f}"
+)
 print(f"a model that knows nothing has a loss of {math.log(V):.2f}")
 
 assert old_mask.sum() == 32
@@ -698,7 +773,7 @@ assert old_loss < 2 < math.log(V) < loss
 #
 # * UTF-8 gives every one of the 1,112,064 Unicode characters one to four bytes, so 256 numbers write
 #   everything.
-# * A text is short in words, but more than 2 % of the held-out words were new. In characters or bytes
+# * A text is short in words, but more than 5 % of the held-out words were new. In characters or bytes
 #   almost nothing was new, but the text was more than three times as long.
 # * Byte-pair encoding merges the most frequent pair, again and again. Our readable functions learn
 #   the same merges as the library and encode every held-out word the same way.

@@ -138,7 +138,8 @@ def check(name, ours, theirs):
 # ---------------------
 #
 # A token id selects a row of ``wte``, and the place of the token selects a row of ``wpe``. The sum of the two
-# rows is the state of the token.
+# rows is the state of the token. Here ``left["drop"]`` is what leaves the dropout behind the embeddings, which does
+# nothing outside training.
 #
 # .. math::
 #
@@ -147,6 +148,7 @@ def check(name, ours, theirs):
 B, T = idx.shape
 x = w["wte.weight"][idx] + w["wpe.weight"][:T]  # (B, T, C)
 check("embeddings", x, left["drop"])
+assert torch.equal(left["drop"], entered["drop"])
 
 # %%
 # A lookup is a matrix product whose left side has a single 1 in each row. The head at the end of the model is the
@@ -348,9 +350,8 @@ cases = {
 # In the figure, blue is visible and grey is hidden. The labels are positions, so -1 marks padding.
 
 # sphinx_gallery_thumbnail_number = 1
-from matplotlib.colors import ListedColormap
-
 from lm_from_scratch.plot import COLOURS, figure
+from matplotlib.colors import ListedColormap
 
 colours = ListedColormap(["#EEEEEE", COLOURS[0]])
 made, axes = figure(5.0, 6.8, rows=3, columns=2)
@@ -502,7 +503,7 @@ above.plot(u, u.relu(), linestyle="--", label="relu")
 above.set(title="gelu and relu", xlabel="u")
 above.legend(frameon=False)
 below.plot(u, 1e4 * difference)
-below.set(title="gelu_new - gelu", xlabel="u", ylabel="1e-4")
+below.set(title="gelu_new - gelu", xlabel="u", ylabel="difference, 1e-4")
 plt.show()
 
 # %%
@@ -678,9 +679,8 @@ for (size, numbers), count in zip(SIZES.items(), published):
 #
 # Torch's own counter watches the matrix products of a forward pass and reports two operations per multiply-add.
 
-from torch.utils.flop_counter import FlopCounterMode
-
 from lm_from_scratch.attention import use_attention_
+from torch.utils.flop_counter import FlopCounterMode
 
 T = 1024
 shares = {}
@@ -786,8 +786,8 @@ check("document 0", row[0, :5], model(idx[:1, :5])[0])
 check("document 1", row[0, 5:], model(idx[:1, 5:])[0])
 
 # %%
-# A mask alone is not enough; this mistake is G5 in the numbering of the bug museum. If the padding is hidden but still counted, every real token is read at a wrong
-# place. The forward pass of ``transformers`` counts this way when it gets no ``position_ids``.
+# A mask alone is not enough. If the padding is hidden but still counted, every real token is read at a wrong place.
+# Old mistakes are numbered G1, G2, ... on these pages, and this one is G5. The forward pass of ``transformers`` counts this way when it gets no ``position_ids``.
 
 given = dict(attention_mask=attention_mask)
 mask_only = oracle(idx, **given).logits[0, 4:]
@@ -803,8 +803,8 @@ check("with positions", oracle(idx, **given).logits[0, 4:], alone[0])
 # -----------------------
 #
 # How much do the logits move when a part is removed or wrong? Each damage sets one attribute of one kind of part in a
-# copy of the built model: a function, a ``forward``, or the class. A second model has the same random numbers with
-# standard deviation 0.02.
+# copy of the built model: a function, a ``forward``, or the class. Replacing the class of a built module replaces its
+# ``forward`` and keeps its weights. A second model has the same random numbers with standard deviation 0.02.
 
 random_gpt2(f"{folder.name}/small", std=0.02)
 models = {0.25: model, 0.02: from_pretrained(f"{folder.name}/small")}
@@ -859,6 +859,12 @@ def damaged_copy(model, path, attribute, value):
         setattr(part, attribute, value)
     return model
 
+
+block = model.transformer.h[0]
+copied = damaged_copy(model, *damages["no residual"]).transformer.h[0]
+assert copied.forward.__func__ is NoResidual.forward
+for ours, theirs in zip(copied.parameters(), block.parameters(), strict=True):
+    assert torch.equal(ours, theirs)
 
 moved, same = {}, {}
 print(f"{'':24}{'std 0.25':>16}{'std 0.02':>17}")

@@ -47,7 +47,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import torch.nn.functional as F
-
 from lm_from_scratch.data import (
     Batch,
     PackedBatches,
@@ -64,19 +63,25 @@ from lm_from_scratch.plot import COLOURS, figure
 from lm_from_scratch.tokenizer import Tokenizer
 
 train_documents, held_out_documents = split(load_corpus("reference"))
-tokenizer = Tokenizer.train([document.text for document in train_documents], 1024)
+tokenizer = Tokenizer.train(
+    [document.text for document in train_documents], 1024
+)
 V = tokenizer.vocab_size
 assert V == 1024
 
 folder = tempfile.TemporaryDirectory()
 work = Path(folder.name)
 train_file = write_tokens(train_documents, tokenizer, work / "train.bin")
-held_out_file = write_tokens(held_out_documents, tokenizer, work / "held_out.bin")
+held_out_file = write_tokens(
+    held_out_documents, tokenizer, work / "held_out.bin"
+)
 for name, documents, file in [
     ("train", train_documents, train_file),
     ("held out", held_out_documents, held_out_file),
 ]:
-    print(f"{name:9} {len(documents):3} documents {file.n_bytes:7} bytes {file.n_tokens:7} tokens")
+    print(
+        f"{name:9} {len(documents):3} documents {file.n_bytes:7} bytes {file.n_tokens:7} tokens"
+    )
 
 # %%
 # The loss is surprise
@@ -112,7 +117,9 @@ nano = GPT2Config(
 
 
 def loss_of(model, batch):
-    return causal_lm_loss(model(batch.idx, batch.positions, batch.documents), batch.targets)
+    return causal_lm_loss(
+        model(batch.idx, batch.positions, batch.documents), batch.targets
+    )
 
 
 torch.manual_seed(0)
@@ -121,7 +128,9 @@ with torch.no_grad():
     loss = float(loss_of(model, batch))
     logits = model(batch.idx, batch.positions, batch.documents)  # (B, T, V)
 
-print(f"loss {loss:.2f}   log V {math.log(V):.2f}   largest logit {logits.abs().max():.1f}")
+print(
+    f"loss {loss:.2f}   log V {math.log(V):.2f}   largest logit {logits.abs().max():.1f}"
+)
 assert abs(loss - math.log(V)) < 0.1 and logits.std() < 0.5
 
 # %%
@@ -130,7 +139,9 @@ assert abs(loss - math.log(V)) < 0.1 and logits.std() < 0.5
 # do that.
 
 torch.manual_seed(0)
-loud = GPT2LMHeadModel(replace(nano, initializer_range=5 * nano.initializer_range))
+loud = GPT2LMHeadModel(
+    replace(nano, initializer_range=5 * nano.initializer_range)
+)
 with torch.no_grad():
     loud_loss = float(loss_of(loud, batch))
 print(f"loss {loud_loss:.2f}   log V {math.log(V):.2f}")
@@ -158,10 +169,14 @@ def bits_per_byte(loss, file):
 
 uniform = math.log(V)
 bits = uniform / math.log(2)
-print(f"uniform: {uniform:.2f} nats = {bits:.2f} bits a token, perplexity {math.exp(uniform):.0f}")
+print(
+    f"uniform: {uniform:.2f} nats = {bits:.2f} bits a token, perplexity {math.exp(uniform):.0f}"
+)
 print(f"uniform: {bits_per_byte(uniform, held_out_file):.2f} bits a byte")
 
-torch.testing.assert_close(math.exp(uniform), float(V))  # perplexity of the uniform model
+torch.testing.assert_close(
+    math.exp(uniform), float(V)
+)  # perplexity of the uniform model
 torch.testing.assert_close(2**bits, math.exp(uniform))
 torch.testing.assert_close(bits, 10.0)  # 1024 = 2 ** 10
 
@@ -172,13 +187,19 @@ torch.testing.assert_close(bits, 10.0)  # 1024 = 2 ** 10
 
 byte_tokenizer = Tokenizer.train(["x"], 257)
 byte_file = write_tokens(held_out_documents, byte_tokenizer, work / "bytes.bin")
-assert byte_file.n_tokens == byte_file.n_bytes + len(held_out_documents) + 1  # a token is a byte
+assert (
+    byte_file.n_tokens == byte_file.n_bytes + len(held_out_documents) + 1
+)  # a token is a byte
 
 for name, n, file in [("bytes", 257, byte_file), ("BPE", V, held_out_file)]:
     each = math.log(n)
-    print(f"{name:5}  {each:.2f} nats a token  {bits_per_byte(each, file):.2f} bits a byte")
+    print(
+        f"{name:5}  {each:.2f} nats a token  {bits_per_byte(each, file):.2f} bits a byte"
+    )
 assert math.log(257) < math.log(V)
-assert bits_per_byte(math.log(257), byte_file) > 1.5 * bits_per_byte(math.log(V), held_out_file)
+assert bits_per_byte(math.log(257), byte_file) > 1.5 * bits_per_byte(
+    math.log(V), held_out_file
+)
 
 # %%
 # So: compare losses per token only between models with the same tokenizer. For everything else, and
@@ -195,7 +216,9 @@ print("idx\n", padded.idx.numpy())
 print("positions\n", padded.positions.numpy())
 print("targets\n", padded.targets.numpy())
 
-assert torch.equal(padded.targets, next_token_targets(padded.idx, padded.positions))
+assert torch.equal(
+    padded.targets, next_token_targets(padded.idx, padded.positions)
+)
 assert int((padded.targets != IGNORE).sum()) == (5 - 1) + (2 - 1)
 print(inspect.getsource(next_token_targets))
 
@@ -207,17 +230,28 @@ print(inspect.getsource(next_token_targets))
 # things: it is the last *target* of one document, which teaches the model to stop, and it is the first
 # *input* of the next one, at position 0.
 
-end = int(np.flatnonzero(train_file.tokens == tokenizer.eos_token_id)[1])  # of the first document
+end = int(
+    np.flatnonzero(train_file.tokens == tokenizer.eos_token_id)[1]
+)  # of the first document
 row = packed_batch(train_file, [end - 3], block_size=6)
-print("tokens   ", [ascii(piece)[1:-1] for piece in tokenizer.pieces(row.idx[0].tolist())])
-print("targets  ", [ascii(piece)[1:-1] for piece in tokenizer.pieces(row.targets[0].tolist())])
+print(
+    "tokens   ",
+    [ascii(piece)[1:-1] for piece in tokenizer.pieces(row.idx[0].tolist())],
+)
+print(
+    "targets  ",
+    [ascii(piece)[1:-1] for piece in tokenizer.pieces(row.targets[0].tolist())],
+)
 print("positions", row.positions[0].tolist())
 print("documents", row.documents[0].tolist())
 
 assert row.targets[0, 2] == row.idx[0, 3] == tokenizer.eos_token_id
 assert row.positions[0].tolist() == [0, 1, 2, 0, 1, 2]
 assert row.documents[0, 3] == row.documents[0, 2] + 1
-assert torch.equal(row.targets[:, :-1], row.idx[:, 1:]) and (row.targets != IGNORE).all()
+assert (
+    torch.equal(row.targets[:, :-1], row.idx[:, 1:])
+    and (row.targets != IGNORE).all()
+)
 
 # %%
 # The gradient is what was predicted minus what came
@@ -255,12 +289,18 @@ print(f"largest difference {float((logits.grad - expected).abs().max()):.0e}")
 
 frequency = F.one_hot(batch.targets, V).float().mean((0, 1))
 pull = logits.grad.sum((0, 1))
-torch.testing.assert_close(pull, p.mean((0, 1)) - frequency, rtol=1e-4, atol=1e-7)
-torch.testing.assert_close(p.mean((0, 1)), torch.full((V,), 1 / V), rtol=0.5, atol=0.0)
+torch.testing.assert_close(
+    pull, p.mean((0, 1)) - frequency, rtol=1e-4, atol=1e-7
+)
+torch.testing.assert_close(
+    p.mean((0, 1)), torch.full((V,), 1 / V), rtol=0.5, atol=0.0
+)
 
 for token in frequency.topk(5).indices.tolist():
     piece = ascii(tokenizer.decode([token]))
-    print(f"{piece:8} frequency {frequency[token]:.3f}   1/V - pull {1 / V - pull[token]:.3f}")
+    print(
+        f"{piece:8} frequency {frequency[token]:.3f}   1/V - pull {1 / V - pull[token]:.3f}"
+    )
 
 # %%
 # AdamW: one step of the optimiser
@@ -269,7 +309,10 @@ for token in frequency.topk(5).indices.tolist():
 # The gradients of different weights differ a lot in size.
 
 loss_of(model, batch).backward()
-sizes = {name: float(p.grad.square().mean().sqrt()) for name, p in model.named_parameters()}
+sizes = {
+    name: float(p.grad.square().mean().sqrt())
+    for name, p in model.named_parameters()
+}
 for name in (min(sizes, key=sizes.get), max(sizes, key=sizes.get)):
     print(f"{sizes[name]:.0e}  {name}")
 model.zero_grad()
@@ -302,11 +345,17 @@ def adamw(theta, g, m, v, t, lr, decay, betas=(0.9, 0.95), eps=1e-8):
     return theta - lr * m_hat / (v_hat.sqrt() + eps), m, v
 
 
-start = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-gradients = torch.randn(5, 5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+start = torch.randn(
+    5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+)
+gradients = torch.randn(
+    5, 5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+)
 
 theirs = torch.nn.Parameter(start.clone())
-optimizer = torch.optim.AdamW([theirs], lr=0.1, betas=(0.9, 0.95), weight_decay=0.1)
+optimizer = torch.optim.AdamW(
+    [theirs], lr=0.1, betas=(0.9, 0.95), weight_decay=0.1
+)
 ours, m, v = start.clone(), torch.zeros(5, 3), torch.zeros(5, 3)
 for t, g in enumerate(gradients, start=1):
     theirs.grad = g.clone()
@@ -321,9 +370,13 @@ print("five steps agree")
 
 moved = {}
 for scale in (0.001, 1.0, 1000.0):
-    after, _, _ = adamw(start, scale * gradients[0], 0.0, 0.0, t=1, lr=0.1, decay=0.0)
+    after, _, _ = adamw(
+        start, scale * gradients[0], 0.0, 0.0, t=1, lr=0.1, decay=0.0
+    )
     moved[scale] = start - after
-    torch.testing.assert_close(moved[scale], 0.1 * gradients[0].sign(), rtol=1e-2, atol=0.0)
+    torch.testing.assert_close(
+        moved[scale], 0.1 * gradients[0].sign(), rtol=1e-2, atol=0.0
+    )
 print("a gradient times 0.001, 1 or 1000: the first step is the same")
 
 # %%
@@ -338,9 +391,13 @@ for group in parameter_groups(model, weight_decay=0.1):
     print(
         f"decay {group['weight_decay']}: {len(shapes):2} tensors, {n:6} numbers, e.g. {shapes[0]}"
     )
-    assert all((p.dim() >= 2) == (group["weight_decay"] > 0) for p in group["params"])
+    assert all(
+        (p.dim() >= 2) == (group["weight_decay"] > 0) for p in group["params"]
+    )
 
-total = sum(p.numel() for g in parameter_groups(model, 0.1) for p in g["params"])
+total = sum(
+    p.numel() for g in parameter_groups(model, 0.1) for p in g["params"]
+)
 assert total == sum(p.numel() for p in model.parameters())
 
 # %%
@@ -357,9 +414,13 @@ config = TrainConfig(steps=500, lr=3e-3, min_lr=3e-4, warmup=50, eval_every=25)
 steps = range(1, config.steps + 1)
 rates = [learning_rate(step, config) for step in steps]
 
-assert math.isclose(rates[0], config.lr / config.warmup)  # one 50th of the highest
+assert math.isclose(
+    rates[0], config.lr / config.warmup
+)  # one 50th of the highest
 assert rates[49] == max(rates) == config.lr  # the end of the warm-up
-assert math.isclose(learning_rate(275, config), (config.lr + config.min_lr) / 2)  # half-way down
+assert math.isclose(
+    learning_rate(275, config), (config.lr + config.min_lr) / 2
+)  # half-way down
 assert math.isclose(rates[-1], config.min_lr)  # it ends where it says
 
 fig, (ax,) = figure(5.4, 2.8)
@@ -375,11 +436,12 @@ plt.show()
 # --------
 #
 # Here is everything that happens in one step. The trainer calls it with the batches of the step, each
-# of which is weighted by its number of targets.
+# of which is weighted by its number of targets. Its docstring is left out.
 
 from lm_from_scratch.train import optimizer_step
 
-print(inspect.getsource(optimizer_step))
+source = inspect.getsource(optimizer_step)
+print(re.sub(r' *""".*?"""\n', "", source, count=1, flags=re.DOTALL))
 
 # %%
 # One line is left to explain. The gradients of all parameters together are one long vector. If it is longer than
@@ -395,7 +457,9 @@ loss_of(model, batch).backward()
 whole = gradient(model)
 torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
 print(f"length {whole.norm():.2f} -> {gradient(model).norm():.2f}")
-torch.testing.assert_close(gradient(model), whole * 0.5 / whole.norm(), rtol=1e-4, atol=1e-7)
+torch.testing.assert_close(
+    gradient(model), whole * 0.5 / whole.norm(), rtol=1e-4, atol=1e-7
+)
 model.zero_grad()
 
 # %%
@@ -408,11 +472,13 @@ from lm_from_scratch.sampling import Sampler
 from lm_from_scratch.train import evaluate, train
 
 held_out = list(sequential_batches(held_out_file, batch_size=32, block_size=64))
-prompt = [tokenizer.eos_token_id, *tokenizer.encode("The ")]
+prompt = [tokenizer.eos_token_id, *tokenizer.encode("The")]
 
 
 def speak(model):
-    steps = generate(model, [prompt], 60, Sampler(temperature=0.8), num_return_sequences=8)
+    steps = generate(
+        model, [prompt], 60, Sampler(temperature=0.8), num_return_sequences=8
+    )
     return [tokenizer.decode(prompt[1:] + row) for row in complete(steps)]
 
 
@@ -422,11 +488,19 @@ def entropy(p):
 
 def context_used(model, batch):
     with evaluating(model):
-        p = model(batch.idx, batch.positions, batch.documents).softmax(-1).flatten(0, 1)  # (N, V)
+        p = (
+            model(batch.idx, batch.positions, batch.documents)
+            .softmax(-1)
+            .flatten(0, 1)
+        )  # (N, V)
     return float(entropy(p.mean(0)) - entropy(p).mean())
 
 
-history, context, samples = [], {0: context_used(model, held_out[0])}, {0: speak(model)}
+history, context, samples = (
+    [],
+    {0: context_used(model, held_out[0])},
+    {0: speak(model)},
+)
 for step in train(model, batches, config, held_out):
     history.append(step)
     if step.step % 10 == 0:
@@ -434,7 +508,9 @@ for step in train(model, batches, config, held_out):
     if step.step in (30, 100, 500):
         samples[step.step] = speak(model)
     if step.step in (1, 30, 100, 250, 500):
-        print(f"step {step.step:3}  loss {step.loss:.2f}  gradient norm {step.grad_norm:.2f}")
+        print(
+            f"step {step.step:3}  loss {step.loss:.2f}  gradient norm {step.grad_norm:.2f}"
+        )
 
 # %%
 # Reading the curve
@@ -470,7 +546,9 @@ levels = {
 }
 final = history[-1].held_out_loss
 for name, level in [*levels.items(), ("model", final)]:
-    print(f"{name:8} {level:.2f} nats a token   perplexity {math.exp(level):5.1f}")
+    print(
+        f"{name:8} {level:.2f} nats a token   perplexity {math.exp(level):5.1f}"
+    )
 assert final < levels["bigram"] < levels["unigram"] < levels["uniform"]
 
 # %%
@@ -480,11 +558,29 @@ assert sum(p.numel() for p in model.parameters()) < V**2
 
 measured = [step for step in history if step.held_out_loss is not None]
 fig, (ax,) = figure(5.6, 4.0)
-ax.plot([s.step for s in history], [s.loss for s in history], color="#BBBBBB", linewidth=0.8)
-ax.plot([s.step for s in measured], [s.held_out_loss for s in measured], "o-", markersize=3)
-ax.text(508, np.mean([s.loss for s in history[-50:]]), "batch", va="center", color="#666666")
+ax.plot(
+    [s.step for s in history],
+    [s.loss for s in history],
+    color="#BBBBBB",
+    linewidth=0.8,
+)
+ax.plot(
+    [s.step for s in measured],
+    [s.held_out_loss for s in measured],
+    "o-",
+    markersize=3,
+)
+ax.text(
+    508,
+    np.mean([s.loss for s in history[-50:]]),
+    "batch",
+    va="center",
+    color="#666666",
+)
 ax.text(508, final, "held out", va="center", color=COLOURS[0])
-for colour, (name, level) in zip((COLOURS[2], COLOURS[3], COLOURS[7]), levels.items()):
+for colour, (name, level) in zip(
+    (COLOURS[2], COLOURS[3], COLOURS[7]), levels.items()
+):
     ax.axhline(level, linestyle="--", linewidth=1.2, color=colour)
     ax.text(508, level + 0.02, name, va="bottom", color=colour)
 ax.set(xlabel="step", ylabel="loss, nats per token", xlim=(0, 625))
@@ -512,7 +608,9 @@ ax.set(xlabel="step", ylabel="context used I, nats", ylim=(-0.05, None))
 ax.set_title("How much the predictions depend on the context")
 plt.show()
 
-print(f"step 30:  loss {early:.2f}, unigram {levels['unigram']:.2f}, context {context[30]:.3f}")
+print(
+    f"step 30:  loss {early:.2f}, unigram {levels['unigram']:.2f}, context {context[30]:.3f}"
+)
 print(f"step 500: context {context[500]:.2f}")
 assert min(context.values()) > -1e-4  # never negative, up to rounding
 assert abs(early - levels["unigram"]) < 0.3
@@ -531,10 +629,14 @@ assert context[500] > 1.0
 # a number measured on eight such samples: the share of the words of three letters or more that occur in
 # the training text.
 
-known = set(re.findall("[A-Za-z]{3,}", "\n".join(d.text for d in train_documents)))
+known = set(
+    re.findall("[A-Za-z]{3,}", "\n".join(d.text for d in train_documents))
+)
 share = {}
 for number, texts in samples.items():
-    words = [word for text in texts for word in re.findall("[A-Za-z]{3,}", text)]
+    words = [
+        word for text in texts for word in re.findall("[A-Za-z]{3,}", text)
+    ]
     share[number] = sum(word in known for word in words) / len(words)
     print(f"--- step {number}: {share[number]:.0%} of the words are known")
     print(textwrap.fill(ascii(texts[0][:140]), 72))
@@ -551,7 +653,12 @@ assert share[500] > share[0] + 0.2
 # does not go to 0, something is broken, and no amount of data will repair it.
 
 constant = TrainConfig(steps=80, lr=1e-2)
-four = Batch(*[t[:4, :32] for t in (batch.idx, batch.targets, batch.positions, batch.documents)])
+four = Batch(
+    *[
+        t[:4, :32]
+        for t in (batch.idx, batch.targets, batch.positions, batch.documents)
+    ]
+)
 
 
 def fresh(seed=1):
@@ -560,12 +667,17 @@ def fresh(seed=1):
 
 
 def overfit(model, optimizer, batch, steps=80):
-    return [optimizer_step(model, optimizer, [batch], constant)[0] for _ in range(steps)]
+    return [
+        optimizer_step(model, optimizer, [batch], constant)[0]
+        for _ in range(steps)
+    ]
 
 
 student = fresh()
 assert sum(p.numel() for p in student.parameters()) > four.idx.numel()
-by_heart = overfit(student, torch.optim.AdamW(student.parameters(), lr=1e-2), four)
+by_heart = overfit(
+    student, torch.optim.AdamW(student.parameters(), lr=1e-2), four
+)
 print(f"loss {by_heart[0]:.2f} -> {by_heart[-1]:.3f}")
 assert by_heart[-1] < 0.1
 
@@ -584,7 +696,13 @@ assert stuck[-1] == stuck[0]
 fig, (ax,) = figure(5.4, 2.8)
 ax.plot(by_heart)
 ax.plot(stuck, linestyle="--", color=COLOURS[3])
-ax.text(22, stuck[-1], "optimiser holds other parameters", va="center", color=COLOURS[3])
+ax.text(
+    22,
+    stuck[-1],
+    "optimiser holds other parameters",
+    va="center",
+    color=COLOURS[3],
+)
 ax.text(22, 0.4, "learns by heart", color=COLOURS[0])
 ax.set(xlabel="step", ylabel="loss, nats", ylim=(0, 7.6))
 ax.set_title("One batch, again and again")
@@ -599,19 +717,26 @@ plt.show()
 # visible: two long rows, then two short ones.
 
 rows = [
-    train_file.tokens[1 + 64 * i : 1 + 64 * i + n].tolist() for i, n in enumerate((60, 50, 6, 4))
+    train_file.tokens[1 + 64 * i : 1 + 64 * i + n].tolist()
+    for i, n in enumerate((60, 50, 6, 4))
 ]
 whole = padded_batch(rows, tokenizer.eos_token_id)
-pieces = [padded_batch(part, tokenizer.eos_token_id) for part in (rows[:2], rows[2:])]
+pieces = [
+    padded_batch(part, tokenizer.eos_token_id) for part in (rows[:2], rows[2:])
+]
 
 
 def big_step(parts):
     model = fresh()
-    optimizer_step(model, torch.optim.AdamW(model.parameters(), lr=0.0), parts, constant)
+    optimizer_step(
+        model, torch.optim.AdamW(model.parameters(), lr=0.0), parts, constant
+    )
     return gradient(model)
 
 
-torch.testing.assert_close(big_step(pieces), big_step([whole]), rtol=1e-4, atol=1e-6)
+torch.testing.assert_close(
+    big_step(pieces), big_step([whole]), rtol=1e-4, atol=1e-6
+)
 
 naive = fresh()
 for piece in pieces:
@@ -648,18 +773,24 @@ def new_small():
 straight = new_small()
 losses = [step.loss for step in train(straight, small_data, six)]
 
-run = train(new_small(), small_data, six, folder=work / "run")  # its model is lost ...
+run = train(
+    new_small(), small_data, six, folder=work / "run"
+)  # its model is lost ...
 first = [next(run).loss for _ in range(3)]
 run.close()  # ... but closing the generator wrote a checkpoint
 
 resumed = GPT2LMHeadModel(small)  # other weights: the checkpoint replaces them
 torch.manual_seed(12345)  # the caller's random numbers do not matter
-second = [step.loss for step in train(resumed, small_data, six, folder=work / "run")]
+second = [
+    step.loss for step in train(resumed, small_data, six, folder=work / "run")
+]
 
 assert first + second == losses
 for ours, theirs in zip(resumed.parameters(), straight.parameters()):
     assert torch.equal(ours, theirs)
-print(f"{len(first)} + {len(second)} steps equal {len(losses)} steps in every bit")
+print(
+    f"{len(first)} + {len(second)} steps equal {len(losses)} steps in every bit"
+)
 
 # %%
 # **Check 4** is ``torch.equal``, not "about the same". A tolerance could hide a forgotten moment, or a
@@ -673,21 +804,40 @@ print(f"{len(first)} + {len(second)} steps equal {len(losses)} steps in every bi
 
 from lm_from_scratch.checkpoint import SHIPPED, load_shipped
 
-log = [json.loads(line) for line in (SHIPPED / "log.jsonl").read_text().splitlines()]
+log = [
+    json.loads(line)
+    for line in (SHIPPED / "log.jsonl").read_text().splitlines()
+]
 points = [line for line in log if line["held_out_loss"] is not None]
 record = json.loads((SHIPPED / "record.json").read_text())
 shipped, shipped_tokenizer = load_shipped()
 shipped_uniform = math.log(shipped.config.vocab_size)
 assert shipped.config.n_layer == 8
 assert [line["step"] for line in log] == list(range(1, len(log) + 1))
-assert abs(log[0]["loss"] - shipped_uniform) < 0.1  # check 1: the run began at log V
+assert (
+    abs(log[0]["loss"] - shipped_uniform) < 0.1
+)  # check 1: the run began at log V
 
 window = 20
-smooth = np.convolve([line["loss"] for line in log], np.ones(window) / window, mode="valid")
+smooth = np.convolve(
+    [line["loss"] for line in log], np.ones(window) / window, mode="valid"
+)
 fig, (ax,) = figure(5.6, 3.8)
-ax.plot(range(window, len(log) + 1), smooth, color="#888888", linewidth=1.0, label="batch")
+ax.plot(
+    range(window, len(log) + 1),
+    smooth,
+    color="#888888",
+    linewidth=1.0,
+    label="batch",
+)
 steps = [line["step"] for line in points]
-ax.plot(steps, [line["held_out_loss"] for line in points], "o-", markersize=3, label="held out")
+ax.plot(
+    steps,
+    [line["held_out_loss"] for line in points],
+    "o-",
+    markersize=3,
+    label="held out",
+)
 for colour, name in zip(COLOURS[2:4], ("uniform", "unigram")):
     level = record["baselines"][name]["nats_per_token"]
     ax.axhline(level, linestyle="--", linewidth=1.2, color=colour, label=name)
@@ -696,7 +846,7 @@ ax.legend(frameon=False, loc="upper right", ncols=2)
 ax.set_title("The recorded run of the shipped model")
 plt.show()
 
-begin = [shipped_tokenizer.eos_token_id, *shipped_tokenizer.encode("The ")]
+begin = [shipped_tokenizer.eos_token_id, *shipped_tokenizer.encode("The")]
 said = complete(generate(shipped, [begin], 50, Sampler(temperature=0.8)))[0]
 print(textwrap.fill(ascii(shipped_tokenizer.decode(begin[1:] + said)), 72))
 
@@ -711,11 +861,18 @@ import gzip
 import lzma
 
 shipped_files = {
-    name: write_tokens(documents, shipped_tokenizer, work / f"shipped-{name}.bin")
-    for name, documents in [("train", train_documents), ("held out", held_out_documents)]
+    name: write_tokens(
+        documents, shipped_tokenizer, work / f"shipped-{name}.bin"
+    )
+    for name, documents in [
+        ("train", train_documents),
+        ("held out", held_out_documents),
+    ]
 }
 block = shipped.config.block_size
-shipped_loss = evaluate(shipped, sequential_batches(shipped_files["held out"], 16, block))
+shipped_loss = evaluate(
+    shipped, sequential_batches(shipped_files["held out"], 16, block)
+)
 
 text = "".join(document.text for document in held_out_documents).encode()
 before = "".join(document.text for document in train_documents).encode()
@@ -730,6 +887,8 @@ bpb = {
     "nano model": bits_per_byte(final, held_out_file),
     "shipped model": bits_per_byte(shipped_loss, shipped_files["held out"]),
 }
+bpb = dict(sorted(bpb.items(), key=lambda item: item[1], reverse=True))
+for name, value in bpb.items(): print("TMP", name, value)
 
 fig, (ax,) = figure(5.4, 3.2)
 colours = [COLOURS[0] if "model" in name else "#999999" for name in bpb]
@@ -737,14 +896,18 @@ bars = ax.barh(list(bpb), list(bpb.values()), color=colours)
 ax.bar_label(bars, fmt="%.2f", padding=3)
 ax.invert_yaxis()
 ax.grid(False, axis="y")
-ax.set(xlabel="bits per byte of held-out text", xlim=(0, 1.15 * max(bpb.values())))
+ax.set(
+    xlabel="bits per byte of held-out text", xlim=(0, 1.15 * max(bpb.values()))
+)
 ax.set_title("Predicting and compressing on one scale")
 plt.show()
 
 recorded = record["held_out"]["reference"]["bits_per_byte"]
 print(f"{bpb['shipped model']:.2f} measured now, {recorded:.2f} recorded")
 assert abs(bpb["shipped model"] - recorded) < 0.15
-assert bpb["shipped model"] < min(bpb["nano model"], bpb["bigram"], bpb["gzip"], bpb["xz"])
+assert bpb["shipped model"] < min(
+    bpb["nano model"], bpb["bigram"], bpb["gzip"], bpb["xz"]
+)
 assert bpb["nano model"] < bpb["bigram"] < bpb["unigram"]
 
 # %%
@@ -775,18 +938,33 @@ for name, net, files in [
     ("shipped", shipped, (shipped_files["train"], shipped_files["held out"])),
 ]:
     block = net.config.block_size
-    sides = [(files[0], every(files[0], block, 10)), (files[1], every(files[1], block, 1))]
-    known, new = (bits_per_byte(evaluate(net, batches), file) for file, batches in sides)
-    easy, hard = (bits_per_byte(unigram_loss(files[0], b), file) for file, b in sides)
+    sides = [
+        (files[0], every(files[0], block, 10)),
+        (files[1], every(files[1], block, 1)),
+    ]
+    known, new = (
+        bits_per_byte(evaluate(net, batches), file) for file, batches in sides
+    )
+    easy, hard = (
+        bits_per_byte(unigram_loss(files[0], b), file) for file, b in sides
+    )
     gaps[name] = new - known
-    print(f"{name:8} train {known:.2f}  held out {new:.2f} bits a byte", end="  ")
+    print(
+        f"{name:8} train {known:.2f}  held out {new:.2f} bits a byte", end="  "
+    )
     print(f"gap {new - known:.2f}  unigram's gap {hard - easy:.2f}")
     assert new - known > max(hard - easy, 0.0)
 assert gaps["shipped"] > gaps["nano"]
-assert sum(p.numel() for p in shipped.parameters()) > sum(p.numel() for p in model.parameters())
+assert sum(p.numel() for p in shipped.parameters()) > sum(
+    p.numel() for p in model.parameters()
+)
 
-paragraphs = {part.strip() for d in train_documents for part in d.text.split("\n\n")}
-for part in (part.strip() for d in held_out_documents for part in d.text.split("\n\n")):
+paragraphs = {
+    part.strip() for d in train_documents for part in d.text.split("\n\n")
+}
+for part in (
+    part.strip() for d in held_out_documents for part in d.text.split("\n\n")
+):
     assert len(part) < 40 or part not in paragraphs
 
 # %%
@@ -808,14 +986,18 @@ for part in (part.strip() for d in held_out_documents for part in d.text.split("
 
 pad = V
 short = [document.text.split("\n")[0] for document in train_documents[:16]]
-sequences = [[tokenizer.eos_token_id, *tokenizer.encode(text)][:64] for text in short]
+sequences = [
+    [tokenizer.eos_token_id, *tokenizer.encode(text)][:64] for text in short
+]
 T = 64
 right = padded_batch([*sequences, [pad] * T], pad)
 right = Batch(right.idx[:-1], right.targets[:-1], right.positions[:-1])
 real = int((right.targets != IGNORE).sum())
 
 wrong_targets = torch.full_like(right.idx, IGNORE)
-wrong_targets[:, :-1] = right.idx[:, 1:]  # the bug: padding is a target like any other
+wrong_targets[:, :-1] = right.idx[
+    :, 1:
+]  # the bug: padding is a target like any other
 wrong = Batch(right.idx, wrong_targets, right.positions)
 share = 1 - real / int((wrong_targets != IGNORE).sum())
 print(f"{share:.0%} of the targets are padding")
@@ -828,10 +1010,16 @@ for name, shown in [("wrong", wrong), ("right", right)]:
     optimizer = torch.optim.AdamW(pupil.parameters(), lr=2e-3)
     reported = overfit(pupil, optimizer, shown, steps=15)[-1]
     with torch.no_grad():
-        true = float(causal_lm_loss(pupil(right.idx, right.positions), right.targets))
-    said = complete(generate(pupil, [sequences[0][:1]], 10, Sampler(temperature=0.0)))[0]
+        true = float(
+            causal_lm_loss(pupil(right.idx, right.positions), right.targets)
+        )
+    said = complete(
+        generate(pupil, [sequences[0][:1]], 10, Sampler(temperature=0.0))
+    )[0]
     outcome[name] = reported, true, said
-    print(f"{name}: reported {reported:.2f}, on real tokens {true:.2f}, greedy {said}")
+    print(
+        f"{name}: reported {reported:.2f}, on real tokens {true:.2f}, greedy {said}"
+    )
 
 # %%
 # The wrong trainer reports a loss that looks like success. Real tokens cost more than twice as much, and more
@@ -849,7 +1037,11 @@ values = {
     "right,\nreal tokens": outcome["right"][1],
 }
 fig, (ax,) = figure(5.4, 2.8)
-ax.barh(list(values), list(values.values()), color=[COLOURS[1], COLOURS[3], COLOURS[0]])
+ax.barh(
+    list(values),
+    list(values.values()),
+    color=[COLOURS[1], COLOURS[3], COLOURS[0]],
+)
 ax.axvline(math.log(V + 1), color=COLOURS[7], linestyle=":", linewidth=1.2)
 ax.text(math.log(V + 1) - 0.05, 0, "uniform", ha="right", va="center")
 ax.invert_yaxis()
@@ -869,7 +1061,9 @@ plt.show()
 
 def old_schedule(steps):
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=5e-5)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=1000)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(
+        optimizer, T_max=1000
+    )
     rates = []
     for _ in range(steps):
         optimizer.step()
@@ -886,7 +1080,9 @@ assert abs(old[999]) < 1e-9 and math.isclose(old[1999], 5e-5, rel_tol=1e-6)
 
 mended = TrainConfig(steps=2000, lr=5e-5, warmup=100)
 new_rates = [learning_rate(step, mended) for step in range(1, 2001)]
-assert new_rates[-1] == 0.0 and new_rates[99:] == sorted(new_rates[99:], reverse=True)
+assert new_rates[-1] == 0.0 and new_rates[99:] == sorted(
+    new_rates[99:], reverse=True
+)
 
 fig, (ax,) = figure(5.4, 2.8)
 ax.plot(range(1, 2001), old, color=COLOURS[3], linestyle="--")

@@ -52,9 +52,8 @@ rounding does not blur the later comparisons.
 import math
 
 import torch
-from torch import Tensor
-
 from lm_from_scratch.checkpoint import load_shipped
+from torch import Tensor
 
 model, tokenizer = load_shipped()
 end, V = tokenizer.eos_token_id, model.config.vocab_size
@@ -89,7 +88,6 @@ torch.testing.assert_close(entropy(torch.zeros(V)), torch.tensor(math.log(V)))
 # *tail*. In the figures ``␣`` is a space and ``↵`` a line end.
 
 import matplotlib.pyplot as plt
-
 from lm_from_scratch.plot import COLOURS, figure, printable
 
 sharp, example, flat = ordered[0], ordered[len(ordered) // 2], ordered[-1]
@@ -105,7 +103,9 @@ def bars(panels: dict[str, Tensor], title: str) -> None:
         p = z.softmax(-1)
         shares = [*p[top].tolist(), 1 - p[top].sum().item()]
         ax.barh(range(11), shares, color=[colour] * 10 + ["#888888"])
-        ax.set_yticks(range(11), [*labels, "..."] if ax is axes[0] else [""] * 11)
+        ax.set_yticks(
+            range(11), [*labels, "..."] if ax is axes[0] else [""] * 11
+        )
         ax.invert_yaxis()
         ax.set_xlim(0, 1)
         ax.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
@@ -150,7 +150,10 @@ fig, (ax,) = figure(4.8, 2.2)
 left = 0.0
 for token, colour in zip(sorted(top[:5].tolist()), COLOURS):
     ax.barh(0, five[token].item(), left=left, color=colour, edgecolor="white")
-    middle, name = left + five[token].item() / 2, printable(tokenizer.decode([token]))
+    middle, name = (
+        left + five[token].item() / 2,
+        printable(tokenizer.decode([token])),
+    )
     ax.text(middle, 0.5, name, rotation=45, ha="left", va="bottom")
     left += five[token].item()
 ax.plot(u, [-0.62] * 4, "^", color="black", markersize=9)
@@ -172,7 +175,9 @@ assert (u < line[drawn]).all()
 
 def count(u: Tensor) -> Tensor:
     """How often each token of the example is drawn (V,), in parts that fit into memory."""
-    tokens = torch.cat([draw(logits.expand(len(part), V), part) for part in u.split(2000)])
+    tokens = torch.cat(
+        [draw(logits.expand(len(part), V), part) for part in u.split(2000)]
+    )
     return torch.bincount(tokens, minlength=V).double()
 
 
@@ -203,7 +208,9 @@ def chi_square(n: Tensor, expected: Tensor) -> tuple[float, int]:
 random_u = torch.rand(N, generator=torch.Generator().manual_seed(0))
 chi2, freedom = chi_square(count(random_u), N * p)
 sigmas = (chi2 - freedom) / math.sqrt(2 * freedom)
-print(f"chi-square {chi2:.0f} with {freedom} degrees of freedom: {sigmas:+.1f} standard deviations")
+print(
+    f"chi-square {chi2:.0f} with {freedom} degrees of freedom: {sigmas:+.1f} standard deviations"
+)
 
 assert abs(sigmas) < 5
 
@@ -238,7 +245,10 @@ assert (random_u * 2**24).frac().eq(0).all()
 
 from lm_from_scratch.sampling import apply_temperature
 
-bars({f"T = {T}": apply_temperature(logits, T) for T in (0.5, 1, 2)}, "Temperature")
+bars(
+    {f"T = {T}": apply_temperature(logits, T) for T in (0.5, 1, 2)},
+    "Temperature",
+)
 
 for T in (0.5, 2):
     assert apply_temperature(logits, T).topk(10).indices.equal(top)
@@ -274,8 +284,14 @@ for T in (0.3, 1.0, 3.0):
 
 temperatures = torch.logspace(-1, 1, 41, dtype=torch.float64)
 fig, (ax,) = figure(4.8, 3.4)
-for name, text, style in (("sharp", sharp, "-"), ("example", example, "--"), ("flat", flat, ":")):
-    values = torch.stack([entropy(apply_temperature(by_text[text], T)) for T in temperatures])
+for name, text, style in (
+    ("sharp", sharp, "-"),
+    ("example", example, "--"),
+    ("flat", flat, ":"),
+):
+    values = torch.stack(
+        [entropy(apply_temperature(by_text[text], T)) for T in temperatures]
+    )
     assert (values.diff() > -1e-12).all()  # up to rounding
     ax.plot(temperatures, values, style, label=f"{name}: {text}")
 ax.axhline(math.log(V), color="black", linewidth=1, label="log V")
@@ -354,15 +370,25 @@ real_text = [
     for i in range(0, min(len(ids) - length, 5 * length), length)
 ]
 real_repeated = mean([repeated(row[1:]) for row in real_text])
-real_surprise = mean(surprise([row[:3] for row in real_text], [row[3:] for row in real_text]))
+real_surprise = mean(
+    surprise([row[:3] for row in real_text], [row[3:] for row in real_text])
+)
 
 measured = {}
 for T in (0.0, 0.3, 0.5, 0.7, 0.85, 1.0, 1.3):
     rows = complete(
-        generate(model, prompts, length, Sampler(temperature=T), num_return_sequences=times)
+        generate(
+            model,
+            prompts,
+            length,
+            Sampler(temperature=T),
+            num_return_sequences=times,
+        )
     )
     measured[T] = [repeated(row) for row in rows], surprise(starts, rows)
-    print(f"T = {T:<4}  repeated {mean(measured[T][0]):4.0%}  surprise {mean(measured[T][1]):.2f}")
+    print(
+        f"T = {T:<4}  repeated {mean(measured[T][0]):4.0%}  surprise {mean(measured[T][1]):.2f}"
+    )
 print(f"real text repeated {real_repeated:4.0%}  surprise {real_surprise:.2f}")
 
 # %%
@@ -376,7 +402,13 @@ levels = (real_repeated, real_surprise)
 fig, axes = figure(4.8, 5.2, rows=2)
 for ax, name, level, column in zip(axes, names, levels, (0, 1)):
     for T, values in measured.items():
-        ax.plot([T] * len(values[column]), values[column], "o", color=COLOURS[0], alpha=0.25)
+        ax.plot(
+            [T] * len(values[column]),
+            values[column],
+            "o",
+            color=COLOURS[0],
+            alpha=0.25,
+        )
     means = [mean(values[column]) for values in measured.values()]
     ax.plot(list(measured), means, color=COLOURS[0], label="model, mean of 12")
     ax.axhline(level, color=COLOURS[3], linestyle="--", label="real text")
@@ -386,7 +418,12 @@ plt.show()
 
 assert len(set(measured[0.0][0][:times])) == 1
 assert mean(measured[0.0][0]) > 2 * max(mean(measured[1.0][0]), real_repeated)
-assert mean(measured[0.0][1]) < 0.75 * real_surprise < real_surprise < mean(measured[1.3][1])
+assert (
+    mean(measured[0.0][1])
+    < 0.75 * real_surprise
+    < real_surprise
+    < mean(measured[1.3][1])
+)
 
 # %%
 # Why does it repeat? What has been said makes saying it again more likely. Take six passages of the
@@ -446,7 +483,10 @@ def kept(z: Tensor) -> Tensor:
     return z.reshape(-1, V)[0].isfinite()
 
 
-four, half = kept(keep_top_k(logits[None], 4)), kept(keep_top_p(logits[None], 0.5))
+four, half = (
+    kept(keep_top_k(logits[None], 4)),
+    kept(keep_top_p(logits[None], 0.5)),
+)
 assert four.sum() == 4
 assert p[half].sum() >= 0.5 > p[half].sum() - p[half].min()
 torch.testing.assert_close(
@@ -481,7 +521,14 @@ sizes = keep_top_p(along, 0.9).isfinite().sum(-1)
 assert (keep_top_k(along, 50).isfinite().sum(-1) == 50).all()
 
 fig, (ax,) = figure(4.8, 3.2)
-ax.step(range(len(sizes)), sizes, where="mid", color=COLOURS[0], linewidth=1.2, label="top-p 0.9")
+ax.step(
+    range(len(sizes)),
+    sizes,
+    where="mid",
+    color=COLOURS[0],
+    linewidth=1.2,
+    label="top-p 0.9",
+)
 ax.axhline(50, color=COLOURS[3], linestyle="--", label="top-k 50")
 ax.set_yscale("log")
 ax.set(xlabel="token of a held-out document", ylabel="tokens kept")
@@ -492,7 +539,9 @@ plt.show()
 ids = tokenizer.encode(longest.text)
 for t in (int(sizes.argmin()), int(sizes.argmax())):
     text = tokenizer.decode(ids[max(0, t - 7) : t + 1])
-    print(f"{sizes[t]:4d} tokens kept, H = {entropy(along[t]):.2f}, after {text!r}")
+    print(
+        f"{sizes[t]:4d} tokens kept, H = {entropy(along[t]):.2f}, after {text!r}"
+    )
 
 assert 10 * sizes.min() < sizes.max()
 assert entropy(along[sizes.argmin()]) < entropy(along[sizes.argmax()])
@@ -515,7 +564,10 @@ from lm_from_scratch.sampling import apply_repetition_penalty
 marked = torch.zeros(1, V, dtype=torch.bool)
 marked[0, top[0]] = True
 penalised = apply_repetition_penalty(logits[None], marked, 1.5)[0]
-bars({"model": logits, "penalty 1.5": penalised}, f"The token '{labels[0]}' has occurred")
+bars(
+    {"model": logits, "penalty 1.5": penalised},
+    f"The token '{labels[0]}' has occurred",
+)
 
 assert penalised.softmax(-1)[top[0]] < p[top[0]]
 torch.testing.assert_close(
@@ -531,11 +583,16 @@ torch.testing.assert_close(
 for shift in (0.0, 5.0, -20.0):
     shifted = logits + shift
     before = shifted.softmax(-1)[top[0]]
-    after = apply_repetition_penalty(shifted[None], marked, 1.5)[0].softmax(-1)[top[0]]
-    print(f"all logits {shift:+5.1f}: probability {before:.4f} becomes {after:.5f}")
+    after = apply_repetition_penalty(shifted[None], marked, 1.5)[0].softmax(-1)[
+        top[0]
+    ]
+    print(
+        f"all logits {shift:+5.1f}: probability {before:.4f} becomes {after:.5f}"
+    )
 
 a, b = (
-    apply_repetition_penalty((logits + c)[None], marked, 1.5)[0].softmax(-1) for c in (0.0, 5.0)
+    apply_repetition_penalty((logits + c)[None], marked, 1.5)[0].softmax(-1)
+    for c in (0.0, 5.0)
 )
 torch.testing.assert_close((logits + 5.0).softmax(-1), p)
 assert b[top[0]] < a[top[0]] < p[top[0]]
@@ -603,15 +660,24 @@ z = 4 * torch.randn(33, 997, generator=generator)  # (B, V)
 idx = torch.randint(997, (33, 41), generator=generator)
 occurred = torch.zeros(33, 997, dtype=torch.bool).scatter_(1, idx, True)
 
-penalty, warper = RepetitionPenaltyLogitsProcessor(1.3), TemperatureLogitsWarper(0.7)
-torch.testing.assert_close(apply_repetition_penalty(z, occurred, 1.3), penalty(idx, z))
+penalty, warper = (
+    RepetitionPenaltyLogitsProcessor(1.3),
+    TemperatureLogitsWarper(0.7),
+)
+torch.testing.assert_close(
+    apply_repetition_penalty(z, occurred, 1.3), penalty(idx, z)
+)
 torch.testing.assert_close(apply_temperature(z, 0.7), warper(idx, z))
 for k in (1, 7, 50, 997):
     torch.testing.assert_close(keep_top_k(z, k), TopKLogitsWarper(k)(idx, z))
 for mass in (0.01, 0.3, 0.9, 0.999):
-    torch.testing.assert_close(keep_top_p(z, mass), TopPLogitsWarper(mass)(idx, z))
+    torch.testing.assert_close(
+        keep_top_p(z, mass), TopPLogitsWarper(mass)(idx, z)
+    )
 
-chain = LogitsProcessorList([penalty, warper, TopKLogitsWarper(50), TopPLogitsWarper(0.9)])
+chain = LogitsProcessorList(
+    [penalty, warper, TopKLogitsWarper(50), TopPLogitsWarper(0.9)]
+)
 ours = Sampler(temperature=0.7, top_k=50, top_p=0.9, repetition_penalty=1.3)
 torch.testing.assert_close(ours.logits(z, occurred), chain(idx, z))
 print("penalty, temperature, top-k, top-p and their chain: equal")
@@ -633,15 +699,24 @@ together = complete(generate(model, prompts, 30, nucleus, seed=7))
 for i, prompt in enumerate(prompts):
     (alone,) = complete(generate(model, [prompt], 30, nucleus, seed=7 + i))
     assert together[i] == alone
-print("prompts of", *(len(prompt) for prompt in prompts), "tokens: each row as if alone")
+print(
+    "prompts of",
+    *(len(prompt) for prompt in prompts),
+    "tokens: each row as if alone",
+)
 
 # %%
 # ``num_return_sequences`` gives a prompt several rows, side by side. They differ in nothing but their
 # seeds.
 
-three = complete(generate(model, prompts[-1:], 30, nucleus, num_return_sequences=3, seed=7))
+three = complete(
+    generate(model, prompts[-1:], 30, nucleus, num_return_sequences=3, seed=7)
+)
 for i, row in enumerate(three):
-    assert row == complete(generate(model, prompts[-1:], 30, nucleus, seed=7 + i))[0]
+    assert (
+        row
+        == complete(generate(model, prompts[-1:], 30, nucleus, seed=7 + i))[0]
+    )
 assert len({tuple(row) for row in three}) == 3
 
 # %%
@@ -657,16 +732,27 @@ prompt = [end, *tokenizer.encode("Return the")]
 samples = {}
 for T in (0.5, 1.0, 1.5):
     steps = generate(
-        model, [prompt], 40, Sampler(temperature=T), stop_tokens=[end], num_return_sequences=3
+        model,
+        [prompt],
+        40,
+        Sampler(temperature=T),
+        stop_tokens=[end],
+        num_return_sequences=3,
     )
     samples[T] = complete(steps)
-    for seed, (row, nats) in enumerate(zip(samples[T], surprise([prompt] * 3, samples[T]))):
+    for seed, (row, nats) in enumerate(
+        zip(samples[T], surprise([prompt] * 3, samples[T]))
+    ):
         print(f"T = {T}  seed {seed}  surprise {nats:.1f}")
-        text = "Return the" + tokenizer.decode([token for token in row if token != end])
+        text = "Return the" + tokenizer.decode(
+            [token for token in row if token != end]
+        )
         print(textwrap.indent(text, "    "))
 
 calm, wild = (mean(surprise([prompt] * 3, samples[T])) for T in (0.5, 1.5))
-print(f"mean surprise {calm:.1f} at T = 0.5, {wild:.1f} at T = 1.5, real text {real_surprise:.1f}")
+print(
+    f"mean surprise {calm:.1f} at T = 0.5, {wild:.1f} at T = 1.5, real text {real_surprise:.1f}"
+)
 assert calm < real_surprise < wild
 
 # %%
@@ -700,7 +786,9 @@ one[:, 4] = True
 before = z.softmax(-1)[:, 4]
 assert (apply_repetition_penalty(z, one, 1.3).softmax(-1)[:, 4] <= before).all()
 wrong = torch.where(one, z / 1.3, z).softmax(-1)[:, 4] > before
-print(f"the old line makes the token more likely in {wrong.float().mean():.0%} of the rows")
+print(
+    f"the old line makes the token more likely in {wrong.float().mean():.0%} of the rows"
+)
 
 assert 0.3 < wrong.float().mean() < 0.7
 
@@ -715,7 +803,9 @@ def old_top_p(logits: Tensor, p: float) -> Tensor:
     removed = ordered.softmax(-1).cumsum(-1) > p
     removed[:, 1:] = removed[:, :-1].clone()
     removed[:, 0] = False
-    return logits.masked_fill(torch.zeros_like(removed).scatter(-1, order, removed), -math.inf)
+    return logits.masked_fill(
+        torch.zeros_like(removed).scatter(-1, order, removed), -math.inf
+    )
 
 
 z = torch.zeros(1, 2)
@@ -777,9 +867,8 @@ torch.testing.assert_close(old_top_p(z, 0.9), keep_top_p(z, 0.9))
 
 import sys
 
-import transformers
-
 import lm_from_scratch
+import transformers
 
 print("python", sys.version.split()[0], "torch", torch.__version__)
 print("transformers", transformers.__version__)

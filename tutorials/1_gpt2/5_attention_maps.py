@@ -46,7 +46,6 @@ from contextlib import contextmanager
 
 import matplotlib.pyplot as plt
 import torch
-
 from lm_from_scratch.attention import (
     Visibility,
     attention_layers,
@@ -120,7 +119,10 @@ formula_maps = attention_maps(model, idx)
 use_attention_(model, "sdpa")
 
 oracle = GPT2LMHeadModel.from_pretrained(
-    SHIPPED, attn_implementation="eager", dtype=torch.float32, local_files_only=True
+    SHIPPED,
+    attn_implementation="eager",
+    dtype=torch.float32,
+    local_files_only=True,
 ).eval()
 with torch.no_grad():
     oracle_maps = oracle(idx, output_attentions=True).attentions
@@ -138,15 +140,23 @@ print("fused, formula and transformers: the same maps")
 # moved into the corner. Padding gets a weight of exactly 0, and padding itself looks at nothing.
 
 short = [tokenizer.eos_token_id, *tokenizer.encode("A short one.")]
-batch = padded_batch([ids, short], pad_token_id=tokenizer.eos_token_id, side="left")
+batch = padded_batch(
+    [ids, short], pad_token_id=tokenizer.eos_token_id, side="left"
+)
 padded = attention_maps(model, batch.idx, attention_mask=batch.positions >= 0)
 alone = attention_maps(model, torch.tensor([short]))
 
 pads = len(ids) - len(short)
 for layer, own in zip(padded, alone):
-    torch.testing.assert_close(layer[1:, :, pads:, pads:], own, rtol=1e-4, atol=1e-5)
-    assert (layer[1, :, :, :pads] == 0).all() and (layer[1, :, :pads] == 0).all()
-print(f"{pads} padding tokens: weight 0; the other {len(short)}: the same map as alone")
+    torch.testing.assert_close(
+        layer[1:, :, pads:, pads:], own, rtol=1e-4, atol=1e-5
+    )
+    assert (layer[1, :, :, :pads] == 0).all() and (
+        layer[1, :, :pads] == 0
+    ).all()
+print(
+    f"{pads} padding tokens: weight 0; the other {len(short)}: the same map as alone"
+)
 
 # %%
 # One map, drawn
@@ -161,15 +171,21 @@ print(f"{pads} padding tokens: weight 0; the other {len(short)}: the same map as
 
 T = 128
 tokens = [tokenizer.encode(d.text) for d in held_out]
-pieces = [t[i : i + T - 1] for t in tokens for i in range(0, len(t) - T + 2, T - 1)][:24]
-rows = torch.tensor([[tokenizer.eos_token_id, *piece] for piece in pieces])  # (B, T)
+pieces = [
+    t[i : i + T - 1] for t in tokens for i in range(0, len(t) - T + 2, T - 1)
+][:24]
+rows = torch.tensor(
+    [[tokenizer.eos_token_id, *piece] for piece in pieces]
+)  # (B, T)
 many = torch.stack(attention_maps(model, rows))  # (L, B, H, T, T)
 
 
 def entropy(maps):
     """The mean entropy of a head's rows, as a share of the entropy of looking everywhere."""
     everywhere = torch.arange(1, maps.shape[-1] + 1.0).log().mean()
-    return -torch.special.xlogy(maps, maps).sum(-1).mean((1, 3)) / everywhere  # (L, H)
+    return (
+        -torch.special.xlogy(maps, maps).sum(-1).mean((1, 3)) / everywhere
+    )  # (L, H)
 
 
 def head(scores):
@@ -179,14 +195,19 @@ def head(scores):
 
 spread = entropy(many)
 layer, number = sharpest = head(-spread)
-print(f"the sharpest head: layer {layer}, head {number}, entropy {spread[sharpest]:.2f}")
+print(
+    f"the sharpest head: layer {layer}, head {number}, entropy {spread[sharpest]:.2f}"
+)
 print(f"the flattest head: entropy {spread.max():.2f}")
 assert spread[sharpest] < 0.8 and spread.max() <= 1.0
 
 labels = ["BOS", *tokenizer.pieces(ids[1:])]
 fig, (ax,) = figure(5.4, 5.4)
 attention_map(
-    ax, maps[layer][0, number], labels, f"The sharpest head: layer {layer}, head {number}"
+    ax,
+    maps[layer][0, number],
+    labels,
+    f"The sharpest head: layer {layer}, head {number}",
 )
 ax.set(xlabel="looks at", ylabel="token")
 plt.show()
@@ -225,7 +246,9 @@ def score(maps, marked):
     return mean, float(uniform)
 
 
-line_end = torch.tensor(["\n" in piece for piece in tokenizer.pieces(range(4096))])
+line_end = torch.tensor(
+    ["\n" in piece for piece in tokenizer.pieces(range(4096))]
+)
 same = rows[:, :, None] == rows[:, None, :]
 everywhere = torch.ones_like(same)
 stories = {
@@ -234,13 +257,19 @@ stories = {
     "first token": everywhere.tril(-1) & (torch.arange(T) == 0),
     "line ends": line_end[rows][:, None, :].expand_as(same),
     "same token before": same.tril(-1),
-    "after same token": torch.cat([same[:, :, :1] & False, same[:, :, :-1]], -1),
+    "after same token": torch.cat(
+        [same[:, :, :1] & False, same[:, :, :-1]], -1
+    ),
 }
-uniform_maps = (causal / causal.sum(-1, keepdim=True)).expand(1, len(rows), 1, T, T)
+uniform_maps = (causal / causal.sum(-1, keepdim=True)).expand(
+    1, len(rows), 1, T, T
+)
 found = {}
 for name, marked in stories.items():
     scores, uniform = found[name] = score(many, marked)
-    torch.testing.assert_close(score(uniform_maps, marked)[0].item(), uniform, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        score(uniform_maps, marked)[0].item(), uniform, rtol=1e-4, atol=1e-6
+    )
     best = head(scores)
     print(
         f"{name:20} uniform {uniform:.3f}   best {scores[best]:.3f}  layer {best[0]} head {best[1]}"
@@ -257,7 +286,15 @@ for ax, (name, (scores, uniform)) in zip(axes, found.items()):
     for l in range(L):
         for h in range(H):
             shade = "white" if ratio[l, h] > 3.6 else "black"
-            ax.text(h, l, f"{ratio[l, h]:.1f}", ha="center", va="center", color=shade, fontsize=9)
+            ax.text(
+                h,
+                l,
+                f"{ratio[l, h]:.1f}",
+                ha="center",
+                va="center",
+                color=shade,
+                fontsize=9,
+            )
     ax.set_title(name, fontsize=10)
     ax.set(xticks=range(H), yticks=range(L), xlabel="head", ylabel="layer")
     ax.grid(False)
@@ -311,7 +348,9 @@ for seed in range(3):
     assert torch.equal(idx[:, n + 1 :], idx[:, 1 : n + 1])
     nats = surprise(model, idx)
     first, second = nats[:, 1:n].mean().item(), nats[:, n + 1 :].mean().item()
-    scores, uniform = score(torch.stack(attention_maps(model, idx)), copied_from[None])
+    scores, uniform = score(
+        torch.stack(attention_maps(model, idx)), copied_from[None]
+    )
     copies.append((first, second, scores.max(), uniform))
     best = head(scores)
     print(f"seed {seed}: loss {first:.2f} -> {second:.2f}", end="   ")
@@ -342,7 +381,9 @@ V, LENGTH = len(LETTERS), 48
 
 def circle_text(B, generator, jump=0.15):
     order = torch.rand(B, V, generator=generator).argsort(1)
-    following = torch.empty_like(order).scatter_(1, order, order.roll(-1, 1))  # the secret
+    following = torch.empty_like(order).scatter_(
+        1, order, order.roll(-1, 1)
+    )  # the secret
     x = [torch.randint(V, (B, 1), generator=generator)]
     for _ in range(LENGTH):
         jumps = torch.rand(B, 1, generator=generator) < jump
@@ -357,7 +398,10 @@ def circle_text(B, generator, jump=0.15):
 generator = torch.Generator().manual_seed(0)
 example = circle_text(1, generator)
 print("text   ", "".join(LETTERS[i] for i in example.idx[0]))
-print("targets", "".join(LETTERS[i] if i != IGNORE else "." for i in example.targets[0]))
+print(
+    "targets",
+    "".join(LETTERS[i] if i != IGNORE else "." for i in example.targets[0]),
+)
 
 # %%
 # Its shape is that of a GPT-2 with 3 layers of 2 heads. It is trained with the package's
@@ -367,15 +411,26 @@ print("targets", "".join(LETTERS[i] if i != IGNORE else "." for i in example.tar
 
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.gpt2 import GPT2LMHeadModel as Model
-from lm_from_scratch.train import TrainConfig, learning_rate, optimizer_step, parameter_groups
+from lm_from_scratch.train import (
+    TrainConfig,
+    learning_rate,
+    optimizer_step,
+    parameter_groups,
+)
 
 STEPS = 600
 config = TrainConfig(steps=STEPS, lr=3e-3, min_lr=3e-3, warmup=30)
 shape = dict(vocab_size=V, block_size=LENGTH, n_layer=3, n_head=2, n_embd=48)
-rest = dict(initializer_range=0.1, embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0)
+rest = dict(
+    initializer_range=0.1, embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0
+)
 torch.manual_seed(0)
-specimen = Model(GPT2Config(**shape, **rest, bos_token_id=None, eos_token_id=None))
-optimizer = torch.optim.AdamW(parameter_groups(specimen, 0.01), betas=(0.9, 0.98), fused=True)
+specimen = Model(
+    GPT2Config(**shape, **rest, bos_token_id=None, eos_token_id=None)
+)
+optimizer = torch.optim.AdamW(
+    parameter_groups(specimen, 0.01), betas=(0.9, 0.98), fused=True
+)
 
 test = circle_text(32, generator)
 same = test.idx[:, :, None] == test.idx[:, None, :]
@@ -404,7 +459,11 @@ for step in range(1, STEPS + 1):
 final_loss, final = history[STEPS]
 for name, (scores, uniform) in final.items():
     print(f"{name:10} uniform {uniform:.2f}   heads", end="")
-    print("".join(f"   {l}.{h} {scores[l, h]:.2f}" for l in range(3) for h in range(2)))
+    print(
+        "".join(
+            f"   {l}.{h} {scores[l, h]:.2f}" for l in range(3) for h in range(2)
+        )
+    )
 
 # %%
 # Now the test from above: the 16 letters in a random order, twice.
@@ -420,8 +479,14 @@ assert second < 0.3 * first
 # learnt to copy suddenly.
 
 losses = {step: loss for step, (loss, _) in history.items()}
-curve = {name: torch.stack([scores[name][0] for _, scores in history.values()]) for name in marked}
-previous_head, induction_head = head(curve["previous"][-1]), head(curve["induction"][-1])
+curve = {
+    name: torch.stack([scores[name][0] for _, scores in history.values()])
+    for name in marked
+}
+previous_head, induction_head = (
+    head(curve["previous"][-1]),
+    head(curve["induction"][-1]),
+)
 
 fig, (top, bottom) = figure(5.4, 5.0, 2, 1)
 top.plot(list(losses), list(losses.values()), color=COLOURS[7])
@@ -436,7 +501,11 @@ for name, best, colour in [
     values = curve[name][:, best[0], best[1]]
     style = "-" if name == "induction" else "--"
     bottom.plot(
-        list(history), values, style, color=colour, label=f"{name}: head {best[0]}.{best[1]}"
+        list(history),
+        values,
+        style,
+        color=colour,
+        label=f"{name}: head {best[0]}.{best[1]}",
     )
 bottom.legend(frameon=False, loc="upper left")
 bottom.set(xlabel="step", ylabel="score", ylim=(0, 1))
@@ -445,7 +514,9 @@ plt.show()
 
 waits = max(step for step, loss in losses.items() if loss > math.log(V) - 0.2)
 copies_at = min(step for step, loss in losses.items() if loss < 1.8)
-print(f"the loss leaves log V after step {waits} and is below 1.8 nats at step {copies_at}")
+print(
+    f"the loss leaves log V after step {waits} and is below 1.8 nats at step {copies_at}"
+)
 assert waits >= 100 and copies_at - waits < STEPS / 4
 assert final_loss < 1.6
 assert curve["induction"][-1].max() > 5 * final["induction"][1]
@@ -462,8 +533,15 @@ w = 24
 labels = [LETTERS[i] for i in test.idx[0, :w]]
 specimen_maps = attention_maps(specimen, test.idx[:1])
 fig, axes = figure(5.4, 9.6, 2, 1)
-for ax, name, (l, h) in zip(axes, ["previous token", "induction"], [previous_head, induction_head]):
-    attention_map(ax, specimen_maps[l][0, h, :w, :w], labels, f"{name}: layer {l}, head {h}")
+for ax, name, (l, h) in zip(
+    axes, ["previous token", "induction"], [previous_head, induction_head]
+):
+    attention_map(
+        ax,
+        specimen_maps[l][0, h, :w, :w],
+        labels,
+        f"{name}: layer {l}, head {h}",
+    )
     ax.set(xlabel="looks at", ylabel="letter")
 plt.show()
 
@@ -506,11 +584,15 @@ with without(specimen, []):
 groups = {
     "none": [],
     "previous-token heads": [
-        (l, h) for l, h in all_heads if final["previous"][0][l, h] > 2 * final["previous"][1]
+        (l, h)
+        for l, h in all_heads
+        if final["previous"][0][l, h] > 2 * final["previous"][1]
     ],
     "one induction head": [induction_head],
     "all induction heads": [
-        (l, h) for l, h in all_heads if final["induction"][0][l, h] > 5 * final["induction"][1]
+        (l, h)
+        for l, h in all_heads
+        if final["induction"][0][l, h] > 5 * final["induction"][1]
     ],
 }
 used = groups["previous-token heads"] + groups["all induction heads"]
@@ -522,7 +604,9 @@ for name, heads in groups.items():
         loss, scores = examine(specimen)
     result[name] = loss, scores["induction"][0].max().item()
     which = " ".join(f"{l}.{h}" for l, h in heads)
-    print(f"without {name:21} {which:12} loss {loss:.2f}  induction {result[name][1]:.2f}")
+    print(
+        f"without {name:21} {which:12} loss {loss:.2f}  induction {result[name][1]:.2f}"
+    )
 assert examine(specimen)[0] == final_loss  # the hooks are gone
 
 # %%
@@ -532,7 +616,8 @@ assert examine(specimen)[0] == final_loss  # the hooks are gone
 
 intact, blind = result["none"], result["previous-token heads"]
 one, mute, others = (
-    result[n] for n in ("one induction head", "all induction heads", "all other heads")
+    result[n]
+    for n in ("one induction head", "all induction heads", "all other heads")
 )
 assert blind[0] > intact[0] + 1.0 and blind[1] < 0.5 * intact[1]
 assert mute[0] > intact[0] + 1.0
@@ -543,7 +628,9 @@ assert mute[1] > 0.9 * intact[1]
 fig, (ax,) = figure(5.4, 2.8)
 ax.barh(list(result), [loss for loss, _ in result.values()], color=COLOURS[0])
 ax.axvline(math.log(V), color="#888888", linestyle="--", linewidth=1.2)
-ax.text(math.log(V) - 0.05, 4, "log V", ha="right", va="center", color="#666666")
+ax.text(
+    math.log(V) - 0.05, 4, "log V", ha="right", va="center", color="#666666"
+)
 ax.invert_yaxis()
 ax.grid(False, axis="y")
 ax.set(xlabel="loss, nats")
@@ -563,7 +650,9 @@ plt.show()
 # text. If a sharp map were a sign of importance, the sharp heads would do the most damage.
 
 plain = surprise(model, rows)
-added = torch.zeros(L, H, len(rows))  # for each row of text, so that the noise can be seen
+added = torch.zeros(
+    L, H, len(rows)
+)  # for each row of text, so that the noise can be seen
 for l in range(L):
     for h in range(H):
         with without(model, [(l, h)]):
@@ -581,12 +670,21 @@ for name, best in [("sharpest", sharpest), ("flattest", flattest)]:
     print(f"{name} head {best}: loss {damage[best]:+.3f}")
 difference = added[flattest] - added[sharpest]
 error = float(difference.std()) / math.sqrt(len(rows))
-print(f"flattest - sharpest: {difference.mean():.3f}, standard error {error:.3f}")
-print(f"median {damage.median():+.3f}, largest {damage.max():+.3f}; rank correlation {order:.1f}")
+print(
+    f"flattest - sharpest: {difference.mean():.3f}, standard error {error:.3f}"
+)
+print(
+    f"median {damage.median():+.3f}, largest {damage.max():+.3f}; rank correlation {order:.1f}"
+)
 
 fig, (ax,) = figure(5.4, 3.4)
-ax.scatter(spread.flatten().numpy(), damage.flatten().numpy(), s=24, color=COLOURS[0])
-for name, best, align in [("sharpest", sharpest, "left"), ("flattest", flattest, "right")]:
+ax.scatter(
+    spread.flatten().numpy(), damage.flatten().numpy(), s=24, color=COLOURS[0]
+)
+for name, best, align in [
+    ("sharpest", sharpest, "left"),
+    ("flattest", flattest, "right"),
+]:
     point = (float(spread[best]), float(damage[best]))
     ax.plot(*point, "o", color=COLOURS[3], markersize=8)
     ax.annotate(
@@ -598,12 +696,18 @@ for name, best, align in [("sharpest", sharpest, "left"), ("flattest", flattest,
         color=COLOURS[3],
     )
 ax.axhline(0.0, color="#888888", linewidth=1.0)
-ax.set(xlabel="entropy of the map (1: looks everywhere)", ylabel="added loss without the head")
+ax.set(
+    xlabel="entropy of the map (1: looks everywhere)",
+    ylabel="added loss without the head",
+)
 ax.set_title("Sharp and needed are two things")
 plt.show()
 
 assert spread[flattest] > 0.9
-assert damage[flattest] > 2 * damage.median() and damage[flattest] > damage[sharpest]
+assert (
+    damage[flattest] > 2 * damage.median()
+    and damage[flattest] > damage[sharpest]
+)
 assert difference.mean() > 2 * error
 assert abs(order) < 0.7
 
@@ -628,7 +732,9 @@ assert abs(order) < 0.7
 # Is there a sink in our small model? The score of the first token says no.
 
 first_token, uniform_first = found["first token"]
-print(f"first token: best head {first_token.max():.3f}, uniform {uniform_first:.3f}")
+print(
+    f"first token: best head {first_token.max():.3f}, uniform {uniform_first:.3f}"
+)
 assert first_token.max() < 3 * uniform_first
 
 # %%
@@ -644,13 +750,22 @@ assert first_token.max() < 3 * uniform_first
 
 def old_visualize_attention(model, idx, layer_idx=0, head_idx=0):
     with evaluating(model):
-        return model.transformer(idx)[0]  # the bug: no attention, no layer, no head
+        return model.transformer(idx)[
+            0
+        ]  # the bug: no attention, no layer, no head
 
 
 picture = old_visualize_attention(model, torch.tensor([ids]), layer_idx=999)
-print("shape", tuple(picture.shape), "  first row sums to", f"{picture[0].sum():.1f}")
+print(
+    "shape",
+    tuple(picture.shape),
+    "  first row sums to",
+    f"{picture[0].sum():.1f}",
+)
 assert picture.shape == (len(ids), model.config.n_embd)  # (T, C), not (T, T)
-assert torch.equal(picture, old_visualize_attention(model, torch.tensor([ids]), layer_idx=0))
+assert torch.equal(
+    picture, old_visualize_attention(model, torch.tensor([ids]), layer_idx=0)
+)
 assert not torch.allclose(picture.sum(-1), torch.ones(len(ids)))
 assert (picture < 0).any()
 
@@ -677,7 +792,10 @@ else:
 T, S = 3, 7
 triangle = torch.ones(S, S, dtype=torch.bool).tril()
 generator = torch.Generator().manual_seed(0)
-q, k = torch.randn(1, 1, T, 8, generator=generator), torch.randn(1, 1, S, 8, generator=generator)
+q, k = (
+    torch.randn(1, 1, T, 8, generator=generator),
+    torch.randn(1, 1, S, 8, generator=generator),
+)
 try:
     (q @ k.transpose(-2, -1)).masked_fill(~triangle[:T, :T], -math.inf)
 except RuntimeError as error:
@@ -691,13 +809,26 @@ else:
 # values be unit vectors: then its output *is* the map.
 
 unit = torch.eye(S)[None, None]
-corner = torch.nn.functional.scaled_dot_product_attention(q, k, unit, is_causal=True)[0, 0]
-visibility = Visibility(torch.arange(S - T, S)[None], torch.arange(S)[None], dense=True)
+corner = torch.nn.functional.scaled_dot_product_attention(
+    q, k, unit, is_causal=True
+)[0, 0]
+visibility = Visibility(
+    torch.arange(S - T, S)[None], torch.arange(S)[None], dense=True
+)
 right = attention_weights(q, k, visibility)[0, 0]
 
-print("keys seen, wrong:", (corner > 0).sum(-1).tolist(), "  right:", (right > 0).sum(-1).tolist())
-assert torch.equal(corner > 0, triangle[:T]) and (corner > 0).sum(-1).tolist() == [1, 2, 3]
-assert torch.equal(right > 0, triangle[S - T :]) and (right > 0).sum(-1).tolist() == [5, 6, 7]
+print(
+    "keys seen, wrong:",
+    (corner > 0).sum(-1).tolist(),
+    "  right:",
+    (right > 0).sum(-1).tolist(),
+)
+assert torch.equal(corner > 0, triangle[:T]) and (corner > 0).sum(
+    -1
+).tolist() == [1, 2, 3]
+assert torch.equal(right > 0, triangle[S - T :]) and (right > 0).sum(
+    -1
+).tolist() == [5, 6, 7]
 
 fig, axes = figure(5.4, 3.6, 2, 1)
 keys = [f"k{i}" for i in range(S)]
@@ -726,19 +857,25 @@ def in_two_pieces(attend):
 
 
 def wrong_corner(q, k, v, visibility, dropout=0.0):
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=True
+    )
 
 
 def last_rows(q, k, v, visibility, dropout=0.0):
     T, S = q.shape[-2], k.shape[-2]
     mask = torch.ones(S, S, dtype=torch.bool).tril()[S - T :]
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask
+    )
 
 
 with evaluating(model):
     whole = model(torch.tensor([ids]))
 for attend in (last_rows, sdpa_attention):
-    torch.testing.assert_close(in_two_pieces(attend), whole, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        in_two_pieces(attend), whole, rtol=1e-4, atol=1e-4
+    )
 error = (in_two_pieces(wrong_corner) - whole).abs().max()
 print(f"logits wrong by {error:.1f}")
 assert error > 0.5
@@ -783,9 +920,8 @@ assert error > 0.5
 
 import sys
 
-import transformers
-
 import lm_from_scratch
+import transformers
 
 print("python", sys.version.split()[0])
 print("torch", torch.__version__)
