@@ -75,8 +75,9 @@ assert set(lengths) == {1, 2, 3, 4}
 # A *word* is here what GPT-2 cuts out as one: a run of letters, of digits or of signs, with the one
 # space before it, or a run of other white space. The words joined are the text again.
 
-from lm_from_scratch import data
 from tokenizers import pre_tokenizers
+
+from lm_from_scratch import data
 
 train, held_out = data.split(data.reference())
 train_text = "\n".join(document.text for document in train)
@@ -303,6 +304,7 @@ assert share < 0.1
 import heapq
 
 import matplotlib.pyplot as plt
+
 from lm_from_scratch.plot import COLOURS, figure
 
 measured_on = {
@@ -722,6 +724,7 @@ assert max(new_encode("썐😀")) < 256
 # padding, with a lead of 10 over every other token.
 
 import torch.nn.functional as F
+
 from lm_from_scratch.loss import IGNORE, causal_lm_loss
 
 V, hi, longer = (

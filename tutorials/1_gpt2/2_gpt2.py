@@ -350,8 +350,9 @@ cases = {
 # In the figure, blue is visible and grey is hidden. The labels are positions, so -1 marks padding.
 
 # sphinx_gallery_thumbnail_number = 1
-from lm_from_scratch.plot import COLOURS, figure
 from matplotlib.colors import ListedColormap
+
+from lm_from_scratch.plot import COLOURS, figure
 
 colours = ListedColormap(["#EEEEEE", COLOURS[0]])
 made, axes = figure(5.0, 6.8, rows=3, columns=2)
@@ -679,8 +680,9 @@ for (size, numbers), count in zip(SIZES.items(), published):
 #
 # Torch's own counter watches the matrix products of a forward pass and reports two operations per multiply-add.
 
-from lm_from_scratch.attention import use_attention_
 from torch.utils.flop_counter import FlopCounterMode
+
+from lm_from_scratch.attention import use_attention_
 
 T = 1024
 shares = {}
@@ -787,7 +789,8 @@ check("document 1", row[0, 5:], model(idx[:1, 5:])[0])
 
 # %%
 # A mask alone is not enough. If the padding is hidden but still counted, every real token is read at a wrong place.
-# Old mistakes are numbered G1, G2, ... on these pages, and this one is G5. The forward pass of ``transformers`` counts this way when it gets no ``position_ids``.
+# Old mistakes are numbered G1, G2, ... on these pages, and this one is G5. The forward pass of ``transformers``
+# counts this way when it gets no ``position_ids``.
 
 given = dict(attention_mask=attention_mask)
 mask_only = oracle(idx, **given).logits[0, 4:]

@@ -22,7 +22,8 @@ Before you start
 ----------------
 
 Read the pages on the model and on training first. You need one CPU core. The model is the small GPT-2
-that comes with the package; a second one is trained on this page.
+that comes with the package; a second one is trained on this page. ``transformers`` must be installed (the
+package's ``test`` extra brings it): the page compares its maps with ours.
 
 A map is a matrix of weights
 ----------------------------
@@ -46,6 +47,7 @@ from contextlib import contextmanager
 
 import matplotlib.pyplot as plt
 import torch
+
 from lm_from_scratch.attention import (
     Visibility,
     attention_layers,
@@ -209,20 +211,39 @@ attention_map(
     labels,
     f"The sharpest head: layer {layer}, head {number}",
 )
+ax.tick_params(labelsize=11)
 ax.set(xlabel="looks at", ylabel="token")
 plt.show()
 
-# %%
-# All heads of that layer read the same vectors. They look at them in different ways.
+column = maps[layer][0, number].mean(0)  # (T,): the mean weight on each key
+even = 1 / torch.arange(1, len(ids) + 1.0)  # the weight of looking everywhere
+for s in column.topk(3).indices.tolist():
+    uniform = even[s:].sum() / len(ids)
+    print(f"{labels[s]!r:8} mean weight {column[s]:.2f}, uniform {uniform:.2f}")
+assert column.argmax() == 0 and column[0] > 1.5 * even.mean()
+assert column.topk(3).values.sum() > 0.5
 
-fig, axes = figure(5.4, 5.6, 2, 2)
+# %%
+# Read the map by columns. A dark column is a key that many tokens look at, whatever they are themselves. The
+# darkest is BOS, the start of the document, and more than half of all weight lies on the three columns that are
+# printed. Looking everywhere favours the first columns, too, because more rows can see them; BOS gets more than
+# 1.5 times that.
+#
+# All heads of that layer read the same vectors. They look at them in different ways: for any two of them, some
+# weight differs by more than 0.3. The entropies in the titles are those of the held-out texts.
+
+fig, axes = figure(5.4, 5.8, 2, 2)
 for h, ax in enumerate(axes):
     ax.imshow(maps[layer][0, h].numpy(), cmap="Blues", vmin=0.0, vmax=1.0)
-    ax.set_title(f"head {h}", fontsize=10)
-    ax.set(xticks=[], yticks=[])
+    ax.set_title(f"head {h}, entropy {spread[layer, h]:.2f}", fontsize=10)
+    ax.set(xticks=[], yticks=[], xlabel="looks at", ylabel="token")
     ax.grid(False)
 fig.suptitle(f"All heads of layer {layer}")
 plt.show()
+
+for a in range(H):
+    for b in range(a):
+        assert (maps[layer][0, a] - maps[layer][0, b]).abs().max() > 0.3
 
 # %%
 # Measure every head
@@ -303,16 +324,32 @@ plt.show()
 
 previous, uniform_previous = found["previous token"]
 ends, uniform_ends = found["line ends"]
-assert previous.max() > 2 * uniform_previous
-assert ends.max() > 2 * uniform_ends
+ratios = {
+    name: float(scores.max() / uniform)
+    for name, (scores, uniform) in found.items()
+}
+first, second, *others = sorted(ratios, key=ratios.get, reverse=True)
+print("largest:", first, "and", second)
+assert (first, second) == ("line ends", "previous token")
+assert ratios[others[0]] > 2
 
-# %%
-# Two stories are safe: some head looks at the token before more than twice as much as chance, and some
-# head looks at line ends more than twice as much as chance. No head comes close to a pure rule.
-
+for name in (first, second):
+    thirds = zip(
+        many.chunk(3, 1), stories[name].expand(len(rows), T, T).chunk(3)
+    )
+    parts = [score(part, marked) for part, marked in thirds]
+    low = min(float(scores.max() / uniform) for scores, uniform in parts)
+    print(
+        f"{name:14} all texts {ratios[name]:.1f}, worst third of the texts {low:.1f}"
+    )
+    assert low > {"line ends": 4, "previous token": 2.5}[name]
 assert previous.max() < 0.9 and ends.max() < 0.9
 
 # %%
+# Other scores exceed 2, too. The claims of this page are the two largest, and each is checked in every third of
+# the texts: some head looks at line ends more than four times as much as chance, and some head looks at the
+# token before more than 2.5 times as much. No head comes close to a pure rule.
+#
 # Does the model copy?
 # --------------------
 #
@@ -355,13 +392,19 @@ for seed in range(3):
     best = head(scores)
     print(f"seed {seed}: loss {first:.2f} -> {second:.2f}", end="   ")
     print(f"best head {best}: {scores[best]:.3f}, uniform {uniform:.3f}")
+guess = math.log(model.config.vocab_size)
+print(f"guessing evenly: {guess:.2f}")
 
 # %%
+# Every loss here is above :math:`\log V`, the loss of a guess that gives all V tokens the same probability. The
+# model expects sentences, and random tokens surprise it more than they would surprise that guess.
+#
 # A model that copies would be hardly surprised by the second copy. This one is a little less surprised
 # than by the first, and no head looks where an induction head has to look.
 
 for first, second, best_score, uniform in copies:
     assert 0.8 * first < second < first
+    assert second > guess
     assert best_score < 3 * uniform
 
 # %%
@@ -517,15 +560,18 @@ copies_at = min(step for step, loss in losses.items() if loss < 1.8)
 print(
     f"the loss leaves log V after step {waits} and is below 1.8 nats at step {copies_at}"
 )
-assert waits >= 100 and copies_at - waits < STEPS / 4
+assert all(
+    loss > math.log(V) - 0.2 for step, loss in losses.items() if step <= 250
+)
+assert copies_at - waits < 100
 assert final_loss < 1.6
 assert curve["induction"][-1].max() > 5 * final["induction"][1]
 assert curve["previous"][-1].max() > 2 * final["previous"][1]
 assert previous_head[0] < induction_head[0]
 
 # %%
-# For the first 100 steps at least, the loss is that of a model that knows nothing; then it falls within less
-# than a quarter of the run. At the end a head in a lower layer looks at the previous token, and a head in a
+# For the first 250 steps at least, the loss is at most 0.2 nats better than that of a model that knows nothing;
+# then it falls in less than 100 steps. At the end a head in a lower layer looks at the previous token, and a head in a
 # higher layer does what the test was looking for. Here are their maps for the first letters of one text.
 # Where a letter is new, the upper head has nothing to find.
 
@@ -677,24 +723,19 @@ print(
     f"median {damage.median():+.3f}, largest {damage.max():+.3f}; rank correlation {order:.1f}"
 )
 
-fig, (ax,) = figure(5.4, 3.4)
+fig, (ax,) = figure(5.4, 3.8)
 ax.scatter(
     spread.flatten().numpy(), damage.flatten().numpy(), s=24, color=COLOURS[0]
 )
-for name, best, align in [
-    ("sharpest", sharpest, "left"),
-    ("flattest", flattest, "right"),
+for name, best, marker in [
+    ("sharpest", sharpest, "s"),
+    ("flattest", flattest, "D"),
 ]:
     point = (float(spread[best]), float(damage[best]))
-    ax.plot(*point, "o", color=COLOURS[3], markersize=8)
-    ax.annotate(
-        name,
-        point,
-        (0, -16 if name == "sharpest" else 9),
-        textcoords="offset points",
-        ha=align,
-        color=COLOURS[3],
+    ax.plot(
+        *point, marker, color=COLOURS[3], markersize=8, label=f"{name} head"
     )
+fig.legend(loc="outside lower center", ncols=2, frameon=False)
 ax.axhline(0.0, color="#888888", linewidth=1.0)
 ax.set(
     xlabel="entropy of the map (1: looks everywhere)",
@@ -902,7 +943,7 @@ assert error > 0.5
 # * A recorded map obeys laws: rows sum to 1, the future and padding have weight 0, recording changes no logit,
 #   and ``transformers`` gives the same maps.
 # * The shipped model has a head that looks at the previous token and one that looks at line ends, both more
-#   than twice as much as chance. It hardly copies, and no head passes the induction test.
+#   than 2.5 times as much as chance. It hardly copies, and no head passes the induction test.
 # * The specimen copies with two kinds of heads in two layers. Without the lower one, the upper ones go blind.
 # * The flattest map of the shipped model belongs to a head that is more than twice as needed as the median one.
 #
@@ -920,8 +961,9 @@ assert error > 0.5
 
 import sys
 
-import lm_from_scratch
 import transformers
+
+import lm_from_scratch
 
 print("python", sys.version.split()[0])
 print("torch", torch.__version__)
