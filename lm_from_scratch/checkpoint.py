@@ -138,7 +138,9 @@ def save_pretrained(
         replace_folder(temporary, folder)
 
 
-def write_model(model: GPT2LMHeadModel, folder: Path, max_shard_bytes: int) -> None:
+def write_model(
+    model: GPT2LMHeadModel, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES
+) -> None:
     """Write ``config.json`` and the weights into an existing folder."""
     model = getattr(model, "_orig_mod", model)  # of a compiled model, the model
     dtypes = {parameter.dtype for parameter in model.parameters()}
@@ -316,7 +318,7 @@ def save_training_state(
         for key, value in values.items()
     }
     with temporary_folder(target) as temporary:
-        write_model(model, temporary, MAX_SHARD_BYTES)
+        write_model(model, temporary)
         save_file(state, temporary / "optimizer.safetensors")
         write_json(temporary / "training.json", {"step": step, "recipe": recipe})
         replace_folder(temporary, target)

@@ -6,16 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from conftest import tiny_gpt2
+from conftest import SMALL, tiny_gpt2
 
 from lm_from_scratch.__main__ import PRESETS, main, only_run_in, parser
 from lm_from_scratch.checkpoint import save_pretrained
 from lm_from_scratch.tokenizer import Tokenizer
-
-SMALL = [
-    "--vocab-size", "300", "--n-layer", "1", "--n-head", "2", "--n-embd", "16", "--block-size",
-    "32", "--batch-size", "4", "--steps", "6", "--warmup", "1", "--eval-every", "3", "--quiet",
-]  # fmt: skip
 
 
 def test_train_then_generate(tmp_path, capsys) -> None:

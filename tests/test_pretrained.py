@@ -4,9 +4,13 @@ import json
 import math
 
 import pytest
+import torch
+from conftest import SMALL
 
-from lm_from_scratch.checkpoint import SHIPPED, load_shipped
+from lm_from_scratch.__main__ import main as command
+from lm_from_scratch.checkpoint import SHIPPED, from_pretrained, load_shipped
 from lm_from_scratch.generate import complete, generate
+from lm_from_scratch.pretrained import make
 from lm_from_scratch.pretrained.make import corpus_of, digest, held_out_losses
 from lm_from_scratch.sampling import Sampler
 
@@ -58,3 +62,24 @@ def test_its_samples_are_words_not_noise() -> None:
     rows = complete(generate(model, [prompt], 60, sampler, num_return_sequences=8))
     words = [word for row in rows for word in tokenizer.decode(row).split()[:-1]]
     assert sum(word in known for word in words) / len(words) > 0.8
+
+
+def test_a_finished_run_becomes_a_shipped_model_and_an_unfinished_one_does_not(
+    tmp_path, monkeypatch
+) -> None:
+    out, shipped = tmp_path / "run", tmp_path / "shipped"
+    monkeypatch.setattr(make, "SHIPPED", shipped)
+    assert command(["train", "--out", str(out), *SMALL]) == 0
+    for _ in range(2):  # the second replaces the first
+        make.main(str(out))
+        names = ["README.md", "config.json", "log.jsonl", "model.safetensors", "record.json"]
+        assert sorted(p.name for p in shipped.iterdir()) == [*names, "tokenizer.json"]
+    model = from_pretrained(shipped)
+    assert {p.dtype for p in model.parameters()} == {torch.float16}
+    record = json.loads((shipped / "record.json").read_text())
+    assert record["steps"] == 6 and set(record["held_out"]) == {"all", "reference"}
+    assert str(record["baselines"]["gzip"]["bits_per_byte"]) in (shipped / "README.md").read_text()
+    log = (out / "log.jsonl").read_text().splitlines()
+    (out / "log.jsonl").write_text("\n".join(log[:-1]) + "\n")
+    with pytest.raises(SystemExit, match="is at step 5 of 6"):
+        make.main(str(out))

@@ -8,6 +8,7 @@ and how good they are: the held-out loss of the rounded weights, and of simpler 
 compress the same text.
 """
 
+import copy
 import gzip
 import hashlib
 import json
@@ -24,7 +25,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from lm_from_scratch.checkpoint import SHIPPED, from_pretrained, save_pretrained
+from lm_from_scratch.checkpoint import (
+    SHIPPED,
+    from_pretrained,
+    replace_folder,
+    temporary_folder,
+    write_json,
+    write_model,
+)
 from lm_from_scratch.data import (
     Document,
     TokenFile,
@@ -121,8 +129,7 @@ def main(run: str) -> None:
     tokenizer = Tokenizer.load(folder)
     model = from_pretrained(folder / "model").half()
     train, held_out = corpus_of({"arguments": arguments})
-    save_pretrained(model, SHIPPED, tokenizer)
-    model = model.float()
+    rounded = copy.deepcopy(model).float()
     tokens = arguments["batch_size"] * arguments["block_size"]
     record = {
         "command": "python -m lm_from_scratch train --preset docs --out RUN",
@@ -130,17 +137,21 @@ def main(run: str) -> None:
         "seed": arguments["seed"],
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters": sum(p.numel() for p in rounded.parameters()),
         "steps": arguments["steps"],
         "tokens_trained_on": arguments["steps"] * tokens,
         "core_minutes": round(sum(tokens / s["tokens_per_second"] for s in steps) / 60, 1),
         "held_out_sha256": digest(held_out),
-        "held_out": held_out_losses(model, tokenizer, held_out),
+        "held_out": held_out_losses(rounded, tokenizer, held_out),
         "baselines": baselines(tokenizer, train, held_out),
     }
-    (SHIPPED / "record.json").write_text(json.dumps(record, indent=2) + "\n")
-    shutil.copy(folder / "log.jsonl", SHIPPED / "log.jsonl")
-    (SHIPPED / "README.md").write_text(readme(record))
+    with temporary_folder(SHIPPED) as temporary:
+        write_model(model, temporary)
+        tokenizer.save(temporary)
+        write_json(temporary / "record.json", record)
+        shutil.copy(folder / "log.jsonl", temporary)
+        (temporary / "README.md").write_text(readme(record))
+        replace_folder(temporary, SHIPPED)
 
 
 def readme(record: dict[str, Any]) -> str:
