@@ -111,7 +111,7 @@ def _steps(
         with evaluating(model):
             logits = model(idx, positions, cache=cache, keep=slice(-1, None))[:, -1]  # (B, V)
             u = torch.cat([torch.rand(1, generator=g, dtype=torch.float64) for g in generators])
-            tokens = sampler(logits.float(), seen, u.to(device))
+            tokens = sampler(logits.float(), seen, u)
             seen.scatter_(1, tokens[:, None], True)
         ids = tokens.tolist()
         yield [None if done else token for token, done in zip(ids, finished, strict=True)]

@@ -68,7 +68,8 @@ def draw(logits: Tensor, u: Tensor) -> Tensor:
     ``u`` falls into. One number per row lets every row have a source of randomness of its own.
     """
     check_logits(logits)
-    line = logits.double().softmax(dim=-1).cumsum(dim=-1)  # (B, V)
+    wide = torch.float32 if logits.device.type == "mps" else torch.float64  # mps has no float64
+    line = logits.to(wide).softmax(dim=-1).cumsum(dim=-1)  # (B, V)
     point = u.to(line)[:, None] * line[:, -1:]
     token = torch.searchsorted(line, point, right=True)
     return token.clamp(max=logits.shape[-1] - 1)[:, 0]
