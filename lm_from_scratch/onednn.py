@@ -5,8 +5,8 @@ of processors by other makers. torch also carries oneDNN, which does, and which 
 anyway. :func:`use_onednn_` sends the float32 products of a model's linear maps there: forward, and
 both products of the backward pass. Numbers stay float32; only the order of the sums differs.
 
-It pays where ``tests/bench_training.py`` says so: about a factor of 2 for the products on an AMD
-EPYC, nothing to speak of on an Intel machine. A GPU or another dtype is refused, not slowed down.
+On an AMD EPYC the products take about half the time. Other processors were not measured: let
+``tests/bench_training.py`` say whether it pays. A GPU or another dtype is refused.
 """
 
 from typing import Any
