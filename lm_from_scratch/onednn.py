@@ -1,7 +1,7 @@
 """Linear maps through oneDNN, put into a built model.
 
-In float32 torch hands matrix products on a CPU to Intel's MKL, which can stay far below the limit of
-a processor by another maker. torch also carries oneDNN, and uses it for bfloat16 anyway.
+In float32 torch hands matrix products on a CPU to Intel's MKL, which can stay far below the limit
+of a processor by another maker. torch also carries oneDNN, and uses it for bfloat16 anyway.
 :func:`use_onednn_` sends the float32 products of a model's linear maps there: forward, and
 both products of the backward pass. Numbers stay float32; only the order of the sums differs.
 
