@@ -23,6 +23,7 @@ from lm_from_scratch.checkpoint import (
     SHIPPED,
     from_pretrained,
     latest_checkpoint,
+    load_shipped,
     local_folder,
     read_json,
     save_pretrained,
@@ -31,9 +32,8 @@ from lm_from_scratch.checkpoint import (
 from lm_from_scratch.data import (
     CORPORA,
     PackedBatches,
-    load_corpus,
+    load_split,
     sequential_batches,
-    split,
     write_tokens,
 )
 from lm_from_scratch.generate import complete, forward_seconds, generate, generate_text
@@ -118,8 +118,7 @@ def train_in(out: Path, args: argparse.Namespace, arguments: dict[str, Any]) -> 
     config = TrainConfig(**{name: getattr(args, name) for name in names if hasattr(args, name)})
     if args.onednn and config.dtype != "float32":
         raise ValueError(f"--onednn is for --dtype float32, not {config.dtype}")
-    documents = [document for name in args.corpus for document in load_corpus(name)]
-    train_documents, held_out_documents = split(documents, args.held_out)
+    train_documents, held_out_documents = load_split(args.corpus, args.held_out)
     if (out / "recipe.json").is_file():  # the run goes on
         tokenizer = Tokenizer.load(out)
     elif args.tokenizer:
@@ -303,7 +302,7 @@ def doctor_command(args: argparse.Namespace) -> int:
         os.access(Path.cwd(), os.W_OK), f"{Path.cwd()} can be written", "change to another folder"
     )
     try:
-        model, tokenizer = from_pretrained(SHIPPED).float(), Tokenizer.load(SHIPPED)
+        model, tokenizer = load_shipped()
         text = "".join(generate_text(model, tokenizer, "Return the", 8))
         report(bool(text), f"the shipped model says: Return the{text!r}")
         total = sum(p.numel() for p in model.parameters())

@@ -52,8 +52,6 @@ NOT_SUPPORTED = {
 
 def config_from_dict(config: Mapping[str, Any]) -> GPT2Config:
     """A :class:`GPT2Config` from the contents of a ``config.json``; keys it does not know pass."""
-    if not isinstance(config, Mapping):
-        raise ValueError(f"a config is a dictionary, not {type(config).__name__}")
     model_type = config.get("model_type")
     if model_type != "gpt2":
         raise ValueError(f"model_type is {model_type!r}; only 'gpt2' can be loaded")
@@ -78,7 +76,6 @@ TRANSPOSED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
 
 #: Constant tensors that old checkpoints carry along: the triangle of the causal mask.
 CONSTANTS = re.compile(r"(^|\.)h\.\d+\.attn\.(bias|masked_bias)$")
-
 
 MAX_SHARD_BYTES = 5 * 10**9
 

@@ -147,6 +147,11 @@ def _read(path: Path) -> str:
         raise ValueError(f"{path} is not UTF-8 text: {error}") from error
 
 
+def load_split(names: Sequence[str], held_out: float) -> tuple[list[Document], list[Document]]:
+    """Train and held-out documents of several corpora together."""
+    return split([document for name in names for document in load_corpus(name)], held_out)
+
+
 def load_corpus(name: str) -> list[Document]:
     """A corpus by its name, or the text at a path. ``name*3`` repeats it three times."""
     name, star, times = name.partition("*")

@@ -155,9 +155,10 @@ def train(
     optimizer = torch.optim.AdamW(
         parameter_groups(model, config.weight_decay), lr=config.lr, betas=config.betas, fused=True
     )
+    free = ("eval_every", "checkpoint_every")  # they do not change the weights
     recipe = {
         "model": asdict(model.config),
-        "train": asdict(config),
+        "train": {name: value for name, value in asdict(config).items() if name not in free},
         "data": {
             "text": batches.file.key,
             "batch_size": batches.batch_size,
@@ -166,8 +167,6 @@ def train(
             "isolate": batches.isolate,
         },
     }
-    for name in ("eval_every", "checkpoint_every"):  # they do not change the weights
-        del recipe["train"][name]
     recipe = json.loads(json.dumps(recipe))  # as it will be read back: tuples become lists
     done = 0
     if folder is not None and (found := latest_checkpoint(folder)) is not None:

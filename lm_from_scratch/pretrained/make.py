@@ -36,9 +36,8 @@ from lm_from_scratch.checkpoint import (
 from lm_from_scratch.data import (
     Document,
     TokenFile,
-    load_corpus,
+    load_split,
     sequential_batches,
-    split,
     write_tokens,
 )
 from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
@@ -115,8 +114,7 @@ def baselines(
 def corpus_of(record: dict[str, Any]) -> tuple[list[Document], list[Document]]:
     """The train and held-out documents of a recorded run, from this machine's standard library."""
     arguments = record["arguments"]
-    documents = [document for name in arguments["corpus"] for document in load_corpus(name)]
-    return split(documents, arguments["held_out"])
+    return load_split(arguments["corpus"], arguments["held_out"])
 
 
 def main(run: str) -> None:
