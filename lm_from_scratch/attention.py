@@ -1,114 +1,42 @@
-r"""Attention, and the one rule that decides who sees whom.
-
-A query :math:`q_t` compares itself with every key :math:`k_s` that it may see and takes the mean of
-their values, weighted by how well they match:
+r"""Attention: a query takes the mean of the values, weighted by how well their keys match.
 
 .. math::
 
    a_{ts} = \mathrm{softmax}_s\!\left(\frac{q_t \cdot k_s}{\sqrt{D}}\right), \qquad
    y_t = \sum_s a_{ts} v_s
 
-Which keys a query may see follows from **positions**: one integer for each token that says where it
-stands in its own sequence, -1 for padding. *A key is visible if it is real, not after the query,
-within the window, and in the same document.* Causal masks, left and right padding, chunks after a
-cache, sliding windows and packed documents are all this one sentence.
+over the keys that :mod:`~lm_from_scratch.visibility` lets the query see. Every kind of attention is
+a function with one signature, ``(q, k, v, visibility, dropout)``, and the same result:
+:data:`ATTENTION_KINDS` lists them and :func:`use_attention_` puts one into a built model.
 
-Shapes: B batch, H heads, T queries, S keys, D features of a head.
+With **grouped-query attention** several query heads share one key and value head: query head ``h``
+reads key head ``h // (H / Hkv)``. Hkv = 1 is multi-query attention.
 
-Source: Vaswani et al., *Attention Is All You Need*, 2017, arXiv:1706.03762.
+Shapes: B batch, H query heads, Hkv key and value heads, T queries, S keys, D features of a head.
+
+Sources: Vaswani et al., *Attention Is All You Need*, 2017, arXiv:1706.03762; Ainslie et al., *GQA*,
+2023, arXiv:2305.13245.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-PADDING = -1  # the position of a token that is not there
+from lm_from_scratch.visibility import Visibility
 
 
-def positions_from_mask(attention_mask: Tensor) -> Tensor:
-    """The positions (B, T) of a mask (B, T) of 1 (or True) for tokens and 0 (or False) for padding.
+def repeat_kv(x: Tensor, n_head: int) -> Tensor:
+    """(B, Hkv, S, D) to (B, H, S, D): each head ``H / Hkv`` times in a row, as 0 0 0 1 1 1.
 
-    Real tokens count 0, 1, 2, ... wherever the padding stands; padding gets -1.
+    (Tiling, as 0 1 0 1 0 1, would give every query head the keys of another group.)
     """
-    if attention_mask.dim() != 2:
-        raise ValueError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}; it must be (batch, tokens)"
-        )
-    real = attention_mask != 0
-    if not torch.equal(real.to(attention_mask.dtype), attention_mask):
-        raise ValueError("attention_mask may hold 0 and 1 (or False and True) alone")
-    return torch.where(real, real.long().cumsum(dim=1) - 1, PADDING)
-
-
-@dataclass(eq=False)
-class Visibility:
-    """Which keys each query may see.
-
-    ``dense`` says what is known *without looking at the positions*: no token is padding, all are in
-    one document, and key ``s`` stands at position ``s``, the queries being the last T of the S
-    keys. The fast paths of attention are chosen from it alone, so that no tensor value is read for
-    it (reading one would make a GPU wait, and a compiled graph break).
-
-    Positions alone do not separate documents: two that are packed into one row both have a token at
-    position 0, and see each other unless their document numbers differ.
-    """
-
-    query_positions: Tensor  # (B, T), or (1, T) where all rows are alike
-    key_positions: Tensor  # (B, S) or (1, S)
-    query_documents: Tensor | None = None  # (B, T)
-    key_documents: Tensor | None = None  # (B, S)
-    window: int | None = None  # keys that a query sees, its own included
-    dense: bool = False
-    _mask: Tensor | None = field(default=None, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window={self.window} must be at least 1: a query sees its own key")
-        if (self.query_documents is None) != (self.key_documents is None):
-            raise ValueError("documents are needed for both queries and keys, or for neither")
-
-    @property
-    def mask(self) -> Tensor:
-        """The rule as a tensor (B, 1, T, S), True where the key is visible; made once."""
-        if self._mask is None:
-            self._mask = self.rule()
-        return self._mask
-
-    def rule(self) -> Tensor:
-        """Real, not after the query, within the window, in the same document."""
-        query = self.query_positions[:, None, :, None]  # (B, 1, T, 1)
-        key = self.key_positions[:, None, None, :]  # (B, 1, 1, S)
-        mask = (key >= 0) & (key <= query)
-        if self.window is not None:
-            mask = mask & (key > query - self.window)
-        if self.query_documents is not None and self.key_documents is not None:
-            same = self.query_documents[:, :, None] == self.key_documents[:, None, :]
-            mask = mask & same[:, None]
-        return mask
-
-    @property
-    def is_causal(self) -> bool:
-        """Known to be the plain lower triangle: as many queries as keys, nothing else hidden."""
-        return self.dense and self.window is None and self.query_length == self.key_length
-
-    @property
-    def is_full(self) -> bool:
-        """Known to hide nothing: the one query is the last token."""
-        return self.dense and self.window is None and self.query_length == 1
-
-    @property
-    def query_length(self) -> int:
-        return self.query_positions.shape[1]
-
-    @property
-    def key_length(self) -> int:
-        return self.key_positions.shape[1]
+    if n_head % x.shape[1] != 0:
+        raise ValueError(f"{n_head} query heads cannot share {x.shape[1]} key heads evenly")
+    return x.repeat_interleave(n_head // x.shape[1], dim=1)
 
 
 def attention_weights(q: Tensor, k: Tensor, visibility: Visibility) -> Tensor:
@@ -119,6 +47,7 @@ def attention_weights(q: Tensor, k: Tensor, visibility: Visibility) -> Tensor:
     a large score survives it.
     """
     work = torch.promote_types(q.dtype, torch.float32)
+    k = repeat_kv(k, q.shape[1])
     scores = q.to(work) @ k.to(work).transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, H, T, S)
     hidden = ~visibility.mask
     scores = scores.masked_fill(hidden, torch.finfo(work).min)
@@ -130,7 +59,7 @@ def formula_attention(
 ) -> Tensor:
     """Attention as written above, (B, H, T, D): every weight exists in memory at once."""
     weights = F.dropout(attention_weights(q, k, visibility), p=dropout)
-    return weights @ v
+    return weights @ repeat_kv(v, q.shape[1])
 
 
 def sdpa_attention(
@@ -149,6 +78,7 @@ def sdpa_attention(
         attn_mask=visibility.mask if needs_mask else None,
         dropout_p=dropout,
         is_causal=visibility.is_causal,
+        enable_gqa=q.shape[1] != k.shape[1],
     )
 
 
@@ -174,37 +104,3 @@ def use_attention_(model: nn.Module, kind: str) -> None:
         raise ValueError(f"attention kind {kind!r} is not one of {sorted(ATTENTION_KINDS)}")
     for layer in attention_layers(model):
         layer.attend = ATTENTION_KINDS[kind]
-
-
-@contextmanager
-def record_attention(model: nn.Module) -> Iterator[list[list[Tensor]]]:
-    """Record the attention weights of every forward pass of a built model.
-
-    Yields one list per layer; each forward appends its weights (B, H, T, S), detached. The layer's
-    result is unchanged, whichever attention kind it uses::
-
-        with record_attention(model) as maps:
-            model(idx)
-        maps[3][0]  # layer 3, first forward: (B, H, T, S)
-    """
-    layers = attention_layers(model)
-    maps: list[list[Tensor]] = [[] for _ in layers]
-    originals = [layer.attend for layer in layers]
-
-    def recording(attend: AttentionFunction, weights: list[Tensor]) -> AttentionFunction:
-        def wrapped(
-            q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout: float = 0.0
-        ) -> Tensor:
-            with torch.no_grad():
-                weights.append(attention_weights(q, k, visibility))
-            return attend(q, k, v, visibility, dropout)
-
-        return wrapped
-
-    for layer, attend, weights in zip(layers, originals, maps, strict=True):
-        layer.attend = recording(attend, weights)
-    try:
-        yield maps
-    finally:
-        for layer, attend in zip(layers, originals, strict=True):
-            layer.attend = attend

@@ -11,7 +11,7 @@ there is a cache. Layout everywhere: keys and values are (B, H, S, D), in and ou
 import torch
 from torch import Tensor
 
-from lm_from_scratch.attention import Visibility
+from lm_from_scratch.visibility import Visibility
 
 
 def place(x: Tensor, positions: Tensor | None, start: int) -> Tensor:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lm_from_scratch.attention import positions_from_mask, record_attention
 from lm_from_scratch.generate import evaluating
 from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
+from lm_from_scratch.record import record_attention
 from lm_from_scratch.tokenizer import Tokenizer
+from lm_from_scratch.visibility import positions_from_mask
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,15 +7,10 @@ from conftest import tiny_gpt2, token_ids
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_from_scratch.attention import (
-    ATTENTION_KINDS,
-    Visibility,
-    attention_weights,
-    positions_from_mask,
-    record_attention,
-    use_attention_,
-)
+from lm_from_scratch.attention import ATTENTION_KINDS, attention_weights, use_attention_
 from lm_from_scratch.models.gpt2 import SIZES
+from lm_from_scratch.record import record_attention
+from lm_from_scratch.visibility import Visibility, positions_from_mask
 
 
 def arange(n: int, start: int = 0) -> torch.Tensor:

@@ -6,9 +6,9 @@ from conftest import tiny_gpt2, token_ids
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_from_scratch.attention import positions_from_mask
 from lm_from_scratch.cache import NO_CACHE, GrowingCache, GrowingLayer
 from lm_from_scratch.data import padded_batch
+from lm_from_scratch.visibility import positions_from_mask
 
 MODEL = tiny_gpt2()
 

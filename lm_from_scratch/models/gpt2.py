@@ -23,9 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lm_from_scratch.activation import ACTIVATIONS
-from lm_from_scratch.attention import AttentionFunction, Visibility, sdpa_attention
+from lm_from_scratch.attention import AttentionFunction, sdpa_attention
 from lm_from_scratch.cache import NO_CACHE, Cache, GrowingLayer, NoCache
 from lm_from_scratch.norm import LayerNorm
+from lm_from_scratch.visibility import Visibility
 
 
 @dataclass(frozen=True, kw_only=True)

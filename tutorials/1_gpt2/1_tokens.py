@@ -639,8 +639,8 @@ assert positions[idx == end].eq(0).all()
 # picture shows both. Each label is a token and its position; ``⊢`` is the end-of-text token. The two
 # shades of blue only tell neighbouring documents apart.
 
-from lm_from_scratch.attention import Visibility
 from lm_from_scratch.plot import printable
+from lm_from_scratch.visibility import Visibility
 
 see = Visibility(
     batch.positions, batch.positions, batch.documents, batch.documents

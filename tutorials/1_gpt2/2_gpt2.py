@@ -308,12 +308,11 @@ check("shuffled", scores.softmax(-1) @ v[:, :, order], y[:, :, -1:])
 # after the query, within the window, and in the same document.*
 
 from lm_from_scratch.attention import (
-    Visibility,
     attention_weights,
     formula_attention,
-    positions_from_mask,
     sdpa_attention,
 )
+from lm_from_scratch.visibility import Visibility, positions_from_mask
 
 print(inspect.getsource(Visibility.rule))
 
@@ -903,7 +902,7 @@ assert same["no 1/sqrt(D)", 0.02] == 1.0
 # The reason is that scores are products of two small vectors. Every softmax of the small model is nearly uniform, so
 # its attention is a plain mean whatever the scores are.
 
-from lm_from_scratch.attention import record_attention
+from lm_from_scratch.record import record_attention
 
 uniform = torch.ones(11, 11).tril() / torch.arange(1, 12)[:, None]
 for std, whole in models.items():

@@ -49,10 +49,8 @@ import matplotlib.pyplot as plt
 import torch
 
 from lm_from_scratch.attention import (
-    Visibility,
     attention_layers,
     attention_weights,
-    record_attention,
     sdpa_attention,
     use_attention_,
 )
@@ -61,6 +59,8 @@ from lm_from_scratch.data import Batch, load_corpus, padded_batch, split
 from lm_from_scratch.generate import evaluating
 from lm_from_scratch.loss import IGNORE, causal_lm_loss
 from lm_from_scratch.plot import COLOURS, attention_map, attention_maps, figure
+from lm_from_scratch.record import record_attention
+from lm_from_scratch.visibility import Visibility
 
 model, tokenizer = load_shipped()
 L, H = model.config.n_layer, model.config.n_head
