@@ -37,25 +37,32 @@ from lm_from_scratch.data import (
     write_tokens,
 )
 from lm_from_scratch.generate import complete, forward_seconds, generate, generate_text
-from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
+from lm_from_scratch.models import Config, build
+from lm_from_scratch.models.gpt2 import GPT2Config
+from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.onednn import use_onednn_
 from lm_from_scratch.sampling import Sampler
 from lm_from_scratch.tokenizer import Tokenizer
-from lm_from_scratch.train import Step, TrainConfig, train
+from lm_from_scratch.train import Step, TrainConfig, residual_dropout_, train
 
 #: Every preset is a set of defaults; any of its numbers can be changed on the command line.
 PRESETS: dict[str, dict[str, Any]] = {
     "nano": dict(  # half a minute on a laptop: to see that it learns
-        corpus=["reference"], vocab_size=1024,
+        architecture="gpt2", corpus=["reference"], vocab_size=1024,
         n_layer=2, n_head=4, n_embd=64, block_size=64, dropout=0.0,
         batch_size=32, steps=300, lr=3e-3, min_lr=3e-4, warmup=50, eval_every=100,
     ),
-    "docs": dict(  # the model that ships with the package: about an hour on one core
-        corpus=["reference*2", "docstrings"], vocab_size=4096,
+    "docs": dict(  # the GPT-2 that ships with the package: about an hour on one core
+        architecture="gpt2", corpus=["reference*2", "docstrings"], vocab_size=4096,
         n_layer=8, n_head=4, n_embd=128, block_size=256, dropout=0.1,
         batch_size=16, steps=3000, lr=2e-3, min_lr=1e-4, warmup=200, eval_every=200,
         dtype="bfloat16",
     ),
+}  # fmt: skip
+
+#: The Qwen2 that ships with the package: as many weights, and all else as for the GPT-2.
+PRESETS["docs-qwen2"] = {
+    **PRESETS["docs"], "architecture": "qwen2", "n_kv_head": 2, "intermediate_size": 384,
 }  # fmt: skip
 
 
@@ -125,20 +132,11 @@ def train_in(out: Path, args: argparse.Namespace, arguments: dict[str, Any]) -> 
         tokenizer = Tokenizer.load(args.tokenizer)
     else:
         tokenizer = Tokenizer.train([d.text for d in train_documents], args.vocab_size)
-    model_config = GPT2Config(
-        vocab_size=tokenizer.vocab_size,
-        block_size=args.block_size,
-        n_layer=args.n_layer,
-        n_head=args.n_head,
-        n_embd=args.n_embd,
-        embd_pdrop=args.dropout,
-        resid_pdrop=args.dropout,
-        attn_pdrop=0.0,
-        bos_token_id=tokenizer.eos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
+    model_config = model_config_of(args, tokenizer)
     torch.manual_seed(args.seed)
-    model = GPT2LMHeadModel(model_config).to(args.device)
+    model = build(model_config).to(args.device)
+    if isinstance(model, Qwen2ForCausalLM):
+        residual_dropout_(model, args.dropout)
     if args.onednn:
         use_onednn_(model)
 
@@ -168,6 +166,29 @@ def train_in(out: Path, args: argparse.Namespace, arguments: dict[str, Any]) -> 
     model_folder = shlex.quote(str(out / "model"))
     print(f"try: python -m lm_from_scratch generate --model {model_folder} --prompt The")
     return 0
+
+
+def model_config_of(args: argparse.Namespace, tokenizer: Tokenizer) -> Config:
+    """The model that the options describe."""
+    sizes: dict[str, Any] = dict(
+        vocab_size=tokenizer.vocab_size,
+        block_size=args.block_size,
+        n_layer=args.n_layer,
+        n_head=args.n_head,
+        n_embd=args.n_embd,
+        bos_token_id=tokenizer.eos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    if hasattr(args, "intermediate_size"):
+        sizes["intermediate_size"] = args.intermediate_size
+    if args.architecture == "qwen2":
+        sizes.setdefault("intermediate_size", 3 * args.n_embd)
+        n_kv_head = getattr(args, "n_kv_head", args.n_head)
+        return Qwen2Config(n_kv_head=n_kv_head, rope_theta=10000.0, **sizes)
+    if hasattr(args, "n_kv_head"):
+        raise ValueError(f"--n-kv-head {args.n_kv_head} is for --architecture qwen2")
+    dropout = args.dropout
+    return GPT2Config(embd_pdrop=dropout, resid_pdrop=dropout, attn_pdrop=0.0, **sizes)
 
 
 def follow(
@@ -234,7 +255,7 @@ def generate_command(args: argparse.Namespace) -> int:
     )
     end = tokenizer.eos_token_id
     prompt = [end, *tokenizer.encode(args.prompt)]
-    room = model.config.block_size - len(prompt) + 1
+    room = model.config.block_size - len(prompt) + 1  # what it was trained for
     max_new_tokens = args.max_new_tokens or max(1, min(100, room))
     if args.num_return_sequences == 1:
         pieces = generate_text(model, tokenizer, args.prompt, max_new_tokens, sampler, args.seed)
@@ -348,9 +369,9 @@ def parser() -> argparse.ArgumentParser:
 
     p = commands.add_parser(
         "train",
-        help="train a GPT-2 on text",
+        help="train a GPT-2 or a Qwen2 on text",
         formatter_class=keep,
-        description="Train a GPT-2 on text. The run lives in one folder; the same command, given "
+        description="Train a GPT-2 or a Qwen2 on text. The run lives in one folder; the same command, given "
         "again after Ctrl-C\nor a crash, goes on where the run stopped.",
         epilog=f"""presets
 {presets}
@@ -360,8 +381,10 @@ examples
       a nano model on Python's language reference, in half a minute
   python -m lm_from_scratch train --out run --corpus my-notes/ --steps 2000 --n-embd 128
       your own text: a file, or a folder of .txt .md .rst .py files
+  python -m lm_from_scratch train --out run --architecture qwen2
+      the same with a Qwen2
   python -m lm_from_scratch train --preset docs --out docs-run
-      the model that ships with this package
+      the GPT-2 that ships with this package; docs-qwen2 makes the Qwen2
 
 how to choose the numbers
   n-embd, n-layer    parameters are about 12 * n-layer * n-embd^2, and the embedding on top
@@ -378,9 +401,12 @@ how to choose the numbers
     )  # fmt: skip
     p.add_argument("--tokenizer", help="a tokenizer.json to use instead of training one")
     p.add_argument("--vocab-size", type=int, help="tokens in the vocabulary")
+    p.add_argument("--architecture", choices=["gpt2", "qwen2"], help="default: gpt2")
     p.add_argument("--n-layer", type=int, help="blocks")
     p.add_argument("--n-head", type=int, help="attention heads in each block")
+    p.add_argument("--n-kv-head", type=int, help="qwen2: heads that keys and values have")
     p.add_argument("--n-embd", type=int, help="features of a token; a multiple of n-head")
+    p.add_argument("--intermediate-size", type=int, help="width of the MLP")
     p.add_argument("--block-size", type=int, help="the longest sequence, in tokens")
     p.add_argument("--dropout", type=float, help="share of activations zeroed in training")
     p.add_argument("--batch-size", type=int, help="rows in a batch")
@@ -418,7 +444,7 @@ how to choose
 """,
     )
     p.set_defaults(run=generate_command)
-    p.add_argument("--model", help="folder or hub name of a GPT-2; default: the shipped one")
+    p.add_argument("--model", help="folder or hub name of a model; default: the shipped GPT-2")
     p.add_argument("--prompt", default="", help="text to continue; default: a new document")
     p.add_argument("--max-new-tokens", type=positive, help="default: 100, or what fits the model")
     p.add_argument("--temperature", type=float, default=0.8, help="default: 0.8")
@@ -443,7 +469,7 @@ def main(argv: list[str] | None = None) -> int:
                 setattr(args, name, value)
         for name in [name for name, value in vars(args).items() if value is None]:
             if name != "tokenizer":
-                delattr(args, name)  # the default of TrainConfig or GPT2Config holds
+                delattr(args, name)  # the default of the config holds
     try:
         return args.run(args)
     except (ValueError, FloatingPointError) as error:

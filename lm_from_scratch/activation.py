@@ -1,10 +1,15 @@
-r"""Activation functions of the MLP.
+r"""Activation functions of the MLP, and the gated MLP.
 
 GELU weighs its input by the probability that a standard normal variable is smaller:
 :math:`x \, \Phi(x)`. GPT-2 was trained with an approximation of it by a hyperbolic tangent; the
 two differ by up to about 5e-4, which is enough to move a logit in the third decimal.
 
-Source: Hendrycks, Gimpel, *Gaussian Error Linear Units*, 2016, arXiv:1606.08415.
+A gated MLP has two maps where an MLP has one. The *gate* decides, feature by feature, how much of
+*up* passes: :math:`\mathrm{down}(\mathrm{silu}(\mathrm{gate}(x)) \odot \mathrm{up}(x))`, with
+:math:`\mathrm{silu}(z) = z / (1 + e^{-z})`. SwiGLU is its name, after *swish*, another for silu.
+
+Sources: Hendrycks, Gimpel, *Gaussian Error Linear Units*, 2016, arXiv:1606.08415; Shazeer, *GLU
+Variants Improve Transformer*, 2020, arXiv:2002.05202.
 """
 
 import math
@@ -13,7 +18,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -34,3 +39,22 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "silu": F.silu,
 }
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    r"""The gated product :math:`\mathrm{silu}(\mathrm{gate}) \odot \mathrm{up}`, elementwise."""
+    return F.silu(gate) * up
+
+
+class GatedMLP(nn.Module):
+    """Three maps without biases; with ``silu`` as ``activation`` the product is :func:`swiglu`."""
+
+    def __init__(self, n_embd: int, intermediate_size: int, activation: str = "silu") -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(n_embd, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(n_embd, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, n_embd, bias=False)
+        self.act = ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))

@@ -25,7 +25,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from lm_from_scratch.models import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
+from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
+from lm_from_scratch.rope import scaling_from_dict, scaling_to_dict
 from lm_from_scratch.tokenizer import Tokenizer
 
 #: The small GPT-2 that comes with the package; its README says how it was made.
@@ -33,15 +36,23 @@ SHIPPED = Path(__file__).parent / "pretrained" / "gpt2-docs"
 
 # ------------------------------------------------------------------------------------- configs
 
-#: Our names and the names in a GPT-2 checkpoint's ``config.json``; the others are the same.
-CONFIG_NAMES = {
+#: Our names and the names in a checkpoint's ``config.json``; the others are the same.
+GPT2_NAMES = {
     "block_size": "n_positions",
     "intermediate_size": "n_inner",
     "activation": "activation_function",
     "layer_norm_eps": "layer_norm_epsilon",
 }
+QWEN2_NAMES = {
+    "block_size": "max_position_embeddings",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_kv_head": "num_key_value_heads",
+    "n_embd": "hidden_size",
+    "activation": "hidden_act",
+}
 
-#: What a config may switch on that this GPT-2 does not do, and the value that means "off".
+#: What a GPT-2 config may switch on that ours does not do, and the value that means "off".
 NOT_SUPPORTED = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
@@ -49,24 +60,95 @@ NOT_SUPPORTED = {
     "tie_word_embeddings": True,
 }
 
+#: What ``transformers`` takes for a key that a Qwen2 ``config.json`` leaves out, where it is not
+#: our default.
+QWEN2_ABSENT: dict[str, Any] = {
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "tie_word_embeddings": False,
+    "max_window_layers": 28,
+    "sliding_window": 4096,
+    "eos_token_id": None,
+}
 
-def config_from_dict(config: Mapping[str, Any]) -> GPT2Config:
-    """A :class:`GPT2Config` from the contents of a ``config.json``; keys it does not know pass."""
+
+def config_from_dict(config: Mapping[str, Any]) -> Config:
+    """A config from the contents of a ``config.json``; keys that it does not know pass."""
     model_type = config.get("model_type")
-    if model_type != "gpt2":
-        raise ValueError(f"model_type is {model_type!r}; only 'gpt2' can be loaded")
+    if model_type == "gpt2":
+        return gpt2_config_from_dict(config)
+    if model_type == "qwen2":
+        return qwen2_config_from_dict(config)
+    raise ValueError(f"model_type is {model_type!r}; only 'gpt2' and 'qwen2' can be loaded")
+
+
+def config_to_dict(config: Config) -> dict[str, Any]:
+    """The contents of a ``config.json`` that ``transformers`` understands."""
+    return (
+        gpt2_config_to_dict(config)
+        if isinstance(config, GPT2Config)
+        else qwen2_config_to_dict(config)
+    )
+
+
+def gpt2_config_from_dict(config: Mapping[str, Any]) -> GPT2Config:
     for key, off in NOT_SUPPORTED.items():
         if config.get(key, off) != off:
             raise ValueError(f"{key}={config[key]} is not supported, only {key}={off}")
-    names = {f.name: CONFIG_NAMES.get(f.name, f.name) for f in fields(GPT2Config)}
-    known = {ours: config[theirs] for ours, theirs in names.items() if theirs in config}
-    return GPT2Config(**known)
+    names = {f.name: GPT2_NAMES.get(f.name, f.name) for f in fields(GPT2Config)}
+    return GPT2Config(**{our: config[name] for our, name in names.items() if name in config})
 
 
-def config_to_dict(config: GPT2Config) -> dict[str, Any]:
-    """The contents of a ``config.json`` that ``transformers`` understands."""
-    values = {CONFIG_NAMES.get(f.name, f.name): getattr(config, f.name) for f in fields(config)}
+def gpt2_config_to_dict(config: GPT2Config) -> dict[str, Any]:
+    values = {GPT2_NAMES.get(f.name, f.name): getattr(config, f.name) for f in fields(config)}
     return {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **values}
+
+
+def qwen2_config_from_dict(config: Mapping[str, Any]) -> Qwen2Config:
+    """Old configs say ``rope_theta`` and ``rope_scaling``, new ones ``rope_parameters``; the layers
+    that slide are listed in new ones, and follow from two numbers and a switch in old ones."""
+    config = {**QWEN2_ABSENT, **config}
+    names = {f.name: QWEN2_NAMES.get(f.name, f.name) for f in fields(Qwen2Config)}
+    for derived in (
+        "rope_theta",
+        "rope_scaling",
+        "sliding_window",
+        "layer_types",
+        "max_window_layers",
+    ):
+        del names[derived]
+    known = {our: config[name] for our, name in names.items() if name in config}
+    length = config.get("max_position_embeddings", Qwen2Config.block_size)
+    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    theta, known["rope_scaling"] = scaling_from_dict(rope, length)
+    known["rope_theta"] = theta or config.get("rope_theta", 10000.0)
+    types = config.get("layer_types")
+    if config.get("use_sliding_window") and config["sliding_window"] is not None:
+        known["sliding_window"] = config["sliding_window"]
+        key = "max_window_layers" if types is None else "layer_types"
+        known[key] = config["max_window_layers"] if types is None else tuple(types)
+    elif types is not None and SLIDING in types:
+        raise ValueError("layer_types has layers that slide, but use_sliding_window is off")
+    return Qwen2Config(**known)
+
+
+def qwen2_config_to_dict(config: Qwen2Config) -> dict[str, Any]:
+    values = {QWEN2_NAMES.get(f.name, f.name): getattr(config, f.name) for f in fields(config)}
+    rope = scaling_to_dict(config.rope_theta, values.pop("rope_scaling"))
+    layers = [FULL if window is None else SLIDING for window in config.windows]
+    return {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        **values,
+        "rope_parameters": rope,
+        "rope_scaling": None if rope["rope_type"] == "default" else rope,
+        "use_sliding_window": SLIDING in layers,
+        "layer_types": layers,
+        "max_window_layers": layers.index(SLIDING) if SLIDING in layers else config.n_layer,
+    }
 
 
 # ------------------------------------------------------------------------------------- weights
@@ -74,8 +156,8 @@ def config_to_dict(config: GPT2Config) -> dict[str, Any]:
 #: GPT-2's published linear maps are stored as (in, out); ``nn.Linear`` wants (out, in).
 TRANSPOSED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
 
-#: Constant tensors that old checkpoints carry along: the triangle of the causal mask.
-CONSTANTS = re.compile(r"(^|\.)h\.\d+\.attn\.(bias|masked_bias)$")
+#: Constants that old checkpoints carry along: the causal triangle, the rotation's frequencies.
+CONSTANTS = re.compile(r"(^|\.)(h\.\d+\.attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
 
 MAX_SHARD_BYTES = 5 * 10**9
 
@@ -87,17 +169,18 @@ WRITTEN = re.compile(
 DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 
 
-def from_pretrained(folder: str | Path) -> GPT2LMHeadModel:
-    """Read a GPT-2 from a local folder, or from the hub if ``folder`` is a name like ``gpt2``.
+def from_pretrained(folder: str | Path) -> CausalLM:
+    """Read a GPT-2 or a Qwen2 from a local folder, or from the hub if ``folder`` is a name there,
+    like ``gpt2`` or ``Qwen/Qwen2-0.5B``.
 
     The model comes back in evaluation mode, in the dtype of the file. A missing, unexpected or
     wrongly shaped tensor raises a ``ValueError`` that names it.
     """
     folder = local_folder(folder)
     config = config_from_dict(read_json(folder / "config.json"))
-    loaded = rename(read_tensors(folder))
     with torch.device("meta"):
-        model = GPT2LMHeadModel(config)
+        model = build(config)
+    loaded = rename(read_tensors(folder), model)
     check_tensors(loaded, model.state_dict(), folder)
     model.load_state_dict(loaded, assign=True)
     return model.eval()
@@ -105,11 +188,13 @@ def from_pretrained(folder: str | Path) -> GPT2LMHeadModel:
 
 def load_shipped() -> tuple[GPT2LMHeadModel, Tokenizer]:
     """The small GPT-2 that comes with the package, in float32, and its tokenizer."""
-    return from_pretrained(SHIPPED).float(), Tokenizer.load(SHIPPED)
+    model = from_pretrained(SHIPPED).float()
+    assert isinstance(model, GPT2LMHeadModel)
+    return model, Tokenizer.load(SHIPPED)
 
 
 def save_pretrained(
-    model: GPT2LMHeadModel,
+    model: CausalLM,
     folder: str | Path,
     tokenizer: Tokenizer | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
@@ -135,9 +220,7 @@ def save_pretrained(
         replace_folder(temporary, folder)
 
 
-def write_model(
-    model: GPT2LMHeadModel, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES
-) -> None:
+def write_model(model: CausalLM, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
     """Write ``config.json`` and the weights into an existing folder."""
     model = getattr(model, "_orig_mod", model)  # of a compiled model, the model
     dtypes = {parameter.dtype for parameter in model.parameters()}
@@ -223,27 +306,30 @@ def read_file(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} is damaged or incomplete: {error}") from error
 
 
-def rename(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """From a checkpoint's names and layout to ours.
+def rename(tensors: Mapping[str, Tensor], model: CausalLM) -> dict[str, Tensor]:
+    """From a checkpoint's names and layout to those of ``model``.
 
-    The first published files have no ``transformer.`` prefix. A stored head must equal the token
-    embedding, because ours is the embedding.
+    Files of a bare backbone have no ``transformer.`` or ``model.`` prefix. A stored head must equal
+    the token embedding where ours is the embedding.
     """
+    prefix = f"{model.backbone.prefix}."
+    tied = not hasattr(model, "lm_head")
     renamed = {}
     for name, tensor in tensors.items():
         if CONSTANTS.search(name):
             continue
-        if name != "lm_head.weight" and not name.startswith("transformer."):
-            name = f"transformer.{name}"
+        if name != "lm_head.weight" and not name.startswith(prefix):
+            name = prefix + name
         if name in renamed:
             raise ValueError(f"{name} is there twice, with and without the prefix")
         renamed[name] = tensor.T.contiguous() if TRANSPOSED.search(name) else tensor
-    head = renamed.pop("lm_head.weight", None)
-    if head is not None:
-        embedding = renamed.setdefault("transformer.wte.weight", head)
-        if not torch.equal(head, embedding):
+    if tied and "lm_head.weight" in renamed:
+        head = renamed.pop("lm_head.weight")
+        names = {id(tensor): name for name, tensor in model.named_parameters()}
+        embedding = names[id(model.head_weight)]
+        if not torch.equal(head, renamed.setdefault(embedding, head)):
             raise ValueError(
-                "lm_head.weight differs from transformer.wte.weight: the head of this GPT-2 is the "
+                f"lm_head.weight differs from {embedding}: the head of this model is the "
                 "token embedding, so the checkpoint cannot be represented"
             )
     return renamed
@@ -296,7 +382,7 @@ def write_tensors(tensors: dict[str, Tensor], folder: Path, max_shard_bytes: int
 
 def save_training_state(
     folder: str | Path,
-    model: GPT2LMHeadModel,
+    model: CausalLM,
     optimizer: torch.optim.Optimizer,
     recipe: Mapping[str, Any],
     step: int,
@@ -338,7 +424,7 @@ def latest_checkpoint(folder: str | Path) -> Path | None:
 
 def load_training_state(
     checkpoint: Path,
-    model: GPT2LMHeadModel,
+    model: CausalLM,
     optimizer: torch.optim.Optimizer,
     recipe: Mapping[str, Any],
 ) -> int:

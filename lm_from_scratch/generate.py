@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lm_from_scratch.cache import GrowingCache
 from lm_from_scratch.data import padded_batch
-from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
+from lm_from_scratch.models import CausalLM
 from lm_from_scratch.sampling import Sampler
 from lm_from_scratch.tokenizer import Tokenizer
 
@@ -37,7 +37,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def generate(
-    model: GPT2LMHeadModel,
+    model: CausalLM,
     prompts: Sequence[Sequence[int]] | Tensor,
     max_new_tokens: int,
     sampler: Sampler | None = None,
@@ -77,24 +77,25 @@ def generate(
             raise ValueError(f"stop token {token} is not below vocab_size={config.vocab_size}")
     longest = max(len(prompt) for prompt in prompts)
     # the last token that is generated is never fed back, so it needs no position
-    if longest + max_new_tokens - 1 > config.block_size:
+    limit = config.position_limit
+    if limit is not None and longest + max_new_tokens - 1 > limit:
         raise ValueError(
             f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens} do not fit into "
-            f"block_size={config.block_size}"
+            f"block_size={limit}"
         )
     rows = [list(prompt) for prompt in prompts for _ in range(num_return_sequences)]
     return _steps(model, rows, max_new_tokens, sampler, frozenset(stop_tokens), seed)
 
 
 def _steps(
-    model: GPT2LMHeadModel,
+    model: CausalLM,
     rows: list[list[int]],
     max_new_tokens: int,
     sampler: Sampler,
     stop_tokens: frozenset[int],
     seed: int,
 ) -> Iterator[list[int | None]]:
-    device = model.transformer.wte.weight.device
+    device = model.head_weight.device
     batch = padded_batch(rows, pad_token_id=0, side="left").to(device)
     generators = [torch.Generator().manual_seed(seed + i) for i in range(len(rows))]
     seen = torch.zeros(len(rows), model.config.vocab_size, dtype=torch.bool, device=device)
@@ -134,7 +135,7 @@ def complete(steps: Iterator[list[int | None]]) -> list[list[int]]:
 
 
 def generate_text(
-    model: GPT2LMHeadModel,
+    model: CausalLM,
     tokenizer: Tokenizer,
     prompt: str,
     max_new_tokens: int = 200,
@@ -152,7 +153,7 @@ def generate_text(
     return tokenizer.stream(token for token in tokens if token is not None and token != end)
 
 
-def forward_seconds(model: GPT2LMHeadModel, idx: Tensor, repeats: int = 5) -> float:
+def forward_seconds(model: CausalLM, idx: Tensor, repeats: int = 5) -> float:
     """The median time of one forward pass over ``idx`` (B, T), in seconds.
 
     In evaluation mode, without gradients, after one pass that is not counted: the first one pays

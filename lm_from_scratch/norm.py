@@ -11,8 +11,19 @@ set the scale and the level of every feature. For a vector :math:`x` of :math:`C
 
 The variance is the biased one (divided by :math:`C`), and :math:`\epsilon` stands inside the root.
 
-Source: Ba, Kiros, Hinton, *Layer Normalization*, 2016, arXiv:1607.06450.
+RMSNorm leaves the mean where it is and divides by the root of the mean square. Nothing is
+subtracted, and nothing is added:
+
+.. math::
+
+   r = \frac{1}{\sqrt{\frac{1}{C} \sum_c x_c^2 + \epsilon}}, \qquad
+   y_c = x_c \, r \, w_c
+
+Sources: Ba, Kiros, Hinton, *Layer Normalization*, 2016, arXiv:1607.06450; Zhang, Sennrich, *Root
+Mean Square Layer Normalization*, 2019, arXiv:1910.07467.
 """
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +58,70 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps}"
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    """RMSNorm over the last dimension of ``x`` (..., C).
+
+    Half-precision inputs are computed in float32 and rounded *before* the weight multiplies them,
+    in the order of the published models; float64 stays float64.
+    """
+    work = torch.promote_types(x.dtype, torch.float32)
+    h = x.to(work)
+    h = h * torch.rsqrt(h.square().mean(dim=-1, keepdim=True) + eps)
+    return h.to(x.dtype) * weight
+
+
+class RMSNormFunction(torch.autograd.Function):
+    r""":func:`rms_norm` with its gradient derived by hand, about twice as fast on a CPU.
+
+    With :math:`h = x r` and the incoming gradient :math:`g`:
+
+    .. math::
+
+       \frac{\partial L}{\partial w_c} = \sum_{\text{tokens}} g_c h_c, \qquad
+       \frac{\partial L}{\partial x_c} =
+       r \Bigl(g_c w_c - h_c \, \tfrac{1}{C} \sum_i g_i w_i h_i\Bigr)
+
+    Only ``x`` and one number per token are kept for it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        work = torch.promote_types(x.dtype, torch.float32)
+        h = x.to(work)
+        norm = torch.linalg.vector_norm(h, dim=-1, keepdim=True)
+        r = torch.rsqrt(norm.square() / x.shape[-1] + eps)
+        ctx.save_for_backward(x, weight, r)
+        return (h * r).to(x.dtype) * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, r = ctx.saved_tensors
+        h, g, w = x.to(r.dtype) * r, grad.to(r.dtype), weight.to(r.dtype)
+        gh = g * h
+        mean = (gh @ w)[..., None] / x.shape[-1]
+        grad_x = (g * w).addcmul_(h, mean, value=-1.0).mul_(r)
+        grad_weight = gh.flatten(0, -2).sum(dim=0)
+        return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
+
+
+class RMSNorm(nn.Module):
+    """RMSNorm over the last ``n_embd`` features, with a weight (ones) and no bias.
+
+    ``forward`` computes :func:`rms_norm`; the tests hold the two equal, in value and in gradient.
+    """
+
+    def __init__(self, n_embd: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(n_embd))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return RMSNormFunction.apply(x, self.weight, self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}"

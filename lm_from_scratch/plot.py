@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lm_from_scratch.generate import evaluating
-from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
+from lm_from_scratch.models import CausalLM
 from lm_from_scratch.record import record_attention
 from lm_from_scratch.tokenizer import Tokenizer
 from lm_from_scratch.visibility import positions_from_mask
@@ -88,7 +88,7 @@ def attention_map(ax: "Axes", weights: Tensor, labels: Sequence[str], title: str
 
 
 def visualize_attention(
-    model: GPT2LMHeadModel, tokenizer: Tokenizer, text: str, layer: int = 0, head: int = 0
+    model: CausalLM, tokenizer: Tokenizer, text: str, layer: int = 0, head: int = 0
 ) -> "Figure":
     """The attention weights of one head while the model reads ``text`` as a new document."""
     n_layer, n_head = model.config.n_layer, model.config.n_head
@@ -107,7 +107,7 @@ def visualize_attention(
 
 
 def attention_maps(
-    model: GPT2LMHeadModel, idx: Tensor, attention_mask: Tensor | None = None
+    model: CausalLM, idx: Tensor, attention_mask: Tensor | None = None
 ) -> list[Tensor]:
     """The attention weights (B, H, T, T) of every layer while the model reads ``idx`` (B, T)."""
     positions = None if attention_mask is None else positions_from_mask(attention_mask)

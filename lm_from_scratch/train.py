@@ -24,7 +24,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from lm_from_scratch.checkpoint import (
     latest_checkpoint,
@@ -34,7 +35,9 @@ from lm_from_scratch.checkpoint import (
 from lm_from_scratch.data import Batch, PackedBatches
 from lm_from_scratch.generate import evaluating
 from lm_from_scratch.loss import IGNORE, causal_lm_loss
-from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
+from lm_from_scratch.models import CausalLM
+from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
+from lm_from_scratch.norm import RMSNorm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +115,26 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, ob
     ]
 
 
-def evaluate(model: GPT2LMHeadModel, batches: Iterable[Batch], dtype: str = "float32") -> float:
+def residual_dropout_(model: Qwen2ForCausalLM, p: float) -> None:
+    """Drop a share ``p`` of the embeddings, and of what every attention and MLP adds, in training.
+
+    GPT-2 has these three in its config. Qwen2 has none of them, because it sees each text about
+    once; a small model that reads a small corpus many times needs them.
+    """
+    if not 0.0 <= p < 1.0:
+        raise ValueError(f"p={p} must be in [0, 1)")
+
+    def drop(module: nn.Module, args: object, out: Tensor) -> Tensor:
+        return F.dropout(out, p, module.training)
+
+    model.model.embed_tokens.register_forward_hook(drop)
+    for block in model.model.layers:
+        for part in block.children():
+            if not isinstance(part, RMSNorm):
+                part.register_forward_hook(drop)
+
+
+def evaluate(model: CausalLM, batches: Iterable[Batch], dtype: str = "float32") -> float:
     """The mean loss over every target of the batches, in nats per token."""
     device = next(model.parameters()).device
     total, count = 0.0, 0
@@ -134,7 +156,7 @@ def autocast(device: torch.device, dtype: str) -> torch.autocast:
 
 
 def train(
-    model: GPT2LMHeadModel,
+    model: CausalLM,
     batches: PackedBatches,
     config: TrainConfig,
     held_out: list[Batch] | None = None,
@@ -204,7 +226,7 @@ def train(
 
 
 def optimizer_step(
-    model: GPT2LMHeadModel,
+    model: CausalLM,
     optimizer: torch.optim.Optimizer,
     parts: list[Batch],
     config: TrainConfig,

@@ -80,6 +80,11 @@ class GPT2Config:
     def head_dim(self) -> int:
         return self.n_embd // self.n_head
 
+    @property
+    def position_limit(self) -> int:
+        """The number of positions that have an embedding."""
+        return self.block_size
+
 
 #: The published sizes: what differs from the defaults.
 SIZES: dict[str, dict[str, int]] = {
@@ -146,6 +151,8 @@ class Block(nn.Module):
 
 class GPT2Model(nn.Module):
     """From token ids to hidden states: everything but the head."""
+
+    prefix = "transformer"  # its name in a checkpoint
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
@@ -224,15 +231,24 @@ class GPT2LMHeadModel(nn.Module):
         self.transformer = GPT2Model(config)
         self.project = F.linear
 
+    @property
+    def backbone(self) -> GPT2Model:
+        return self.transformer
+
+    @property
+    def head_weight(self) -> Tensor:
+        """(V, C): the token embedding."""
+        return self.transformer.wte.weight
+
     def forward(
         self,
         idx: Tensor,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         cache: Cache = NO_CACHE,
-        keep: slice = slice(None),
+        keep: slice | Tensor = slice(None),
     ) -> Tensor:
         """Logits (B, T, V). ``keep`` chooses the columns to compute them for: ``slice(-1, None)``
-        is the last, all that generation needs."""
+        is the last, all that generation needs; a tensor of indices works too."""
         x = self.transformer(idx, positions, documents, cache)
-        return self.project(x[:, keep], self.transformer.wte.weight)
+        return self.project(x[:, keep], self.head_weight)

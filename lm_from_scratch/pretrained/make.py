@@ -40,7 +40,7 @@ from lm_from_scratch.data import (
     sequential_batches,
     write_tokens,
 )
-from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
+from lm_from_scratch.models import CausalLM
 from lm_from_scratch.tokenizer import Tokenizer
 from lm_from_scratch.train import evaluate
 
@@ -66,7 +66,7 @@ def measure(nats_per_token: float, file: TokenFile) -> dict[str, float]:
 
 
 def held_out_losses(
-    model: GPT2LMHeadModel, tokenizer: Tokenizer, held_out: Sequence[Document]
+    model: CausalLM, tokenizer: Tokenizer, held_out: Sequence[Document]
 ) -> dict[str, dict[str, float]]:
     """The loss on all held-out text, and on each corpus (the part of a name before the slash)."""
     parts = {"all": list(held_out)}

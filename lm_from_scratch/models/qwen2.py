@@ -1,0 +1,315 @@
+r"""Qwen2, complete in one file: config, attention, block, model, head.
+
+The skeleton is GPT-2's, with other parts. Positions enter by rotating queries and keys, not by an
+embedding; the norms do not subtract a mean; the MLP is gated; several query heads share one key and
+value head; and a layer may see the latest keys alone, through a sliding window:
+
+.. math::
+
+   x &\leftarrow x + \mathrm{Attention}(\mathrm{RMSNorm}(x)) \\
+   x &\leftarrow x + \mathrm{GatedMLP}(\mathrm{RMSNorm}(x))
+
+Submodules carry the names of the published checkpoints (``embed_tokens``, ``q_proj``, ...), so
+weights load by name. Shapes: B batch, T tokens, S keys, C = n_embd, H = n_head, Hkv = n_kv_head,
+D = head_dim, V = vocab_size.
+
+Source: Yang et al., *Qwen2 Technical Report*, 2024, arXiv:2407.10671.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lm_from_scratch.activation import ACTIVATIONS, GatedMLP
+from lm_from_scratch.attention import AttentionFunction, sdpa_attention
+from lm_from_scratch.cache import NO_CACHE, Cache, GrowingLayer, NoCache
+from lm_from_scratch.norm import RMSNorm
+from lm_from_scratch.rope import RopeScaling, RotaryEmbedding, apply_rope
+from lm_from_scratch.visibility import Visibility
+
+FULL, SLIDING = "full_attention", "sliding_attention"  # the words of published configs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen2Config:
+    """The numbers that define a Qwen2. The defaults are those of the smallest published one.
+
+    Which layers slide is said by ``layer_types``, one word for each layer, or by
+    ``max_window_layers``: layers with that index *and above* slide (the first releases of the code
+    had it the other way round). A layer that slides sees ``sliding_window`` keys, its own included.
+    """
+
+    vocab_size: int = 151936
+    block_size: int = 32768  # the length it was trained for; rotation itself has no limit
+    n_layer: int = 24
+    n_head: int = 14
+    n_kv_head: int = 2  # None becomes n_head
+    n_embd: int = 896
+    intermediate_size: int = 4864
+    head_dim: int = None  # type: ignore[assignment]  # None becomes n_embd / n_head
+    activation: str = "silu"
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 1_000_000.0
+    rope_scaling: RopeScaling | None = None
+    sliding_window: int | None = None
+    layer_types: tuple[str, ...] | None = None
+    max_window_layers: int | None = None
+    tie_word_embeddings: bool = True
+    attention_dropout: float = 0.0
+    initializer_range: float = 0.02
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | None = 151643
+
+    def __post_init__(self) -> None:
+        sizes = ["vocab_size", "block_size", "n_layer", "n_head", "n_embd", "intermediate_size"]
+        optional = ["n_kv_head", "head_dim", "sliding_window"]
+        for name in sizes + [name for name in optional if getattr(self, name) is not None]:
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be an integer, at least 1")
+        if getattr(self, "head_dim") is None and self.n_embd % self.n_head != 0:  # noqa: B009
+            raise ValueError(
+                f"n_embd={self.n_embd} is not a multiple of n_head={self.n_head}; "
+                "give head_dim if that is meant"
+            )
+        for name, value in (("n_kv_head", self.n_head), ("head_dim", self.n_embd // self.n_head)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        if self.head_dim % 2 != 0:
+            raise ValueError(f"head_dim={self.head_dim} is odd: rotation works on pairs")
+        if self.n_head % self.n_kv_head != 0:
+            raise ValueError(
+                f"n_head={self.n_head} is not a multiple of n_kv_head={self.n_kv_head}"
+            )
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation={self.activation!r} is not one of {sorted(ACTIVATIONS)}")
+        if not isinstance(self.attention_dropout, int | float) or not (
+            0.0 <= self.attention_dropout < 1.0
+        ):
+            raise ValueError(f"attention_dropout={self.attention_dropout!r} must be in [0, 1)")
+        for name in ("rms_norm_eps", "rope_theta", "initializer_range"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0.0 < value < math.inf:
+                raise ValueError(f"{name}={value!r} must be a positive number")
+        if self.rope_scaling is not None and not isinstance(self.rope_scaling, RopeScaling):
+            raise ValueError(f"rope_scaling={self.rope_scaling!r} is not one of {RopeScaling}")
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            token = getattr(self, name)
+            if token is None:
+                continue
+            if type(token) is not int or not 0 <= token < self.vocab_size:
+                raise ValueError(f"{name}={token!r} is not below vocab_size={self.vocab_size}")
+        self._check_layers()
+
+    def _check_layers(self) -> None:
+        types, first = self.layer_types, self.max_window_layers
+        if types is not None and first is not None:
+            raise ValueError("layer_types and max_window_layers both say which layers slide")
+        if types is not None:
+            if type(types) is not tuple or len(types) != self.n_layer:
+                raise ValueError(f"layer_types={types!r} must be a tuple of n_layer={self.n_layer}")
+            if unknown := set(types) - {FULL, SLIDING}:
+                raise ValueError(f"layer_types has {sorted(unknown)}, not {FULL!r} or {SLIDING!r}")
+        if first is not None and (type(first) is not int or first < 0):
+            raise ValueError(f"max_window_layers={first!r} must be an integer, 0 or more")
+        if self.sliding_window is None and (first is not None or SLIDING in (types or ())):
+            raise ValueError("layers that slide need a sliding_window")
+        if self.sliding_window is not None and types is None and first is None:
+            raise ValueError(
+                f"sliding_window={self.sliding_window} needs layer_types or max_window_layers, "
+                "which say for which layers it is"
+            )
+
+    @property
+    def windows(self) -> list[int | None]:
+        """The window of each layer; ``None`` for one that sees everything before it."""
+        if self.layer_types is not None:
+            slides = [kind == SLIDING for kind in self.layer_types]
+        elif self.max_window_layers is not None:
+            slides = [layer >= self.max_window_layers for layer in range(self.n_layer)]
+        else:
+            slides = [False] * self.n_layer
+        return [self.sliding_window if slide else None for slide in slides]
+
+    @property
+    def position_limit(self) -> None:
+        """No position is too high for a rotation. Beyond ``block_size`` the model is untrained."""
+        return None
+
+
+#: The published sizes: what differs from the defaults.
+SIZES: dict[str, dict[str, int | bool]] = {
+    "Qwen2-0.5B": dict(n_layer=24, n_head=14, n_kv_head=2, n_embd=896, intermediate_size=4864),
+    "Qwen2-1.5B": dict(n_layer=28, n_head=12, n_kv_head=2, n_embd=1536, intermediate_size=8960),
+    "Qwen2-7B": dict(
+        n_layer=28, n_head=28, n_kv_head=4, n_embd=3584, intermediate_size=18944,
+        vocab_size=152064, tie_word_embeddings=False,
+    ),
+}  # fmt: skip
+
+
+class Attention(nn.Module):
+    """Causal self-attention: H query heads share Hkv key and value heads.
+
+    ``attend`` is the function that computes it. Queries and keys are rotated to their positions
+    before the keys enter the cache, so a cached key is never touched again.
+    """
+
+    attend: AttentionFunction
+
+    def __init__(self, config: Qwen2Config) -> None:
+        super().__init__()
+        C, D = config.n_embd, config.head_dim
+        self.head_dim = D
+        self.q_proj = nn.Linear(C, config.n_head * D)
+        self.k_proj = nn.Linear(C, config.n_kv_head * D)
+        self.v_proj = nn.Linear(C, config.n_kv_head * D)
+        self.o_proj = nn.Linear(config.n_head * D, C, bias=False)
+        self.attention_dropout = config.attention_dropout
+        self.attend = sdpa_attention
+
+    def forward(
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        visibility: Visibility,
+        cache: NoCache | GrowingLayer,
+    ) -> Tensor:
+        B, T, _ = x.shape
+        q = self.q_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
+        k = self.k_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, Hkv, T, D)
+        v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)
+        q, k = apply_rope(q, *rotation), apply_rope(k, *rotation)
+        k, v = cache.update(k, v)  # (B, Hkv, S, D)
+        y = self.attend(q, k, v, visibility, self.attention_dropout if self.training else 0.0)
+        return self.o_proj(y.transpose(1, 2).reshape(B, T, -1))
+
+
+class Block(nn.Module):
+    """One layer: attention moves information between tokens, the MLP works on each of them."""
+
+    def __init__(self, config: Qwen2Config) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.n_embd, config.rms_norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(config.n_embd, config.rms_norm_eps)
+        self.mlp = GatedMLP(config.n_embd, config.intermediate_size, config.activation)
+
+    def forward(
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        visibility: Visibility,
+        cache: NoCache | GrowingLayer,
+    ) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotation, visibility, cache)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Qwen2Model(nn.Module):
+    """From token ids, or embeddings, to hidden states: everything but the head."""
+
+    prefix = "model"  # its name in a checkpoint
+
+    def __init__(self, config: Qwen2Config) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.n_embd)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.norm = RMSNorm(config.n_embd, config.rms_norm_eps)
+        self.rotary_emb = RotaryEmbedding(config.head_dim, config.rope_theta, config.rope_scaling)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Draw the weights: N(0, initializer_range²); biases 0, norms 1, the padding row 0."""
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif parameter.dim() == 1:
+                parameter.fill_(1.0)
+            else:
+                parameter.normal_(0.0, self.config.initializer_range)
+        if self.config.pad_token_id is not None:
+            self.embed_tokens.weight[self.config.pad_token_id].zero_()
+
+    def forward(
+        self,
+        idx: Tensor,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        cache: Cache = NO_CACHE,
+    ) -> Tensor:
+        """Hidden states (B, T, C), after the last norm, of the token ids ``idx`` (B, T).
+
+        ``positions`` (B, T) say where each token stands, -1 for padding; without them every row
+        continues where the cache ends. ``documents`` (B, T) number the documents packed into a row,
+        whose positions start again at 0 in each.
+        """
+        if idx.dim() != 2:
+            raise ValueError(f"idx has shape {tuple(idx.shape)}; it must be (batch, tokens)")
+        return self.forward_embedded(self.embed_tokens(idx), positions, documents, cache)
+
+    def forward_embedded(
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        cache: Cache = NO_CACHE,
+    ) -> Tensor:
+        """The same from embeddings ``x`` (B, T, C), which need not be those of tokens."""
+        if x.dim() != 3 or x.shape[2] != self.config.n_embd:
+            raise ValueError(
+                f"x has shape {tuple(x.shape)}; it must be (batch, tokens, "
+                f"n_embd={self.config.n_embd})"
+            )
+        visibility = cache.see(x, positions, documents, len(self.layers))
+        seen = {window: visibility.within(window) for window in set(self.config.windows)}
+        rotation = self.rotary_emb(visibility.query_positions, x.dtype)
+        for layer, window in enumerate(self.config.windows):
+            x = self.layers[layer](x, rotation, seen[window], cache[layer])
+        return self.norm(x)
+
+
+class Qwen2ForCausalLM(nn.Module):
+    """Qwen2 with its language-model head.
+
+    A tied head *is* the token embedding, used the other way round: there is no second matrix that
+    loading, replacing or moving a weight could separate from the first. An untied head is
+    ``lm_head``. ``project`` is the function that applies it.
+    """
+
+    def __init__(self, config: Qwen2Config) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Qwen2Model(config)
+        if not config.tie_word_embeddings:
+            self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+            nn.init.normal_(self.lm_head.weight, 0.0, config.initializer_range)
+        self.project = F.linear
+
+    @property
+    def backbone(self) -> Qwen2Model:
+        return self.model
+
+    @property
+    def head_weight(self) -> Tensor:
+        """(V, C): the embedding if they are tied."""
+        tied = self.config.tie_word_embeddings
+        return self.model.embed_tokens.weight if tied else self.lm_head.weight
+
+    def forward(
+        self,
+        idx: Tensor,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        cache: Cache = NO_CACHE,
+        keep: slice | Tensor = slice(None),
+    ) -> Tensor:
+        """Logits (B, T, V). ``keep`` chooses the columns to compute them for: ``slice(-1, None)``
+        is the last, all that generation needs; a tensor of indices works too."""
+        x = self.model(idx, positions, documents, cache)
+        return self.project(x[:, keep], self.head_weight)
