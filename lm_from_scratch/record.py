@@ -6,12 +6,19 @@ block lasts, and the model's results stay the same.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lm_from_scratch.attention import AttentionFunction, attention_layers, attention_weights
 from lm_from_scratch.visibility import Visibility
+
+
+def blocks(model: nn.Module) -> nn.ModuleList:
+    """The blocks of a built model, in order: its list of modules that hold an attention layer."""
+    attention_layers(model)  # says so if there is none
+    return next(module for module in model.modules() if isinstance(module, nn.ModuleList))
 
 
 @contextmanager
@@ -46,3 +53,36 @@ def record_attention(model: nn.Module) -> Iterator[list[list[Tensor]]]:
     finally:
         for layer, attend in zip(layers, originals, strict=True):
             layer.attend = attend
+
+
+@contextmanager
+def record_hidden_states(model: nn.Module) -> Iterator[list[list[Tensor]]]:
+    """Record the hidden states (B, T, C) of every forward pass of a built model.
+
+    Yields L + 2 lists: the embeddings, what each of the L blocks returns, and the last of these
+    after the final norm. (``transformers`` returns L + 1: the output of the last block before the
+    norm is missing there.) States are detached; each forward appends one to every list::
+
+        with record_hidden_states(model) as states:
+            model(idx)
+        states[3][0]  # after three blocks, first forward
+    """
+    layers = blocks(model)
+    siblings = next(list(m.children()) for m in model.modules() if layers in m.children())
+    norm = siblings[siblings.index(layers) + 1]
+    states: list[list[Tensor]] = [[] for _ in range(len(layers) + 2)]
+
+    def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+        states[0].append(args[0].detach())
+
+    def after(kept: list[Tensor]) -> Any:
+        return lambda module, args, out: kept.append(out.detach())
+
+    handles = [layers[0].register_forward_pre_hook(before)]
+    for module, kept in zip([*layers, norm], states[1:], strict=True):
+        handles.append(module.register_forward_hook(after(kept)))
+    try:
+        yield states
+    finally:
+        for handle in handles:
+            handle.remove()
