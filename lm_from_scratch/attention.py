@@ -9,13 +9,14 @@ over the keys that :mod:`~lm_from_scratch.visibility` lets the query see. Every 
 a function with one signature, ``(q, k, v, visibility, dropout)``, and the same result:
 :data:`ATTENTION_KINDS` lists them and :func:`use_attention_` puts one into a built model.
 
-With **grouped-query attention** several query heads share one key and value head: query head ``h``
-reads key head ``h // (H / Hkv)``. Hkv = 1 is multi-query attention.
+Two of them stand here: ``formula`` is the equation, ``sdpa`` the fused kernel of torch, which the
+models use. ``tiled`` is in :mod:`~lm_from_scratch.online_softmax`, ``flex`` in
+:mod:`~lm_from_scratch.flex`, ``packed`` in :mod:`~lm_from_scratch.varlen`. What each supports and
+how exact it is, :mod:`~lm_from_scratch.conformance` measures.
 
 Shapes: B batch, H query heads, Hkv key and value heads, T queries, S keys, D features of a head.
 
-Sources: Vaswani et al., *Attention Is All You Need*, 2017, arXiv:1706.03762; Ainslie et al., *GQA*,
-2023, arXiv:2305.13245.
+Source: Vaswani et al., *Attention Is All You Need*, 2017, arXiv:1706.03762.
 """
 
 import math
@@ -26,17 +27,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lm_from_scratch.flex import flex_attention
+from lm_from_scratch.gqa import check_shapes, repeat_kv
+from lm_from_scratch.online_softmax import tiled_attention
+from lm_from_scratch.varlen import packed_attention
 from lm_from_scratch.visibility import Visibility
-
-
-def repeat_kv(x: Tensor, n_head: int) -> Tensor:
-    """(B, Hkv, S, D) to (B, H, S, D): each head ``H / Hkv`` times in a row, as 0 0 0 1 1 1.
-
-    (Tiling, as 0 1 0 1 0 1, would give every query head the keys of another group.)
-    """
-    if n_head % x.shape[1] != 0:
-        raise ValueError(f"{n_head} query heads cannot share {x.shape[1]} key heads evenly")
-    return x.repeat_interleave(n_head // x.shape[1], dim=1)
 
 
 def attention_weights(q: Tensor, k: Tensor, visibility: Visibility) -> Tensor:
@@ -48,7 +43,9 @@ def attention_weights(q: Tensor, k: Tensor, visibility: Visibility) -> Tensor:
     """
     work = torch.promote_types(q.dtype, torch.float32)
     k = repeat_kv(k, q.shape[1])
-    scores = q.to(work) @ k.to(work).transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, H, T, S)
+    device = "cpu" if q.is_meta else q.device.type  # shapes alone have no autocast
+    with torch.autocast(device, enabled=False):  # which would round the scores
+        scores = q.to(work) @ k.to(work).mT / math.sqrt(q.shape[-1])  # (B, H, T, S)
     hidden = ~visibility.mask
     scores = scores.masked_fill(hidden, torch.finfo(work).min)
     return torch.softmax(scores, dim=-1).masked_fill(hidden, 0.0).to(q.dtype)
@@ -58,6 +55,7 @@ def formula_attention(
     q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout: float = 0.0
 ) -> Tensor:
     """Attention as written above, (B, H, T, D): every weight exists in memory at once."""
+    check_shapes(q, k, v, visibility)
     weights = F.dropout(attention_weights(q, k, visibility), p=dropout)
     return weights @ repeat_kv(v, q.shape[1])
 
@@ -70,12 +68,17 @@ def sdpa_attention(
     ``is_causal`` is used only when queries and keys are the same tokens: for fewer queries than
     keys torch aligns the triangle to the first key, which is wrong after a cache.
     """
-    needs_mask = not (visibility.is_causal or visibility.is_full)
+    check_shapes(q, k, v, visibility)
+    mask = None if visibility.is_causal or visibility.is_full else visibility.mask
+    if mask is not None and visibility.dense and visibility.window is not None:
+        # what is too old for the first query is too old for all of them
+        old = max(0, k.shape[2] - q.shape[2] - visibility.window + 1)
+        k, v, mask = k[:, :, old:], v[:, :, old:], mask[..., old:]
     return F.scaled_dot_product_attention(
         q,
         k,
         v,
-        attn_mask=visibility.mask if needs_mask else None,
+        attn_mask=mask,
         dropout_p=dropout,
         is_causal=visibility.is_causal,
         enable_gqa=q.shape[1] != k.shape[1],
@@ -87,6 +90,9 @@ AttentionFunction = Callable[[Tensor, Tensor, Tensor, Visibility, float], Tensor
 ATTENTION_KINDS: dict[str, AttentionFunction] = {
     "formula": formula_attention,
     "sdpa": sdpa_attention,
+    "tiled": tiled_attention,
+    "flex": flex_attention,
+    "packed": packed_attention,
 }
 
 

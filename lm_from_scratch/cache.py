@@ -169,6 +169,14 @@ class GrowingCache:
             self.positions = torch.cat([old.expand(rows, -1), new.expand(rows, -1)], dim=1)
         return Visibility(new, self.positions, dense=positions is None)
 
+    def reorder(self, rows: Tensor) -> None:
+        """Keep the given ``rows``, in that order; one may stand there twice, as in beam search."""
+        for layer in self.layers:
+            if layer.keys is not None and layer.values is not None:
+                layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+        if self.positions is not None and self.positions.shape[0] > 1:
+            self.positions = self.positions[rows]
+
     def __getitem__(self, layer: int) -> GrowingLayer:
         return self.layers[layer]
 

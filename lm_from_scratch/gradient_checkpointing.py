@@ -36,4 +36,5 @@ def use_gradient_checkpointing_(model: nn.Module) -> None:
     """
     for block in blocks(model):
         if not type(block).__name__.startswith("Checkpointed"):
-            block.__class__ = _checkpointed(type(block))
+            kind: Any = type(block)
+            block.__class__ = _checkpointed(kind)

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
@@ -99,6 +100,7 @@ class RMSNormFunction(torch.autograd.Function):
         return (h * r).to(x.dtype) * weight
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, r = ctx.saved_tensors
         h, g, w = x.to(r.dtype) * r, grad.to(r.dtype), weight.to(r.dtype)

@@ -70,8 +70,7 @@ def rotation(positions: Tensor, inv_freq: Tensor, factor: float = 1.0) -> tuple[
     Padding (position -1) is turned like any token; attention never looks at it.
     """
     inv_freq = inv_freq.to(torch.promote_types(inv_freq.dtype, torch.float32))
-    angles = positions[..., None] * inv_freq  # (B, T, D/2)
-    angles = angles[:, None]  # (B, 1, T, D/2): the same for every head
+    angles = (positions[..., None] * inv_freq)[:, None]  # (B, 1, T, D/2): alike for all heads
     return angles.cos() * factor, angles.sin() * factor
 
 
@@ -122,7 +121,7 @@ def _check(scaling: Any, name: str, low: float, above: bool = False) -> None:
         raise ValueError(f"{type(scaling).__name__}: {name}={value!r} must be a number {limit}")
 
 
-def _slow_down(inv_freq: Tensor, factor: float, keep: Tensor | float) -> Tensor:
+def _slow_down(inv_freq: Tensor, factor: float, keep: Tensor) -> Tensor:
     """Pairs with ``keep`` 1 turn as before, with ``keep`` 0 ``factor`` times slower."""
     return inv_freq * keep + inv_freq / factor * (1.0 - keep)
 
@@ -232,7 +231,6 @@ class YaRNScaling:
         self, positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype = torch.float32
     ) -> tuple[Tensor, float]:
         inv_freq = inverse_frequencies(head_dim, theta, positions.device, dtype)
-
         ends = [  # the i, a real number, whose pair makes that many turns
             head_dim * math.log(self.original_length / (2 * math.pi * turns), theta) / 2
             for turns in (self.beta_fast, self.beta_slow)
@@ -282,7 +280,7 @@ class RotaryEmbedding(nn.Module):
 
     It holds numbers and no tensor, so there is nothing for ``.to(torch.bfloat16)`` to round, for
     the meta device to lose, or for a longer sequence to outgrow: each call computes from the
-    positions it gets. That is B*T*D/2 cosines beside the model's B*T*D*D multiplications.
+    positions it gets, which costs little beside a single layer.
     """
 
     def __init__(
@@ -323,8 +321,8 @@ def scaling_from_dict(
     the older ``rope_scaling``.
 
     ``block_size`` is the config's ``max_position_embeddings``: the original length where the
-    dictionary names none. (transformers uses it for ``dynamic`` even where one is named.) Keys that
-    no scaling has are ignored; a rotation that this module does not have is refused.
+    dictionary names none. (For ``dynamic``, transformers uses it even where one is named.) Keys
+    that no scaling has are ignored; a rotation that this module does not have is refused.
     """
     given = {key: value for key, value in rope_parameters.items() if value is not None}
     for key, value in given.items():

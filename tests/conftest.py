@@ -15,7 +15,9 @@ from hypothesis import HealthCheck, settings
 from torch import nn
 
 from lm_from_scratch.checkpoint import from_pretrained, save_pretrained
+from lm_from_scratch.models import CausalLM
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
+from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 
 torch.set_num_threads(1)
 settings.register_profile(
@@ -40,6 +42,20 @@ TINY = dict(
     eos_token_id=2,
 )
 
+QWEN2 = dict(
+    vocab_size=97,
+    block_size=128,
+    n_layer=3,
+    n_head=6,
+    n_kv_head=2,
+    n_embd=48,
+    intermediate_size=56,
+    rope_theta=10000.0,
+    tie_word_embeddings=False,
+    pad_token_id=0,
+    eos_token_id=2,
+)
+
 #: Options of a `train` command that is over in a second.
 SMALL = [
     "--vocab-size", "300", "--n-layer", "1", "--n-head", "2", "--n-embd", "16", "--block-size",
@@ -54,7 +70,7 @@ def enlarge_(model: nn.Module, seed: int = 0, std: float = 0.25) -> None:
     for name, parameter in sorted(model.named_parameters()):
         scale = std if parameter.dim() > 1 else std / 2
         parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
-        if "ln_" in name and name.endswith("weight"):
+        if ("ln_" in name or "norm" in name) and name.endswith("weight"):
             parameter.add_(1.0)
 
 
@@ -65,9 +81,16 @@ def tiny_gpt2(seed: int = 0, std: float = 0.25, **changes: object) -> GPT2LMHead
     return model
 
 
-def hf_twin(model: GPT2LMHeadModel) -> nn.Module:
+def tiny_qwen2(seed: int = 0, std: float = 0.25, **changes: object) -> Qwen2ForCausalLM:
+    """A small Qwen2 in evaluation mode, with large random weights."""
+    model = Qwen2ForCausalLM(Qwen2Config(**{**QWEN2, **changes})).eval()
+    enlarge_(model, seed, std)
+    return model
+
+
+def hf_twin(model: CausalLM) -> nn.Module:
     """The same model in transformers, carried over through a folder on disk."""
-    from transformers import GPT2LMHeadModel as HFModel
+    from transformers import AutoModelForCausalLM as HFModel
 
     with tempfile.TemporaryDirectory() as folder:
         save_pretrained(model, Path(folder) / "model")
@@ -90,7 +113,21 @@ def tiny_hf(seed: int = 0, **changes: object) -> nn.Module:
     return model
 
 
-def ours_from_hf(twin: nn.Module) -> GPT2LMHeadModel:
+def tiny_hf_qwen2(seed: int = 0, **changes: object) -> nn.Module:
+    """A small random Qwen2 made by transformers."""
+    from transformers import Qwen2Config as HFConfig
+    from transformers import Qwen2ForCausalLM as HFModel
+
+    config = dict(
+        vocab_size=97, max_position_embeddings=128, num_hidden_layers=3, num_attention_heads=6,
+        num_key_value_heads=2, hidden_size=48, intermediate_size=56, pad_token_id=0, eos_token_id=2,
+    )  # fmt: skip
+    model = HFModel(HFConfig(**{**config, **changes})).eval()
+    enlarge_(model, seed)
+    return model
+
+
+def ours_from_hf(twin: nn.Module) -> CausalLM:
     with tempfile.TemporaryDirectory() as folder:
         twin.save_pretrained(folder)
         return from_pretrained(folder)

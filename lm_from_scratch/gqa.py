@@ -1,0 +1,46 @@
+r"""Grouped-query attention: several query heads share one key and value head.
+
+Query head ``h`` reads key head ``h // (H / Hkv)``. With Hkv = H every head has its own keys; with
+Hkv = 1 it is multi-query attention. A key-value cache holds Hkv heads alone, which is the point.
+
+Shapes: B batch, H query heads, Hkv key and value heads, T queries, S keys, D features of a head.
+
+Source: Ainslie et al., *GQA*, 2023, arXiv:2305.13245.
+"""
+
+from torch import Tensor
+
+from lm_from_scratch.visibility import Visibility
+
+
+def repeat_kv(x: Tensor, n_head: int) -> Tensor:
+    """(B, Hkv, S, D) to (B, H, S, D): each head ``H / Hkv`` times in a row, as 0 0 0 1 1 1.
+
+    (Tiling, as 0 1 0 1 0 1, would give every query head the keys of another group.)
+    """
+    if n_head % x.shape[1] != 0:
+        raise ValueError(f"{n_head} query heads cannot share {x.shape[1]} key heads evenly")
+    return x.repeat_interleave(n_head // x.shape[1], dim=1)
+
+
+def check_shapes(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility) -> None:
+    """Refuse queries (B, H, T, D), keys and values (B, Hkv, S, D) that do not fit together."""
+    if q.dim() != 4 or k.dim() != 4 or k.shape != v.shape:
+        raise ValueError(
+            f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: q must be (B, H, T, D), "
+            "k and v (B, Hkv, S, D)"
+        )
+    B, H, T, D = q.shape
+    Hkv, S = k.shape[1:3]
+    if (k.shape[0], k.shape[3]) != (B, D):
+        raise ValueError(f"q has (B, D) = {(B, D)}, k and v have {(k.shape[0], k.shape[3])}")
+    if H % Hkv != 0:
+        raise ValueError(f"{H} query heads cannot share {Hkv} key heads evenly")
+    if (visibility.query_length, visibility.key_length) != (T, S):
+        raise ValueError(
+            f"there are {T} queries and {S} keys, but the visibility is for "
+            f"{visibility.query_length} and {visibility.key_length}"
+        )
+    for positions in (visibility.query_positions, visibility.key_positions):
+        if positions.shape[0] not in (1, B):
+            raise ValueError(f"q has {B} rows, but the visibility has {positions.shape[0]}")

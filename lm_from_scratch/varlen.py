@@ -1,0 +1,180 @@
+r"""Attention over sequences of different lengths, laid end to end without padding.
+
+Padding costs what tokens cost. Here N tokens of all sequences stand in one row, and
+``cu_seq`` (*cumulative sequence lengths*: 0, then the sum of the lengths so far) says where each
+begins: sequence ``i`` is ``cu_seq[i] : cu_seq[i + 1]``. Attention stays within a sequence and is
+causal there. A sequence may have fewer queries than keys, when the earlier tokens come from a
+cache; its queries are then the *last* ones: causality is aligned to the bottom right.
+
+:func:`varlen_attention` computes this, and :func:`packed_attention` brings a padded batch to this
+form and back.
+
+Shapes: N queries and M keys of all sequences, H query heads, Hkv key and value heads, D features.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lm_from_scratch.gqa import check_shapes
+from lm_from_scratch.visibility import Visibility
+
+
+def boundaries(name: str, cu_seq: Tensor, n_tokens: int) -> list[int]:
+    """The cumulative lengths as numbers, which rise from 0 to the number of tokens."""
+    bounds: list[int] = cu_seq.tolist()
+    if bounds[:1] != [0] or bounds[-1] != n_tokens or bounds != sorted(bounds):
+        raise ValueError(f"{name}={bounds} must rise from 0 to the number of tokens, {n_tokens}")
+    return bounds
+
+
+def varlen_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    window: int | None = None,
+) -> Tensor:
+    """Causal attention (N, H, D) of q (N, H, D) to k and v (M, Hkv, D) within each sequence.
+
+    Half precision on CUDA goes through torch's fused ``varlen_attn``; that path was not run on a
+    GPU here. Everything else goes through SDPA, one sequence after the other.
+    """
+    bounds_q = boundaries("cu_seq_q", cu_seq_q, q.shape[0])
+    bounds_k = boundaries("cu_seq_k", cu_seq_k, k.shape[0])
+    if len(bounds_q) != len(bounds_k):
+        raise ValueError(
+            f"cu_seq_q is for {len(bounds_q) - 1} sequences, cu_seq_k for {len(bounds_k) - 1}"
+        )
+    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16):
+        return fused_varlen_attention(q, k, v, bounds_q, bounds_k, window)
+    results = [q[:0]]
+    for queries, keys in zip(pairwise(bounds_q), pairwise(bounds_k), strict=True):
+        one_q, one_k, one_v = q[slice(*queries)], k[slice(*keys)], v[slice(*keys)]
+        results.append(one_sequence(one_q, one_k, one_v, window))
+    return torch.cat(results)
+
+
+def one_sequence(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+    """Attention (T, H, D) of one sequence: its T queries are the last of its S tokens."""
+    T, S = q.shape[0], k.shape[0]
+    query_positions = torch.arange(S - T, S, device=q.device)[None]
+    key_positions = torch.arange(S, device=q.device)[None]
+    visibility = Visibility(query_positions, key_positions, window=window, dense=True)
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # (1, H, T, D)
+    y = F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=None if visibility.is_causal else visibility.mask,
+        is_causal=visibility.is_causal,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return y[0].transpose(0, 1)
+
+
+def fused_varlen_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bounds_q: list[int],
+    bounds_k: list[int],
+    window: int | None,
+) -> Tensor:
+    """The same in one kernel for all sequences, on CUDA."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    def longest(bounds: list[int]) -> int:
+        return max(stop - start for start, stop in pairwise(bounds))
+
+    y: Tensor = varlen_attn(
+        q,
+        k,
+        v,
+        torch.tensor(bounds_q, dtype=torch.int32, device=q.device),
+        torch.tensor(bounds_k, dtype=torch.int32, device=q.device),
+        longest(bounds_q),
+        longest(bounds_k),
+        # keys to the left of the query's own, and to its right; -1 is no limit
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return y
+
+
+def sequences(visibility: Visibility, B: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The columns of queries and of keys of each sequence, as indices into the flattened batch.
+
+    A sequence is what stands in one row and one document; padding is in none. One without queries
+    or without keys is left out: no result depends on it.
+    """
+    T, S = visibility.query_length, visibility.key_length
+    query_positions = visibility.query_positions.expand(B, -1)
+    key_positions = visibility.key_positions.expand(B, -1)
+    if visibility.query_documents is None or visibility.key_documents is None:
+        query_documents, key_documents = query_positions * 0, key_positions * 0
+    else:
+        query_documents, key_documents = visibility.query_documents, visibility.key_documents
+    for row in range(B):
+        for document in query_documents[row].unique():
+            its_queries = (query_documents[row] == document) & (query_positions[row] >= 0)
+            its_keys = (key_documents[row] == document) & (key_positions[row] >= 0)
+            if its_queries.any() and its_keys.any():
+                queries, keys = its_queries.nonzero()[:, 0], its_keys.nonzero()[:, 0]
+                check_order(row, query_positions[row, queries], key_positions[row, keys])
+                yield row * T + queries, row * S + keys
+
+
+def check_order(row: int, queries: Tensor, keys: Tensor) -> None:
+    """Refuse positions of a sequence from which its place alone would give the wrong keys."""
+    for found, needed, rule in (
+        (keys, keys[0], "the keys of a sequence must stand in order, without gaps"),
+        (queries, keys[-1] - len(queries) + 1, "the queries must be the last of a sequence"),
+    ):
+        expected = torch.arange(len(found), device=found.device) + needed
+        wrong = (found != expected).nonzero().flatten()
+        if len(wrong):
+            raise ValueError(
+                f"row {row}: position {found[wrong[0]]} stands where packed attention needs "
+                f"{expected[wrong[0]]}: {rule}"
+            )
+
+
+def cumulative(parts: Iterable[Tensor]) -> Tensor:
+    """0, and the sum of the lengths so far."""
+    return torch.tensor([0, *accumulate(len(part) for part in parts)])
+
+
+def packed_attention(
+    q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout: float = 0.0
+) -> Tensor:
+    """Attention of a batch with its padding taken out: :func:`varlen_attention` on real tokens.
+
+    The sequences are read from the positions, which makes a GPU wait. Their tokens must stand in
+    order, and the queries be the last ones; a ``ValueError`` names the row where they do not.
+    No dropout: the fused kernel has none.
+    """
+    if dropout > 0:
+        raise ValueError(f"packed attention has no dropout, but dropout={dropout}: use sdpa")
+    check_shapes(q, k, v, visibility)
+    B, H, T, D = q.shape
+    found = list(sequences(visibility, B))
+    if not found:
+        return q * 0  # nothing sees anything
+    queries, keys = zip(*found, strict=True)
+    at, source = torch.cat(queries), torch.cat(keys)  # (N,), (M,)
+    flat_q, flat_k, flat_v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B * T, H, D)
+    y = varlen_attention(
+        flat_q[at],
+        flat_k[source],
+        flat_v[source],
+        cumulative(queries),
+        cumulative(keys),
+        visibility.window,
+    )
+    y = torch.zeros_like(flat_q).index_copy(0, at, y)
+    return y.view(B, T, H, D).transpose(1, 2)
