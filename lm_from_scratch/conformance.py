@@ -1,7 +1,7 @@
 r"""Every kind of attention on every kind of input, against one oracle.
 
-The oracle is attention written as plain loops in float64, with its own statement of what a query may
-see, in Python integers. :func:`matrix` runs each kind of
+The oracle is attention as plain loops in float64, with its own statement, in Python integers, of
+what a query may see. :func:`matrix` runs each kind of
 :data:`~lm_from_scratch.attention.ATTENTION_KINDS` on each of the :data:`CASES` in four dtypes,
 forward and backward, and yields one :class:`Cell` after the other::
 
@@ -201,8 +201,8 @@ def measure(
     q, k, v, upstream = case.tensors(dtype)
 
     def mean_result(*inputs: Tensor) -> Tensor:
-        copied = [x.repeat(case.copies, 1, 1, 1) for x in inputs]
-        y = attend(*copied, case.visibility(), case.dropout)
+        q, k, v = (x.repeat(case.copies, 1, 1, 1) for x in inputs)
+        y = attend(q, k, v, case.visibility(), case.dropout)
         return y.unflatten(0, (case.copies, -1)).mean(0)
 
     forward = gradient = refusal = None

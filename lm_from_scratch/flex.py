@@ -1,8 +1,8 @@
 r"""Attention through FlexAttention: the rule as a function of indices, compiled into the kernel.
 
 ``torch.nn.attention.flex_attention`` takes a function ``(b, h, t, s) -> visible`` in place of a
-mask. Compiled for a GPU, the function becomes part of one fused kernel, and a *block mask* lists the
-blocks of 128 x 128 scores that hold anything visible, so that the others are never computed.
+mask. Compiled for a GPU, the function becomes part of one fused kernel, and a *block mask* lists
+the blocks of 128 x 128 scores that hold anything visible, so that the others are never computed.
 
 On a CPU torch has the forward pass only. Here it runs uncompiled, and every score exists in memory,
 as in the formula: it shows that the rule is right, not how fast it can be. The compiled path for a
@@ -83,10 +83,6 @@ def flex_attention(
     blocks = module.create_block_mask(mask_function(visibility, B), B, None, T, S, device=q.device)
     if not on_cpu:
         return compiled_flex_attention()(q, k, v, block_mask=blocks, enable_gqa=True)
-    # Uncompiled, scores are made in the dtype of q, and 256 * 256 is infinite in float16. Tensors
-    # that require a gradient are refused even under no_grad().
-    work = torch.promote_types(q.dtype, torch.float32)
-    inputs = [x.detach().to(work) for x in (q, k, v)]
+    q, k, v = q.detach(), k.detach(), v.detach()  # what requires a gradient is refused in any case
     with uncompiled(), torch.autocast("cpu", enabled=False):
-        y = module.flex_attention(*inputs, block_mask=blocks, enable_gqa=True)
-    return y.to(q.dtype)
+        return module.flex_attention(q, k, v, block_mask=blocks, enable_gqa=True)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from conftest import tiny_gpt2, tiny_hf, token_ids
 
-from lm_from_scratch.activation import ACTIVATIONS, gelu, gelu_new
+from lm_from_scratch.activation import ACTIVATIONS, GatedMLP, gelu, gelu_new, swiglu
 from lm_from_scratch.checkpoint import from_pretrained
 from lm_from_scratch.models.gpt2 import GPT2Config
 
@@ -48,3 +48,29 @@ def test_G21_the_default_is_the_tanh_gelu_of_gpt2() -> None:
 def test_an_unknown_activation_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"activation='swish7' is not one of"):
         GPT2Config(activation="swish7")
+
+
+def test_swiglu_equals_its_formula_in_value_and_gradient() -> None:
+    leaves = [torch.randn(3, 7, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    gate, up = leaves
+    torch.testing.assert_close(swiglu(gate, up), gate / (1 + torch.exp(-gate)) * up)
+    assert torch.autograd.gradcheck(swiglu, leaves)
+    assert (swiglu(gate, up) - swiglu(up, gate)).abs().max() > 0.1  # which is the gate matters
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_new", "relu"])
+def test_the_gated_mlp_equals_that_of_transformers(activation: str) -> None:
+    from transformers import Qwen2Config as HFConfig
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
+
+    theirs = Qwen2MLP(HFConfig(hidden_size=12, intermediate_size=20, hidden_act=activation))
+    ours = GatedMLP(12, 20, activation)
+    ours.load_state_dict(theirs.state_dict())
+    x, y = (torch.randn(2, 3, 12, generator=torch.Generator().manual_seed(0)) for _ in range(2))
+    a, b = ours(x.requires_grad_()), theirs(y.requires_grad_())
+    torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
+    a.sum().backward()
+    b.sum().backward()
+    torch.testing.assert_close(x.grad, y.grad, atol=1e-6, rtol=0)
+    if activation == "silu":
+        torch.testing.assert_close(a, ours.down_proj(swiglu(ours.gate_proj(x), ours.up_proj(x))))

@@ -1,4 +1,4 @@
-"""attention.py: one rule for visibility; the formula and the fused kernel obey it."""
+"""attention.py: one rule for visibility, which every kind obeys (tests/test_conformance.py)."""
 
 import pytest
 import torch
@@ -7,7 +7,14 @@ from conftest import tiny_gpt2, token_ids
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_from_scratch.attention import ATTENTION_KINDS, attention_weights, use_attention_
+from lm_from_scratch.attention import (
+    ATTENTION_KINDS,
+    attention_weights,
+    sdpa_attention,
+    use_attention_,
+)
+from lm_from_scratch.conformance import CASES, itself, oracle
+from lm_from_scratch.gqa import check_shapes, repeat_kv
 from lm_from_scratch.models.gpt2 import SIZES
 from lm_from_scratch.record import record_attention
 from lm_from_scratch.visibility import Visibility, positions_from_mask
@@ -25,104 +32,15 @@ def tensors(B=2, H=3, T=7, S=7, D=5, dtype=torch.float64, scale=1.0, seed=0):
     )
 
 
-def oracle(q, k, v, visible) -> torch.Tensor:
-    """Attention in float64, one row after the other; ``visible(b, t, s)`` is Python."""
-    q, k, v = q.double(), k.double(), v.double()
-    out = torch.zeros_like(q)
-    for b in range(q.shape[0]):
-        for h in range(q.shape[1]):
-            for t in range(q.shape[2]):
-                keys = [s for s in range(k.shape[2]) if visible(b, t, s)]
-                if keys:
-                    scores = k[b, h, keys] @ q[b, h, t] / q.shape[-1] ** 0.5
-                    out[b, h, t] = scores.softmax(0) @ v[b, h, keys]
-    return out
-
-
-def python_rule(vis: Visibility):
-    def visible(b: int, t: int, s: int) -> bool:
-        qp = vis.query_positions.expand(2, -1)[b, t].item()
-        kp = vis.key_positions.expand(2, -1)[b, s].item()
-        if kp < 0 or kp > qp:
-            return False
-        if vis.window is not None and qp - kp >= vis.window:
-            return False
-        if vis.query_documents is not None:
-            return bool(vis.query_documents[b, t] == vis.key_documents[b, s])
-        return True
-
-    return visible
-
-
-LEFT = torch.tensor([[-1, -1, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 6]])
-RIGHT = torch.tensor([[0, 1, 2, 3, -1, -1, -1], [0, 1, 2, 3, 4, 5, 6]])
-BOTH = torch.tensor([[-1, 0, 1, 2, -1, 3, -1], [0, -1, -1, 1, 2, 3, 4]])
-DOCS = torch.tensor([[0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]])
-PACKED = torch.tensor([[0, 1, 2, 0, 1, 0, 1], [0, 0, 1, 2, 3, 4, 5]])
-
-CASES = {
-    "causal": Visibility(arange(7), arange(7)),
-    "causal, known": Visibility(arange(7), arange(7), dense=True),
-    "one query, known": Visibility(arange(1, 6), arange(7), dense=True),
-    "chunk after a cache, known": Visibility(arange(3, 4), arange(7), dense=True),
-    "chunk after a cache": Visibility(arange(3, 4), arange(7)),
-    "left padding": Visibility(LEFT, LEFT),
-    "right padding": Visibility(RIGHT, RIGHT),
-    "padding inside and on both sides": Visibility(BOTH, BOTH),
-    "left padding, one query": Visibility(LEFT[:, -1:], LEFT),
-    "window 1": Visibility(arange(7), arange(7), window=1),
-    "window 2, known dense": Visibility(arange(7), arange(7), window=2, dense=True),
-    "window 3, chunk": Visibility(arange(3, 4), arange(7), window=3, dense=True),
-    "window 3, one query": Visibility(arange(1, 6), arange(7), window=3, dense=True),
-    "window above the length": Visibility(arange(7), arange(7), window=99),
-    "packed documents": Visibility(PACKED, PACKED, DOCS, DOCS),
-    "keys in any order": Visibility(arange(7), torch.tensor([[3, 0, 6, 1, -1, 2, 5]])),
-}
-
-
-@pytest.mark.parametrize("kind", ATTENTION_KINDS)
-@pytest.mark.parametrize("name", CASES)
-def test_every_kind_equals_the_float64_oracle(name: str, kind: str) -> None:
-    vis = CASES[name]
-    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 2e-6)):
-        for scale in (1.0, 30.0):  # scores of several hundred
-            q, k, v = tensors(T=vis.query_length, S=vis.key_length, dtype=dtype, scale=scale)
-            ours = ATTENTION_KINDS[kind](q, k, v, vis, 0.0)
-            want = oracle(q, k, v, python_rule(vis))
-            assert ours.dtype == dtype
-            # float32 scores of size 1000 carry an error of 1e-4, which the softmax passes on
-            atol = tolerance * scale * (100 if scale > 1 and dtype == torch.float32 else 1)
-            torch.testing.assert_close(ours.double(), want, atol=atol, rtol=0)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_gradients_of_both_kinds_agree_and_stay_finite(name: str) -> None:
-    vis = CASES[name]
-    grads = []
-    for kind in ATTENTION_KINDS.values():
-        leaves = [t.requires_grad_() for t in tensors(T=vis.query_length, S=vis.key_length)]
-        kind(*leaves, vis, 0.0).square().sum().backward()
-        grads.append([t.grad for t in leaves])
-    for a, b in zip(*grads, strict=True):
-        assert a.isfinite().all()
-        torch.testing.assert_close(a, b, atol=1e-10, rtol=0)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("kind", ATTENTION_KINDS)
-def test_low_precision_stays_near_the_oracle(kind: str, dtype: torch.dtype) -> None:
-    vis = CASES["left padding"]
-    q, k, v = tensors(dtype=dtype)
-    error = (
-        ATTENTION_KINDS[kind](q, k, v, vis, 0.0).double() - oracle(q, k, v, python_rule(vis))
-    ).abs()
-    assert error.max() < (2e-3 if dtype == torch.float16 else 2e-2)
+def visibility(name: str) -> Visibility:
+    return CASES[name].visibility()
 
 
 def test_weights_are_a_distribution_over_visible_keys() -> None:
-    for vis in CASES.values():
-        q, k, _ = tensors(T=vis.query_length, S=vis.key_length)
-        weights = attention_weights(q, k, vis)
+    for case in CASES.values():
+        q, k, _, _ = case.tensors(torch.float64)
+        vis = case.visibility()
+        weights = attention_weights(q.repeat(case.copies, 1, 1, 1), k, vis)
         visible = vis.mask.expand_as(weights)
         assert (weights[~visible] == 0).all()
         rows = visible.any(-1)
@@ -130,16 +48,16 @@ def test_weights_are_a_distribution_over_visible_keys() -> None:
 
 
 def test_the_known_causal_case_is_the_lower_triangle() -> None:
-    vis = CASES["causal, known"]
+    vis = visibility("causal, known")
     assert vis.is_causal
     assert torch.equal(vis.mask[0, 0], torch.ones(7, 7).tril().bool())
-    assert not CASES["chunk after a cache, known"].is_causal
-    assert not CASES["window 2, known dense"].is_causal
+    assert not visibility("chunk after a cache").is_causal
+    assert not visibility("window 3, known").is_causal
 
 
 def test_chunk_mask_is_aligned_to_the_last_key_not_the_first() -> None:
     """SDPA's own ``is_causal`` is aligned to the first key: wrong after a cache."""
-    vis = CASES["chunk after a cache, known"]
+    vis = visibility("chunk after a cache")
     q, k, v = tensors(T=3)
     wrong = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     right = ATTENTION_KINDS["sdpa"](q, k, v, vis, 0.0)
@@ -149,7 +67,7 @@ def test_chunk_mask_is_aligned_to_the_last_key_not_the_first() -> None:
 def test_G25_hidden_scores_are_replaced_not_lowered() -> None:
     """With -10000 added to the scores, changing hidden keys changed real rows by 2.1."""
     q, k, v = tensors(scale=100.0, dtype=torch.float32)
-    vis = CASES["left padding"]
+    vis = visibility("left padding")
     other_k, other_v = k.clone(), v.clone()
     other_k[0, :, :2] *= -7.0
     other_v[0, :, :2] += 1000.0
@@ -196,10 +114,7 @@ def test_random_padding_and_windows(B: int, T: int, window: int, seed: int, data
     positions = positions_from_mask(mask)
     vis = Visibility(positions, positions, window=window)
     q, k, v = tensors(B=B, T=T, S=T, seed=seed)
-    want = oracle(
-        q, k, v, lambda b, t, s: bool(mask[b, s])
-        and 0 <= (positions[b, t] - positions[b, s]) < window
-    )  # fmt: skip
+    want = oracle(itself(positions.tolist(), window=window), q, k, v)
     for kind in ATTENTION_KINDS.values():
         torch.testing.assert_close(kind(q, k, v, vis, 0.0), want, atol=1e-12, rtol=0)
 
@@ -267,11 +182,11 @@ def test_scores_beyond_half_precision_are_computed_in_float32() -> None:
 CASES_OF_THREE = Visibility(arange(3), arange(3))
 
 
-@pytest.mark.parametrize("kind", ATTENTION_KINDS)
+@pytest.mark.parametrize("kind", ["formula", "sdpa"])
 def test_dropout_zeroes_weights_and_keeps_the_mean(kind: str) -> None:
     torch.manual_seed(0)
     q, k, v = tensors(B=64, H=16)
-    vis = CASES["causal"]
+    vis = visibility("causal")
     kept = ATTENTION_KINDS[kind](q, k, v, vis, 0.0)
     dropped = ATTENTION_KINDS[kind](q, k, v, vis, 0.5)
     first = dropped[:, :, 0] / kept[:, :, 0]  # the first query has one weight: 0 or doubled
@@ -284,3 +199,115 @@ def test_recorded_weights_hold_no_graph() -> None:
     with record_attention(model) as maps:
         model(token_ids(1, 5)).sum().backward()
     assert not any(layer[0].requires_grad for layer in maps)
+
+
+def test_repeat_kv_is_that_of_transformers() -> None:
+    from transformers.models.qwen2.modeling_qwen2 import repeat_kv as theirs
+
+    x = torch.randn(2, 3, 5, 4)
+    for groups in (1, 2, 4):
+        assert torch.equal(repeat_kv(x, 3 * groups), theirs(x, groups))
+
+
+@pytest.mark.parametrize("kind", ATTENTION_KINDS)
+@pytest.mark.parametrize("n_kv_head", [1, 2, 3, 6])
+def test_grouped_heads_are_those_of_torch(kind: str, n_kv_head: int) -> None:
+    q, k, v = tensors(H=6)
+    k, v = k[:, :n_kv_head], v[:, :n_kv_head]
+    want = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    ours = ATTENTION_KINDS[kind](q, k, v, visibility("causal, known"), 0.0)
+    torch.testing.assert_close(ours, want, atol=1e-12, rtol=0)
+
+
+def run(kind: str, q, k, v, vis: Visibility) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The result, and its gradients where the kind has any on a CPU."""
+    if kind == "flex":
+        return ATTENTION_KINDS[kind](q, k, v, vis, 0.0), []
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    y = ATTENTION_KINDS[kind](*leaves, vis, 0.0)
+    return y.detach(), list(torch.autograd.grad(y.square().sum(), leaves))
+
+
+@pytest.mark.parametrize("kind", ATTENTION_KINDS)
+def test_one_row_of_a_batch_never_moves_another(kind: str) -> None:
+    for name in ("causal", "causal, known", "left padding", "packed documents, window"):
+        vis = visibility(name)
+        q, k, v = tensors()
+        before, grads_before = run(kind, q, k, v, vis)
+        for x in (q, k, v):
+            x[0] = 3 * x[0].flip(0) + 1
+        after, grads_after = run(kind, q, k, v, vis)
+        assert not torch.equal(before[0], after[0])
+        for a, b in zip([before, *grads_before], [after, *grads_after], strict=True):
+            assert torch.equal(a[1], b[1]), name
+
+
+@pytest.mark.parametrize("kind", ATTENTION_KINDS)
+@pytest.mark.parametrize(
+    "name", ["left padding", "right padding", "padding inside and on both sides"]
+)
+def test_the_content_of_padding_moves_nothing_and_gets_no_gradient(name: str, kind: str) -> None:
+    vis = visibility(name)
+    padding = (vis.query_positions < 0)[:, None, :].expand(2, 3, 7)
+    q, k, v = tensors()
+    before, grads_before = run(kind, q, k, v, vis)
+    for x in (q, k, v):
+        x[padding] = 1000.0
+    after, grads_after = run(kind, q, k, v, vis)
+    for a, b in zip([before, *grads_before], [after, *grads_after], strict=True):
+        assert torch.equal(a, b)
+        assert (b[padding] == 0).all()
+        assert (b[~padding] != 0).any()
+
+
+def test_a_window_that_hides_nothing_needs_no_mask() -> None:
+    q, k, v = tensors()
+    for window in (None, 7, 8, 99):
+        vis = Visibility(arange(7), arange(7), window=window, dense=True)
+        want = sdpa_attention(q, k, v, visibility("causal, known"))
+        assert torch.equal(sdpa_attention(q, k, v, vis), want)
+        assert vis._mask is None
+    vis = Visibility(arange(7), arange(7), window=6, dense=True)
+    assert not torch.equal(sdpa_attention(q, k, v, vis), want)
+
+
+@pytest.mark.parametrize("kind", ["sdpa", "tiled"])
+@pytest.mark.parametrize(("T", "window"), [(1, 1), (1, 3), (2, 3), (3, 1), (3, 4), (3, 5)])
+def test_keys_too_old_for_the_first_query_are_not_read(kind: str, T: int, window: int) -> None:
+    vis = Visibility(arange(T, 7 - T), arange(7), window=window, dense=True)
+    q, k, v = tensors(T=T)
+    want = ATTENTION_KINDS["formula"](q, k, v, vis, 0.0)
+    old = 7 - T - window + 1
+    k[:, :, :old] = v[:, :, :old] = torch.nan
+    torch.testing.assert_close(ATTENTION_KINDS[kind](q, k, v, vis, 0.0), want, atol=1e-12, rtol=0)
+    v[:, :, old] = torch.nan
+    assert not ATTENTION_KINDS[kind](q, k, v, vis, 0.0).isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ATTENTION_KINDS)
+def test_autocast_changes_nothing_for_tensors_that_are_low_precision(kind: str) -> None:
+    q, k, v = tensors(scale=3.0, dtype=torch.bfloat16)
+    vis = visibility("left padding")
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = ATTENTION_KINDS[kind](q, k, v, vis, 0.0)
+    assert torch.equal(inside, ATTENTION_KINDS[kind](q, k, v, vis, 0.0))
+
+
+@pytest.mark.parametrize("kind", ATTENTION_KINDS)
+def test_shapes_that_do_not_fit_are_refused_by_every_kind(kind: str) -> None:
+    attend, vis = ATTENTION_KINDS[kind], visibility("causal")
+    q, k, v = tensors()
+
+    def refused(q, k, v, vis, match: str) -> None:
+        with pytest.raises(ValueError, match=match):
+            attend(q, k, v, vis, 0.0)
+
+    refused(q[0], k, v, vis, r"q \(3, 7, 5\)")
+    refused(q, k, v[:, :1], vis, r"k \(2, 3, 7, 5\), v \(2, 1, 7, 5\)")
+    refused(q[:1], k, v, vis, r"q has \(B, D\) = \(1, 5\), k and v have \(2, 5\)")
+    refused(q[..., :4], k, v, vis, r"\(2, 4\), k and v have \(2, 5\)")
+    refused(q, k[:, :2], v[:, :2], vis, "3 query heads cannot share 2 key heads")
+    refused(q[:, :, :6], k, v, vis, "6 queries and 7 keys, but the visibility is for 7 and 7")
+    refused(q, k[:, :, :6], v[:, :, :6], vis, "7 queries and 6 keys, .* for 7 and 7")
+    refused(*(x[:1] for x in (q, k, v)), visibility("left padding"), "q has 1 rows, .* has 2")
+    check_shapes(q, k, v, Visibility(arange(7), arange(7)))  # one row of positions fits any batch

@@ -281,6 +281,7 @@ def test_last_token_by_hand() -> None:
     assert last_token(x, all_padding).squeeze(1).tolist() == [0.0, 5.0, 10.0, 15.0]
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sequence_may_come_in_parts(kind: str) -> None:
     model = classifier(kind)

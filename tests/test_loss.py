@@ -161,10 +161,14 @@ def test_the_chunked_loss_trains_a_model_with_a_tied_head_as_the_plain_one_does(
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-class Largest(TorchDispatchMode):
-    """Notes the number of elements of the largest tensor that any operation gives back."""
+class Watch(TorchDispatchMode):
+    """Notes the size of the largest tensor that any operation gives back, and the dtype of each
+    matrix product."""
 
-    elements = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+        self.products: list[torch.dtype] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -172,28 +176,30 @@ class Largest(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, tuple | list) else [result]:
             if isinstance(tensor, Tensor):
-                self.elements = max(self.elements, tensor.numel())
+                self.largest = max(self.largest, tensor.numel())
+        if func is torch.ops.aten.mm.default:
+            self.products.append(result.dtype)
         return result
 
 
 def test_the_logits_are_never_held() -> None:
     B, T, C, V, chunk = 4, 50, 8, 301, 16
     x, weight, targets = head_inputs(B, T, C, V, torch.float32)
-    with Largest() as seen:
+    with Watch() as seen:
         chunked_causal_lm_loss(x, weight, targets, chunk).backward()
-    assert seen.elements <= max(B * T * chunk, V * C)
-    with Largest() as seen:
+    assert seen.largest <= max(B * T * chunk, V * C)
+    with Watch() as seen:
         plain(x, weight, targets).backward()
-    assert seen.elements == B * T * V
+    assert seen.largest == B * T * V
 
 
 def test_tokens_that_do_not_count_cost_nothing() -> None:
     x, weight, _ = head_inputs(1, 400, 3, 50, torch.float32)
     targets = torch.full((1, 400), IGNORE)
     targets[0, 7:10] = torch.tensor([0, 49, 5])
-    with Largest() as seen:
+    with Watch() as seen:
         chunked_causal_lm_loss(x, weight, targets, 50).backward()
-    assert seen.elements == x.numel()  # its gradient; logits of all tokens would be 400 * 50
+    assert seen.largest == x.numel()  # its gradient; logits of all tokens would be 400 * 50
     assert x.grad.any(dim=-1).nonzero()[:, 1].tolist() == [7, 8, 9]
 
 
@@ -203,15 +209,15 @@ def test_no_gradient_is_made_for_what_is_frozen(frozen: str) -> None:
     want = dict(zip(("x", "weight"), torch.autograd.grad(plain(x, weight, targets), (x, weight))))
     tensors = {"x": x, "weight": weight}
     tensors[frozen].requires_grad_(False)
-    loss = chunked_causal_lm_loss(x, weight, targets, 7)
-    with Largest() as seen:
+    loss = chunked_causal_lm_loss(x, weight, targets, 60)
+    with Watch() as seen:
         loss.backward()
     for name, tensor in tensors.items():
         if name == frozen:
             assert tensor.grad is None
         else:
             torch.testing.assert_close(tensor.grad, want[name])
-    assert (seen.elements < weight.numel()) == (frozen == "weight")
+    assert len(seen.products) == 5 * 2  # in each chunk the logits and one gradient
 
 
 def test_the_chunked_loss_under_autocast() -> None:
@@ -229,6 +235,15 @@ def test_the_chunked_loss_under_autocast() -> None:
             assert (got - want).norm() < 0.01 * want.norm()
 
 
+def test_every_product_under_autocast_is_in_bfloat16() -> None:
+    x, weight, targets = head_inputs(2, 6, 5, 30, torch.float32)
+    with Watch() as seen:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = chunked_causal_lm_loss(x, weight, targets, 10)
+        loss.backward()
+    assert set(seen.products) == {torch.bfloat16}
+
+
 def test_autocast_leaves_float64_alone() -> None:
     x, weight, targets = head_inputs(2, 5, 4, 23, torch.float64)
     with torch.autocast("cpu", torch.bfloat16):
@@ -238,8 +253,8 @@ def test_autocast_leaves_float64_alone() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_low_precision_model_sums_in_float32(dtype: torch.dtype) -> None:
-    x, weight, targets = head_inputs(1, 300, 16, 97, dtype)
-    loss = chunked_causal_lm_loss(x, weight, targets, 10)
+    x, weight, targets = head_inputs(1, 60, 16, 997, dtype)
+    loss = chunked_causal_lm_loss(x, weight, targets, 1)
     want = plain(x.double(), weight.double(), targets)
     assert loss.dtype == torch.float32
     assert abs(loss.item() - want.item()) < 5e-3

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -263,7 +263,7 @@ def test_default_equals_transformers_to_the_bit(head_dim: int, theta: float) -> 
 def scaled(draw: st.DrawFn) -> tuple[int, float, RopeScaling, int]:
     """(head_dim, theta, scaling, the config's max_position_embeddings)"""
     head_dim = 2 * draw(st.integers(2, 32))
-    theta = draw(st.sampled_from([100.0, 10000.0, 500_000.0, 1e6]))
+    theta = draw(st.sampled_from([10.0, 10000.0, 500_000.0, 1e6]))
     length = draw(st.sampled_from([8, 64, 333, 4096]))
     factor = draw(st.sampled_from([1.0, 1.5, 4.0, 40.0]))
     kind = draw(st.sampled_from([LinearScaling, DynamicNTKScaling, YaRNScaling, Llama3Scaling]))
@@ -293,11 +293,9 @@ def scaled(draw: st.DrawFn) -> tuple[int, float, RopeScaling, int]:
     return head_dim, theta, yarn, length * 4
 
 
-@given(scaled(), st.lists(st.integers(0, 200), min_size=1, max_size=6))
-def test_scalings_equal_transformers(
-    case: tuple[int, float, RopeScaling, int], drawn: list[int]
+def assert_scaling_equals_transformers(
+    head_dim: int, theta: float, scaling: RopeScaling, block_size: int, drawn: list[int]
 ) -> None:
-    head_dim, theta, scaling, block_size = case
     positions = torch.tensor([drawn])
     assert_equals_transformers(head_dim, theta, scaling, positions, block_size)
     parameters = scaling_to_dict(theta, scaling)
@@ -311,6 +309,35 @@ def test_scalings_equal_transformers(
         assert ours.dtype == dtype
         torch.testing.assert_close(ours.flatten().float(), theirs, atol=0, rtol=5e-6)
         assert factor == pytest.approx(their_factor, rel=1e-12)
+
+
+@given(scaled(), st.lists(st.integers(0, 200), min_size=1, max_size=6))
+@settings(max_examples=100)
+def test_scalings_equal_transformers(
+    case: tuple[int, float, RopeScaling, int], drawn: list[int]
+) -> None:
+    assert_scaling_equals_transformers(*case, drawn)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"truncate": False},
+        {"beta_fast": 8.0, "beta_slow": 2.0},
+        {"attention_factor": 1.7},
+        {"attention_factor": 0.5, "mscale": 1.0, "mscale_all_dim": 2.0},
+        {"mscale": 0.707, "mscale_all_dim": 2.0},
+        {"mscale": 2.0},
+        {"mscale_all_dim": 2.0},
+        {"mscale": 0.0, "mscale_all_dim": 1.0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("theta", [10.0, 10000.0])  # with 10 the ramp ends beyond the last pair
+def test_every_option_of_yarn_equals_transformers(theta: float, options: dict[str, Any]) -> None:
+    scaling = YaRNScaling(factor=4.0, original_length=4096, **options)
+    assert_scaling_equals_transformers(32, theta, scaling, 16384, [5, 0, 199])
 
 
 @pytest.mark.parametrize("scaling", SCALINGS, ids=str)
