@@ -28,6 +28,8 @@ def mask_function(visibility: Visibility, B: int) -> Callable[..., Tensor]:
     query_positions = visibility.query_positions.expand(B, -1)
     key_positions = visibility.key_positions.expand(B, -1)
     query_documents, key_documents = visibility.query_documents, visibility.key_documents
+    if query_documents is not None and key_documents is not None:
+        query_documents, key_documents = query_documents.expand(B, -1), key_documents.expand(B, -1)
     window = visibility.window
 
     def visible(b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:

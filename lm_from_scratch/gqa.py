@@ -16,7 +16,7 @@ from lm_from_scratch.visibility import Visibility
 def repeat_kv(x: Tensor, n_head: int) -> Tensor:
     """(B, Hkv, S, D) to (B, H, S, D): each head ``H / Hkv`` times in a row, as 0 0 0 1 1 1.
 
-    (Tiling, as 0 1 0 1 0 1, would give every query head the keys of another group.)
+    (Tiling, as 0 1 0 1 0 1, would give some query heads the keys of another group.)
     """
     if n_head % x.shape[1] != 0:
         raise ValueError(f"{n_head} query heads cannot share {x.shape[1]} key heads evenly")

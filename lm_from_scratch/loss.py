@@ -55,7 +55,7 @@ def causal_lm_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def chunked_causal_lm_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: int = 1024) -> Tensor:
-    r"""``causal_lm_loss(F.linear(x, weight), targets)`` in little memory, a bit slower.
+    r"""``causal_lm_loss(F.linear(x, weight), targets)`` without holding the logits (N, V).
 
     ``x`` (B, T, C) are hidden states, ``weight`` (V, C) the head. For one token with state
     :math:`x`, target y and logits :math:`z = W x`,

@@ -238,7 +238,7 @@ class YaRNScaling:
         if self.truncate:
             ends = [math.floor(ends[0]), math.ceil(ends[1])]
         first, last = max(ends[0], 0), min(ends[1], head_dim - 1)
-        width = last - first if last != first else 0.001
+        width = (last - first) or 1  # where both ends are one pair, the ramp is a step after it
         i = torch.arange(head_dim // 2, device=positions.device, dtype=dtype)
         keep = 1.0 - ((i - first) / width).clamp(0, 1)
         return _slow_down(inv_freq, self.factor, keep), self.magnitude()

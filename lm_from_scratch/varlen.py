@@ -119,7 +119,8 @@ def sequences(visibility: Visibility, B: int) -> Iterator[tuple[Tensor, Tensor]]
     if visibility.query_documents is None or visibility.key_documents is None:
         query_documents, key_documents = query_positions * 0, key_positions * 0
     else:
-        query_documents, key_documents = visibility.query_documents, visibility.key_documents
+        query_documents = visibility.query_documents.expand(B, -1)
+        key_documents = visibility.key_documents.expand(B, -1)
     for row in range(B):
         for document in query_documents[row].unique():
             its_queries = (query_documents[row] == document) & (query_positions[row] >= 0)
@@ -177,5 +178,5 @@ def packed_attention(
         cumulative(keys),
         visibility.window,
     )
-    y = torch.zeros_like(flat_q).index_copy(0, at, y)
+    y = torch.zeros_like(flat_q).index_copy(0, at, y.to(q.dtype))
     return y.view(B, T, H, D).transpose(1, 2)

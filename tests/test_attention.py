@@ -40,7 +40,7 @@ def test_weights_are_a_distribution_over_visible_keys() -> None:
     for case in CASES.values():
         q, k, _, _ = case.tensors(torch.float64)
         vis = case.visibility()
-        weights = attention_weights(q.repeat(case.copies, 1, 1, 1), k, vis)
+        weights = attention_weights(*(x.repeat(case.copies, 1, 1, 1) for x in (q, k)), vis)
         visible = vis.mask.expand_as(weights)
         assert (weights[~visible] == 0).all()
         rows = visible.any(-1)
@@ -157,8 +157,10 @@ def test_recording_is_undone_after_an_error() -> None:
 def test_switching_the_kind_is_one_call() -> None:
     model, idx = tiny_gpt2(), token_ids(2, 9)
     fused = model(idx)
-    use_attention_(model, "formula")
-    torch.testing.assert_close(model(idx), fused, atol=5e-5, rtol=0)
+    for kind in ATTENTION_KINDS:
+        use_attention_(model, kind)
+        with torch.no_grad():
+            torch.testing.assert_close(model(idx), fused, atol=5e-5, rtol=0)
     with pytest.raises(ValueError, match="'flash9' is not one of"):
         use_attention_(model, "flash9")
     with pytest.raises(ValueError, match="no attention layer"):
@@ -186,7 +188,7 @@ CASES_OF_THREE = Visibility(arange(3), arange(3))
 def test_dropout_zeroes_weights_and_keeps_the_mean(kind: str) -> None:
     torch.manual_seed(0)
     q, k, v = tensors(B=64, H=16)
-    vis = visibility("causal")
+    vis = Visibility(arange(7), arange(7))
     kept = ATTENTION_KINDS[kind](q, k, v, vis, 0.0)
     dropped = ATTENTION_KINDS[kind](q, k, v, vis, 0.5)
     first = dropped[:, :, 0] / kept[:, :, 0]  # the first query has one weight: 0 or doubled
@@ -291,6 +293,27 @@ def test_autocast_changes_nothing_for_tensors_that_are_low_precision(kind: str) 
     with torch.autocast("cpu", torch.bfloat16):
         inside = ATTENTION_KINDS[kind](q, k, v, vis, 0.0)
     assert torch.equal(inside, ATTENTION_KINDS[kind](q, k, v, vis, 0.0))
+
+
+@pytest.mark.parametrize("kind", ATTENTION_KINDS)
+def test_one_row_of_positions_and_documents_serves_every_row(kind: str) -> None:
+    positions, documents = torch.tensor([[0, 1, 2, 0, 1, -1, -1]]), arange(7) // 3
+    one = Visibility(positions, positions, documents, documents)
+    each = Visibility(*(x.expand(2, -1) for x in (positions, positions, documents, documents)))
+    q, k, v = tensors()
+    y = ATTENTION_KINDS[kind](q, k, v, one, 0.0)
+    assert torch.equal(y, ATTENTION_KINDS[kind](q, k, v, each, 0.0))
+    torch.testing.assert_close(y, ATTENTION_KINDS["formula"](q, k, v, one, 0.0))
+
+
+@pytest.mark.parametrize("kind", ATTENTION_KINDS)
+def test_autocast_with_float32_tensors_runs(kind: str) -> None:
+    q, k, v = tensors(dtype=torch.float32)
+    vis = visibility("right padding")
+    want = ATTENTION_KINDS[kind](q, k, v, vis, 0.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = ATTENTION_KINDS[kind](q, k, v, vis, 0.0)
+    torch.testing.assert_close(y.float(), want, atol=5e-2, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ATTENTION_KINDS)

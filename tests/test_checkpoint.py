@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import hf_twin, tiny_gpt2, tiny_hf, token_ids
+from conftest import hf_twin, tiny_gpt2, tiny_hf, tiny_hf_qwen2, tiny_qwen2, token_ids
 from safetensors.torch import load_file, save_file
 
 from lm_from_scratch import checkpoint
@@ -460,3 +460,46 @@ def test_a_checkpoint_without_its_record_is_refused(tmp_path) -> None:
     (tmp_path / "step-00000003" / "training.json").write_text("{}")
     with pytest.raises(ValueError, match="no record of a run"):
         load_training_state(tmp_path / "step-00000003", model, optimizer, {})
+
+
+# ------------------------------------------------------------------------------------------ Qwen2
+
+
+def test_qwen2_shards_old_constants_and_a_bare_backbone_load(tmp_path) -> None:
+    from transformers import Qwen2Model as HFBackbone
+
+    twin, idx = tiny_hf_qwen2(tie_word_embeddings=True), token_ids(2, 9)
+    want = twin(idx).logits
+    twin.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
+    torch.testing.assert_close(from_pretrained(tmp_path / "shards")(idx), want, atol=5e-5, rtol=0)
+    backbone: HFBackbone = twin.model
+    backbone.save_pretrained(tmp_path / "bare")
+    tensors = load_file(tmp_path / "bare" / "model.safetensors")
+    assert not any(name.startswith("model.") for name in tensors)
+    tensors["rotary_emb.inv_freq"] = torch.ones(4)  # old files carry it along
+    save_file(tensors, tmp_path / "bare" / "model.safetensors")
+    torch.testing.assert_close(from_pretrained(tmp_path / "bare")(idx), want, atol=5e-5, rtol=0)
+
+
+def test_a_tied_qwen2_refuses_another_head_and_an_untied_one_needs_its_own(tmp_path) -> None:
+    save_pretrained(tiny_qwen2(tie_word_embeddings=True), tmp_path / "tied")
+    file = tmp_path / "tied" / "model.safetensors"
+    tensors = load_file(file)
+    assert "lm_head.weight" not in tensors
+    save_file({**tensors, "lm_head.weight": torch.zeros(97, 48)}, file)
+    with pytest.raises(ValueError, match=r"differs from model\.embed_tokens\.weight"):
+        from_pretrained(tmp_path / "tied")
+    save_pretrained(tiny_qwen2(), tmp_path / "untied")
+    file = tmp_path / "untied" / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["lm_head.weight"]
+    save_file(tensors, file)
+    with pytest.raises(ValueError, match=r"missing lm_head\.weight"):
+        from_pretrained(tmp_path / "untied")
+
+
+def test_another_architecture_is_refused(tmp_path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    with pytest.raises(ValueError, match="'mamba'; only 'gpt2' and 'qwen2'"):
+        from_pretrained(tmp_path)

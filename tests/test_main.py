@@ -9,7 +9,8 @@ import pytest
 from conftest import SMALL, tiny_gpt2
 
 from lm_from_scratch.__main__ import PRESETS, main, only_run_in, parser
-from lm_from_scratch.checkpoint import save_pretrained
+from lm_from_scratch.checkpoint import from_pretrained, save_pretrained
+from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
 from lm_from_scratch.tokenizer import Tokenizer
 
 
@@ -31,6 +32,28 @@ def test_train_then_generate(tmp_path, capsys) -> None:
     assert capsys.readouterr().out == first
     assert main([*generate, "--max-new-tokens", "5", "--num-return-sequences", "3"]) == 0
     assert capsys.readouterr().out.count("--- ") == 3
+
+
+def test_a_qwen2_trains_goes_on_and_speaks(tmp_path, capsys) -> None:
+    out = tmp_path / "run"
+    qwen2 = [*SMALL, "--architecture", "qwen2", "--n-kv-head", "1", "--dropout", "0.1"]
+    assert main(["train", "--out", str(out), *qwen2]) == 0
+    model = from_pretrained(out / "model")
+    assert isinstance(model, Qwen2ForCausalLM)
+    assert (model.config.n_kv_head, model.config.intermediate_size) == (1, 48)
+    assert main(["train", "--out", str(out), *qwen2]) == 0
+    assert "going on after step 6" in capsys.readouterr().out
+    assert main(["train", "--out", str(out), *SMALL]) == 2
+    assert "holds a run with --architecture qwen2, not gpt2" in capsys.readouterr().err
+    generate = ["generate", "--model", str(out / "model"), "--prompt", "The "]
+    assert main([*generate, "--max-new-tokens", "60"]) == 0  # beyond the 32 it was trained on
+    assert capsys.readouterr().out.startswith("The ")
+
+
+def test_the_two_docs_presets_differ_in_the_architecture_alone() -> None:
+    gpt2, qwen2 = PRESETS["docs"], PRESETS["docs-qwen2"]
+    other = {key for key in {**gpt2, **qwen2} if gpt2.get(key) != qwen2.get(key)}
+    assert other == {"architecture", "n_kv_head", "intermediate_size"}
 
 
 def test_onednn_trains(tmp_path) -> None:
@@ -73,6 +96,7 @@ def test_the_shipped_model_speaks_without_arguments(capsys) -> None:
         (["train", "--out", "OUT", "--steps", "10"], "warmup=50 must be shorter than steps=10"),
         (["train", "--out", "OUT", "--onednn", "--dtype", "bfloat16"], "--onednn is for --dtype"),
         (["train", "--out", "OUT", "--dropout", "1"], "embd_pdrop=1.0 must be in [0, 1)"),
+        (["train", "--out", "OUT", "--n-kv-head", "2"], "is for --architecture qwen2"),
     ],
 )
 def test_bad_values_are_one_line_and_exit_code_2(arguments, message, tmp_path, capsys) -> None:

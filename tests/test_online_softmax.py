@@ -12,6 +12,8 @@ from lm_from_scratch.online_softmax import TILE, attend_in_tiles, key_tiles, til
 from lm_from_scratch.visibility import Visibility
 
 TILES = (1, 2, 3, 5)
+# The matrix covers the others with tiles of the real size.
+SHORT = [name for name, case in CASES.items() if len(case.keys[0]) < 20 and not case.dropout]
 
 
 def drawn(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
@@ -26,11 +28,9 @@ def with_gradients(attend, q, k, v) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SHORT)
 def test_every_tile_size_equals_the_formula(name: str, tile: int) -> None:
     case = CASES[name]
-    if len(case.keys[0]) > 20 or case.dropout:
-        return  # thousands of tiles of 1; the matrix covers both
     q, k, v, _ = case.tensors(torch.float64)
     vis = case.visibility()
     ours = with_gradients(lambda *x: attend_in_tiles(*x, vis, tile), q, k, v)
@@ -79,7 +79,8 @@ def test_gradients_are_those_of_finite_differences() -> None:
 def test_a_second_derivative_is_refused_not_wrong() -> None:
     vis = CASES["causal, known"].visibility()
     q, k, v = (drawn(1, 1, 7, 2, seed=i).requires_grad_() for i in range(3))
-    (grad,) = torch.autograd.grad(tiled_attention(q, k, v, vis).sum(), q, create_graph=True)
+    loss = tiled_attention(q, k, v, vis).square().sum()
+    (grad,) = torch.autograd.grad(loss, q, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         grad.sum().backward()
 

@@ -29,7 +29,7 @@ from lm_from_scratch.rope import (
 )
 
 POSITIONS = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [-1, 40, 3, 3, 511, 0, 100_003]])
-SCALINGS = [
+SCALINGS: list[RopeScaling] = [
     LinearScaling(factor=3.0),
     DynamicNTKScaling(factor=2.0, original_length=16),
     YaRNScaling(factor=4.0, original_length=64),
@@ -55,13 +55,9 @@ def by_complex_numbers(x: Tensor, positions: Tensor, theta: float, interleaved: 
 
 
 def hf_config(head_dim: int, parameters: dict[str, Any], block_size: int = 64) -> HFConfig:
-    return HFConfig(
-        hidden_size=2 * head_dim,
-        num_attention_heads=2,
-        head_dim=head_dim,
-        max_position_embeddings=block_size,
-        rope_parameters=dict(parameters),
-    )
+    values: dict[str, Any] = {"hidden_size": 2 * head_dim, "num_attention_heads": 2}
+    values |= {"head_dim": head_dim, "max_position_embeddings": block_size}
+    return HFConfig(**values, rope_parameters=dict(parameters))
 
 
 # The rotation
@@ -345,7 +341,8 @@ def test_every_scaling_changes_the_frequencies_it_should(scaling: RopeScaling) -
     """So that agreement with transformers is not agreement on doing nothing."""
     plain = inverse_frequencies(32, 10000.0)
     ratio = plain / scaling.frequencies(torch.tensor([[63]]), 32, 10000.0)[0].flatten()
-    growth = {DynamicNTKScaling: 2.0 * 64 / 16 - 1}.get(type(scaling), scaling.factor)
+    dynamic = isinstance(scaling, DynamicNTKScaling)
+    growth = 2.0 * 64 / 16 - 1 if dynamic else scaling.factor
     torch.testing.assert_close(ratio[-1].item(), growth, rtol=1e-5, atol=0)  # slowest: all of it
     first = scaling.factor if isinstance(scaling, LinearScaling) else 1.0
     torch.testing.assert_close(ratio[0].item(), first, rtol=1e-6, atol=0)
@@ -505,7 +502,7 @@ def test_yarn_defaults_are_those_of_transformers(given_keys: dict[str, Any]) -> 
         # transformers' check of a null factor warns, its computation takes the ratio of lengths
         ratio = 128 / given_keys["original_max_position_embeddings"]
         config = hf_config(32, {**parameters, "factor": ratio}, 128)
-        config.rope_parameters["factor"] = None
+        config.rope_parameters = {**parameters, "factor": None}
     else:
         config = hf_config(32, parameters, 128)
     theirs, their_factor = ROPE_INIT_FUNCTIONS["yarn"](config)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY, tiny_gpt2, token_ids
+from conftest import TINY, tiny_gpt2, tiny_qwen2, token_ids
 from safetensors.torch import load_file
 
 from lm_from_scratch.checkpoint import from_pretrained, latest_checkpoint
@@ -28,6 +28,7 @@ from lm_from_scratch.train import (
     learning_rate,
     optimizer_step,
     parameter_groups,
+    residual_dropout_,
     train,
 )
 
@@ -429,3 +430,21 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(whole_run, tmp_path) -
     subprocess.run(command(text, out), check=True, capture_output=True)
     got = from_pretrained(out / "model").state_dict()
     assert torch.equal(got["transformer.wte.weight"], want["transformer.wte.weight"])
+
+
+def test_residual_dropout_is_where_gpt2_has_it_and_acts_in_training_alone() -> None:
+    model, idx = tiny_qwen2(), token_ids(2, 9)
+    want = model(idx)
+    residual_dropout_(model, 0.5)
+    assert torch.equal(model(idx), want)
+    shares = {}
+    block = model.model.layers[0]
+    parts = {"embedding": model.model.embed_tokens, "attention": block.self_attn, "mlp": block.mlp}
+    for name, part in parts.items():
+        part.register_forward_hook(
+            lambda module, args, out, name=name: shares.update({name: (out == 0).float().mean()})
+        )
+    model.train()(idx)
+    assert all(0.4 < share < 0.6 for share in shares.values()), shares
+    with pytest.raises(ValueError, match=r"p=1\.0"):
+        residual_dropout_(model, 1.0)
