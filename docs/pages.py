@@ -15,12 +15,11 @@ PACKAGE = "lm_from_scratch"
 
 # What the path holds when it is complete. A chapter leaves this list when its folder exists.
 PLANNED = {
-    2: "Qwen2 and attention",
-    3: "KV caching and generation",
-    4: "GaLore and optimizers",
-    5: "Tensor swapping and quantised weights",
-    6: "GPU kernels",
-    7: "Exercises",
+    5: "KV caching and generation",
+    6: "GaLore and optimizers",
+    7: "Tensor swapping and quantised weights",
+    8: "GPU kernels",
+    9: "Exercises",
 }
 
 

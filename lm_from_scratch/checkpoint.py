@@ -26,13 +26,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lm_from_scratch.models import CausalLM, Config, build
-from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
+from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
 from lm_from_scratch.rope import scaling_from_dict, scaling_to_dict
 from lm_from_scratch.tokenizer import Tokenizer
 
-#: The small GPT-2 that comes with the package; its README says how it was made.
-SHIPPED = Path(__file__).parent / "pretrained" / "gpt2-docs"
+#: The small models that come with the package; their READMEs say how they were made.
+PRETRAINED = Path(__file__).parent / "pretrained"
+SHIPPED = PRETRAINED / "gpt2-docs"
 
 # ------------------------------------------------------------------------------------- configs
 
@@ -186,11 +187,16 @@ def from_pretrained(folder: str | Path) -> CausalLM:
     return model.eval()
 
 
-def load_shipped() -> tuple[GPT2LMHeadModel, Tokenizer]:
-    """The small GPT-2 that comes with the package, in float32, and its tokenizer."""
-    model = from_pretrained(SHIPPED).float()
-    assert isinstance(model, GPT2LMHeadModel)
-    return model, Tokenizer.load(SHIPPED)
+def load_shipped(name: str = "gpt2-docs") -> tuple[CausalLM, Tokenizer]:
+    """A small model that comes with the package, in float32, and its tokenizer.
+
+    ``gpt2-docs`` and ``qwen2-docs`` have the same size, and were trained alike on the same text.
+    """
+    folder = PRETRAINED / name
+    if not (folder / "config.json").is_file():
+        shipped = sorted(path.parent.name for path in PRETRAINED.glob("*/config.json"))
+        raise ValueError(f"no model {name!r} comes with the package; there are {shipped}")
+    return from_pretrained(folder).float(), Tokenizer.load(folder)
 
 
 def save_pretrained(

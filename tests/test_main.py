@@ -218,7 +218,7 @@ def test_doctor_finds_all_well_and_names_what_is_missing(capsys, monkeypatch, tm
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
     assert "all well" in said and "the shipped model says: Return the" in said
-    monkeypatch.setattr("lm_from_scratch.checkpoint.SHIPPED", tmp_path)
+    monkeypatch.setattr("lm_from_scratch.checkpoint.PRETRAINED", tmp_path)
     assert main(["doctor"]) == 1
     said = capsys.readouterr().out
     assert "MEND  the shipped model" in said and "-> install the package again" in said

@@ -1,7 +1,10 @@
-"""Turn a finished training run into the model that ships with the package.
+"""Turn a finished training run into a model that ships with the package.
 
     python -m lm_from_scratch train --preset docs --out RUN
-    python -m lm_from_scratch.pretrained.make RUN
+    python -m lm_from_scratch.pretrained.make RUN gpt2-docs
+
+    python -m lm_from_scratch train --preset docs-qwen2 --out RUN
+    python -m lm_from_scratch.pretrained.make RUN qwen2-docs
 
 The weights are rounded to float16, which halves the file. ``record.json`` says how they were made
 and how good they are: the held-out loss of the rounded weights, and of simpler ways to predict or
@@ -15,7 +18,6 @@ import json
 import lzma
 import math
 import platform
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -26,7 +28,7 @@ import numpy as np
 import torch
 
 from lm_from_scratch.checkpoint import (
-    SHIPPED,
+    PRETRAINED,
     from_pretrained,
     replace_folder,
     temporary_folder,
@@ -117,8 +119,8 @@ def corpus_of(record: dict[str, Any]) -> tuple[list[Document], list[Document]]:
     return load_split(arguments["corpus"], arguments["held_out"])
 
 
-def main(run: str) -> None:
-    """Write the shipped folder from the finished run."""
+def main(run: str, name: str) -> None:
+    """Write the shipped folder ``name`` from the finished run."""
     folder = Path(run)
     arguments = json.loads((folder / "recipe.json").read_text())["arguments"]
     steps = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
@@ -130,7 +132,8 @@ def main(run: str) -> None:
     rounded = copy.deepcopy(model).float()
     tokens = arguments["batch_size"] * arguments["block_size"]
     record = {
-        "command": "python -m lm_from_scratch train --preset docs --out RUN",
+        "name": name,
+        "command": f"python -m lm_from_scratch train --preset {arguments['preset']} --out RUN",
         "arguments": {k: v for k, v in arguments.items() if k not in ("out", "quiet")},
         "seed": arguments["seed"],
         "python": platform.python_version(),
@@ -143,13 +146,19 @@ def main(run: str) -> None:
         "held_out": held_out_losses(rounded, tokenizer, held_out),
         "baselines": baselines(tokenizer, train, held_out),
     }
-    with temporary_folder(SHIPPED) as temporary:
+    with temporary_folder(PRETRAINED / name) as temporary:
         write_model(model, temporary)
         tokenizer.save(temporary)
         write_json(temporary / "record.json", record)
-        shutil.copy(folder / "log.jsonl", temporary)
+        (temporary / "log.jsonl").write_text("".join(shorter(step) for step in steps))
         (temporary / "README.md").write_text(readme(record))
-        replace_folder(temporary, SHIPPED)
+        replace_folder(temporary, PRETRAINED / name)
+
+
+def shorter(step: dict[str, Any]) -> str:
+    """A line of the log with as many digits as a figure shows."""
+    short = {key: float(f"{v:.5g}") if type(v) is float else v for key, v in step.items()}
+    return json.dumps(short) + "\n"
 
 
 def readme(record: dict[str, Any]) -> str:
@@ -161,16 +170,17 @@ def readme(record: dict[str, Any]) -> str:
             *record["baselines"].items(),
         ]
     ]
-    return f"""# gpt2-docs
+    kind = {"gpt2": "GPT-2", "qwen2": "Qwen2"}[record["arguments"]["architecture"]]
+    return f"""# {record["name"]}
 
-A GPT-2 of {record["parameters"]} parameters, trained on the language reference and the docstrings
+A {kind} of {record["parameters"]} parameters, trained on the language reference and the docstrings
 of Python {record["python"]}'s standard library. It is here so that pages can show a model that has
 learnt something. It knows the tone of documentation, not its content: do not believe what it says.
 
 Made with torch {record["torch"]}, seed {record["seed"]}, on one CPU core, by
 
     {record["command"]}
-    python -m lm_from_scratch.pretrained.make RUN
+    python -m lm_from_scratch.pretrained.make RUN {record["name"]}
 
 in {record["steps"]} steps and {record["tokens_trained_on"]} tokens. `record.json` holds every
 argument, `log.jsonl` every step. The weights are stored in float16.
@@ -187,6 +197,6 @@ The text it learnt from is (c) Python Software Foundation, under the PSF licence
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 3:
         sys.exit(__doc__)
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2])

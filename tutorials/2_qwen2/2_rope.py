@@ -3,12 +3,11 @@ Positions as rotations
 ======================
 
 Attention is a mean, and a mean does not know the order of what it averages. GPT-2 adds a learnt vector for each
-position. Qwen2, Llama and most models after them turn queries and keys instead, by an angle that grows with the
-position.
+position. Qwen2, Llama and many others turn queries and keys instead, by an angle that grows with the position.
 
 Why does a rotation tell attention how far apart two tokens are, and nothing else? What happens at distances that
 training never showed? And why do two programs with the same weights disagree, although both are right? This page
-answers with proofs, a trained model, and three mistakes.
+answers with proofs, a trained model, and old mistakes.
 
 You will learn
 --------------
@@ -463,8 +462,8 @@ for name in ("dynamic NTK", "YaRN", "Llama 3"):
 # %%
 # .. note::
 #
-#    Scaling makes long texts harmless. It does not make a small model use them: whether it beats the window of 256
-#    keys is for the table above to say. Position Interpolation, YaRN and Llama 3.1 train further at the new length.
+#    Scaling limits the damage of long texts. Whether the model gains from them, and beats the window of 256 keys, is for
+#    the table above to say. Position Interpolation, YaRN and Llama 3.1 train further at the new length.
 #
 # Two layouts
 # -----------
@@ -792,16 +791,17 @@ assert same < 1e-6 and moved > 0.01  # 4
 # Exercises
 # ---------
 #
-# 1. *Easy.* Which :math:`\theta` would let all 16 pairs of the trained model turn at least once in 256 tokens? Solve
-#    for it, then check with ``whole_turns``. A right answer is between 50 and 55. Hint: only the last pair matters.
+# 1. *Easy.* What is the largest :math:`\theta` with which all 16 pairs of the trained model turn at least once in 256
+#    tokens? Solve for it, then check with ``whole_turns``. A right answer lies between 50 and 55. Hint: only the last
+#    pair matters.
 # 2. *Easy.* Turn the queries and leave the keys as they are. Which assertion about ``scores`` fails? A right answer
 #    shows that the score depends on m and not on n, so a model of this kind cannot see distances. Hint: replace
 #    ``k_turned``.
 # 3. *Medium.* GPT-NeoX turns a quarter of the features and leaves the rest. Build this from ``apply_rope`` and show that
 #    scores still depend on the distance alone. Hint: split, turn, join; for half-split pairs the quarter is one block.
-# 4. *Medium.* With dynamic NTK the whole row is turned again when it grows. Read 300 tokens with ``GrowingCache`` in
-#    pieces of 100 and in one pass. A right answer shows equal logits for the first 200 tokens alone, and different ones
-#    in the last piece. Hint: the docstring of ``DynamicNTKScaling`` says why; print the frequencies of each piece.
+# 4. *Medium.* Give the trained model dynamic NTK, and let it read 200 tokens with ``GrowingCache`` in pieces of 100 and in
+#    one pass; then 300. A right answer shows equal logits for 200, and for 300 a difference from the second token on.
+#    Hint: the docstring of ``DynamicNTKScaling`` says why; print the frequencies of each piece.
 # 5. *Hard.* Train the shipped model for a hundred steps on rows of 1024 tokens with ``LinearScaling(factor=4)``. A right
 #    answer shows that its loss in the second half falls below that of linear scaling in the table. Hint:
 #    ``lm_from_scratch.train`` does it with a learning rate of a tenth, and training documents from ``load_split``.

@@ -211,6 +211,7 @@ for name, hf, ours in (("GPT-2", hf_gpt2, gpt2), ("Qwen2", hf_qwen2, qwen2)):
 #
 # A window of W keys contains the query's own here, as in the Qwen2 of ``transformers``: the logits above agreed, with
 # two layers that slide.
+#
 # FlashAttention counts differently: its left window of w lets position i see the keys from i - w to i, and these are
 # w + 1. It has no CPU version, so its documented rule stands here as a mask.
 
@@ -248,7 +249,7 @@ row(
 
 # %%
 # ``transformers`` must convert when it calls FlashAttention for a Qwen2. The function that prepares the call can be
-# asked what it passes for a window of 4.
+# asked what it passes for a window of 4. The right side plays no part, because the call is causal.
 
 from collections import defaultdict
 
@@ -259,7 +260,7 @@ prepared = flash_utils._process_flash_attention_kwargs(
     T, T, is_causal=True, sliding_window=W, supports_mapping=everything
 )
 print("window_size", prepared["window_size"])
-assert prepared["window_size"][0] == W - 1
+assert prepared["causal"] and prepared["window_size"][0] == W - 1
 
 # %%
 # Which layers slide
@@ -691,9 +692,7 @@ wrong = {
 }
 for name, error in wrong.items():
     print(f"{name:14} {error:.0e}")
-assert all(
-    error > 0.1 for name, error in wrong.items() if name != "both mended"
-)
+assert all(error > 0.1 for name, error in wrong.items() if name != "both new")
 assert wrong["both new"] < 5e-5
 
 # %%
@@ -736,9 +735,9 @@ assert unnoticed < 5e-5  # 4
 # Exercises
 # ---------
 #
-# 1. *Easy.* In the row of the window, write W where W - 1 stands. Which of the two assertions in ``row`` fails? Then use
-#    a window of 12, with W in both. A right answer says why that mistake passes, and which length a test of windows
-#    needs. Hint: count the keys of the last query.
+# 1. *Easy.* In the row of the window, write W where W - 1 stands: which of the two assertions in ``row`` fails? Then undo
+#    it and set W to 12: which one fails now? A right answer says how long a text must be to test a window. Hint: count
+#    the keys of the last query.
 # 2. *Easy.* Is there a value of ``max_window_layers`` for which its two readings agree? Is there an input for which the
 #    logits agree all the same? A right answer shows that the first is impossible and the second easy. Hint: each layer
 #    is in exactly one of the two; how long must a text be to notice a window?
@@ -775,7 +774,7 @@ assert len(table) == 15
 # * `MultiheadAttention <https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html>`_: the opposite of True.
 # * `FlashAttention's interface <https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/flash_attn_interface.py>`_: what a window of (left, right) sees.
 # * `The repair of the window in transformers <https://github.com/huggingface/transformers/issues/40163>`_.
-# * `Which layers slide, the second report <https://github.com/huggingface/transformers/issues/35924>`_.
+# * `Which layers slide, a second report <https://github.com/huggingface/transformers/issues/35924>`_.
 # * `The Annotated Transformer <https://nlp.seas.harvard.edu/annotated-transformer/>`_: its LayerNorm has epsilon outside the root, and divides by C - 1.
 # * Zhang, Sennrich: `Root Mean Square Layer Normalization <https://arxiv.org/abs/1910.07467>`_, 2019.
 

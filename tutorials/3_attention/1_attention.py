@@ -115,7 +115,7 @@ assert weights / 1024 == 768
 # A maximum for safety
 # --------------------
 #
-# The largest float32 is near :math:`e^{88.7}`, so a score of 89 overflows. A score can be that large: nothing in a model
+# The largest float32 is near :math:`e^{88.7}`, so a score of 89 overflows. A score can be that large: nothing in GPT-2
 # bounds it. The remedy changes no weight. A constant that is subtracted from all scores of a row cancels in the
 # fraction:
 #
@@ -344,7 +344,7 @@ for window in (None, 3):
         f"tile {tile}": lambda *x, tile=tile: attend_in_tiles(*x, tile)
         for tile in (1, 2, 3, 5, TILE)
     }
-    for name, attend in (kinds | {"sdpa": sdpa_attention}).items():
+    for attend in (*kinds.values(), sdpa_attention):
         have = value_and_gradients(attend, inputs, visibility)
         for ours, theirs in zip(have, want, strict=True):
             worst = max(worst, (ours - theirs).abs().max().item())
@@ -358,8 +358,8 @@ assert worst < 1e-12
 # ---------------
 #
 # Two counts are taken. The first is what a forward pass saves for the backward pass. The second is the peak: a dispatch
-# mode sees the result of every operation, forward and backward, and adds up the bytes that are alive. It cannot see what
-# a kernel allocates inside itself.
+# mode sees the result of every operation, from the inputs to their gradients, and adds up the bytes that are alive. It
+# cannot see what a kernel allocates inside itself.
 
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -377,23 +377,24 @@ class Peak(TorchDispatchMode):
         for x in result if isinstance(result, tuple | list) else [result]:
             if isinstance(x, torch.Tensor):
                 storage = x.untyped_storage()
-                if storage._cdata not in self.alive:
-                    self.alive[storage._cdata] = storage.nbytes()
-                    forget = self.alive.pop, storage._cdata, None
+                if storage.data_ptr() not in self.alive:
+                    self.alive[storage.data_ptr()] = storage.nbytes()
+                    forget = self.alive.pop, storage.data_ptr(), None
                     weakref.finalize(storage, *forget)
         self.peak = max(self.peak, sum(self.alive.values()))
         return result
 
 
 def counted(attend, T):
-    leaves = [x.requires_grad_() for x in draw(1, 4, 4, T, T, 32)]
     saved = {}
 
     def keep(x):
-        saved[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
+        storage = x.untyped_storage()
+        saved[storage.data_ptr()] = storage.nbytes()
         return x
 
     with Peak() as mode:
+        leaves = [x.requires_grad_() for x in draw(1, 4, 4, T, T, 32)]
         with saved_tensors_hooks(keep, lambda x: x):
             y = attend(*leaves, causal(T, T))
         y.sum().backward()
@@ -424,17 +425,19 @@ made = curves(series, "T", "peak, MiB")
 (ax,) = made.axes
 for line, style, marker in zip(ax.lines, ("-", "--", "-."), "osD"):
     line.set(linestyle=style, marker=marker, markersize=5)
-for power, kind in ((2, "formula"), (1, "tiled")):
-    end = peak[kind, 2048] / 2**20
+for power, kind, factor in ((2, "formula", 2.0), (1, "sdpa", 0.5)):
+    end = factor * peak[kind, 2048] / 2**20
     guide = [end * (T / 2048) ** power for T in lengths]
     label = f"$T^{power}$" if power > 1 else "$T$"
     ax.plot(lengths, guide, ":", color="#555555", linewidth=1.2)
+    shift = dict(textcoords="offset points", ha="center")
     ax.annotate(
-        label, (lengths[1], guide[1]), (4, -12), textcoords="offset points"
+        label, (lengths[2], guide[2]), (0, 5 if power > 1 else -15), **shift
     )
 ax.set_xscale("log", base=2)
 ax.set_yscale("log")
 ax.set(title="Peak memory, forward and backward")
+ax.legend(frameon=False)
 plt.show()
 
 growth = {
@@ -460,9 +463,28 @@ assert saved["tiled", 2048] < weights / 10
 # Time, as a ratio
 # ----------------
 #
-# Tiles compute every score twice, once in each direction, so they do more arithmetic in exchange for less memory traffic.
-# Whether that pays depends on the machine. Each line is the median of the ratio to the fused kernel in the same round, with the
-# smallest and the largest.
+# The backward pass of the tiles computes the scores again. Where the formula takes two products forward and four
+# backward, the tiles take two and five. In exchange, they skip what is hidden.
+
+
+def both_ways(attend, inputs, visibility):
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    with FlopCounterMode(display=False) as counter:
+        torch.autograd.grad(attend(*leaves, visibility).sum(), leaves)
+    return counter.get_total_flops()
+
+
+T = 1024
+inputs = draw(B, H, H, T, T, D)
+by_formula = both_ways(formula_attention, inputs, causal(T, T))
+by_tiles = both_ways(tiled_attention, inputs, causal(T, T))
+print(f"formula {by_formula:,}, tiles {by_tiles:,}")
+assert by_formula == (2 + 4) * 2 * B * H * T * T * D
+assert by_tiles == (2 + 5) * 2 * B * H * T * T * D * share
+
+# %%
+# What this means in time depends on the machine. Each line is the median of the ratio to the fused kernel in the same
+# round, with the smallest and the largest.
 
 
 def seconds(attend, inputs, visibility, backward):
@@ -476,9 +498,7 @@ def seconds(attend, inputs, visibility, backward):
 
 inputs = draw(1, 4, 4, 512, 512, 32)
 visibility = causal(512, 512)
-print(
-    f"mask of {visibility.mask.numel():,} entries, made before the clock runs"
-)
+assert visibility.mask.numel() == 512**2  # made before the clock runs
 for backward in (False, True):
     ratios = {"formula": [], "tiled": []}
     for _ in range(9):
@@ -490,7 +510,6 @@ for backward in (False, True):
         low, middle, high = min(values), statistics.median(values), max(values)
         name = f"{kind}, forward" + (" and backward" if backward else "")
         print(f"{name:29} {middle:5.1f}  ({low:.1f} to {high:.1f}) x sdpa")
-        assert middle > 0
 
 # %%
 # The tiled function is there to be read. The fused kernel does the same steps in compiled code; on a GPU it holds the tile
@@ -500,8 +519,11 @@ for backward in (False, True):
 # ---------------------------
 #
 # If queries and keys have independent entries with variance 1, a score without the root has variance D. The entropy of the
-# weights says how many keys a query really averages. For S normal scores with variance 1 it is near
-# :math:`\log S - 1/2`, whatever D is. Without the root the softmax picks one key.
+# weights tells how many keys a query really averages: it is :math:`\log S` for a plain mean and 0 for a single key.
+#
+# For many normal scores with variance 1, the mean of :math:`e^s` is near :math:`e^{1/2}` and the weighted mean of s is near 1. So
+# the entropy, the log-sum-exp minus the weighted mean, is near :math:`\log S + 1/2 - 1`, whatever D is. Without the root
+# the softmax comes close to picking one key.
 
 widths = [4, 8, 16, 32, 64, 128, 256]
 entropy = {"with root": [], "without root": []}
@@ -521,7 +543,7 @@ ax.lines[0].set(marker="o")
 ax.lines[1].set(marker="s", linestyle="-.")
 ax.set_xscale("log", base=2)
 ax.set(title="Entropy of the weights over S = 512 keys", ylim=(0, 6.5))
-ax.legend(frameon=False, loc="center left")
+ax.legend(frameon=False, loc="center right")
 plt.show()
 
 for value in entropy["with root"]:
@@ -731,13 +753,15 @@ for padding in (0, 1, 2, 3):
 #
 # 1. To subtract one number from all scores of a row changes none of its weights.
 # 2. With a single query no mask is needed, because nothing comes after it.
-# 3. A hidden score is replaced by the most negative finite number, and the largest negative number is another thing.
-# 4. From the scores of a query, the backward pass needs one number to be kept.
+# 3. The number that the formula writes in place of a hidden score has no finite number below it.
+# 4. Of all scores of a query, the backward pass keeps one number.
 
 scores = torch.tensor([0.3, -1.2, 2.0], dtype=torch.float64)
 torch.testing.assert_close((scores - 7.0).softmax(0), scores.softmax(0))
-assert torch.finfo(torch.float32).min < -3e38 < -torch.finfo(torch.float32).tiny
-torch.testing.assert_close((dS + 0.0), autograd_dS)  # from L alone, above
+P = torch.exp(scores - scores.logsumexp(0))
+torch.testing.assert_close(P, scores.softmax(0))
+below = torch.nextafter(torch.tensor(minimum), torch.tensor(-math.inf))
+assert below == -math.inf
 
 positions = torch.tensor([[-1, -1, 0, 1, 2, 3, 4]])  # two tokens of padding
 query = Visibility(positions[:, -1:], positions)
