@@ -371,8 +371,8 @@ def parser() -> argparse.ArgumentParser:
         "train",
         help="train a GPT-2 or a Qwen2 on text",
         formatter_class=keep,
-        description="Train a GPT-2 or a Qwen2 on text. The run lives in one folder; the same command, given "
-        "again after Ctrl-C\nor a crash, goes on where the run stopped.",
+        description="Train a GPT-2 or a Qwen2 on text. The run lives in one folder; the same "
+        "command, given again after\nCtrl-C or a crash, goes on where the run stopped.",
         epilog=f"""presets
 {presets}
 

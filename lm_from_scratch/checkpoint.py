@@ -28,7 +28,7 @@ from torch import Tensor
 from lm_from_scratch.models import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
-from lm_from_scratch.rope import scaling_from_dict, scaling_to_dict
+from lm_from_scratch.rope import DynamicNTKScaling, scaling_from_dict, scaling_to_dict
 from lm_from_scratch.tokenizer import Tokenizer
 
 #: The small models that come with the package; their READMEs say how they were made.
@@ -138,7 +138,13 @@ def qwen2_config_from_dict(config: Mapping[str, Any]) -> Qwen2Config:
 
 def qwen2_config_to_dict(config: Qwen2Config) -> dict[str, Any]:
     values = {QWEN2_NAMES.get(f.name, f.name): getattr(config, f.name) for f in fields(config)}
-    rope = scaling_to_dict(config.rope_theta, values.pop("rope_scaling"))
+    scaling = values.pop("rope_scaling")
+    if isinstance(scaling, DynamicNTKScaling) and scaling.original_length != config.block_size:
+        raise ValueError(
+            f"original_length={scaling.original_length} of the dynamic scaling is not "
+            f"block_size={config.block_size}: transformers would take the latter for it"
+        )
+    rope = scaling_to_dict(config.rope_theta, scaling)
     layers = [FULL if window is None else SLIDING for window in config.windows]
     return {
         "model_type": "qwen2",

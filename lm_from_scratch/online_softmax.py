@@ -131,8 +131,8 @@ def attend_in_tiles(
     """:func:`tiled_attention` with tiles of another size."""
     check_shapes(q, k, v, visibility)
     k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
-    # autocast would round the scores to its low precision, where the softmax wants float32
-    with torch.autocast(q.device.type, enabled=False):
+    device = "cpu" if q.is_meta else q.device.type  # shapes alone have no autocast
+    with torch.autocast(device, enabled=False):  # which would round the scores
         return TiledAttention.apply(q, k, v, visibility, tile)
 
 

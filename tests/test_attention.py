@@ -306,6 +306,17 @@ def test_one_row_of_positions_and_documents_serves_every_row(kind: str) -> None:
     torch.testing.assert_close(y, ATTENTION_KINDS["formula"](q, k, v, one, 0.0))
 
 
+@pytest.mark.parametrize("kind", ["formula", "sdpa", "tiled"])
+def test_shapes_alone_are_enough_on_the_meta_device(kind: str) -> None:
+    q, k, v = (x.to("meta").requires_grad_() for x in tensors(dtype=torch.float32))
+    positions = arange(7).to("meta")
+    for dense in (True, False):
+        vis = Visibility(positions, positions, window=3, dense=dense)
+        y = ATTENTION_KINDS[kind](q, k, v, vis, 0.0)
+        assert y.shape == q.shape
+        y.sum().backward()
+
+
 @pytest.mark.parametrize("kind", ATTENTION_KINDS)
 def test_autocast_with_float32_tensors_runs(kind: str) -> None:
     q, k, v = tensors(dtype=torch.float32)

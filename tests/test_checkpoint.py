@@ -21,6 +21,7 @@ from lm_from_scratch.checkpoint import (
     save_training_state,
 )
 from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
+from lm_from_scratch.rope import DynamicNTKScaling
 from lm_from_scratch.tokenizer import Tokenizer
 
 
@@ -503,3 +504,12 @@ def test_another_architecture_is_refused(tmp_path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     with pytest.raises(ValueError, match="'mamba'; only 'gpt2' and 'qwen2'"):
         from_pretrained(tmp_path)
+
+
+def test_a_dynamic_scaling_that_transformers_would_read_otherwise_is_not_written(tmp_path) -> None:
+    scaling = DynamicNTKScaling(factor=2.0, original_length=32)
+    with pytest.raises(ValueError, match="original_length=32 .* block_size=128"):
+        save_pretrained(tiny_qwen2(rope_scaling=scaling), tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+    save_pretrained(tiny_qwen2(rope_scaling=scaling, block_size=32), tmp_path / "m")
+    assert from_pretrained(tmp_path / "m").config.rope_scaling == scaling

@@ -100,7 +100,9 @@ def draw_pair(config: dict) -> tuple[Qwen2ForCausalLM, torch.nn.Module, torch.Te
 
 @settings(max_examples=40)
 @given(configs())
-def test_logits_loss_gradients_and_hidden_states_equal_transformers(config: dict) -> None:
+def test_drawn_configs_give_the_logits_loss_gradients_and_states_of_transformers(
+    config: dict,
+) -> None:
     ours, twin, idx = draw_pair(config)
     labels = idx.clone()
     labels[0, :3] = IGNORE
@@ -124,7 +126,9 @@ def test_logits_loss_gradients_and_hidden_states_equal_transformers(config: dict
 
 @settings(max_examples=40)
 @given(configs(), st.lists(st.integers(1, 6), min_size=1, max_size=5))
-def test_every_kind_padded_and_chunked_equals_transformers(config: dict, chunks: list) -> None:
+def test_drawn_configs_padded_and_chunked_equal_transformers_in_every_kind(
+    config: dict, chunks: list
+) -> None:
     ours, twin, _ = draw_pair(config)
     high = config["vocab_size"]
     length = min(14, sum(chunks[:3]))
@@ -149,7 +153,9 @@ def test_every_kind_padded_and_chunked_equals_transformers(config: dict, chunks:
 
 @settings(max_examples=15)
 @given(configs(), st.sampled_from(list(ATTENTION_KINDS)))
-def test_recorded_weights_of_every_kind_equal_transformers(config: dict, kind: str) -> None:
+def test_drawn_configs_have_the_attention_weights_of_transformers_in_every_kind(
+    config: dict, kind: str
+) -> None:
     ours, twin, idx = draw_pair(config)
     use_attention_(ours, kind)
     twin.set_attn_implementation("eager")

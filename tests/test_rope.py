@@ -327,26 +327,30 @@ def test_scalings_equal_transformers(
         {"mscale": 2.0},
         {"mscale_all_dim": 2.0},
         {"mscale": 0.0, "mscale_all_dim": 1.0},
+        {"original_length": 6},  # the ramp starts and ends at pair 0
     ],
     ids=str,
 )
 @pytest.mark.parametrize("theta", [10.0, 10000.0])  # with 10 the ramp ends beyond the last pair
 def test_every_option_of_yarn_equals_transformers(theta: float, options: dict[str, Any]) -> None:
-    scaling = YaRNScaling(factor=4.0, original_length=4096, **options)
+    scaling = YaRNScaling(**{"factor": 4.0, "original_length": 4096, **options})
     assert_scaling_equals_transformers(32, theta, scaling, 16384, [5, 0, 199])
 
 
 @pytest.mark.parametrize("scaling", SCALINGS, ids=str)
-def test_every_scaling_changes_the_frequencies_it_should(scaling: RopeScaling) -> None:
-    """So that agreement with transformers is not agreement on doing nothing."""
-    plain = inverse_frequencies(32, 10000.0)
-    ratio = plain / scaling.frequencies(torch.tensor([[63]]), 32, 10000.0)[0].flatten()
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+def test_every_scaling_changes_the_frequencies_it_should(
+    scaling: RopeScaling, dtype: torch.dtype, rtol: float
+) -> None:
+    """So that agreement with transformers is not agreement on doing nothing, nor on float32."""
+    plain = inverse_frequencies(32, 10000.0, dtype=dtype)
+    ratio = plain / scaling.frequencies(torch.tensor([[63]]), 32, 10000.0, dtype)[0].flatten()
     dynamic = isinstance(scaling, DynamicNTKScaling)
     growth = 2.0 * 64 / 16 - 1 if dynamic else scaling.factor
-    torch.testing.assert_close(ratio[-1].item(), growth, rtol=1e-5, atol=0)  # slowest: all of it
+    torch.testing.assert_close(ratio[-1].item(), growth, rtol=rtol, atol=0)  # slowest: all of it
     first = scaling.factor if isinstance(scaling, LinearScaling) else 1.0
-    torch.testing.assert_close(ratio[0].item(), first, rtol=1e-6, atol=0)
-    assert (ratio.diff() >= -1e-5).all()
+    torch.testing.assert_close(ratio[0].item(), first, rtol=rtol, atol=0)
+    assert (ratio.diff() >= -rtol * growth).all()
 
 
 def test_dynamic_rows_do_not_influence_each_other() -> None:

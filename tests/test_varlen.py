@@ -120,8 +120,8 @@ def test_the_arguments_of_the_fused_kernel(window: int | None, monkeypatch) -> N
         )  # fmt: skip
 
     monkeypatch.setattr(torchs, "varlen_attn", by_its_documentation)
-    q, k, v = drawn(6, 4, 8), drawn(9, 2, 8, seed=1), drawn(9, 2, 8, seed=2)
-    bounds_q, bounds_k = [0, 1, 6], [0, 4, 9]
+    q, k, v = drawn(6, 4, 8), drawn(11, 2, 8, seed=1), drawn(11, 2, 8, seed=2)
+    bounds_q, bounds_k = [0, 1, 6], [0, 4, 11]
     ours = fused_varlen_attention(q, k, v, bounds_q, bounds_k, window)
     want = varlen_attention(q, k, v, torch.tensor(bounds_q), torch.tensor(bounds_k), window)
     torch.testing.assert_close(ours, want, atol=1e-12, rtol=0)

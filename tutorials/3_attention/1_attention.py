@@ -2,8 +2,8 @@ r"""
 Attention from the formula to tiles
 ===================================
 
-Attention compares every query with every key, so T queries and S keys make T S weights. The formula keeps all of them in
-memory. The kernels that models use today keep none.
+Attention compares every query with every key, so T queries and S keys make T S weights. The formula keeps all of them
+in memory. The kernels that models use today keep none.
 
 That looks impossible: a softmax divides by a sum over the whole row, and before the last key is read, this sum is not
 known. This page derives the way out, first for one row of numbers, then for tiles, then for the gradient. Every step is
@@ -37,8 +37,8 @@ Each query takes a mean of the values. Its weights are the softmax of its scores
    P_{tj} &= \frac{e^{s_{tj}}}{\sum_i e^{s_{ti}}} \\
    y_t &= \sum_j P_{tj} \, v_j
 
-The package writes it with two matrix products. What a query may see is a ``Visibility``, which the next page is about; here
-it is causal.
+The package writes it with two matrix products. What a query may see is a ``Visibility``, which the next page is about;
+here it is causal.
 """
 
 import inspect
@@ -83,8 +83,8 @@ print(causal(3, 5).mask[0, 0].int())
 
 # %%
 # Each of the two products multiplies and adds D numbers for every pair of a query and a key. A multiplication with its
-# addition is two operations, so the formula takes 4 B H T S D. Half of the work in a causal square is thrown away by
-# the mask, and the formula does it all the same.
+# addition is two operations, so the formula takes 4 B H T S D. Nearly half of the scores in a causal square are
+# hidden, and the formula computes them all the same.
 
 B, H, T, D = 1, 4, 1024, 32
 q, k, v = draw(B, H, H, T, T, D)
@@ -94,9 +94,9 @@ print(f"{counter.get_total_flops():,} operations")
 assert counter.get_total_flops() == 4 * B * H * T * T * D
 
 # %%
-# The memory is the problem. A head has T D numbers in its queries, but T S numbers in its weights: as soon as T exceeds D,
-# the weights outgrow the queries. Here are both for one layer of the smallest GPT-2, with 12 heads of 64 features
-# in float32.
+# The memory is the problem. A head has T D numbers in its queries, but T S numbers in its weights: as soon as S exceeds
+# D, the weights outgrow the queries. Here are both for one layer of the smallest GPT-2, with 12 heads of 64 features in
+# float32.
 
 print("       T       queries       weights   weights / queries")
 for length in (128, 1024, 8192, 131072):
@@ -123,8 +123,8 @@ assert weights / 1024 == 768
 #
 #    \frac{e^{s_j - c}}{\sum_i e^{s_i - c}} = \frac{e^{-c} e^{s_j}}{e^{-c} \sum_i e^{s_i}} = P_j
 #
-# With c the largest score, every exponent is at most 0, and the sum is at least 1. Nothing overflows, and nothing divides
-# by zero.
+# With c the largest score, every exponent is at most 0, and the sum is at least 1. Nothing overflows, and nothing
+# divides by zero.
 
 row = torch.tensor([2.0, 1.0, 4.0, 100.0, 3.0, 101.0, 99.0])
 naive = row.exp() / row.exp().sum()
@@ -167,8 +167,8 @@ assert abs(l - (row - row.max()).exp().sum()) < 1e-6
 # %%
 # A score of 100 makes the sum before it a number near :math:`e^{-96}`, which is right: these keys will get no weight.
 #
-# The result needs the values too. Their weighted sum is an accumulator a of D numbers, relative to the same maximum, and
-# the same factor repairs it. At the end the result is a / l. Here is one query against seven keys.
+# The result needs the values too. Their weighted sum is an accumulator a of D numbers, relative to the same maximum,
+# and the same factor repairs it. At the end the result is a / l. Here is one query against seven keys.
 
 q, k, v = draw(1, 1, 1, 1, 7, 5, torch.float64)
 scores = row.double()
@@ -225,8 +225,8 @@ print(inspect.getsource(TiledAttention.forward))
 # running maximum starts at the most negative *finite* number (the museum shows why). And of each row one number
 # is kept for the backward pass, the log-sum-exp :math:`L = m + \log l`.
 #
-# A tile whose keys are all in the future is not visited, so the mask saves work here. With 10 tokens and tiles of 3, the
-# figure numbers the tiles in the order of their visit.
+# A tile whose keys are all in the future is not visited, so the mask saves work here. With 10 tokens and tiles of 3,
+# the figure numbers the tiles in the order of their visit.
 
 # sphinx_gallery_thumbnail_number = 2
 from lm_from_scratch.plot import COLOURS, attention_map, curves, figure
@@ -253,8 +253,8 @@ plt.show()
 assert visited == 4 * 5 / 2
 
 # %%
-# With n tiles along each side, n (n + 1) / 2 of n n tiles are visited. The counter of operations agrees: for n = 8 it is
-# 9/16 of the formula's count.
+# With n tiles along each side, n (n + 1) / 2 of :math:`n^2` tiles are visited. The counter of operations agrees: for n
+# = 8 it is 9/16 of the formula's count.
 
 q, k, v = draw(B, H, H, T, T, D)
 with FlopCounterMode(display=False) as tiled_counter:
@@ -277,7 +277,8 @@ assert n != 8 or share == 9 / 16
 #    dV_j &= \sum_t P_{tj} \, dO_t \\
 #    dP_{tj} &= dO_t \cdot v_j
 #
-# A score acts on all weights of its row: :math:`\partial P_{ti} / \partial s_{tj} = P_{ti} (1_{i = j} - P_{tj})`. Therefore
+# A score acts on all weights of its row: :math:`\partial P_{ti} / \partial s_{tj} = P_{ti} (1_{i = j} - P_{tj})`.
+# Therefore
 #
 # .. math::
 #
@@ -290,8 +291,8 @@ assert n != 8 or share == 9 / 16
 #
 #    \delta_t = \sum_i P_{ti} \, dP_{ti} = \sum_i P_{ti} \, dO_t \cdot v_i = dO_t \cdot y_t
 #
-# And the weights need not be kept: :math:`P_{tj} = e^{s_{tj} - L_t}`, from a score that one product of D numbers gives back.
-# Here it is for whole matrices in float64, against autograd.
+# And the weights need not be kept: :math:`P_{tj} = e^{s_{tj} - L_t}`, from a score that one product of D numbers gives
+# back. Here it is for whole matrices in float64, against autograd.
 
 q, k, v = draw(2, 3, 3, 7, 7, 5, torch.float64)
 hidden = ~causal(7, 7).mask
@@ -324,8 +325,8 @@ print(inspect.getsource(TiledAttention.backward))
 # --------------------
 #
 # Tiles that do not divide the length are where indices go wrong. So the lengths are odd, six query heads share two key
-# heads, four of the eleven keys come from a cache, and the tiles are tiny. In float64 values and gradients agree with the
-# formula and with the fused kernel to 1e-12.
+# heads, four of the eleven keys come from a cache, and the tiles are tiny. In float64 values and gradients agree with
+# the formula and with the fused kernel to 1e-12.
 
 
 def value_and_gradients(attend, inputs, visibility):
@@ -352,7 +353,7 @@ print(f"largest difference {worst:.0e}")
 assert worst < 1e-12
 
 # %%
-# The tiled softmax is no approximation. It adds the same numbers in another order.
+# The tiled softmax is no approximation. In exact arithmetic the two are equal; here they round in another order.
 #
 # Memory, counted
 # ---------------
@@ -415,8 +416,8 @@ for T in lengths:
     print(f"{T:4} ", "".join(f"{number:8.1f}" for number in numbers))
 
 # %%
-# Twice the length takes four times the memory with the formula, and at most twice the memory with tiles and with the fused
-# kernel. The dotted lines in the figure are exact powers of T.
+# Twice the length takes nearly four times the memory with the formula, and at most twice the memory with tiles and with
+# the fused kernel. The dotted lines in the figure are exact powers of T.
 
 series = {
     kind: (lengths, [peak[kind, T] / 2**20 for T in lengths]) for kind in kinds
@@ -458,7 +459,8 @@ assert saved["tiled", 2048] < weights / 10
 
 # %%
 # At 2048 tokens the formula saves more than two sets of weights: the softmax needs its own result, and the product with
-# the values needs the masked one. The tiles save less than a tenth of one set: queries, keys, values, the result, and L.
+# the values needs the masked one. The tiles save less than a tenth of one set: queries, keys, values, the result, and
+# L.
 #
 # Time, as a ratio
 # ----------------
@@ -512,18 +514,18 @@ for backward in (False, True):
         print(f"{name:29} {middle:5.1f}  ({low:.1f} to {high:.1f}) x sdpa")
 
 # %%
-# The tiled function is there to be read. The fused kernel does the same steps in compiled code; on a GPU it holds the tile
-# in the fast memory of the chip.
+# The tiled function is there to be read. A fused kernel does the same steps in compiled code, and on a GPU it holds the
+# tile in the fast memory of the chip.
 #
 # The scale keeps the entropy
 # ---------------------------
 #
-# If queries and keys have independent entries with variance 1, a score without the root has variance D. The entropy of the
-# weights tells how many keys a query really averages: it is :math:`\log S` for a plain mean and 0 for a single key.
+# If queries and keys have independent entries with variance 1, a score without the root has variance D. The entropy of
+# the weights tells how many keys a query really averages: it is :math:`\log S` for a plain mean and 0 for a single key.
 #
-# For many normal scores with variance 1, the mean of :math:`e^s` is near :math:`e^{1/2}` and the weighted mean of s is near 1. So
-# the entropy, the log-sum-exp minus the weighted mean, is near :math:`\log S + 1/2 - 1`, whatever D is. Without the root
-# the softmax comes close to picking one key.
+# For many normal scores with variance 1, the mean of :math:`e^s` is near :math:`e^{1/2}` and the weighted mean of s is
+# near 1. So the entropy, the log-sum-exp minus the weighted mean, is near :math:`\log S + 1/2 - 1`, whatever D is.
+# Without the root the softmax comes close to picking one key.
 
 widths = [4, 8, 16, 32, 64, 128, 256]
 entropy = {"with root": [], "without root": []}
@@ -552,8 +554,8 @@ assert entropy["without root"][-1] < 0.5
 
 # %%
 # A wrong scale raises no error, and the text may still look right. The next lines put wrong functions into the shipped
-# GPT-2: no root, and the root of C instead of D. They print the loss and the share of positions with the same most likely
-# successor.
+# GPT-2: no root, and the root of C instead of D. They print the loss and the share of positions with the same most
+# likely successor.
 
 from lm_from_scratch.attention import attention_layers, use_attention_
 from lm_from_scratch.checkpoint import load_shipped
@@ -606,9 +608,9 @@ assert losses == sorted(losses)
 # The axis of the softmax
 # -----------------------
 #
-# A softmax over the queries instead of the keys is one digit away: ``-2`` for ``-1``. Shapes fit, and columns sum to 1. The
-# divisor of a column holds later queries, so a token sees its future. And a single query, as in generation, gets the weight
-# 1 for every key.
+# A softmax over the queries instead of the keys is one digit away: ``-2`` for ``-1``. Shapes fit, and columns sum to 1.
+# The divisor of a column holds later queries, so a token sees its future. And a single query, as in generation, gets
+# the weight 1 for every key.
 
 
 def over_queries(q, k, v, visibility, dropout=0.0):
@@ -634,8 +636,8 @@ print(f"in the shipped model: loss {damaged(over_queries)[0]:.2f}")
 # Hidden scores
 # -------------
 #
-# A hidden key must get the weight 0. In exact arithmetic a score of :math:`-\infty` does it. In floating point, infinity
-# has two ways to become NaN: times 0, and minus itself.
+# A hidden key must get the weight 0. In exact arithmetic a score of :math:`-\infty` does it. In floating point,
+# infinity has two ways to become NaN: times 0, and minus itself.
 #
 # The first way is a mask that is built by a product, as in older code: a triangle of large negative numbers, times the
 # condition that the key is in the future. The second is a row in which all keys are hidden.
@@ -658,8 +660,8 @@ assert torch.full((2,), -math.inf).softmax(-1).isnan().all()
 
 # %%
 # With the most negative finite number no NaN appears, but the row without keys becomes a plain mean over hidden keys.
-# Therefore ``attention_weights`` sets hidden weights to 0 after the softmax. The last page of this chapter measures what
-# other functions return for such a row.
+# Therefore ``attention_weights`` sets hidden weights to 0 after the softmax. The last page of this chapter measures
+# what other functions return for such a row.
 #
 # Five kinds in one model
 # -----------------------
@@ -680,9 +682,9 @@ use_attention_(gpt2, "sdpa")
 # The triangle in the wrong corner
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# SDPA has a switch ``is_causal``. With fewer queries than keys it aligns the triangle to the *first* key. After a cache the
-# queries are the last tokens, so every one of them sees too little. The counts come from values of 1 at one key and 0
-# elsewhere: a key is seen if its weight is not 0.
+# SDPA has a switch ``is_causal``. With fewer queries than keys it aligns the triangle to the *first* key. After a cache
+# the queries are the last tokens, so every one of them sees too little. The counts come from values of 1 at one key and
+# 0 elsewhere: a key is seen if its weight is not 0.
 
 q, k, v = draw(2, 3, 3, 3, 7, 5)
 one_hot = torch.eye(7).expand(2, 3, 7, 7)
@@ -705,18 +707,19 @@ assert (wrong - want).abs().max() > 0.5
 torch.testing.assert_close(sdpa_attention(q, k, v, causal(3, 7)), want)
 
 # %%
-# Without a cache both corners are the same, so a test with a full text passes. With one query after a cache, the query sees
-# the first key alone. ``sdpa_attention`` sets the switch only where queries and keys are the same tokens. The check that
-# finds it is a chunk after a past.
+# Without a cache both corners are the same, so a test with a full text passes. With one query after a cache, the query
+# sees the first key alone. ``sdpa_attention`` sets the switch only where queries and keys are the same tokens. The
+# check that finds it is a chunk after a past.
 #
 # Q30: minus infinity, minus minus infinity
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# Defects of earlier Qwen2 code are numbered Q1, Q2, ... on these pages. Q30 includes masks that give NaN where a row sees no
-# key. In tiles it is worse: a *tile* without a visible key is enough.
+# Defects of earlier Qwen2 code are numbered Q1, Q2, ... on these pages. Q30 includes masks that give NaN where a row
+# sees no key. In tiles it is worse: a *tile* without a visible key is enough.
 #
-# The recurrence on paper starts with :math:`m = -\infty`. If the first tile is hidden, the new maximum is :math:`-\infty`
-# too, and the factor is :math:`e^{-\infty + \infty}`. The next lines plant this start in a copy of the package's source.
+# The recurrence on paper starts with :math:`m = -\infty`. If the first tile is hidden, the new maximum is
+# :math:`-\infty` too, and the factor is :math:`e^{-\infty + \infty}`. The next lines plant this start in a copy of the
+# package's source.
 
 from lm_from_scratch import online_softmax
 
@@ -740,13 +743,13 @@ for padding in (0, 1, 2, 3):
         for attend in (mutant["attend_in_tiles"], attend_in_tiles)
     ]
     print(f"{padding:7} {counts[0]:20} {counts[1]:8}")
-    assert (counts[0] > 0) == (padding >= 2)
+    assert counts[0] == (0 if padding < 2 else q[:, :, padding:].numel())
     assert counts[1] == 0
 
 # %%
-# The mutant passes without padding, and with less padding than a tile. Then every real token is NaN. The mended line is the
-# package's start at the most negative finite number: :math:`e^{-\infty - m}` is 0 for every finite m. The check is padding
-# longer than a tile.
+# The mutant passes without padding, and with less padding than a tile. Then every real token is NaN. The mended line is
+# the package's start at the most negative finite number: :math:`e^{-\infty - m}` is 0 for every finite m. The check is
+# padding longer than a tile.
 #
 # Which sentence is false?
 # ------------------------
@@ -772,36 +775,38 @@ print(f"one query without a mask: error {error:.2f}")
 assert error > 0.05
 
 # %%
-# The second sentence is false: nothing comes after the query, but padding may stand before it. In a cache of fixed size there are
-# also slots that nobody has written yet.
+# The second sentence is false: nothing comes after the query, but padding may stand before it. In a cache of fixed size
+# there are also slots that nobody has written yet.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* How often does the running maximum change in a row of S random scores? Count it for S = 10, 100, 1000 over many rows.
-#    A right answer compares with :math:`1 + 1/2 + \dots + 1/S`. Hint: with what probability is the last of j scores the
-#    largest?
-# 2. *Easy.* Call ``attend_in_tiles`` with tiles of 1, 16 and 512 for T = 512, and count the peak with ``Peak``. A right answer
-#    shows which size has the smallest peak, and says what the smallest tiles cost instead. Hint: count the calls of
-#    ``tile_scores`` too.
-# 3. *Medium.* Compute the cross-entropy of T tokens over a vocabulary of V without ever holding T V logits: read the head's weight in
-#    slices of the vocabulary. A right answer equals ``F.cross_entropy`` to 1e-5, and its largest tensor is counted. Hint: the
-#    loss is the log-sum-exp minus the logit of the target; no accumulator is needed.
+# 1. *Easy.* How often does the running maximum change in a row of S random scores? Count it for S = 10, 100, 1000 over
+#    many rows. A right answer compares with :math:`1 + 1/2 + \dots + 1/S`. Hint: with what probability is the last of j
+#    scores the largest?
+# 2. *Easy.* Call ``attend_in_tiles`` with tiles of 1, 16 and 512 for T = 512, and count the peak with ``Peak``. A right
+#    answer shows which size has the smallest peak, and says what the smallest tiles cost instead. Hint: count the calls
+#    of ``tile_scores`` too.
+# 3. *Medium.* Compute the cross-entropy of T tokens over a vocabulary of V without ever holding T V logits: read the
+#    head's weight in slices of the vocabulary. A right answer equals ``F.cross_entropy`` to 1e-5, and its largest
+#    tensor is counted. Hint: the loss is the log-sum-exp minus the logit of the target; no accumulator is needed.
 # 4. *Hard.* Give each head a *sink*: one number that joins the sum l like a score, but has no value. Change the tiled
-#    forward, derive what changes in the backward pass, and give the gradient of the sink. Hint: a sink is a key with the value 0;
-#    which of L, :math:`\delta` and dS notice it? A right answer equals the formula with such a key, in value and gradient.
+#    forward, derive what changes in the backward pass, and give the gradient of the sink. Hint: a sink is a key with
+#    the value 0; which of L, :math:`\delta` and dS notice it? A right answer equals the formula with such a key, in
+#    value and gradient.
 #
 # Summary
 # -------
 #
-# * The formula takes 4 B H T S D operations, and T / D times the memory of the queries for its weights.
-# * A running maximum, a running sum and an accumulator give the exact softmax in one pass. The same rule merges any two parts.
-# * Backward needs L and the result, because :math:`\sum_i P_{ti} \, dP_{ti} = dO_t \cdot y_t`. Values and gradients equal the formula's to
-#   1e-12 in float64, for five sizes of tiles.
-# * From 1024 to 2048 tokens, the peak of the formula grows by more than 3.8, that of tiles and of the fused kernel by at most
-#   2.01.
-# * Wrong scale, wrong axis, wrong corner and infinity fail without an error message. A chunk after a past and padding longer than a
-#   tile find two of them.
+# * The formula takes 4 B H T S D operations, and S / D times the memory of the queries for its weights.
+# * A running maximum, a running sum and an accumulator give the exact softmax in one pass. The same rule merges any two
+#   parts.
+# * Backward needs L and the result, because :math:`\sum_i P_{ti} \, dP_{ti} = dO_t \cdot y_t`. Values and gradients
+#   equal the formula's to 1e-12 in float64, for five sizes of tiles.
+# * From 1024 to 2048 tokens, the peak of the formula grows by more than 3.8, that of tiles and of the fused kernel by
+#   at most 2.01.
+# * Wrong scale, wrong axis, wrong corner and infinity fail without an error message. A chunk after a past and padding
+#   longer than a tile find two of them.
 #
 # All kinds asked a ``Visibility`` who sees whom. The next page makes every mask from positions.
 #
@@ -809,11 +814,14 @@ assert error > 0.05
 # -------
 #
 # * Vaswani et al.: `Attention Is All You Need <https://arxiv.org/abs/1706.03762>`_, 2017.
-# * Milakov, Gimelshein: `Online normalizer calculation for softmax <https://arxiv.org/abs/1805.02867>`_, 2018. The recurrence.
+# * Milakov, Gimelshein: `Online normalizer calculation for softmax <https://arxiv.org/abs/1805.02867>`_, 2018. The
+#   recurrence.
 # * Rabe, Staats: `Self-attention Does Not Need O(n2) Memory <https://arxiv.org/abs/2112.05682>`_, 2021.
-# * Dao et al.: `FlashAttention <https://arxiv.org/abs/2205.14135>`_, 2022. Tiles in the fast memory of a GPU, and the backward pass.
+# * Dao et al.: `FlashAttention <https://arxiv.org/abs/2205.14135>`_, 2022. Tiles in the fast memory of a GPU, and the
+#   backward pass.
 # * `Flash-Decoding <https://pytorch.org/blog/flash-decoding/>`_, 2023. Merging parts of one row.
-# * The corner in the wild: `alignment of the causal mask <https://github.com/pytorch/pytorch/issues/108108>`_ and `is_causal with a cache <https://github.com/pytorch/pytorch/issues/144858>`_.
+# * The corner in the wild: `alignment of the causal mask <https://github.com/pytorch/pytorch/issues/108108>`_ and
+#   `is_causal with a cache <https://github.com/pytorch/pytorch/issues/144858>`_.
 # * NaN in the wild: `rows without any key <https://github.com/pytorch/pytorch/issues/103749>`_.
 
 import platform
