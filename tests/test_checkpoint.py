@@ -508,7 +508,7 @@ def test_another_architecture_is_refused(tmp_path) -> None:
 
 def test_a_dynamic_scaling_that_transformers_would_read_otherwise_is_not_written(tmp_path) -> None:
     scaling = DynamicNTKScaling(factor=2.0, original_length=32)
-    with pytest.raises(ValueError, match="original_length=32 .* block_size=128"):
+    with pytest.raises(ValueError, match=r"original_length=32 .* block_size=128"):
         save_pretrained(tiny_qwen2(rope_scaling=scaling), tmp_path / "m")
     assert not (tmp_path / "m").exists()
     save_pretrained(tiny_qwen2(rope_scaling=scaling, block_size=32), tmp_path / "m")
