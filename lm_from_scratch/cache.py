@@ -8,6 +8,8 @@ Training passes :data:`NO_CACHE`, whose ``update`` returns what it was given: no
 there is a cache. Layout everywhere: keys and values are (B, H, S, D), in and out.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -181,4 +183,26 @@ class GrowingCache:
         return self.layers[layer]
 
 
-Cache = NoCache | GrowingCache
+class Restricted:
+    """Another cache, with fewer visible keys: those for which ``allowed`` is True as well.
+
+    ``allowed`` (B or 1, 1, T, S) is for the one forward pass of T tokens that it is passed to. It
+    serves what positions cannot say: a tree of drafts, or a prefix that is read in blocks::
+
+        model(idx, cache=Restricted(NO_CACHE, allowed))
+    """
+
+    def __init__(self, cache: NoCache | GrowingCache, allowed: Tensor) -> None:
+        self.cache, self.allowed = cache, allowed
+
+    def see(
+        self, x: Tensor, positions: Tensor | None, documents: Tensor | None, n_layer: int
+    ) -> Visibility:
+        visibility = self.cache.see(x, positions, documents, n_layer)
+        return replace(visibility, allowed=self.allowed)
+
+    def __getitem__(self, layer: int) -> NoCache | GrowingLayer:
+        return self.cache[layer]
+
+
+Cache = NoCache | GrowingCache | Restricted

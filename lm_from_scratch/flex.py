@@ -31,6 +31,7 @@ def mask_function(visibility: Visibility, B: int) -> Callable[..., Tensor]:
     if query_documents is not None and key_documents is not None:
         query_documents, key_documents = query_documents.expand(B, -1), key_documents.expand(B, -1)
     window = visibility.window
+    allowed_too = None if visibility.allowed is None else visibility.allowed.expand(B, -1, -1, -1)
 
     def visible(b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
         query, key = query_positions[b, t], key_positions[b, s]
@@ -39,6 +40,8 @@ def mask_function(visibility: Visibility, B: int) -> Callable[..., Tensor]:
             allowed = allowed & (key > query - window)
         if query_documents is not None and key_documents is not None:
             allowed = allowed & (query_documents[b, t] == key_documents[b, s])
+        if allowed_too is not None:
+            allowed = allowed & allowed_too[b, 0, t, s]
         return allowed
 
     return visible

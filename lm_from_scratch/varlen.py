@@ -163,6 +163,8 @@ def packed_attention(
     if dropout > 0:
         raise ValueError(f"packed attention has no dropout, but dropout={dropout}: use sdpa")
     check_shapes(q, k, v, visibility)
+    if visibility.allowed is not None:
+        raise ValueError("packed attention knows sequences, but no mask of its own: use sdpa")
     B, H, T, D = q.shape
     found = list(sequences(visibility, B))
     if not found:

@@ -33,6 +33,22 @@ def positions_from_mask(attention_mask: Tensor) -> Tensor:
     return torch.where(real, real.long().cumsum(dim=1) - 1, PADDING)
 
 
+def allowed_from_additive_mask(mask: Tensor) -> Tensor:
+    """What a mask (B, 1, T, S) of numbers that are added to the scores lets through, as bool.
+
+    It holds 0 where a key may be seen, and the most negative number or minus infinity elsewhere.
+    """
+    if mask.dim() != 4 or mask.shape[1] != 1 or not mask.is_floating_point():
+        raise ValueError(
+            f"the mask is {mask.dtype} of shape {tuple(mask.shape)}; it must be floating point, "
+            "(batch, 1, queries, keys)"
+        )
+    allowed = mask == 0
+    if not (allowed | (mask <= torch.finfo(mask.dtype).min)).all():
+        raise ValueError("an additive mask holds 0 and the most negative number alone")
+    return allowed
+
+
 @dataclass(eq=False)
 class Visibility:
     """Which keys each query may see.
@@ -52,6 +68,7 @@ class Visibility:
     key_documents: Tensor | None = None  # (B, S)
     window: int | None = None  # keys that a query sees, its own included
     dense: bool = False
+    allowed: Tensor | None = None  # (B or 1, 1, T, S): what else must be True
     _mask: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -59,6 +76,14 @@ class Visibility:
             raise ValueError(f"window={self.window} must be at least 1: a query sees its own key")
         if (self.query_documents is None) != (self.key_documents is None):
             raise ValueError("documents are needed for both queries and keys, or for neither")
+        if self.allowed is not None:
+            shape = (1, self.query_length, self.key_length)
+            if self.allowed.dtype != torch.bool or self.allowed.shape[1:] != shape:
+                raise ValueError(
+                    f"allowed is {self.allowed.dtype} of shape {tuple(self.allowed.shape)}; it must "
+                    f"be bool of shape (batch, *{shape}), True where a key may be seen"
+                )
+            self.dense = False  # what it hides is not known without looking
 
     @property
     def mask(self) -> Tensor:
@@ -78,6 +103,8 @@ class Visibility:
         if self.query_documents is not None and self.key_documents is not None:
             query_document = self.query_documents[:, None, queries, None]
             mask = mask & (query_document == self.key_documents[:, None, None, keys])
+        if self.allowed is not None:
+            mask = mask & self.allowed[:, :, queries, keys]
         return mask
 
     def within(self, window: int | None) -> "Visibility":

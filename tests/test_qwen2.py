@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from test_cache import in_chunks
 
 from lm_from_scratch.attention import ATTENTION_KINDS, use_attention_
-from lm_from_scratch.cache import GrowingCache, GrowingLayer, place
+from lm_from_scratch.cache import NO_CACHE, GrowingCache, GrowingLayer, Restricted, place
 from lm_from_scratch.checkpoint import config_from_dict, config_to_dict, from_pretrained
 from lm_from_scratch.data import padded_batch
 from lm_from_scratch.generate import complete, generate
@@ -40,7 +40,11 @@ from lm_from_scratch.norm import rms_norm
 from lm_from_scratch.record import record_attention, record_hidden_states
 from lm_from_scratch.rope import LinearScaling
 from lm_from_scratch.sampling import Sampler
-from lm_from_scratch.visibility import Visibility, positions_from_mask
+from lm_from_scratch.visibility import (
+    Visibility,
+    allowed_from_additive_mask,
+    positions_from_mask,
+)
 
 ROPES = [
     {"rope_type": "default", "rope_theta": 10000.0},
@@ -564,6 +568,56 @@ def test_Q30_masks_are_checked_before_they_are_used() -> None:
     out = model(idx, nothing)
     assert out.isfinite().all()  # a row without any token is no reason for a NaN
     torch.testing.assert_close(out[1], model(idx[1:])[0], atol=5e-5, rtol=0)
+
+
+def prefix_mask(B: int, T: int, prefix: int) -> torch.Tensor:
+    """A tree of two branches behind a common prefix: the second does not see the first."""
+    allowed = torch.ones(B, 1, T, T, dtype=torch.bool)
+    middle = (prefix + T) // 2
+    allowed[:, :, middle:, prefix:middle] = False
+    return allowed
+
+
+@pytest.mark.parametrize("kind", ATTENTION_KINDS)
+@torch.no_grad()
+def test_Q30_a_mask_of_four_dimensions_restricts_every_kind_as_in_transformers(kind) -> None:
+    model, idx = tiny_qwen2(), token_ids(2, 9)
+    allowed = prefix_mask(2, 9, 3)
+    additive = torch.zeros(2, 1, 9, 9).masked_fill(
+        ~(allowed & torch.ones(9, 9).tril().bool()), torch.finfo(torch.float32).min
+    )
+    want = hf_twin(model)(idx, attention_mask=additive).logits
+    use_attention_(model, kind)
+    view = Restricted(NO_CACHE, allowed_from_additive_mask(additive))
+    if kind == "packed":
+        with pytest.raises(ValueError, match="no mask of its own"):
+            model(idx, cache=view)
+        return
+    torch.testing.assert_close(model(idx, cache=view), want, atol=5e-5, rtol=0)
+    assert error(model(idx), want) > 0.5
+    cache = GrowingCache(3)
+    parts = [
+        model(idx[:, a:b], cache=Restricted(cache, allowed[:, :, a:b, :b]))
+        for a, b in ((0, 4), (4, 5), (5, 9))
+    ]
+    torch.testing.assert_close(torch.cat(parts, dim=1), want, atol=5e-5, rtol=0)
+    with record_attention(model) as maps:
+        model(idx, cache=view)
+    assert (maps[0][0][:, :, 7, 3:6] == 0).all()
+
+
+def test_Q30_bad_masks_of_four_dimensions_are_refused() -> None:
+    model, idx = tiny_qwen2(), token_ids(2, 5)
+    for bad in (torch.ones(2, 1, 5, 5), torch.full((2, 1, 5, 5), -10000.0)):
+        with pytest.raises(ValueError, match="0 and the most negative number"):
+            allowed_from_additive_mask(bad)
+    with pytest.raises(ValueError, match=r"int64 of shape \(2, 5\)"):
+        allowed_from_additive_mask(torch.ones(2, 5).long())
+    for bad in (torch.ones(2, 1, 5, 4).bool(), torch.ones(2, 1, 5, 5), torch.ones(5, 5).bool()):
+        with pytest.raises(ValueError, match="allowed is"):
+            model(idx, cache=Restricted(NO_CACHE, bad))
+    nothing = allowed_from_additive_mask(torch.full((1, 1, 5, 5), -torch.inf))
+    assert model(idx, cache=Restricted(NO_CACHE, nothing)).isfinite().all()
 
 
 # ------------------------------------------------------------------------------------ capabilities
