@@ -420,6 +420,9 @@ how to choose the numbers
     p.add_argument(
         "--onednn", action="store_true", help="float32 products by oneDNN: faster on AMD processors"
     )
+    p.add_argument(
+        "--chunked-loss", action="store_true", help="never hold all logits: for large vocabularies"
+    )
     p.add_argument("--eval-every", type=int, help="steps between held-out losses; 0 is never")
     p.add_argument("--checkpoint-every", type=int, default=100, help="default: 100 steps")
     p.add_argument("--held-out", type=float, default=0.05, help="share held out; default 0.05")

@@ -34,7 +34,7 @@ from lm_from_scratch.checkpoint import (
 )
 from lm_from_scratch.data import Batch, PackedBatches
 from lm_from_scratch.generate import evaluating
-from lm_from_scratch.loss import IGNORE, causal_lm_loss
+from lm_from_scratch.loss import IGNORE, causal_lm_loss, chunked_causal_lm_loss
 from lm_from_scratch.models import CausalLM
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
 from lm_from_scratch.norm import RMSNorm
@@ -52,6 +52,7 @@ class TrainConfig:
     weight_decay: float = 0.1
     max_grad_norm: float = 1.0
     grad_accumulation: int = 1  # batches that are summed up before one step
+    chunked_loss: bool = False  # never hold the logits: less memory at a large vocabulary
     dtype: str = "float32"  # of the matrix products: "bfloat16" runs them under autocast
     eval_every: int = 0  # steps between two measurements of the held-out loss; 0 is never
     checkpoint_every: int = 0  # steps between two checkpoints; 0 is only at the end
@@ -246,8 +247,12 @@ def optimizer_step(
     total = 0.0
     for part, count in zip(parts, counts, strict=True):
         with autocast(device, config.dtype):
-            logits = model(part.idx, part.positions, part.documents)
-            loss = causal_lm_loss(logits, part.targets) * (count / sum(counts))
+            if config.chunked_loss:
+                x = model.backbone(part.idx, part.positions, part.documents)
+                loss = chunked_causal_lm_loss(x, model.head_weight, part.targets)
+            else:
+                loss = causal_lm_loss(model(part.idx, part.positions, part.documents), part.targets)
+            loss = loss * (count / sum(counts))
         loss.backward()
         total += float(loss.detach())
     grad_norm = float(nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm))

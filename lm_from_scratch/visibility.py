@@ -80,8 +80,8 @@ class Visibility:
             shape = (1, self.query_length, self.key_length)
             if self.allowed.dtype != torch.bool or self.allowed.shape[1:] != shape:
                 raise ValueError(
-                    f"allowed is {self.allowed.dtype} of shape {tuple(self.allowed.shape)}; it must "
-                    f"be bool of shape (batch, *{shape}), True where a key may be seen"
+                    f"allowed is {self.allowed.dtype} of shape {tuple(self.allowed.shape)}; it "
+                    f"must be bool of shape (batch, *{shape}), True where a key may be seen"
                 )
             self.dense = False  # what it hides is not known without looking
 

@@ -448,3 +448,20 @@ def test_residual_dropout_is_where_gpt2_has_it_and_acts_in_training_alone() -> N
     assert all(0.4 < share < 0.6 for share in shares.values()), shares
     with pytest.raises(ValueError, match=r"p=1\.0"):
         residual_dropout_(model, 1.0)
+
+
+@pytest.mark.parametrize("make", [tiny_gpt2, tiny_qwen2])
+def test_the_chunked_loss_takes_the_same_step(make) -> None:
+    idx = token_ids(4, 17)
+    part = Batch(idx[:, :-1].contiguous(), idx[:, 1:].contiguous())
+    results = []
+    for chunked in (False, True):
+        model = make()
+        sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+        config = TrainConfig(steps=1, chunked_loss=chunked)
+        reported = optimizer_step(model, sgd, [part], config)
+        results.append((reported, model.state_dict()))
+    (loss, norm), plain = results[0]
+    assert results[1][0] == pytest.approx((loss, norm), rel=1e-5)
+    for name, tensor in results[1][1].items():
+        torch.testing.assert_close(tensor, plain[name], atol=2e-5, rtol=0, msg=name)

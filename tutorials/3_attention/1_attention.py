@@ -709,7 +709,7 @@ torch.testing.assert_close(sdpa_attention(q, k, v, causal(3, 7)), want)
 # %%
 # Without a cache both corners are the same, so a test with a full text passes. With one query after a cache, the query
 # sees the first key alone. ``sdpa_attention`` sets the switch only where queries and keys are the same tokens. The
-# check that finds it is a chunk after a past.
+# check that finds it is a chunk after a past. The next page meets the same corner in a mask that was written by hand.
 #
 # Q30: minus infinity, minus minus infinity
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
