@@ -10,13 +10,11 @@ from hypothesis import strategies as st
 from lm_from_scratch.attention import (
     ATTENTION_KINDS,
     attention_weights,
-    sdpa_attention,
     use_attention_,
 )
 from lm_from_scratch.conformance import CASES, itself, oracle
 from lm_from_scratch.gqa import check_shapes, repeat_kv
 from lm_from_scratch.models.gpt2 import SIZES
-from lm_from_scratch.record import record_attention
 from lm_from_scratch.visibility import Visibility, positions_from_mask
 
 
@@ -76,34 +74,6 @@ def test_G25_hidden_scores_are_replaced_not_lowered() -> None:
         assert torch.equal(before[0, :, 2:], after[0, :, 2:])
 
 
-def test_G33_masks_of_any_integer_or_bool_dtype_become_positions() -> None:
-    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 0, 1, 0]])
-    want = torch.tensor([[-1, -1, 0, 1, 2], [0, 1, -1, 2, -1]])
-    for dtype in (torch.bool, torch.int64, torch.uint8, torch.float32):
-        assert torch.equal(positions_from_mask(mask.to(dtype)), want)
-    with pytest.raises(ValueError, match=r"shape \(5,\)"):
-        positions_from_mask(mask[0])
-    with pytest.raises(ValueError, match="0 and 1"):
-        positions_from_mask(mask * 2)
-    with pytest.raises(ValueError, match="0 and 1"):
-        positions_from_mask(torch.tensor([[0.0, -10000.0]]))
-
-
-def test_G33_a_mask_of_another_width_is_refused() -> None:
-    model, idx = tiny_gpt2(), token_ids(2, 5)
-    with pytest.raises(ValueError, match=r"\(2, 1\), the tokens \(2, 5\)"):
-        model(idx, positions_from_mask(torch.ones(2, 1)))
-    with pytest.raises(ValueError, match="integers"):
-        model(idx, torch.ones(2, 5, dtype=torch.bool))
-
-
-def test_bad_visibility_is_refused() -> None:
-    with pytest.raises(ValueError, match="window=0"):
-        Visibility(arange(3), arange(3), window=0)
-    with pytest.raises(ValueError, match="both"):
-        Visibility(arange(3), arange(3), query_documents=arange(3))
-
-
 @given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 10), st.integers(0, 10**6), st.data())
 def test_random_padding_and_windows(B: int, T: int, window: int, seed: int, data) -> None:
     mask = torch.tensor(
@@ -117,41 +87,6 @@ def test_random_padding_and_windows(B: int, T: int, window: int, seed: int, data
     want = oracle(itself(positions.tolist(), window=window), q, k, v)
     for kind in ATTENTION_KINDS.values():
         torch.testing.assert_close(kind(q, k, v, vis, 0.0), want, atol=1e-12, rtol=0)
-
-
-def test_recording_returns_real_weights_and_changes_nothing() -> None:
-    model, idx = tiny_gpt2(), token_ids(2, 9)
-    before = model(idx)
-    attends = [block.attn.attend for block in model.transformer.h]
-    with record_attention(model) as maps:
-        assert torch.equal(model(idx), before)
-    assert [block.attn.attend for block in model.transformer.h] == attends
-    assert len(maps) == model.config.n_layer
-    for layer in maps:
-        assert layer[0].shape == (2, 4, 9, 9)
-        torch.testing.assert_close(layer[0].sum(-1), torch.ones(2, 4, 9))
-        assert (layer[0].triu(1) == 0).all()
-
-
-def test_recording_equals_the_attentions_of_transformers() -> None:
-    from conftest import hf_twin
-
-    model, idx = tiny_gpt2(), token_ids(2, 9)
-    twin = hf_twin(model)
-    twin.set_attn_implementation("eager")
-    want = twin(idx, output_attentions=True).attentions
-    with record_attention(model) as maps:
-        model(idx)
-    for ours, theirs in zip(maps, want, strict=True):
-        torch.testing.assert_close(ours[0], theirs, atol=1e-5, rtol=0)
-
-
-def test_recording_is_undone_after_an_error() -> None:
-    model = tiny_gpt2()
-    attends = [block.attn.attend for block in model.transformer.h]
-    with pytest.raises(ValueError, match="block_size"), record_attention(model):
-        model(token_ids(1, 65))
-    assert [block.attn.attend for block in model.transformer.h] == attends
 
 
 def test_switching_the_kind_is_one_call() -> None:
@@ -194,13 +129,6 @@ def test_dropout_zeroes_weights_and_keeps_the_mean(kind: str) -> None:
     first = dropped[:, :, 0] / kept[:, :, 0]  # the first query has one weight: 0 or doubled
     assert set(first.round().unique().tolist()) == {0.0, 2.0}
     assert 0.9 < first.mean() < 1.1
-
-
-def test_recorded_weights_hold_no_graph() -> None:
-    model = tiny_gpt2()
-    with record_attention(model) as maps:
-        model(token_ids(1, 5)).sum().backward()
-    assert not any(layer[0].requires_grad for layer in maps)
 
 
 def test_repeat_kv_is_that_of_transformers() -> None:
@@ -260,17 +188,6 @@ def test_the_content_of_padding_moves_nothing_and_gets_no_gradient(name: str, ki
         assert torch.equal(a, b)
         assert (b[padding] == 0).all()
         assert (b[~padding] != 0).any()
-
-
-def test_a_window_that_hides_nothing_needs_no_mask() -> None:
-    q, k, v = tensors()
-    for window in (None, 7, 8, 99):
-        vis = Visibility(arange(7), arange(7), window=window, dense=True)
-        want = sdpa_attention(q, k, v, visibility("causal, known"))
-        assert torch.equal(sdpa_attention(q, k, v, vis), want)
-        assert vis._mask is None
-    vis = Visibility(arange(7), arange(7), window=6, dense=True)
-    assert not torch.equal(sdpa_attention(q, k, v, vis), want)
 
 
 @pytest.mark.parametrize("kind", ["sdpa", "tiled"])
@@ -345,3 +262,14 @@ def test_shapes_that_do_not_fit_are_refused_by_every_kind(kind: str) -> None:
     refused(q, k[:, :, :6], v[:, :, :6], vis, "7 queries and 6 keys, .* for 7 and 7")
     refused(*(x[:1] for x in (q, k, v)), visibility("left padding"), "q has 1 rows, .* has 2")
     check_shapes(q, k, v, Visibility(arange(7), arange(7)))  # one row of positions fits any batch
+
+
+def test_a_window_that_hides_nothing_needs_no_mask() -> None:
+    q, k, v = tensors()
+    for window in (None, 7, 8, 99):
+        vis = Visibility(arange(7), arange(7), window=window, dense=True)
+        want = sdpa_attention(q, k, v, visibility("causal, known"))
+        assert torch.equal(sdpa_attention(q, k, v, vis), want)
+        assert vis._mask is None
+    vis = Visibility(arange(7), arange(7), window=6, dense=True)
+    assert not torch.equal(sdpa_attention(q, k, v, vis), want)

@@ -13,7 +13,6 @@ from conftest import (
     QWEN2,
     hf_twin,
     ours_from_hf,
-    tiny_gpt2,
     tiny_hf_qwen2,
     tiny_qwen2,
     token_ids,
@@ -27,7 +26,6 @@ from lm_from_scratch.cache import NO_CACHE, GrowingCache, GrowingLayer, Restrict
 from lm_from_scratch.checkpoint import config_from_dict, config_to_dict, from_pretrained
 from lm_from_scratch.data import padded_batch
 from lm_from_scratch.generate import complete, generate
-from lm_from_scratch.gradient_checkpointing import use_gradient_checkpointing_
 from lm_from_scratch.loss import IGNORE, causal_lm_loss, next_token_targets
 from lm_from_scratch.models.qwen2 import (
     FULL,
@@ -388,41 +386,6 @@ def test_Q13_a_cache_is_written_if_it_is_passed_and_only_then() -> None:
     assert cache.length == 6
 
 
-def test_Q14_gradient_checkpointing_changes_no_gradient_and_writes_no_cache() -> None:
-    for model in (tiny_qwen2(sliding_window=3, max_window_layers=1), tiny_gpt2()):
-        idx, twin = token_ids(2, 9), copy.deepcopy(model)
-        names = list(model.state_dict())
-        use_gradient_checkpointing_(twin)
-        use_gradient_checkpointing_(twin)  # twice is once
-        assert list(twin.state_dict()) == names
-        model(idx).square().mean().backward()
-        twin(idx).square().mean().backward()
-        for a, b in zip(model.parameters(), twin.parameters(), strict=True):
-            assert torch.equal(a.grad, b.grad)
-        cache = GrowingCache(3)
-        with pytest.raises(ValueError, match="keeps no gradients"):
-            twin(idx, cache=cache)
-        assert cache.length == 0
-        with torch.no_grad():
-            twin(idx[:, :4], cache=cache)
-            assert cache.length == 4
-
-
-def test_gradient_checkpointing_keeps_less() -> None:
-    kept = {}
-    for name in ("plain", "checkpointed"):
-        model = tiny_qwen2(n_layer=6)
-        if name == "checkpointed":
-            use_gradient_checkpointing_(model)
-        sizes = []
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda t, sizes=sizes: sizes.append(t.numel()) or t, lambda t: t
-        ):
-            model(token_ids(2, 40))
-        kept[name] = sum(sizes)
-    assert kept["checkpointed"] < 0.2 * kept["plain"]
-
-
 def test_Q15_a_forward_returns_logits_and_leaves_the_cache_what_it_was() -> None:
     model, idx = tiny_qwen2(), token_ids(1, 5)
     cache = GrowingCache(3)
@@ -447,15 +410,6 @@ def test_Q16_reordering_keeps_the_cache_a_cache() -> None:
             assert type(cache) is GrowingCache and cache.length == 6
             expected = model(idx[:, 5:6], after, cache=want)
         torch.testing.assert_close(got, expected, atol=5e-5, rtol=0)
-
-
-def test_Q22_a_mask_is_exactly_as_wide_as_the_keys() -> None:
-    cache = GrowingCache(1)
-    cache.see(torch.zeros(1, 4), None, None, 1)
-    cache.layers[0].length = 4
-    visibility = cache.see(torch.zeros(1, 3), None, None, 1)
-    assert visibility.mask.shape == (1, 1, 3, 7)
-    assert visibility.mask.sum(-1).tolist() == [[[5, 6, 7]]]
 
 
 @pytest.mark.parametrize("kind", ATTENTION_KINDS)
@@ -536,21 +490,6 @@ def test_Q28_no_layer_needs_to_know_its_number() -> None:
     assert alone.shape == (1, 6, 48)
     with pytest.raises(ValueError, match="the cache has 2 layers, the model 3"):
         model(idx, cache=GrowingCache(2))
-
-
-def test_Q29_hidden_states_before_and_after_the_last_norm() -> None:
-    for model in (tiny_qwen2(), tiny_gpt2()):
-        idx = token_ids(2, 9)
-        backbone = model.backbone
-        with record_hidden_states(model) as states:
-            model(idx)
-        assert [len(state) for state in states] == [1] * 5
-        norm = getattr(backbone, "norm", None) or backbone.ln_f
-        raw, final = states[-2][0], states[-1][0]
-        torch.testing.assert_close(norm(raw), final)
-        assert error(raw, final) > 0.1
-        torch.testing.assert_close(backbone(idx), final)
-        assert not backbone.training and not final.requires_grad
 
 
 def test_Q30_masks_are_checked_before_they_are_used() -> None:

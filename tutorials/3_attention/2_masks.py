@@ -159,7 +159,8 @@ plt.show()
 #    p_s &> p_t - W \qquad \text{(it is within the window, if there is one)} \\
 #    d_s &= d_t \qquad \text{(both are in one document, if there are several)}
 #
-# The first two conditions together leave a padding query nothing to see. The method below is these four lines.
+# The first two conditions together leave a padding query nothing to see. The method below is these four lines. Its last
+# line is for callers who want to hide more, and stays unused on this page.
 
 from lm_from_scratch.visibility import Visibility, positions_from_mask
 

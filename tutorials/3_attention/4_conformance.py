@@ -363,7 +363,7 @@ assert {kind for kind, _, _ in refusals} == {"tiled", "flex", "packed"}
 # ------------
 #
 # A test that never failed has not been tested. Here are seven bugs. The first widens a window by one key. Each of the
-# others changes one expression in a copy of the package's source, and nothing else.
+# others replaces one expression, wherever it stands in a copy of the package's source, and nothing else.
 
 from lm_from_scratch import attention, online_softmax
 from lm_from_scratch.attention import formula_attention
@@ -436,8 +436,8 @@ red = {
 }
 
 # %%
-# A cell below is marked ``x`` if the result is wrong, and ``g`` if the gradient alone is. Cases that see nothing are
-# left out.
+# They run in float32 and float16. A cell below is marked ``x`` if a result is wrong, and ``g`` if a gradient alone is.
+# Cases that see nothing are left out.
 
 
 def mark(letter, case):
@@ -465,7 +465,7 @@ assert all(red.values())
 # %%
 # Read the columns. A missing rescale is seen by the cases that are longer than a tile, and by no other: with fewer keys
 # than a tile holds, there is nothing to rescale. The corner is seen after a cache alone. The missing delta gives right
-# results everywhere, so only gradients show it. The missing float32 is seen in float16 alone.
+# results everywhere, so only gradients show it. The missing float32 is seen in float16 and not in float32.
 
 long = {case for case in CASES if "longer than a tile" in case}
 assert {cell.case for cell in red["R"]} == long
@@ -520,7 +520,8 @@ def of_transformers():
     module.num_key_value_groups = 1
     added = torch.zeros(visible.shape).masked_fill(~visible, minimum)
     scale = 1 / math.sqrt(q.shape[-1])
-    return eager_attention_forward(module, q, k, v, added, scale)[0].mT.mT
+    y, _ = eager_attention_forward(module, q, k, v, added, scale)
+    return y.transpose(1, 2)  # from (B, T, H, D)
 
 
 results = {
@@ -613,8 +614,8 @@ for name, hide in (("add", add), ("fill", fill)):
 
 # %%
 # With small scores the mistake does not show, and in bfloat16 the minimum absorbs even a score of -10000. The mended
-# line is in ``attention_weights``: it replaces hidden scores, in float32, and sets hidden weights to 0. The checks are
-# the cases with large scores and padding, in float16, over two layers.
+# line is in ``attention_weights``: it replaces hidden scores, in float32, and sets hidden weights to 0. The check puts
+# padding and large negative scores together, in float16, and looks at all rows, those of padding too.
 #
 # Which sentence is false?
 # ------------------------
