@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from lm_from_scratch.attention import (
     ATTENTION_KINDS,
     attention_weights,
+    sdpa_attention,
     use_attention_,
 )
 from lm_from_scratch.conformance import CASES, itself, oracle
