@@ -18,13 +18,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from lm_from_scratch.heads import Classifier, SequenceClassifier, TokenClassifier
 from lm_from_scratch.models import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
@@ -34,6 +35,8 @@ from lm_from_scratch.tokenizer import Tokenizer
 #: The small models that come with the package; their READMEs say how they were made.
 PRETRAINED = Path(__file__).parent / "pretrained"
 SHIPPED = PRETRAINED / "gpt2-docs"
+
+AnyModel = TypeVar("AnyModel", bound=CausalLM | Classifier)
 
 # ------------------------------------------------------------------------------------- configs
 
@@ -187,10 +190,34 @@ def from_pretrained(folder: str | Path) -> CausalLM:
     config = config_from_dict(read_json(folder / "config.json"))
     with torch.device("meta"):
         model = build(config)
+    return fill(model, folder)
+
+
+def classifier_from_pretrained(folder: str | Path) -> SequenceClassifier | TokenClassifier:
+    """Read a classifier, like :func:`from_pretrained`; which one, its ``config.json`` says."""
+    folder = local_folder(folder)
+    contents = read_json(folder / "config.json")
+    config = config_from_dict(contents)
+    architecture = str((contents.get("architectures") or [""])[0])
+    n_labels = len(contents.get("id2label") or {}) or 2  # transformers leaves out two
+    with torch.device("meta"):
+        backbone = build(config).backbone
+        if architecture.endswith("ForSequenceClassification"):
+            return fill(SequenceClassifier(backbone, n_labels), folder)
+        if architecture.endswith("ForTokenClassification"):
+            dropout = contents.get("classifier_dropout")
+            dropout = 0.1 if dropout is None else dropout
+            return fill(TokenClassifier(backbone, n_labels, dropout), folder)
+    raise ValueError(f"{folder} holds a model of architecture {architecture!r}, no classifier")
+
+
+def fill(model: AnyModel, folder: Path) -> AnyModel:
+    """Put the weights of a folder into a model that was built on the meta device."""
     loaded = rename(read_tensors(folder), model)
     check_tensors(loaded, model.state_dict(), folder)
     model.load_state_dict(loaded, assign=True)
-    return model.eval()
+    model.eval()
+    return model
 
 
 def load_shipped(name: str = "gpt2-docs") -> tuple[CausalLM, Tokenizer]:
@@ -206,7 +233,7 @@ def load_shipped(name: str = "gpt2-docs") -> tuple[CausalLM, Tokenizer]:
 
 
 def save_pretrained(
-    model: CausalLM,
+    model: CausalLM | Classifier,
     folder: str | Path,
     tokenizer: Tokenizer | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
@@ -232,7 +259,9 @@ def save_pretrained(
         replace_folder(temporary, folder)
 
 
-def write_model(model: CausalLM, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
+def write_model(
+    model: CausalLM | Classifier, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES
+) -> None:
     """Write ``config.json`` and the weights into an existing folder."""
     model = getattr(model, "_orig_mod", model)  # of a compiled model, the model
     dtypes = {parameter.dtype for parameter in model.parameters()}
@@ -242,9 +271,20 @@ def write_model(model: CausalLM, folder: Path, max_shard_bytes: int = MAX_SHARD_
         name: (tensor.T if TRANSPOSED.search(name) else tensor).detach().cpu().contiguous()
         for name, tensor in model.state_dict().items()
     }
+    config = config_to_dict(model.backbone.config)
+    if isinstance(model, Classifier):
+        family = config["architectures"][0].removesuffix("LMHeadModel").removesuffix("ForCausalLM")
+        kind = "Sequence" if isinstance(model, SequenceClassifier) else "Token"
+        config["architectures"] = [f"{family}For{kind}Classification"]
+        labels = [f"LABEL_{i}" for i in range(model.score.out_features)]
+        config["id2label"] = {str(i): label for i, label in enumerate(labels)}
+        config["label2id"] = {label: i for i, label in enumerate(labels)}
+        if isinstance(model, TokenClassifier):
+            config["classifier_dropout"] = model.dropout.p
+            if family == "GPT2":  # whose token head has another name
+                tensors = {name.replace("score.", "classifier."): t for name, t in tensors.items()}
     write_tensors(tensors, folder, max_shard_bytes)
-    dtype = str(*dtypes).removeprefix("torch.")
-    config = {**config_to_dict(model.config), "dtype": dtype}
+    config["dtype"] = str(*dtypes).removeprefix("torch.")
     write_json(folder / "config.json", config)
 
 
@@ -318,19 +358,20 @@ def read_file(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} is damaged or incomplete: {error}") from error
 
 
-def rename(tensors: Mapping[str, Tensor], model: CausalLM) -> dict[str, Tensor]:
+def rename(tensors: Mapping[str, Tensor], model: CausalLM | Classifier) -> dict[str, Tensor]:
     """From a checkpoint's names and layout to those of ``model``.
 
     Files of a bare backbone have no ``transformer.`` or ``model.`` prefix. A stored head must equal
     the token embedding where ours is the embedding.
     """
     prefix = f"{model.backbone.prefix}."
-    tied = not hasattr(model, "lm_head")
+    tied = not isinstance(model, Classifier) and not hasattr(model, "lm_head")
     renamed = {}
     for name, tensor in tensors.items():
         if CONSTANTS.search(name):
             continue
-        if name != "lm_head.weight" and not name.startswith(prefix):
+        name = name.replace("classifier.", "score.") if name.startswith("classifier.") else name
+        if not name.startswith((prefix, "lm_head.", "score.")):
             name = prefix + name
         if name in renamed:
             raise ValueError(f"{name} is there twice, with and without the prefix")

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import hf_twin, tiny_gpt2, tiny_hf, tiny_hf_qwen2, tiny_qwen2, token_ids
+from conftest import enlarge_, hf_twin, tiny_gpt2, tiny_hf, tiny_hf_qwen2, tiny_qwen2, token_ids
 from safetensors.torch import load_file, save_file
 
 from lm_from_scratch import checkpoint
 from lm_from_scratch.checkpoint import (
+    classifier_from_pretrained,
     config_from_dict,
     config_to_dict,
     from_pretrained,
@@ -20,6 +21,7 @@ from lm_from_scratch.checkpoint import (
     save_pretrained,
     save_training_state,
 )
+from lm_from_scratch.heads import SequenceClassifier, TokenClassifier
 from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
 from lm_from_scratch.rope import DynamicNTKScaling
 from lm_from_scratch.tokenizer import Tokenizer
@@ -513,3 +515,35 @@ def test_a_dynamic_scaling_that_transformers_would_read_otherwise_is_not_written
     assert not (tmp_path / "m").exists()
     save_pretrained(tiny_qwen2(rope_scaling=scaling, block_size=32), tmp_path / "m")
     assert from_pretrained(tmp_path / "m").config.rope_scaling == scaling
+
+
+@pytest.mark.parametrize("family", ["GPT2", "Qwen2"])
+@pytest.mark.parametrize("kind", ["Sequence", "Token"])
+@pytest.mark.parametrize("n_labels", [2, 5])
+def test_classifiers_make_the_journey_to_transformers_and_back(
+    family: str, kind: str, n_labels: int, tmp_path
+) -> None:
+    import transformers
+
+    make = SequenceClassifier if kind == "Sequence" else TokenClassifier
+    backbone = (tiny_gpt2() if family == "GPT2" else tiny_qwen2()).backbone
+    ours = make(backbone, n_labels).eval()
+    enlarge_(ours)
+    save_pretrained(ours, tmp_path / "ours")
+    theirs_class = getattr(transformers, f"{family}For{kind}Classification")
+    theirs, report = theirs_class.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert theirs.num_labels == n_labels
+    idx = token_ids(1, 9)
+    torch.testing.assert_close(theirs.eval()(idx).logits, ours(idx), atol=5e-5, rtol=0)
+    theirs.save_pretrained(tmp_path / "theirs")
+    back = classifier_from_pretrained(tmp_path / "theirs")
+    assert type(back) is make and torch.equal(back(idx), ours(idx))
+    with pytest.raises(ValueError, match="unexpected score"):
+        from_pretrained(tmp_path / "theirs")
+
+
+def test_a_language_model_is_no_classifier(tmp_path) -> None:
+    save_pretrained(tiny_qwen2(), tmp_path / "m")
+    with pytest.raises(ValueError, match="'Qwen2ForCausalLM', no classifier"):
+        classifier_from_pretrained(tmp_path / "m")
