@@ -2,11 +2,11 @@ r"""
 Masks from positions
 ====================
 
-The formula of attention is short, and it is rarely wrong. What goes wrong is the mask: which keys a query may see when
-a batch has padding, a cache holds earlier tokens, a window forgets them, or two documents share a row.
+The formula of attention is one line. The mask beside it takes more care: which keys may a query see when a batch has
+padding, a cache holds earlier tokens, a window forgets them, or two documents share a row?
 
-Most programs build a different mask for each of these, out of triangles and slices. This page makes all of them from
-one integer per token. Then it plants the mistakes that real programs had, and asks which test would have noticed.
+It is common to build a different mask for each of these, out of triangles and slices. This page makes all of them from
+one integer per token. Then it plants old mistakes, and asks which test would have noticed.
 
 You will learn
 --------------
@@ -318,7 +318,7 @@ assert torch.equal(first_row["left padding"], full & real & real[:, None])
 # The proof: nothing changes
 # --------------------------
 #
-# A mask is right if the same text gets the same logits, however it is laid out. Four laws follow, each on a model whose
+# A mask is right if the same text gets the same logits, however it is laid out. Three laws follow, each on a model whose
 # layers alternate between full attention and a window of four. The reference is each text alone, in one pass, without
 # padding and without a cache.
 
@@ -633,13 +633,14 @@ for name in ("the rule", "added -10000 (G25)"):
     assert moved == 0.0 if name == "the rule" else moved > 0.5
 
 # %%
-# And two in the table were seen only because the right model was there to compare with. Compare the model that has one
-# key too many with itself, and it passes.
+# And two in the table were seen only because the right model was there to compare with. Compare the models whose window
+# is wrong with themselves, and they pass.
 
-too_wide = planted["window of W + 1 (Q2)"]
-itself = three_tests(too_wide, too_wide(idx), too_wide(torch.tensor([b])))
-print("W + 1 against itself:", *(f"{error:.0e}" for error in itself))
-assert max(itself) < 5e-5
+for name in ("window of W + 1 (Q2)", "no window (Q1)"):
+    wrong = planted[name]
+    itself = three_tests(wrong, wrong(idx), wrong(torch.tensor([b])))
+    print(f"{name:21} against itself:", *(f"{e:.0e}" for e in itself))
+    assert max(itself) < 5e-5
 
 # %%
 # How far information travels
@@ -714,10 +715,10 @@ for name, layer_types in kinds.items():
 # The mask that is never built
 # ----------------------------
 #
-# A mask of (T, S) booleans for long texts costs memory, and the fused kernel is faster without one. Two cases need none:
-# the plain triangle, which the kernel knows as ``is_causal``, and a single query at the end, which may see everything.
+# A mask has T times S entries, so its memory grows with the square of the text. Two cases need none: the plain triangle,
+# which the fused kernel knows as ``is_causal``, and a single query at the end, which may see everything.
 #
-# Both could be found by looking at the positions. The package does not look. A visibility is ``dense`` if the caller
+# Both could be found by looking at the positions. The attention does not look. A visibility is ``dense`` if the caller
 # gave no positions, so nothing *can* be padding.
 
 print(inspect.getsource(Visibility.hides_only_the_future.fget))
@@ -741,8 +742,8 @@ for name, seen in fast.items():
 assert fast["one pass"].is_causal and fast["one query"].is_full
 
 # %%
-# Why not look? On a GPU, reading a value makes the program wait until the device has computed it. A compiler cannot read
-# one at all, and splits the program there.
+# Why not look? On a GPU, reading a value makes the program wait until the device has computed it. A compiler that traces
+# the model has no value to read, and splits the program there.
 #
 # Tensors on the ``meta`` device have a shape and no values. If the model runs there, it has read none. The kind called
 # ``packed`` does read the positions, and says so.
@@ -765,7 +766,8 @@ assert read
 
 # %%
 # With ``fullgraph=True`` the compiler refuses every break. It traces the model with positions, windows and padding into
-# one graph; the graph is then run as it is, because compiling it for the CPU would take longer than the rest of the page.
+# one graph; the graph is then run as it is, with no compiler behind the tracer.
+#
 # The tracer itself makes a call that PyTorch has deprecated, and the warning about it is silenced.
 
 traced = torch.compile(mixed, fullgraph=True, backend="eager")
@@ -783,25 +785,20 @@ check("traced in one graph", logits[0, 3:], alone_b[0])
 # G2: the wrong corner
 # ~~~~~~~~~~~~~~~~~~~~
 #
-# Three new tokens come after a cache of nine. Old code cut its triangle as ``[:, :, :T, :S]``, and the fused kernel of
-# PyTorch does the same when it is told ``is_causal``: it aligns the triangle with the *first* key.
+# Three new tokens come after a cache of six. Old code cut its triangle as ``[:, :, :T, :S]``: it took the first rows,
+# where the last ones were meant. Here are the keys that each new token sees.
 
-T, S = 3, 12
-units = torch.eye(S)[None, None]  # (1, 1, S, D), D = S
-weights = F.scaled_dot_product_attention(
-    torch.zeros(1, 1, T, S), units, units, is_causal=True
-)
-aligned = (weights[0, 0] > 0).sum(-1).tolist()
-wanted = torch.ones(S, S).bool().tril()[S - T :].sum(-1).tolist()
-print("keys seen, is_causal:", aligned, "  wanted:", wanted)
-assert aligned == [1, 2, 3]
-assert wanted == [10, 11, 12]
+chunk = pictures["3 after a cache of 6"]
+counts = {
+    name: rule(chunk)[0, 0].sum(-1).tolist()
+    for name, rule in {"G2": wrong_corner, "mended": classical}.items()
+}
+print(counts)
+assert counts == {"G2": [1, 2, 3], "mended": [7, 8, 9]}
 
 # %%
-# The queries are all zero and the values are unit vectors, so the result shows the weights. The three newest tokens see
-# one, two and three keys, the oldest ones. The mended line in ``sdpa_attention`` uses the flag only if there are as many
-# queries as keys. The check that catches it is the test in pieces; with pieces of one token, code of this kind can look
-# right by accident.
+# The newest token sees the three oldest keys. The mended line counts the rows from the end: ``columns`` above starts them
+# at S - T. The check that catches it is the test in pieces; a text in one piece looks right.
 #
 # Q4: one row reads the other
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -897,8 +894,7 @@ for name, rule in rules.items():
 #
 # One of them is. Decide first; the code tries all four.
 
-chunk = pictures["3 after a cache of 6"].mask
-print("1.", tuple(chunk.shape))
+print("1.", tuple(chunk.mask.shape))
 lowest = torch.finfo(torch.float32).min
 scores = torch.zeros(9, 9).masked_fill(~first_row["left padding"], lowest)
 hidden_weight = (scores.softmax(-1) * ~first_row["left padding"]).sum(-1)
@@ -910,7 +906,7 @@ same = torch.equal(
 print("3.", same)
 strict = causal.key_positions[0] < causal.query_positions[0][:, None]
 print("4.", strict.sum(-1).tolist())
-assert chunk.shape == (1, 1, 3, 9)
+assert chunk.mask.shape == (1, 1, 3, 9)
 assert hidden_weight.tolist() == [1.0] * 4 + [0.0] * 5
 assert same
 assert strict.sum(-1).tolist() == list(range(9))

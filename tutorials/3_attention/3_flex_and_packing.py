@@ -104,8 +104,9 @@ assert widths.mean() > 2 * lengths.float().mean()
 # Rows full of documents
 # ----------------------
 #
-# **Packing** puts several documents into one row. The simplest rule is *first fit*: take the documents from long to
-# short, and put each into the first row that has room. To keep the order random, do it in groups of shuffled documents.
+# **Packing** puts several documents into one row. A simple rule is *first-fit decreasing*: take the documents from long
+# to short, and put each into the first row that has room. To keep rows mixed, do it in groups of shuffled documents. A
+# training run would shuffle the rows once more.
 
 
 def first_fit(sequences, size):
@@ -147,6 +148,7 @@ for ax, (name, (rows_of, width)) in zip(axes, pictures.items()):
             ax.broken_barh(at, (r - 0.4, 0.8), fc=COLOURS[0], ec="white")
             first += len(ids)
     ax.set(xlim=(0, 256), ylim=(len(rows_of) - 0.4, -0.6), ylabel="row")
+    ax.set_yticks(range(0, len(rows_of), 5))
     ax.set_title(name, fontsize=10)
     ax.grid(False)
 axes[1].set_xlabel("column")
@@ -766,7 +768,9 @@ with torch.no_grad():
 print(f"1. moved by {(one[:5] - other[6:]).abs().max():.0e}")
 mean = statistics.mean(loss for loss, _ in each)
 print(f"2. packed {nats['positions and documents']:.3f}, mean {mean:.3f}")
-print("3.", [(k * 10) ** 2 // (k * 10**2) for k in (2, 3, 7)])
+times = [(k * 10) ** 2 // (k * 10**2) for k in (2, 3, 7)]  # n = 10
+print("3.", times)
+assert times == [2, 3, 7]
 print("4. see the second line of the table of three layouts")
 assert (one[:5] - other[6:]).abs().max() < 1e-9
 assert abs(mean - nats["positions and documents"]) > 0.01
@@ -808,7 +812,7 @@ assert abs(mean - nats["positions and documents"]) > 0.01
 #
 # * Krell et al.: `Efficient Sequence Packing without Cross-contamination <https://arxiv.org/abs/2107.02027>`_, 2021.
 # * Dong et al.: `Flex Attention <https://arxiv.org/abs/2412.05496>`_, 2024, and PyTorch's `flex_attention <https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html>`_.
-# * Dao: `FlashAttention-2 <https://arxiv.org/abs/2307.08691>`_, 2023. Its library made cumulative lengths common.
+# * Dao: `FlashAttention-2 <https://arxiv.org/abs/2307.08691>`_, 2023. Its library takes cumulative lengths.
 # * Gemma Team: `Gemma 2 <https://arxiv.org/abs/2408.00118>`_, 2024. The soft cap.
 # * Press et al.: `ALiBi <https://arxiv.org/abs/2108.12409>`_, 2021.
 
