@@ -313,7 +313,7 @@ def doctor_command(args: argparse.Namespace) -> int:
     if torch.cuda.is_available():
         note(f"GPU: {torch.cuda.get_device_name()}; use --device cuda")
     else:
-        note("no CUDA GPU: everything in chapter 1 runs on the CPU")
+        note("no CUDA GPU: every page runs on the CPU")
     a = torch.randn(64, 64)
     error = (a.bfloat16() @ a.bfloat16() - a @ a).abs().max().item()
     report(math.isfinite(error), "bfloat16 matrix products work (--dtype bfloat16)")

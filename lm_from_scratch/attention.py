@@ -87,6 +87,7 @@ def sdpa_attention(
 
 AttentionFunction = Callable[[Tensor, Tensor, Tensor, Visibility, float], Tensor]
 
+#: The kinds by name.
 ATTENTION_KINDS: dict[str, AttentionFunction] = {
     "formula": formula_attention,
     "sdpa": sdpa_attention,

@@ -190,7 +190,7 @@ def from_pretrained(folder: str | Path) -> CausalLM:
     config = config_from_dict(read_json(folder / "config.json"))
     with torch.device("meta"):
         model = build(config)
-    return fill(model, folder)
+    return _fill(model, folder)
 
 
 def classifier_from_pretrained(folder: str | Path) -> SequenceClassifier | TokenClassifier:
@@ -203,15 +203,15 @@ def classifier_from_pretrained(folder: str | Path) -> SequenceClassifier | Token
     with torch.device("meta"):
         backbone = build(config).backbone
         if architecture.endswith("ForSequenceClassification"):
-            return fill(SequenceClassifier(backbone, n_labels), folder)
+            return _fill(SequenceClassifier(backbone, n_labels), folder)
         if architecture.endswith("ForTokenClassification"):
             dropout = contents.get("classifier_dropout")
             dropout = 0.1 if dropout is None else dropout
-            return fill(TokenClassifier(backbone, n_labels, dropout), folder)
+            return _fill(TokenClassifier(backbone, n_labels, dropout), folder)
     raise ValueError(f"{folder} holds a model of architecture {architecture!r}, no classifier")
 
 
-def fill(model: AnyModel, folder: Path) -> AnyModel:
+def _fill(model: AnyModel, folder: Path) -> AnyModel:
     """Put the weights of a folder into a model that was built on the meta device."""
     loaded = rename(read_tensors(folder), model)
     check_tensors(loaded, model.state_dict(), folder)

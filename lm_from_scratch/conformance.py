@@ -125,6 +125,7 @@ PACKED = [[0, 1, 2, 0, 1, 0, 1], [0, 0, 1, 2, 3, 4, -1]]
 DOCUMENTS = [[0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]]
 RING = [[8, 9, 10, 3, 4, 5, 6, 7], [5, -1, -1, 0, 1, 2, 3, 4]]  # slot = position mod 8, or + 3
 
+#: The cases by name.
 CASES: dict[str, Case] = {
     "causal": itself(count(7)),
     "causal, known": itself(count(7), dense=True),
