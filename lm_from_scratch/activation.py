@@ -15,10 +15,12 @@ Variants Improve Transformer*, 2020, arXiv:2002.05202.
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -46,6 +48,24 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+class SwiGLUFunction(torch.autograd.Function):
+    """:func:`swiglu` that keeps its two inputs alone for the backward pass.
+
+    Left to itself, autograd keeps ``silu(gate)`` too, a tensor as wide as the MLP in every layer.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return swiglu(gate, up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        return torch.ops.aten.silu_backward(grad * up, gate), grad * F.silu(gate)
+
+
 class GatedMLP(nn.Module):
     """Three maps without biases; with ``silu`` as ``activation`` the product is :func:`swiglu`."""
 
@@ -54,7 +74,19 @@ class GatedMLP(nn.Module):
         self.gate_proj = nn.Linear(n_embd, intermediate_size, bias=False)
         self.up_proj = nn.Linear(n_embd, intermediate_size, bias=False)
         self.down_proj = nn.Linear(intermediate_size, n_embd, bias=False)
-        self.act = ACTIVATIONS[activation]
+        self.product = PRODUCTS[activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(self.product(self.gate_proj(x), self.up_proj(x)))
+
+
+def gated(act: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
+    """The gated product with any activation."""
+    return act(gate) * up
+
+
+#: The gated products by the name of their activation.
+PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    **{name: partial(gated, act) for name, act in ACTIVATIONS.items()},
+    "silu": SwiGLUFunction.apply,
+}

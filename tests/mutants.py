@@ -68,8 +68,8 @@ MUTANTS = [
     ("RMSNorm subtracts the mean", "norm", "        h = x.to(work)\n        norm",
      "        h = x.to(work) - x.to(work).mean(-1, keepdim=True)\n        norm"),
     ("RMSNorm sums", "norm", "norm.square() / x.shape[-1] + eps", "norm.square() + eps"),
-    ("gate and up swapped", "activation", "self.act(self.gate_proj(x)) * self.up_proj(x)",
-     "self.act(self.up_proj(x)) * self.gate_proj(x)"),
+    ("gate and up swapped", "activation", "self.product(self.gate_proj(x), self.up_proj(x))",
+     "self.product(self.up_proj(x), self.gate_proj(x))"),
     (
         "norm after the sum", "models/qwen2",
         "x = x + self.self_attn(self.input_layernorm(x), rotation, visibility, cache)",

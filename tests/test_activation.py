@@ -5,7 +5,14 @@ import torch
 import torch.nn.functional as F
 from conftest import tiny_gpt2, tiny_hf, token_ids
 
-from lm_from_scratch.activation import ACTIVATIONS, GatedMLP, gelu, gelu_new, swiglu
+from lm_from_scratch.activation import (
+    ACTIVATIONS,
+    GatedMLP,
+    SwiGLUFunction,
+    gelu,
+    gelu_new,
+    swiglu,
+)
 from lm_from_scratch.checkpoint import from_pretrained
 from lm_from_scratch.models.gpt2 import GPT2Config
 
@@ -54,8 +61,31 @@ def test_swiglu_equals_its_formula_in_value_and_gradient() -> None:
     leaves = [torch.randn(3, 7, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     gate, up = leaves
     torch.testing.assert_close(swiglu(gate, up), gate / (1 + torch.exp(-gate)) * up)
-    assert torch.autograd.gradcheck(swiglu, leaves)
+    for function in (swiglu, SwiGLUFunction.apply):
+        assert torch.autograd.gradcheck(function, leaves)
+    assert torch.equal(SwiGLUFunction.apply(gate, up), swiglu(gate, up))
     assert (swiglu(gate, up) - swiglu(up, gate)).abs().max() > 0.1  # which is the gate matters
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_swiglu_by_hand_keeps_less_and_has_the_automatic_gradient(dtype) -> None:
+    results = []
+    for function in (swiglu, SwiGLUFunction.apply):
+        generator = torch.Generator().manual_seed(0)
+        leaves = [
+            torch.randn(3, 7, generator=generator).to(dtype).requires_grad_() for _ in range(2)
+        ]
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, kept=kept: kept.append(t.data_ptr()) or t, lambda t: t
+        ):
+            y = function(*leaves)
+        y.square().sum().backward()
+        results.append((len(set(kept)), y, *(leaf.grad for leaf in leaves)))
+    assert (results[0][0], results[1][0]) == (3, 2)
+    for automatic, by_hand in zip(results[0][1:], results[1][1:], strict=True):
+        assert by_hand.dtype == dtype
+        torch.testing.assert_close(by_hand, automatic)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_new", "relu"])
