@@ -33,6 +33,7 @@ qualified name and the signature.
 """
 
 import collections
+import copy
 import inspect
 import itertools
 import random
@@ -109,7 +110,7 @@ print(f"{'all':16}{len(train):5}{len(test):6}")
 assert min(torch.bincount(y_test)) >= 20
 
 # %%
-# The classes are not balanced, so a constant answer is no longer right in one of eight cases.
+# The classes are not balanced, so a constant answer can be right more often than once in eight.
 #
 # Baselines first
 # ---------------
@@ -269,7 +270,7 @@ states_test = last_two_states(model.backbone, rows_test)
 def linear_probe(states, y, decay):
     weight = torch.zeros(y.max() + 1, states.shape[1], requires_grad=True)
     solver = torch.optim.LBFGS(
-        [weight], max_iter=100, line_search_fn="strong_wolfe"
+        [weight], max_iter=50, line_search_fn="strong_wolfe"
     )
 
     def loss():
@@ -306,8 +307,8 @@ assert rate["frozen, at the end"] > rate["frozen, at last token"] - 0.02
 # The probe's weights go into a ``SequenceClassifier``. It takes token ids and positions, and the positions say what is
 # padding. The same three texts get the same logits with padding on the left, on the right, and on both sides.
 
-classifier = SequenceClassifier(model.backbone, K).eval()
-classifier.score.load_state_dict({"weight": probe(torch.eye(C)).T})
+frozen = SequenceClassifier(model.backbone, K).eval()
+frozen.score.load_state_dict({"weight": probe(torch.eye(C)).T})
 
 three = [sorted(rows_test, key=len)[i] for i in (5, 200, 300)]
 left = padded_batch(three, END, side="left")
@@ -316,11 +317,11 @@ idx = F.pad(right.idx, (3, 2), value=END)
 positions = F.pad(right.positions, (3, 2), value=-1)
 print("tokens", [len(row) for row in three], "in", tuple(idx.shape))
 with torch.no_grad():
-    alone = torch.cat([classifier(torch.tensor([row])) for row in three])
+    alone = torch.cat([frozen(torch.tensor([row])) for row in three])
     padded = {
-        "left": classifier(left.idx, left.positions),
-        "right": classifier(right.idx, right.positions),
-        "both": classifier(idx, positions),
+        "left": frozen(left.idx, left.positions),
+        "right": frozen(right.idx, right.positions),
+        "both": frozen(idx, positions),
     }
 for side, logits in padded.items():
     error = (logits - alone).abs().max().item()
@@ -351,7 +352,7 @@ with torch.no_grad():
 
 
 def accuracy(states):
-    answers = classifier.score(torch.cat(states)).argmax(1)
+    answers = frozen.score(torch.cat(states)).argmax(1)
     return (answers == y_test[sample]).float().mean().item()
 
 
@@ -453,7 +454,7 @@ print(f"{share:.0%} of the test texts were training text of the model")
 assert share > 0.9
 
 # %%
-# Some modules were held out when the model was trained. They make a control: tell three modules apart, with four labels
+# Some modules were held out when the model was trained. They make a control: tell three modules apart, with two labels
 # for each. The question is asked for triples of modules that it had read, and for triples that it had not. A backbone
 # with random weights, which has read nothing, takes part in both.
 
@@ -461,14 +462,14 @@ by_module = collections.defaultdict(list)
 for side, least in ((read, 25), (unread, 12)):
     counts = collections.Counter(label for _, label in bodies(side, module))
     for document, label in bodies(side, module):
-        if counts[label] >= least and len(by_module[label]) < 40:
+        if counts[label] >= least and len(by_module[label]) < 20:
             by_module[label].append(document)
 by_module = {label: texts for label, texts in by_module.items() if texts}
 held_out = {module(document) for document in unread}
 fresh = [label for label in by_module if label in held_out]
 chance = random.Random(0)
 known_modules = [label for label in by_module if label not in held_out]
-known_modules = chance.sample(known_modules, 20)
+known_modules = chance.sample(known_modules, 24)
 print("never read:", {label: len(by_module[label]) for label in fresh})
 assert not held_out & {module(document) for document in read}
 assert len(fresh) >= 3
@@ -479,15 +480,9 @@ owner = [i for i, label in enumerate(modules) for _ in by_module[label]]
 owner = torch.tensor(owner)
 torch.manual_seed(0)
 untrained = type(model)(model.config).eval()
-columns = {
-    "naive Bayes": (naive_bayes, ALPHA, bags(rows)),
-    "probe": (linear_probe, DECAY[1], last_two_states(model.backbone, rows)),
-    "probe, random": (
-        linear_probe,
-        DECAY[1],
-        last_two_states(untrained.backbone, rows),
-    ),
-}
+bag = bags(rows)
+trained = last_two_states(model.backbone, rows)[:, 1]
+random_states = last_two_states(untrained.backbone, rows)[:, 1]
 
 
 def tell_apart(triple):
@@ -496,15 +491,16 @@ def tell_apart(triple):
     ]
     y = torch.cat([torch.full_like(p, k) for k, p in enumerate(places)])
     here = torch.cat(places)
-    methods = {}
-    for name, (fit, strength, x) in columns.items():
-        x = x[here] if x.dim() == 2 else x[here, 1]
-        methods[name] = fit, strength, x, None
-    return average(few_labels(methods, y, n=4, draws=3))
+    methods = {
+        "naive Bayes": (naive_bayes, ALPHA, bag[here], None),
+        "probe": (linear_probe, DECAY[1], trained[here], None),
+        "probe, random": (linear_probe, DECAY[1], random_states[here], None),
+    }
+    return average(few_labels(methods, y, n=2, draws=2))
 
 
 results = {
-    "read": [tell_apart(chance.sample(known_modules, 3)) for _ in range(40)],
+    "read": [tell_apart(chance.sample(known_modules, 3)) for _ in range(50)],
     "never read": [tell_apart(t) for t in itertools.combinations(fresh, 3)],
 }
 
@@ -518,15 +514,16 @@ for side, (colour, marker) in markers.items():
     x = [100 * result["naive Bayes"] for result in results[side]]
     y = [100 * result["probe"] for result in results[side]]
     ax.scatter(x, y, color=colour, marker=marker, label=side, s=28)
-ax.plot([30, 100], [30, 100], color="black", linestyle=":", linewidth=1.2)
+ax.plot([40, 100], [40, 100], color="black", linestyle=":", linewidth=1.2)
+ax.set(xlim=(40, 100), ylim=(40, 100))
 ax.set(xlabel="naive Bayes, right, %", ylabel="probe, right, %")
-ax.set_title("three modules, four labels of each")
+ax.set_title("three modules, two labels of each")
 ax.legend(frameon=False)
 plt.show()
 
 mean = {}
 for side, points in results.items():
-    mean[side] = average({m: [p[m] for p in points] for m in columns})
+    mean[side] = average({m: [p[m] for p in points] for m in points[0]})
     values = {name: f"{value:.1%}" for name, value in mean[side].items()}
     print(f"{side}, {len(points)} triples:", values)
 
@@ -535,23 +532,25 @@ def lead(side, over):
     return mean[side]["probe"] - mean[side][over]
 
 
-assert lead("read", "naive Bayes") > 0.01
+assert lead("never read", "naive Bayes") < 0.05
 assert lead("read", "naive Bayes") > lead("never read", "naive Bayes") + 0.02
 assert lead("never read", "probe, random") > 0.05
 
 # %%
-# On modules that the model had read, the probe is ahead of naive Bayes on average. On modules that it had not, the lead
-# is smaller by more than two points; the output says whether any is left. There are few such modules, and their
-# triples overlap, so this is a warning and not a measure of memory. But it is enough to doubt the curve above.
+# On modules that the model had never read, the probe is not five points ahead of naive Bayes, as it was in the curve. The
+# lead is more than two points smaller than on modules that it had read, and the output says whether any is left.
+# There are few such modules, their triples overlap, and naive Bayes finds some of them easy: this is a warning, not a
+# measure of memory.
 #
 # What does not depend on memory is the distance to random weights: more than five points on texts that neither
-# backbone had read. Pre-training did teach the model something about texts in general.
+# backbone had read. Pre-training did teach the model something that carries over to new text.
 #
 # Fine-tuning
 # -----------
 #
 # Now all weights move. The loop is a plain one: one pass over the training texts in batches of 16, AdamW with the
-# package's parameter groups and learning rate, texts of similar length side by side. Nothing was tuned on the test side.
+# package's parameter groups and learning rate, texts of similar length side by side. The
+# numbers are round ones and not the result of a search.
 
 from lm_from_scratch.heads import classification_loss
 from lm_from_scratch.train import TrainConfig, learning_rate, parameter_groups
@@ -570,7 +569,7 @@ def fine_tune(classifier, rows, y, seed=0):
     batches = shuffled(rows, 16, seed)
     config = TrainConfig(steps=len(batches), lr=1e-3, warmup=10)
     groups = parameter_groups(classifier, weight_decay=0.01)
-    optimizer = torch.optim.AdamW(groups)
+    optimizer = torch.optim.AdamW(groups, fused=True)
     torch.manual_seed(seed)
     losses = []
     for step, chosen in enumerate(batches, start=1):
@@ -602,7 +601,7 @@ def predict(classifier, rows):
 losses = {}
 for name, start in (("from random weights", untrained), ("fine-tuned", model)):
     torch.manual_seed(0)
-    classifier = SequenceClassifier(start.backbone, K)
+    classifier = SequenceClassifier(copy.deepcopy(start.backbone), K)
     losses[name] = fine_tune(classifier, rows_train, y_train)
     logits = predict(classifier, rows_test)
     report(name, logits.argmax(1))
@@ -656,7 +655,7 @@ assert confusion.diag().sum() == correct["fine-tuned"].sum()
 percent = 100 * confusion / confusion.sum(1, keepdim=True)
 
 made, (ax,) = figure(5.4, 5.0)
-ax.imshow(percent, cmap="Blues", vmin=0, vmax=100)
+ax.imshow(percent.numpy(), cmap="Blues", vmin=0, vmax=100)
 for i in range(K):
     for j in range(K):
         if percent[i, j] >= 1:
@@ -881,8 +880,6 @@ print(inspect.getsource(classification_loss))
 #
 # One of them is. Decide first; the code tries all four.
 
-import copy
-
 from lm_from_scratch.gradient_checkpointing import use_gradient_checkpointing_
 
 
@@ -893,11 +890,13 @@ def gradient(classifier):
 
 
 def kept_bytes(classifier):
+    weights = {p.untyped_storage().data_ptr() for p in classifier.parameters()}
     sizes = {}
 
     def pack(tensor):
         storage = tensor.untyped_storage()
-        sizes[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in weights:
+            sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept):
