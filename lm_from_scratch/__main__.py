@@ -186,7 +186,9 @@ def model_config_of(args: argparse.Namespace, tokenizer: Tokenizer) -> Config:
         n_kv_head = getattr(args, "n_kv_head", args.n_head)
         return Qwen2Config(n_kv_head=n_kv_head, rope_theta=10000.0, **sizes)
     if hasattr(args, "n_kv_head"):
-        raise ValueError(f"--n-kv-head {args.n_kv_head} is for --architecture qwen2")
+        raise ValueError(
+            f"--n-kv-head {args.n_kv_head} (given, or of the preset) is for --architecture qwen2"
+        )
     dropout = args.dropout
     return GPT2Config(embd_pdrop=dropout, resid_pdrop=dropout, attn_pdrop=0.0, **sizes)
 
@@ -421,7 +423,9 @@ how to choose the numbers
         "--onednn", action="store_true", help="float32 products by oneDNN: faster on AMD processors"
     )
     p.add_argument(
-        "--chunked-loss", action="store_true", help="never hold all logits: for large vocabularies"
+        "--chunked-loss",
+        action="store_true",
+        help="a step never holds its logits: for large vocabularies",
     )
     p.add_argument("--eval-every", type=int, help="steps between held-out losses; 0 is never")
     p.add_argument("--checkpoint-every", type=int, default=100, help="default: 100 steps")

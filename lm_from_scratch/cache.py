@@ -16,6 +16,20 @@ from torch import Tensor
 from lm_from_scratch.visibility import Visibility
 
 
+def check_positions(positions: Tensor, x: Tensor) -> None:
+    """Refuse positions that do not fit the tokens ``x`` (B, T, ...), or are a mask by mistake."""
+    if positions.shape != x.shape[:2]:
+        raise ValueError(
+            f"positions have shape {tuple(positions.shape)}, the tokens {tuple(x.shape[:2])}; "
+            "they must agree"
+        )
+    if positions.dtype.is_floating_point or positions.dtype == torch.bool:
+        raise ValueError(
+            f"positions have dtype {positions.dtype}; they must be integers, -1 for padding "
+            "(positions_from_mask makes them from a mask)"
+        )
+
+
 def place(x: Tensor, positions: Tensor | None, start: int) -> Tensor:
     """Positions for the tokens ``x`` (B, T, ...): those given, or ``start``, ``start + 1``, ...
 
@@ -26,15 +40,7 @@ def place(x: Tensor, positions: Tensor | None, start: int) -> Tensor:
         raise ValueError(f"the tokens have shape {(B, T)}: there must be at least one")
     if positions is None:
         return torch.arange(start, start + T, device=x.device)[None]
-    if positions.shape != (B, T):
-        raise ValueError(
-            f"positions have shape {tuple(positions.shape)}, the tokens {(B, T)}; they must agree"
-        )
-    if positions.dtype.is_floating_point or positions.dtype == torch.bool:
-        raise ValueError(
-            f"positions have dtype {positions.dtype}; they must be integers, -1 for padding "
-            "(positions_from_mask makes them from a mask)"
-        )
+    check_positions(positions, x)
     return positions.long()
 
 
@@ -173,6 +179,10 @@ class GrowingCache:
 
     def reorder(self, rows: Tensor) -> None:
         """Keep the given ``rows``, in that order; one may stand there twice, as in beam search."""
+        keys = self.layers[0].keys
+        held = rows.numel() if keys is None else keys.shape[0]
+        if rows.dim() != 1 or rows.is_floating_point() or not ((rows >= 0) & (rows < held)).all():
+            raise ValueError(f"rows={rows.tolist()} must be a list of rows below {held}")
         for layer in self.layers:
             if layer.keys is not None and layer.values is not None:
                 layer.keys, layer.values = layer.keys[rows], layer.values[rows]
@@ -192,14 +202,17 @@ class Restricted:
         model(idx, cache=Restricted(NO_CACHE, allowed))
     """
 
-    def __init__(self, cache: NoCache | GrowingCache, allowed: Tensor) -> None:
+    def __init__(self, cache: "Cache", allowed: Tensor) -> None:
         self.cache, self.allowed = cache, allowed
 
     def see(
         self, x: Tensor, positions: Tensor | None, documents: Tensor | None, n_layer: int
     ) -> Visibility:
         visibility = self.cache.see(x, positions, documents, n_layer)
-        return replace(visibility, allowed=self.allowed)
+        others = visibility.allowed
+        return replace(
+            visibility, allowed=self.allowed if others is None else others & self.allowed
+        )
 
     def __getitem__(self, layer: int) -> NoCache | GrowingLayer:
         return self.cache[layer]

@@ -126,16 +126,28 @@ def qwen2_config_from_dict(config: Mapping[str, Any]) -> Qwen2Config:
         del names[derived]
     known = {our: config[name] for our, name in names.items() if name in config}
     length = config.get("max_position_embeddings", Qwen2Config.block_size)
-    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    rope: dict[str, Any] = {}
+    for key in ("rope_scaling", "rope_parameters"):
+        if not isinstance(config.get(key) or {}, Mapping):
+            raise ValueError(f"{key}={config[key]!r} must be an object")
+        rope |= config.get(key) or {}
     theta, known["rope_scaling"] = scaling_from_dict(rope, length)
     known["rope_theta"] = theta or config.get("rope_theta", 10000.0)
+    if isinstance(
+        known.get("eos_token_id"), list
+    ):  # of several ends of text the first is the model's
+        known["eos_token_id"] = known["eos_token_id"][0]
     types = config.get("layer_types")
     if config.get("use_sliding_window") and config["sliding_window"] is not None:
         known["sliding_window"] = config["sliding_window"]
         key = "max_window_layers" if types is None else "layer_types"
         known[key] = config["max_window_layers"] if types is None else tuple(types)
-    elif types is not None and SLIDING in types:
-        raise ValueError("layer_types has layers that slide, but use_sliding_window is off")
+    elif others := set(types or ()) - {FULL}:
+        raise ValueError(
+            f"layer_types has {sorted(others)}, but "
+            f"use_sliding_window={config.get('use_sliding_window', False)} and "
+            f"sliding_window={config['sliding_window']}"
+        )
     return Qwen2Config(**known)
 
 
@@ -200,15 +212,18 @@ def classifier_from_pretrained(folder: str | Path) -> SequenceClassifier | Token
     config = config_from_dict(contents)
     architecture = str((contents.get("architectures") or [""])[0])
     n_labels = len(contents.get("id2label") or {}) or 2  # transformers leaves out two
+    named = (contents.get(key) for key in ("classifier_dropout", "hidden_dropout"))
+    dropout = next((value for value in named if value is not None), 0.1)
     with torch.device("meta"):
         backbone = build(config).backbone
+        model: SequenceClassifier | TokenClassifier
         if architecture.endswith("ForSequenceClassification"):
-            return _fill(SequenceClassifier(backbone, n_labels), folder)
-        if architecture.endswith("ForTokenClassification"):
-            dropout = contents.get("classifier_dropout")
-            dropout = 0.1 if dropout is None else dropout
-            return _fill(TokenClassifier(backbone, n_labels, dropout), folder)
-    raise ValueError(f"{folder} holds a model of architecture {architecture!r}, no classifier")
+            model = SequenceClassifier(backbone, n_labels)
+        elif architecture.endswith("ForTokenClassification"):
+            model = TokenClassifier(backbone, n_labels, dropout)
+        else:
+            raise ValueError(f"{folder} holds a {architecture!r}, no classifier")
+    return _fill(model, folder)
 
 
 def _fill(model: AnyModel, folder: Path) -> AnyModel:

@@ -41,6 +41,6 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility) -> Non
             f"there are {T} queries and {S} keys, but the visibility is for "
             f"{visibility.query_length} and {visibility.key_length}"
         )
-    for positions in (visibility.query_positions, visibility.key_positions):
-        if positions.shape[0] not in (1, B):
-            raise ValueError(f"q has {B} rows, but the visibility has {positions.shape[0]}")
+    for part in (visibility.query_positions, visibility.key_positions, visibility.allowed):
+        if part is not None and part.shape[0] not in (1, B):
+            raise ValueError(f"q has {B} rows, but the visibility has {part.shape[0]}")

@@ -10,9 +10,11 @@ Source: Chen et al., *Training Deep Nets with Sublinear Memory Cost*, 2016, arXi
 from functools import cache
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from lm_from_scratch.cache import NoCache
 from lm_from_scratch.record import blocks
 
 
@@ -22,6 +24,8 @@ def _checkpointed(kind: Any) -> Any:
 
     class Checkpointed(kind):
         def forward(self, *args: Any) -> Any:
+            if torch.is_grad_enabled() and not isinstance(args[-1], NoCache):
+                raise ValueError("a checkpointed block runs twice, and would write its cache twice")
             return checkpoint(super().forward, *args, use_reentrant=False)
 
     Checkpointed.__name__ = Checkpointed.__qualname__ = f"Checkpointed{kind.__name__}"
@@ -31,8 +35,9 @@ def _checkpointed(kind: Any) -> Any:
 def use_gradient_checkpointing_(model: nn.Module) -> None:
     """Checkpoint every block of a built model. Parameters, names and results stay the same.
 
-    Without gradients nothing changes, and with gradients no cache may be given, as always: a block
-    that runs twice would write its keys twice.
+    Without gradients nothing changes. With gradients no cache may be given: a block that runs twice
+    would write its keys twice. Recorders see both runs. The model can be copied and its state dict
+    saved, but not pickled as a whole.
     """
     for block in blocks(model):
         if not type(block).__name__.startswith("Checkpointed"):

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm_from_scratch.cache import NO_CACHE, Cache
+from lm_from_scratch.cache import NO_CACHE, Cache, check_positions
 from lm_from_scratch.loss import IGNORE, causal_lm_loss
 from lm_from_scratch.models.gpt2 import GPT2Model
 from lm_from_scratch.models.qwen2 import Qwen2Model
@@ -31,6 +31,8 @@ class Classifier(nn.Module):
         super().__init__()
         if type(n_labels) is not int or n_labels < 1:
             raise ValueError(f"n_labels={n_labels!r} must be an integer, at least 1")
+        if not hasattr(backbone, "prefix"):
+            raise ValueError(f"{type(backbone).__name__} is no backbone: give its `backbone`")
         self.prefix = backbone.prefix
         self.add_module(self.prefix, backbone)
         like = next(backbone.parameters())
@@ -91,7 +93,7 @@ def last_token(x: Tensor, positions: Tensor | None = None) -> Tensor:
     """
     if positions is None:
         return x[:, -1]
-    check_shape("positions", positions, x.shape[:2])
+    check_positions(positions, x)
     B, T = positions.shape
     columns = torch.arange(T, device=x.device)
     last = torch.where(positions >= 0, columns, 0).amax(dim=1)  # (B,)
@@ -170,7 +172,7 @@ def token_classification_loss(
     if positions is None:
         return single_label_loss(logits, labels)
     check_shape("labels", labels, logits.shape[:-1])
-    check_shape("positions", positions, labels.shape)
+    check_positions(positions, labels)
     real = positions >= 0
     return single_label_loss(logits[real], labels[real])
 

@@ -49,7 +49,10 @@ def causal_lm_loss(logits: Tensor, targets: Tensor) -> Tensor:
         )
     work = torch.promote_types(logits.dtype, torch.float32)
     total = F.cross_entropy(
-        logits.flatten(0, -2).to(work), targets.flatten(), ignore_index=IGNORE, reduction="sum"
+        logits.flatten(0, -2).to(work),
+        targets.flatten().long(),
+        ignore_index=IGNORE,
+        reduction="sum",
     )
     return total / (targets != IGNORE).sum().clamp(min=1)
 

@@ -87,7 +87,8 @@ class RMSNormFunction(torch.autograd.Function):
        \frac{\partial L}{\partial x_c} =
        r \Bigl(g_c w_c - h_c \, \tfrac{1}{C} \sum_i g_i w_i h_i\Bigr)
 
-    Only ``x`` and one number per token are kept for it.
+    Only ``x`` and one number per token are kept for it. For second derivatives and the transforms
+    of ``torch.func``, use :func:`rms_norm`.
     """
 
     @staticmethod
@@ -107,7 +108,7 @@ class RMSNormFunction(torch.autograd.Function):
         gh = g * h
         mean = (gh @ w)[..., None] / x.shape[-1]
         grad_x = (g * w).addcmul_(h, mean, value=-1.0).mul_(r)
-        grad_weight = gh.flatten(0, -2).sum(dim=0)
+        grad_weight = gh.reshape(-1, x.shape[-1]).sum(dim=0)
         return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
 
 

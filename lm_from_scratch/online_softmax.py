@@ -129,6 +129,8 @@ def attend_in_tiles(
     q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, tile: int = TILE
 ) -> Tensor:
     """:func:`tiled_attention` with tiles of another size."""
+    if tile < 1:
+        raise ValueError(f"tile={tile} must be at least 1")
     check_shapes(q, k, v, visibility)
     k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
     device = "cpu" if q.is_meta else q.device.type  # shapes alone have no autocast

@@ -25,8 +25,9 @@ def blocks(model: nn.Module) -> nn.ModuleList:
 def record_attention(model: nn.Module) -> Iterator[list[list[Tensor]]]:
     """Record the attention weights of every forward pass of a built model.
 
-    Yields one list per layer; each forward appends its weights (B, H, T, S), detached. The layer's
-    result is unchanged, whichever attention kind it uses::
+    Yields one list per layer; each forward appends its weights (B, H, T, S), detached (so does the
+    second run of a checkpointed block). The layer's result is unchanged, whichever attention kind
+    it uses::
 
         with record_attention(model) as maps:
             model(idx)

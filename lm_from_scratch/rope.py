@@ -321,8 +321,8 @@ def scaling_from_dict(
     the older ``rope_scaling``.
 
     ``block_size`` is the config's ``max_position_embeddings``: the original length where the
-    dictionary names none. (For ``dynamic``, transformers uses it even where one is named.) Keys
-    that no scaling has are ignored; a rotation that this module does not have is refused.
+    dictionary names none, and for ``dynamic`` in any case, as in transformers. Keys that no scaling
+    has are ignored; a rotation that this module does not have is refused.
     """
     given = {key: value for key, value in rope_parameters.items() if value is not None}
     for key, value in given.items():
@@ -341,6 +341,8 @@ def scaling_from_dict(
 
     if block_size is not None:
         given.setdefault("original_max_position_embeddings", block_size)
+        if name == "dynamic":
+            given["original_max_position_embeddings"] = block_size
         if name == "yarn":
             given.setdefault("factor", block_size / given["original_max_position_embeddings"])
     values = {}

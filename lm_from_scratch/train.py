@@ -52,7 +52,7 @@ class TrainConfig:
     weight_decay: float = 0.1
     max_grad_norm: float = 1.0
     grad_accumulation: int = 1  # batches that are summed up before one step
-    chunked_loss: bool = False  # never hold the logits: less memory at a large vocabulary
+    chunked_loss: bool = False  # a step never holds its logits: for a large vocabulary
     dtype: str = "float32"  # of the matrix products: "bfloat16" runs them under autocast
     eval_every: int = 0  # steps between two measurements of the held-out loss; 0 is never
     checkpoint_every: int = 0  # steps between two checkpoints; 0 is only at the end
@@ -116,17 +116,17 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, ob
     ]
 
 
-def residual_dropout_(model: Qwen2ForCausalLM, p: float) -> None:
-    """Drop a share ``p`` of the embeddings, and of what every attention and MLP adds, in training.
+def residual_dropout_(model: Qwen2ForCausalLM, dropout: float) -> None:
+    """In training, drop a share of the embeddings, and of what every attention and MLP adds.
 
     GPT-2 has these three in its config. Qwen2 has none of them, because it sees each text about
     once; a small model that reads a small corpus many times needs them.
     """
-    if not 0.0 <= p < 1.0:
-        raise ValueError(f"p={p} must be in [0, 1)")
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"dropout={dropout} must be in [0, 1)")
 
     def drop(module: nn.Module, args: object, out: Tensor) -> Tensor:
-        return F.dropout(out, p, module.training)
+        return F.dropout(out, dropout, module.training)
 
     model.model.embed_tokens.register_forward_hook(drop)
     for block in model.model.layers:

@@ -45,12 +45,22 @@ def varlen_attention(
     Half precision on CUDA goes through torch's fused ``varlen_attn``; that path was not run on a
     GPU here. Everything else goes through SDPA, one sequence after the other.
     """
+    if k.shape != v.shape:
+        raise ValueError(f"k has shape {tuple(k.shape)}, v {tuple(v.shape)}; they must agree")
+    if window is not None and window < 1:
+        raise ValueError(f"window={window} must be at least 1: a query sees its own key")
     bounds_q = boundaries("cu_seq_q", cu_seq_q, q.shape[0])
     bounds_k = boundaries("cu_seq_k", cu_seq_k, k.shape[0])
     if len(bounds_q) != len(bounds_k):
         raise ValueError(
             f"cu_seq_q is for {len(bounds_q) - 1} sequences, cu_seq_k for {len(bounds_k) - 1}"
         )
+    for i, (queries, keys) in enumerate(zip(pairwise(bounds_q), pairwise(bounds_k), strict=True)):
+        if queries[1] - queries[0] > keys[1] - keys[0]:
+            raise ValueError(
+                f"sequence {i} has {queries[1] - queries[0]} queries, but only "
+                f"{keys[1] - keys[0]} keys: every query is one of its tokens"
+            )
     if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16):
         return fused_varlen_attention(q, k, v, bounds_q, bounds_k, window)
     results = [q[:0]]
@@ -168,7 +178,7 @@ def packed_attention(
     B, H, T, D = q.shape
     found = list(sequences(visibility, B))
     if not found:
-        return q * 0  # nothing sees anything
+        return q.masked_fill(torch.ones_like(q, dtype=torch.bool), 0.0)  # nothing sees anything
     queries, keys = zip(*found, strict=True)
     at, source = torch.cat(queries), torch.cat(keys)  # (N,), (M,)
     flat_q, flat_k, flat_v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B * T, H, D)

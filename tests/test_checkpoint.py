@@ -528,6 +528,8 @@ def test_classifiers_make_the_journey_to_transformers_and_back(
     make = SequenceClassifier if kind == "Sequence" else TokenClassifier
     backbone = (tiny_gpt2() if family == "GPT2" else tiny_qwen2()).backbone
     ours = make(backbone, n_labels).eval()
+    if kind == "Token":
+        ours.dropout.p = 0.3
     enlarge_(ours)
     save_pretrained(ours, tmp_path / "ours")
     theirs_class = getattr(transformers, f"{family}For{kind}Classification")
@@ -539,6 +541,8 @@ def test_classifiers_make_the_journey_to_transformers_and_back(
     theirs.save_pretrained(tmp_path / "theirs")
     back = classifier_from_pretrained(tmp_path / "theirs")
     assert type(back) is make and torch.equal(back(idx), ours(idx))
+    if kind == "Token":
+        assert back.dropout.p == 0.3
     with pytest.raises(ValueError, match="unexpected score"):
         from_pretrained(tmp_path / "theirs")
 
@@ -547,3 +551,21 @@ def test_a_language_model_is_no_classifier(tmp_path) -> None:
     save_pretrained(tiny_qwen2(), tmp_path / "m")
     with pytest.raises(ValueError, match="'Qwen2ForCausalLM', no classifier"):
         classifier_from_pretrained(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("said", "dropout"),
+    [
+        ({}, 0.1),
+        ({"hidden_dropout": 0.0}, 0.0),
+        ({"classifier_dropout": 0.4, "hidden_dropout": 0.0}, 0.4),
+    ],
+)
+def test_the_dropout_of_a_token_classifier_is_found_as_transformers_finds_it(
+    said, dropout, tmp_path
+):
+    save_pretrained(TokenClassifier(tiny_qwen2().backbone, 3), tmp_path / "m")
+    contents = json.loads((tmp_path / "m" / "config.json").read_text())
+    del contents["classifier_dropout"]
+    (tmp_path / "m" / "config.json").write_text(json.dumps({**contents, **said}))
+    assert classifier_from_pretrained(tmp_path / "m").dropout.p == dropout

@@ -22,9 +22,14 @@ def test_Q14_gradient_checkpointing_changes_no_gradient_and_writes_no_cache() ->
         for a, b in zip(model.parameters(), twin.parameters(), strict=True):
             assert torch.equal(a.grad, b.grad)
         cache = GrowingCache(3)
-        with pytest.raises(ValueError, match="keeps no gradients"):
+        with pytest.raises(ValueError, match="would write its cache twice"):
             twin(idx, cache=cache)
         assert cache.length == 0
+        for parameter in twin.parameters():  # not even where no key needs a gradient
+            parameter.requires_grad_(False)
+        next(p for n, p in twin.named_parameters() if ".2.mlp" in n).requires_grad_()
+        with pytest.raises(ValueError, match="would write its cache twice"):
+            twin(idx, cache=cache)
         with torch.no_grad():
             twin(idx[:, :4], cache=cache)
             assert cache.length == 4
@@ -43,3 +48,22 @@ def test_gradient_checkpointing_keeps_less() -> None:
             model(token_ids(2, 40))
         kept[name] = sum(sizes)
     assert kept["checkpointed"] < 0.2 * kept["plain"]
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_dropout_is_drawn_again_as_it_was_and_each_block_runs_twice(autocast: bool) -> None:
+    idx, grads, runs = token_ids(2, 9), [], []
+    for checkpointed in (False, True):
+        model = tiny_qwen2(attention_dropout=0.5).train()
+        if checkpointed:
+            use_gradient_checkpointing_(model)
+            use_gradient_checkpointing_(model)
+            model.model.layers[1].mlp.register_forward_pre_hook(lambda *_: runs.append(1))
+        torch.manual_seed(0)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model(idx).float().square().mean()
+        loss.backward()
+        grads.append([p.grad for p in model.parameters()])
+    assert len(runs) == 2
+    for a, b in zip(*grads, strict=True):
+        assert torch.equal(a, b)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from conftest import TINY, enlarge_, token_ids
+from conftest import TINY, enlarge_, tiny_gpt2, token_ids
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -511,12 +511,25 @@ def test_labels_that_do_not_fit_are_refused(
 def test_other_errors() -> None:
     with pytest.raises(ValueError, match=r"n_labels=0 must be an integer, at least 1"):
         SequenceClassifier(backbone("gpt2"), 0)
-    with pytest.raises(ValueError, match=r"positions have shape \(2, 4\); it must be \(2, 5\)"):
+    with pytest.raises(ValueError, match=r"positions have shape \(2, 4\), the tokens \(2, 5\)"):
         last_token(torch.zeros(2, 5, 3), torch.zeros(2, 4).long())
     logits, labels = torch.zeros(2, 5, 3), torch.zeros(2, 5).long()
-    with pytest.raises(ValueError, match=r"positions have shape \(2, 4\); it must be \(2, 5\)"):
+    with pytest.raises(ValueError, match=r"positions have shape \(2, 4\), the tokens \(2, 5\)"):
         token_classification_loss(logits, labels, labels[:, :4])
     with pytest.raises(ValueError, match=r"labels have shape \(2, 4\); it must be \(2, 5\)"):
         token_classification_loss(logits, labels[:, :4], labels[:, :4])
     with pytest.raises(ValueError, match=r"dtype torch.float32; class numbers"):
         token_classification_loss(logits, labels.float(), labels)
+
+
+def test_a_mask_is_not_taken_for_positions_and_a_language_model_not_for_a_backbone() -> None:
+    model, idx = tiny_gpt2(), token_ids(2, 5)
+    mask = torch.tensor([[True] * 3 + [False] * 2, [True] * 5])
+    x = model.backbone(idx)
+    for bad in (mask, mask.float()):
+        with pytest.raises(ValueError, match="must be integers"):
+            last_token(x, bad)
+        with pytest.raises(ValueError, match="must be integers"):
+            token_classification_loss(x, idx % 3, bad)
+    with pytest.raises(ValueError, match="GPT2LMHeadModel is no backbone"):
+        SequenceClassifier(model, 2)

@@ -40,6 +40,13 @@ def test_a_qwen2_trains_goes_on_and_speaks(tmp_path, capsys) -> None:
     assert main(["train", "--out", str(out), *qwen2]) == 0
     model = from_pretrained(out / "model")
     assert isinstance(model, Qwen2ForCausalLM)
+    plain = [*qwen2[:-1], "0"]
+    assert main(["train", "--out", str(tmp_path / "plain"), *plain]) == 0
+    losses = [
+        json.loads((folder / "log.jsonl").read_text().splitlines()[0])["loss"]
+        for folder in (out, tmp_path / "plain")
+    ]
+    assert losses[0] != losses[1]  # the dropout acts
     assert (model.config.n_kv_head, model.config.intermediate_size) == (1, 48)
     assert main(["train", "--out", str(out), *qwen2]) == 0
     assert "going on after step 6" in capsys.readouterr().out
@@ -239,3 +246,9 @@ def test_every_option_of_a_command_has_a_help_text() -> None:
     commands = parser()._subparsers._group_actions[0].choices
     for command in commands.values():
         assert all(action.help for action in command._actions)
+
+
+def test_a_gpt2_takes_the_width_of_its_mlp_from_the_command_line(tmp_path) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "--out", str(out), *SMALL, "--intermediate-size", "24"]) == 0
+    assert from_pretrained(out / "model").config.intermediate_size == 24

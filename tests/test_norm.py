@@ -100,6 +100,8 @@ def test_the_gradient_of_rms_norm_is_exact(function) -> None:
     x = torch.randn(3, 2, 7, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(7, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x, w: function(x, w, 1e-3), (x, weight))
+    row = x.detach()[0, 0].requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, w: function(x, w, 1e-3), (row, weight))
     tiny = (x.detach() * 1e-4).requires_grad_()  # where eps carries the gradient
     assert torch.autograd.gradcheck(lambda x: function(x, weight.detach(), 1e-6), tiny, eps=1e-8)
 

@@ -205,3 +205,10 @@ def test_dropout_is_refused() -> None:
     q, k, v, _ = CASES["causal"].tensors(torch.float32)
     with pytest.raises(ValueError, match=r"tiled attention has no dropout, but dropout=0\.1"):
         tiled_attention(q, k, v, CASES["causal"].visibility(), 0.1)
+
+
+@pytest.mark.parametrize("tile", [0, -1])
+def test_a_tile_of_nothing_is_refused(tile: int) -> None:
+    q, positions = torch.randn(1, 1, 3, 4), torch.arange(3)[None]
+    with pytest.raises(ValueError, match=f"tile={tile}"):
+        attend_in_tiles(q, q, q, Visibility(positions, positions), tile)

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 import math
+import re
 import warnings
 
 import pytest
@@ -23,7 +24,12 @@ from test_cache import in_chunks
 
 from lm_from_scratch.attention import ATTENTION_KINDS, use_attention_
 from lm_from_scratch.cache import NO_CACHE, GrowingCache, GrowingLayer, Restricted, place
-from lm_from_scratch.checkpoint import config_from_dict, config_to_dict, from_pretrained
+from lm_from_scratch.checkpoint import (
+    config_from_dict,
+    config_to_dict,
+    from_pretrained,
+    save_pretrained,
+)
 from lm_from_scratch.data import padded_batch
 from lm_from_scratch.generate import complete, generate
 from lm_from_scratch.loss import IGNORE, causal_lm_loss, next_token_targets
@@ -255,7 +261,7 @@ def test_Q5_the_switch_turns_the_window_off() -> None:
     assert config_from_dict({**old, "max_window_layers": 1}).windows == [None, 4, 4]
     off = config_from_dict({**old, "max_window_layers": 1, "use_sliding_window": False})
     assert off.windows == [None, None, None] and off.sliding_window is None
-    with pytest.raises(ValueError, match="use_sliding_window is off"):
+    with pytest.raises(ValueError, match="use_sliding_window=False"):
         config_from_dict({**on, "use_sliding_window": False})
 
 
@@ -410,6 +416,9 @@ def test_Q16_reordering_keeps_the_cache_a_cache() -> None:
             assert type(cache) is GrowingCache and cache.length == 6
             expected = model(idx[:, 5:6], after, cache=want)
         torch.testing.assert_close(got, expected, atol=5e-5, rtol=0)
+        for bad in (torch.tensor(1), torch.tensor([[0, 1]]), torch.tensor([0, 3]), rows - 1):
+            with pytest.raises(ValueError, match="must be a list of rows below 3"):
+                cache.reorder(bad)
 
 
 @pytest.mark.parametrize("kind", ATTENTION_KINDS)
@@ -432,6 +441,11 @@ def test_Q24_float64_stays_float64() -> None:
     model, idx = tiny_qwen2().double(), token_ids(2, 12)
     whole = model(idx)
     assert whole.dtype == torch.float64
+    angles = model.model.rotary_emb(torch.tensor([[123456]]), torch.float64)
+    assert angles[0].dtype == torch.float64
+    # a float32 inside would show: the model is exact when all its positions move together
+    moved = model(idx, torch.arange(100_000, 100_012).expand(2, -1))
+    assert error(moved, whole) < 1e-8
     assert error(in_chunks(idx, [5, 1, 3, 3], model=model), whole) < 1e-12
     use_attention_(model, "formula")
     assert error(model(idx), whole) < 1e-12
@@ -477,6 +491,10 @@ def test_Q27_logits_only_where_they_are_wanted() -> None:
     whole = model(idx)
     for keep in (slice(-1, None), slice(2, 5), torch.tensor([0, 7])):
         torch.testing.assert_close(model(idx, keep=keep), whole[:, keep], atol=1e-5, rtol=0)
+    rows = []
+    model.project = lambda x, weight: rows.append(x.shape) or x @ weight.T
+    model(idx, keep=slice(-1, None))
+    assert rows == [(2, 1, 48)]  # the others were never computed
 
 
 def test_Q28_no_layer_needs_to_know_its_number() -> None:
@@ -534,6 +552,12 @@ def test_Q30_a_mask_of_four_dimensions_restricts_every_kind_as_in_transformers(k
         return
     torch.testing.assert_close(model(idx, cache=view), want, atol=5e-5, rtol=0)
     assert error(model(idx), want) > 0.5
+    half = allowed.clone()
+    half[:, :, :, :4] = True
+    rest = allowed.clone()
+    rest[:, :, :, 4:] = True
+    both = Restricted(Restricted(NO_CACHE, half), rest)
+    torch.testing.assert_close(model(idx, cache=both), want, atol=5e-5, rtol=0)
     cache = GrowingCache(3)
     parts = [
         model(idx[:, a:b], cache=Restricted(cache, allowed[:, :, a:b, :b]))
@@ -555,6 +579,10 @@ def test_Q30_bad_masks_of_four_dimensions_are_refused() -> None:
     for bad in (torch.ones(2, 1, 5, 4).bool(), torch.ones(2, 1, 5, 5), torch.ones(5, 5).bool()):
         with pytest.raises(ValueError, match="allowed is"):
             model(idx, cache=Restricted(NO_CACHE, bad))
+    with pytest.raises(ValueError, match="0 and the most negative number"):
+        allowed_from_additive_mask(torch.full((1, 1, 5, 5), -3e38))
+    with pytest.raises(ValueError, match="2 rows, but the visibility has 3"):
+        model(idx, cache=Restricted(NO_CACHE, torch.ones(3, 1, 5, 5).bool()))
     nothing = allowed_from_additive_mask(torch.full((1, 1, 5, 5), -torch.inf))
     assert model(idx, cache=Restricted(NO_CACHE, nothing)).isfinite().all()
 
@@ -590,7 +618,11 @@ def test_tied_and_untied_heads_make_the_journey(tied: bool, tmp_path) -> None:
 
 @pytest.mark.parametrize("rope", ROPES, ids=lambda r: f"{r['rope_type']}-{r['rope_theta']:.0f}")
 @pytest.mark.parametrize("old", [False, True])
-def test_old_and_new_rope_configs_are_read(rope: dict, old: bool) -> None:
+def test_old_and_new_rope_configs_are_read_as_transformers_reads_them(
+    rope: dict, old: bool, tmp_path
+) -> None:
+    from transformers import Qwen2ForCausalLM as HFModel
+
     config = config_to_dict(Qwen2Config(**QWEN2))
     for key in ("rope_parameters", "rope_scaling", "rope_theta"):
         config.pop(key, None)
@@ -600,13 +632,18 @@ def test_old_and_new_rope_configs_are_read(rope: dict, old: bool) -> None:
         config |= {"rope_theta": rope["rope_theta"], "rope_scaling": scaling}
     else:
         config["rope_parameters"] = rope
-    config = json.loads(json.dumps(config))
-    read = config_from_dict(config)
-    assert read.rope_theta == rope["rope_theta"]
-    model = Qwen2ForCausalLM(read).eval()
-    idx = token_ids(1, 100)
-    torch.testing.assert_close(hf_twin(model)(idx).logits, model(idx), atol=5e-5, rtol=0)
-    assert config_from_dict(config_to_dict(read)) == read
+    config["max_position_embeddings"] = 64  # longer than what transformers assumes of a scaling
+    save_pretrained(tiny_qwen2(), tmp_path / "m")
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    theirs = HFModel.from_pretrained(tmp_path / "m").eval()  # both read the same file
+    ours = from_pretrained(tmp_path / "m")
+    assert ours.config.rope_theta == rope["rope_theta"]
+    idx = token_ids(1, 150)
+    torch.testing.assert_close(ours(idx), theirs(idx).logits, atol=2e-4, rtol=0)
+    assert config_from_dict(config_to_dict(ours.config)) == ours.config
+    if rope["rope_type"] != "default":
+        plain = tiny_qwen2(rope_theta=rope["rope_theta"])
+        assert error(plain(idx), ours(idx)) > 0.5
 
 
 def test_a_config_without_some_keys_means_what_transformers_means() -> None:
@@ -621,6 +658,31 @@ def test_a_config_without_some_keys_means_what_transformers_means() -> None:
         assert ours[key] == getattr(theirs, key), key
     assert ours["rope_parameters"]["rope_theta"] == theirs.rope_parameters["rope_theta"]
     assert config_from_dict({"model_type": "qwen2", "num_key_value_heads": None}).n_kv_head == 32
+    slides = {"model_type": "qwen2", "use_sliding_window": True}
+    theirs = HFConfig(use_sliding_window=True)
+    ours = config_to_dict(config_from_dict(slides))
+    for key in ("layer_types", "sliding_window", "max_window_layers"):
+        assert ours[key] == getattr(theirs, key), key
+    several = config_from_dict({"model_type": "qwen2", "eos_token_id": [7, 9]})
+    assert several.eos_token_id == 7  # the model's own end; generation takes any list
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rope_scaling": "yarn"}, "rope_scaling='yarn' must be an object"),
+        ({"rope_parameters": [1]}, "rope_parameters="),
+        ({"layer_types": ["chunked_attention"]}, "chunked_attention"),
+        (
+            {"use_sliding_window": True, "sliding_window": None, "layer_types": [SLIDING] * 32},
+            "use_sliding_window=True and sliding_window=None",
+        ),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings='false'"),
+    ],
+)
+def test_configs_that_cannot_be_meant_are_refused(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        config_from_dict({"model_type": "qwen2", **change})
 
 
 @torch.no_grad()
@@ -719,6 +781,7 @@ def test_attention_dropout_acts_in_training_alone() -> None:
         ({"head_dim": 5}, "head_dim=5 is odd"),
         ({"activation": "swish9"}, "swish9"),
         ({"rope_theta": -1.0}, "rope_theta=-1.0"),
+        ({"rope_theta": 0.5}, "rope_theta=0.5 must be above 1"),
         ({"rope_scaling": {"factor": 2}}, "rope_scaling"),
         ({"sliding_window": 4}, "needs layer_types or max_window_layers"),
         ({"max_window_layers": 1}, "need a sliding_window"),
@@ -745,3 +808,23 @@ def test_a_config_is_plain_data() -> None:
         config.n_layer = 4
     assert config.head_dim == 8
     assert next_token_targets(token_ids(1, 3)).shape == (1, 3)
+
+
+def test_documents_pass_through_a_restriction() -> None:
+    model, idx = tiny_qwen2(), token_ids(1, 8)
+    documents = torch.tensor([[0] * 4 + [1] * 4])
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])
+    everything = torch.ones(1, 1, 8, 8, dtype=torch.bool)
+    got = model(idx, positions, documents, cache=Restricted(NO_CACHE, everything))
+    torch.testing.assert_close(got, model(idx, positions, documents), atol=5e-5, rtol=0)
+
+
+def test_difference_from_transformers_the_padding_row_of_the_embedding_learns() -> None:
+    model = tiny_qwen2()
+    twin = hf_twin(model)
+    idx = token_ids(1, 6)
+    idx[0, 2] = 0  # the padding token as a token of the text
+    model(idx).square().mean().backward()
+    twin(idx, attention_mask=torch.ones_like(idx)).logits.square().mean().backward()
+    assert model.model.embed_tokens.weight.grad[0].abs().max() > 1e-3
+    assert (twin.model.embed_tokens.weight.grad[0] == 0).all()

@@ -446,7 +446,8 @@ def test_residual_dropout_is_where_gpt2_has_it_and_acts_in_training_alone() -> N
         )
     model.train()(idx)
     assert all(0.4 < share < 0.6 for share in shares.values()), shares
-    with pytest.raises(ValueError, match=r"p=1\.0"):
+    assert len(block.input_layernorm._forward_hooks) == len(model.model.norm._forward_hooks) == 0
+    with pytest.raises(ValueError, match=r"dropout=1\.0"):
         residual_dropout_(model, 1.0)
 
 

@@ -35,7 +35,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"  # the words of published 
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen2Config:
-    """The numbers that define a Qwen2. The defaults are those of the smallest published one.
+    """The numbers that define a Qwen2. The defaults have the shape of the smallest published one.
 
     Which layers slide is said by ``layer_types``, one word for each layer, or by
     ``max_window_layers``: layers with that index *and above* slide (the first releases of the code
@@ -94,6 +94,10 @@ class Qwen2Config:
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0.0 < value < math.inf:
                 raise ValueError(f"{name}={value!r} must be a positive number")
+        if self.rope_theta <= 1.0:
+            raise ValueError(f"rope_theta={self.rope_theta} must be above 1")
+        if type(self.tie_word_embeddings) is not bool:
+            raise ValueError(f"tie_word_embeddings={self.tie_word_embeddings!r} is not a bool")
         if self.rope_scaling is not None and not isinstance(self.rope_scaling, RopeScaling):
             raise ValueError(f"rope_scaling={self.rope_scaling!r} is not one of {RopeScaling}")
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
@@ -140,7 +144,7 @@ class Qwen2Config:
         return None
 
 
-#: The published sizes: what differs from the defaults.
+#: Published sizes: what differs from the defaults.
 SIZES: dict[str, dict[str, int | bool]] = {
     "Qwen2-0.5B": dict(n_layer=24, n_head=14, n_kv_head=2, n_embd=896, intermediate_size=4864),
     "Qwen2-1.5B": dict(n_layer=28, n_head=12, n_kv_head=2, n_embd=1536, intermediate_size=8960),
@@ -225,7 +229,11 @@ class Qwen2Model(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Draw the weights: N(0, initializer_range²); biases 0, norms 1, the padding row 0."""
+        """Draw the weights: N(0, initializer_range²); biases 0, norms 1, the padding row 0.
+
+        That row learns like any other where its token stands in a text. (In ``transformers`` it
+        gets no gradient as an input.)
+        """
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 parameter.zero_()
