@@ -133,10 +133,8 @@ def qwen2_config_from_dict(config: Mapping[str, Any]) -> Qwen2Config:
         rope |= config.get(key) or {}
     theta, known["rope_scaling"] = scaling_from_dict(rope, length)
     known["rope_theta"] = theta or config.get("rope_theta", 10000.0)
-    if isinstance(
-        known.get("eos_token_id"), list
-    ):  # of several ends of text the first is the model's
-        known["eos_token_id"] = known["eos_token_id"][0]
+    if isinstance(known.get("eos_token_id"), list):
+        known["eos_token_id"] = known["eos_token_id"][0]  # of several ends the model's own
     types = config.get("layer_types")
     if config.get("use_sliding_window") and config["sliding_window"] is not None:
         known["sliding_window"] = config["sliding_window"]

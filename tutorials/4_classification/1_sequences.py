@@ -5,7 +5,7 @@ Which module is this from?
 A trained language model turns a text into states. One linear map on the right state turns the text into a label.
 
 This page asks which package of Python's standard library a docstring comes from. It compares the shipped GPT-2 with
-its own architecture without training, and with a naive Bayes of ten lines. It also asks what the model had read before,
+its own architecture without training, and with a naive Bayes of a few lines. It also asks what the model had read before,
 because that decides what the numbers mean.
 
 You will learn
@@ -160,14 +160,14 @@ report("largest class", torch.full_like(y_test, largest))
 report("package named in text", named)
 
 # %%
-# Naive Bayes sees a text as a set of tokens, without order. With the share of the texts of class k in which token v
-# occurs, the score of a class is
+# Naive Bayes sees a text as a set of tokens, without order. If token v occurs in :math:`n_{kv}` training texts of
+# class k, the score of the class is
 #
 # .. math::
 #
 #    s_k = \log p(k) + \sum_{v \in \text{text}} \log \frac{n_{kv} + \alpha}{\sum_u (n_{ku} + \alpha)}
 #
-# The tokens are those of the shipped tokenizer. A sequence is the end-of-text token, up to 46 tokens of the text, and
+# The tokens are those of the shipped tokenizer. A sequence is the end-of-text token, up to 38 tokens of the text, and
 # the end-of-text token again: as a document of the model's training, cut short.
 
 from lm_from_scratch.checkpoint import load_shipped
@@ -179,7 +179,7 @@ V, C = model.config.vocab_size, model.config.n_embd
 
 def sequences(documents):
     ids = tokenizer.encode_batch([d.text for d in documents])
-    return [[END, *row[:46], END] for row in ids]
+    return [[END, *row[:38], END] for row in ids]
 
 
 def bags(rows):
@@ -223,8 +223,8 @@ assert rate["largest class"] < 0.3 and rate["package named in text"] < 0.45
 assert rate["naive Bayes"] > 0.7
 
 # %%
-# The count of tokens is right in more than seven of ten cases. Whoever presents a neural classifier of texts without
-# this line beside it hides the interesting part.
+# Counting tokens is right in more than seven of ten cases. A neural classifier of texts means little without this line
+# beside it.
 #
 # The last token has seen everything
 # ----------------------------------
@@ -295,11 +295,12 @@ for column, name in enumerate(("frozen, at last token", "frozen, at the end")):
 
 rate = {name: right.float().mean().item() for name, right in correct.items()}
 assert rate["frozen, at the end"] > rate["largest class"] + 0.3
-assert rate["frozen, at the end"] > rate["frozen, at last token"] - 0.02
+assert rate["frozen, at the end"] > rate["frozen, at last token"]
+assert C == 128
 
 # %%
 # A model that was trained to predict tokens, and nothing else, holds the subject of a text in 128 numbers. The end
-# token is the better place to read it, or at least no worse, and the rest of the page uses it.
+# token is the better place to read it, and the rest of the page uses it.
 #
 # Padding
 # -------
@@ -534,7 +535,7 @@ def lead(side, over):
 
 assert lead("never read", "naive Bayes") < 0.05
 assert lead("read", "naive Bayes") > lead("never read", "naive Bayes") + 0.02
-assert lead("never read", "probe, random") > 0.05
+assert lead("never read", "probe, random") > 0.03
 
 # %%
 # On modules that the model had never read, the probe is not five points ahead of naive Bayes, as it was in the curve. The
@@ -542,15 +543,15 @@ assert lead("never read", "probe, random") > 0.05
 # There are few such modules, their triples overlap, and naive Bayes finds some of them easy: this is a warning, not a
 # measure of memory.
 #
-# What does not depend on memory is the distance to random weights: more than five points on texts that neither
+# What does not depend on memory is the distance to random weights: more than three points on texts that neither
 # backbone had read. Pre-training did teach the model something that carries over to new text.
 #
 # Fine-tuning
 # -----------
 #
-# Now all weights move. The loop is a plain one: one pass over the training texts in batches of 16, AdamW with the
-# package's parameter groups and learning rate, texts of similar length side by side. The
-# numbers are round ones and not the result of a search.
+# Now all weights move. The loop is a plain one: one pass over the training texts in batches of 16, with texts of similar
+# length side by side, and AdamW with the package's parameter groups and learning rate. The numbers are round ones and
+# not the result of a search.
 
 from lm_from_scratch.heads import classification_loss
 from lm_from_scratch.train import TrainConfig, learning_rate, parameter_groups
@@ -631,6 +632,7 @@ for name, right in only.items():
 
 assert rate["fine-tuned"] > rate["from random weights"] + 0.15
 assert rate["fine-tuned"] > rate["largest class"] + 0.4
+assert 1.9e6 < sum(p.numel() for p in model.parameters()) < 2.4e6
 assert abs(rate["fine-tuned"] - rate["naive Bayes"]) < 0.12
 assert min(int(right.sum()) for right in only.values()) >= 5
 
@@ -639,8 +641,8 @@ assert min(int(right.sum()) for right in only.values()) >= 5
 # the labels, on a question that single words decide, two million parameters buy little. Each of the two is right
 # where the other is wrong, so they are not the same classifier.
 #
-# A longer training would raise both networks, and an exercise asks by how much. The comparison with naive Bayes
-# stays fair in one sense only: the model had read the test texts, with their names, and naive Bayes had not.
+# An exercise asks what a longer training gives. And the comparison favours the fine-tuned model: it had read the test
+# texts before, below their names, and naive Bayes had not.
 #
 # What it gets wrong
 # ------------------
@@ -678,12 +680,6 @@ for i in wrong[:4]:
     truth, answer = LABELS[y_test[i]], LABELS[answers[i]]
     print(f"{truth}, answer {answer} ({sure[i]:.0%})")
     print("   ", " ".join(test[i].text.split())[:66])
-
-# %%
-# The figure on accuracy counts such an answer as one mistake, whatever its probability. The mean probability of an
-# answer tells whether the classifier knows how good it is.
-
-print(f"mean probability {sure.mean():.1%}, right {rate['fine-tuned']:.1%}")
 
 # %%
 # The same as transformers
@@ -754,12 +750,10 @@ for side, mask in masks.items():
         torch.testing.assert_close(
             gradient, parameter.grad, atol=1e-4, rtol=1e-4
         )
-    column = (
-        (ours - tiny.score(tiny.backbone(idx, positions)[:, -1])).abs().max()
-    )
-    print(f"{side:6} equal; with [:, -1] instead off by {column:.1f}")
-
-assert column > 1.0
+    wrong = tiny.score(tiny.backbone(idx, positions)[:, -1])
+    off = (wrong - ours).abs().max().item()
+    print(f"{side:6} equal; with [:, -1] instead off by {off:.1f}")
+    assert off < 5e-5 if side == "left" else off > 1.0
 
 # %%
 # Bug museum
@@ -800,25 +794,39 @@ assert cost["last real token"] > cost["rightmost_other"]
 # The new rule stops one token early and gives the head a state that it was not trained on. The mended rule asks the
 # positions, which know the padding and do not guess it.
 #
-# The check is a row with the padding token *inside* the text. A padding id beside the text does not find it.
+# Padding on one side alone does not find the mistake, as long as the padding token is not in the text. The check is a
+# row with the padding token inside, and padding on both sides.
 
-inside = torch.tensor([[0] + [1] * 6 + [0]])
-idx = ids[:1].clone()
-idx[0, 3] = idx[0, 6] = (
-    PAD  # two tokens of the text; columns 0 and 7 are padding
+
+def real_columns(positions):
+    columns = torch.arange(8.0).expand(len(positions), 8)[..., None]
+    return last_token(columns, positions)[:, 0].long()
+
+
+def old_rule(idx):
+    return ((idx == PAD).int().argmax(1) - 1) % idx.shape[1]
+
+
+for side in ("left", "right"):
+    mask = torch.tensor(masks[side])
+    columns = real_columns(positions_from_mask(mask))
+    assert torch.equal(old_rule(ids.masked_fill(mask == 0, PAD)), columns)
+
+mask = torch.tensor([[0] + [1] * 6 + [0]])
+positions = positions_from_mask(mask)
+idx = ids[:1].masked_fill(mask == 0, PAD)
+idx[0, [3, 6]] = PAD  # two tokens of the text
+theirs = oracle(idx, attention_mask=mask).logits
+x = tiny.backbone(idx, positions)
+torch.testing.assert_close(tiny.score(x[:, 5]), theirs, atol=5e-5, rtol=0.0)
+off = (tiny(idx, positions) - theirs).abs().max().item()
+print(
+    f"old rule: column {old_rule(idx).item()}, transformers: column 5", end=", "
 )
-positions = positions_from_mask(inside)
-idx = idx.masked_fill(inside == 0, PAD)
-columns = torch.arange(8.0).view(1, 8, 1)
-old = (int((idx == PAD).int().argmax(1)) - 1) % 8
-new = int(torch.where(idx != PAD, torch.arange(8), 0).amax(1))
-print(f"old rule: column {old}, new rule: column {new}", end=", ")
-print(f"positions: column {last_token(columns, positions).item():.0f}")
-theirs = oracle(idx, attention_mask=inside).logits
-difference = (tiny(idx, positions) - theirs).abs().max().item()
-print(f"logits of transformers differ by {difference:.1f}")
-assert (old, new, last_token(columns, positions).item()) == (7, 5, 6.0)
-assert difference > 0.5
+print(f"positions: column {real_columns(positions).item()}")
+print(f"logits of transformers differ by {off:.1f}")
+assert (old_rule(idx).item(), real_columns(positions).item()) == (7, 6)
+assert off > 0.5
 
 # %%
 # This is a difference from transformers on purpose: where the padding token is part of a text, the two do not agree.
@@ -844,8 +852,8 @@ by_hand = F.binary_cross_entropy_with_logits(tiny(ids), marks)
 torch.testing.assert_close(ours, by_hand)
 
 # %%
-# In the other order, classes stored in one byte are taken for marks, because only ``long`` and ``int`` count as
-# integers.
+# Now the choice in the config is removed, and the classes are stored in one byte each. They are taken for marks, because
+# only ``long`` and ``int`` count as integers.
 
 oracle.config.problem_type = None
 try:
@@ -876,7 +884,7 @@ print(inspect.getsource(classification_loss))
 # 1. Freezing the backbone does not change the gradient of ``score.weight``.
 # 2. Gradient checking saves memory: it computes parts of the forward pass again instead of keeping them.
 # 3. ``keys_to_ignore_at_inference = ["past_key_values"]`` does not stop a Qwen2 from returning its cache.
-# 4. A classifier with K labels and a right answer in 1 of K cases can still be worse than a constant.
+# 4. A classifier with K labels that is right in 1 of K cases can be worse than a constant answer.
 #
 # One of them is. Decide first; the code tries all four.
 
@@ -969,7 +977,7 @@ assert rate["largest class"] > 1 / K
 #   an error. So did the rule of Q17.
 # * With 2, 4 and 8 labels for each class, a frozen backbone beat naive Bayes by more than 5 points, on texts that it had
 #   read. On modules that it had not read, its lead was smaller by more than 2 points; over random weights it was
-#   more than 5.
+#   more than 3.
 # * With all labels, fine-tuning beat the same steps from random weights by more than 15 points, and ended within 12
 #   points of a word count.
 # * At least 90 % of the test texts had been training text of the language model, with their names. A result on them does not

@@ -71,7 +71,10 @@ def spans(text):
         if part.string == "(" and found and found[-1][2] == "name":
             found[-1] = (*found[-1][:2], "call")
         (row, column), (last_row, last_column) = part.start, part.end
-        start, end = starts[row - 1] + column, starts[last_row - 1] + last_column
+        start, end = (
+            starts[row - 1] + column,
+            starts[last_row - 1] + last_column,
+        )
         found.append((start, end, kind))
     return found
 
@@ -178,10 +181,11 @@ for name, count in tally.items():
     print(f"{name:11}{count:7}  {count / tally['tokens']:6.1%}")
 print("most frequent with two labels:", [p for p, _ in mixed.most_common(6)])
 assert tally["two labels"] < 0.05 * tally["tokens"]
+assert not any(c.isalnum() for piece in mixed for c in piece)
 
 # %%
-# Fewer than one token in twenty covers two labels, mostly a bracket with the quote of a string. Its label is right for
-# its first half only. A label for each character would need a model that reads characters.
+# Fewer than one token in twenty covers two labels. It always consists of marks, because the tokenizer keeps letters and
+# marks apart, and an underscore is a mark to it. The label is right for the first part of such a token only.
 
 
 def flat(examples, which):
@@ -202,8 +206,8 @@ print(f"{len(train)} pieces for training, {len(test)} for the test")
 # Baselines first
 # ---------------
 #
-# Accuracy alone would reward a model that knows strings, which are most of the tokens. So the mean over classes of F1
-# stands beside it, with :math:`P_k` right answers of class k, :math:`A_k` answers and :math:`N_k` tokens:
+# Accuracy alone rewards a model that knows strings, the most frequent label. So the mean over classes of F1 stands beside
+# it, with :math:`P_k` right answers of class k, :math:`A_k` answers and :math:`N_k` tokens:
 #
 # .. math::
 #
@@ -252,6 +256,7 @@ def report(name, guess):
 
 real = y_train != IGNORE
 usual = y_train[real].mode().values
+assert LABELS[usual] == "string"
 report("most frequent label", torch.full_like(y_test, usual))
 
 table = torch.zeros(V, K)
@@ -385,9 +390,9 @@ assert rate["fine-tuned"] > rate["table of pairs"] + 0.05
 assert rate["fine-tuned"] > rate["from random weights"] + 0.05
 
 # %%
-# Both losses start at the logarithm of seven.
+# Both losses start near the logarithm of seven, where a classifier starts that knows nothing.
 
-from lm_from_scratch.plot import COLOURS, curves, figure, printable
+from lm_from_scratch.plot import curves, figure, printable
 
 series = {
     name: (list(range(1, len(values) + 1)), values)
@@ -409,13 +414,13 @@ assert all(abs(values[0] - level["log 7"]) < 0.5 for values in losses.values())
 # class, but this table does.
 
 names = ["table of tokens", "frozen", "from random weights", "fine-tuned"]
-print(f"{'':9}" + "".join(f"{name.split()[-1]:>10}" for name in names))
+print(f"{'':9}" + "".join(f"{name.split()[-1]:>12}" for name in names))
 found = {}
 for name in names:
     matrix = confusion(answers[name])
     found[name] = matrix.diag() / matrix.sum(1)
 for k, label in enumerate(LABELS):
-    values = "".join(f"{found[name][k]:10.0%}" for name in names)
+    values = "".join(f"{found[name][k]:12.0%}" for name in names)
     print(f"{label:9}{values}")
 assert macro_f1(confusion(answers["fine-tuned"])) > 0.7
 
@@ -440,10 +445,13 @@ plt.show()
 
 off = matrix - matrix.diag().diag()
 i, j = divmod(int(off.argmax()), K)
-print(f"largest off the diagonal: {int(off[i, j])} x {LABELS[i]} -> {LABELS[j]}")
+print(
+    f"largest off the diagonal: {int(off[i, j])} x {LABELS[i]} -> {LABELS[j]}"
+)
 
 # %%
-# A piece of the test side, read by the classifier. Where the answer is wrong, the right label stands behind it.
+# Here are a short piece of the test side and the program from the top of this page, read by the classifier. Where the
+# answer is wrong, the right label stands behind it.
 
 
 def read(text, most=40):
@@ -463,6 +471,10 @@ def read(text, most=40):
     print(line)
 
 
+short = [i for i, (ids, _) in enumerate(test) if 30 <= len(ids) <= 60]
+varied = max(short, key=lambda i: len(set(test[i][1])))
+read(test_texts[varied])
+print()
 read(program)
 
 # %%
@@ -509,24 +521,272 @@ for name, look in (("token", 0), ("token and next", 1)):
     print(f"reads the {name:15}{bet[name]:6.1%} of {int(decided.sum())} names")
 shares = torch.bincount(wanted[decided], minlength=K) / decided.sum()
 print(f"always the more frequent one {shares.max():.1%}")
-assert bet["token and next"] > bet["token"] + 0.08
+assert bet["token and next"] > bet["token"] + 0.05
 assert bet["token and next"] > 0.9
 
 # %%
-# One token of patience is worth more than eight points, and leaves fewer than one mistake in ten. No training and no
-# size buys this: the information is not in the text that the model has read so far. This is why taggers read a
+# One token of patience is worth more than five points, and leaves fewer than one mistake in ten. No training and no
+# size buys this: what decides is not in the text that the model has read so far. It is one reason why taggers read a
 # sentence from both sides.
 #
 # Other mistakes are of another kind. Inside a string the past is enough: the quote that opened it has been read. Here are
-# the tokens of strings, by how many tokens of the string came before.
+# the tokens of strings, by their number since the string began.
 
-inside = torch.zeros(len(y_test), dtype=torch.long)
-string = LABELS.index("string")
+name, call, string = (LABELS.index(k) for k in ("name", "call", "string"))
+mistakes = int(off.sum())
+bets = int(off[name, call] + off[call, name])
+print(f"{mistakes} mistakes, {bets} of them between name and call")
+
+since = torch.zeros(len(y_test), dtype=torch.long)
 for place in range(1, len(y_test)):
-    same = y_test[place] == string or y_test[place] == IGNORE
-    if same and x_test[place] != END:
-        inside[place] = inside[place - 1] + 1
+    goes_on = y_test[place] == IGNORE and since[place - 1] > 0
+    if x_test[place] != END and (y_test[place] == string or goes_on):
+        since[place] = since[place - 1] + 1
+in_string = {}
 for first, last in ((1, 8), (9, 32), (33, T)):
-    here = (y_test == string) & (inside >= first) & (inside <= last)
-    right = (answers["fine-tuned"] == y_test)[here]
-    print(f"token {first:2} to {last:3}: {right.float().mean():.1%} of {len(right)}")
+    here = (y_test == string) & (since >= first) & (since <= last)
+    right = (answers["fine-tuned"] == y_test)[here].float().mean().item()
+    alone = (answers["table of tokens"] == y_test)[here].float().mean().item()
+    in_string[first] = right, alone
+    print(f"token {first:2} to {last:3}: {right:.1%}, table {alone:.1%}")
+assert all(right > alone + 0.05 for right, alone in in_string.values())
+assert bets > 0.1 * mistakes
+
+# %%
+# At every distance the classifier is more than five points better than the table, so it does remember that a string is
+# open, and not always. More training can remove these mistakes. It cannot remove the bets, which are more than a tenth of
+# all mistakes.
+#
+# The same as transformers
+# ------------------------
+#
+# The oracle is a small ``Qwen2ForTokenClassification`` with large weights. Its tensors have the names of ours.
+
+import transformers
+
+from lm_from_scratch.checkpoint import config_from_dict
+from lm_from_scratch.models.qwen2 import Qwen2Model
+from lm_from_scratch.visibility import positions_from_mask
+
+config = transformers.Qwen2Config(
+    vocab_size=97,
+    hidden_size=48,
+    intermediate_size=112,
+    num_hidden_layers=3,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    bos_token_id=2,
+    eos_token_id=2,
+    pad_token_id=0,
+    num_labels=K,
+)
+oracle = transformers.Qwen2ForTokenClassification(config).eval()
+generator = torch.Generator().manual_seed(0)
+with torch.no_grad():
+    for key, parameter in sorted(oracle.named_parameters()):
+        parameter.normal_(0.0, 0.25, generator=generator)
+        if "norm" in key:
+            parameter.add_(1.0)
+
+tiny = TokenClassifier(Qwen2Model(config_from_dict(config.to_dict())), K).eval()
+print(tiny.load_state_dict(oracle.state_dict(), strict=True))
+
+# %%
+# Rows of 9, 6 and 4 tokens stand in a batch with padding on both sides. Logits are compared at real tokens. Losses and the
+# gradients of all parameters agree if the padding is labelled -100 for the oracle.
+
+mask = [[1] * 9, [0] + [1] * 6 + [0] * 2, [0] * 3 + [1] * 4 + [0] * 2]
+mask = torch.tensor(mask)
+positions, padding = positions_from_mask(mask), mask == 0
+ids = torch.randint(3, 97, (3, 9), generator=generator)
+ids = ids.masked_fill(padding, 0)
+y = torch.randint(K, (3, 9), generator=generator)
+
+theirs = oracle(ids, attention_mask=mask, labels=y.masked_fill(padding, IGNORE))
+ours = tiny(ids, positions)
+loss = token_classification_loss(ours, y, positions)
+close = dict(atol=5e-5, rtol=0.0)
+torch.testing.assert_close(ours[~padding], theirs.logits[~padding], **close)
+torch.testing.assert_close(loss, theirs.loss, **close)
+loss.backward()
+theirs.loss.backward()
+for key, parameter in oracle.named_parameters():
+    gradient = tiny.get_parameter(key).grad
+    torch.testing.assert_close(gradient, parameter.grad, atol=1e-4, rtol=1e-4)
+print(f"loss {loss.item():.4f} and {theirs.loss.item():.4f}")
+
+# %%
+# One difference is on purpose. Our loss leaves padding out whatever its label is; that of transformers counts every label
+# that is not -100.
+
+labelled = oracle(ids, attention_mask=mask, labels=y).loss.item()
+print(f"real tokens {loss.item():.4f}, all labels {labelled:.4f}")
+assert abs(labelled - loss.item()) > 0.02
+print(inspect.getsource(token_classification_loss))
+
+# %%
+# Bug museum
+# ----------
+#
+# G7: padding in the loss
+# ~~~~~~~~~~~~~~~~~~~~~~~
+#
+# A GPT-2 script that these pages replace copied the token ids to the labels, padding included. The same mistake here is
+# a tensor of labels that begins as ``torch.zeros``: padding then says ``keyword``.
+#
+# Two probes are trained on the states of 96 pieces in padded batches, one with such labels. Both are measured on the
+# test pieces, as their authors would: the first over all columns with a label, the second over real tokens.
+
+
+@torch.no_grad()
+def padded_states(examples):
+    batch = padded_batch([ids for ids, _ in examples], END)
+    y = padded_labels(examples, batch.idx.shape[1])
+    x = model.backbone(batch.idx, batch.positions)
+    return x.flatten(0, 1), y.flatten(), batch.positions.flatten() >= 0
+
+
+x_96, y_96, real_96 = padded_states(train[:96])
+x_all, y_all, real_all = padded_states(test)
+share = (~real_all).sum() / ((y_all != IGNORE) | ~real_all).sum()
+print(f"padding among the labels of the test: {share:.0%}")
+reported, true = {}, {}
+for kind in ("counted", "left out"):
+    count = kind == "counted"
+    y_fit = y_96.masked_fill(~real_96, 0) if count else y_96
+    y_seen = y_all.masked_fill(~real_all, 0) if count else y_all
+    head = linear_probe(x_96, y_fit)
+    logits = head(x_all)
+    right = (logits.argmax(1) == y_seen)[y_seen != IGNORE]
+    reported[kind] = right.float().mean().item()
+    right = (logits.argmax(1) == y_all)[y_all != IGNORE]
+    true[kind] = right.float().mean().item()
+    loss = F.cross_entropy(logits, y_seen, ignore_index=IGNORE).item()
+    line = f"padding {kind:9} loss {loss:.2f}, reported {reported[kind]:.1%}"
+    print(f"{line}, real tokens {true[kind]:.1%}")
+assert reported["counted"] > true["counted"] + 0.03
+assert abs(reported["left out"] - true["left out"]) < 1e-6
+
+# %%
+# The report is more than three points too good, because padding is easy. The mended line asks the positions. The check
+# gives the padding an impossible label, and demands the same loss.
+
+odd = y.masked_fill(padding, 77)
+torch.testing.assert_close(
+    token_classification_loss(ours, odd, positions),
+    token_classification_loss(ours, y, positions),
+)
+
+# %%
+# Q21: a tuple cut at a fixed place
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# The token classifier of an earlier transformers returned the logits and ``outputs[2:]`` of its backbone. With a cache,
+# places 0 and 1 are the last states and the cache. Without one, place 1 holds what the caller asked for.
+
+sizes = {}
+for use_cache in (True, False):
+    asked_for = dict(output_hidden_states=True, return_dict=False)
+    outputs = oracle.model(ids, use_cache=use_cache, **asked_for)
+    result = (oracle.score(outputs[0]), *outputs[2:])
+    sizes[use_cache] = len(result)
+    print(
+        f"use_cache={use_cache}: {len(outputs)} outputs, {len(result)} returned"
+    )
+assert sizes == {True: 2, False: 1}
+
+# %%
+# The hidden states vanish without an error. The mended line selects by name, and the check asks with the cache off. In this
+# package nothing is at a place: a model returns one tensor, and a recorder keeps the states.
+
+from lm_from_scratch.record import record_hidden_states
+
+named = oracle(ids, output_hidden_states=True, use_cache=False)
+with torch.no_grad(), record_hidden_states(tiny) as recorded:
+    tiny(ids)
+print("by name:", len(named.hidden_states), "recorded:", len(recorded))
+for place in range(3):
+    theirs, ours = named.hidden_states[place], recorded[place][0]
+    torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=1e-5)
+torch.testing.assert_close(recorded[-1][0], named.hidden_states[-1], **close)
+
+# %%
+# Which sentence is false?
+# ------------------------
+#
+# 1. A token labelled -100 gets no gradient through its own logits.
+# 2. ``output_hidden_states=True`` returns the last hidden state of the model.
+# 3. With padding on the right, a causal model gives real tokens the same logits with and without a mask.
+# 4. Two texts that agree in their first n tokens get the same answers for them.
+#
+# One of them is. Decide first; the code tries all four.
+
+leaf = torch.randn(2, 4, K, generator=generator).requires_grad_()
+marks = torch.tensor([[1, IGNORE, 0, 2], [IGNORE, IGNORE, 3, 3]])
+token_classification_loss(leaf, marks).backward()
+silent = leaf.grad[marks == IGNORE].abs().max().item()
+print("1. largest gradient where the label is -100:", silent)
+
+states = named.hidden_states
+print(f"2. {len(states)} tensors for {config.num_hidden_layers} blocks")
+
+batch = padded_batch([[5, 6, 7, 8, 9], [10, 11]], 0)
+real = batch.positions >= 0
+with torch.no_grad():
+    moved = (tiny(batch.idx) - tiny(batch.idx, batch.positions))[real]
+print(f"3. moved by {moved.abs().max():.0e}")
+print(f"4. float, twice: moved by {(a - b).abs().max():.0e}")
+
+assert silent == 0.0
+assert len(states) == config.num_hidden_layers + 1
+assert moved.abs().max() < 5e-5
+assert a.argmax() == b.argmax()
+
+# %%
+# The second sentence is false: it returns all of them, the embeddings and the output of each block, the last one after the
+# final norm.
+#
+# Exercises
+# ---------
+#
+# 1. *Easy.* Give a token the label of its last character instead of its first. Hint: one index in ``example``. A right
+#    answer counts the labels that change, and compares the tables of tokens for both rules.
+# 2. *Medium.* Weight the loss of each class by the inverse of its frequency. Hint: ``F.cross_entropy`` has ``weight``. A
+#    right answer reports accuracy and F1 with and without, and says which of them the weights were for.
+# 3. *Medium.* Cut the pieces at random tokens, so that a text may begin inside a string. Hint: keep the labels, drop the
+#    first tokens. A right answer compares the first eight tokens of such pieces with those of whole ones.
+# 4. *Hard.* Fine-tune with patience: at each token, predict the label of the token before. Hint: roll the labels by
+#    one place and label the first with -100. A right answer finds more calls than this page, and says what the delay
+#    costs in an editor.
+#
+# Summary
+# -------
+#
+# * Labels of characters become labels of tokens by their offsets. Fewer than 5 % of the tokens covered two labels.
+# * A table of tokens, and one of pairs, are the baselines to beat. A frozen backbone beat the first by more than 3
+#   points; fine-tuning beat the second by more than 5.
+# * What follows a token is unknown to a causal model. One token of patience was worth more than 5 points on names.
+# * Loss and gradients equal ``Qwen2ForTokenClassification`` if it is told to ignore padding; ours always does. A probe that
+#   counts padding reported a rate that was more than 3 points too high.
+#
+# Both heads of this chapter sit on a backbone that does not know of them. The pages on GPT-2 and Qwen2 say what is inside.
+#
+# Sources
+# -------
+#
+# * Python: `the tokenize module <https://docs.python.org/3/library/tokenize.html>`_. The exact labels.
+# * Devlin et al.: `BERT <https://arxiv.org/abs/1810.04805>`_, 2018. Labels for tokens from a model that reads both sides.
+# * Tjong Kim Sang, De Meulder: `The CoNLL-2003 shared task <https://arxiv.org/abs/cs/0306050>`_. The classic of token
+#   classification, and why F1.
+# * Efron: `Bootstrap Methods: Another Look at the Jackknife <https://doi.org/10.1214/aos/1176344552>`_, 1979. Drawing the
+#   sample again.
+
+import platform
+
+import lm_from_scratch
+
+print("python", platform.python_version())
+print("torch", torch.__version__)
+print("transformers", transformers.__version__)
+print("lm_from_scratch", lm_from_scratch.__version__)
