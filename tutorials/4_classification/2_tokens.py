@@ -525,9 +525,9 @@ assert bet["token and next"] > bet["token"] + 0.05
 assert bet["token and next"] > 0.9
 
 # %%
-# One token of patience is worth more than five points, and leaves fewer than one mistake in ten. No training and no
-# size buys this: what decides is not in the text that the model has read so far. It is one reason why taggers read a
-# sentence from both sides.
+# One token of patience is worth more than five points, and leaves fewer than one mistake in ten. A better causal model
+# would bet better, but it would still bet: what decides is not in the text that it has read so far. It is one reason why
+# taggers read a sentence from both sides.
 #
 # Other mistakes are of another kind. Inside a string the past is enough: the quote that opened it has been read. Here are
 # the tokens of strings, by their number since the string began.
@@ -554,8 +554,8 @@ assert bets > 0.1 * mistakes
 
 # %%
 # At every distance the classifier is more than five points better than the table, so it does remember that a string is
-# open, and not always. More training can remove these mistakes. It cannot remove the bets, which are more than a tenth of
-# all mistakes.
+# open, though not always. What these answers need is in the text that was read. What the bets need is not, and they are
+# more than a tenth of all mistakes.
 #
 # The same as transformers
 # ------------------------
