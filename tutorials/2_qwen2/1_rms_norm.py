@@ -114,6 +114,9 @@ images = {
     "RMSNorm, C = 2": rms_norm(points, ones),
     "LayerNorm, C = 2": layer_norm(points, ones, zeros, eps=1e-6),
 }
+by_rms, by_layer = images.values()
+assert (by_rms.norm(dim=-1) - math.sqrt(2)).abs().max() < 1e-3
+assert (by_layer.abs() - 1).abs().max() < 0.01
 made, axes = figure(6.4, 3.7, columns=2)
 for ax, (title, image) in zip(axes, images.items()):
     for start, end in zip(points, image):
@@ -195,7 +198,7 @@ assert share < 1 / 128
 
 # %%
 # The mean holds less than a random direction would, and no loss moves by more than 0.02, without any retraining. In
-# this model the subtraction does almost nothing. (That it is so small is a result of training, not a law.)
+# this model the subtraction does almost nothing. (Nothing forces it to be so small. Another model may differ.)
 #
 # RMSNorm gains a symmetry. With weights of 1 it commutes with every rotation of the features, because a rotation keeps
 # lengths. LayerNorm prefers one direction, and does not.
@@ -213,14 +216,14 @@ assert by_rms.abs().max() < 1e-5
 assert by_layer.abs().max() > 0.5
 
 # %%
-# Methods that cut or quantise trained models use this: they rotate the features of a whole model, and its function stays
-# the same.
+# Methods that cut or quantise trained models use this: they fold the norm weights into the matrices behind (exercise 1),
+# rotate the features of the whole model, and its function stays the same.
 #
 # Scale leaves no trace
 # ---------------------
 #
-# Each block adds to the state, which may grow on its way through a model. Whatever its length, an attention or an MLP
-# behind a norm reads vectors of one length. Up to :math:`\epsilon` the law is
+# Each block adds to the state, which may grow on its way through a model. Whatever its length,
+# the norm brings it to one length, and then applies the weights. Up to :math:`\epsilon` the law is
 #
 # .. math::
 #
@@ -256,8 +259,8 @@ for a in (1e-6, 1e-3, 1e3):
 # :math:`\sqrt{\epsilon}` stays short, so numerical noise is not blown up to full size, and a token of zeros gives zeros.
 #
 # The law has a price, which the gradient pays. If scaling x changes nothing, then the gradient has no component along
-# x. And a small step turns a state by a smaller angle if the state is longer: the gradient of *a* x is 1/*a* times that
-# of x. Both are exact for :math:`\epsilon = 0`.
+# x. And a small step turns a state by a smaller angle if the state is longer: the gradient at *a* x is 1/*a* times the
+# gradient at x. Both are exact for :math:`\epsilon = 0`.
 
 assert rms_norm(torch.zeros(C), torch.ones(C)).eq(0).all()
 
@@ -503,8 +506,8 @@ C = 896  # of the smallest Qwen2
 from lm_from_scratch.norm import RMSNorm
 
 package, hf = RMSNorm(C), Qwen2RMSNorm(C, eps=1e-6)
-fused = torch.nn.RMSNorm(C, eps=1e-6)
-peers = {"transformers": hf, "torch.nn": fused, "package": package}
+builtin = torch.nn.RMSNorm(C, eps=1e-6)
+peers = {"transformers": hf, "torch.nn": builtin, "package": package}
 generator = torch.Generator().manual_seed(0)
 batch = torch.randn(2, 256, C, generator=generator).requires_grad_()
 g = torch.randn(2, 256, C, generator=generator)
@@ -608,7 +611,8 @@ assert weights / total < 1e-4
 # Q24: float32 for everyone
 # ~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# The code of the published model casts to float32 without asking what it got. For half precision this widens. For
+# Defects of early Qwen2 code are numbered Q1, Q2, ... on these pages. This one is in today's code, too: it casts to
+# float32 without asking what it got. For half precision this widens. For
 # float64 it narrows, and nobody is told, because the result is cast back.
 
 
@@ -624,6 +628,9 @@ wide = rms_norm(tokens, w64)
 print(f"{narrow.dtype}, error {(narrow - truth).abs().max():.0e}")
 print(f"{wide.dtype}, error {(wide - truth).abs().max():.0e}")
 assert 1e-8 < (narrow - truth).abs().max() < 1e-5
+hf = Qwen2RMSNorm(33, eps=1e-6)
+hf.weight.data = w64
+assert 1e-8 < (hf(tokens) - truth).abs().max() < 1e-5
 assert (wide - truth).abs().max() < 1e-14
 
 accepted = {}
@@ -700,10 +707,10 @@ assert error["subtracted mean", f32] > 1
 # Which sentence is false?
 # ------------------------
 #
-# 1. If every token of x has mean 0, RMSNorm and a LayerNorm without bias agree.
+# 1. If every token of x has mean 0, RMSNorm agrees with a LayerNorm of the same epsilon without bias.
 # 2. RMSNorm computes the variance, and gives every token mean 0 and variance 1.
 # 3. With weights of 1, no token is longer than :math:`\sqrt{C}` after RMSNorm.
-# 4. Multiplying a state by 1000 leaves the output of its RMSNorm almost where it was.
+# 4. Multiplying a state with m near 1 by 1000 leaves the output of its RMSNorm almost where it was.
 
 ones, zeros = torch.ones(33), torch.zeros(33)
 y = rms_norm(x, ones)
@@ -749,8 +756,7 @@ assert answers == [True, False, True, True]
 # * The gradient by hand equals autograd to 1e-10 and keeps one tensor instead of two, or instead of three in bfloat16.
 # * A misplaced epsilon passes a tolerance of 1e-3. A tolerance of 5e-5, short tokens, or float64 find it.
 #
-# The norm does not know where a token stands, and neither does anything else so far. The next page turns queries and keys by
-# their positions.
+# The norm does not know where a token stands. The next page tells it to the attention, by turning queries and keys.
 #
 # Sources
 # -------
@@ -758,6 +764,7 @@ assert answers == [True, False, True, True]
 # * Zhang, Sennrich: `Root Mean Square Layer Normalization <https://arxiv.org/abs/1910.07467>`_, 2019.
 # * Ba, Kiros, Hinton: `Layer Normalization <https://arxiv.org/abs/1607.06450>`_, 2016.
 # * Ashkboos et al.: `SliceGPT <https://arxiv.org/abs/2401.15024>`_, 2024. Rotations that a model with RMSNorm does not notice.
+# * Ashkboos et al.: `QuaRot <https://arxiv.org/abs/2404.00456>`_, 2024. The same rotations, for quantisation.
 # * Yang et al.: `Qwen2 Technical Report <https://arxiv.org/abs/2407.10671>`_, 2024.
 # * The norm of ``transformers``: `modeling_qwen2.py <https://github.com/huggingface/transformers/blob/main/src/transformers/models/qwen2/modeling_qwen2.py>`_.
 

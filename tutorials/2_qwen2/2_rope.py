@@ -171,13 +171,13 @@ right.legend(frameon=False)
 plt.show()
 
 # %%
-# A score need not shrink with distance, as is sometimes said: for this query and key it is larger in size at some
-# distance above 100 than at distance 0.
+# It is sometimes said that scores shrink with distance. They need not: for this query and key the score is larger in size
+# at some distance of 100 or more than at distance 0.
 
 assert wave[100:].sum(-1).abs().max() > wave[0].sum().abs()
 
 # %%
-# The two facts together make a model that does not know where it stands. Here is a trained one: the small Qwen2 that
+# So a model with RoPE cannot tell a text from the same text further on. Here is a trained one: the small Qwen2 that
 # comes with the package, which read texts of up to 256 tokens of Python's documentation. It reads held-out text twice,
 # in float64, at its own positions and 100,000 further on.
 
@@ -215,9 +215,9 @@ assert (there - here).abs().max() < 1e-7
 # Fast pairs and slow pairs
 # -------------------------
 #
-# Pair i has turned once after :math:`2\pi / \omega_i` tokens, its wavelength. Wavelengths grow geometrically, from 6
-# tokens to almost :math:`2\pi\theta`. A pair with a short one tells neighbours apart, but cannot tell a distance from
-# the same distance plus a turn. A pair with a long one hardly moves.
+# Pair i has turned once after :math:`2\pi / \omega_i` tokens, its wavelength. Wavelengths grow geometrically, from
+# :math:`2\pi` tokens to :math:`2\pi\theta^{1 - 2/D}`. A pair with a short one tells neighbours apart, but
+# cannot tell a distance from the same distance plus a turn. A pair with a long one hardly moves.
 
 
 def whole_turns(head_dim, theta, length):
@@ -307,7 +307,7 @@ assert second_half(plain[4 * L]) > second_half(near)
 # * *Linear*: all pairs turn s times slower. The slow pairs are saved, but the fast ones now see neighbours s times
 #   closer than in training.
 # * *Dynamic NTK*: a larger base :math:`\theta`, chosen for the length at hand. The last pair slows by s and the first
-#   keeps its speed. Up to the length L nothing changes.
+#   keeps its speed. Up to the length L nothing changes. (With ``factor=1``, s is the length of the row divided by L.)
 # * *YaRN*: pairs that turn often within L keep their speed, those that do not complete a turn slow by s, with a ramp
 #   between. Scores are stretched a little, by the square of :math:`0.1 \ln s + 1`.
 # * *Llama 3*: the same idea with another ramp, and no stretching.
@@ -444,7 +444,8 @@ plt.show()
 # neighbour seems to stand at a quarter of its distance.
 #
 # In the second half of the long rows, the three scalings that spare the fast pairs are better than none, and better
-# than linear. They see all 1024 keys, so the angles were the trouble, more than the number of keys.
+# than linear. They see all 1024 keys, and win back more than half of what the window wins back. So the angles were the
+# trouble, more than the number of keys.
 
 torch.testing.assert_close(
     table["dynamic NTK"][L], plain[L], atol=1e-4, rtol=0.0
@@ -458,12 +459,14 @@ for name in ("dynamic NTK", "YaRN", "Llama 3"):
     late = second_half(table[name][4 * L])
     assert late < second_half(plain[4 * L])
     assert late < second_half(table["linear"][4 * L])
+    lost = second_half(plain[4 * L]) - second_half(near)
+    assert 0 < late - second_half(near) < lost / 2
 
 # %%
 # .. note::
 #
-#    Scaling limits the damage of long texts. Whether the model gains from them, and beats the window of 256 keys, is for
-#    the table above to say. Position Interpolation, YaRN and Llama 3.1 train further at the new length.
+#    Scaling alone limits the damage of long texts: none of the three beats the window of 256 keys here. Position
+#    Interpolation, YaRN and Llama 3.1 train further at the new length.
 #
 # Two layouts
 # -----------
@@ -492,7 +495,8 @@ assert interleaved.nonzero().flatten().tolist() == [0, 1]
 #    (P q) \cdot (P k) = q^\top P^\top P \, k = q \cdot k
 #
 # A permutation changes no dot product, and P takes pair i of one layout to pair i of the other. So scores stay, and
-# with them everything after. The package has the converter.
+# with them everything after. The package's converter cuts the rows of each head into two halves of D/2, and lays them out
+# in turn.
 
 from lm_from_scratch.rope import to_half_split, to_interleaved
 
@@ -575,8 +579,8 @@ assert kept[257, torch.bfloat16] > 0.5
 
 # %%
 # In bfloat16 a position of 257 does not even exist: a number with 8 significant bits has steps of 2 between 256 and
-# 512. Therefore ``rotation`` computes in float32 or better, whatever the model's format is. Only the turned query is
-# rounded, once.
+# 512. Therefore ``rotation`` computes in float32 or better, whatever the model's format is. Only the turned queries
+# and keys are rounded, once.
 
 seen = torch.tensor([255, 256, 257, 258, 259]).bfloat16()
 print(seen.int().tolist())
@@ -671,7 +675,7 @@ else:
 
 # %%
 # *Q12.* A buffer that is not saved is not loaded either. A model that is built on the ``meta`` device and filled from
-# a file is complete, except for the speeds.
+# a file is complete, except for the speeds and the table.
 
 with torch.device("meta"):
     empty = TableRotary(D, 128)
@@ -681,8 +685,8 @@ print("speeds after loading are on:", empty.inv_freq.device)
 assert empty.inv_freq.is_meta
 
 # %%
-# The mended line is the missing one. The package keeps no table and no buffer: it computes from the positions it gets,
-# in float32, at every call. There is nothing to round, to outgrow, or to lose.
+# The mend is to keep nothing. The package has no table and no buffer: it computes from the positions it gets, in float32,
+# at every call. There is nothing to round, to outgrow, or to lose.
 
 print(inspect.getsource(RotaryEmbedding.forward))
 ours = RotaryEmbedding(D, theta).to(torch.bfloat16)
@@ -692,7 +696,7 @@ assert cos.dtype == torch.float32
 assert cos_error(cos[0, 0]) < 1e-3
 
 # %%
-# Only tests beyond position 256, in the format that is used, find Q10. The version of ``transformers`` in use keeps no
+# A test finds Q10 if it runs in the format in use and lets the table grow. The version of ``transformers`` in use keeps no
 # table. Its speeds are still a buffer, so look at what becomes of them when a built model is moved.
 
 config = transformers.Qwen2Config(hidden_size=4 * D, num_attention_heads=4)
@@ -705,8 +709,8 @@ print(f"cosine off by {error:.0e} within 1024 tokens")
 # The wrong layout
 # ~~~~~~~~~~~~~~~~
 #
-# Meta's files of Llama 2 are interleaved. Loaded into half-split code without the converter, every name and every
-# shape fits, and the model is wrong. `This happened to the notebooks of a well-known book
+# Meta's files of Llama 2 are interleaved. Loaded into half-split code without the converter, every shape fits,
+# and the model is wrong. `This happened to the notebooks of LLMs-from-scratch
 # <https://github.com/rasbt/LLMs-from-scratch/issues/747>`_, and `explaining it took a longer thread
 # <https://github.com/rasbt/LLMs-from-scratch/issues/751>`_.
 #
@@ -811,7 +815,7 @@ assert same < 1e-6 and moved > 0.01  # 4
 # -------
 #
 # * RoPE turns pair i of queries and keys by the angle position times speed. Scores depend on the distance alone: equal
-#   on every diagonal to 1e-12, and a trained model gives the same logits 100,000 tokens further on.
+#   on every diagonal to 1e-12, and a trained model gives the same logits 100,000 tokens further on, to 1e-7 in float64.
 # * Slow pairs do not complete a turn in training: 9 of 16 in the shipped model, 12 of 32 in the smallest published
 #   Qwen2. Beyond the trained length the loss is worse than with a window of 256 keys.
 # * Scaling slows pairs down. Dynamic NTK changes nothing up to the trained length; keeping the fast pairs is better than
@@ -827,7 +831,7 @@ assert same < 1e-6 and moved > 0.01  # 4
 # * Su et al.: `RoFormer <https://arxiv.org/abs/2104.09864>`_, 2021.
 # * Chen et al.: `Position Interpolation <https://arxiv.org/abs/2306.15595>`_, 2023. Linear scaling.
 # * Peng et al.: `YaRN <https://arxiv.org/abs/2309.00071>`_, 2023. Also describes dynamic NTK.
-# * Grattafiori et al.: `The Llama 3 Herd of Models <https://arxiv.org/abs/2407.21783>`_, 2024.
+# * Grattafiori et al.: `The Llama 3 Herd of Models <https://arxiv.org/abs/2407.21783>`_, 2024. The models; the scaling is in Meta's code.
 # * Barbero et al.: `Round and Round We Go <https://arxiv.org/abs/2410.06205>`_, 2024. What trained models do with fast and slow pairs.
 # * Biderman et al.: `Rotary Embeddings, A Relative Revolution <https://blog.eleuther.ai/rotary-embeddings/>`_, 2021. The complex form, explained.
 # * `Llama 2's own rotation <https://github.com/meta-llama/llama/blob/main/llama/model.py>`_. Interleaved, with complex numbers.

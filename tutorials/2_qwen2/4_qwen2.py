@@ -447,7 +447,7 @@ assert rounding["ours"].mean() < 0.1 * exact.std()
 # --------------------------
 #
 # Which of these tests does a model need? Six mistakes are planted in copies of the tiny model, and three passes look
-# for each: a full one, a left-padded one, and one in pieces. The first four change who sees whom, or where a token
+# for each: a full one, a left-padded one, and one in pieces. The first four concern the mask, or where a token
 # stands. The last two change the arithmetic.
 
 from lm_from_scratch.attention import repeat_kv, sdpa_attention
@@ -580,10 +580,12 @@ names = [n for n in names if getattr(config, n) != getattr(usual, n)]
 for name in names:
     print(f"{name}: {getattr(config, name)}, default {getattr(usual, name)}")
 assert names == ["block_size", "bos_token_id"]
+assert config.block_size == 4 * usual.block_size
 assert config.windows == [None] * 24
 
 # %%
-# Two fields differ from the defaults of ``Qwen2Config``, and neither shapes a weight. There is a trap, too: the file
+# Two fields differ from the defaults of ``Qwen2Config``, and neither shapes a weight. (The file allows four times the
+# length that the report gives for training, which is our default.) There is a trap, too: the file
 # gives a window, and a switch that is off. No layer slides.
 #
 # Here is every tensor of the file. The layers are alike, so one stands for all.
@@ -927,8 +929,9 @@ assert replace(sliding, max_window_layers=3).windows == [None] * 3 + [4]
 #    embedding, and why does one of them have V times C parameters twice? Hint: look at what ``SIZES`` says about the
 #    head. A right answer has two ways of counting that agree.
 # 2. *Medium.* Plant a window of W + 1 keys (Q2) in the sliding model and run the three passes. Which of them see it, and
-#    from which length on? Hint: ``visibility.within(5)`` inside an ``attend``, where the window is 4. A right answer
-#    explains why a row of 4 tokens cannot show it, and a row of 5 can.
+#    from which length on? Hint: ``visibility.within(5)`` inside an ``attend``, where the window is 4; ``expected`` and
+#    ``expected_left`` must come from ``slider_oracle``. A right answer explains why a row of
+#    4 tokens cannot show it, and a row of 5 can.
 # 3. *Medium.* Turn a model with 6 key heads into one with 2: average the rows of ``k_proj`` and ``v_proj`` over each
 #    group of three heads. Hint: ``weight.view(2, 3, D, C).mean(1)``. A right answer leaves the logits as they were if the
 #    three heads of every group are equal, and shows how much they move if not.

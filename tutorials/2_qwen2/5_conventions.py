@@ -413,7 +413,7 @@ torch.testing.assert_close(logits[:, -1], alone, atol=5e-5, rtol=0)
 # The default of epsilon
 # ~~~~~~~~~~~~~~~~~~~~~~
 #
-# ``F.rms_norm`` takes no epsilon to mean the machine epsilon of the input's format, 1.2e-7 in float32. Qwen2 has 1e-6.
+# ``F.rms_norm`` takes no epsilon to mean the machine epsilon, 1.2e-7 in float32. Qwen2 has 1e-6.
 # Only small inputs show it, so these are a thousandth of the usual size.
 
 from lm_from_scratch.norm import layer_norm, rms_norm
@@ -423,7 +423,7 @@ small = 1e-3 * x
 row(
     "RMSNorm, no eps given",
     "1e-6, as Qwen2",
-    "finfo(dtype).eps",
+    "machine epsilon",
     "torch, F.rms_norm",
     (
         rms_norm(small, weight),
@@ -657,7 +657,7 @@ assert (outside(x) - usual).abs().max() < 1e-3
 # FlashAttention path. It passed the window as ``(W, W)``, which is W + 1 keys, and it slid the layers below
 # ``max_window_layers``.
 #
-# `The window was reported once <https://github.com/huggingface/transformers/issues/29623>`_ and `again more than a year
+# `The window was reported for Mistral <https://github.com/huggingface/transformers/issues/29623>`_ and `again more than a year
 # later <https://github.com/huggingface/transformers/issues/39408>`_. The layers were `questioned when the code had
 # changed and its documentation had not <https://github.com/huggingface/transformers/issues/35896>`_.
 #
@@ -700,7 +700,10 @@ assert wrong["both new"] < 5e-5
 # that can is to count how many keys the last query of each layer sees.
 
 seen_keys = {
-    "old": [W + 1 if t == kind[True] else T for t in old_reading],
+    "old": [
+        int(flash_rule(W if t == kind[True] else T, 0)[-1].sum())
+        for t in old_reading
+    ],
     "now": [
         int(Visibility(positions, positions, window=w).mask[0, 0, -1].sum())
         for w in qwen2.config.windows
@@ -713,31 +716,29 @@ assert seen_keys == {"old": [5, 5, 12, 12], "now": [12, 12, 4, 4]}
 # Which sentence is false?
 # ------------------------
 #
-# Three of these four are.
+# Two of these three are.
 #
 # 1. ``max_window_layers`` is the number of layers that slide.
-# 2. With a single query no mask is needed.
-# 3. A causal mask hides the keys whose position is at most the query's.
-# 4. A rotary model gives the same logits with and without ``position_ids``, if the padding is masked.
+# 2. A causal mask hides the keys whose position is at most the query's.
+# 3. A rotary model gives the same logits with and without ``position_ids``, if the padding is masked.
 
-slides = [window is not None for window in qwen2.config.windows]
-assert sum(slides) == 4 - m and slides[0] is False and m == 2  # 1
-one = Visibility(positions[:, -1:], positions, window=W)
-assert not one.mask.all()  # 2: the window hides eight keys
-literally = positions > positions.T  # 3: hide s <= t, see s > t
+three = dataclasses.replace(qwen2.config, layer_types=None, max_window_layers=3)
+print("windows of four layers:", three.windows)
+assert three.windows == [None, None, None, W]  # 1: one layer slides, not three
+literally = positions > positions.T  # 2: hide s <= t, see s > t
 assert not literally[-1].any() and triangle[-1].all()
-assert unnoticed < 5e-5  # 4
+assert unnoticed < 5e-5  # 3
 
 # %%
-# The fourth is true. The number is the *first* layer that slides; a window or padding needs a mask even for one query;
-# and a causal mask hides positions strictly above the query's.
+# The third is true. The number is the *first* layer that slides, and a causal mask hides positions strictly above the
+# query's.
 #
 # Exercises
 # ---------
 #
 # 1. *Easy.* In the row of the window, write W where W - 1 stands: which of the two assertions in ``row`` fails? Then undo
-#    it and set W to 12: which one fails now? A right answer says how long a text must be to test a window. Hint: count
-#    the keys of the last query.
+#    it, set W to 12, and leave out the count of keys before the row: which one fails now? A right answer says how long a
+#    text must be to test a window. Hint: count the keys of the last query.
 # 2. *Easy.* Is there a value of ``max_window_layers`` for which its two readings agree? Is there an input for which the
 #    logits agree all the same? A right answer shows that the first is impossible and the second easy. Hint: each layer
 #    is in exactly one of the two; how long must a text be to notice a window?

@@ -6,7 +6,8 @@ The formula of attention is one line. The mask beside it takes more care: which 
 padding, a cache holds earlier tokens, a window forgets them, or two documents share a row?
 
 It is common to build a different mask for each of these, out of triangles and slices. This page makes all of them from
-one integer per token. Then it plants old mistakes, and asks which test would have noticed.
+one integer per token, its position, and a second one where documents share a row. Then it plants
+old mistakes, and asks which test would have noticed.
 
 You will learn
 --------------
@@ -491,7 +492,7 @@ def no_window(seen):  # Q1
 
 # %%
 # Each of them is put into a copy of the model as another rule. Four more mistakes are not rules: a fill of minus
-# infinity, a mask that is added as -10000, and rotations that use other positions than the mask does. Those two are
+# infinity, a mask that is added as -10000, and two rotations that use other positions than the mask does. The two are
 # hooks on the module that computes the rotation.
 
 
@@ -610,7 +611,7 @@ assert caught == {
 
 # %%
 # Of the twelve wrong ones, the full pass sees three. The padded batch finds three others, and the pieces find four
-# others. A program needs all three tests.
+# others. The full pass adds none, but it is the simplest place to look for the three that it sees.
 #
 # Two pass all three. A rotation that counts the padding is not a mistake in a Qwen2: rotated scores depend on the
 # difference of two positions, and it is the same with and without the padding. No test should ask for more.
@@ -653,7 +654,7 @@ for name in ("window of W + 1 (Q2)", "no window (Q1)"):
 #
 #    L \, (W - 1) + 1
 #
-# tokens. This is a claim about derivatives, and they can be measured: the gradient of one feature sum of the last state
+# tokens. This is a claim about derivatives, and they can be measured: the gradient of the sum of the last state's features
 # with respect to the embedding of each token. A token that cannot matter has a gradient of exactly 0.
 
 
@@ -934,7 +935,8 @@ assert strict.sum(-1).tolist() == list(range(9))
 # Summary
 # -------
 #
-# * One integer per token and four conditions made fifteen masks, from the triangle to a ring of six slots.
+# * A position per token, a document number where needed, and four conditions made fifteen masks, from the triangle to a
+#   ring of six slots.
 # * Padded, in chunks, in fixed buffers, and packed, a text got the same logits as alone, within 5e-5. So did
 #   ``transformers``, with its own masks.
 # * Of twelve planted mistakes the full pass saw three, the left-padded batch six, and the pieces seven. Two were seen by
@@ -950,7 +952,7 @@ assert strict.sum(-1).tolist() == list(range(9))
 # * Vaswani et al.: `Attention Is All You Need <https://arxiv.org/abs/1706.03762>`_, 2017.
 # * Beltagy et al.: `Longformer <https://arxiv.org/abs/2004.05150>`_, 2020. Windows, and what stacked layers of them see.
 # * Jiang et al.: `Mistral 7B <https://arxiv.org/abs/2310.06825>`_, 2023. A window, and a ring buffer for its keys.
-# * PyTorch: `scaled_dot_product_attention <https://docs.pytorch.org/docs/stable/generated/torch.F.scaled_dot_product_attention.html>`_, where ``is_causal`` is defined.
+# * PyTorch: `scaled_dot_product_attention <https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html>`_, where ``is_causal`` is defined.
 
 import platform
 from importlib.metadata import version

@@ -155,8 +155,9 @@ axes[1].set_xlabel("column")
 plt.show()
 
 # %%
-# Less than a tenth is padding now, and no document is cut. (The training of this package goes further: ``PackedBatches``
-# cuts one long stream of documents into rows, has no padding at all, and cuts documents at the ends of rows.)
+# Over all documents less than a tenth is padding now, and packing cuts none of them. (The training of this package goes
+# further: ``PackedBatches`` cuts one long stream of documents into rows, has no padding at all, and cuts documents at the
+# ends of rows.)
 #
 # The three things a packed document needs
 # ----------------------------------------
@@ -749,8 +750,8 @@ assert touched == parts[1] - 1
 assert leak_right[parts[0] :].abs().max() == 0.0
 
 # %%
-# The loss of such a run looks normal. The check that finds it changes the last token of one document and demands that no
-# other document moves. The mended line builds the bounds from the tokens: ``cumulative`` in ``varlen.py``.
+# The check that finds it changes the last token of one document and demands that no other document
+# moves. The mended line builds the bounds from the tokens: ``cumulative`` in ``varlen.py``.
 #
 # Which sentence is false?
 # ------------------------

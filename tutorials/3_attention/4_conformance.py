@@ -5,8 +5,8 @@ Every kind meets every case
 Five functions of this package claim to compute one result: the formula, the fused kernel, tiles, FlexAttention, and
 packed sequences. They are fast for different reasons, and they can go wrong in different places.
 
-Most tests of attention use a full causal text. This page puts every kind on every kind of input, forward and backward,
-in four number formats, and measures all of it against one slow and simple program. Then it plants bugs, and looks which
+The first test of attention that one writes is a full causal text. This page puts every kind on every kind
+of input, forward and backward, in four number formats, and measures all of it against one slow and simple program. Then it plants bugs, and looks which
 inputs see them.
 
 You will learn
@@ -327,8 +327,8 @@ assert same.most_common(1)[0][0] == ("sdpa", "packed")
 assert same["sdpa", "packed"] > len(CASES) * len(DTYPES) / 2
 
 # %%
-# Packed sequences go through the fused kernel, one after the other, so ``sdpa`` and ``packed`` agree to the last bit in
-# more than half of their cells. If the kernel were wrong there, both would be wrong together, and a comparison of the
+# Packed sequences go through the fused kernel, one after the other, so ``sdpa`` and ``packed`` have the same error to the
+# last bit in more than half of their cells. If the kernel were wrong there, both would be wrong together, and a comparison of the
 # two would pass.
 #
 # What a kind refuses
@@ -659,7 +659,7 @@ assert (~hidden).sum(-1).tolist() == [0, 1, 2, 3]
 #    kinds refuse it and what the result is, then run ``matrix`` with this case. Hint: a window of 1 leaves the query's
 #    own key.
 # 2. *Easy.* Plant ``1 / q.shape[-1]`` for the root in ``tile_scores``. Which cases do *not* see it? A right answer
-#    names what these cases have in common. Hint: what is a softmax over one key?
+#    names what they have in common, apart from the one that is refused. Hint: what is a softmax over one key?
 # 3. *Medium.* Write a kind that sorts the keys of each row by position and then calls ``packed_attention``. A right
 #    answer refuses fewer cases than ``packed``, and all its cells are right. Hint: ``argsort`` and ``gather`` along S;
 #    padding has position -1.
@@ -673,8 +673,8 @@ assert (~hidden).sum(-1).tolist() == [0, 1, 2, 3]
 # * A conformance matrix puts every kind on every case, against an oracle that shares no code with them.
 # * No cell is wrong: where scores are below 10, results are within 16 epsilon and gradients within 64, and within a
 #   quarter of that in the 16-bit formats. What a kind cannot compute, it refuses.
-# * ``sdpa`` and ``packed`` agree to the last bit in more than half of the cells, because they share a kernel. Agreement
-#   is no proof.
+# * ``sdpa`` and ``packed`` have the same error to the last bit in more than half of the cells, because they share a
+#   kernel. Agreement is no proof.
 # * A full causal text shows none of seven planted bugs in its results, and one in its gradients.
 # * A query without a key gives 0, where a softmax gives NaN or the mean of what is hidden.
 #
