@@ -248,21 +248,6 @@ row(
 )
 
 # %%
-# ``transformers`` must convert when it calls FlashAttention for a Qwen2. The function that prepares the call can be
-# asked what it passes for a window of 4. The right side plays no part, because the call is causal.
-
-from collections import defaultdict
-
-from transformers import modeling_flash_attention_utils as flash_utils
-
-everything = defaultdict(lambda: True)  # all options exist
-prepared = flash_utils._process_flash_attention_kwargs(
-    T, T, is_causal=True, sliding_window=W, supports_mapping=everything
-)
-print("window_size", prepared["window_size"])
-assert prepared["causal"] and prepared["window_size"][0] == W - 1
-
-# %%
 # Which layers slide
 # ~~~~~~~~~~~~~~~~~~
 #

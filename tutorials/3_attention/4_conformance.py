@@ -689,7 +689,7 @@ assert (~hidden).sum(-1).tolist() == [0, 1, 2, 3]
 # * Goldberg: `What Every Computer Scientist Should Know About Floating-Point Arithmetic <https://doi.org/10.1145/103162.103163>`_, 1991.
 # * Dao et al.: `FlashAttention <https://arxiv.org/abs/2205.14135>`_, 2022.
 # * Dong et al.: `Flex Attention <https://arxiv.org/abs/2412.05496>`_, 2024.
-# * Q23 in the wild: `the minimum plus a score <https://github.com/huggingface/transformers/pull/17306>`_ and `NaN in half precision <https://github.com/huggingface/transformers/pull/17437>`_.
+# * Q23 in the wild: `the minimum plus a score <https://github.com/huggingface/transformers/pull/17306>`_.
 # * Rows without a key: `NaN with a padding mask <https://github.com/pytorch/pytorch/issues/103749>`_.
 
 import platform
