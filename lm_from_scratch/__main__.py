@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields
@@ -20,7 +21,6 @@ import torch
 from tqdm import tqdm
 
 from lm_from_scratch.checkpoint import (
-    SHIPPED,
     from_pretrained,
     latest_checkpoint,
     load_shipped,
@@ -84,7 +84,8 @@ def train_command(args: argparse.Namespace) -> int:
 def only_run_in(out: Path) -> Iterator[None]:
     """Hold the folder's lock; a second run in the same folder would destroy the first."""
     out.mkdir(parents=True, exist_ok=True)
-    with open(out / ".lock", "w") as file:
+    lock = out / ".lock"
+    with open(lock, "w") as file:
         try:
             import fcntl
 
@@ -93,7 +94,12 @@ def only_run_in(out: Path) -> Iterator[None]:
             pass  # Windows: no lock
         except OSError as error:
             raise ValueError(f"another run is using {out}") from error
-        yield
+        try:
+            yield
+        finally:
+            if [*out.iterdir()] == [lock]:  # a run that was refused leaves nothing behind
+                lock.unlink()
+                out.rmdir()
 
 
 def refuse_other_recipe(path: Path, arguments: dict[str, Any]) -> None:
@@ -240,7 +246,7 @@ def logged_step(line: str) -> int:
 
 def generate_command(args: argparse.Namespace) -> int:
     """Load a model and print what it says, as it says it."""
-    folder = local_folder(args.model) if args.model else SHIPPED
+    folder = local_folder(args.model)
     model = from_pretrained(folder).float().to(device_named(args.device))
     has_tokenizer = (folder / "tokenizer.json").is_file()
     tokenizer = Tokenizer.load(folder if has_tokenizer else folder.parent)  # a run's checkpoint
@@ -325,9 +331,10 @@ def doctor_command(args: argparse.Namespace) -> int:
         os.access(Path.cwd(), os.W_OK), f"{Path.cwd()} can be written", "change to another folder"
     )
     try:
-        model, tokenizer = load_shipped()
-        text = "".join(generate_text(model, tokenizer, "Return the", 8))
-        report(bool(text), f"the shipped model says: Return the{text!r}")
+        for name in ("qwen2-docs", "gpt2-docs"):
+            model, tokenizer = load_shipped(name)
+            text = "".join(generate_text(model, tokenizer, "Return the", 8))
+            report(bool(text), f"{name} says: Return the{text!r}")
         total = sum(p.numel() for p in model.parameters())
         trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         note(f"it has {total} parameters, {trainable} of them trainable")
@@ -344,7 +351,7 @@ def doctor_command(args: argparse.Namespace) -> int:
             "other programs use the cores: set OMP_NUM_THREADS=1",
         )
     except ValueError as error_text:
-        report(False, f"the shipped model: {error_text}", "install the package again")
+        report(False, f"the shipped models: {error_text}", "install the package again")
     print("\nall well" if not problems else f"\n{problems} to mend")
     return 1 if problems else 0
 
@@ -364,8 +371,17 @@ def parser() -> argparse.ArgumentParser:
         description="Train a small language model, let one speak, and check what runs here.",
     )
     presets = "\n".join(
-        f"  {name:6} " + ", ".join(f"{k.replace('_', '-')} {v}" for k, v in numbers.items())
-        for name, numbers in PRESETS.items()
+        textwrap.fill(
+            ", ".join(
+                f"{option.replace('_', '-')}={','.join(value) if type(value) is list else value}"
+                for option, value in values.items()
+            ),
+            width=88,
+            initial_indent=f"  {name:10} ",
+            subsequent_indent=" " * 13,
+            break_on_hyphens=False,
+        )
+        for name, values in PRESETS.items()
     )
     commands = top.add_subparsers(required=True, metavar="command")
 
@@ -443,6 +459,7 @@ how to choose the numbers
         epilog="""examples
   python -m lm_from_scratch generate --prompt "Return the number of"
   python -m lm_from_scratch generate --prompt "json.dumps(obj)" --temperature 0
+  python -m lm_from_scratch generate --model qwen2-docs --prompt "class Stack:"
   python -m lm_from_scratch generate --model path/or/hub-name --prompt "Hello" --top-p 0.9
 
 how to choose
@@ -451,7 +468,12 @@ how to choose
 """,
     )
     p.set_defaults(run=generate_command)
-    p.add_argument("--model", help="folder or hub name of a model; default: the shipped GPT-2")
+    p.add_argument(
+        "--model",
+        default="gpt2-docs",
+        help="gpt2-docs or qwen2-docs, which come with the package (default: gpt2-docs), "
+        "or a folder, or a name on the hub",
+    )
     p.add_argument("--prompt", default="", help="text to continue; default: a new document")
     p.add_argument("--max-new-tokens", type=positive, help="default: 100, or what fits the model")
     p.add_argument("--temperature", type=float, default=0.8, help="default: 0.8")

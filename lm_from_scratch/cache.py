@@ -17,7 +17,10 @@ from lm_from_scratch.visibility import Visibility
 
 
 def check_positions(positions: Tensor, x: Tensor) -> None:
-    """Refuse positions that do not fit the tokens ``x`` (B, T, ...), or are a mask by mistake."""
+    """Refuse positions that do not fit the tokens ``x`` (B, T, ...), and masks of bool or floats.
+
+    A mask of integers cannot be told from positions without reading them, and passes.
+    """
     if positions.shape != x.shape[:2]:
         raise ValueError(
             f"positions have shape {tuple(positions.shape)}, the tokens {tuple(x.shape[:2])}; "

@@ -191,15 +191,17 @@ DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 
 def from_pretrained(folder: str | Path) -> CausalLM:
     """Read a GPT-2 or a Qwen2 from a local folder, or from the hub if ``folder`` is a name there,
-    like ``gpt2`` or ``Qwen/Qwen2-0.5B``.
+    like ``gpt2`` or ``Qwen/Qwen2-0.5B``. ``gpt2-docs`` and ``qwen2-docs`` are in the package.
 
     The model comes back in evaluation mode, in the dtype of the file. A missing, unexpected or
     wrongly shaped tensor raises a ``ValueError`` that names it.
     """
     folder = local_folder(folder)
-    config = config_from_dict(read_json(folder / "config.json"))
+    contents = read_json(folder / "config.json")
+    if (architecture := _architecture(contents)).endswith("Classification"):
+        raise ValueError(f"{folder} holds a {architecture}: classifier_from_pretrained reads it")
     with torch.device("meta"):
-        model = build(config)
+        model = build(config_from_dict(contents))
     return _fill(model, folder)
 
 
@@ -208,7 +210,7 @@ def classifier_from_pretrained(folder: str | Path) -> SequenceClassifier | Token
     folder = local_folder(folder)
     contents = read_json(folder / "config.json")
     config = config_from_dict(contents)
-    architecture = str((contents.get("architectures") or [""])[0])
+    architecture = _architecture(contents)
     n_labels = len(contents.get("id2label") or {}) or 2  # transformers leaves out two
     named = (contents.get(key) for key in ("classifier_dropout", "hidden_dropout"))
     dropout = next((value for value in named if value is not None), 0.1)
@@ -222,6 +224,11 @@ def classifier_from_pretrained(folder: str | Path) -> SequenceClassifier | Token
         else:
             raise ValueError(f"{folder} holds a {architecture!r}, no classifier")
     return _fill(model, folder)
+
+
+def _architecture(contents: Mapping[str, Any]) -> str:
+    """The class that a ``config.json`` names, or an empty string."""
+    return str((contents.get("architectures") or [""])[0])
 
 
 def _fill(model: AnyModel, folder: Path) -> AnyModel:
@@ -252,6 +259,9 @@ def save_pretrained(
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Write the model (and its tokenizer) to a new folder that ``transformers`` can load.
+
+    A classifier is written without a ``pad_token_id``, because ours finds padding by position. To
+    give ``transformers`` padded rows, set it there, to a token that no text ends with.
 
     A folder that holds what this function writes, and nothing else, is replaced as a whole; any
     other is refused.
@@ -302,10 +312,15 @@ def write_model(
 
 
 def local_folder(name: str | Path) -> Path:
-    """``name`` itself if it is a folder; else the hub's files of that name, fetched once."""
+    """``name`` itself if it is a folder; else the package's model, or the hub's files, of that name
+    (fetched once)."""
     folder = Path(name)
     if folder.is_dir():
+        if not (folder / "config.json").is_file() and (folder / "model" / "config.json").is_file():
+            raise ValueError(f"{folder} is a run, no model; its model is {folder / 'model'}")
         return folder
+    if (PRETRAINED / folder / "config.json").is_file():
+        return PRETRAINED / folder
     if folder.is_absolute() or str(name).startswith((".", "~")) or str(name).count("/") > 1:
         raise ValueError(f"no folder {name}")
     from huggingface_hub import snapshot_download

@@ -543,8 +543,21 @@ def test_classifiers_make_the_journey_to_transformers_and_back(
     assert type(back) is make and torch.equal(back(idx), ours(idx))
     if kind == "Token":
         assert back.dropout.p == 0.3
-    with pytest.raises(ValueError, match="unexpected score"):
+    with pytest.raises(ValueError, match="Classification: classifier_from_pretrained reads it"):
         from_pretrained(tmp_path / "theirs")
+
+
+def test_a_run_is_no_model_but_names_it(tmp_path) -> None:
+    save_pretrained(tiny_qwen2(), tmp_path / "run" / "model")
+    with pytest.raises(ValueError, match=r"run is a run, no model; its model is .*run/model"):
+        from_pretrained(tmp_path / "run")
+
+
+def test_a_folder_goes_before_the_shipped_model_of_that_name(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert from_pretrained("qwen2-docs").config.n_layer == 8
+    save_pretrained(tiny_qwen2(), "qwen2-docs")
+    assert from_pretrained("qwen2-docs").config.n_layer == tiny_qwen2().config.n_layer
 
 
 def test_a_language_model_is_no_classifier(tmp_path) -> None:

@@ -83,9 +83,12 @@ def test_the_readers_own_text(tmp_path) -> None:
     )
 
 
-def test_the_shipped_model_speaks_without_arguments(capsys) -> None:
-    assert main(["generate", "--max-new-tokens", "5"]) == 0
-    assert capsys.readouterr().out.strip()
+def test_the_shipped_models_speak(capsys) -> None:
+    said = []
+    for model in ([], ["--model", "gpt2-docs"], ["--model", "qwen2-docs"]):
+        assert main(["generate", "--prompt", "Return", "--max-new-tokens", "9", *model]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != said[2] and min(map(len, said)) > len("Return\n")
 
 
 @pytest.mark.parametrize(
@@ -111,6 +114,7 @@ def test_bad_values_are_one_line_and_exit_code_2(arguments, message, tmp_path, c
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error and error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
 
 
 def test_another_recipe_in_the_same_folder_is_refused(tmp_path, capsys) -> None:
@@ -224,7 +228,7 @@ def test_a_reader_that_stops_early_is_no_error() -> None:
 def test_doctor_finds_all_well_and_names_what_is_missing(capsys, monkeypatch, tmp_path) -> None:
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
-    assert "all well" in said and "the shipped model says: Return the" in said
+    assert "all well" in said and "gpt2-docs says: Return the" in said and "qwen2-docs says" in said
     monkeypatch.setattr("lm_from_scratch.checkpoint.PRETRAINED", tmp_path)
     assert main(["doctor"]) == 1
     said = capsys.readouterr().out

@@ -734,8 +734,8 @@ assert answers == [True, False, True, True]
 # 1. *Easy.* Fold the weight of a norm into the ``nn.Linear`` behind it: new matrix, norm weight 1, same result. A right
 #    answer equals the original to 1e-5, and says why the bias of a LayerNorm needs a bias in the linear layer. Hint:
 #    scale the columns of the matrix.
-# 2. *Easy.* The documentation of ``F.rms_norm`` says which epsilon it takes by default. Find out which one it takes for
-#    bfloat16. Hint: norm a token whose features are all 0.001, and solve for :math:`\epsilon`. A right answer compares
+# 2. *Easy.* The documentation of ``torch.nn.RMSNorm`` says that epsilon is ``torch.finfo(x.dtype).eps`` by default. Find
+#    out which one ``F.rms_norm`` takes for a bfloat16 token. Hint: norm a token whose features are all 0.001, and solve for :math:`\epsilon`. A right answer compares
 #    it with ``torch.finfo`` of two types.
 # 3. *Medium.* Normalise a token whose features lie in two halves, each half by itself. A right answer derives the new
 #    backward, and passes ``gradcheck`` in float64. Hint: the mean in the bracket runs over one half.
