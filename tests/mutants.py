@@ -39,7 +39,8 @@ MUTANTS = [
     ),
     ("padding inverted", "visibility", "(key >= 0) &", "(key < 0) &"),
     ("padding seen", "visibility", "(key >= 0) &", "(key >= -1) &"),
-    ("positions restart after a cache", "cache", "positions, start=held", "positions, start=0"),
+    ("positions restart after a cache", "cache/interface",
+     "place(x, positions, start=self.dense_length or 0)", "place(x, positions, start=0)"),
     (
         "keys turned by local positions", "models/qwen2", "apply_rope(k, *rotation)",
         "apply_rope(k, *RotaryEmbedding(self.head_dim)(torch.arange(T)[None], x.dtype))",

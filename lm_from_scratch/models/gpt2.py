@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from lm_from_scratch.activation import ACTIVATIONS
 from lm_from_scratch.attention import AttentionFunction, sdpa_attention
-from lm_from_scratch.cache import NO_CACHE, Cache, GrowingLayer, NoCache
+from lm_from_scratch.cache import NO_CACHE, Cache, Layer, NoCache
 from lm_from_scratch.norm import LayerNorm
 from lm_from_scratch.visibility import Visibility
 
@@ -81,6 +81,11 @@ class GPT2Config:
         return self.n_embd // self.n_head
 
     @property
+    def windows(self) -> list[int | None]:
+        """Keys that each layer sees: all of them."""
+        return [None] * self.n_layer
+
+    @property
     def position_limit(self) -> int:
         """The number of positions that have an embedding."""
         return self.block_size
@@ -109,7 +114,7 @@ class Attention(nn.Module):
         self.resid_dropout = nn.Dropout(config.resid_pdrop)
         self.attend = sdpa_attention
 
-    def forward(self, x: Tensor, visibility: Visibility, cache: NoCache | GrowingLayer) -> Tensor:
+    def forward(self, x: Tensor, visibility: Visibility, cache: NoCache | Layer) -> Tensor:
         B, T, C = x.shape
         qkv = self.c_attn(x).view(B, T, 3, self.n_head, self.head_dim)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
@@ -144,7 +149,7 @@ class Block(nn.Module):
         self.ln_2 = LayerNorm(config.n_embd, config.layer_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, visibility: Visibility, cache: NoCache | GrowingLayer) -> Tensor:
+    def forward(self, x: Tensor, visibility: Visibility, cache: NoCache | Layer) -> Tensor:
         x = x + self.attn(self.ln_1(x), visibility, cache)
         return x + self.mlp(self.ln_2(x))
 
@@ -195,21 +200,19 @@ class GPT2Model(nn.Module):
         """
         if idx.dim() != 2:
             raise ValueError(f"idx has shape {tuple(idx.shape)}; it must be (batch, tokens)")
-        visibility = cache.see(idx, positions, documents, len(self.h))
-        self._check_length(visibility)
-        x = self.wte(idx) + self.wpe(visibility.query_positions.clamp(min=0))
+        seen = cache.see_by_layer(idx, positions, documents, self.config.windows)
+        self._check_length(positions, cache.length + idx.shape[1] if positions is None else 0)
+        x = self.wte(idx) + self.wpe(seen[0].query_positions.clamp(min=0))
         x = self.drop(x)
         for layer, block in enumerate(self.h):
-            x = block(x, visibility, cache[layer])
+            x = block(x, seen[layer], cache[layer])
         return self.ln_f(x)
 
-    def _check_length(self, visibility: Visibility) -> None:
-        if visibility.dense:
-            length = visibility.key_length
-        elif torch.compiler.is_compiling():
-            return  # reading the positions would break the graph; the lookup has its own check
-        else:
-            length = int(visibility.query_positions.max()) + 1
+    def _check_length(self, positions: Tensor | None, length: int) -> None:
+        if positions is not None:
+            if torch.compiler.is_compiling():
+                return  # reading the positions would break the graph; the lookup has its own check
+            length = int(positions.max()) + 1
         if length > self.config.block_size:
             raise ValueError(
                 f"the sequence has {length} tokens, but block_size={self.config.block_size}: "

@@ -338,9 +338,8 @@ for n_kv_head in (6, 2, 1):
     cache = GrowingCache(n_layer=3)
     with torch.no_grad():
         Qwen2ForCausalLM(small_config)(idx, cache=cache)
-    held = sum(t.keys.nbytes + t.values.nbytes for t in cache.layers)
-    print(f"Hkv = {n_kv_head}: {held:6,} bytes")
-    assert held == 2 * 3 * n_kv_head * D * 4 * idx.numel()
+    print(f"Hkv = {n_kv_head}: {cache.nbytes:6,} bytes")
+    assert cache.nbytes == 2 * 3 * n_kv_head * D * 4 * idx.numel()
 
 # %%
 # Then it is applied to one text of 32,768 tokens in bfloat16, with the published numbers of heads and with Hkv = H.

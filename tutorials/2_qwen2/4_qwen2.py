@@ -80,7 +80,7 @@ print(*difference("Block"), sep="\n")
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM, Qwen2Model
 
 source = inspect.getsource(Qwen2Model.forward_embedded)
-print(source[source.index("        visibility =") :])
+print(source[source.index("        seen =") :])
 source = inspect.getsource(Qwen2ForCausalLM.forward)
 print(source[source.index("        x =") :])
 
@@ -639,8 +639,7 @@ def cache_bytes(config, tokens=5):
         model = Qwen2ForCausalLM(config).bfloat16().eval()
         cache = GrowingCache(config.n_layer)
         model(torch.zeros(1, tokens, dtype=torch.long), cache=cache)
-    layers = [x for layer in cache.layers for x in (layer.keys, layer.values)]
-    return sum(tensor.nbytes for tensor in layers) // tokens
+    return cache.nbytes // tokens
 
 
 grouped = cache_bytes(config)
@@ -799,7 +798,7 @@ held = {}
 for title, trained in shipped.items():
     cache = GrowingCache(trained.config.n_layer)
     trained(torch.zeros(1, 8, dtype=torch.long), cache=cache)
-    held[title] = sum(layer.keys.nbytes for layer in cache.layers)
+    held[title] = cache.nbytes
 assert held["GPT-2"] == 2 * held["Qwen2"]
 
 # %%

@@ -248,39 +248,16 @@ pictures["one query after 8"] = watch_last(model, GrowingCache(4), idx, 8, 1)
 # goes to slot p mod S. With more slots than tokens this is a *static buffer*, whose unused slots must stay hidden. With
 # fewer it is a *ring buffer*, which forgets the oldest key and holds the others in a rotated order.
 #
-# The model asks its cache for three things, so a cache of this kind is twenty lines.
+# The package has both. Here only their masks matter; the chapter on caches builds them.
 
-
-class SlotCache:
-    def __init__(self, config, n_slot):
-        shape = (1, config.n_kv_head, n_slot, config.head_dim)
-        self.kv = [torch.zeros(2, *shape) for _ in range(config.n_layer)]
-        self.positions = torch.full((1, n_slot), -1)
-        self.length = 0
-
-    def see(self, x, positions, documents, n_layer):
-        new = torch.arange(self.length, self.length + x.shape[1])[None]
-        self.slots = new[0] % self.positions.shape[1]
-        self.positions[:, self.slots] = new
-        self.length += x.shape[1]
-        return Visibility(new, self.positions.clone())
-
-    def __getitem__(self, layer):
-        self.layer = layer
-        return self
-
-    def update(self, k, v):
-        keys, values = self.kv[self.layer]
-        keys[:, :, self.slots], values[:, :, self.slots] = k, v
-        return keys, values
-
+from lm_from_scratch.cache import SlidingCache, StaticCache
 
 pictures["3 after 6, W = 4"] = watch_last(slides, GrowingCache(4), idx, 6, 3)
-static = SlotCache(tiny, n_slot=12)
+static = StaticCache(4, capacity=12)
 pictures["static buffer of 12"] = watch_last(model, static, idx, 6, 3)
-ring = SlotCache(tiny, n_slot=6)
+ring = SlidingCache(4, window=4, slack=2)
 pictures["ring of 6, W = 4"] = watch_last(slides, ring, idx, *[1] * 9)
-print("slots of the ring hold", ring.positions[0].tolist())
+print("slots of the ring hold", ring.positions[0, : ring.slots].tolist())
 
 # %%
 # Here are all fifteen. The labels are positions, -1 is padding or an unused slot. Where a batch has two rows, the
@@ -307,7 +284,9 @@ assert torch.equal(first_row["3 after a cache of 6"], full[6:])
 assert torch.equal(first_row["one query after 8"], full[8:])
 assert torch.equal(first_row["window, W = 4"], band)
 assert torch.equal(first_row["static buffer of 12"], bottom)
-assert torch.equal(first_row["ring of 6, W = 4"], band[8:, ring.positions[0]])
+assert torch.equal(
+    first_row["ring of 6, W = 4"], band[8:, ring.positions[0, : ring.slots]]
+)
 assert torch.equal(
     first_row["two documents"],
     torch.block_diag(full[:4, :4], full[:5, :5]).bool(),
@@ -379,7 +358,7 @@ def in_chunks(model, idx, pieces, cache, positions=None):
 
 idx, chunks = torch.tensor([a]), [5, 1, 3, 3]
 check("5 + 1 + 3 + 3", in_chunks(mixed, idx, chunks, GrowingCache(4)), alone_a)
-static = SlotCache(mixed.config, n_slot=16)
+static = StaticCache(4, capacity=16)
 check("static buffer", in_chunks(mixed, idx, chunks, static), alone_a)
 batch = padded_batch([b, a], pad_token_id=0, side="left")
 logits = in_chunks(mixed, batch.idx, chunks, GrowingCache(4), batch.positions)
@@ -391,7 +370,7 @@ check("left padding, in chunks", logits[0, 3:], alone_b[0])
 
 check(
     "ring buffer",
-    in_chunks(slides, idx, [1] * 12, SlotCache(tiny, 6)),
+    in_chunks(slides, idx, [1] * 12, SlidingCache(4, window=4, slack=2)),
     slides(idx),
 )
 
@@ -875,7 +854,9 @@ wanted = random_model(**ring_model)(idx)
 rules = {"slots": slots_as_positions, "positions": lambda seen: seen.mask}
 for name, rule in rules.items():
     exhibit = with_rule(rule, **ring_model)
-    answer = in_chunks(exhibit, idx, [1] * 12, SlotCache(tiny, 6))
+    answer = in_chunks(
+        exhibit, idx, [1] * 12, SlidingCache(4, window=4, slack=2)
+    )
     errors = (answer - wanted).abs().amax((0, 2))  # (T,)
     right_at = [t for t in range(12) if errors[t] < 5e-5]
     print(f"mask from {name:9} right at tokens {right_at}")

@@ -1,0 +1,93 @@
+r"""How a cache keeps numbers: exactly, or rounded to 8 or 4 bits.
+
+Quantisation cuts the features of a head into groups, and lays a ruler with :math:`2^b` marks over
+each group, from its smallest to its largest number:
+
+.. math::
+
+   s = \frac{\max x - \min x}{2^b - 1}, \qquad
+   c = \mathrm{round}\!\left(\frac{x - \min x}{s}\right), \qquad
+   \hat x = \min x + s\,c
+
+A number moves by at most half a step, :math:`|\hat x - x| \le s / 2`. The codes ``c`` take b bits;
+each group keeps its minimum and its step in the dtype of ``x``, which costs
+:math:`2 \cdot \text{bits of the dtype} / \text{group}` bits a number.
+
+Source for the idea, with a better choice of groups for keys: Liu et al., *KIVI: A Tuning-Free
+Asymmetric 2bit Quantization for KV Cache*, 2024, arXiv:2402.02750.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Codec(Protocol):
+    """From numbers (B, H, T, D) to what is kept, tensors (B, H, T, ...), and back."""
+
+    def encode(self, x: Tensor) -> list[Tensor]: ...
+
+    def decode(self, parts: Sequence[Tensor]) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Keep every number as it is."""
+
+    def encode(self, x: Tensor) -> list[Tensor]:
+        return [x]
+
+    def decode(self, parts: Sequence[Tensor]) -> Tensor:
+        return parts[0]
+
+
+EXACT = Exact()
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """Keep ``bits`` bits of each number, with a minimum and a step for each ``group`` of features.
+
+    A head with fewer features than ``group`` is one group.
+    """
+
+    bits: int = 8
+    group: int = 32
+
+    def __post_init__(self) -> None:
+        if self.bits not in (4, 8):
+            raise ValueError(f"bits={self.bits} must be 4 or 8")
+        if self.group < 1 or (self.bits == 4 and self.group % 2):
+            raise ValueError(
+                f"group={self.group} must be at least 1, and even for 4 bits (two codes a byte)"
+            )
+
+    def encode(self, x: Tensor) -> list[Tensor]:
+        """Codes (B, H, T, G, N) of G groups of N features, two in a byte for 4 bits (N / 2), and
+        minimum and step (B, H, T, G, 1)."""
+        group = min(self.group, x.shape[-1])
+        if x.shape[-1] % group or (self.bits == 4 and group % 2):
+            raise ValueError(
+                f"heads of D={x.shape[-1]} features cannot be cut into groups of {group}"
+                + (" with two codes in a byte" if self.bits == 4 else "")
+            )
+        x = x.unflatten(-1, (-1, group))  # (B, H, T, G, N)
+        low = x.amin(dim=-1, keepdim=True)
+        step = (x.amax(dim=-1, keepdim=True) - low) / (2**self.bits - 1)
+        # with the minimum and step as they are kept; a group of equal numbers has no step
+        codes = (
+            (x.float() - low.float()) / step.float().clamp(min=torch.finfo(x.dtype).tiny)
+        ).round()
+        codes = codes.clamp(0, 2**self.bits - 1).to(torch.uint8)
+        if self.bits == 4:
+            codes = codes[..., ::2] | codes[..., 1::2] << 4
+        return [codes, low, step]
+
+    def decode(self, parts: Sequence[Tensor]) -> Tensor:
+        codes, low, step = parts
+        if self.bits == 4:
+            codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)
+        return (low + step * codes.to(low.dtype)).flatten(-2)

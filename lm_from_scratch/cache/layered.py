@@ -1,0 +1,116 @@
+"""Different caches for different layers: a ring where a layer slides, all keys elsewhere."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from lm_from_scratch.cache.codec import EXACT, Codec
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.interface import Cache, KVCache, Layer, NoCache
+from lm_from_scratch.cache.slots import SlidingCache
+from lm_from_scratch.visibility import Visibility
+
+
+class LayeredCache(Cache):
+    """Several caches that share a model's layers: layer ``i`` belongs to ``parts[owner[i]]``.
+
+    The layers of a part are numbered from 0 in it, in the order of the model's layers.
+    """
+
+    def __init__(self, parts: Sequence[KVCache], owner: Sequence[int]) -> None:
+        self.parts, self.owner = list(parts), list(owner)
+        for number, part in enumerate(self.parts):
+            if self.owner.count(number) != len(part.layers):
+                raise ValueError(
+                    f"part {number} has {len(part.layers)} layers, but owner={self.owner} gives it "
+                    f"{self.owner.count(number)}"
+                )
+        if not set(self.owner) <= set(range(len(self.parts))) or not self.owner:
+            raise ValueError(f"owner={self.owner} names others than the {len(self.parts)} parts")
+        numbers = [0] * len(self.parts)
+        self.layers: list[Layer] = []
+        for number in self.owner:
+            self.layers.append(self.parts[number].layers[numbers[number]])
+            numbers[number] += 1
+
+    def see(
+        self, x: Tensor, positions: Tensor | None, documents: Tensor | None, n_layer: int
+    ) -> Visibility:
+        raise ValueError("the layers of a LayeredCache see different keys: use `see_by_layer`")
+
+    def see_by_layer(
+        self,
+        x: Tensor,
+        positions: Tensor | None,
+        documents: Tensor | None,
+        windows: Sequence[int | None],
+    ) -> list[Visibility]:
+        if len(windows) != len(self.owner):
+            raise ValueError(f"the cache has {len(self.owner)} layers, the model {len(windows)}")
+        seen = []
+        for number, part in enumerate(self.parts):
+            own = [w for w, owner in zip(windows, self.owner, strict=True) if owner == number]
+            seen.append(iter(part.see_by_layer(x, positions, documents, own)))
+        return [next(seen[number]) for number in self.owner]
+
+    @property
+    def batch(self) -> int | None:
+        return self.parts[0].batch
+
+    @property
+    def length(self) -> int:
+        return self.parts[0].length
+
+    @property
+    def lengths(self) -> Tensor:
+        return self.parts[0].lengths
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    def reset(self) -> None:
+        for part in self.parts:
+            part.reset()
+
+    def crop(self, length: int | Tensor) -> None:
+        for part in self.parts:
+            part.check_crop(length)  # all of them, before the first is changed
+        for part in self.parts:
+            part.crop(length)
+
+    def select(self, rows: Tensor) -> None:
+        for part in self.parts:
+            part.select(rows)
+
+    def reorder(self, rows: Tensor) -> None:
+        for part in self.parts:
+            part.reorder(rows)
+
+    def repeat(self, times: int) -> None:
+        for part in self.parts:
+            part.repeat(times)
+
+    def __getitem__(self, layer: int) -> NoCache | Layer:
+        if not 0 <= layer < len(self.layers):
+            raise ValueError(f"layer {layer} is not below the cache's {len(self.layers)} layers")
+        return self.layers[layer]
+
+
+def cache_for(
+    windows: Sequence[int | None], codec: Codec = EXACT, reserve: int = 0, slack: int = 0
+) -> KVCache | LayeredCache:
+    """The smallest cache that loses nothing for a model whose layers have these ``windows``.
+
+    A :class:`GrowingCache` for layers that see everything, a :class:`SlidingCache` for those that
+    slide, both where the model has both.
+    """
+    kinds = sorted(set(windows), key=lambda window: window or 0)
+    parts: list[KVCache] = []
+    for window in kinds:
+        n_layer = list(windows).count(window)
+        if window is None:
+            parts.append(GrowingCache(n_layer, codec, reserve))
+        else:
+            parts.append(SlidingCache(n_layer, window, slack, codec))
+    return parts[0] if len(parts) == 1 else LayeredCache(parts, [kinds.index(w) for w in windows])

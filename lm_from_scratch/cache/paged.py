@@ -1,0 +1,230 @@
+r"""Paged caches: memory in blocks, handed out as rows grow, and shared by rows that begin alike.
+
+One pool owns all memory, cut into blocks of :math:`P` slots. A row has a *block table*: its
+position :math:`p` lives in slot :math:`p \bmod P` of block :math:`\text{table}[\lfloor p / P
+\rfloor]`. A row wastes less than one block, whatever its length; rows with the same beginning hold
+the same blocks, which are counted and copied only when one of the rows writes into them.
+
+Reading gathers the blocks of every row into one tensor: a copy, which a kernel that follows the
+block table avoids.
+
+Source: Kwon et al., *Efficient Memory Management for Large Language Model Serving with
+PagedAttention*, 2023, arXiv:2309.06180.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lm_from_scratch.cache.interface import KVCache
+from lm_from_scratch.visibility import PADDING, Visibility
+
+
+@dataclass(eq=False)
+class Row:
+    """One sequence in a pool: which blocks it holds, and how many tokens are in them."""
+
+    table: list[int] = field(default_factory=list)
+    length: int = 0
+
+
+class BlockPool:
+    """``n_blocks`` blocks of ``block_size`` slots for every layer, and who uses them."""
+
+    def __init__(
+        self,
+        n_layer: int,
+        n_kv_head: int,
+        head_dim: int,
+        n_blocks: int,
+        block_size: int = 16,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        for name, value in (("n_blocks", n_blocks), ("block_size", block_size)):
+            if value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        self.block_size = block_size
+        shape = (n_layer, n_blocks * block_size, n_kv_head, head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.users = [0] * n_blocks  # rows, or others, that hold each block
+        self.free = list(range(n_blocks))[::-1]
+
+    def allocate(self) -> int:
+        """A block that nobody uses."""
+        if not self.free:
+            raise ValueError(f"all {len(self.users)} blocks of the pool are in use")
+        block = self.free.pop()
+        self.users[block] = 1
+        return block
+
+    def share(self, block: int) -> int:
+        """One more user of a block."""
+        self.users[block] += 1
+        return block
+
+    def release(self, block: int) -> None:
+        """One user less; the last one frees the block."""
+        if self.users[block] < 1:
+            raise ValueError(f"block {block} is released, but nobody uses it")
+        self.users[block] -= 1
+        if not self.users[block]:
+            self.free.append(block)
+
+    def own(self, block: int) -> int:
+        """The block itself for its only user; a copy of it for one of several."""
+        if self.users[block] == 1:
+            return block
+        copy = self.allocate()
+        P = self.block_size
+        for memory in (self.keys, self.values):
+            memory[:, copy * P : (copy + 1) * P] = memory[:, block * P : (block + 1) * P]
+        self.release(block)
+        return copy
+
+    def fork(self, row: Row) -> Row:
+        """A second row with the same tokens, in the same blocks."""
+        return Row([self.share(block) for block in row.table], row.length)
+
+    def cut(self, row: Row, length: int) -> None:
+        """Shorten a row, and give back the blocks that it does not need any more."""
+        needed = -(-length // self.block_size)
+        for block in row.table[needed:]:
+            self.release(block)
+        row.table, row.length = row.table[:needed], length
+
+    @property
+    def nbytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+
+class PagedCache(KVCache):
+    """Some rows of a pool, as a cache. Between two passes rows may come and go.
+
+    The tokens of a row go on where the row ends; padding among them takes no slot. Without ``rows``
+    the first pass makes them. ``reset`` gives the blocks back.
+    """
+
+    def __init__(self, pool: BlockPool, rows: list[Row] | None = None) -> None:
+        super().__init__(len(pool.keys))
+        self.pool = pool
+        self.rows = rows or []
+        self._fixed = rows is not None
+
+    @property
+    def dense_length(self) -> int | None:  # type: ignore[override]
+        """The length of all rows, if they are equally long."""
+        lengths = {row.length for row in self.rows} or {0}
+        return lengths.pop() if len(lengths) == 1 else None
+
+    def _plan(self, new: Tensor, batch: int, dense: bool) -> Visibility:
+        if len(self.rows) != batch:  # the first pass, or one after a pass that failed
+            if self._fixed:
+                raise ValueError(f"the cache has {len(self.rows)} rows, the tokens {batch}")
+            self.reset()
+            self.rows = [Row() for _ in range(batch)]
+        rows = self.rows
+        starts = [row.length for row in rows]
+        if dense:
+            self._new = [new.shape[1]] * batch  # tokens that each row gets
+        else:
+            placed = [[p for p in line if p >= 0] for line in new.tolist()]
+            self._new = [len(line) for line in placed]
+            for number, (line, start) in enumerate(zip(placed, starts, strict=True)):
+                if line != list(range(start, start + len(line))):
+                    raise ValueError(
+                        f"row {number} holds {start} tokens and goes on there, not with {line[:3]}"
+                    )
+        self._make_room()
+        P, device = self.pool.block_size, new.device
+        ends = [start + n for start, n in zip(starts, self._new, strict=True)]
+        S = max(ends)
+        tables = [row.table + row.table[:1] * (-(-S // P) - len(row.table)) for row in rows]
+        blocks = torch.tensor(tables, device=device)  # (B, blocks)
+        slots = blocks.repeat_interleave(P, dim=1) * P + torch.arange(P).repeat(blocks.shape[1])
+        length = torch.tensor(ends, device=device)[:, None]  # (B, 1)
+        positions = torch.arange(S, device=device).expand(batch, S)
+        held = positions < length
+        # a slot that a row has not is read from its first one, never from another row's
+        self._read = torch.where(held, slots[:, :S], slots[:, :1])  # (B, S)
+        queries = new.expand(batch, -1)  # (B, T)
+        self._real = queries >= 0
+        self._write = slots.gather(1, queries.clamp(min=0))[self._real]  # (N,)
+        alike = len(set(ends)) == 1 and min(self._new) == new.shape[1]
+        return Visibility(new, torch.where(held, positions, PADDING), dense=alike)
+
+    def _make_room(self) -> None:
+        """Give every row the blocks for its new tokens, none of which it shares; or refuse, before
+        anything has changed."""
+        rows, pool, P = self.rows, self.pool, self.pool.block_size
+        wanted = [
+            max(0, -(-(row.length + n) // P) - len(row.table))
+            for row, n in zip(rows, self._new, strict=True)
+        ]
+        shared: dict[int, int] = {}  # blocks that are written into, and by how many rows
+        for row, n in zip(rows, self._new, strict=True):
+            if n and row.length % P:
+                block = row.table[row.length // P]
+                shared[block] = shared.get(block, 0) + 1
+        copies = sum(min(writers, pool.users[block] - 1) for block, writers in shared.items())
+        if sum(wanted) + copies > len(pool.free):
+            raise ValueError(
+                f"{sum(wanted) + copies} more blocks are needed, {len(pool.free)} of the pool's "
+                f"{len(pool.users)} are free"
+            )
+        for row, n, more in zip(rows, self._new, wanted, strict=True):
+            if n and row.length % P:
+                row.table[row.length // P] = pool.own(row.table[row.length // P])
+            row.table += [pool.allocate() for _ in range(more)]
+
+    def _store(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        seen = []
+        for memory, new in ((self.pool.keys[layer], k), (self.pool.values[layer], v)):
+            _, H, D = memory.shape
+            if new.dtype != memory.dtype or (new.shape[1], new.shape[3]) != (H, D):
+                raise ValueError(
+                    f"the pool holds (heads, D) = {(H, D)} in {memory.dtype}, the new tensor has "
+                    f"{(new.shape[1], new.shape[3])} in {new.dtype}"
+                )
+            memory[self._write] = new.transpose(1, 2)[self._real]  # (N, H, D)
+            seen.append(memory[self._read].transpose(1, 2))  # (B, H, S, D)
+        return seen[0], seen[1]
+
+    def _finish(self) -> None:
+        for row, n in zip(self.rows, self._new, strict=True):
+            row.length += n
+
+    @property
+    def batch(self) -> int | None:
+        return len(self.rows) if any(row.length for row in self.rows) else None
+
+    @property
+    def lengths(self) -> Tensor:
+        return torch.tensor([row.length for row in self.rows], dtype=torch.long)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blocks that the rows hold; a shared one counts once."""
+        blocks = {block for row in self.rows for block in row.table}
+        return self.pool.nbytes * len(blocks) // len(self.pool.users)
+
+    def reset(self) -> None:
+        """Forget all tokens, and give their blocks back."""
+        for row in self.rows:
+            self.pool.cut(row, 0)
+        if not self._fixed:
+            self.rows = []
+
+    def _crop(self, length: int | Tensor) -> None:
+        lengths = length.tolist() if isinstance(length, Tensor) else [length] * len(self.rows)
+        for row, n in zip(self.rows, lengths, strict=True):
+            self.pool.cut(row, min(n, row.length))
+
+    def _select(self, rows: Tensor) -> None:
+        """No key is copied: the new rows share the blocks of the old ones."""
+        chosen = [self.pool.fork(self.rows[i]) for i in rows.tolist()]
+        for row in self.rows:
+            self.pool.cut(row, 0)
+        self.rows = chosen
