@@ -9,13 +9,13 @@ hardly ever changes a token; in bfloat16 a near-tie may fall the other way.
 
 import statistics
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from lm_from_scratch.cache import GrowingCache
+from lm_from_scratch.cache import Cache, KVCache, LayeredCache, cache_for
 from lm_from_scratch.data import padded_batch
 from lm_from_scratch.models import CausalLM
 from lm_from_scratch.sampling import Sampler
@@ -36,6 +36,40 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
+#: Changes the logits (B, V) of the next token, given the tokens of every row so far.
+LogitProcessor = Callable[[Tensor, Sequence[Sequence[int]]], Tensor]
+
+
+def prefill(
+    model: CausalLM,
+    idx: Tensor,
+    positions: Tensor | None,
+    cache: Cache,
+    chunk: int | None = None,
+) -> Tensor:
+    """Run the prompts ``idx`` (B, T) through the model; the logits (B, V) of the last column.
+
+    In pieces of ``chunk`` columns, the largest tensors are as wide as a piece, not as the prompt.
+    """
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk={chunk} must be at least 1")
+    pieces = idx.split(chunk or idx.shape[1], dim=1)
+    places = [None] * len(pieces)
+    if positions is not None:
+        places = positions.split(chunk or idx.shape[1], dim=1)
+    with evaluating(model):
+        for piece, place in zip(pieces, places, strict=True):
+            logits = model(piece, place, cache=cache, keep=slice(-1, None))  # (B, 1, V)
+    return logits[:, -1]
+
+
+def decode(model: CausalLM, tokens: Tensor, positions: Tensor | None, cache: Cache) -> Tensor:
+    """Run one new token of every row, ``tokens`` (B,), at ``positions`` (B,); the logits (B, V)."""
+    with evaluating(model):
+        place = None if positions is None else positions[:, None]
+        return model(tokens[:, None], place, cache=cache)[:, -1]
+
+
 def generate(
     model: CausalLM,
     prompts: Sequence[Sequence[int]] | Tensor,
@@ -44,11 +78,18 @@ def generate(
     stop_tokens: Collection[int] = (),
     num_return_sequences: int = 1,
     seed: int = 0,
+    cache: KVCache | LayeredCache | None = None,
+    prefill_chunk: int | None = None,
+    processors: Sequence[LogitProcessor] = (),
 ) -> Iterator[list[int | None]]:
     """Yield the next token of every row, step after step; ``None`` for a row that has finished.
 
-    ``prompts`` are token ids, of any lengths. Each gives ``num_return_sequences`` rows, side by
-    side. A row finishes with a stop token (which is yielded) or after ``max_new_tokens``.
+    ``prompts`` are token ids, of any lengths. Each is read once, and gives ``num_return_sequences``
+    rows, side by side. A row finishes with a stop token (which is yielded) or after
+    ``max_new_tokens``. ``processors`` change the logits before the ``sampler`` does.
+
+    Any empty ``cache`` will do; without one, the smallest that loses nothing is made. Prompts are
+    read in pieces of ``prefill_chunk`` tokens.
 
     Row ``i`` draws from its own random numbers, seeded with ``seed + i``: what it says does not
     depend on the other rows, and row 1 of seed 0 is row 0 of seed 1. The model runs in evaluation
@@ -56,16 +97,37 @@ def generate(
 
     All arguments are checked here and now; the model runs when the first token is asked for.
     """
-    sampler = sampler or Sampler()
+    if num_return_sequences < 1:
+        raise ValueError(f"num_return_sequences={num_return_sequences} must be at least 1")
+    prompts = check_prompts(model, prompts, max_new_tokens, stop_tokens)
+    if not 0 <= seed < 2**63 - len(prompts) * num_return_sequences:
+        raise ValueError(f"seed={seed} must be in 0 ... 2**63 - 1")
+    if prefill_chunk is not None and prefill_chunk < 1:
+        raise ValueError(f"prefill_chunk={prefill_chunk} must be at least 1")
+    if cache is None:
+        longest = max(len(prompt) for prompt in prompts)
+        cache = cache_for(model.config.windows, reserve=longest + max_new_tokens)
+    elif cache.length:
+        raise ValueError(f"the cache holds {cache.length} tokens already; it must be empty")
+    choose = Chooser(sampler or Sampler(), processors, seed)
+    ends = frozenset(stop_tokens)
+    return _steps(
+        model, prompts, max_new_tokens, choose, ends, num_return_sequences, cache, prefill_chunk
+    )
+
+
+def check_prompts(
+    model: CausalLM,
+    prompts: Sequence[Sequence[int]] | Tensor,
+    max_new_tokens: int,
+    stop_tokens: Collection[int] = (),
+) -> list[list[int]]:
+    """The prompts as lists, if the model can read them and write as much after them."""
     config = model.config
     if isinstance(prompts, Tensor):
         prompts = prompts.tolist()
-    if not 0 <= seed < 2**63 - len(prompts) * max(num_return_sequences, 1):
-        raise ValueError(f"seed={seed} must be in 0 ... 2**63 - 1")
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
-    if num_return_sequences < 1:
-        raise ValueError(f"num_return_sequences={num_return_sequences} must be at least 1")
     if not prompts or any(len(prompt) == 0 for prompt in prompts):
         raise ValueError("every prompt needs at least one token: start from the end-of-text token")
     for prompt in prompts:
@@ -83,44 +145,72 @@ def generate(
             f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens} do not fit into "
             f"block_size={limit}"
         )
-    rows = [list(prompt) for prompt in prompts for _ in range(num_return_sequences)]
-    return _steps(model, rows, max_new_tokens, sampler, frozenset(stop_tokens), seed)
+    return [list(prompt) for prompt in prompts]
+
+
+class Chooser:
+    """The sampler and the processors, with the random numbers of every row and the tokens in it."""
+
+    def __init__(
+        self, sampler: Sampler, processors: Sequence[LogitProcessor] = (), seed: int = 0
+    ) -> None:
+        self.sampler, self.processors, self.seed = sampler, tuple(processors), seed
+        self.rows: list[list[int]] = []
+
+    def begin(self, rows: Sequence[Sequence[int]], logits: Tensor) -> None:
+        """Start rows with these tokens, on the device and for the vocabulary of the logits."""
+        self.rows = [list(row) for row in rows]
+        self.generators = [torch.Generator().manual_seed(self.seed + i) for i in range(len(rows))]
+        shape = (len(rows), logits.shape[-1])
+        self.seen = torch.zeros(shape, dtype=torch.bool, device=logits.device)
+        for i, row in enumerate(rows):
+            self.seen[i, list(row)] = True
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """The next token (B,) of every row, from logits (B, V)."""
+        logits = logits.float()
+        for process in self.processors:
+            logits = process(logits, self.rows)
+        u = [torch.rand(1, generator=g, dtype=torch.float64) for g in self.generators]
+        tokens = self.sampler(logits, self.seen, torch.cat(u))
+        self.seen.scatter_(1, tokens[:, None], True)
+        for row, token in zip(self.rows, tokens.tolist(), strict=True):
+            row.append(token)
+        return tokens
 
 
 def _steps(
     model: CausalLM,
-    rows: list[list[int]],
+    prompts: list[list[int]],
     max_new_tokens: int,
-    sampler: Sampler,
+    choose: Chooser,
     stop_tokens: frozenset[int],
-    seed: int,
+    num_return_sequences: int,
+    cache: KVCache | LayeredCache,
+    prefill_chunk: int | None,
 ) -> Iterator[list[int | None]]:
-    device = model.head_weight.device
-    batch = padded_batch(rows, pad_token_id=0, side="left").to(device)
-    generators = [torch.Generator().manual_seed(seed + i) for i in range(len(rows))]
-    seen = torch.zeros(len(rows), model.config.vocab_size, dtype=torch.bool, device=device)
-    for i, row in enumerate(rows):
-        seen[i, row] = True
-    finished = [False] * len(rows)
-
+    batch = padded_batch(prompts, pad_token_id=0, side="left").to(model.head_weight.device)
     # Rows of one length need no positions; the model then knows that nothing is padding.
-    unequal = len({len(row) for row in rows}) > 1
+    unequal = len({len(prompt) for prompt in prompts}) > 1
     positions = batch.positions if unequal else None
-    cache = GrowingCache(model.config.n_layer)
-    idx = batch.idx
-    for _ in range(max_new_tokens):
-        with evaluating(model):
-            logits = model(idx, positions, cache=cache, keep=slice(-1, None))[:, -1]  # (B, V)
-            u = torch.cat([torch.rand(1, generator=g, dtype=torch.float64) for g in generators])
-            tokens = sampler(logits.float(), seen, u)
-            seen.scatter_(1, tokens[:, None], True)
+    logits = prefill(model, batch.idx, positions, cache, prefill_chunk)
+    last = positions[:, -1] if positions is not None else None
+    if num_return_sequences > 1:
+        cache.repeat(num_return_sequences)
+        logits = logits.repeat_interleave(num_return_sequences, dim=0)
+        last = last.repeat_interleave(num_return_sequences) if last is not None else None
+    rows = [prompt for prompt in prompts for _ in range(num_return_sequences)]
+    choose.begin(rows, logits)
+    finished = [False] * len(rows)
+    tokens = choose(logits)
+    for more in reversed(range(max_new_tokens)):
         ids = tokens.tolist()
         yield [None if done else token for token, done in zip(ids, finished, strict=True)]
         finished = [done or token in stop_tokens for token, done in zip(ids, finished, strict=True)]
-        if all(finished):
+        if all(finished) or not more:
             return
-        idx = tokens[:, None]
-        positions = positions[:, -1:] + 1 if positions is not None else None
+        last = last + 1 if last is not None else None
+        tokens = choose(decode(model, tokens, last, cache))
 
 
 def complete(steps: Iterator[list[int | None]]) -> list[list[int]]:
@@ -141,16 +231,49 @@ def generate_text(
     max_new_tokens: int = 200,
     sampler: Sampler | None = None,
     seed: int = 0,
+    stop: Collection[str] = (),
 ) -> Iterator[str]:
     """Yield the text that follows ``prompt``, piece by piece, until the model ends the document.
 
-    The prompt stands at the start of a new document, as the end-of-text token before it says.
+    The prompt stands at the start of a new document, as the end-of-text token before it says. The
+    text ends before the first of the ``stop`` strings, wherever the borders of its tokens are.
     """
     end = tokenizer.eos_token_id
     ids = [end, *tokenizer.encode(prompt)]
     steps = generate(model, [ids], max_new_tokens, sampler, stop_tokens=[end], seed=seed)
     tokens = (step[0] for step in steps)
-    return tokenizer.stream(token for token in tokens if token is not None and token != end)
+    pieces = tokenizer.stream(token for token in tokens if token is not None and token != end)
+    return until(pieces, stop)
+
+
+def until(pieces: Iterable[str], stop: Collection[str]) -> Iterator[str]:
+    """The text of ``pieces`` up to the first of the ``stop`` strings, which is not part of it.
+
+    What could be the beginning of a stop string waits until it is known.
+    """
+    if "" in stop:
+        raise ValueError("a stop string must not be empty")
+    return _until(pieces, stop)
+
+
+def _until(pieces: Iterable[str], stop: Collection[str]) -> Iterator[str]:
+    waiting = ""
+    for piece in pieces:
+        waiting += piece
+        found = [waiting.find(string) for string in stop if string in waiting]
+        if found:
+            if min(found):
+                yield waiting[: min(found)]
+            return
+        begun = max(
+            (n for string in stop for n in range(1, len(string)) if waiting.endswith(string[:n])),
+            default=0,
+        )
+        text, waiting = waiting[: len(waiting) - begun], waiting[len(waiting) - begun :]
+        if text:
+            yield text
+    if waiting:
+        yield waiting
 
 
 def forward_seconds(model: CausalLM, idx: Tensor, repeats: int = 5) -> float:
