@@ -175,6 +175,8 @@ class KVCache(Cache):
             raise ValueError(f"n_layer={n_layer} must be at least 1")
         self.layers = [Layer(self, index) for index in range(n_layer)]
         self._next_layer: int | None = None  # while a pass runs
+        self._complete = False  # every layer of the pass has been updated
+        self.together: list[KVCache] = [self]  # caches whose passes end together
 
     # ---------------------------------------------------------------------------- a forward pass
 
@@ -194,7 +196,7 @@ class KVCache(Cache):
             )
         new = place(x, positions, start=self.dense_length or 0)
         visibility = self._plan(new, x.shape[0], dense=positions is None)
-        self._next_layer = 0
+        self._next_layer, self._complete = 0, False
         return visibility
 
     @abstractmethod
@@ -210,7 +212,7 @@ class KVCache(Cache):
                 f"layer {layer} was updated, but {wanted} is next: a pass calls `see` once, and "
                 "then updates every layer in order"
             )
-        if k.requires_grad and torch.is_grad_enabled():
+        if (k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
             raise ValueError("a cache keeps no gradients: call the model under torch.no_grad()")
         if k.dtype != v.dtype or k.shape[:3] != v.shape[:3]:
             raise ValueError(
@@ -220,8 +222,11 @@ class KVCache(Cache):
         seen = self._store(layer, k, v)
         self._next_layer = layer + 1
         if self._next_layer == len(self.layers):
-            self._next_layer = None
-            self._finish()
+            self._next_layer, self._complete = None, True
+            if all(cache._complete for cache in self.together):
+                for cache in self.together:
+                    cache._complete = False
+                    cache._finish()
         return seen
 
     @abstractmethod
@@ -262,6 +267,11 @@ class KVCache(Cache):
     @abstractmethod
     def nbytes(self) -> int:
         """Bytes held for keys and values, used or not."""
+
+    @abstractmethod
+    def contents(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What a layer that is not empty holds: keys and values (B, H, S, D), in the order in which
+        they lie there, and the position of each, (B, S); -1 where nothing is."""
 
     @abstractmethod
     def reset(self) -> None:

@@ -27,6 +27,8 @@ class LayeredCache(Cache):
                 )
         if not set(self.owner) <= set(range(len(self.parts))) or not self.owner:
             raise ValueError(f"owner={self.owner} names others than the {len(self.parts)} parts")
+        for part in self.parts:
+            part.together = self.parts
         numbers = [0] * len(self.parts)
         self.layers: list[Layer] = []
         for number in self.owner:

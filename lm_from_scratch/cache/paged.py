@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from lm_from_scratch.cache.interface import KVCache
 from lm_from_scratch.visibility import PADDING, Visibility
@@ -88,6 +89,12 @@ class BlockPool:
         """A second row with the same tokens, in the same blocks."""
         return Row([self.share(block) for block in row.table], row.length)
 
+    def slots(self, row: Row) -> Tensor:
+        """Where the tokens of a row lie in ``keys[layer]`` and ``values[layer]``, (length,)."""
+        table = torch.tensor(row.table, dtype=torch.long, device=self.keys.device)[:, None]
+        inside = torch.arange(self.block_size, device=self.keys.device)
+        return (table * self.block_size + inside).flatten()[: row.length]
+
     def cut(self, row: Row, length: int) -> None:
         """Shorten a row, and give back the blocks that it does not need any more."""
         needed = -(-length // self.block_size)
@@ -141,7 +148,7 @@ class PagedCache(KVCache):
         P, device = self.pool.block_size, new.device
         ends = [start + n for start, n in zip(starts, self._new, strict=True)]
         S = max(ends)
-        tables = [row.table + row.table[:1] * (-(-S // P) - len(row.table)) for row in rows]
+        tables = [(row.table + [(row.table or [0])[0]] * S)[: -(-S // P)] for row in rows]
         blocks = torch.tensor(tables, device=device)  # (B, blocks)
         slots = blocks.repeat_interleave(P, dim=1) * P + torch.arange(P).repeat(blocks.shape[1])
         length = torch.tensor(ends, device=device)[:, None]  # (B, 1)
@@ -209,6 +216,14 @@ class PagedCache(KVCache):
         """Bytes of the blocks that the rows hold; a shared one counts once."""
         blocks = {block for row in self.rows for block in row.table}
         return self.pool.nbytes * len(blocks) // len(self.pool.users)
+
+    def contents(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        slots = [self.pool.slots(row) for row in self.rows]
+        keys = pad_sequence([self.pool.keys[layer, s] for s in slots], batch_first=True)
+        values = pad_sequence([self.pool.values[layer, s] for s in slots], batch_first=True)
+        places = [torch.arange(len(s), device=s.device) for s in slots]
+        positions = pad_sequence(places, batch_first=True, padding_value=PADDING)
+        return keys.transpose(1, 2), values.transpose(1, 2), positions
 
     def reset(self) -> None:
         """Forget all tokens, and give their blocks back."""

@@ -122,7 +122,8 @@ class SlidingCache(SlotCache):
             self._seen = slice(0, min(start + 1, slots)) if dense else slice(0, slots)
             known = dense and self._seen.stop <= self.window  # every slot is seen
             return Visibility(new, after[:, self._seen], dense=known)
-        self._seen = slice(0, min(start, slots)) if dense else slice(0, slots)
+        held = 0 if self.positions is None else slots
+        self._seen = slice(0, min(start, slots) if dense else held)
         known = dense and start <= slots  # the slots are in order
         keys = torch.cat([before[:, self._seen], new], dim=1)
         return Visibility(new, keys, dense=known)
@@ -134,9 +135,10 @@ class SlidingCache(SlotCache):
                 self._put(buffer, self._where, new)
                 seen.append(buffer.read(self._seen))
             else:
-                old = [] if self.positions is None else [buffer.read(self._seen)]
-                seen.append(torch.cat([*old, new], dim=2) if old else new)
                 self._late.append((buffer, new))
+                new = self.codec.decode(self.codec.encode(new))  # as later queries will see it
+                old = [] if self.positions is None else [buffer.read(self._seen)]
+                seen.append(torch.cat([*old, new], dim=2))
         return seen[0], seen[1]
 
     def _finish(self) -> None:
@@ -147,8 +149,13 @@ class SlidingCache(SlotCache):
 
     def check_crop(self, length: int | Tensor) -> None:
         super().check_crop(length)
+        if self.positions is None:
+            return
         back = self.lengths - length
-        if ((self.lengths > self.slots) & (back > self.slack)).any():
+        held = self.positions.masked_fill(self.positions < 0, torch.iinfo(torch.long).max)
+        first = (self.lengths - back - self.window + 1).clamp(min=0)  # that the next query sees
+        lost = (back > 0) & (held.amin(dim=1) > first)  # earlier crops count, too
+        if (lost | (self.lengths > self.slots) & (back > self.slack)).any():
             raise ValueError(
                 f"{int(back.max())} tokens cannot be taken back, only slack={self.slack}: the keys "
                 "that they pushed out are gone"
