@@ -109,11 +109,10 @@ def generate(
         cache = cache_for(model.config.windows, reserve=longest + max_new_tokens)
     elif cache.length:
         raise ValueError(f"the cache holds {cache.length} tokens already; it must be empty")
-    choose = Chooser(sampler or Sampler(), processors, seed)
+    rows = [prompt for prompt in prompts for _ in range(num_return_sequences)]
+    choose = Chooser(rows, sampler or Sampler(), processors, seed)
     ends = frozenset(stop_tokens)
-    return _steps(
-        model, prompts, max_new_tokens, choose, ends, num_return_sequences, cache, prefill_chunk
-    )
+    return _steps(model, prompts, max_new_tokens, choose, ends, cache, prefill_chunk)
 
 
 def check_prompts(
@@ -149,26 +148,28 @@ def check_prompts(
 
 
 class Chooser:
-    """The sampler and the processors, with the random numbers of every row and the tokens in it."""
+    """Chooses the next token of every row, and remembers what choosing depends on: the tokens in
+    the row (``rows``), and its own random numbers."""
 
     def __init__(
-        self, sampler: Sampler, processors: Sequence[LogitProcessor] = (), seed: int = 0
+        self,
+        rows: Sequence[Sequence[int]],
+        sampler: Sampler,
+        processors: Sequence[LogitProcessor] = (),
+        seed: int = 0,
     ) -> None:
-        self.sampler, self.processors, self.seed = sampler, tuple(processors), seed
-        self.rows: list[list[int]] = []
-
-    def begin(self, rows: Sequence[Sequence[int]], logits: Tensor) -> None:
-        """Start rows with these tokens, on the device and for the vocabulary of the logits."""
         self.rows = [list(row) for row in rows]
-        self.generators = [torch.Generator().manual_seed(self.seed + i) for i in range(len(rows))]
-        shape = (len(rows), logits.shape[-1])
-        self.seen = torch.zeros(shape, dtype=torch.bool, device=logits.device)
-        for i, row in enumerate(rows):
-            self.seen[i, list(row)] = True
+        self.sampler, self.processors = sampler, tuple(processors)
+        self.generators = [torch.Generator().manual_seed(seed + i) for i in range(len(rows))]
+        self.seen: Tensor | None = None  # (B, V), once V is known
 
     def __call__(self, logits: Tensor) -> Tensor:
         """The next token (B,) of every row, from logits (B, V)."""
         logits = logits.float()
+        if self.seen is None:
+            self.seen = torch.zeros_like(logits, dtype=torch.bool)
+            for seen, row in zip(self.seen, self.rows, strict=True):
+                seen[row] = True
         for process in self.processors:
             logits = process(logits, self.rows)
         u = [torch.rand(1, generator=g, dtype=torch.float64) for g in self.generators]
@@ -185,7 +186,6 @@ def _steps(
     max_new_tokens: int,
     choose: Chooser,
     stop_tokens: frozenset[int],
-    num_return_sequences: int,
     cache: KVCache | LayeredCache,
     prefill_chunk: int | None,
 ) -> Iterator[list[int | None]]:
@@ -195,13 +195,12 @@ def _steps(
     positions = batch.positions if unequal else None
     logits = prefill(model, batch.idx, positions, cache, prefill_chunk)
     last = positions[:, -1] if positions is not None else None
-    if num_return_sequences > 1:
-        cache.repeat(num_return_sequences)
-        logits = logits.repeat_interleave(num_return_sequences, dim=0)
-        last = last.repeat_interleave(num_return_sequences) if last is not None else None
-    rows = [prompt for prompt in prompts for _ in range(num_return_sequences)]
-    choose.begin(rows, logits)
-    finished = [False] * len(rows)
+    times = len(choose.rows) // len(prompts)
+    if times > 1:
+        cache.repeat(times)
+        logits = logits.repeat_interleave(times, dim=0)
+        last = last.repeat_interleave(times) if last is not None else None
+    finished = [False] * len(choose.rows)
     tokens = choose(logits)
     for more in reversed(range(max_new_tokens)):
         ids = tokens.tolist()

@@ -2,11 +2,27 @@
 
 import pytest
 import torch
-from conftest import tiny_gpt2, token_ids
+from conftest import tiny_gpt2, tiny_qwen2, token_ids
 from hypothesis import given
 from hypothesis import strategies as st
+from test_cache_laws import KINDS, MODELS
+from test_cache_laws import pool as new_pool
 
-from lm_from_scratch.cache import NO_CACHE, GrowingCache, KVCache
+from lm_from_scratch.attention import formula_attention
+from lm_from_scratch.cache import (
+    EXACT,
+    NO_CACHE,
+    BlockPool,
+    GrowingCache,
+    KVCache,
+    LayeredCache,
+    PagedCache,
+    Quantized,
+    Row,
+    SlidingCache,
+    StaticCache,
+    cache_for,
+)
 from lm_from_scratch.data import padded_batch
 from lm_from_scratch.visibility import positions_from_mask
 
@@ -199,3 +215,289 @@ def test_documents_need_positions_of_the_right_kind() -> None:
     with pytest.raises(ValueError, match="at least one"):
         MODEL(idx[:, :0])
     assert torch.equal(MODEL(idx, positions.to(torch.int16)), MODEL(idx, positions))
+
+
+# --------------------------------------------------------------------------- what is refused
+
+
+EVERY_KIND = [kind for kind in KINDS if "4 bits" not in kind]
+
+
+def filled(kind: str):
+    """A model that slides in every layer, and a cache of that kind with two rows of 7 tokens."""
+    model = MODELS["qwen2, W = 3"]
+    cache = KINDS[kind](model)
+    with torch.no_grad():
+        model(token_ids(2, 7), cache=cache)
+    return model, cache
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_bad_input_is_refused_and_changes_nothing(kind: str) -> None:
+    model, cache = filled(kind)
+    other = tiny_qwen2(n_layer=2, sliding_window=3, max_window_layers=0).double()
+    wide = tiny_qwen2(n_kv_head=3, sliding_window=3, max_window_layers=0).double()
+    one, two = token_ids(1, 1), token_ids(2, 1)
+    with torch.no_grad():
+        for bad, message in (
+            (lambda: model(one, cache=cache), "holds 2 rows, the tokens 1"),
+            (lambda: other(two, cache=cache), "3 layers, the model 2"),
+            (lambda: model.float()(two, cache=cache), r"float64.* in torch.float32"),
+            (lambda: wide(two, cache=cache), r"heads, D\) = "),
+            (lambda: cache.crop(8), r"length=8 is not in 0 ... 7"),
+            (lambda: cache.crop(-1), r"length=-1 is not in 0 ... 7"),
+            (lambda: cache.crop(torch.tensor([7])), r"an integer for each of the 2 rows"),
+            (lambda: cache.crop(torch.tensor([7, 9])), r"length=\[7, 9\] is not in 0 ... \[7, 7\]"),
+            (lambda: cache.select(torch.tensor([0, 2])), r"rows=\[0, 2\]"),
+            (lambda: cache.select(torch.tensor([])), r"rows=\[\] must be a list"),
+            (lambda: cache.reorder(torch.tensor([0])), r"must name 2 rows"),
+            (lambda: cache.repeat(0), "times=0 must be at least 1"),
+            (lambda: cache[3], "layer 3 is not below the cache's 3 layers"),
+            (lambda: cache[-1], "layer -1"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                bad()
+            model.double()
+        want = model(token_ids(2, 9, seed=1))
+        cache.reset()
+        first = model(token_ids(2, 9, seed=1)[:, :7], cache=cache)
+        got = model(token_ids(2, 9, seed=1)[:, 7:], cache=cache)
+    if "bits" not in kind:
+        torch.testing.assert_close(torch.cat([first, got], 1), want, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_an_empty_cache_has_no_rows_to_move(kind: str) -> None:
+    cache = KINDS[kind](MODELS["qwen2, W = 3"])
+    for bad in (lambda: cache.select(torch.tensor([0])), lambda: cache.repeat(2)):
+        with pytest.raises(ValueError, match="the cache is empty"):
+            bad()
+    cache.crop(0)
+    assert cache.length == 0 and cache.batch is None and cache.lengths.tolist() == []
+
+
+@torch.no_grad()
+def test_a_static_cache_that_is_full_says_so_and_stays_as_it_was() -> None:
+    idx = token_ids(2, 11)
+    mask = positions_from_mask(torch.ones(2, 11))
+    for positions in (None, mask):
+        cache = StaticCache(3, capacity=10)
+        MODEL(idx[:, :8], None if positions is None else positions[:, :8], cache=cache)
+        late = None if positions is None else positions[:, 8:]
+        with pytest.raises(ValueError, match="11 tokens do not fit into a cache of capacity=10"):
+            MODEL(idx[:, 8:], late, cache=cache)
+        assert cache.length == 8
+        got = MODEL(idx[:, 8:10], None if late is None else late[:, :2], cache=cache)
+        torch.testing.assert_close(got, MODEL(idx[:, :10])[:, 8:], atol=2e-5, rtol=0)
+    with pytest.raises(ValueError, match="capacity=0"):
+        StaticCache(3, capacity=0)
+
+
+@torch.no_grad()
+def test_a_static_cache_always_has_the_same_shapes_and_memory() -> None:
+    cache, shapes, memory = StaticCache(1, capacity=12), set(), set()
+    for n in (5, 1, 1, 3):
+        keys, _ = one_layer(cache, torch.ones(2, 1, n, 4), torch.ones(2, 1, n, 4))
+        shapes.add(keys.shape)
+        memory.add((keys.data_ptr(), cache.nbytes))
+    assert shapes == {(2, 1, 12, 4)} and len(memory) == 1
+
+
+def test_a_sliding_cache_refuses_a_layer_that_sees_further() -> None:
+    idx = token_ids(1, 3)
+    with torch.no_grad():
+        with pytest.raises(ValueError, match="layer 0 sees all keys, the cache keeps window=4"):
+            MODEL(idx, cache=SlidingCache(3, 4))
+        model = tiny_qwen2(sliding_window=5, max_window_layers=0)
+        with pytest.raises(ValueError, match="layer 0 sees 5 keys, the cache keeps window=4"):
+            model(idx, cache=SlidingCache(3, 4))
+    for bad in (dict(window=0), dict(window=3, slack=-1)):
+        with pytest.raises(ValueError, match="must"):
+            SlidingCache(3, **bad)
+
+
+@torch.no_grad()
+def test_K3_a_sliding_cache_holds_min_of_length_and_window_in_every_layer() -> None:
+    model = tiny_qwen2(sliding_window=4, max_window_layers=1)
+    cache = cache_for(model.config.windows)
+    assert [type(part).__name__ for part in cache.parts] == ["GrowingCache", "SlidingCache"]
+    for n in range(1, 11):
+        model(token_ids(1, 1), cache=cache)
+        full, ring = cache.parts
+        assert (full.positions >= 0).sum() == n
+        assert (ring.positions >= 0).sum() == min(n, 4)
+        assert sorted(p for p in ring.positions[0].tolist() if p >= 0) == list(range(n))[-4:]
+    bytes_of_a_token = 2 * 2 * 8 * 4  # keys and values, heads, features, bytes
+    assert ring.nbytes == 2 * (4 + 1) * bytes_of_a_token
+
+
+def test_layers_of_a_layered_cache_must_have_an_owner() -> None:
+    with pytest.raises(ValueError, match="part 0 has 2 layers, but"):
+        LayeredCache([GrowingCache(2)], [0])
+    with pytest.raises(ValueError, match="names others"):
+        LayeredCache([GrowingCache(1)], [0, 1])
+    with pytest.raises(ValueError, match="use `see_by_layer`"):
+        LayeredCache([GrowingCache(1)], [0]).see(token_ids(1, 1), None, None, 1)
+
+
+# ----------------------------------------------------------------------------------- quantised
+
+
+@given(
+    st.sampled_from([4, 8]), st.sampled_from([2, 8, 16, 64]), st.floats(-3, 3), st.floats(-2, 2),
+    st.integers(0, 10**6),
+)  # fmt: skip
+def test_quantised_numbers_move_by_at_most_half_a_step(bits, group, scale, shift, seed) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(2, 3, 5, 16, generator=generator) * 10**scale + 10**shift
+    codec = Quantized(bits, group)
+    codes, low, step = codec.encode(x)
+    back = codec.decode([codes, low, step])
+    assert codes.dtype == torch.uint8 and back.shape == x.shape and back.dtype == x.dtype
+    groups = x.unflatten(-1, (-1, min(group, 16)))
+    want = (groups.amax(-1) - groups.amin(-1)) / (2**bits - 1)
+    torch.testing.assert_close(step[..., 0], want)
+    slack = 4 * torch.finfo(x.dtype).eps * groups.abs().amax(-1, keepdim=True)
+    error = (back.unflatten(-1, (-1, min(group, 16))) - groups).abs()
+    assert (error <= step / 2 + slack).all()
+    assert codes.numel() == x.numel() * bits // 8
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_quantised_half_precision_keeps_its_dtype(dtype: torch.dtype) -> None:
+    x = torch.randn(1, 2, 40, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    codec = Quantized(8)
+    back = codec.decode(codec.encode(x))
+    assert back.dtype == dtype
+    step = codec.encode(x)[2].float()
+    bound = step / 2 + 2 * torch.finfo(dtype).eps * x.float().abs().max()
+    assert ((back - x).float().abs().unflatten(-1, (2, 32)) <= bound).all()
+
+
+def test_equal_numbers_have_no_step_and_come_back() -> None:
+    x = torch.full((1, 1, 1, 8), 3.7)
+    assert torch.equal(Quantized(4).decode(Quantized(4).encode(x)), x)
+
+
+def test_the_error_of_attention_is_bounded_by_the_steps() -> None:
+    """Scores move by d <= |q|_1 step/2 / sqrt(D), weights by a factor within exp(+-2d)."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 9, 16, generator=generator).double() for _ in range(3))
+    visibility = NO_CACHE.see(q[:, 0], None, None, 1)
+    want = formula_attention(q, k, v, visibility)
+    errors = []
+    for bits in (4, 8):
+        codec = Quantized(bits, 8)
+        parts = codec.encode(k), codec.encode(v)
+        got = formula_attention(q, *(codec.decode(part) for part in parts), visibility)
+        d = q.abs().sum(-1).amax() * parts[0][2].amax() / 2 / 16**0.5
+        bound = parts[1][2].amax() / 2 + (torch.exp(2 * d) - 1) * v.abs().amax()
+        errors.append((got - want).abs().max().item())
+        assert errors[-1] <= bound
+    assert errors[1] < errors[0] / 8
+
+
+def test_a_quantised_cache_holds_as_many_bytes_as_the_formula_says() -> None:
+    k = torch.randn(1, 2, 10, 64)
+    sizes = []
+    for codec in (EXACT, Quantized(8), Quantized(4)):
+        cache = GrowingCache(1, codec)
+        one_layer(cache, k, k)
+        sizes.append(cache.nbytes)
+    numbers, groups = 2 * 2 * 10 * 64, 2 * 2 * 10 * 64 // 32
+    assert sizes == [4 * numbers, numbers + 8 * groups, numbers // 2 + 8 * groups]
+
+
+def test_groups_that_do_not_fit_are_refused() -> None:
+    for bad, message in (
+        (lambda: Quantized(3), "bits=3 must be 4 or 8"),
+        (lambda: Quantized(8, 0), "group=0"),
+        (lambda: Quantized(4, 7), "even for 4 bits"),
+        (lambda: Quantized(8, 5).encode(torch.ones(1, 1, 1, 16)), "D=16 features cannot be cut"),
+        (lambda: Quantized(4, 32).encode(torch.ones(1, 1, 1, 7)), "two codes in a byte"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            bad()
+
+
+# --------------------------------------------------------------------------------------- paged
+
+
+def users(pool: BlockPool) -> int:
+    return sum(n > 0 for n in pool.users)
+
+
+@torch.no_grad()
+def test_rows_share_blocks_until_one_of_them_writes() -> None:
+    model = MODELS["qwen2"]
+    pool = new_pool(model, 4, n_blocks=9)
+    cache = PagedCache(pool)
+    model(token_ids(1, 10), cache=cache)  # 3 blocks, the last one half full
+    cache.repeat(4)
+    assert users(pool) == 3 and pool.users.count(4) == 3
+    exact = 2 * 3 * 2 * 8 * 8  # keys and values, layers, heads, features, bytes
+    assert cache.nbytes == 3 * 4 * exact
+    model(token_ids(4, 1), cache=cache)  # every row gets its own last block
+    assert users(pool) == 6 and sorted(pool.users) == [0, 0, 0, 1, 1, 1, 1, 4, 4]
+    cache.select(torch.tensor([2]))
+    assert users(pool) == 3
+    cache.crop(5)
+    assert users(pool) == 2
+    cache.reset()
+    assert users(pool) == 0 and sorted(pool.free) == list(range(9))
+
+
+@torch.no_grad()
+def test_two_rows_that_share_pages_never_see_each_other() -> None:
+    """One row is poisoned after the fork: with NaN, which no weight of 0 takes away."""
+    model = MODELS["qwen2"]
+    pool = new_pool(model, 4)
+    first = Row()
+    prefix, rest = token_ids(1, 6), token_ids(1, 5, seed=2)
+    model(prefix, cache=PagedCache(pool, [first]))
+    second = pool.fork(first)
+    model(token_ids(1, 3, seed=9), cache=PagedCache(pool, [second]))
+    for position in range(6, 9):
+        slot = second.table[position // 4] * 4 + position % 4
+        pool.keys[:, slot] = pool.values[:, slot] = torch.nan
+    got = model(rest, cache=PagedCache(pool, [first]))
+    want = model(torch.cat([prefix, rest], 1))[:, 6:]
+    torch.testing.assert_close(got, want, atol=1e-9, rtol=0)
+    both = PagedCache(pool, [first, second])  # side by side, of different lengths
+    got = model(token_ids(2, 1), both.lengths[:, None], cache=both)
+    assert got[0].isfinite().all() and got[1].isnan().all()
+
+
+@torch.no_grad()
+def test_a_pool_that_is_too_small_refuses_before_anything_changes() -> None:
+    model = MODELS["qwen2"]
+    pool = new_pool(model, 4, n_blocks=4)
+    cache = PagedCache(pool)
+    model(token_ids(2, 7), cache=cache)
+    state = [list(row.table) for row in cache.rows], list(pool.users)
+    with pytest.raises(ValueError, match="2 more blocks are needed, 0 of the pool's 4 are free"):
+        model(token_ids(2, 2), cache=cache)
+    assert state == ([list(row.table) for row in cache.rows], list(pool.users))
+    model(token_ids(2, 1), cache=cache)
+    assert cache.length == 8
+    with pytest.raises(ValueError, match="all 4 blocks of the pool are in use"):
+        pool.allocate()
+    cache.reset()
+    with pytest.raises(ValueError, match="block 0 is released, but nobody uses it"):
+        pool.release(0)
+    with pytest.raises(ValueError, match="n_blocks=0"):
+        new_pool(model, 4, n_blocks=0)
+
+
+@torch.no_grad()
+def test_rows_of_a_pool_go_on_where_they_end() -> None:
+    model = MODELS["qwen2"]
+    cache = PagedCache(new_pool(model, 4), [Row(), Row()])
+    model(token_ids(2, 3), cache=cache)
+    with pytest.raises(ValueError, match=r"row 1 holds 3 tokens and goes on there, not with \[4\]"):
+        model(token_ids(2, 1), torch.tensor([[3], [4]]), cache=cache)
+    with pytest.raises(ValueError, match="holds 2 rows, the tokens 3"):
+        model(token_ids(3, 1), cache=cache)
+    cache.reset()
+    with pytest.raises(ValueError, match="has 2 rows, the tokens 3"):
+        model(token_ids(3, 1), cache=cache)

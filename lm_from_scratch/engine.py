@@ -1,0 +1,230 @@
+"""Continuous batching: requests join and leave a running batch.
+
+A batch that starts and ends together wastes most of its rows: the short answers wait for the
+longest. An engine decides anew at every step which requests it runs. Three ideas make that cheap:
+
+* rows live in a paged cache (:mod:`lm_from_scratch.cache.paged`), so a request needs no memory of
+  a fixed length, and gives its blocks back the moment it ends;
+* requests that begin alike share blocks: the tokens in a full block, and all before them, are
+  looked up, and found blocks are not computed again;
+* where the pool runs out, the youngest request gives its blocks back and waits. Nothing is lost:
+  its tokens are read again later.
+
+What a request says is what it would say alone, up to rounding.
+
+Sources: Yu et al., *Orca: A Distributed Serving System for Transformer-Based Generative Models*,
+2022 (batches that change at every step); Kwon et al., 2023, arXiv:2309.06180 (paged memory).
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from lm_from_scratch.cache import BlockPool, PagedCache, Row
+from lm_from_scratch.data import padded_batch
+from lm_from_scratch.generate import Chooser, LogitProcessor, check_prompts, prefill
+from lm_from_scratch.models import CausalLM
+from lm_from_scratch.sampling import Sampler
+from lm_from_scratch.visibility import PADDING
+
+
+@dataclass(eq=False, kw_only=True)
+class Request:
+    """One prompt, and how it is to be continued: the arguments of ``generate`` for one row."""
+
+    prompt: Sequence[int]
+    max_new_tokens: int
+    sampler: Sampler = field(default_factory=Sampler)
+    stop_tokens: Collection[int] = ()
+    processors: Sequence[LogitProcessor] = ()
+    seed: int = 0
+
+
+@dataclass(eq=False)
+class Running:
+    """A request in the engine: its row of the pool holds the first tokens of ``tokens``."""
+
+    number: int
+    request: Request
+    choose: Chooser
+    row: Row = field(default_factory=Row)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The prompt and what was said so far."""
+        return self.choose.rows[0]
+
+    @property
+    def said(self) -> list[int]:
+        return self.tokens[len(self.request.prompt) :]
+
+    @property
+    def finished(self) -> bool:
+        said = self.said
+        full = len(said) >= self.request.max_new_tokens
+        return full or (bool(said) and said[-1] in self.request.stop_tokens)
+
+
+@dataclass
+class Step:
+    """What one step of an engine did; requests by number."""
+
+    fed: dict[int, int] = field(default_factory=dict)  # tokens of each request that were run
+    shared: dict[int, int] = field(default_factory=dict)  # tokens found in shared blocks
+    said: dict[int, int] = field(default_factory=dict)  # the new token
+    finished: list[int] = field(default_factory=list)
+    put_back: list[int] = field(default_factory=list)  # lost their blocks, and wait again
+    columns: int = 0  # of the batches that were run, padding included: rows times columns
+    blocks: int = 0  # of the pool, in use at the end
+
+
+class Engine:
+    """Runs requests over one pool, at most ``max_batch`` at a time.
+
+    A prompt is read in pieces of at most ``prefill_chunk`` tokens, one a step, so that a long one
+    does not hold up the others. With ``share_prefixes`` full blocks stay in the pool after their
+    request has ended, until the memory is needed.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        pool: BlockPool,
+        max_batch: int = 16,
+        prefill_chunk: int = 256,
+        share_prefixes: bool = True,
+    ) -> None:
+        for name, value in (("max_batch", max_batch), ("prefill_chunk", prefill_chunk)):
+            if value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        self.model, self.pool = model, pool
+        self.max_batch, self.prefill_chunk = max_batch, prefill_chunk
+        self.share_prefixes = share_prefixes
+        self.waiting: deque[Running] = deque()
+        self.running: list[Running] = []  # the oldest first
+        self.results: dict[int, list[int]] = {}  # what finished requests said
+        self.prefixes: dict[tuple[int, ...], int] = {}  # tokens up to the end of a block: the block
+        self._submitted = 0
+
+    def submit(self, request: Request) -> int:
+        """Put a request into the queue; its number."""
+        prompt = check_prompts(
+            self.model, [request.prompt], request.max_new_tokens, request.stop_tokens
+        )
+        blocks = self._blocks(len(prompt[0]) + request.max_new_tokens - 1)
+        if blocks > len(self.pool.users):
+            raise ValueError(
+                f"a prompt of {len(prompt[0])} tokens and max_new_tokens={request.max_new_tokens} "
+                f"need {blocks} blocks, the pool has {len(self.pool.users)}"
+            )
+        choose = Chooser(prompt, request.sampler, request.processors, request.seed)
+        self.waiting.append(Running(self._submitted, request, choose))
+        self._submitted += 1
+        return self._submitted - 1
+
+    def run(self) -> Iterator[Step]:
+        """Steps until every request has finished. More may be submitted between two steps."""
+        while self.waiting or self.running:
+            yield self.step()
+
+    def step(self) -> Step:
+        """Admit what fits; read a piece of each prompt that is not read yet; then one token for
+        each of the others."""
+        done = Step()
+        self._admit(done)
+        ready = [r for r in self.running if len(r.tokens) - r.row.length == 1]
+        for group in ([r for r in self.running if r not in ready], ready):
+            self._make_room(group, done)
+            if group:
+                self._forward(group, done)
+        for running in [r for r in self.running if r.finished]:
+            self.running.remove(running)
+            self.pool.cut(running.row, 0)
+            self.results[running.number] = running.said
+            done.finished.append(running.number)
+        done.blocks = len(self.pool.users) - len(self.pool.free)
+        return done
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.pool.block_size)
+
+    def _piece(self, running: Running) -> list[int]:
+        """The tokens of a request that the next pass will run."""
+        start = running.row.length
+        return running.tokens[start : start + self.prefill_chunk]
+
+    def _admit(self, done: Step) -> None:
+        while self.waiting and len(self.running) < self.max_batch:
+            running = self.waiting[0]
+            found = self._find(running.tokens)
+            running.row = Row(
+                [self.pool.share(b) for b in found], len(found) * self.pool.block_size
+            )
+            wanted = self._blocks(len(running.tokens)) - len(found)
+            # one more block for each that runs already: it should not be put back at once
+            if not self._free(wanted + len(self.running)) and self.running:
+                self.pool.cut(running.row, 0)
+                return
+            self.running.append(self.waiting.popleft())
+            if found:
+                done.shared[running.number] = running.row.length
+
+    def _make_room(self, group: list[Running], done: Step) -> None:
+        """See that there are blocks for the next pass; the youngest requests may lose theirs."""
+        while not self._free(
+            sum(self._blocks(r.row.length + len(self._piece(r))) - len(r.row.table) for r in group)
+        ):
+            youngest = self.running.pop()
+            self.pool.cut(youngest.row, 0)
+            self.waiting.appendleft(youngest)
+            done.put_back.append(youngest.number)
+            if youngest in group:
+                group.remove(youngest)
+
+    def _free(self, blocks: int) -> bool:
+        """Whether so many blocks are free; prefixes that only the engine holds are given up."""
+        for prefix, block in list(self.prefixes.items()):
+            if len(self.pool.free) >= blocks:
+                break
+            if self.pool.users[block] == 1:
+                self.pool.release(self.prefixes.pop(prefix))
+        return len(self.pool.free) >= blocks
+
+    def _forward(self, group: list[Running], done: Step) -> None:
+        pieces = [self._piece(running) for running in group]
+        batch = padded_batch(pieces, pad_token_id=0, side="left")
+        assert batch.positions is not None
+        starts = torch.tensor([running.row.length for running in group])[:, None]  # (B, 1)
+        places = batch.positions + starts
+        positions = places.masked_fill(batch.positions == PADDING, PADDING)  # (B, T)
+        cache = PagedCache(self.pool, [running.row for running in group])
+        device = self.model.head_weight.device
+        logits = prefill(self.model, batch.idx.to(device), positions.to(device), cache)  # (B, V)
+        done.columns += positions.numel()
+        for running, piece, line in zip(group, pieces, logits, strict=True):
+            done.fed[running.number] = len(piece)
+            if self.share_prefixes:
+                self._remember(running)
+            if running.row.length == len(running.tokens):  # all is read
+                done.said[running.number] = int(running.choose(line[None]))
+
+    def _find(self, tokens: list[int]) -> list[int]:
+        """The blocks that hold the longest known beginning; one token is always left to run."""
+        P, found = self.pool.block_size, []
+        for end in range(P, len(tokens), P):
+            if tuple(tokens[:end]) not in self.prefixes:
+                break
+            found.append(tuple(tokens[:end]))
+        for prefix in reversed(found):  # the last to be given up: what others build on
+            self.prefixes[prefix] = self.prefixes.pop(prefix)
+        return [self.prefixes[prefix] for prefix in found]
+
+    def _remember(self, running: Running) -> None:
+        """Hold the full blocks of a request for others that begin alike."""
+        P = self.pool.block_size
+        for number in range(running.row.length // P):
+            prefix = tuple(running.tokens[: (number + 1) * P])
+            if prefix not in self.prefixes:
+                self.prefixes[prefix] = self.pool.share(running.row.table[number])
