@@ -24,7 +24,8 @@ import torch
 
 from lm_from_scratch.cache import BlockPool, PagedCache, Row
 from lm_from_scratch.data import padded_batch
-from lm_from_scratch.generate import Chooser, LogitProcessor, check_prompts, prefill
+from lm_from_scratch.generate import Chooser, check_prompts, prefill
+from lm_from_scratch.logit_processors import LogitProcessor
 from lm_from_scratch.models import CausalLM
 from lm_from_scratch.sampling import Sampler
 from lm_from_scratch.visibility import PADDING

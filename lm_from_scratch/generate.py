@@ -9,7 +9,7 @@ hardly ever changes a token; in bfloat16 a near-tie may fall the other way.
 
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from lm_from_scratch.cache import Cache, KVCache, LayeredCache, cache_for
 from lm_from_scratch.data import padded_batch
+from lm_from_scratch.logit_processors import LogitProcessor
 from lm_from_scratch.models import CausalLM
 from lm_from_scratch.sampling import Sampler
 from lm_from_scratch.tokenizer import Tokenizer
@@ -34,10 +35,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-#: Changes the logits (B, V) of the next token, given the tokens of every row so far.
-LogitProcessor = Callable[[Tensor, Sequence[Sequence[int]]], Tensor]
 
 
 def prefill(

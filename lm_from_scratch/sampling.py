@@ -2,11 +2,13 @@ r"""From logits to the next token.
 
 A model gives a score for every token. Sampling bends the scores, cuts the tail off, and draws. Each
 step is a pure function of logits (B, V); :class:`Sampler` applies them in the order that has become
-the custom: repetition penalty, temperature, top-k, top-p.
+the custom: repetition penalty, temperature, top-k, top-p, min-p, typical.
 
 Sources: Keskar et al., *CTRL*, 2019, arXiv:1909.05858 (repetition penalty); Fan, Lewis, Dauphin,
 *Hierarchical Neural Story Generation*, 2018, arXiv:1805.04833 (top-k); Holtzman et al., *The
-Curious Case of Neural Text Degeneration*, 2020, arXiv:1904.09751 (top-p).
+Curious Case of Neural Text Degeneration*, 2020, arXiv:1904.09751 (top-p); Nguyen et al., *Turning
+Up the Heat: Min-p Sampling*, 2024, arXiv:2407.01082; Meister et al., *Locally Typical Sampling*,
+2023, arXiv:2202.00666.
 """
 
 import math
@@ -50,6 +52,30 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     return logits.masked_fill(removed, -math.inf)
 
 
+def keep_min_p(logits: Tensor, p: float) -> Tensor:
+    """Keep the tokens that are at least ``p`` times as likely as the most likely one.
+
+    Where the model is sure few tokens stay, where it is not many do.
+    """
+    largest = logits.max(dim=-1, keepdim=True).values
+    return logits.masked_fill(logits < largest + math.log(p), -math.inf)
+
+
+def keep_typical(logits: Tensor, p: float) -> Tensor:
+    r"""Keep the tokens whose surprise :math:`-\log p` is nearest to its mean, the entropy.
+
+    As many as it takes for their probability to reach ``p``. Very likely tokens may go, too.
+    """
+    surprise = -logits.float().log_softmax(dim=-1)
+    probability = (-surprise).exp()
+    entropy = (probability * surprise).nansum(dim=-1, keepdim=True)  # 0 * inf counts as 0
+    order = (surprise - entropy).abs().argsort(dim=-1, stable=True)
+    ordered = probability.gather(-1, order)
+    before = ordered.cumsum(dim=-1) - ordered
+    removed = torch.empty_like(logits, dtype=torch.bool).scatter(-1, order, before >= p)
+    return logits.masked_fill(removed, -math.inf)
+
+
 def check_logits(logits: Tensor) -> None:
     """Refuse a row without a largest finite logit: it has no likeliest token and no softmax."""
     largest = logits.max(dim=-1).values
@@ -79,24 +105,32 @@ def draw(logits: Tensor, u: Tensor) -> Tensor:
 class Sampler:
     """How to choose the next token. The defaults draw from the model's own distribution.
 
-    ``temperature=0`` is greedy: the most likely token. ``top_k=0`` and ``top_p=1`` are off.
+    ``temperature=0`` is greedy: the most likely token. ``top_k=0``, ``top_p=1``, ``min_p=0`` and
+    ``typical_p=1`` are off.
     """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "repetition_penalty"):
+        for name in ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty"):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name}={getattr(self, name)} must be a finite number")
         if self.temperature < 0:
             raise ValueError(f"temperature={self.temperature} must be 0 (greedy) or more")
         if self.top_k < 0:
             raise ValueError(f"top_k={self.top_k} must be 0 (off) or more")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p={self.top_p} must be above 0 and at most 1 (off)")
+        for name in ("top_p", "typical_p"):
+            if not 0.0 < getattr(self, name) <= 1.0:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} must be above 0 and at most 1 (off)"
+                )
+        if not 0.0 <= self.min_p <= 1.0:
+            raise ValueError(f"min_p={self.min_p} must be in 0 (off) ... 1")
         if self.repetition_penalty <= 0:
             raise ValueError(f"repetition_penalty={self.repetition_penalty} must be above 0")
 
@@ -110,6 +144,10 @@ class Sampler:
             logits = keep_top_k(logits, self.top_k)
         if self.top_p < 1.0:
             logits = keep_top_p(logits, self.top_p)
+        if self.min_p > 0.0:
+            logits = keep_min_p(logits, self.min_p)
+        if self.typical_p < 1.0:
+            logits = keep_typical(logits, self.typical_p)
         return logits
 
     def __call__(self, logits: Tensor, seen: Tensor, u: Tensor) -> Tensor:

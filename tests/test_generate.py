@@ -5,7 +5,9 @@ import torch
 from conftest import hf_twin, tiny_gpt2, token_ids
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_cache_laws import KINDS, MODELS
 
+from lm_from_scratch.cache import GrowingCache, cache_for
 from lm_from_scratch.checkpoint import load_shipped
 from lm_from_scratch.generate import (
     as_prompts,
@@ -14,6 +16,8 @@ from lm_from_scratch.generate import (
     forward_seconds,
     generate,
     generate_text,
+    prefill,
+    until,
 )
 from lm_from_scratch.sampling import GREEDY, Sampler
 
@@ -248,3 +252,81 @@ def test_prompts_may_be_a_tensor_but_not_fractions() -> None:
     )
     with pytest.raises(ValueError, match=r"token id 5\.7"):
         generate(MODEL, [[5.7]], 5, GREEDY)
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if "bits" not in k])
+@pytest.mark.parametrize("name", MODELS)
+def test_any_kind_of_cache_gives_the_same_text(kind: str, name: str) -> None:
+    model = MODELS[name]
+    cache = KINDS[kind](model)
+    if not cache:
+        return
+    want = complete(generate(model, PROMPTS, 15, SAMPLER, seed=3, num_return_sequences=2))
+    got = generate(
+        model, PROMPTS, 15, SAMPLER, seed=3, num_return_sequences=2, cache=cache, prefill_chunk=4
+    )
+    assert complete(got) == want
+    with pytest.raises(ValueError, match=r"the cache holds \d+ tokens already"):
+        generate(model, PROMPTS, 15, SAMPLER, cache=cache)
+
+
+def test_a_prompt_is_read_once_whatever_comes_of_it() -> None:
+    fed = []
+    hook = MODEL.register_forward_pre_hook(lambda module, args: fed.append(tuple(args[0].shape)))
+    complete(generate(MODEL, PROMPTS, 3, GREEDY, num_return_sequences=4, prefill_chunk=4))
+    hook.remove()
+    assert fed == [(3, 4), (3, 2), (12, 1), (12, 1)]
+    for bad in (dict(prefill_chunk=0), dict(prefill_chunk=-1)):
+        with pytest.raises(ValueError, match="prefill_chunk="):
+            generate(MODEL, PROMPTS, 3, **bad)
+    with pytest.raises(ValueError, match="chunk=0"):
+        prefill(MODEL, token_ids(1, 3), None, GrowingCache(3), chunk=0)
+
+
+def test_the_default_cache_never_grows_while_it_generates() -> None:
+    made = []
+    cache = cache_for(MODEL.config.windows, reserve=26)
+    steps = generate(MODEL, PROMPTS, 20, GREEDY, cache=cache)
+    for _ in steps:
+        made.append((cache.keys[0].parts[0].data_ptr(), cache.nbytes))
+    assert len(set(made)) == 1
+
+
+@given(
+    st.text("abc", max_size=12),
+    st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
+    st.lists(st.integers(1, 4), min_size=12, max_size=12),
+)
+def test_text_ends_before_the_first_stop_string_wherever_pieces_end(text, stop, sizes) -> None:
+    pieces, start = [], 0
+    for size in sizes:
+        pieces.append(text[start : start + size])
+        start += size
+    said = list(until(pieces, stop))
+    ends = [n for n in range(len(text) + 1) if any(text[:n].endswith(s) for s in stop)]
+    if ends:  # the first moment at which a stop string is complete; the longest that is
+        whole = text[: ends[0]]
+        assert whole.startswith("".join(said))
+        assert any("".join(said) + s == whole for s in stop)
+    else:
+        assert "".join(said) == text
+    assert "" not in said
+
+
+def test_text_is_held_back_only_while_it_could_begin_a_stop_string() -> None:
+    source = iter("xSTxSTOPy")
+    said = until(source, ["STOP"])
+    assert next(said) == "x" and next(said) == "STx" and list(said) == []
+    assert next(source) == "y"  # nothing was read after the end
+    assert list(until(["a", "S", "T"], ["STOP"])) == ["a", "ST"]
+    with pytest.raises(ValueError, match="must not be empty"):
+        until(["a"], [""])
+
+
+def test_a_stop_string_across_the_borders_of_tokens() -> None:
+    model, tokenizer = load_shipped()
+    text = "".join(generate_text(model, tokenizer, "Return the", 40, GREEDY))
+    stop = text[7:13]
+    assert len(tokenizer.encode(stop)) > 1
+    said = "".join(generate_text(model, tokenizer, "Return the", 40, GREEDY, stop=[stop, "@@"]))
+    assert said == text[: text.index(stop)]

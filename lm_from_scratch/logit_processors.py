@@ -1,0 +1,71 @@
+"""Rules for what may be said next, as functions that compose.
+
+A processor takes the logits (B, V) of the next token and the tokens of every row so far, prompt
+included, and returns new logits. ``generate`` applies a list of them, in order, before the sampler
+bends and draws. Each function here makes one::
+
+    generate(model, prompts, 100, processors=[no_repeat_ngram(3), forbid([end])])
+
+Sources: Paulus, Xiong, Socher, *A Deep Reinforced Model for Abstractive Summarization*, 2017,
+arXiv:1705.04304 (no trigram twice).
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+#: Changes the logits (B, V) of the next token, given the tokens of every row so far.
+LogitProcessor = Callable[[Tensor, Sequence[Sequence[int]]], Tensor]
+
+
+def forbid(tokens: Collection[int]) -> LogitProcessor:
+    """These tokens are never said."""
+    return add_bias(dict.fromkeys(tokens, -math.inf))
+
+
+def add_bias(bias: Mapping[int, float]) -> LogitProcessor:
+    """Add a number to the logits of some tokens: positive makes them likelier."""
+    ids = list(bias)
+    if any(token < 0 for token in ids):
+        raise ValueError(f"token id {min(ids)} must not be negative")
+
+    def process(logits: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:
+        if ids and max(ids) >= logits.shape[-1]:
+            raise ValueError(f"token id {max(ids)} is not below vocab_size={logits.shape[-1]}")
+        added = torch.zeros_like(logits)
+        added[:, ids] = torch.tensor(list(bias.values())).to(logits)
+        return logits + added
+
+    return process
+
+
+def min_length(n: int, stop_tokens: Collection[int]) -> LogitProcessor:
+    """No stop token while a row, prompt included, has fewer than ``n`` tokens."""
+    never = forbid(stop_tokens)
+
+    def process(logits: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:
+        short = torch.tensor([len(row) < n for row in rows], device=logits.device)[:, None]
+        return torch.where(short, never(logits, rows), logits)
+
+    return process
+
+
+def no_repeat_ngram(n: int) -> LogitProcessor:
+    """No ``n`` tokens stand in a row twice: what would complete them again is forbidden."""
+    if n < 1:
+        raise ValueError(f"n={n} must be at least 1")
+
+    def process(logits: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:
+        logits = logits.clone()
+        for line, row in zip(logits, rows, strict=True):
+            last = tuple(row[len(row) - n + 1 :])  # the n - 1 tokens that the new one would end
+            if len(row) >= n:
+                starts = range(len(row) - n + 1)
+                line[
+                    [row[i + n - 1] for i in starts if tuple(row[i : i + n - 1]) == last]
+                ] = -math.inf
+        return logits
+
+    return process
