@@ -7,6 +7,9 @@ both products of the backward pass. Numbers stay float32; only the order of the 
 
 On an AMD EPYC the products take about half the time. Other processors were not measured: let
 ``tests/bench_training.py`` say whether it pays. A GPU or another dtype is refused.
+
+For decoding, :func:`use_packed_weights_` goes one step further: oneDNN lays the weights out for
+itself once, instead of reading them as they are in every step.
 """
 
 from typing import Any
@@ -77,3 +80,67 @@ def use_onednn_(model: nn.Module) -> None:
             module.__class__ = OneDNNLinear
         elif hasattr(module, "project"):
             module.project = onednn_linear
+
+
+# ------------------------------------------------------------------------------ packed weights
+
+
+class Packed:
+    """A weight (out, in) in oneDNN's own layout, and the map it stands for."""
+
+    def __init__(self, weight: Tensor, rows: int) -> None:
+        self.layout = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
+        self.source = weight.data_ptr(), weight._version
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if (weight.data_ptr(), weight._version) != self.source:
+            raise ValueError(
+                "the weight has changed since it was packed: use_packed_weights_ again"
+            )
+        if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+            raise ValueError(
+                "packed weights have no gradients: call the model under torch.no_grad()"
+            )
+        if x.dtype != weight.dtype:
+            raise ValueError(f"x is {x.dtype}, the packed weight {weight.dtype}: they must agree")
+        return torch.ops.mkldnn._linear_pointwise(x, self.layout, bias, "none", [], "")
+
+
+class PackedLinear(nn.Linear):
+    """A linear layer for inference, whose weight oneDNN has laid out for itself, once."""
+
+    packed: Packed
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.packed(x, self.weight, self.bias)
+
+
+def use_packed_weights_(model: nn.Module, rows: int = 1) -> None:
+    """Pack the weight of every ``nn.Linear`` and of the tied head of a built model, for decoding.
+
+    ``F.linear`` reads a weight as it lies; a product of few rows then waits for memory, and in
+    bfloat16 for the conversion of every number. oneDNN reads its own layout as fast as memory
+    delivers it. ``rows`` says for how many rows, batch times tokens, the layout is made; others
+    work, too.
+
+    The parameters stay where they are, for saving and for packing again, so the weights are held
+    twice. A packed model that is asked for gradients, or whose weights have changed, refuses to
+    run. For float32 and bfloat16 on a CPU.
+    """
+    if rows < 1:
+        raise ValueError(f"rows={rows} must be at least 1")
+    if not torch.backends.mkldnn.is_available():
+        raise ValueError("this torch was built without oneDNN")
+    for name, parameter in model.named_parameters():
+        if parameter.device.type != "cpu" or parameter.dtype not in (torch.float32, torch.bfloat16):
+            raise ValueError(
+                f"{name} is {parameter.dtype} on {parameter.device}: weights are packed for "
+                "float32 and bfloat16 on cpu"
+            )
+    modules: list[Any] = list(model.modules())
+    for module in modules:
+        if type(module) in (nn.Linear, PackedLinear):
+            module.__class__ = PackedLinear
+            module.packed = Packed(module.weight, rows)
+        elif hasattr(module, "project"):
+            module.project = Packed(module.head_weight, rows)

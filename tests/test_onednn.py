@@ -3,10 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import tiny_gpt2, token_ids
+from conftest import tiny_gpt2, tiny_qwen2, token_ids
 
+from lm_from_scratch.checkpoint import from_pretrained, save_pretrained
 from lm_from_scratch.data import Batch
-from lm_from_scratch.onednn import OneDNNLinear, onednn_linear, use_onednn_
+from lm_from_scratch.generate import complete, generate
+from lm_from_scratch.onednn import OneDNNLinear, onednn_linear, use_onednn_, use_packed_weights_
+from lm_from_scratch.sampling import GREEDY
 from lm_from_scratch.train import TrainConfig, optimizer_step
 
 
@@ -63,3 +66,78 @@ def test_what_it_cannot_do_is_refused() -> None:
         use_onednn_(tiny_gpt2().double())
     with pytest.raises(ValueError, match=r"x is torch\.bfloat16"):
         onednn_linear(torch.randn(2, 7).bfloat16(), torch.randn(3, 7))
+
+
+# ------------------------------------------------------------------------------ packed weights
+
+
+def tied_qwen2():
+    return tiny_qwen2(tie_word_embeddings=True)
+
+
+BFLOAT16 = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="the processor has no bfloat16"
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=BFLOAT16)])
+@pytest.mark.parametrize("make", [tiny_gpt2, tiny_qwen2, tied_qwen2])
+def test_packed_weights_give_the_same_logits_and_text(make, dtype: torch.dtype) -> None:
+    plain, packed = make().to(dtype), make().to(dtype)
+    before = {name: (id(p), p.clone()) for name, p in packed.named_parameters()}
+    use_packed_weights_(packed, rows=2)
+    assert all(torch.equal(p, before[name][1]) for name, p in packed.named_parameters())
+    assert all(id(p) == before[name][0] for name, p in packed.named_parameters())
+    idx = token_ids(2, 9)
+    with torch.no_grad():
+        atol = 5e-5 if dtype == torch.float32 else 0.3
+        torch.testing.assert_close(packed(idx), plain(idx), atol=atol, rtol=0.02)
+    if dtype == torch.float32:
+        prompts = [[5, 6, 7], [8]]
+        assert complete(generate(packed, prompts, 20, GREEDY)) == complete(
+            generate(plain, prompts, 20, GREEDY)
+        )
+
+
+def test_packed_weights_that_changed_are_refused_until_they_are_packed_again() -> None:
+    model, idx = tiny_gpt2(), token_ids(1, 4)
+    use_packed_weights_(model)
+    other = tiny_gpt2(seed=1)
+    with torch.no_grad():
+        old = model(idx)
+        model.load_state_dict(other.state_dict())
+        with pytest.raises(ValueError, match="has changed since it was packed"):
+            model(idx)
+        use_packed_weights_(model)
+        torch.testing.assert_close(model(idx), other(idx), atol=5e-5, rtol=0)
+        assert not torch.allclose(model(idx), old)
+        model.bfloat16()
+        with pytest.raises(ValueError, match="has changed since it was packed"):
+            model(idx)
+
+
+def test_packed_weights_are_for_inference() -> None:
+    model = tiny_gpt2()
+    use_packed_weights_(model)
+    with pytest.raises(ValueError, match="no gradients"):
+        model(token_ids(1, 4))
+    layer = model.transformer.h[0].attn.c_attn
+    with torch.no_grad(), pytest.raises(ValueError, match=r"bfloat16, the packed weight .*float32"):
+        layer(torch.ones(1, 28).bfloat16())
+    for bad, message in (
+        (lambda: use_packed_weights_(tiny_gpt2(), rows=0), "rows=0"),
+        (lambda: use_packed_weights_(tiny_gpt2().double()), "float64 on cpu"),
+        (lambda: use_packed_weights_(tiny_gpt2().to("meta")), "on meta"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            bad()
+
+
+def test_a_packed_model_is_saved_like_any_other(tmp_path) -> None:
+    model = tiny_gpt2()
+    use_packed_weights_(model)
+    save_pretrained(model, tmp_path / "m")
+    want = tiny_gpt2().state_dict()
+    assert all(
+        torch.equal(want[k], t) for k, t in from_pretrained(tmp_path / "m").state_dict().items()
+    )
