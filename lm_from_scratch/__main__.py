@@ -36,7 +36,8 @@ from lm_from_scratch.data import (
     sequential_batches,
     write_tokens,
 )
-from lm_from_scratch.generate import complete, forward_seconds, generate, generate_text
+from lm_from_scratch.generate import complete, forward_seconds, generate, generate_text, until
+from lm_from_scratch.logit_processors import no_repeat_ngram
 from lm_from_scratch.models import Config, build
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
@@ -259,24 +260,31 @@ def generate_command(args: argparse.Namespace) -> int:
         temperature=args.temperature,
         top_k=args.top_k,
         top_p=args.top_p,
+        min_p=args.min_p,
+        typical_p=args.typical_p,
         repetition_penalty=args.repetition_penalty,
     )
+    rules = [no_repeat_ngram(args.no_repeat_ngram)] if args.no_repeat_ngram else []
     end = tokenizer.eos_token_id
     prompt = [end, *tokenizer.encode(args.prompt)]
     room = model.config.block_size - len(prompt) + 1  # what it was trained for
     max_new_tokens = args.max_new_tokens or max(1, min(100, room))
     if args.num_return_sequences == 1:
-        pieces = generate_text(model, tokenizer, args.prompt, max_new_tokens, sampler, args.seed)
+        pieces = generate_text(
+            model, tokenizer, args.prompt, max_new_tokens, sampler, args.seed, args.stop, rules
+        )
         print(args.prompt, end="", flush=True)
         for text in pieces:
             print(text, end="", flush=True)
         print()
         return 0
     steps = generate(
-        model, [prompt], max_new_tokens, sampler, [end], args.num_return_sequences, args.seed
-    )
+        model, [prompt], max_new_tokens, sampler, [end], args.num_return_sequences, args.seed,
+        processors=rules,
+    )  # fmt: skip
     for number, row in enumerate(complete(steps), start=1):
         text = tokenizer.decode([token for token in row if token != end])
+        text = "".join(until([text], args.stop))
         print(f"--- {number}\n{args.prompt}{text}")
     return 0
 
@@ -465,6 +473,8 @@ how to choose the numbers
 how to choose
   temperature   0 always takes the likeliest token; 1 draws from the model's own distribution
   top-k, top-p  cut the tail of unlikely tokens off: by number, by probability
+  min-p         cut off what is less likely than this share of the likeliest token
+  typical-p     keep the tokens whose surprise is nearest to the mean
 """,
     )
     p.set_defaults(run=generate_command)
@@ -479,6 +489,10 @@ how to choose
     p.add_argument("--temperature", type=float, default=0.8, help="default: 0.8")
     p.add_argument("--top-k", type=int, default=0, help="0 is off, the default")
     p.add_argument("--top-p", type=float, default=0.95, help="1 is off; default: 0.95")
+    p.add_argument("--min-p", type=float, default=0.0, help="0 is off, the default")
+    p.add_argument("--typical-p", type=float, default=1.0, help="1 is off, the default")
+    p.add_argument("--no-repeat-ngram", type=int, default=0, help="0 is off, the default")
+    p.add_argument("--stop", nargs="+", default=[], metavar="TEXT", help="end before one of these")
     p.add_argument("--repetition-penalty", type=float, default=1.0, help="1 is off, the default")
     p.add_argument("--num-return-sequences", type=int, default=1, help="default: 1")
     p.add_argument("--seed", type=int, default=0, help="same seed, same text; default: 0")

@@ -228,6 +228,7 @@ def generate_text(
     sampler: Sampler | None = None,
     seed: int = 0,
     stop: Collection[str] = (),
+    processors: Sequence[LogitProcessor] = (),
 ) -> Iterator[str]:
     """Yield the text that follows ``prompt``, piece by piece, until the model ends the document.
 
@@ -236,7 +237,7 @@ def generate_text(
     """
     end = tokenizer.eos_token_id
     ids = [end, *tokenizer.encode(prompt)]
-    steps = generate(model, [ids], max_new_tokens, sampler, stop_tokens=[end], seed=seed)
+    steps = generate(model, [ids], max_new_tokens, sampler, [end], seed=seed, processors=processors)
     tokens = (step[0] for step in steps)
     pieces = tokenizer.stream(token for token in tokens if token is not None and token != end)
     return until(pieces, stop)

@@ -83,6 +83,18 @@ def test_the_readers_own_text(tmp_path) -> None:
     )
 
 
+def test_text_ends_before_a_stop_string(capsys) -> None:
+    greedy = ["generate", "--prompt", "Return", "--temperature", "0", "--max-new-tokens", "30"]
+    for several in ([], ["--num-return-sequences", "2"]):
+        assert main([*greedy, *several]) == 0
+        text = capsys.readouterr().out
+        stop = text[text.index("Return") + 12 :][:4]
+        assert main([*greedy, *several, "--stop", "@@", stop]) == 0
+        shorter = capsys.readouterr().out
+        assert stop in text and stop not in shorter and len(shorter) < len(text)
+    assert main([*greedy, "--no-repeat-ngram", "2", "--min-p", "0.1", "--typical-p", "0.9"]) == 0
+
+
 def test_the_shipped_models_speak(capsys) -> None:
     said = []
     for model in ([], ["--model", "gpt2-docs"], ["--model", "qwen2-docs"]):
@@ -96,6 +108,8 @@ def test_the_shipped_models_speak(capsys) -> None:
     [
         (["generate", "--device", "nonsense"], "--device nonsense cannot be used here"),
         (["generate", "--seed", str(2**70)], "must be in 0"),
+        (["generate", "--min-p", "2"], "min_p=2.0 must be in 0"),
+        (["generate", "--no-repeat-ngram", "-1"], "n=-1 must be at least 1"),
         (["train", "--out", __file__], "is a file; it must be a folder"),
         (["train", "--out", "OUT", "--device", "nonsense"], "--device nonsense"),
         (["generate", "--temperature", "-1"], "temperature=-1.0"),

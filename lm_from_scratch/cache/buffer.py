@@ -14,11 +14,11 @@ class Buffer:
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
         self.parts: list[Tensor] = []  # each (B, H, slots, ...)
-        self.dtype = torch.float32
+        self.held: tuple[int, int, int, torch.dtype] | None = None  # B, H, D, dtype
 
     def allocate(self, like: Tensor, slots: int) -> None:
         """Make room for ``slots`` entries like ``like`` (B, H, T, D)."""
-        self.dtype = like.dtype
+        self.held = like.shape[0], like.shape[1], like.shape[3], like.dtype
         # zeros: a slot that was never written is hidden, but 0 times NaN is NaN
         self.parts = [
             part.new_zeros(*part.shape[:2], slots, *part.shape[3:])
@@ -35,17 +35,7 @@ class Buffer:
 
     def fits(self, new: Tensor) -> bool:
         """Whether ``new`` (B, H, T, D) has the batch, heads, features and dtype that are held."""
-        return bool(self.parts) and self.held == (
-            new.shape[0],
-            new.shape[1],
-            new.shape[3],
-            new.dtype,
-        )
-
-    @property
-    def held(self) -> tuple[int, int, int, torch.dtype]:
-        B, H, _, D = self.read(slice(0, 0)).shape
-        return B, H, D, self.dtype
+        return self.held == (new.shape[0], new.shape[1], new.shape[3], new.dtype)
 
     @property
     def slots(self) -> int:
@@ -67,6 +57,8 @@ class Buffer:
 
     def select(self, rows: Tensor) -> None:
         self.parts = [part[rows] for part in self.parts]
+        if self.held is not None:
+            self.held = len(rows), *self.held[1:]
 
     @property
     def nbytes(self) -> int:
@@ -95,7 +87,7 @@ class BufferCache(KVCache):
         """Each buffer of a layer with what is to be written into it."""
         pairs = [(self.keys[layer], k), (self.values[layer], v)]
         for buffer, new in pairs:
-            if self.positions is not None and not buffer.fits(new):
+            if self.positions is not None and buffer.held and not buffer.fits(new):
                 B, H, D, dtype = buffer.held
                 raise ValueError(
                     f"the cache holds (batch, heads, D) = {(B, H, D)} in {dtype}, the new tensor "
@@ -113,7 +105,8 @@ class BufferCache(KVCache):
 
     @property
     def batch(self) -> int | None:
-        return None if self.positions is None else self.keys[0].held[0]
+        held = self.keys[0].held
+        return None if self.positions is None or held is None else held[0]
 
     @property
     def lengths(self) -> Tensor:
@@ -124,6 +117,12 @@ class BufferCache(KVCache):
     @property
     def nbytes(self) -> int:
         return sum(buffer.nbytes for buffer in (*self.keys, *self.values))
+
+    def contents(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        assert self.positions is not None and self.batch is not None
+        every = slice(0, self.positions.shape[1])
+        positions = self.positions.expand(self.batch, -1)
+        return self.keys[layer].read(every), self.values[layer].read(every), positions
 
     def _crop(self, length: int | Tensor) -> None:
         assert self.positions is not None
