@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from lm_from_scratch.cache import Cache, KVCache, LayeredCache, cache_for
+from lm_from_scratch.cache import Cache, KVCache, LayeredCache, StaticCache, cache_for
 from lm_from_scratch.data import padded_batch
 from lm_from_scratch.logit_processors import LogitProcessor
 from lm_from_scratch.models import CausalLM
@@ -187,9 +187,10 @@ def _steps(
     prefill_chunk: int | None,
 ) -> Iterator[list[int | None]]:
     batch = padded_batch(prompts, pad_token_id=0, side="left").to(model.head_weight.device)
-    # Rows of one length need no positions; the model then knows that nothing is padding.
-    unequal = len({len(prompt) for prompt in prompts}) > 1
-    positions = batch.positions if unequal else None
+    # Rows of one length need no positions; the model then knows that nothing is padding. Fixed
+    # shapes want them all the same: a length that changes would be compiled into the graph.
+    explicit = len({len(prompt) for prompt in prompts}) > 1 or isinstance(cache, StaticCache)
+    positions = batch.positions if explicit else None
     logits = prefill(model, batch.idx, positions, cache, prefill_chunk)
     last = positions[:, -1] if positions is not None else None
     times = len(choose.rows) // len(prompts)

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from conftest import hf_twin, tiny_gpt2, token_ids
+from conftest import hf_twin, tiny_gpt2, tiny_qwen2, token_ids
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cache_laws import KINDS, MODELS
+from torch._dynamo.testing import CompileCounter
 
-from lm_from_scratch.cache import GrowingCache, cache_for
+from lm_from_scratch.cache import GrowingCache, StaticCache, cache_for
 from lm_from_scratch.checkpoint import load_shipped
 from lm_from_scratch.generate import (
     as_prompts,
@@ -330,3 +331,21 @@ def test_a_stop_string_across_the_borders_of_tokens() -> None:
     assert len(tokenizer.encode(stop)) > 1
     said = "".join(generate_text(model, tokenizer, "Return the", 40, GREEDY, stop=[stop, "@@"]))
     assert said == text[: text.index(stop)]
+
+
+@pytest.mark.parametrize("make", [tiny_gpt2, tiny_qwen2])
+def test_decoding_through_a_static_cache_is_compiled_once(make) -> None:
+    """A graph for the prompts and one for every other step, whatever their length."""
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    model = make()
+    compiled = torch.compile(model, backend=counter)
+    want = complete(generate(model, PROMPTS, 25, GREEDY))
+    graphs = []
+    for prompts in (PROMPTS, [p[::-1] for p in PROMPTS], [[7] * 6] * 3):
+        steps = generate(compiled, prompts, 25, GREEDY, cache=StaticCache(3, capacity=40))
+        said = complete(steps)
+        graphs.append(counter.frame_count)
+        if prompts is PROMPTS:
+            assert said == want
+    assert graphs == [2, 2, 2]
