@@ -77,7 +77,8 @@ class Step:
     said: dict[int, int] = field(default_factory=dict)  # the new token
     finished: list[int] = field(default_factory=list)
     put_back: list[int] = field(default_factory=list)  # lost their blocks, and wait again
-    columns: int = 0  # of the batches that were run, padding included: rows times columns
+    passes: int = 0  # of the model: one that reads prompts, one that writes, or both
+    places: int = 0  # rows times columns of these passes, padding included
     blocks: int = 0  # of the pool, in use at the end
 
 
@@ -137,14 +138,10 @@ class Engine:
         self._admit(done)
         ready = [r for r in self.running if len(r.tokens) - r.row.length == 1]
         for group in ([r for r in self.running if r not in ready], ready):
-            self._make_room(group, done)
+            group = self._make_room(group, done)
             if group:
                 self._forward(group, done)
-        for running in [r for r in self.running if r.finished]:
-            self.running.remove(running)
-            self.pool.cut(running.row, 0)
-            self.results[running.number] = running.said
-            done.finished.append(running.number)
+                self._finish(done)
         done.blocks = len(self.pool.users) - len(self.pool.free)
         return done
 
@@ -164,34 +161,41 @@ class Engine:
                 [self.pool.share(b) for b in found], len(found) * self.pool.block_size
             )
             wanted = self._blocks(len(running.tokens)) - len(found)
-            # one more block for each that runs already: it should not be put back at once
-            if not self._free(wanted + len(self.running)) and self.running:
+            # what the others still have to read, and one block more: none should be put back soon
+            promised = [self._blocks(len(r.tokens)) - len(r.row.table) + 1 for r in self.running]
+            if self.running and not self._free(wanted + sum(promised)):
                 self.pool.cut(running.row, 0)
                 return
             self.running.append(self.waiting.popleft())
             if found:
                 done.shared[running.number] = running.row.length
 
-    def _make_room(self, group: list[Running], done: Step) -> None:
-        """See that there are blocks for the next pass; the youngest requests may lose theirs."""
-        while not self._free(
-            sum(self._blocks(r.row.length + len(self._piece(r))) - len(r.row.table) for r in group)
-        ):
+    def _make_room(self, group: list[Running], done: Step) -> list[Running]:
+        """See that there are blocks for the next pass; the youngest requests may lose theirs. What
+        is left of the group, of which some may have been put back for the pass before."""
+        while True:
+            group = [running for running in group if running in self.running]
+            ends = [running.row.length + len(self._piece(running)) for running in group]
+            held = sum(len(running.row.table) for running in group)
+            if self._free(sum(self._blocks(end) for end in ends) - held):
+                return group
             youngest = self.running.pop()
             self.pool.cut(youngest.row, 0)
             self.waiting.appendleft(youngest)
             done.put_back.append(youngest.number)
-            if youngest in group:
-                group.remove(youngest)
 
     def _free(self, blocks: int) -> bool:
-        """Whether so many blocks are free; prefixes that only the engine holds are given up."""
-        for prefix, block in list(self.prefixes.items()):
-            if len(self.pool.free) >= blocks:
-                break
-            if self.pool.users[block] == 1:
-                self.pool.release(self.prefixes.pop(prefix))
-        return len(self.pool.free) >= blocks
+        """Whether so many blocks can be had. For that, and no further, prefixes that only the
+        engine holds are given up."""
+        missing = blocks - len(self.pool.free)
+        if missing <= 0:
+            return True
+        unused = [prefix for prefix, b in self.prefixes.items() if self.pool.users[b] == 1]
+        if missing > len(unused):
+            return False
+        for prefix in unused[:missing]:
+            self.pool.release(self.prefixes.pop(prefix))
+        return True
 
     def _forward(self, group: list[Running], done: Step) -> None:
         pieces = [self._piece(running) for running in group]
@@ -203,29 +207,44 @@ class Engine:
         cache = PagedCache(self.pool, [running.row for running in group])
         device = self.model.head_weight.device
         logits = prefill(self.model, batch.idx.to(device), positions.to(device), cache)  # (B, V)
-        done.columns += positions.numel()
+        done.passes += 1
+        done.places += positions.numel()
         for running, piece, line in zip(group, pieces, logits, strict=True):
             done.fed[running.number] = len(piece)
             if self.share_prefixes:
-                self._remember(running)
+                self._remember(running, len(piece))
             if running.row.length == len(running.tokens):  # all is read
                 done.said[running.number] = int(running.choose(line[None]))
+
+    def _finish(self, done: Step) -> None:
+        """Let go of those that have finished, at once: what is put back must have more to say."""
+        for running in [r for r in self.running if r.finished]:
+            self.running.remove(running)
+            self.pool.cut(running.row, 0)
+            self.results[running.number] = running.said
+            done.finished.append(running.number)
+
+    def _key(self, tokens: list[int], end: int) -> tuple[int, ...]:
+        """What the keys and values of the block that ends before ``end`` depend on: the tokens in
+        it, and all before them."""
+        return tuple(tokens[:end])
 
     def _find(self, tokens: list[int]) -> list[int]:
         """The blocks that hold the longest known beginning; one token is always left to run."""
         P, found = self.pool.block_size, []
         for end in range(P, len(tokens), P):
-            if tuple(tokens[:end]) not in self.prefixes:
+            if self._key(tokens, end) not in self.prefixes:
                 break
-            found.append(tuple(tokens[:end]))
+            found.append(self._key(tokens, end))
         for prefix in reversed(found):  # the last to be given up: what others build on
             self.prefixes[prefix] = self.prefixes.pop(prefix)
         return [self.prefixes[prefix] for prefix in found]
 
-    def _remember(self, running: Running) -> None:
-        """Hold the full blocks of a request for others that begin alike."""
-        P = self.pool.block_size
-        for number in range(running.row.length // P):
-            prefix = tuple(running.tokens[: (number + 1) * P])
+    def _remember(self, running: Running, new: int) -> None:
+        """Hold the blocks that ``new`` tokens of a request have filled, for others that begin
+        alike."""
+        P, end = self.pool.block_size, running.row.length
+        for number in range((end - new) // P, end // P):
+            prefix = self._key(running.tokens, (number + 1) * P)
             if prefix not in self.prefixes:
                 self.prefixes[prefix] = self.pool.share(running.row.table[number])

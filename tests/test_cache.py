@@ -501,3 +501,19 @@ def test_rows_of_a_pool_go_on_where_they_end() -> None:
     cache.reset()
     with pytest.raises(ValueError, match="has 2 rows, the tokens 3"):
         model(token_ids(3, 1), cache=cache)
+
+
+@torch.no_grad()
+def test_a_pool_without_room_for_copies_refuses_before_anything_changes() -> None:
+    model = MODELS["qwen2"]
+    pool = new_pool(model, 4, n_blocks=4)
+    cache = PagedCache(pool)
+    model(token_ids(1, 6), cache=cache)
+    cache.repeat(4)  # three of them need a copy of the last block, two blocks are free
+    state = [list(row.table) for row in cache.rows], list(pool.users)
+    with pytest.raises(ValueError, match="3 more blocks are needed, 2 of the pool's 4 are free"):
+        model(token_ids(4, 1), cache=cache)
+    assert state == ([list(row.table) for row in cache.rows], list(pool.users))
+    cache.select(torch.arange(3))
+    model(token_ids(3, 1), cache=cache)
+    assert not pool.free

@@ -32,7 +32,7 @@ def alone(model, request: Request) -> list[int]:
 def test_every_request_says_what_it_says_alone(data) -> None:
     draw = data.draw
     model = draw(st.sampled_from(MODELS))
-    block_size, n_blocks = draw(st.sampled_from([(1, 40), (2, 16), (4, 9), (4, 40)]))
+    block_size, n_blocks = draw(st.sampled_from([(1, 24), (1, 40), (2, 12), (4, 6), (4, 40)]))
     engine = Engine(
         model, new_pool(model, block_size, n_blocks), draw(st.integers(1, 5)),
         draw(st.sampled_from([2, 5, 64])), draw(st.booleans()),
@@ -113,6 +113,54 @@ def test_where_the_pool_runs_out_the_youngest_waits_and_nothing_is_lost() -> Non
     for number, request in enumerate(requests):
         assert engine.results[number] == alone(model, request)
     assert max(step.blocks for step in steps) <= 9 and steps[-1].blocks == 0
+
+
+def run_all(engine: Engine, later: Request | None = None, after: int = 0) -> list[int]:
+    """Run everything, with one more request after some steps; the numbers that were put back."""
+    put_back = []
+    for number, step in enumerate(engine.run(), 1):
+        put_back += step.put_back
+        if number == after and later:
+            engine.submit(later)
+    return put_back
+
+
+def test_a_request_that_is_read_in_pieces_may_put_back_a_younger_one_that_decodes() -> None:
+    model = MODELS[1]
+    engine = Engine(model, new_pool(model, 1, n_blocks=23), prefill_chunk=4, share_prefixes=False)
+    requests = [
+        Request(prompt=token_ids(20, seed=1).tolist(), max_new_tokens=2, sampler=GREEDY),
+        Request(prompt=[5], max_new_tokens=12, sampler=GREEDY),
+    ]
+    for request in requests:
+        engine.submit(request)
+    assert run_all(engine) == [1]
+    assert [engine.results[n] for n in (0, 1)] == [alone(model, r) for r in requests]
+    assert len(engine.pool.free) == 23
+
+
+def test_a_request_that_has_finished_in_the_first_pass_of_a_step_is_not_put_back() -> None:
+    model = MODELS[1]
+    engine = Engine(model, new_pool(model, 1, n_blocks=20), prefill_chunk=4, share_prefixes=False)
+    requests = [
+        Request(prompt=[5], max_new_tokens=12, sampler=GREEDY),
+        Request(prompt=token_ids(12, seed=1).tolist(), max_new_tokens=1, sampler=GREEDY),
+    ]
+    engine.submit(requests[0])
+    assert run_all(engine, requests[1], after=6) == []
+    assert [engine.results[n] for n in (0, 1)] == [alone(model, r) for r in requests]
+
+
+def test_a_request_that_does_not_fit_yet_costs_no_prefix() -> None:
+    model = MODELS[1]
+    engine = Engine(model, new_pool(model, 2, n_blocks=8))
+    engine.submit(Request(prompt=[5, 6, 7, 8, 9], max_new_tokens=1, sampler=GREEDY))
+    list(engine.run())
+    engine.submit(Request(prompt=[20], max_new_tokens=8, sampler=GREEDY))
+    engine.submit(Request(prompt=[30] * 13, max_new_tokens=1, sampler=GREEDY))
+    engine.step()
+    assert len(engine.waiting) == 1 and list(engine.prefixes) == [(5, 6), (5, 6, 7, 8)]
+    assert run_all(engine) == []
 
 
 def test_prefixes_are_given_up_for_memory_the_ones_that_others_build_on_last() -> None:

@@ -18,11 +18,24 @@ position of every key, so that padding stays hidden for ever.
     keeps blocks of a pool, shared by rows that begin alike.
 
 Growing, static and sliding caches take a codec: :class:`Quantized` keeps 8 or 4 bits a number.
+
+Three functions give a cache another form, and three take it back: :func:`to_legacy` and
+:func:`from_legacy` plain tensors, :func:`to_transformers` and :func:`from_transformers` the caches
+of that library, :func:`save_cache` and :func:`load_cache` a file.
+
 Layout everywhere: keys and values are (B, H, S, D), in and out. All kinds obey one law: a full
 forward pass equals any division of it into passes through the cache.
 """
 
 from lm_from_scratch.cache.codec import EXACT, Codec, Exact, Quantized
+from lm_from_scratch.cache.convert import (
+    from_legacy,
+    from_transformers,
+    load_cache,
+    save_cache,
+    to_legacy,
+    to_transformers,
+)
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.interface import (
     NO_CACHE,
@@ -60,5 +73,11 @@ __all__ = [
     "cache_for",
     "check_documents",
     "check_positions",
+    "from_legacy",
+    "from_transformers",
+    "load_cache",
     "place",
+    "save_cache",
+    "to_legacy",
+    "to_transformers",
 ]

@@ -9,8 +9,8 @@ each group, from its smallest to its largest number:
    c = \mathrm{round}\!\left(\frac{x - \min x}{s}\right), \qquad
    \hat x = \min x + s\,c
 
-A number moves by at most half a step, :math:`|\hat x - x| \le s / 2`. The codes ``c`` take b bits;
-each group keeps its minimum and its step in the dtype of ``x``, which costs
+A number moves by at most half a step, :math:`|\hat x - x| \le s / 2`, and what its dtype rounds. The
+codes ``c`` take b bits; each group keeps its minimum and its step in the dtype of ``x``, which costs
 :math:`2 \cdot \text{bits of the dtype} / \text{group}` bits a number.
 
 Source for the idea, with a better choice of groups for keys: Liu et al., *KIVI: A Tuning-Free
@@ -77,10 +77,10 @@ class Quantized:
         x = x.unflatten(-1, (-1, group))  # (B, H, T, G, N)
         low = x.amin(dim=-1, keepdim=True)
         step = (x.amax(dim=-1, keepdim=True) - low) / (2**self.bits - 1)
-        # with the minimum and step as they are kept; a group of equal numbers has no step
-        codes = (
-            (x.float() - low.float()) / step.float().clamp(min=torch.finfo(x.dtype).tiny)
-        ).round()
+        # from the minimum and step as they are kept; a group of equal numbers has no step
+        work = torch.promote_types(x.dtype, torch.float32)
+        divisor = step.to(work).clamp(min=torch.finfo(x.dtype).tiny)
+        codes = ((x.to(work) - low.to(work)) / divisor).round()
         codes = codes.clamp(0, 2**self.bits - 1).to(torch.uint8)
         if self.bits == 4:
             codes = codes[..., ::2] | codes[..., 1::2] << 4
@@ -90,4 +90,6 @@ class Quantized:
         codes, low, step = parts
         if self.bits == 4:
             codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)
-        return (low + step * codes.to(low.dtype)).flatten(-2)
+        work = torch.promote_types(low.dtype, torch.float32)
+        x = low.to(work) + step.to(work) * codes.to(work)
+        return x.to(low.dtype).flatten(-2)

@@ -23,7 +23,7 @@ class GrowingCache(BufferCache):
         super().__init__(n_layer, codec)
 
     def _plan(self, new: Tensor, batch: int, dense: bool) -> Visibility:
-        table = new
+        table = new.clone()  # the caller may go on writing into the positions
         if self.positions is not None:
             rows = max(self.positions.shape[0], new.shape[0])
             table = torch.cat([self.positions.expand(rows, -1), new.expand(rows, -1)], dim=1)

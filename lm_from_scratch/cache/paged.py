@@ -148,9 +148,10 @@ class PagedCache(KVCache):
         P, device = self.pool.block_size, new.device
         ends = [start + n for start, n in zip(starts, self._new, strict=True)]
         S = max(ends)
-        tables = [(row.table + [(row.table or [0])[0]] * S)[: -(-S // P)] for row in rows]
-        blocks = torch.tensor(tables, device=device)  # (B, blocks)
-        slots = blocks.repeat_interleave(P, dim=1) * P + torch.arange(P).repeat(blocks.shape[1])
+        most = -(-S // P)  # blocks of the longest row
+        tables = [(row.table + [0] * most)[:most] for row in rows]
+        blocks = torch.tensor(tables, device=device)[:, :, None]  # (B, most, 1)
+        slots = (blocks * P + torch.arange(P, device=device)).flatten(1)  # (B, most * P)
         length = torch.tensor(ends, device=device)[:, None]  # (B, 1)
         positions = torch.arange(S, device=device).expand(batch, S)
         held = positions < length

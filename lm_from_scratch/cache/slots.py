@@ -37,9 +37,10 @@ class SlotCache(BufferCache):
 class StaticCache(SlotCache):
     """``capacity`` slots, made once; slot ``p`` holds position ``p``.
 
-    Every pass returns all slots, so the shapes are the same in every step and a compiled graph can
-    be used again. Unused slots are hidden by their position, -1. Attention reads them all the same:
-    a long cache for a short text costs time, where :class:`GrowingCache` with ``reserve`` does not.
+    Every pass returns all slots, so the shapes are the same in every step, and a compiled graph can
+    be used again. (Give positions then: without them the length would be compiled in.) Unused slots
+    are hidden by their position, -1. Attention reads them all the same: a long cache for a short
+    text costs time, where :class:`GrowingCache` with ``reserve`` does not.
     """
 
     def __init__(self, n_layer: int, capacity: int, codec: Codec = EXACT) -> None:
@@ -58,7 +59,8 @@ class StaticCache(SlotCache):
         else:
             if not torch.compiler.is_compiling():  # reading the positions would break the graph
                 self._check_room(int(new.max()) + 1)
-            self._where = torch.where(new >= 0, new, self.slots)
+            # the slot behind the last is for padding: no position leads there, even unchecked
+            self._where = torch.where(new >= 0, new + (new >= self.slots), self.slots)
             table = self._table(new.shape[0], new.device).scatter_(1, self._where, new)
         self._await(table, new, dense)
         return Visibility(new, table[:, : self.slots])
@@ -155,8 +157,8 @@ class SlidingCache(SlotCache):
         held = self.positions.masked_fill(self.positions < 0, torch.iinfo(torch.long).max)
         first = (self.lengths - back - self.window + 1).clamp(min=0)  # that the next query sees
         lost = (back > 0) & (held.amin(dim=1) > first)  # earlier crops count, too
-        if (lost | (self.lengths > self.slots) & (back > self.slack)).any():
+        if (lost | ((self.lengths > self.slots) & (back > self.slack))).any():
             raise ValueError(
-                f"{int(back.max())} tokens cannot be taken back, only slack={self.slack}: the keys "
-                "that they pushed out are gone"
+                f"{int(back.max())} tokens cannot be taken back, only slack={self.slack} in all: "
+                "the keys that they pushed out are gone"
             )
