@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from lm_from_scratch.beam_search import beam_search
 from lm_from_scratch.checkpoint import (
     from_pretrained,
     latest_checkpoint,
@@ -269,6 +270,16 @@ def generate_command(args: argparse.Namespace) -> int:
     prompt = [end, *tokenizer.encode(args.prompt)]
     room = model.config.block_size - len(prompt) + 1  # what it was trained for
     max_new_tokens = args.max_new_tokens or max(1, min(100, room))
+    if args.num_beams:
+        found = beam_search(
+            model, [prompt], max_new_tokens, args.num_beams, args.length_penalty,
+            num_return_sequences=args.num_return_sequences, stop_tokens=[end], processors=rules,
+        )[0]  # fmt: skip
+        for number, hypothesis in enumerate(found, start=1):
+            text = tokenizer.decode([token for token in hypothesis.tokens if token != end])
+            text = "".join(until([text], args.stop))
+            print(f"--- {number}, score {hypothesis.score:.3f}\n{args.prompt}{text}")
+        return 0
     if args.num_return_sequences == 1:
         pieces = generate_text(
             model, tokenizer, args.prompt, max_new_tokens, sampler, args.seed, args.stop, rules
@@ -473,6 +484,7 @@ how to choose the numbers
 how to choose
   temperature   0 always takes the likeliest token; 1 draws from the model's own distribution
   top-k, top-p  cut the tail of unlikely tokens off: by number, by probability
+  num-beams     the likeliest text instead of a drawn one: short, safe, often repetitive
   min-p         cut off what is less likely than this share of the likeliest token
   typical-p     keep the tokens whose surprise is nearest to the mean
 """,
@@ -495,6 +507,10 @@ how to choose
     p.add_argument("--stop", nargs="+", default=[], metavar="TEXT", help="end before one of these")
     p.add_argument("--repetition-penalty", type=float, default=1.0, help="1 is off, the default")
     p.add_argument("--num-return-sequences", type=int, default=1, help="default: 1")
+    p.add_argument(
+        "--num-beams", type=int, default=0, help="beam search, which does not draw; 0 is off"
+    )
+    p.add_argument("--length-penalty", type=float, default=1.0, help="of beam search; default: 1")
     p.add_argument("--seed", type=int, default=0, help="same seed, same text; default: 0")
     p.add_argument("--device", default="cpu", help="cpu or cuda; default cpu")
 

@@ -95,6 +95,15 @@ def test_text_ends_before_a_stop_string(capsys) -> None:
     assert main([*greedy, "--no-repeat-ngram", "2", "--min-p", "0.1", "--typical-p", "0.9"]) == 0
 
 
+def test_beams_are_printed_with_their_scores(capsys) -> None:
+    beams = ["generate", "--prompt", "The", "--num-beams", "3", "--max-new-tokens", "8"]
+    assert main([*beams, "--num-return-sequences", "2"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("--- 1, score -") and "--- 2, score -" in said and said.count("The") >= 2
+    assert main([*beams, "--num-return-sequences", "4"]) == 2
+    assert "num_return_sequences=4 must be in 1 ... num_beams=3" in capsys.readouterr().err
+
+
 def test_the_shipped_models_speak(capsys) -> None:
     said = []
     for model in ([], ["--model", "gpt2-docs"], ["--model", "qwen2-docs"]):

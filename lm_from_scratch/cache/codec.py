@@ -9,8 +9,8 @@ each group, from its smallest to its largest number:
    c = \mathrm{round}\!\left(\frac{x - \min x}{s}\right), \qquad
    \hat x = \min x + s\,c
 
-A number moves by at most half a step, :math:`|\hat x - x| \le s / 2`, and what its dtype rounds. The
-codes ``c`` take b bits; each group keeps its minimum and its step in the dtype of ``x``, which costs
+A number moves by at most half a step, :math:`|\hat x - x| \le s / 2`, and what its dtype rounds.
+The codes ``c`` take b bits; each group keeps its minimum and its step in the dtype of ``x``, at
 :math:`2 \cdot \text{bits of the dtype} / \text{group}` bits a number.
 
 Source for the idea, with a better choice of groups for keys: Liu et al., *KIVI: A Tuning-Free
