@@ -80,6 +80,11 @@ class GatedMLP(nn.Module):
         return self.down_proj(self.product(self.gate_proj(x), self.up_proj(x)))
 
 
+def gated_silu(gate: Tensor, up: Tensor) -> Tensor:
+    """:func:`swiglu`, through :class:`SwiGLUFunction` where a backward pass may follow."""
+    return SwiGLUFunction.apply(gate, up) if torch.is_grad_enabled() else swiglu(gate, up)
+
+
 def gated(act: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
     """The gated product with any activation."""
     return act(gate) * up
@@ -88,5 +93,5 @@ def gated(act: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
 #: The gated products by the name of their activation.
 PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     **{name: partial(gated, act) for name, act in ACTIVATIONS.items()},
-    "silu": SwiGLUFunction.apply,
+    "silu": gated_silu,
 }
