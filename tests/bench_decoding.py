@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from lm_from_scratch.cache import GrowingCache, StaticCache, cache_for
-from lm_from_scratch.checkpoint import save_pretrained
+from lm_from_scratch.checkpoint import from_pretrained, save_pretrained
 from lm_from_scratch.generate import decode, prefill
 from lm_from_scratch.models import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import SIZES, GPT2Config
@@ -46,17 +46,17 @@ PROMPT = 64
 
 
 def twins(config: Config, dtype: torch.dtype) -> tuple[CausalLM, Any]:
-    """Our model and theirs, with the same weights."""
+    """Our model and theirs, read from the same file: where weights lie in memory matters, too."""
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(0)
-    ours = build(config).eval().to(dtype)
     with tempfile.TemporaryDirectory() as folder:
-        save_pretrained(ours, f"{folder}/model")
+        save_pretrained(build(config).to(dtype), f"{folder}/model")
         auto = transformers.AutoModelForCausalLM
-        return ours, auto.from_pretrained(f"{folder}/model", dtype=dtype).eval()
+        theirs = auto.from_pretrained(f"{folder}/model", dtype=dtype).eval()
+        return from_pretrained(f"{folder}/model"), theirs
 
 
 def our_run(model: CausalLM, idx: torch.Tensor, n: int) -> Callable[[], torch.Tensor]:
