@@ -42,7 +42,8 @@ from torch import Tensor
 
 from lm_from_scratch.cache import KVCache, LayeredCache, cache_for
 from lm_from_scratch.data import padded_batch
-from lm_from_scratch.generate import LogitProcessor, check_prompts, decode, prefill
+from lm_from_scratch.generate import check_empty, check_prompts, decode, prefill
+from lm_from_scratch.logit_processors import LogitProcessor
 from lm_from_scratch.models import CausalLM
 from lm_from_scratch.sampling import check_logits
 
@@ -117,7 +118,8 @@ def beam_steps(
         when the best beam, as long as it is now, scores no better than the worst of the best
         ``num_beams``. With a ``length_penalty`` above 0 a longer text might still have done so;
     ``"never"``
-        when no text that begins like a beam can score better.
+        when no text that begins like a beam can score better (unless a processor raises
+        log-probabilities above 0).
 
     ``processors`` change the log-probabilities (rows, V) of the next token; a token at -inf is no
     candidate. What is left is not normalised again, so that a search in which tokens are forbidden
@@ -138,8 +140,7 @@ def beam_steps(
     if cache is None:
         longest = max(len(prompt) for prompt in prompts)
         cache = cache_for(model.config.windows, reserve=longest + max_new_tokens)
-    elif cache.length:
-        raise ValueError(f"the cache holds {cache.length} tokens already; it must be empty")
+    check_empty(cache)
     rules = _Rules(num_beams, max_new_tokens, length_penalty, early_stopping, set(stop_tokens))
     return _steps(model, prompts, rules, processors, cache)
 
@@ -202,6 +203,7 @@ def _steps(
     processors: Sequence[LogitProcessor],
     cache: KVCache | LayeredCache,
 ) -> Iterator[list[list[Hypothesis]]]:
+    check_empty(cache)  # another search may have begun with it
     batch = padded_batch(prompts, pad_token_id=0, side="left").to(model.head_weight.device)
     # Rows of one length need no positions; the model then knows that nothing is padding.
     unequal = len({len(prompt) for prompt in prompts}) > 1

@@ -24,7 +24,7 @@ import torch
 
 from lm_from_scratch.cache import BlockPool, PagedCache, Row
 from lm_from_scratch.data import padded_batch
-from lm_from_scratch.generate import Chooser, check_prompts, prefill
+from lm_from_scratch.generate import Chooser, check_prompts, check_seed, prefill
 from lm_from_scratch.logit_processors import LogitProcessor
 from lm_from_scratch.models import CausalLM
 from lm_from_scratch.sampling import Sampler
@@ -50,6 +50,7 @@ class Running:
     number: int
     request: Request
     choose: Chooser
+    start: int  # tokens of the prompt
     row: Row = field(default_factory=Row)
 
     @property
@@ -59,7 +60,7 @@ class Running:
 
     @property
     def said(self) -> list[int]:
-        return self.tokens[len(self.request.prompt) :]
+        return self.tokens[self.start :]
 
     @property
     def finished(self) -> bool:
@@ -68,14 +69,19 @@ class Running:
         return full or (bool(said) and said[-1] in self.request.stop_tokens)
 
 
+class PerRequest(dict[int, int]):
+    """A number for each request, by the request's number."""
+
+
 @dataclass
 class Step:
     """What one step of an engine did; requests by number."""
 
-    fed: dict[int, int] = field(default_factory=dict)  # tokens of each request that were run
-    shared: dict[int, int] = field(default_factory=dict)  # tokens found in shared blocks
-    said: dict[int, int] = field(default_factory=dict)  # the new token
+    fed: PerRequest = field(default_factory=PerRequest)  # tokens that were run
+    shared: PerRequest = field(default_factory=PerRequest)  # tokens found in shared blocks
+    said: PerRequest = field(default_factory=PerRequest)  # the new token
     finished: list[int] = field(default_factory=list)
+    failed: list[int] = field(default_factory=list)  # no next token could be chosen
     put_back: list[int] = field(default_factory=list)  # lost their blocks, and wait again
     passes: int = 0  # of the model: one that reads prompts, one that writes, or both
     places: int = 0  # rows times columns of these passes, padding included
@@ -101,12 +107,21 @@ class Engine:
         for name, value in (("max_batch", max_batch), ("prefill_chunk", prefill_chunk)):
             if value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
+        config = model.config
+        heads = getattr(config, "n_kv_head", config.n_head)
+        wanted = (config.n_layer, heads, config.head_dim, model.head_weight.dtype)
+        given = (len(pool.keys), *pool.keys.shape[2:], pool.keys.dtype)
+        if wanted != given:
+            raise ValueError(
+                f"the pool is for (layers, key heads, D, dtype) = {given}, the model has {wanted}"
+            )
         self.model, self.pool = model, pool
         self.max_batch, self.prefill_chunk = max_batch, prefill_chunk
         self.share_prefixes = share_prefixes
         self.waiting: deque[Running] = deque()
         self.running: list[Running] = []  # the oldest first
         self.results: dict[int, list[int]] = {}  # what finished requests said
+        self.errors: dict[int, ValueError] = {}  # why failed ones could not go on
         self.prefixes: dict[tuple[int, ...], int] = {}  # tokens up to the end of a block: the block
         self._submitted = 0
 
@@ -121,8 +136,9 @@ class Engine:
                 f"a prompt of {len(prompt[0])} tokens and max_new_tokens={request.max_new_tokens} "
                 f"need {blocks} blocks, the pool has {len(self.pool.users)}"
             )
+        check_seed(request.seed, rows=1)
         choose = Chooser(prompt, request.sampler, request.processors, request.seed)
-        self.waiting.append(Running(self._submitted, request, choose))
+        self.waiting.append(Running(self._submitted, request, choose, len(prompt[0])))
         self._submitted += 1
         return self._submitted - 1
 
@@ -177,8 +193,14 @@ class Engine:
             group = [running for running in group if running in self.running]
             ends = [running.row.length + len(self._piece(running)) for running in group]
             held = sum(len(running.row.table) for running in group)
-            if self._free(sum(self._blocks(end) for end in ends) - held):
+            wanted = sum(self._blocks(end) for end in ends) - held
+            if self._free(wanted):
                 return group
+            if len(self.running) == 1:
+                raise ValueError(
+                    f"{wanted} more blocks are needed, {len(self.pool.free)} are free: others than "
+                    "this engine hold blocks of its pool"
+                )
             youngest = self.running.pop()
             self.pool.cut(youngest.row, 0)
             self.waiting.appendleft(youngest)
@@ -214,7 +236,13 @@ class Engine:
             if self.share_prefixes:
                 self._remember(running, len(piece))
             if running.row.length == len(running.tokens):  # all is read
-                done.said[running.number] = int(running.choose(line[None]))
+                try:
+                    done.said[running.number] = int(running.choose(line[None]))
+                except ValueError as error:  # of this request alone: the others go on
+                    self.errors[running.number] = error
+                    done.failed.append(running.number)
+                    self.running.remove(running)
+                    self.pool.cut(running.row, 0)
 
     def _finish(self, done: Step) -> None:
         """Let go of those that have finished, at once: what is put back must have more to say."""

@@ -48,8 +48,7 @@ def prefill(
 
     In pieces of ``chunk`` columns, the largest tensors are as wide as a piece, not as the prompt.
     """
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk={chunk} must be at least 1")
+    check_chunk("chunk", chunk)
     pieces = idx.split(chunk or idx.shape[1], dim=1)
     places = [None] * len(pieces)
     if positions is not None:
@@ -97,19 +96,34 @@ def generate(
     if num_return_sequences < 1:
         raise ValueError(f"num_return_sequences={num_return_sequences} must be at least 1")
     prompts = check_prompts(model, prompts, max_new_tokens, stop_tokens)
-    if not 0 <= seed < 2**63 - len(prompts) * num_return_sequences:
-        raise ValueError(f"seed={seed} must be in 0 ... 2**63 - 1")
-    if prefill_chunk is not None and prefill_chunk < 1:
-        raise ValueError(f"prefill_chunk={prefill_chunk} must be at least 1")
+    check_seed(seed, len(prompts) * num_return_sequences)
+    check_chunk("prefill_chunk", prefill_chunk)
     if cache is None:
         longest = max(len(prompt) for prompt in prompts)
         cache = cache_for(model.config.windows, reserve=longest + max_new_tokens)
-    elif cache.length:
-        raise ValueError(f"the cache holds {cache.length} tokens already; it must be empty")
+    check_empty(cache)
     rows = [prompt for prompt in prompts for _ in range(num_return_sequences)]
     choose = Chooser(rows, sampler or Sampler(), processors, seed)
     ends = frozenset(stop_tokens)
     return _steps(model, prompts, max_new_tokens, choose, ends, cache, prefill_chunk)
+
+
+def check_seed(seed: int, rows: int) -> None:
+    """Refuse a seed that cannot be counted up for so many rows."""
+    if type(seed) is not int or not 0 <= seed < 2**63 - rows:
+        raise ValueError(f"seed={seed} must be in 0 ... 2**63 - 1")
+
+
+def check_chunk(name: str, chunk: int | None) -> None:
+    """Refuse a piece of no tokens."""
+    if chunk is not None and (type(chunk) is not int or chunk < 1):
+        raise ValueError(f"{name}={chunk} must be a whole number of at least 1")
+
+
+def check_empty(cache: KVCache | LayeredCache) -> None:
+    """Refuse a cache that is in use."""
+    if cache.batch is not None:
+        raise ValueError(f"the cache holds {cache.length} tokens already; it must be empty")
 
 
 def check_prompts(
@@ -122,13 +136,15 @@ def check_prompts(
     config = model.config
     if isinstance(prompts, Tensor):
         prompts = prompts.tolist()
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
+    if type(max_new_tokens) is not int or max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens={max_new_tokens} must be a whole number of at least 1")
     if not prompts or any(len(prompt) == 0 for prompt in prompts):
         raise ValueError("every prompt needs at least one token: start from the end-of-text token")
     for prompt in prompts:
         for token in prompt:
-            if not isinstance(token, int) or not 0 <= token < config.vocab_size:
+            if not isinstance(token, int):
+                raise ValueError(f"token id {token!r} must be an int, not {type(token).__name__}")
+            if not 0 <= token < config.vocab_size:
                 raise ValueError(f"token id {token} is not below vocab_size={config.vocab_size}")
     for token in stop_tokens:
         if not 0 <= token < config.vocab_size:
@@ -160,21 +176,29 @@ class Chooser:
         self.generators = [torch.Generator().manual_seed(seed + i) for i in range(len(rows))]
         self.seen: Tensor | None = None  # (B, V), once V is known
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        """The next token (B,) of every row, from logits (B, V)."""
+    def __call__(self, logits: Tensor, finished: Sequence[bool] = ()) -> Tensor:
+        """The next token (B,) of every row, from logits (B, V).
+
+        Rows that have ``finished`` are left alone: nothing is drawn, their last token stays.
+        """
         logits = logits.float()
         if self.seen is None:
             self.seen = torch.zeros_like(logits, dtype=torch.bool)
             for seen, row in zip(self.seen, self.rows, strict=True):
                 seen[row] = True
+        marks, rows, generators = self.seen, self.rows, self.generators
+        going = [i for i in range(len(rows)) if not (finished and finished[i])]
+        if len(going) < len(rows):
+            logits, marks = logits[going], marks[going]
+            rows, generators = [rows[i] for i in going], [generators[i] for i in going]
         for process in self.processors:
-            logits = process(logits, self.rows)
-        u = [torch.rand(1, generator=g, dtype=torch.float64) for g in self.generators]
-        tokens = self.sampler(logits, self.seen, torch.cat(u))
-        self.seen.scatter_(1, tokens[:, None], True)
-        for row, token in zip(self.rows, tokens.tolist(), strict=True):
-            row.append(token)
-        return tokens
+            logits = process(logits, rows)
+        u = [torch.rand(1, generator=g, dtype=torch.float64) for g in generators]
+        chosen = self.sampler(logits, marks, torch.cat(u)).tolist()
+        for i, token in zip(going, chosen, strict=True):
+            self.rows[i].append(token)
+            self.seen[i, token] = True
+        return torch.tensor([row[-1] for row in self.rows], device=logits.device)
 
 
 def _steps(
@@ -186,6 +210,7 @@ def _steps(
     cache: KVCache | LayeredCache,
     prefill_chunk: int | None,
 ) -> Iterator[list[int | None]]:
+    check_empty(cache)  # another generation may have begun with it
     batch = padded_batch(prompts, pad_token_id=0, side="left").to(model.head_weight.device)
     # Rows of one length need no positions; the model then knows that nothing is padding. Fixed
     # shapes want them all the same: a length that changes would be compiled into the graph.
@@ -207,7 +232,7 @@ def _steps(
         if all(finished) or not more:
             return
         last = last + 1 if last is not None else None
-        tokens = choose(decode(model, tokens, last, cache))
+        tokens = choose(decode(model, tokens, last, cache), finished)
 
 
 def complete(steps: Iterator[list[int | None]]) -> list[list[int]]:
@@ -249,6 +274,7 @@ def until(pieces: Iterable[str], stop: Collection[str]) -> Iterator[str]:
 
     What could be the beginning of a stop string waits until it is known.
     """
+    stop = [stop] if isinstance(stop, str) else stop
     if "" in stop:
         raise ValueError("a stop string must not be empty")
     return _until(pieces, stop)

@@ -76,7 +76,7 @@ def use_onednn_(model: nn.Module) -> None:
             )
     modules: list[Any] = list(model.modules())
     for module in modules:
-        if type(module) is nn.Linear:
+        if type(module) in (nn.Linear, PackedLinear):
             module.__class__ = OneDNNLinear
         elif hasattr(module, "project"):
             module.project = onednn_linear
@@ -90,14 +90,16 @@ class Packed:
 
     def __init__(self, weight: Tensor, rows: int) -> None:
         self.layout = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
-        self.source = weight.data_ptr(), weight._version
+        self.source = weight.detach()  # held, so that no other weight can get its address
+        self.version = weight._version
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if (weight.data_ptr(), weight._version) != self.source:
+        same = weight.data_ptr() == self.source.data_ptr() and weight.dtype == self.source.dtype
+        if not same or weight._version != self.version:
             raise ValueError(
                 "the weight has changed since it was packed: use_packed_weights_ again"
             )
-        if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        if torch.is_grad_enabled():
             raise ValueError(
                 "packed weights have no gradients: call the model under torch.no_grad()"
             )
@@ -124,8 +126,9 @@ def use_packed_weights_(model: nn.Module, rows: int = 1) -> None:
     work, too.
 
     The parameters stay where they are, for saving and for packing again, so the weights are held
-    twice. A packed model that is asked for gradients, or whose weights have changed, refuses to
-    run. For float32 and bfloat16 on a CPU.
+    twice, and a packed model cannot be copied. It refuses to run where gradients are enabled, or
+    when its weights have changed (torch does not count a change through ``weight.data``, and
+    neither does this). For float32 and bfloat16 on a CPU.
     """
     if rows < 1:
         raise ValueError(f"rows={rows} must be at least 1")
@@ -139,7 +142,8 @@ def use_packed_weights_(model: nn.Module, rows: int = 1) -> None:
             )
     modules: list[Any] = list(model.modules())
     for module in modules:
-        if type(module) in (nn.Linear, PackedLinear):
+        head = getattr(module, "weight", None) is getattr(model, "head_weight", model)
+        if type(module) in (nn.Linear, OneDNNLinear, PackedLinear) and not head:
             module.__class__ = PackedLinear
             module.packed = Packed(module.weight, rows)
         elif hasattr(module, "project"):

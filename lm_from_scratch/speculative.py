@@ -31,7 +31,15 @@ from torch import Generator, Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from lm_from_scratch.cache import KVCache, LayeredCache, SlidingCache, cache_for
-from lm_from_scratch.generate import check_prompts, decode, evaluating, prefill
+from lm_from_scratch.generate import (
+    check_chunk,
+    check_empty,
+    check_prompts,
+    check_seed,
+    decode,
+    evaluating,
+    prefill,
+)
 from lm_from_scratch.models import CausalLM
 from lm_from_scratch.sampling import Sampler, check_logits, draw
 from lm_from_scratch.visibility import PADDING
@@ -217,15 +225,12 @@ def speculate(
     prompts = check_prompts(model, prompts, max_new_tokens, stop_tokens)
     if n_draft < 1:
         raise ValueError(f"n_draft={n_draft} must be at least 1")
-    if not 0 <= seed < 2**63 - len(prompts):
-        raise ValueError(f"seed={seed} must be in 0 ... 2**63 - 1")
-    if prefill_chunk is not None and prefill_chunk < 1:
-        raise ValueError(f"prefill_chunk={prefill_chunk} must be at least 1")
+    check_seed(seed, len(prompts))
+    check_chunk("prefill_chunk", prefill_chunk)
     longest = max(len(prompt) for prompt in prompts) + max_new_tokens
     if cache is None:
         cache = cache_for(model.config.windows, reserve=longest, slack=n_draft)
-    elif cache.length:
-        raise ValueError(f"the cache holds {cache.length} tokens already; it must be empty")
+    check_empty(cache)
     for part in cache.parts if isinstance(cache, LayeredCache) else [cache]:
         if isinstance(part, SlidingCache) and part.slack < n_draft:
             raise ValueError(
@@ -252,6 +257,7 @@ def _passes(
     cache: KVCache | LayeredCache,
     prefill_chunk: int | None,
 ) -> Iterator[Pass]:
+    check_empty(cache)  # another generation may have begun with it
     device = model.head_weight.device
     idx, positions = continued(rows, [0] * len(rows), "left", device)
     unequal = len({len(row) for row in rows}) > 1

@@ -18,6 +18,7 @@ from lm_from_scratch.cache import (
     LayeredCache,
     PagedCache,
     Quantized,
+    Restricted,
     Row,
     SlidingCache,
     StaticCache,
@@ -517,3 +518,85 @@ def test_a_pool_without_room_for_copies_refuses_before_anything_changes() -> Non
     cache.select(torch.arange(3))
     model(token_ids(3, 1), cache=cache)
     assert not pool.free
+
+
+# ------------------------------------------------------------------ what a review found
+
+
+@torch.no_grad()
+def test_a_pass_that_fails_leaves_nothing_to_share() -> None:
+    model = MODELS["qwen2"]
+    cache = PagedCache(new_pool(model, 4))
+    model(token_ids(1, 4), cache=cache)
+    with torch.enable_grad(), pytest.raises(ValueError, match="no gradients"):
+        model(token_ids(1, 2), cache=cache)
+    cache.repeat(2)
+    rows = token_ids(2, 3, seed=5)
+    got = torch.cat([model(rows[:, :2], cache=cache), model(rows[:, 2:], cache=cache)], dim=1)
+    want = model(torch.cat([token_ids(1, 4).expand(2, -1), rows], dim=1))[:, 4:]
+    torch.testing.assert_close(got, want, atol=1e-9, rtol=0)
+
+
+@torch.no_grad()
+def test_a_restricted_cache_is_as_strict_as_the_cache() -> None:
+    model, idx = tiny_qwen2(), token_ids(1, 6)
+    everything = torch.ones(1, 1, 6, 6, dtype=torch.bool)
+    with pytest.raises(ValueError, match="layer 0 sees all keys, the cache keeps window=4"):
+        model(idx, cache=Restricted(SlidingCache(3, 4), everything))
+    layered = Restricted(LayeredCache([GrowingCache(1), GrowingCache(2)], [1, 0, 1]), everything)
+    torch.testing.assert_close(model(idx, cache=layered), model(idx), atol=5e-5, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["growing", "static", "sliding"])
+def test_reset_clears_what_was_not_a_number(kind: str) -> None:
+    model = MODELS["qwen2, W = 3"]
+    cache, idx = KINDS[kind](model), token_ids(1, 5)
+    model(idx, cache=cache)
+    for buffer in (*cache.keys, *cache.values):
+        buffer.parts[0].fill_(torch.nan)
+    cache.reset()
+    positions = torch.arange(5)[None]
+    torch.testing.assert_close(model(idx, positions, cache=cache), model(idx), atol=1e-9, rtol=0)
+
+
+@torch.no_grad()
+def test_a_ring_knows_what_a_jump_has_pushed_out() -> None:
+    model = tiny_qwen2(sliding_window=4, max_window_layers=0)
+    cache = SlidingCache(3, 4, slack=2)
+    model(token_ids(1, 5), torch.tensor([[0, 1, 2, 3, 8]]), cache=cache)
+    with pytest.raises(ValueError, match="only slack=2"):
+        cache.crop(7)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_only_whole_numbers_say_where_to_crop_and_what_to_select(kind: str) -> None:
+    _, cache = filled(kind)
+    for length in (2.5, True, 7 / 2, torch.tensor([1.0, 2.0])):
+        with pytest.raises(ValueError, match="integer"):
+            cache.crop(length)
+    for rows in ([True, False], torch.tensor([1, 0], dtype=torch.uint8), [0.5]):
+        with pytest.raises(ValueError, match="must be a list of rows below 2"):
+            cache.select(torch.as_tensor(rows))
+    cache.select([1, 0])  # a list will do
+    assert cache.length == 7
+
+
+def test_a_row_stands_once_in_a_batch() -> None:
+    pool = new_pool(MODELS["qwen2"], 4)
+    row = Row()
+    with pytest.raises(ValueError, match="stands twice"):
+        PagedCache(pool, [row, row])
+    with pytest.raises(ValueError, match=r"length=10 is not in 0 ... 0"):
+        pool.cut(row, 10)
+    with pytest.raises(ValueError, match="block 9 is shared, but nobody uses it"):
+        pool.share(9)
+    with pytest.raises(ValueError, match="n_layer=0"):
+        BlockPool(0, 1, 1, 1)
+
+
+def test_a_wide_range_of_half_precision_is_quantised() -> None:
+    x = torch.tensor([-40000.0, 40000.0, 1.0, 0.0]).half().reshape(1, 1, 1, 4)
+    back = Quantized(8).decode(Quantized(8).encode(x))
+    assert (back.float() - x.float()).abs().max() <= 80000 / 255 / 2 * 1.1

@@ -9,6 +9,7 @@ from test_cache_laws import pool as new_pool
 
 from lm_from_scratch.engine import Engine, Request
 from lm_from_scratch.generate import complete, generate
+from lm_from_scratch.logit_processors import forbid
 from lm_from_scratch.sampling import GREEDY, Sampler
 
 MODELS = [
@@ -194,3 +195,40 @@ def test_bad_requests_are_refused_when_they_are_submitted() -> None:
         with pytest.raises(ValueError, match="must be at least 1"):
             Engine(model, engine.pool, **bad)
     assert engine.submit(Request(prompt=torch.tensor([5, 6]).tolist(), max_new_tokens=1)) == 0
+
+
+def test_a_request_that_cannot_go_on_does_not_stop_the_others() -> None:
+    model = MODELS[1]
+    engine = Engine(model, new_pool(model, 4))
+    good = Request(prompt=[5, 6, 7], max_new_tokens=4, sampler=GREEDY)
+    bad = Request(prompt=[8, 9], max_new_tokens=4, processors=[forbid(range(97))])
+    for request in (good, bad, good):
+        engine.submit(request)
+    steps = list(engine.run())
+    assert engine.results == {0: alone(model, good), 2: alone(model, good)}
+    assert list(engine.errors) == [1] and "no token can be chosen" in str(engine.errors[1])
+    assert [number for step in steps for number in step.failed] == [1]
+    assert len(engine.pool.free) == len(engine.pool.users) - len(engine.prefixes)
+
+
+def test_a_pool_that_others_hold_is_an_error_and_no_endless_loop() -> None:
+    model = MODELS[1]
+    pool = new_pool(model, 4, n_blocks=3)
+    pool.allocate(), pool.allocate()
+    engine = Engine(model, pool)
+    engine.submit(Request(prompt=[5] * 7, max_new_tokens=2))
+    with pytest.raises(ValueError, match="2 more blocks are needed, 1 are free: others than this"):
+        engine.step()
+
+
+def test_an_engine_and_its_pool_belong_together() -> None:
+    with pytest.raises(ValueError, match=r"the pool is for .*float64.*the model has .*float32"):
+        Engine(tiny_qwen2(), new_pool(MODELS[1], 4))
+    engine = Engine(MODELS[1], new_pool(MODELS[1], 4))
+    with pytest.raises(ValueError, match="seed="):
+        engine.submit(Request(prompt=[5], max_new_tokens=1, seed=2**65))
+    prompt = [5, 6]
+    engine.submit(Request(prompt=prompt, max_new_tokens=3, sampler=GREEDY))
+    prompt.append(7)
+    list(engine.run())
+    assert len(engine.results[0]) == 3

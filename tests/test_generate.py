@@ -354,3 +354,42 @@ def test_decoding_through_a_static_cache_is_compiled_once(make) -> None:
         compiled(token_ids(3, 6), torch.arange(6).expand(3, -1), cache=cache)
         with pytest.raises((RuntimeError, IndexError)):  # a graph does not read positions
             compiled(token_ids(3, 1), torch.full((3, 1), 6), cache=cache)
+
+
+def test_a_cache_serves_one_generation() -> None:
+    cache = GrowingCache(3)
+    first = generate(MODEL, [[5, 6]], 4, GREEDY, cache=cache)
+    second = generate(MODEL, [[7, 8]], 4, GREEDY, cache=cache)
+    next(first)
+    with pytest.raises(ValueError, match="tokens already; it must be empty"):
+        next(second)
+
+
+def test_a_row_that_has_finished_is_left_alone() -> None:
+    """The first row ends at once; after that its processors would leave it no token."""
+    ending = {5: 7}
+    calls = []
+
+    def rule(logits, rows):
+        calls.append([row[0] for row in rows])
+        logits = logits.clone()
+        for line, row in zip(logits, rows, strict=True):
+            if row[0] == 5:
+                line[[t for t in range(97) if t != 7 or 7 in row]] = -torch.inf
+        return logits
+
+    both = complete(generate(MODEL, [[5, 6], [9]], 4, GREEDY, [ending[5]], processors=[rule]))
+    assert both[0] == [7] and both[1] == naive_greedy([9], 4)
+    assert calls == [[5, 9], [9], [9], [9]]
+
+
+@pytest.mark.parametrize(
+    "bad", [dict(max_new_tokens=2.5), dict(prefill_chunk=1.5), dict(seed=0.5), dict(seed=True)]
+)
+def test_numbers_must_be_whole(bad: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        generate(MODEL, **(dict(prompts=PROMPTS, max_new_tokens=3) | bad))
+
+
+def test_one_stop_string_need_not_be_in_a_list() -> None:
+    assert "".join(until(["aEN", "Db"], "END")) == "a"

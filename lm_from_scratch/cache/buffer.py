@@ -82,6 +82,10 @@ class BufferCache(KVCache):
         """Forget all tokens, and keep the memory for the next ones."""
         self.positions: Tensor | None = None
         self.dense_length = 0
+        self._next_layer = None
+        for buffer in (*self.keys, *self.values):
+            for part in buffer.parts:
+                part.zero_()  # a hidden number is multiplied by 0, and 0 times NaN is NaN
 
     def _pair(self, layer: int, k: Tensor, v: Tensor) -> list[tuple[Buffer, Tensor]]:
         """Each buffer of a layer with what is to be written into it."""

@@ -75,10 +75,10 @@ class Quantized:
                 + (" with two codes in a byte" if self.bits == 4 else "")
             )
         x = x.unflatten(-1, (-1, group))  # (B, H, T, G, N)
-        low = x.amin(dim=-1, keepdim=True)
-        step = (x.amax(dim=-1, keepdim=True) - low) / (2**self.bits - 1)
-        # from the minimum and step as they are kept; a group of equal numbers has no step
         work = torch.promote_types(x.dtype, torch.float32)
+        low, high = x.amin(dim=-1, keepdim=True), x.amax(dim=-1, keepdim=True)
+        step = ((high.to(work) - low.to(work)) / (2**self.bits - 1)).to(x.dtype)
+        # from the minimum and step as they are kept; a group of equal numbers has no step
         divisor = step.to(work).clamp(min=torch.finfo(x.dtype).tiny)
         codes = ((x.to(work) - low.to(work)) / divisor).round()
         codes = codes.clamp(0, 2**self.bits - 1).to(torch.uint8)

@@ -135,7 +135,20 @@ class Restricted(Cache):
     def see(
         self, x: Tensor, positions: Tensor | None, documents: Tensor | None, n_layer: int
     ) -> Visibility:
-        visibility = self.cache.see(x, positions, documents, n_layer)
+        return self._restrict(self.cache.see(x, positions, documents, n_layer))
+
+    def see_by_layer(
+        self,
+        x: Tensor,
+        positions: Tensor | None,
+        documents: Tensor | None,
+        windows: Sequence[int | None],
+    ) -> list[Visibility]:
+        seen = self.cache.see_by_layer(x, positions, documents, windows)
+        restricted = {id(visibility): self._restrict(visibility) for visibility in seen}
+        return [restricted[id(visibility)] for visibility in seen]
+
+    def _restrict(self, visibility: Visibility) -> Visibility:
         others = visibility.allowed
         return replace(
             visibility, allowed=self.allowed if others is None else others & self.allowed
@@ -284,12 +297,15 @@ class KVCache(Cache):
         tokens had never been fed.
         """
         self.check_crop(length)
+        self._next_layer = None  # a pass that has begun is over
         if self.batch is not None:
             self._crop(length)
 
     def check_crop(self, length: int | Tensor) -> None:
         """Refuse a length to which the cache cannot go back."""
         if not isinstance(length, Tensor):
+            if type(length) is not int:
+                raise ValueError(f"length={length!r} must be an integer, or a tensor of them")
             if not 0 <= length <= self.length:
                 raise ValueError(f"length={length} is not in 0 ... {self.length}, what is held")
         elif length.shape != (self.batch or 0,) or length.is_floating_point():
@@ -309,9 +325,11 @@ class KVCache(Cache):
         """Keep the given ``rows``, in that order; one may stand there twice."""
         if self.batch is None:
             raise ValueError("the cache is empty: it has no rows to select")
-        known = rows.dim() == 1 and rows.numel() > 0 and not rows.is_floating_point()
+        rows = torch.as_tensor(rows)
+        known = rows.dim() == 1 and rows.numel() > 0 and rows.dtype in (torch.int32, torch.int64)
         if not known or not ((rows >= 0) & (rows < self.batch)).all():
             raise ValueError(f"rows={rows.tolist()} must be a list of rows below {self.batch}")
+        self._next_layer = None
         self._select(rows)
 
     @abstractmethod

@@ -43,7 +43,8 @@ class BlockPool:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        for name, value in (("n_blocks", n_blocks), ("block_size", block_size)):
+        sizes = dict(n_layer=n_layer, n_kv_head=n_kv_head, head_dim=head_dim)
+        for name, value in {**sizes, "n_blocks": n_blocks, "block_size": block_size}.items():
             if value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
         self.block_size = block_size
@@ -63,6 +64,8 @@ class BlockPool:
 
     def share(self, block: int) -> int:
         """One more user of a block."""
+        if self.users[block] < 1:
+            raise ValueError(f"block {block} is shared, but nobody uses it")
         self.users[block] += 1
         return block
 
@@ -87,7 +90,8 @@ class BlockPool:
 
     def fork(self, row: Row) -> Row:
         """A second row with the same tokens, in the same blocks."""
-        return Row([self.share(block) for block in row.table], row.length)
+        needed = -(-row.length // self.block_size)  # a pass that failed may have left more
+        return Row([self.share(block) for block in row.table[:needed]], row.length)
 
     def slots(self, row: Row) -> Tensor:
         """Where the tokens of a row lie in ``keys[layer]`` and ``values[layer]``, (length,)."""
@@ -97,6 +101,8 @@ class BlockPool:
 
     def cut(self, row: Row, length: int) -> None:
         """Shorten a row, and give back the blocks that it does not need any more."""
+        if not 0 <= length <= row.length:
+            raise ValueError(f"length={length} is not in 0 ... {row.length}, the row's length")
         needed = -(-length // self.block_size)
         for block in row.table[needed:]:
             self.release(block)
@@ -119,6 +125,8 @@ class PagedCache(KVCache):
         self.pool = pool
         self.rows = rows or []
         self._fixed = rows is not None
+        if len({id(row) for row in self.rows}) < len(self.rows):
+            raise ValueError("the same row stands twice in a batch: fork it first")
 
     @property
     def dense_length(self) -> int | None:  # type: ignore[override]
@@ -155,7 +163,8 @@ class PagedCache(KVCache):
         length = torch.tensor(ends, device=device)[:, None]  # (B, 1)
         positions = torch.arange(S, device=device).expand(batch, S)
         held = positions < length
-        # a slot that a row has not is read from its first one, never from another row's
+        # a slot that a row has not is read from its first one, not from another row's. (A row
+        # without any token has none, and only its padding looks there.)
         self._read = torch.where(held, slots[:, :S], slots[:, :1])  # (B, S)
         queries = new.expand(batch, -1)  # (B, T)
         self._real = queries >= 0
@@ -230,6 +239,7 @@ class PagedCache(KVCache):
         """Forget all tokens, and give their blocks back."""
         for row in self.rows:
             self.pool.cut(row, 0)
+        self._next_layer = None
         if not self._fixed:
             self.rows = []
 

@@ -154,10 +154,11 @@ class SlidingCache(SlotCache):
         if self.positions is None:
             return
         back = self.lengths - length
-        held = self.positions.masked_fill(self.positions < 0, torch.iinfo(torch.long).max)
-        first = (self.lengths - back - self.window + 1).clamp(min=0)  # that the next query sees
-        lost = (back > 0) & (held.amin(dim=1) > first)  # earlier crops count, too
-        if (lost | ((self.lengths > self.slots) & (back > self.slack))).any():
+        end = (self.lengths - back)[:, None]  # where each row would go on, (B, 1)
+        # the next query sees the W - 1 keys before it; the last one also says where the row ends
+        first = (end - max(self.window - 1, 1)).clamp(min=0)
+        there = ((self.positions >= first) & (self.positions < end)).sum(dim=1)
+        if ((back > 0) & (there < (end - first)[:, 0])).any():
             raise ValueError(
                 f"{int(back.max())} tokens cannot be taken back, only slack={self.slack} in all: "
                 "the keys that they pushed out are gone"
