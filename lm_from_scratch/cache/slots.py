@@ -158,7 +158,10 @@ class SlidingCache(SlotCache):
         # the next query sees the W - 1 keys before it; the last one also says where the row ends
         first = (end - max(self.window - 1, 1)).clamp(min=0)
         there = ((self.positions >= first) & (self.positions < end)).sum(dim=1)
-        if ((back > 0) & (there < (end - first)[:, 0])).any():
+        lost = there < (end - first)[:, 0]
+        # a pass of one token that failed may have written over the oldest key
+        lost |= (self.lengths > self.slots) & (back > self.slack)
+        if ((back > 0) & lost).any():
             raise ValueError(
                 f"{int(back.max())} tokens cannot be taken back, only slack={self.slack} in all: "
                 "the keys that they pushed out are gone"
