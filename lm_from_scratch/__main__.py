@@ -271,13 +271,16 @@ def generate_command(args: argparse.Namespace) -> int:
     room = model.config.block_size - len(prompt) + 1  # what it was trained for
     max_new_tokens = args.max_new_tokens or max(1, min(100, room))
     if args.num_beams:
+        if args.stop:
+            raise ValueError(
+                f"--stop {args.stop[0]!r} is not for --num-beams, which ranks whole texts"
+            )
         found = beam_search(
             model, [prompt], max_new_tokens, args.num_beams, args.length_penalty,
             num_return_sequences=args.num_return_sequences, stop_tokens=[end], processors=rules,
         )[0]  # fmt: skip
         for number, hypothesis in enumerate(found, start=1):
             text = tokenizer.decode([token for token in hypothesis.tokens if token != end])
-            text = "".join(until([text], args.stop))
             print(f"--- {number}, score {hypothesis.score:.3f}\n{args.prompt}{text}")
         return 0
     if args.num_return_sequences == 1:
@@ -479,6 +482,8 @@ how to choose the numbers
   python -m lm_from_scratch generate --prompt "Return the number of"
   python -m lm_from_scratch generate --prompt "json.dumps(obj)" --temperature 0
   python -m lm_from_scratch generate --model qwen2-docs --prompt "class Stack:"
+  python -m lm_from_scratch generate --prompt "The" --num-beams 4 --no-repeat-ngram 3
+  python -m lm_from_scratch generate --prompt "The" --stop $'\\n\\n' "Note:"
   python -m lm_from_scratch generate --model path/or/hub-name --prompt "Hello" --top-p 0.9
 
 how to choose
@@ -508,7 +513,10 @@ how to choose
     p.add_argument("--repetition-penalty", type=float, default=1.0, help="1 is off, the default")
     p.add_argument("--num-return-sequences", type=int, default=1, help="default: 1")
     p.add_argument(
-        "--num-beams", type=int, default=0, help="beam search, which does not draw; 0 is off"
+        "--num-beams",
+        type=int,
+        default=0,
+        help="beam search, which draws nothing, so what bends the draw has no effect; 0 is off",
     )
     p.add_argument("--length-penalty", type=float, default=1.0, help="of beam search; default: 1")
     p.add_argument("--seed", type=int, default=0, help="same seed, same text; default: 0")

@@ -78,7 +78,7 @@ def beam_search(
 
     There are fewer where fewer exist. The other arguments are those of :func:`beam_steps`.
     """
-    if not 1 <= num_return_sequences <= num_beams:
+    if num_beams >= 1 and not 1 <= num_return_sequences <= num_beams:
         raise ValueError(
             f"num_return_sequences={num_return_sequences} must be in 1 ... num_beams={num_beams}"
         )

@@ -93,7 +93,12 @@ class Engine:
 
     A prompt is read in pieces of at most ``prefill_chunk`` tokens, one a step, so that a long one
     does not hold up the others. With ``share_prefixes`` full blocks stay in the pool after their
-    request has ended, until the memory is needed.
+    request has ended, until the memory is needed. Nothing runs until the steps are asked for::
+
+        number = engine.submit(Request(prompt=ids, max_new_tokens=50))
+        for step in engine.run():
+            ...
+        engine.results[number]  # or engine.errors[number]
     """
 
     def __init__(

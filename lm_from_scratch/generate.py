@@ -84,7 +84,8 @@ def generate(
     rows, side by side. A row finishes with a stop token (which is yielded) or after
     ``max_new_tokens``. ``processors`` change the logits before the ``sampler`` does.
 
-    Any empty ``cache`` will do; without one, the smallest that loses nothing is made. Prompts are
+    Any empty ``cache`` will do; without one, the smallest that loses nothing is made. (To go on
+    from a filled one, use :func:`prefill` and :func:`decode`.) Prompts are
     read in pieces of ``prefill_chunk`` tokens.
 
     Row ``i`` draws from its own random numbers, seeded with ``seed + i``: what it says does not
@@ -121,7 +122,9 @@ def check_chunk(name: str, chunk: int | None) -> None:
 
 
 def check_empty(cache: KVCache | LayeredCache) -> None:
-    """Refuse a cache that is in use."""
+    """Refuse a cache that is in use, or keeps nothing."""
+    if not isinstance(cache, KVCache | LayeredCache):
+        raise ValueError(f"the cache is a {type(cache).__name__}: it must keep keys and values")
     if cache.batch is not None:
         raise ValueError(f"the cache holds {cache.length} tokens already; it must be empty")
 
@@ -138,6 +141,8 @@ def check_prompts(
         prompts = prompts.tolist()
     if type(max_new_tokens) is not int or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens} must be a whole number of at least 1")
+    if not all(isinstance(prompt, Sequence) for prompt in prompts):
+        raise ValueError("prompts must be lists of token ids, one list for each row")
     if not prompts or any(len(prompt) == 0 for prompt in prompts):
         raise ValueError("every prompt needs at least one token: start from the end-of-text token")
     for prompt in prompts:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from test_cache_laws import KINDS, MODELS
 from torch._dynamo.testing import CompileCounter
 
-from lm_from_scratch.cache import GrowingCache, StaticCache, cache_for
+from lm_from_scratch.cache import NO_CACHE, GrowingCache, StaticCache, cache_for
 from lm_from_scratch.checkpoint import load_shipped
 from lm_from_scratch.generate import (
     as_prompts,
@@ -389,6 +389,13 @@ def test_a_row_that_has_finished_is_left_alone() -> None:
 def test_numbers_must_be_whole(bad: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         generate(MODEL, **(dict(prompts=PROMPTS, max_new_tokens=3) | bad))
+
+
+def test_prompts_are_lists_in_a_list_and_a_cache_keeps() -> None:
+    with pytest.raises(ValueError, match="lists of token ids, one list for each row"):
+        generate(MODEL, [1, 2, 3], 4)
+    with pytest.raises(ValueError, match="the cache is a NoCache: it must keep"):
+        generate(MODEL, [[1]], 4, cache=NO_CACHE)
 
 
 def test_one_stop_string_need_not_be_in_a_list() -> None:

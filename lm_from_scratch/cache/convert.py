@@ -192,6 +192,7 @@ def save_cache(cache: KVCache | LayeredCache, path: str | Path) -> None:
     tensors: dict[str, Tensor] = {}
     about = json.dumps(_describe(cache, "", tensors))
     tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         save_file(tensors, temporary, {FORMAT: about})
