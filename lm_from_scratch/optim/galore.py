@@ -1,0 +1,419 @@
+r"""GaLore: Adam in a small space that follows the gradient.
+
+Adam's two moments are each as large as the weight. The gradient of a weight matrix, though, points
+mostly into a few directions. GaLore finds an orthonormal basis of them, keeps Adam's moments in its
+coordinates, and turns Adam's direction back into a matrix:
+
+.. math::
+
+   R_t = P^\top G_t \, Q, \qquad
+   d_t = \mathrm{Adam}(R_t), \qquad
+   W_t = (1 - \eta \lambda) \, W_{t-1} - \eta \, \alpha \, P \, d_t \, Q^\top
+
+with a gradient :math:`G_t` of shape (m, n), :math:`P` of shape (m, r) and :math:`Q` of shape
+(n, r). The usual projection has only one of the two: a tall matrix gets :math:`Q`, a wide one gets
+:math:`P`, so that the basis is the smaller one, and the moments have shape (m, r) or (r, n). The
+basis is made from a gradient, and made anew every ``update_proj_gap`` steps. It is the weights that
+are trained, all of them: what a low rank has is the step between two changes of the basis.
+
+The paper keeps the moments as they are when the basis changes, although their numbers then mean
+other directions. Robert et al. turn them into the new basis.
+
+Sources: Zhao et al., *GaLore: Memory-Efficient LLM Training by Gradient Low-Rank Projection*, 2024,
+arXiv:2403.03507; Robert et al., *LDAdam*, 2025, arXiv:2410.16103 (rotated moments); Halko,
+Martinsson, Tropp, *Finding Structure with Randomness*, 2011, arXiv:0909.4061 (subspace iteration).
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lm_from_scratch.optim.adamw import AdamW, Number, adam_direction, everywhere
+
+PROJECTION_TYPES = ("std", "reverse_std", "left", "right", "full", "random")
+BASES = ("svd", "gram", "subspace")
+MOMENTS = ("keep", "rotate", "reset")
+
+# ------------------------------------------------------------------------------ the projection
+
+
+def sides(shape: tuple[int, int], projection_type: str) -> tuple[bool, bool]:
+    """Whether a matrix of this shape has a left basis, and whether it has a right one.
+
+    ``std`` (and ``random``) takes the shorter side, ``reverse_std`` the longer one; a square matrix
+    counts as tall.
+    """
+    tall = shape[0] >= shape[1]
+    return {
+        "left": (True, False),
+        "right": (False, True),
+        "full": (True, True),
+        "std": (not tall, tall),
+        "random": (not tall, tall),
+        "reverse_std": (tall, not tall),
+    }[projection_type]
+
+
+def project(grad: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+    r"""Coordinates :math:`P^\top G Q` of a gradient (m, n); a basis that is ``None`` is absent."""
+    if left is not None:
+        grad = left.mT @ grad  # (r, n)
+    if right is not None:
+        grad = grad @ right  # (m, r) or (r, r)
+    return grad
+
+
+def project_back(low: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+    r"""The matrix :math:`P R Q^\top`, of shape (m, n), that has the coordinates ``low``."""
+    if left is not None:
+        low = left @ low
+    if right is not None:
+        low = low @ right.mT
+    return low
+
+
+# ----------------------------------------------------------------------------------- the basis
+
+
+def singular_basis(
+    grad: Tensor,
+    rank: int,
+    left: bool,
+    right: bool,
+    method: str = "svd",
+    start: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> tuple[Tensor | None, Tensor | None]:
+    """Orthonormal bases (m, r) and (n, r) of the directions in which ``grad`` (m, n) is largest.
+
+    r is ``rank``, or the smaller side of the matrix if that is less. Three methods:
+
+    * ``svd``: the leading singular vectors, from the full decomposition. Exact, and the slowest.
+    * ``gram``: the leading eigenvectors of the smaller one of G G^T and G^T G. The same space, in
+      exact arithmetic. Squaring loses directions that are 3000 times weaker than the strongest
+      (in float32), which hold no more than 1e-7 of the gradient's energy each.
+    * ``subspace``: two rounds of subspace iteration on the same small matrix, from the basis
+      ``start``, the one that is being replaced. Nearly the same space. Without ``start``, ``gram``.
+
+    Computed in float32 or the dtype of the gradient, whichever is wider.
+    """
+    grad = grad.to(torch.promote_types(grad.dtype, torch.float32))
+    rank = min(rank, *grad.shape)
+    if method == "svd":
+        u, _, vh = torch.linalg.svd(grad, full_matrices=False)
+        # clone, because a slice would keep the whole factor alive
+        return (
+            u[:, :rank].clone(memory_format=torch.contiguous_format) if left else None,
+            vh[:rank].mT.clone(memory_format=torch.contiguous_format) if right else None,
+        )
+    largest = grad.abs().amax()
+    grad = grad / torch.where(largest > 0, largest, 1.0)  # the squares of 1e-20 would be 0
+    return (
+        leading_left(grad, rank, method, start[0]) if left else None,
+        leading_left(grad.mT, rank, method, start[1]) if right else None,
+    )
+
+
+def leading_left(grad: Tensor, rank: int, method: str, start: Tensor | None) -> Tensor:
+    """An orthonormal basis (m, r) of the leading left singular vectors of ``grad`` (m, n)."""
+    m, n = grad.shape
+    gram = grad @ grad.mT if m <= n else grad.mT @ grad  # (s, s), s the smaller side
+    if method == "subspace" and start is not None:
+        basis = start.to(grad.dtype) if m <= n else grad.mT @ start.to(grad.dtype)  # (s, r)
+        for _ in range(2):
+            basis = torch.linalg.qr(gram @ basis).Q
+    else:
+        basis = torch.linalg.eigh(gram).eigenvectors[:, -rank:].flip(1)  # largest first
+    if m > n:
+        basis = torch.linalg.qr(grad @ basis).Q  # (m, r)
+    return basis.contiguous()
+
+
+def random_basis(grad: Tensor, rank: int, left: bool, right: bool, seed: int) -> tuple[Any, Any]:
+    """Orthonormal bases of random directions, which depend on ``seed`` alone."""
+    generator = torch.Generator().manual_seed(seed)
+    dtype = torch.promote_types(grad.dtype, torch.float32)
+    rank = min(rank, *grad.shape)
+
+    def random(size: int) -> Tensor:
+        gaussian = torch.randn(size, rank, generator=generator, dtype=torch.float64)
+        return torch.linalg.qr(gaussian).Q.to(grad.device, dtype)
+
+    return random(grad.shape[0]) if left else None, random(grad.shape[1]) if right else None
+
+
+def rotate_moments(
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    old: tuple[Tensor | None, Tensor | None],
+    new: tuple[Tensor | None, Tensor | None],
+    corrections: tuple[float, float] = (1.0, 1.0),
+) -> tuple[Tensor, Tensor]:
+    r"""The moments of the same gradients in the coordinates of another basis.
+
+    The first moment is linear, so it is turned exactly, as far as the new basis can express it:
+    :math:`m' = C m` with :math:`C = P_{new}^\top P_{old}`. The second moment is not: the mean of
+    squares says nothing about how two coordinates vary together. Taken as uncorrelated (LDAdam),
+    their variances add up with the squares of C:
+
+    .. math:: v' = (C \circ C)(v - m \circ m) + (C m) \circ (C m)
+
+    ``corrections`` are :math:`1 - \beta_1^t` and :math:`1 - \beta_2^t`: the formula is for the
+    corrected moments.
+    """
+    turn = [None if a is None or b is None else a.mT @ b for a, b in zip(old, new, strict=True)]
+    squares = [None if c is None else c.square() for c in turn]
+    mean, mean_square = exp_avg / corrections[0], exp_avg_sq / corrections[1]
+    variance = (mean_square - mean.square()).clamp(min=0.0)
+    mean = project(mean, *turn)
+    mean_square = project(variance, *squares) + mean.square()
+    return mean * corrections[0], mean_square * corrections[1]
+
+
+def captured_energy(low: Tensor, grad: Tensor) -> Tensor:
+    r"""The share :math:`\lVert R \rVert^2 / \lVert G \rVert^2` of a gradient that its projection
+    keeps; 1 for a gradient of zeros."""
+    whole = everywhere(grad.square().sum())
+    return torch.where(whole > 0, everywhere(low.square().sum()) / whole, 1.0).to(torch.float32)
+
+
+# ------------------------------------------------------------------------------- the optimizer
+
+
+class GaLore(AdamW):
+    """AdamW that keeps its moments in a low-rank space, for the groups that name a ``rank``.
+
+    A group is an ordinary group of torch's optimizers, with these options:
+
+    * ``rank``: of the projection; ``None`` is plain AdamW. Matrices are projected; a weight of
+      more dimensions, like that of a convolution, as the matrix (out, everything else); one of
+      fewer is left to AdamW. A rank above a matrix's smaller side is that side.
+    * ``update_proj_gap``: steps for which a basis is used; ``None`` keeps the first for ever.
+    * ``max_drift``: make a new basis earlier, as soon as the share of the gradient that the basis
+      captures has fallen by this part of what it was when the basis was made.
+    * ``scale``: α, which the projected direction is multiplied with. The decay is not.
+    * ``projection_type``: ``std``, ``reverse_std``, ``left``, ``right``, ``full``, ``random``.
+    * ``basis``: ``svd``, ``gram`` or ``subspace``, see :func:`singular_basis`.
+    * ``moments``: at a new basis ``keep`` them as they are (the paper), ``rotate`` them into it,
+      or ``reset`` them to zero, with their step count.
+
+    The first step makes a basis, then every ``update_proj_gap``-th after it: 1, 201, 401, ... A
+    gradient of zeros makes none that lasts: the next step makes another.
+
+    The state of a projected parameter is ``left`` and ``right`` (as many as it has), the rank-sized
+    ``exp_avg`` and ``exp_avg_sq``, ``step``, ``age`` (steps that the basis was used for), ``bases``
+    (how many were made), and with ``max_drift`` the ``energy`` that the basis captured at first. It
+    is kept in float32 for weights of lower precision: in bfloat16 the second moment would never
+    decay, because 0.999 v rounds to v. Every entry is a tensor, so that a checkpoint loads with
+    ``weights_only=True``.
+
+    With FSDP2's sharded parameters, the gradient is gathered when a basis is made, and at no other
+    time.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: Number = 1e-3,
+        betas: tuple[Number, Number] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        rank: int | None = None,
+        update_proj_gap: int | None = 200,
+        max_drift: float | None = None,
+        scale: float = 0.25,
+        projection_type: str = "std",
+        basis: str = "gram",
+        moments: str = "keep",
+        seed: int = 0,
+        maximize: bool = False,
+        fused: bool | None = None,
+    ) -> None:
+        torch.optim.Optimizer.__init__(
+            self,
+            params,
+            dict(
+                lr=lr,
+                betas=betas,
+                eps=eps,
+                weight_decay=weight_decay,
+                rank=rank,
+                update_proj_gap=update_proj_gap,
+                max_drift=max_drift,
+                scale=scale,
+                projection_type=projection_type,
+                basis=basis,
+                moments=moments,
+                seed=seed,
+                maximize=maximize,
+                amsgrad=False,
+                foreach=None,
+                capturable=False,
+                differentiable=False,
+                fused=fused,
+            ),
+        )
+
+    def check_group(self, group: dict[str, Any]) -> None:
+        super().check_group(group)
+        for name in ("amsgrad", "foreach", "capturable", "differentiable"):
+            if group[name]:
+                raise ValueError(f"{name}={group[name]} is for AdamW; GaLore does not offer it")
+        for name in ("rank", "update_proj_gap"):
+            value = group[name]
+            if value is not None and (type(value) is not int or value < 1):
+                raise ValueError(f"{name}={value!r} must be None or a whole number of at least 1")
+        for name, known in (
+            ("projection_type", PROJECTION_TYPES), ("basis", BASES), ("moments", MOMENTS)
+        ):  # fmt: skip
+            if group[name] not in known:
+                raise ValueError(f"{name}={group[name]!r} must be one of {known}")
+        if not math.isfinite(group["scale"]):
+            raise ValueError(f"scale={group['scale']} must be finite")
+        if group["max_drift"] is not None and not 0.0 < group["max_drift"] < 1.0:
+            raise ValueError(f"max_drift={group['max_drift']} must be None or between 0 and 1")
+        params = group.get("params", ())
+        for p in [params] if isinstance(params, Tensor) else list(params):
+            p = p[1] if isinstance(p, tuple) else p
+            if group["rank"] is not None and isinstance(p, Tensor) and p.is_complex():
+                raise ValueError(f"a {p.dtype} parameter cannot be projected: rank must be None")
+
+    def update(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        """One step for ``params``, parameters of ``group`` whose gradients were checked."""
+        super().update([p for p in params if not is_projected(p, group)], group)
+        for p in params:
+            if is_projected(p, group):
+                self.update_projected(p, self.low_gradient(p, group), group)
+
+    @torch.no_grad()
+    def low_gradient(self, p: Tensor, group: dict[str, Any], may_renew: bool = True) -> Tensor:
+        """The gradient in the coordinates of the basis, which is made first if one is due."""
+        state, grad = self.state[p], matrix(p.grad)
+        grad = -grad if group["maximize"] else grad
+        if "age" in state:
+            low = one_placement(project(grad, state.get("left"), state.get("right")))
+            due = state["age"].item() == group["update_proj_gap"]
+            if "energy" in state and not due:
+                drift = 1.0 - captured_energy(low, grad) / state["energy"]
+                due = drift.item() > group["max_drift"]
+            if not due or not may_renew:
+                return low
+        self.make_basis(p, grad, group)
+        low = one_placement(project(grad, state.get("left"), state.get("right")))
+        if group["max_drift"] is not None:
+            state["energy"] = captured_energy(low, grad)
+        return low
+
+    def make_basis(self, p: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        """A new basis for ``p`` from its gradient (m, n), and what that means for the moments."""
+        state, whole = self.state[p], everywhere(grad)
+        left, right = sides((grad.shape[0], grad.shape[1]), group["projection_type"])
+        old = state.get("left"), state.get("right")
+        made = int(state.get("bases", 0))
+        if group["projection_type"] == "random":
+            number = next(i for i, other in enumerate(group["params"]) if other is p)
+            seed = group["seed"] + 1_000_003 * number + made
+            new = random_basis(whole, group["rank"], left, right, seed)
+        else:
+            a, b = (None if basis is None else everywhere(basis) for basis in old)
+            new = singular_basis(whole, group["rank"], left, right, group["basis"], (a, b))
+        new = replicated(new[0], like=grad), replicated(new[1], like=grad)
+        state.update(
+            {name: b for name, b in zip(("left", "right"), new, strict=True) if b is not None}
+        )
+        if "exp_avg" not in state or group["moments"] == "reset":
+            zeros = torch.zeros_like(one_placement(project(grad, *new)))
+            state.update(step=torch.tensor(0.0), exp_avg=zeros, exp_avg_sq=zeros.clone())
+        elif group["moments"] == "rotate":
+            t = state["step"].item()
+            corrections = tuple(1 - beta**t for beta in group["betas"])
+            state["exp_avg"], state["exp_avg_sq"] = rotate_moments(
+                state["exp_avg"], state["exp_avg_sq"], old, new, corrections
+            )
+        state["bases"] = torch.tensor(made + 1.0)
+        # no direction of a gradient of zeros is better than another: look again in the next step
+        lasts = bool(whole.any()) or group["update_proj_gap"] is None
+        state["age"] = torch.tensor(0.0 if lasts else group["update_proj_gap"] - 1.0)
+
+    @torch.no_grad()
+    def update_projected(self, p: Tensor, low: Tensor, group: dict[str, Any]) -> None:
+        """The step of one matrix from its projected gradient."""
+        state, lr = self.state[p], group["lr"]
+        state["step"] += 1
+        state["age"] += 1
+        direction, state["exp_avg"], state["exp_avg_sq"] = adam_direction(
+            low, state["exp_avg"], state["exp_avg_sq"], state["step"].item(), group["betas"],
+            group["eps"],
+        )  # fmt: skip
+        step = project_back(direction, state.get("left"), state.get("right"))  # (m, n)
+        p.mul_(1 - lr * group["weight_decay"])
+        p.sub_((lr * group["scale"] * step).view(p.shape))
+
+    def reset(self) -> None:
+        """Forget everything: moments, step counts, bases."""
+        self.state.clear()
+
+    def state_shapes(self, p: Tensor) -> dict[str, torch.Size]:
+        """The names and shapes of the state that a parameter has after its first step."""
+        group = self.group_of(p)
+        if not is_projected(p, group):
+            return super().state_shapes(p)
+        m, n = p.shape[0], p.numel() // p.shape[0]
+        rank = min(group["rank"], m, n)
+        left, right = sides((m, n), group["projection_type"])
+        low = torch.Size((rank if left else m, rank if right else n))
+        shapes = {name: torch.Size() for name in ("step", "age", "bases")}
+        shapes |= {"exp_avg": low, "exp_avg_sq": low}
+        shapes |= {"left": torch.Size((m, rank))} if left else {}
+        shapes |= {"right": torch.Size((n, rank))} if right else {}
+        return shapes | ({} if group["max_drift"] is None else {"energy": torch.Size()})
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in every optimizer of torch; state that does not fit its parameter is refused."""
+        super().load_state_dict(state_dict)
+        # torch casts all state to the dtype of the parameter, which is wrong for bfloat16
+        for ours, theirs in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            for p, key in zip(ours["params"], theirs["params"], strict=True):
+                if is_projected(p, ours):
+                    for name, value in state_dict["state"].get(key, {}).items():
+                        self.state[p][name] = value.detach().clone()
+
+
+def is_projected(p: Tensor, group: dict[str, Any]) -> bool:
+    """Whether a parameter of this group is updated in a low-rank space."""
+    return group["rank"] is not None and p.dim() >= 2
+
+
+def matrix(grad: Tensor | None) -> Tensor:
+    """A gradient as a matrix (out, everything else), in float32 or wider."""
+    assert grad is not None
+    grad = grad.flatten(1)
+    return grad.to(torch.promote_types(grad.dtype, torch.float32))
+
+
+# --------------------------------------------------------------- gradients on several processes
+
+
+def replicated(basis: Tensor | None, like: Tensor) -> Tensor | None:
+    """The same basis on every process over which ``like`` is spread, if it is."""
+    if basis is None or not hasattr(like, "full_tensor"):
+        return basis
+    from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+    assert isinstance(like, DTensor)
+    return distribute_tensor(basis, like.device_mesh, [Replicate()] * like.device_mesh.ndim)
+
+
+def one_placement(low: Tensor) -> Tensor:
+    """Projected coordinates, summed over the processes if each holds a part of the sum."""
+    if not hasattr(low, "full_tensor"):
+        return low
+    from torch.distributed.tensor import DTensor, Replicate
+
+    assert isinstance(low, DTensor)
+    return low.redistribute(
+        placements=[Replicate() if place.is_partial() else place for place in low.placements]
+    )

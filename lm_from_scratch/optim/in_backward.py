@@ -1,0 +1,72 @@
+"""Optimizer steps inside the backward pass: one gradient at a time.
+
+A training step usually holds the gradients of all weights at once, as much memory as the weights
+themselves. Yet the backward pass finishes them one after another, from the last layer to the first.
+:func:`update_in_backward` updates a weight as soon as its gradient is complete, and frees the
+gradient.
+
+What cannot be had then is anything that needs all gradients before the first update: clipping by
+their global norm, and refusing a step whole when the gradient of an early layer is not finite.
+
+Source: Lv et al., *Full Parameter Fine-tuning for Large Language Models with Limited Resources*
+(LOMO), 2023, arXiv:2306.09782.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from lm_from_scratch.optim.adamw import AdamW, check_gradients
+from lm_from_scratch.optim.galore import GaLore, is_projected
+
+
+@contextmanager
+def update_in_backward(optimizer: AdamW, grad_accumulation: int = 1) -> Iterator[None]:
+    """Inside this context every ``grad_accumulation``-th backward pass updates the weights.
+
+    The rest of the loop can stay as it is: ``optimizer.step()`` finds no gradients, and does
+    nothing. The result is that of ordinary steps, bit for bit, as long as nothing stands between
+    the backward pass and the step.
+
+    Backward passes before the last one of a step add up their gradients. A matrix that
+    :class:`~lm_from_scratch.optim.galore.GaLore` projects adds up the projected ones, which is the
+    same sum, because a projection is linear; its full gradient is freed at once. The one
+    difference: a basis that is due is made from the first backward pass's gradient, not from the
+    sum. All other parameters keep their gradient between the passes.
+
+    A gradient that is not finite raises from ``backward``; layers behind it are updated by then.
+    """
+    if type(grad_accumulation) is not int or grad_accumulation < 1:
+        raise ValueError(f"grad_accumulation={grad_accumulation!r} must be at least 1")
+    passes: dict[Tensor, int] = {}
+    sums: dict[Tensor, Tensor] = {}  # of projected gradients
+
+    def after(p: Tensor) -> None:
+        group = optimizer.group_of(p)
+        check_gradients([p], group)
+        passes[p] = passes.get(p, 0) % grad_accumulation + 1
+        last = passes[p] == grad_accumulation
+        if isinstance(optimizer, GaLore) and is_projected(p, group):
+            low = optimizer.low_gradient(p, group, may_renew=passes[p] == 1)
+            p.grad = None
+            low = sums.pop(p) + low if p in sums else low
+            if last:
+                optimizer.update_projected(p, low, group)
+            else:
+                sums[p] = low
+        elif last:
+            optimizer.update([p], group)
+            p.grad = None
+
+    hooks = [
+        p.register_post_accumulate_grad_hook(after)
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if p.requires_grad
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

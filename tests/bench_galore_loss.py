@@ -1,0 +1,129 @@
+"""What GaLore learns beside AdamW, at equal tokens: ``python tests/bench_galore_loss.py``.
+
+A Qwen2 of 0.7 M parameters reads Python's language reference and docstrings. Both optimizers get
+their learning rate by one rule: the best held-out loss of seed 0 on a grid of powers of two, which
+is extended while the best is at its edge. Then every kind runs with three other seeds. The variants
+of GaLore take the learning rate of GaLore. About half an hour on one quiet core; finished runs are kept in the
+file, so that a stopped benchmark goes on.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from lm_from_scratch.data import PackedBatches, load_split, sequential_batches, write_tokens
+from lm_from_scratch.loss import causal_lm_loss
+from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
+from lm_from_scratch.optim import AdamW, GaLore
+from lm_from_scratch.tokenizer import Tokenizer
+from lm_from_scratch.train import TrainConfig, evaluate, learning_rate
+
+GAP = 50
+KINDS: dict[str, dict[str, Any]] = {
+    "AdamW": {},
+    "GaLore, rank 32": dict(rank=32, update_proj_gap=GAP),
+    "rotated moments": dict(rank=32, update_proj_gap=GAP, moments="rotate"),
+    "reset moments": dict(rank=32, update_proj_gap=GAP, moments="reset"),
+    "subspace iteration": dict(rank=32, update_proj_gap=GAP, basis="subspace"),
+    "random basis": dict(rank=32, update_proj_gap=GAP, projection_type="random"),
+    "frozen basis": dict(rank=32, update_proj_gap=None),
+    "rank 8": dict(rank=8, update_proj_gap=GAP),
+}
+TUNED = ("AdamW", "GaLore, rank 32")
+SEEDS = (1, 2, 3)
+
+
+def run(kind: str, lr: float, seed: int, steps: int, data: tuple[Any, ...]) -> float:
+    """Train one model; its held-out loss in nats per token."""
+    train_file, held_out, vocab_size = data
+    torch.manual_seed(seed)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=vocab_size, block_size=128, n_layer=3, n_head=4, n_kv_head=2, n_embd=128,
+            intermediate_size=344, rope_theta=10000.0, eos_token_id=None,
+        )
+    ).train()  # fmt: skip
+    blocks = {id(p) for p in model.model.layers.parameters() if p.dim() == 2}
+    matrices = [p for p in model.parameters() if id(p) in blocks]
+    others = [p for p in model.parameters() if id(p) not in blocks]
+    options = dict(lr=lr, betas=(0.9, 0.95), fused=True)
+    optimizer: AdamW
+    if KINDS[kind]:
+        groups = [{"params": matrices, "weight_decay": 0.1, **KINDS[kind]}]
+        optimizer = GaLore([*groups, {"params": others, "weight_decay": 0.0}], **options)
+    else:
+        groups = [{"params": matrices, "weight_decay": 0.1}]
+        optimizer = AdamW([*groups, {"params": others, "weight_decay": 0.0}], **options)
+    config = TrainConfig(steps=steps, lr=lr, min_lr=lr / 10, warmup=steps // 10)
+    batches = PackedBatches(train_file, 8, 128, seed)
+    for step in tqdm(range(1, steps + 1), desc=f"{kind}, lr {lr:.2e}, seed {seed}", leave=False):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, config)
+        batch = batches[step - 1]
+        optimizer.zero_grad()
+        causal_lm_loss(
+            model(batch.idx, batch.positions, batch.documents), batch.targets
+        ).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return evaluate(model, held_out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=300, help="of 1,024 tokens; default 300")
+    parser.add_argument("--out", default="build/bench/galore_loss.json")
+    args = parser.parse_args()
+    out = Path(args.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    found: dict[str, float] = json.loads(out.read_text()) if out.is_file() else {}
+
+    with tempfile.TemporaryDirectory() as folder:
+        train_documents, held_out_documents = load_split(["reference", "docstrings"], 0.05)
+        tokenizer = Tokenizer.train([d.text for d in train_documents], 1024)
+        train_file = write_tokens(train_documents, tokenizer, Path(folder) / "train.bin")
+        held_out_file = write_tokens(held_out_documents, tokenizer, Path(folder) / "held_out.bin")
+        held_out = list(sequential_batches(held_out_file, 16, 128))[:16]
+        data = (train_file, held_out, tokenizer.vocab_size)
+
+        def loss(kind: str, lr: float, seed: int) -> float:
+            key = f"{kind} | lr {lr:.4g} | seed {seed} | {args.steps} steps"
+            if key not in found:
+                found[key] = round(run(kind, lr, seed, args.steps, data), 5)
+                temporary = out.with_suffix(".tmp")
+                temporary.write_text(json.dumps(found, indent=2) + "\n")
+                temporary.replace(out)
+                print(f"{key}: {found[key]:.4f}", flush=True)
+            return found[key]
+
+        best = {}
+        for kind in TUNED:
+            powers = [1, 2, 3]
+            while True:
+                losses = {power: loss(kind, 1e-3 * 2**power, 0) for power in powers}
+                power = min(losses, key=losses.__getitem__)
+                if power == min(powers):
+                    powers.insert(0, power - 1)
+                elif power == max(powers):
+                    powers.append(power + 1)
+                else:
+                    break
+            best[kind] = 1e-3 * 2**power
+            print(f"{kind}: learning rate {best[kind]:.4g}")
+        print(f"\nheld-out loss after {args.steps} steps, seeds {SEEDS}")
+        for kind in KINDS:
+            lr = best["AdamW" if kind == "AdamW" else "GaLore, rank 32"]
+            losses = [loss(kind, lr, seed) for seed in SEEDS]
+            low, high = min(losses), max(losses)
+            print(f"  {kind:20} {statistics.mean(losses):.4f} ({low:.4f} to {high:.4f})")
+
+
+if __name__ == "__main__":
+    main()
