@@ -180,7 +180,8 @@ class AdamW(torch.optim.Optimizer):
                 self.state[p].update(self.new_state(p, group))
         with torch.set_grad_enabled(group["differentiable"]):
             if group["foreach"] or group["fused"]:
-                self.update_by_torch(params, group)
+                grads = [p.grad for p in params if p.grad is not None]
+                torch_step(params, grads, [self.state[p] for p in params], group)
             else:
                 for p in params:
                     self.update_one(p, group)
@@ -216,30 +217,6 @@ class AdamW(torch.optim.Optimizer):
         for old, tensor in zip([old_p, *old_moments], new, strict=True):
             old.copy_(tensor)
 
-    def update_by_torch(self, params: list[Tensor], group: dict[str, Any]) -> None:
-        """The step of all parameters by torch's kernels."""
-        if not params:
-            return
-        states = [self.state[p] for p in params]
-        torch_adamw(
-            params,
-            [p.grad for p in params if p.grad is not None],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [state["max_exp_avg_sq"] for state in states if group["amsgrad"]],
-            [state["step"] for state in states],
-            has_complex=any(p.is_complex() for p in params),
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            **{
-                name: group[name]
-                for name in (
-                    "foreach", "fused", "capturable", "differentiable", "amsgrad", "lr",
-                    "weight_decay", "eps", "maximize",
-                )
-            },
-        )  # fmt: skip
-
     def state_shapes(self, p: Tensor) -> dict[str, torch.Size]:
         """The names and shapes of the state that a parameter has after its first step."""
         return {"step": torch.Size(), **dict.fromkeys(moment_names(self.group_of(p)), p.shape)}
@@ -255,6 +232,33 @@ class AdamW(torch.optim.Optimizer):
 def moment_names(group: dict[str, Any]) -> list[str]:
     """The state that has the shape of the parameter, in the order of :func:`adamw`."""
     return ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * group["amsgrad"]
+
+
+def torch_step(
+    params: list[Tensor],
+    grads: list[Tensor],
+    states: list[dict[str, Tensor]],
+    group: dict[str, Any],
+) -> None:
+    """The step of all parameters by torch's kernels, in place."""
+    if not params:
+        return
+    options = (
+        "foreach", "fused", "capturable", "differentiable", "amsgrad", "lr", "weight_decay", "eps",
+        "maximize",
+    )  # fmt: skip
+    torch_adamw(
+        params,
+        grads,
+        [state["exp_avg"] for state in states],
+        [state["exp_avg_sq"] for state in states],
+        [state["max_exp_avg_sq"] for state in states if group["amsgrad"]],
+        [state["step"] for state in states],
+        has_complex=any(p.is_complex() for p in params),
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        **{name: group[name] for name in options},
+    )
 
 
 def check_gradients(params: Iterable[Tensor], group: dict[str, Any]) -> None:

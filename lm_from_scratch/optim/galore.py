@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lm_from_scratch.optim.adamw import AdamW, Number, adam_direction, everywhere
+from lm_from_scratch.optim.adamw import AdamW, Number, adam_direction, everywhere, torch_step
 
 PROJECTION_TYPES = ("std", "reverse_std", "left", "right", "full", "random")
 BASES = ("svd", "gram", "subspace")
@@ -122,6 +122,9 @@ def leading_left(grad: Tensor, rank: int, method: str, start: Tensor | None) -> 
     gram = grad @ grad.mT if m <= n else grad.mT @ grad  # (s, s), s the smaller side
     if method == "subspace" and start is not None:
         basis = start.to(grad.dtype) if m <= n else grad.mT @ start.to(grad.dtype)  # (s, r)
+        # a little of every direction, because iteration never leaves a space that the gradient does
+        generator = torch.Generator().manual_seed(0)
+        basis = basis + 1e-3 * torch.randn(basis.shape, generator=generator).to(basis)
         for _ in range(2):
             basis = torch.linalg.qr(gram @ basis).Q
     else:
@@ -139,7 +142,7 @@ def random_basis(grad: Tensor, rank: int, left: bool, right: bool, seed: int) ->
 
     def random(size: int) -> Tensor:
         gaussian = torch.randn(size, rank, generator=generator, dtype=torch.float64)
-        return torch.linalg.qr(gaussian).Q.to(grad.device, dtype)
+        return torch.linalg.qr(gaussian).Q.to(grad.device, dtype).contiguous()
 
     return random(grad.shape[0]) if left else None, random(grad.shape[1]) if right else None
 
@@ -175,8 +178,11 @@ def rotate_moments(
 def captured_energy(low: Tensor, grad: Tensor) -> Tensor:
     r"""The share :math:`\lVert R \rVert^2 / \lVert G \rVert^2` of a gradient that its projection
     keeps; 1 for a gradient of zeros."""
-    whole = everywhere(grad.square().sum())
-    return torch.where(whole > 0, everywhere(low.square().sum()) / whole, 1.0).to(torch.float32)
+    largest = everywhere(grad.abs().amax())
+    largest = torch.where(largest > 0, largest, 1.0)  # the squares of 1e-20 would be 0
+    whole = everywhere((grad / largest).square().sum())
+    kept = everywhere((low / largest).square().sum())
+    return torch.where(whole > 0, kept / whole, 1.0).to(torch.float32)
 
 
 # ------------------------------------------------------------------------------- the optimizer
@@ -196,6 +202,7 @@ class GaLore(AdamW):
     * ``scale``: α, which the projected direction is multiplied with. The decay is not.
     * ``projection_type``: ``std``, ``reverse_std``, ``left``, ``right``, ``full``, ``random``.
     * ``basis``: ``svd``, ``gram`` or ``subspace``, see :func:`singular_basis`.
+    * ``seed``: of the ``random`` directions, which differ per parameter and per basis.
     * ``moments``: at a new basis ``keep`` them as they are (the paper), ``rotate`` them into it,
       or ``reset`` them to zero, with their step count.
 
@@ -271,6 +278,8 @@ class GaLore(AdamW):
         ):  # fmt: skip
             if group[name] not in known:
                 raise ValueError(f"{name}={group[name]!r} must be one of {known}")
+        if type(group["seed"]) is not int or not 0 <= group["seed"] < 2**63:
+            raise ValueError(f"seed={group['seed']!r} must be a whole number in [0, 2**63)")
         if not math.isfinite(group["scale"]):
             raise ValueError(f"scale={group['scale']} must be finite")
         if group["max_drift"] is not None and not 0.0 < group["max_drift"] < 1.0:
@@ -295,7 +304,7 @@ class GaLore(AdamW):
         grad = -grad if group["maximize"] else grad
         if "age" in state:
             low = one_placement(project(grad, state.get("left"), state.get("right")))
-            due = state["age"].item() == group["update_proj_gap"]
+            due = state["age"].item() >= (group["update_proj_gap"] or math.inf)
             if "energy" in state and not due:
                 drift = 1.0 - captured_energy(low, grad) / state["energy"]
                 due = drift.item() > group["max_drift"]
@@ -310,12 +319,16 @@ class GaLore(AdamW):
     def make_basis(self, p: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         """A new basis for ``p`` from its gradient (m, n), and what that means for the moments."""
         state, whole = self.state[p], everywhere(grad)
+        found = bool(whole.any())  # no direction of a gradient of zeros is better than another
+        if "age" in state and not found:
+            return  # the basis stays, and is due in the next step too
         left, right = sides((grad.shape[0], grad.shape[1]), group["projection_type"])
         old = state.get("left"), state.get("right")
         made = int(state.get("bases", 0))
         if group["projection_type"] == "random":
-            number = next(i for i, other in enumerate(group["params"]) if other is p)
-            seed = group["seed"] + 1_000_003 * number + made
+            params = [other for every in self.param_groups for other in every["params"]]
+            number = next(i for i, other in enumerate(params) if other is p)
+            seed = hash((group["seed"], number, made)) % 2**63  # of numbers, the same in every run
             new = random_basis(whole, group["rank"], left, right, seed)
         else:
             a, b = (None if basis is None else everywhere(basis) for basis in old)
@@ -324,9 +337,10 @@ class GaLore(AdamW):
         state.update(
             {name: b for name, b in zip(("left", "right"), new, strict=True) if b is not None}
         )
-        if "exp_avg" not in state or group["moments"] == "reset":
+        if not state.get("step") or group["moments"] == "reset":
             zeros = torch.zeros_like(one_placement(project(grad, *new)))
-            state.update(step=torch.tensor(0.0), exp_avg=zeros, exp_avg_sq=zeros.clone())
+            step = torch.zeros((), device=p.device if group["fused"] else "cpu")
+            state.update(step=step, exp_avg=zeros, exp_avg_sq=zeros.clone())
         elif group["moments"] == "rotate":
             t = state["step"].item()
             corrections = tuple(1 - beta**t for beta in group["betas"])
@@ -334,23 +348,35 @@ class GaLore(AdamW):
                 state["exp_avg"], state["exp_avg_sq"], old, new, corrections
             )
         state["bases"] = torch.tensor(made + 1.0)
-        # no direction of a gradient of zeros is better than another: look again in the next step
-        lasts = bool(whole.any()) or group["update_proj_gap"] is None
-        state["age"] = torch.tensor(0.0 if lasts else group["update_proj_gap"] - 1.0)
+        state["age"] = torch.tensor(0.0 if found else math.inf)
 
     @torch.no_grad()
     def update_projected(self, p: Tensor, low: Tensor, group: dict[str, Any]) -> None:
         """The step of one matrix from its projected gradient."""
         state, lr = self.state[p], group["lr"]
-        state["step"] += 1
         state["age"] += 1
-        direction, state["exp_avg"], state["exp_avg_sq"] = adam_direction(
-            low, state["exp_avg"], state["exp_avg_sq"], state["step"].item(), group["betas"],
-            group["eps"],
-        )  # fmt: skip
-        step = project_back(direction, state.get("left"), state.get("right"))  # (m, n)
-        p.mul_(1 - lr * group["weight_decay"])
-        p.sub_((lr * group["scale"] * step).view(p.shape))
+        if group["fused"]:  # the direction is what a weight of 0 becomes, at a learning rate of -1
+            direction = torch.zeros_like(low)
+            alone = {**group, "lr": -1.0, "weight_decay": 0.0, "maximize": False}
+            torch_step([direction], [low], [state], alone)
+        else:
+            state["step"] += 1
+            direction, state["exp_avg"], state["exp_avg_sq"] = adam_direction(
+                low, state["exp_avg"], state["exp_avg_sq"], state["step"].item(), group["betas"],
+                group["eps"],
+            )  # fmt: skip
+        left, right, kept = state.get("left"), state.get("right"), 1 - lr * group["weight_decay"]
+        if p.dim() == 2 and p.dtype == direction.dtype and not hasattr(p, "full_tensor"):
+            # decay, product and sum in one pass over the weight
+            a, b = (
+                (direction, right.mT)
+                if left is None
+                else (left, project_back(direction, None, right))
+            )
+            p.addmm_(a, b, beta=float(kept), alpha=-float(lr * group["scale"]))
+        else:
+            step = project_back(direction, left, right)  # (m, n)
+            p.mul_(kept).sub_((lr * group["scale"] * step).view(p.shape))
 
     def reset(self) -> None:
         """Forget everything: moments, step counts, bases."""
@@ -358,9 +384,12 @@ class GaLore(AdamW):
 
     def state_shapes(self, p: Tensor) -> dict[str, torch.Size]:
         """The names and shapes of the state that a parameter has after its first step."""
-        group = self.group_of(p)
+        return self.shapes_in(self.group_of(p), p)
+
+    def shapes_in(self, group: dict[str, Any], p: Tensor) -> dict[str, torch.Size]:
+        """:meth:`state_shapes` of a parameter with the options of any group."""
         if not is_projected(p, group):
-            return super().state_shapes(p)
+            return {"step": torch.Size(), "exp_avg": p.shape, "exp_avg_sq": p.shape}
         m, n = p.shape[0], p.numel() // p.shape[0]
         rank = min(group["rank"], m, n)
         left, right = sides((m, n), group["projection_type"])
@@ -372,19 +401,46 @@ class GaLore(AdamW):
         return shapes | ({} if group["max_drift"] is None else {"energy": torch.Size()})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in every optimizer of torch; state that does not fit its parameter is refused."""
+        """As in every optimizer of torch; a ``ValueError``, before anything is changed, if the
+        state is of another optimizer or does not fit a parameter."""
+        pairs = [
+            (p, theirs, state_dict["state"].get(key))
+            for ours, theirs in zip(self.param_groups, state_dict["param_groups"], strict=False)
+            for p, key in zip(ours["params"], theirs["params"], strict=False)
+        ]
+        for p, group, state in pairs:
+            if missing := self.defaults.keys() - group.keys():
+                raise ValueError(f"the state has no option {sorted(missing)[0]!r}: not of GaLore")
+            if not state:
+                continue
+            found = {name: getattr(value, "shape", None) for name, value in state.items()}
+            expected = self.shapes_in(group, p)
+            for name in sorted((found.keys() | expected.keys()) - {"energy"}):
+                if found.get(name) != expected.get(name):
+                    raise ValueError(
+                        f"the state {name!r} of a parameter of shape {tuple(p.shape)} has shape "
+                        f"{shape(found, name)}, expected {shape(expected, name)}"
+                    )
         super().load_state_dict(state_dict)
         # torch casts all state to the dtype of the parameter, which is wrong for bfloat16
-        for ours, theirs in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            for p, key in zip(ours["params"], theirs["params"], strict=True):
-                if is_projected(p, ours):
-                    for name, value in state_dict["state"].get(key, {}).items():
-                        self.state[p][name] = value.detach().clone()
+        for p, group, state in pairs:
+            if state and is_projected(p, group):
+                wide = torch.promote_types(p.dtype, torch.float32)
+                for name, value in state.items():
+                    with_p = value.dim() > 0 or (name == "step" and group["fused"])
+                    device = p.device if with_p else torch.device("cpu")
+                    dtype = wide if value.dim() > 0 else value.dtype
+                    self.state[p][name] = value.detach().to(device, dtype, copy=True)
+
+
+def shape(shapes: dict[str, Any], name: str) -> tuple[int, ...] | None:
+    """A shape as a message shows it; ``None`` for a tensor that is not there."""
+    return None if shapes.get(name) is None else tuple(shapes[name])
 
 
 def is_projected(p: Tensor, group: dict[str, Any]) -> bool:
     """Whether a parameter of this group is updated in a low-rank space."""
-    return group["rank"] is not None and p.dim() >= 2
+    return group["rank"] is not None and p.dim() >= 2 and p.numel() > 0
 
 
 def matrix(grad: Tensor | None) -> Tensor:

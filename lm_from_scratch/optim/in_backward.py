@@ -14,11 +14,14 @@ Source: Lv et al., *Full Parameter Fine-tuning for Large Language Models with Li
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
 
 from lm_from_scratch.optim.adamw import AdamW, check_gradients
 from lm_from_scratch.optim.galore import GaLore, is_projected
+
+ACTIVE: set[int] = set()  # the ids of the parameters in a context
 
 
 @contextmanager
@@ -35,16 +38,29 @@ def update_in_backward(optimizer: AdamW, grad_accumulation: int = 1) -> Iterator
     difference: a basis that is due is made from the first backward pass's gradient, not from the
     sum. All other parameters keep their gradient between the passes.
 
+    A parameter that is not in every one of these passes is updated by ``optimizer.step()``, from
+    the passes that it was in.
+
     A gradient that is not finite raises from ``backward``; layers behind it are updated by then.
+    Contexts of one parameter cannot be nested: a ``ValueError``.
     """
     if type(grad_accumulation) is not int or grad_accumulation < 1:
         raise ValueError(f"grad_accumulation={grad_accumulation!r} must be at least 1")
+    params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    if any(id(p) in ACTIVE for p in params):
+        raise ValueError("a parameter of this optimizer is in a context of update_in_backward")
     passes: dict[Tensor, int] = {}
     sums: dict[Tensor, Tensor] = {}  # of projected gradients
 
     def after(p: Tensor) -> None:
         group = optimizer.group_of(p)
-        check_gradients([p], group)
+        try:
+            check_gradients([p], group)
+        except FloatingPointError:
+            raise FloatingPointError(
+                f"the gradient of a parameter of shape {tuple(p.shape)} is not finite: the "
+                "parameters whose gradients were complete before it are updated"
+            ) from None
         passes[p] = passes.get(p, 0) % grad_accumulation + 1
         last = passes[p] == grad_accumulation
         if isinstance(optimizer, GaLore) and is_projected(p, group):
@@ -59,14 +75,19 @@ def update_in_backward(optimizer: AdamW, grad_accumulation: int = 1) -> Iterator
             optimizer.update([p], group)
             p.grad = None
 
-    hooks = [
-        p.register_post_accumulate_grad_hook(after)
-        for group in optimizer.param_groups
-        for p in group["params"]
-        if p.requires_grad
-    ]
+    def before_step(*_: Any) -> None:
+        for p, low in sums.items():
+            assert isinstance(optimizer, GaLore)
+            optimizer.update_projected(p, low, optimizer.group_of(p))
+        sums.clear()
+        passes.clear()
+
+    hooks = [p.register_post_accumulate_grad_hook(after) for p in params]
+    hooks.append(optimizer.register_step_pre_hook(before_step))
+    ACTIVE.update(id(p) for p in params)
     try:
         yield
     finally:
+        ACTIVE.difference_update(id(p) for p in params)
         for hook in hooks:
             hook.remove()
