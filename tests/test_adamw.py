@@ -651,3 +651,18 @@ def test_L14_a_typo_is_refused() -> None:
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))], "rank": 4})
     with pytest.raises(ValueError, match="empty parameter list"):
         AdamW([])
+
+
+def test_the_fused_kernel_refuses_complex_parameters_at_once() -> None:
+    p = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(ValueError, match=r"fused=True .* torch\.complex64"):
+        AdamW([p], fused=True)
+
+
+def test_a_learning_rate_of_shape_1_moves_a_number() -> None:
+    ours, theirs = torch.nn.Parameter(torch.tensor(2.0)), torch.nn.Parameter(torch.tensor(2.0))
+    for p, kind in ((ours, AdamW), (theirs, torch.optim.AdamW)):
+        optimizer = kind([p], lr=torch.tensor([0.1]))
+        p.grad = torch.tensor(3.0)
+        optimizer.step()
+    torch.testing.assert_close(ours, theirs)

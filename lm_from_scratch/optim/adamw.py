@@ -160,6 +160,11 @@ class AdamW(torch.optim.Optimizer):
             raise ValueError(f"fused=True and {other}=True exclude each other")
         if group["foreach"] and group["differentiable"]:
             raise ValueError("foreach=True and differentiable=True exclude each other")
+        params = group.get("params", ())
+        for p in [params] if isinstance(params, Tensor) else params:
+            p = p[1] if isinstance(p, tuple) else p  # with its name
+            if isinstance(p, Tensor) and p.is_complex() and group["fused"]:
+                raise ValueError(f"fused=True is for real parameters, not for {p.dtype}")
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move every parameter that has a gradient; returns what ``closure`` returned."""
@@ -215,7 +220,7 @@ class AdamW(torch.optim.Optimizer):
             group["lr"], group["betas"], group["eps"], group["weight_decay"], *largest,
         )  # fmt: skip
         for old, tensor in zip([old_p, *old_moments], new, strict=True):
-            old.copy_(tensor)
+            old.copy_(tensor.view_as(old))  # a learning rate of shape (1,) adds a dimension
 
     def state_shapes(self, p: Tensor) -> dict[str, torch.Size]:
         """The names and shapes of the state that a parameter has after its first step."""
