@@ -1,6 +1,7 @@
 """The command line: ``python -m lm_from_scratch train | generate | doctor``."""
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import math
@@ -37,15 +38,24 @@ from lm_from_scratch.data import (
     sequential_batches,
     write_tokens,
 )
+from lm_from_scratch.distributed import (
+    ALONE,
+    PARALLEL,
+    Processes,
+    ProcessLost,
+    processes,
+    watching_signals,
+)
 from lm_from_scratch.generate import complete, forward_seconds, generate, generate_text, until
 from lm_from_scratch.logit_processors import no_repeat_ngram
 from lm_from_scratch.models import Config, build
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.onednn import use_onednn_
+from lm_from_scratch.optim.galore import MOMENTS, PROJECTION_TYPES
 from lm_from_scratch.sampling import Sampler
 from lm_from_scratch.tokenizer import Tokenizer
-from lm_from_scratch.train import Step, TrainConfig, residual_dropout_, train
+from lm_from_scratch.train import GALORE, Step, TrainConfig, residual_dropout_, train
 
 #: Every preset is a set of defaults; any of its numbers can be changed on the command line.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -74,12 +84,32 @@ def train_command(args: argparse.Namespace) -> int:
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is a file; it must be a folder")
     args.device = device_named(args.device)
-    arguments = {k: v for k, v in vars(args).items() if k not in ("run", "out", "quiet", "device")}
-    with only_run_in(out):
-        recipe = out / "recipe.json"
-        if recipe.is_file():
-            refuse_other_recipe(recipe, arguments)
-        return train_in(out, args, arguments)
+    free = ("run", "out", "quiet", "device", "parallel")
+    arguments = {k: v for k, v in vars(args).items() if k not in free}
+    try:
+        with processes(getattr(args, "parallel", None), args.device) as group:
+            args.device = group.device
+            with only_run_in(out) if group.rank == 0 else silence():
+                recipe = out / "recipe.json"
+                if recipe.is_file():
+                    refuse_other_recipe(recipe, arguments)
+                return train_in(out, args, arguments, group)
+    except ProcessLost as lost:
+        raise ProcessLost(f"{lost}; {how_to_go_on(out)}") from lost
+
+
+def how_to_go_on(out: Path) -> str:
+    """What is left of a run that ended too early."""
+    found = latest_checkpoint(out)
+    last = f"the last checkpoint is {found}" if found else "there is no checkpoint yet"
+    return f"{last}. The same command goes on from there"
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Print nothing: of several processes, one speaks."""
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
 
 
 @contextmanager
@@ -110,11 +140,15 @@ def refuse_other_recipe(path: Path, arguments: dict[str, Any]) -> None:
     stored = read_json(path).get("arguments", {})
     for name in sorted({*stored, *arguments} - free):
         if stored.get(name) != arguments.get(name):
-            option = "--" + name.replace("_", "-")
             raise ValueError(
-                f"{path.parent} holds a run with {option} {stored.get(name)}, not "
+                f"{path.parent} holds a run with {option(name)} {stored.get(name)}, not "
                 f"{arguments.get(name)}: give the same numbers to go on, or another --out"
             )
+
+
+def option(name: str) -> str:
+    """How the command line calls a value."""
+    return "--galore-scale" if name == "scale" else "--" + name.replace("_", "-")
 
 
 def device_named(name: str) -> str:
@@ -127,31 +161,42 @@ def device_named(name: str) -> str:
     return name
 
 
-def train_in(out: Path, args: argparse.Namespace, arguments: dict[str, Any]) -> int:
+def train_in(
+    out: Path, args: argparse.Namespace, arguments: dict[str, Any], group: Processes
+) -> int:
     """The run itself, in a folder that is its own."""
     names = {field.name for field in fields(TrainConfig)}
-    config = TrainConfig(**{name: getattr(args, name) for name in names if hasattr(args, name)})
+    given = {name: getattr(args, name) for name in names if hasattr(args, name)}
+    if args.update_in_backward:
+        given["max_grad_norm"] = math.inf
+    config = TrainConfig(**given)
+    for name in GALORE:
+        if name in given and config.optimizer != "galore":
+            raise ValueError(f"{option(name)} {given[name]} is for --optimizer galore")
     if args.onednn and config.dtype != "float32":
         raise ValueError(f"--onednn is for --dtype float32, not {config.dtype}")
     train_documents, held_out_documents = load_split(args.corpus, args.held_out)
-    if (out / "recipe.json").is_file():  # the run goes on
-        tokenizer = Tokenizer.load(out)
-    elif args.tokenizer:
-        tokenizer = Tokenizer.load(args.tokenizer)
-    else:
-        tokenizer = Tokenizer.train([d.text for d in train_documents], args.vocab_size)
-    model_config = model_config_of(args, tokenizer)
-    torch.manual_seed(args.seed)
-    model = build(model_config).to(args.device)
-    if isinstance(model, Qwen2ForCausalLM):
-        residual_dropout_(model, args.dropout)
-    if args.onednn:
-        use_onednn_(model)
-
-    tokenizer.save(out)
-    train_file = write_tokens(train_documents, tokenizer, out / "data" / "train.bin")
-    held_out_file = write_tokens(held_out_documents, tokenizer, out / "data" / "held_out.bin")
     isolate = not args.no_isolate
+    with group.first_alone():
+        if (out / "recipe.json").is_file() or group.rank > 0:  # the run goes on
+            tokenizer = Tokenizer.load(out)
+        elif args.tokenizer:
+            tokenizer = Tokenizer.load(args.tokenizer)
+        else:
+            tokenizer = Tokenizer.train([d.text for d in train_documents], args.vocab_size)
+        model_config = model_config_of(args, tokenizer)
+        torch.manual_seed(args.seed)
+        model = build(model_config)
+        if group.parallel is None:  # otherwise each process takes its share there
+            model.to(args.device)
+        if isinstance(model, Qwen2ForCausalLM):
+            residual_dropout_(model, args.dropout)
+        if args.onednn:
+            use_onednn_(model)
+        if group.rank == 0:
+            tokenizer.save(out)
+        train_file = write_tokens(train_documents, tokenizer, out / "data" / "train.bin")
+        held_out_file = write_tokens(held_out_documents, tokenizer, out / "data" / "held_out.bin")
     batches = PackedBatches(train_file, args.batch_size, args.block_size, args.seed, isolate)
     held_out = list(sequential_batches(held_out_file, args.batch_size, args.block_size, isolate))
     print(
@@ -159,17 +204,31 @@ def train_in(out: Path, args: argparse.Namespace, arguments: dict[str, Any]) -> 
         f"{held_out_file.n_tokens} held out; {sum(p.numel() for p in model.parameters())} "
         f"parameters; {batches.batches_per_epoch} batches an epoch"
     )
-    steps = train(model, batches, config, held_out, out)
-    write_json(out / "recipe.json", {"arguments": arguments, "model": asdict(model_config)})
+    if group.parallel:
+        print(
+            f"{group.size} processes, {args.batch_size // group.size} rows each: {group.parallel}"
+        )
+    steps = train(model, batches, config, held_out, out, group)
+    if group.rank == 0:
+        write_json(out / "recipe.json", {"arguments": arguments, "model": asdict(model_config)})
     done = int(found.name.removeprefix("step-")) if (found := latest_checkpoint(out)) else 0
     if done:
         print(f"going on after step {done}")
-    cut_log(out / "log.jsonl", done)
-    stopped_after = follow(steps, out / "log.jsonl", config.steps, done, args.quiet)
+    log = out / "log.jsonl" if group.rank == 0 else Path(os.devnull)
+    if group.rank == 0:
+        cut_log(log, done)
+
+    def say() -> None:
+        if group.first_to_say():
+            print(f"error: another process does not answer; {how_to_go_on(out)}", file=sys.stderr)
+
+    with watching_signals(say) if group.parallel else contextlib.nullcontext():
+        stopped_after = follow(steps, log, config.steps, done, args.quiet, group)
     if stopped_after is not None:
         print(f"stopped after step {stopped_after}; the same command goes on from there")
         return 130
-    save_pretrained(model, out / "model", tokenizer)
+    if group.rank == 0:
+        save_pretrained(from_pretrained(out / f"step-{config.steps:08}"), out / "model", tokenizer)
     print(f"model written to {out / 'model'}")
     model_folder = shlex.quote(str(out / "model"))
     print(f"try: python -m lm_from_scratch generate --model {model_folder} --prompt The")
@@ -202,15 +261,22 @@ def model_config_of(args: argparse.Namespace, tokenizer: Tokenizer) -> Config:
 
 
 def follow(
-    steps: Generator[Step, None, None], log: Path, total: int, done: int, quiet: bool
+    steps: Generator[Step, None, None],
+    log: Path,
+    total: int,
+    done: int,
+    quiet: bool,
+    group: Processes = ALONE,
 ) -> int | None:
-    """Log and show the steps of a run. Returns the step after which Ctrl-C ended it, if it did."""
-    stop = []  # Ctrl-C ends the run between two steps, never inside one
-    previous = signal.signal(signal.SIGINT, lambda number, frame: stop.append(number))
+    """Log and show the steps of a run. Returns the step after which Ctrl-C (or SIGTERM) ended it,
+    if it did."""
+    stop: list[int] = []  # a signal ends the run between two steps, never inside one
+    signals = (signal.SIGINT, signal.SIGTERM)
+    previous = {s: signal.signal(s, lambda number, frame: stop.append(number)) for s in signals}
     try:
         with (
             open(log, "a") as file,
-            tqdm(total=total, initial=done, unit="step", disable=quiet) as bar,
+            tqdm(total=total, initial=done, unit="step", disable=quiet or group.rank > 0) as bar,
         ):
             for step in steps:
                 file.write(json.dumps(asdict(step)) + "\n")
@@ -221,11 +287,17 @@ def follow(
                 )
                 if step.held_out_loss is not None:
                     bar.write(f"step {step.step}: held-out loss {step.held_out_loss:.4f}")
-                if stop and step.step < total:
+                (stops,) = group.total(len(stop))  # all processes stop after the same step
+                if stops and step.step < total:
                     steps.close()  # writes a checkpoint
                     return step.step
+    except RuntimeError:  # a process was lost: torchrun ends this one too, which has a word to say
+        if group.parallel:
+            previous[signal.SIGTERM] = signal.SIG_IGN
+        raise
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
     return None
 
 
@@ -425,6 +497,18 @@ examples
       the same with a Qwen2
   python -m lm_from_scratch train --preset docs --out docs-run
       the GPT-2 that ships with this package; docs-qwen2 makes the Qwen2
+  python -m lm_from_scratch train --out run --optimizer galore --rank 16
+      Adam's moments in 16 directions of each matrix instead of all
+
+several processes: torchrun starts them and stands for python; each takes its rows of every batch,
+so that the run is the same. It goes on in any other number of processes, too
+  torchrun --nproc-per-node 2 -m lm_from_scratch train --out run --parallel ddp
+      two processes on one machine, on its processor
+  torchrun --nproc-per-node 8 -m lm_from_scratch train --out run --parallel fsdp --device cuda
+      one machine with eight GPUs
+  torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
+      -m lm_from_scratch train --out /shared/run --parallel fsdp --device cuda
+      the same line on each of two machines; HOST is one of them, and both see the folder
 
 how to choose the numbers
   n-embd, n-layer    parameters are about 12 * n-layer * n-embd^2, and the embedding on top
@@ -449,11 +533,24 @@ how to choose the numbers
     p.add_argument("--intermediate-size", type=int, help="width of the MLP")
     p.add_argument("--block-size", type=int, help="the longest sequence, in tokens")
     p.add_argument("--dropout", type=float, help="share of activations zeroed in training")
-    p.add_argument("--batch-size", type=int, help="rows in a batch")
+    p.add_argument("--batch-size", type=int, help="rows in a batch, over all processes")
     p.add_argument("--grad-accumulation", type=int, help="batches summed up before each step")
     p.add_argument("--steps", type=int, help="length of the run and of its schedule")
     p.add_argument("--lr", type=float, help="highest learning rate")
     p.add_argument("--min-lr", type=float, help="learning rate of the last step")
+    p.add_argument("--optimizer", choices=["adamw", "galore"], help="default: adamw")
+    p.add_argument("--rank", type=int, help="galore: of the projection; default 128")
+    p.add_argument("--update-proj-gap", type=int, help="galore: steps for one basis; default 200")
+    p.add_argument("--galore-scale", dest="scale", type=float, help="galore: default 0.25")
+    p.add_argument("--projection-type", choices=PROJECTION_TYPES, help="galore: default std")
+    p.add_argument(
+        "--moments", choices=MOMENTS, help="galore: what a new basis does to them; default keep"
+    )
+    p.add_argument(
+        "--update-in-backward",
+        action="store_true",
+        help="update each weight as soon as its gradient is there: less memory, no clipping",
+    )
     p.add_argument("--warmup", type=int, help="steps until the highest learning rate")
     p.add_argument("--weight-decay", type=float, help="shrinks matrices, not biases and norms")
     p.add_argument("--dtype", choices=["float32", "bfloat16"], help="of the matrix products")
@@ -471,6 +568,11 @@ how to choose the numbers
     p.add_argument("--no-isolate", action="store_true", help="let packed documents see each other")
     p.add_argument("--seed", type=int, default=0, help="of weights, data order and dropout")
     p.add_argument("--device", default="cpu", help="cpu or cuda; default cpu")
+    p.add_argument(
+        "--parallel",
+        choices=PARALLEL,
+        help="under torchrun: ddp, a model in every process; fsdp, a share of it in each",
+    )
     p.add_argument("--quiet", action="store_true", help="no progress bar")
 
     p = commands.add_parser(
@@ -539,7 +641,7 @@ def main(argv: list[str] | None = None) -> int:
                 delattr(args, name)  # the default of the config holds
     try:
         return args.run(args)
-    except (ValueError, FloatingPointError) as error:
+    except (ValueError, FloatingPointError, ProcessLost) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader, `head` say, has seen enough

@@ -7,13 +7,15 @@ safetensors file is numbers alone, while a pickle can run any program when it is
 
 Everything is checked before the first weight is copied, and every folder is written under a
 temporary name and renamed when it is complete. The folder of a training run is never without a
-complete checkpoint, because each has a name of its own.
+complete checkpoint, because each has a name of its own. A run in several processes writes several
+files (torch's distributed checkpoint, in the same format), and any number of processes reads them.
 """
 
 import json
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -23,12 +25,14 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from lm_from_scratch.distributed import ALONE, Processes
 from lm_from_scratch.heads import Classifier, SequenceClassifier, TokenClassifier
 from lm_from_scratch.models import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
+from lm_from_scratch.optim import AdamW
 from lm_from_scratch.rope import DynamicNTKScaling, scaling_from_dict, scaling_to_dict
 from lm_from_scratch.tokenizer import Tokenizer
 
@@ -290,10 +294,7 @@ def write_model(
     dtypes = {parameter.dtype for parameter in model.parameters()}
     if len(dtypes) > 1:
         raise ValueError(f"the parameters have different dtypes: {sorted(map(str, dtypes))}")
-    tensors = {
-        name: (tensor.T if TRANSPOSED.search(name) else tensor).detach().cpu().contiguous()
-        for name, tensor in model.state_dict().items()
-    }
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in published(model).items()}
     config = config_to_dict(model.backbone.config)
     if isinstance(model, Classifier):
         family = config["architectures"][0].removesuffix("LMHeadModel").removesuffix("ForCausalLM")
@@ -309,6 +310,14 @@ def write_model(
     write_tensors(tensors, folder, max_shard_bytes)
     config["dtype"] = str(*dtypes).removeprefix("torch.")
     write_json(folder / "config.json", config)
+
+
+def published(model: nn.Module) -> dict[str, Tensor]:
+    """The weights under the names and in the layout of a checkpoint; no weight is copied."""
+    return {
+        name: (tensor.T if TRANSPOSED.search(name) else tensor).detach()
+        for name, tensor in model.state_dict().items()
+    }
 
 
 def local_folder(name: str | Path) -> Path:
@@ -464,31 +473,91 @@ def write_tensors(tensors: dict[str, Tensor], folder: Path, max_shard_bytes: int
 def save_training_state(
     folder: str | Path,
     model: CausalLM,
-    optimizer: torch.optim.Optimizer,
+    optimizer: AdamW,
     recipe: Mapping[str, Any],
     step: int,
+    processes: Processes = ALONE,
 ) -> None:
     """Write ``step-NNNNNNNN`` inside ``folder``: a model folder plus what training needs.
 
     The new checkpoint is complete before it gets its name, and the older ones are removed after
     that: a run that is killed at any moment leaves one that can be resumed.
+
+    In several ``processes`` all of them call this, and each writes its share, into a folder that
+    all of them see.
     """
     folder = Path(folder)
     target = folder / f"step-{step:08}"
     names = {id(p): name for name, p in model.named_parameters()}
     state = {
-        f"{key}/{names[id(parameter)]}": torch.as_tensor(value).detach().cpu().contiguous()
+        f"{key}/{names[id(parameter)]}": value.detach()
         for parameter, values in optimizer.state.items()
         for key, value in values.items()
     }
-    with temporary_folder(target) as temporary:
-        write_model(model, temporary)
-        save_file(state, temporary / "optimizer.safetensors")
-        write_json(temporary / "training.json", {"step": step, "recipe": recipe})
-        replace_folder(temporary, target)
-    for old in checkpoints(folder):
-        if old.name < target.name:
-            shutil.rmtree(old, ignore_errors=True)
+    with temporary_folder(target, processes) as temporary:
+        if processes.parallel is None:
+            write_model(model, temporary)
+            state = {name: value.cpu().contiguous() for name, value in state.items()}
+            save_file(state, temporary / "optimizer.safetensors")
+        else:
+            write_shares(published(model), temporary, join=True)
+            write_shares(state, temporary)
+        if processes.rank == 0:
+            if processes.parallel is not None:
+                dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+                config = {**config_to_dict(model.config), "dtype": dtype}
+                write_json(temporary / "config.json", config)
+            write_json(temporary / "training.json", {"step": step, "recipe": recipe})
+            replace_folder(temporary, target)
+            for old in checkpoints(folder):
+                if old.name < target.name:
+                    shutil.rmtree(old, ignore_errors=True)
+    processes.meet()
+
+
+def write_shares(tensors: Mapping[str, Tensor], folder: Path, join: bool = False) -> None:
+    """Every process writes the tensors, or the pieces of them, that it has: one file each.
+
+    A tensor that all have is written by one. With ``join`` the first process makes one file of all
+    files, as :func:`from_pretrained` reads it. (torch 2.13 loses a tensor without dimensions then.)
+    """
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True, enable_consolidation=join)
+    dcp.save({name: t.contiguous() for name, t in tensors.items()}, storage_writer=writer)
+    if join:
+        shutil.rmtree(folder / "sharded", ignore_errors=True)
+
+
+def read_shares(tensors: dict[str, Tensor], folder: Path, alone: bool) -> None:
+    """Fill the tensors, or the pieces of them that this process has, from all files of a folder.
+
+    It does not matter how many processes wrote the files. Names and shapes are compared before the
+    first tensor is filled, and no piece may be missing.
+    """
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    try:
+        found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"a file of {folder} is damaged or incomplete: {error}") from error
+    if wrong := sorted(set(found) ^ set(tensors))[:3]:
+        raise ValueError(f"{folder} does not fit the model and its optimizer: {wrong}")
+    for name, tensor in tensors.items():
+        stored: Any = found[name]
+        complete = sum(c.sizes.numel() for c in stored.chunks) == stored.size.numel()
+        if stored.size != tensor.shape or not complete:
+            raise ValueError(
+                f"{folder} does not fit the model and its optimizer: the shapes differ, "
+                f"{name} is {tuple(stored.size)}, not {tuple(tensor.shape)}"
+                if complete
+                else f"{folder} is incomplete: pieces of {name} are missing"
+            )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=alone)
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
@@ -506,8 +575,9 @@ def latest_checkpoint(folder: str | Path) -> Path | None:
 def load_training_state(
     checkpoint: Path,
     model: CausalLM,
-    optimizer: torch.optim.Optimizer,
+    optimizer: AdamW,
     recipe: Mapping[str, Any],
+    processes: Processes = ALONE,
 ) -> int:
     """Put the checkpoint into the model and the optimizer; return the number of its last step.
 
@@ -523,23 +593,14 @@ def load_training_state(
             f"{checkpoint} was made by another run: {difference}. Give the same numbers to resume "
             "it, or another folder to begin a new run"
         )
-    source = from_pretrained(checkpoint)
-    state = read_file(checkpoint / "optimizer.safetensors")
-    parameters = dict(model.named_parameters())
-    wanted = {
-        f"{key}/{name}": torch.Size() if key == "step" else parameter.shape
-        for name, parameter in parameters.items()
-        for key in ("step", "exp_avg", "exp_avg_sq")
-    }
-    if {name: tensor.shape for name, tensor in state.items()} != wanted:
-        wrong = sorted(set(state) ^ set(wanted))[:3] or "the shapes differ"
-        raise ValueError(f"{checkpoint / 'optimizer.safetensors'} does not fit the model: {wrong}")
-    model.load_state_dict(source.state_dict())
-    for name, tensor in state.items():
-        key, _, parameter_name = name.partition("/")
-        parameter = parameters[parameter_name]
-        dtype = tensor.dtype if key == "step" else parameter.dtype
-        optimizer.state[parameter][key] = tensor.to(parameter.device, dtype)
+    names = {id(p): name for name, p in model.named_parameters()}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    state = {p: optimizer.new_state(p, optimizer.group_of(p)) for p in parameters}
+    tensors = published(model)  # filled in place
+    for p, values in state.items():
+        tensors |= {f"{key}/{names[id(p)]}": value for key, value in values.items()}
+    read_shares(tensors, checkpoint, alone=processes.parallel is None)
+    optimizer.state.update(state)
     return record["step"]
 
 
@@ -555,16 +616,19 @@ def _difference(name: str, theirs: Any, ours: Any) -> str:
 
 
 @contextmanager
-def temporary_folder(target: Path) -> Iterator[Path]:
+def temporary_folder(target: Path, processes: Processes = ALONE) -> Iterator[Path]:
     """An empty folder beside ``target``, to be filled and renamed; removed if it was not."""
-    target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.parent / f".{target.name}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
+    if processes.rank == 0:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+    processes.meet()
     try:
         yield temporary
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if processes.rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def replace_folder(temporary: Path, target: Path) -> None:

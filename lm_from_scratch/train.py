@@ -12,6 +12,9 @@ one CPU with the same number of threads.
 The learning rate rises linearly for ``warmup`` steps and falls along half a cosine to ``min_lr``,
 which it reaches in the last step.
 
+The same loop runs in several processes, which share out the rows of each batch:
+:mod:`lm_from_scratch.distributed`.
+
 Sources: Loshchilov, Hutter, *Decoupled Weight Decay Regularization*, 2019, arXiv:1711.05101;
 *SGDR*, 2017, arXiv:1608.03983 (the cosine).
 """
@@ -20,8 +23,10 @@ import json
 import math
 import time
 from collections.abc import Generator, Iterable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -33,11 +38,17 @@ from lm_from_scratch.checkpoint import (
     save_training_state,
 )
 from lm_from_scratch.data import Batch, PackedBatches
+from lm_from_scratch.distributed import ALONE, Processes, whole
 from lm_from_scratch.generate import evaluating
 from lm_from_scratch.loss import IGNORE, causal_lm_loss, chunked_causal_lm_loss
 from lm_from_scratch.models import CausalLM
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
 from lm_from_scratch.norm import RMSNorm
+from lm_from_scratch.optim import AdamW, GaLore, update_in_backward
+from lm_from_scratch.record import blocks
+
+#: The numbers of a run that are GaLore's alone.
+GALORE = ("rank", "update_proj_gap", "scale", "projection_type", "moments", "basis")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +61,15 @@ class TrainConfig:
     warmup: int = 0
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = 1.0  # math.inf does not clip
+    optimizer: str = "adamw"  # or "galore", and then:
+    rank: int = 128  # of the projection of the blocks' matrices
+    update_proj_gap: int = 200  # steps that a basis is used for
+    scale: float = 0.25  # of the projected step
+    projection_type: str = "std"
+    moments: str = "keep"  # at a new basis
+    basis: str = "gram"  # how it is found
+    update_in_backward: bool = False  # each weight steps as soon as its gradient is complete
     grad_accumulation: int = 1  # batches that are summed up before one step
     chunked_loss: bool = False  # a step never holds its logits: for a large vocabulary
     dtype: str = "float32"  # of the matrix products: "bfloat16" runs them under autocast
@@ -63,7 +82,8 @@ class TrainConfig:
             value = getattr(self, field.name)
             if field.type is int and type(value) is not int:
                 raise ValueError(f"{field.name}={value!r} must be an integer")
-            if field.type is float and not math.isfinite(value):
+            no_limit = field.name == "max_grad_norm" and value == math.inf
+            if field.type is float and not math.isfinite(value) and not no_limit:
                 raise ValueError(f"{field.name}={value} must be a finite number")
         if not all(0.0 <= beta < 1.0 for beta in self.betas):
             raise ValueError(f"betas={self.betas} must be in [0, 1)")
@@ -82,6 +102,14 @@ class TrainConfig:
             raise ValueError(f"warmup={self.warmup} must be shorter than steps={self.steps}")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype={self.dtype!r} must be 'float32' or 'bfloat16'")
+        if self.optimizer not in ("adamw", "galore"):
+            raise ValueError(f"optimizer={self.optimizer!r} must be 'adamw' or 'galore'")
+        GaLore([torch.zeros(1)], **galore_options(self))  # checks them
+        if self.update_in_backward and self.max_grad_norm != math.inf:
+            raise ValueError(
+                f"max_grad_norm={self.max_grad_norm} must be inf with update_in_backward: the norm "
+                "of all gradients is known only when all weights have been updated"
+            )
 
 
 @dataclass(frozen=True)
@@ -91,7 +119,7 @@ class Step:
     step: int  # 1 for the first
     loss: float  # nats per token, over the step's batches
     lr: float
-    grad_norm: float  # before clipping
+    grad_norm: float  # before clipping; NaN with update_in_backward
     tokens_per_second: float  # of the training step alone
     held_out_loss: float | None = None
 
@@ -107,13 +135,36 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     return config.min_lr + cosine * (config.lr - config.min_lr)
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Weight decay for the matrices; none for biases and norms, which it would only push to 0."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     return [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
+
+
+def galore_options(config: TrainConfig) -> dict[str, Any]:
+    """The options of a group of matrices that GaLore projects."""
+    return {name: getattr(config, name) for name in GALORE}
+
+
+def make_optimizer(model: CausalLM, config: TrainConfig) -> AdamW:
+    """AdamW; or GaLore for the matrices of the blocks, and AdamW for all other weights.
+
+    The embedding, the head, the norms and the biases are not projected, as in the paper: the rows
+    of an embedding each have a gradient of their own.
+    """
+    groups = parameter_groups(model, config.weight_decay)
+    options: dict[str, Any] = dict(lr=config.lr, betas=config.betas, fused=True)
+    if config.optimizer == "adamw":
+        return AdamW(groups, **options)
+    of_blocks = {id(parameter) for parameter in blocks(model).parameters()}
+    matrices, others = groups
+    projected = [p for p in matrices["params"] if id(p) in of_blocks]
+    matrices["params"] = [p for p in matrices["params"] if id(p) not in of_blocks]
+    galore = {**matrices, "params": projected, **galore_options(config)}
+    return GaLore([galore, matrices, others], **options)
 
 
 def residual_dropout_(model: Qwen2ForCausalLM, dropout: float) -> None:
@@ -135,17 +186,57 @@ def residual_dropout_(model: Qwen2ForCausalLM, dropout: float) -> None:
                 part.register_forward_hook(drop)
 
 
-def evaluate(model: CausalLM, batches: Iterable[Batch], dtype: str = "float32") -> float:
-    """The mean loss over every target of the batches, in nats per token."""
+class Loss(nn.Module):
+    """A model and its loss in one module: what DDP and FSDP wrap."""
+
+    def __init__(self, model: CausalLM, dtype: str = "float32", chunked: bool = False) -> None:
+        super().__init__()
+        self.model, self.dtype, self.chunked = model, dtype, chunked
+
+    def forward(
+        self,
+        idx: Tensor,
+        targets: Tensor,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """The mean loss over the targets (B, T) of the tokens ``idx`` (B, T)."""
+        with autocast(idx.device, self.dtype):
+            if self.chunked:
+                x = self.model.backbone(idx, positions, documents)
+                return chunked_causal_lm_loss(x, self.model.head_weight, targets)
+            return causal_lm_loss(self.model(idx, positions, documents), targets)
+
+
+def loss_module(model: CausalLM | nn.Module, dtype: str, chunked: bool = False) -> nn.Module:
+    """The :class:`Loss` of a model; one that is there already, wrapped or not, as it is."""
+    if isinstance(getattr(model, "module", model), Loss):
+        return model
+    return Loss(cast(CausalLM, model), dtype, chunked)
+
+
+def evaluate(
+    model: CausalLM | nn.Module,
+    batches: Iterable[Batch],
+    dtype: str = "float32",
+    processes: Processes = ALONE,
+) -> float:
+    """The mean loss over every target of the batches, in nats per token.
+
+    In several processes ``model`` is the wrapped :class:`Loss`, and each takes its rows.
+    """
+    loss_of = loss_module(model, dtype)
     device = next(model.parameters()).device
-    total, count = 0.0, 0
+    total, count = 0.0, 0.0
     for batch in batches:
-        batch = batch.to(device)
-        with evaluating(model), autocast(device, dtype):
-            logits = model(batch.idx, batch.positions, batch.documents)
-            n = int((batch.targets != IGNORE).sum())
-            total += float(causal_lm_loss(logits, batch.targets)) * n
-            count += n
+        batch = processes.share(batch).to(device)
+        with evaluating(loss_of):
+            loss = loss_of(batch.idx, batch.targets, batch.positions, batch.documents)
+        n = int((batch.targets != IGNORE).sum())
+        total += float(loss) * n
+        count += n
+    processes.evaluated(loss_of)
+    total, count = processes.total(total, count)
     if count == 0:
         raise ValueError("the batches hold no target to evaluate")
     return total / count
@@ -162,6 +253,7 @@ def train(
     config: TrainConfig,
     held_out: list[Batch] | None = None,
     folder: str | Path | None = None,
+    processes: Processes = ALONE,
 ) -> Generator[Step, None, None]:
     """Train ``model`` in place and yield every step as soon as it is done.
 
@@ -171,13 +263,24 @@ def train(
     writes one of the last finished step. The model is left in training mode.
 
     The caller's random state is untouched.
+
+    In several ``processes`` all of them call this with the same arguments, and take and close the
+    same steps. A batch is shared out by rows, so the run is that of one process, but for rounding
+    and for the random numbers of dropout. It may be resumed in another number of processes.
     """
     if config.eval_every and not held_out:
         raise ValueError(f"eval_every={config.eval_every} needs held-out batches")
-    device = next(model.parameters()).device
-    optimizer = torch.optim.AdamW(
-        parameter_groups(model, config.weight_decay), lr=config.lr, betas=config.betas, fused=True
-    )
+    if batches.batch_size % processes.size != 0:
+        raise ValueError(
+            f"batch_size={batches.batch_size} cannot be shared evenly by {processes.size} processes"
+        )
+    if config.update_in_backward and processes.parallel is not None:
+        raise ValueError(
+            f"update_in_backward is for one process, not for {processes.parallel}: a gradient is "
+            "complete only when those of all processes have met"
+        )
+    loss_of = processes.wrap(Loss(model, config.dtype, config.chunked_loss), blocks(model))
+    optimizer = make_optimizer(model, config)
     free = ("eval_every", "checkpoint_every")  # they do not change the weights
     recipe = {
         "model": asdict(model.config),
@@ -193,7 +296,11 @@ def train(
     recipe = json.loads(json.dumps(recipe))  # as it will be read back: tuples become lists
     done = 0
     if folder is not None and (found := latest_checkpoint(folder)) is not None:
-        done = load_training_state(found, model, optimizer, recipe)
+        done = load_training_state(found, model, optimizer, recipe, processes)
+
+    device = next(model.parameters()).device
+
+    n, in_backward = config.grad_accumulation, config.update_in_backward
 
     def steps() -> Generator[Step, None, None]:
         saved = step = done
@@ -203,59 +310,67 @@ def train(
                 lr = learning_rate(step, config)
                 for group in optimizer.param_groups:
                     group["lr"] = lr
-                first = (step - 1) * config.grad_accumulation
-                parts = [batches[first + i].to(device) for i in range(config.grad_accumulation)]
-                with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-                    torch.manual_seed(config.seed * 1_000_003 + step)
-                    loss, grad_norm = optimizer_step(model, optimizer, parts, config)
+                parts = [batches[i] for i in range((step - 1) * n, step * n)]
+                with (
+                    torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+                    update_in_backward(optimizer, n) if in_backward else nullcontext(),
+                ):
+                    torch.manual_seed(config.seed * 1_000_003 + step + processes.rank * 10**9)
+                    loss, grad_norm = optimizer_step(loss_of, optimizer, parts, config, processes)
                 seconds = time.perf_counter() - start
                 held_out_loss = None
                 if config.eval_every and (step % config.eval_every == 0 or step == config.steps):
-                    held_out_loss = evaluate(model, held_out or [], config.dtype)
+                    held_out_loss = evaluate(loss_of, held_out or [], config.dtype, processes)
                 tokens = sum(part.idx.numel() for part in parts)
                 yield Step(step, loss, lr, grad_norm, tokens / seconds, held_out_loss)
                 due = config.checkpoint_every and step % config.checkpoint_every == 0
                 if folder is not None and (due or step == config.steps):
-                    save_training_state(folder, model, optimizer, recipe, step)
+                    save_training_state(folder, model, optimizer, recipe, step, processes)
                     saved = step
         except GeneratorExit:  # closed between two steps: the weights are those of `step`
-            if folder is not None and step > saved:
-                save_training_state(folder, model, optimizer, recipe, step)
+            if folder is not None and step > saved and processes.joined:
+                save_training_state(folder, model, optimizer, recipe, step, processes)
             raise
 
     return steps()
 
 
 def optimizer_step(
-    model: CausalLM,
+    model: CausalLM | nn.Module,
     optimizer: torch.optim.Optimizer,
     parts: list[Batch],
     config: TrainConfig,
+    processes: Processes = ALONE,
 ) -> tuple[float, float]:
     """One update from the gradient of all ``parts`` together; returns the loss and gradient norm.
 
-    Each part counts by its number of targets, so that splitting a batch does not change the step. A
-    step without any target changes nothing. A gradient that is not finite stops the run before it
-    reaches the weights.
+    Each part counts by its number of targets, so that splitting a batch does not change the step,
+    whether into parts or among processes (where ``model`` is the wrapped :class:`Loss`). A step
+    without any target changes nothing. A gradient that is not finite stops the run before it
+    reaches the weights. With ``update_in_backward`` the weights are updated when the last backward
+    pass ends, and there is no norm of all gradients to return (NaN).
     """
+    loss_of = loss_module(model, config.dtype, config.chunked_loss)
     device = next(model.parameters()).device
     model.train()
     optimizer.zero_grad(set_to_none=True)
-    counts = [int((part.targets != IGNORE).sum()) for part in parts]
-    if sum(counts) == 0:
+    targets = sum(int((part.targets != IGNORE).sum()) for part in parts)  # of all processes
+    if targets == 0:
         return 0.0, 0.0
     total = 0.0
-    for part, count in zip(parts, counts, strict=True):
-        with autocast(device, config.dtype):
-            if config.chunked_loss:
-                x = model.backbone(part.idx, part.positions, part.documents)
-                loss = chunked_causal_lm_loss(x, model.head_weight, part.targets)
-            else:
-                loss = causal_lm_loss(model(part.idx, part.positions, part.documents), part.targets)
-            loss = loss * (count / sum(counts))
-        loss.backward()
+    for number, part in enumerate(parts, start=1):
+        part = processes.share(part).to(device)
+        count = int((part.targets != IGNORE).sum())
+        with processes.accumulating(loss_of, last=number == len(parts)):
+            loss = loss_of(part.idx, part.targets, part.positions, part.documents)
+            loss = loss * (count / targets)
+            (loss * processes.size).backward()  # the mean over processes becomes a sum
         total += float(loss.detach())
-    grad_norm = float(nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm))
+    (total,) = processes.total(total)
+    if config.update_in_backward:
+        optimizer.step()  # for weights that were not in every backward pass
+        return total, math.nan
+    grad_norm = float(whole(nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)))
     if not math.isfinite(grad_norm):
         raise FloatingPointError(
             f"the gradient norm is {grad_norm} (loss {total}): the weights were left as they were. "

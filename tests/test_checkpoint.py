@@ -23,6 +23,7 @@ from lm_from_scratch.checkpoint import (
 )
 from lm_from_scratch.heads import SequenceClassifier, TokenClassifier
 from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
+from lm_from_scratch.optim import AdamW
 from lm_from_scratch.rope import DynamicNTKScaling
 from lm_from_scratch.tokenizer import Tokenizer
 
@@ -238,9 +239,9 @@ def test_the_tokenizer_travels_with_the_model(tmp_path) -> None:
     assert Tokenizer.load(tmp_path / "m").encode("text") == tokenizer.encode("text")
 
 
-def trained_state(seed: int = 0) -> tuple[GPT2LMHeadModel, torch.optim.AdamW]:
+def trained_state(seed: int = 0) -> tuple[GPT2LMHeadModel, AdamW]:
     model = tiny_gpt2(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = AdamW(model.parameters(), lr=1e-2)
     model(token_ids(2, 9)).square().mean().backward()
     optimizer.step()
     return model, optimizer
@@ -261,7 +262,7 @@ def test_G18_G20_the_training_state_comes_back_whole(tmp_path) -> None:
     model, optimizer = trained_state()
     save_training_state(tmp_path, model, optimizer, {"a": 1}, 7)
     other = tiny_gpt2(seed=5)
-    fresh = torch.optim.AdamW(other.parameters(), lr=1e-2)
+    fresh = AdamW(other.parameters(), lr=1e-2)
     assert load_training_state(latest_checkpoint(tmp_path), other, fresh, {"a": 1}) == 7
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -294,7 +295,7 @@ def test_a_damaged_optimizer_file_changes_nothing(tmp_path) -> None:
     path = tmp_path / "step-00000003" / "optimizer.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
     other = tiny_gpt2(seed=5)
-    fresh = torch.optim.AdamW(other.parameters(), lr=1e-2)
+    fresh = AdamW(other.parameters(), lr=1e-2)
     with pytest.raises(ValueError, match="damaged"):
         load_training_state(tmp_path / "step-00000003", other, fresh, {})
     untouched = tiny_gpt2(seed=5)
@@ -451,7 +452,7 @@ def test_an_optimizer_file_that_does_not_fit_changes_nothing(tmp_path, edit, mes
     path = tmp_path / "step-00000003" / "optimizer.safetensors"
     save_file(edit(load_file(path)), path)
     other = tiny_gpt2(seed=5)
-    fresh = torch.optim.AdamW(other.parameters(), lr=1e-2)
+    fresh = AdamW(other.parameters(), lr=1e-2)
     with pytest.raises(ValueError, match=message):
         load_training_state(tmp_path / "step-00000003", other, fresh, {})
     assert torch.equal(other.transformer.wte.weight, tiny_gpt2(seed=5).transformer.wte.weight)

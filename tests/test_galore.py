@@ -327,7 +327,9 @@ def test_L6_rotated_moments_keep_their_meaning_at_a_refresh() -> None:
     for basis in BASES:
         assert worst_cosine("rotate", basis) >= 0.9997
         assert worst_cosine("reset", basis) >= 0.9997
-        assert worst_cosine("keep", basis) < 0.5
+        # subspace iteration continues the old basis, so that what is kept keeps its meaning too
+        kept = worst_cosine("keep", basis)
+        assert kept > 0.99 if basis == "subspace" else kept < 0.5
 
 
 def test_L7_eps_is_added_behind_the_bias_correction() -> None:
@@ -454,12 +456,15 @@ def test_L13_a_convolution_is_the_matrix_out_by_everything_else(shape) -> None:
         conv = weight(shape)
         flat = nn.Parameter(conv.detach().flatten(1).clone())
         conv = nn.Parameter(conv.detach().to(memory_format=layout))
-        a, b = (GaLore([p], rank=2, update_proj_gap=2, projection_type=kind) for p in (conv, flat))
+        options: Any = dict(
+            lr=0.1, eps=0.03, weight_decay=0.5, rank=2, update_proj_gap=2, projection_type=kind
+        )  # fmt: skip
+        a, b = (GaLore([p], **options) for p in (conv, flat))
         for g in some_gradients(conv, 5):
             conv.grad = g.to(memory_format=layout)
             a.step()
             feed(b, flat, g.flatten(1))
-        torch.testing.assert_close(conv.detach().flatten(1), flat.detach(), rtol=0, atol=1e-6)
+        torch.testing.assert_close(conv.detach().flatten(1), flat.detach(), rtol=0, atol=1e-5)
         assert {k: v.shape for k, v in a.state[conv].items()} == a.state_shapes(conv)
 
 
@@ -1117,22 +1122,49 @@ def test_it_trains_a_matrix_of_full_rank_through_changing_bases() -> None:
     assert losses[10] < 0.05 * rest
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_it_is_what_it_is_on_a_cpu() -> None:
-    for kind, basis, moments in itertools.product(PROJECTION_TYPES, BASES, MOMENTS):
+    for kind, basis, fused in itertools.product(PROJECTION_TYPES, BASES, (False, True)):
         options: Any = dict(
-            rank=2, update_proj_gap=2, projection_type=kind, basis=basis, moments=moments, eps=0.03,
-            max_drift=0.9,
+            lr=0.1, rank=2, update_proj_gap=2, projection_type=kind, basis=basis, eps=0.03,
+            moments="rotate", max_drift=0.9, fused=fused,
         )  # fmt: skip
-        p, q = weight(TALL, dtype=torch.float64), nn.Parameter(weight(TALL).double().cuda())
-        with torch.no_grad():
-            q.copy_(p)
+        p = weight(TALL, dtype=torch.float64)
+        q = nn.Parameter(p.detach().cuda())
         a, b = GaLore([p], **options), GaLore([q], **options)
-        gradients = [gradient(TALL, i) for i in range(5)]
-        feed(a, p, *gradients[:1])
-        feed(b, q, *(g.cuda() for g in gradients[:1]))
-        b.load_state_dict(through_a_file(b.state_dict(), map_location="cpu"))
-        if moments == "rotate":
-            feed(a, p, *gradients[1:])
-            feed(b, q, *(g.cuda() for g in gradients[1:]))
+        for step in range(6):
+            if step == 3:  # a checkpoint that was read to the CPU
+                b.load_state_dict(through_a_file(b.state_dict(), map_location="cpu"))
+            feed(a, p, gradient(TALL, step))
+            feed(b, q, gradient(TALL, step).cuda())
         torch.testing.assert_close(q.detach().cpu(), p.detach(), rtol=0, atol=1e-7)
+
+
+def test_the_first_step_of_two_bases_is_not_rounding_noise() -> None:
+    gradient = torch.randn(96, 64, generator=torch.Generator().manual_seed(0))
+    steps = {}
+    for dtype in (torch.float64, torch.float32):
+        for basis in ("svd", "gram"):
+            p = torch.nn.Parameter(torch.zeros(96, 64, dtype=dtype))
+            options = dict(rank=16, projection_type="full", basis=basis, weight_decay=0.0)
+            optimizer = GaLore([p], **options)
+            p.grad = gradient.to(dtype)
+            optimizer.step()
+            steps[dtype, basis] = p.detach().double()
+    want = steps.pop((torch.float64, "svd"))
+    for name, got in steps.items():
+        assert (got - want).norm() / want.norm() < 1e-3, name
+    low = project(gradient, *singular_basis(gradient, 16, True, True))
+    assert (low - low.diag().diag()).abs().max() > 0  # there is noise to remove
+
+
+def test_rounding_does_not_flip_a_basis() -> None:
+    gradient = torch.randn(20, 12, generator=torch.Generator().manual_seed(0))
+    for method in ("svd", "gram"):
+        plain = singular_basis(gradient, 5, True, True, method)
+        touched = singular_basis(gradient * (1 + 1e-6), 5, True, True, method)
+        for a, b in zip(plain, touched, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
+            if method == "svd":
+                assert (a.gather(0, a.abs().argmax(0, keepdim=True)) > 0).all()

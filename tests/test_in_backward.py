@@ -138,6 +138,21 @@ def test_a_basis_that_is_due_is_that_of_the_first_pass() -> None:
     assert optimizer.state[p]["bases"] == 2
 
 
+def test_a_basis_does_not_change_between_the_passes_of_one_step() -> None:
+    """The second pass has drifted away, but the first one's sum is in the coordinates in use."""
+    p = nn.Parameter(torch.zeros(4, 3))
+    first, second = torch.zeros(4, 3), torch.zeros(4, 3)
+    first[0, 0], second[1, 1] = 1.0, 2.0
+    optimizer = GaLore([p], rank=1, update_proj_gap=None, max_drift=0.1)
+    with update_in_backward(optimizer, 2):
+        (p * first).sum().backward()
+        (p * second).sum().backward()
+        assert optimizer.state[p]["bases"] == 1
+        assert p.nonzero().tolist() == [[0, 0]]
+        (p * second).sum().backward()  # the first pass of the next step
+        assert optimizer.state[p]["bases"] == 2
+
+
 @pytest.mark.parametrize("make", [adamw, galore])
 def test_one_full_gradient_is_alive_at_a_time(make) -> None:
     model = tiny_qwen2()

@@ -67,6 +67,28 @@ def test_onednn_trains(tmp_path) -> None:
     assert main(["train", "--out", str(tmp_path / "run"), *SMALL, "--onednn"]) == 0
 
 
+def test_galore_and_updates_in_backward_train(tmp_path, capsys) -> None:
+    galore = [
+        "--optimizer",
+        "galore",
+        "--rank",
+        "4",
+        "--update-proj-gap",
+        "2",
+        "--galore-scale",
+        "1",
+    ]
+    out = str(tmp_path / "run")
+    for more in ([], ["--update-in-backward"]):
+        assert main(["train", "--out", out + "".join(more), *SMALL, *galore, *more]) == 0
+    (step,) = (tmp_path / "run").glob("step-*")
+    config = json.loads((step / "training.json").read_text())["recipe"]["train"]
+    chosen = ("optimizer", "rank", "update_proj_gap", "scale", "moments")
+    assert [config[name] for name in chosen] == ["galore", 4, 2, 1.0, "keep"]
+    assert main(["train", "--out", out, *SMALL, *galore[:-1], "2"]) == 2
+    assert "holds a run with --galore-scale 1.0, not 2.0" in capsys.readouterr().err
+
+
 def test_train_again_does_nothing_more(tmp_path, capsys) -> None:
     for _ in range(2):
         assert main(["train", "--out", str(tmp_path / "run"), *SMALL]) == 0
@@ -132,6 +154,10 @@ def test_the_shipped_models_speak(capsys) -> None:
         (["train", "--out", "OUT", "--onednn", "--dtype", "bfloat16"], "--onednn is for --dtype"),
         (["train", "--out", "OUT", "--dropout", "1"], "embd_pdrop=1.0 must be in [0, 1)"),
         (["train", "--out", "OUT", "--n-kv-head", "2"], "is for --architecture qwen2"),
+        (["train", "--out", "OUT", "--rank", "8"], "--rank 8 is for --optimizer galore"),
+        (["train", "--out", "OUT", "--galore-scale", "1"], "--galore-scale 1.0 is for --optimizer"),
+        (["train", "--out", "OUT", "--moments", "reset"], "--moments reset is for --optimizer"),
+        (["train", "--out", "OUT", "--optimizer", "galore", "--rank", "0"], "rank=0 must be"),
     ],
 )
 def test_bad_values_are_one_line_and_exit_code_2(arguments, message, tmp_path, capsys) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -21,11 +22,13 @@ from lm_from_scratch.checkpoint import from_pretrained, latest_checkpoint
 from lm_from_scratch.data import Batch, PackedBatches, TokenFile, reference, write_tokens
 from lm_from_scratch.loss import IGNORE, causal_lm_loss
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
+from lm_from_scratch.optim import GaLore
 from lm_from_scratch.tokenizer import Tokenizer
 from lm_from_scratch.train import (
     TrainConfig,
     evaluate,
     learning_rate,
+    make_optimizer,
     optimizer_step,
     parameter_groups,
     residual_dropout_,
@@ -258,6 +261,15 @@ def test_an_error_inside_a_step_writes_no_checkpoint(tokens, tmp_path) -> None:
         ({"weight_decay": math.nan}, "weight_decay=nan"),
         ({"min_lr": math.nan}, "min_lr=nan"),
         ({"betas": (1.5, 0.9)}, r"betas=\(1\.5, 0\.9\)"),
+        ({"max_grad_norm": math.nan}, "max_grad_norm=nan"),
+        ({"optimizer": "sgd"}, "optimizer='sgd' must be 'adamw' or 'galore'"),
+        ({"rank": 0}, "rank=0"),
+        ({"update_proj_gap": 0}, "update_proj_gap=0"),
+        ({"scale": math.nan}, "scale=nan"),
+        ({"projection_type": "diagonal"}, "projection_type='diagonal'"),
+        ({"moments": "forget"}, "moments='forget'"),
+        ({"basis": "lu"}, "basis='lu'"),
+        ({"update_in_backward": True}, r"max_grad_norm=1\.0 must be inf with update_in_backward"),
         ({"steps": 2.5}, r"steps=2\.5 must be an integer"),
         ({"warmup": 0.5}, r"warmup=0\.5 must be an integer"),
     ],
@@ -265,6 +277,58 @@ def test_an_error_inside_a_step_writes_no_checkpoint(tokens, tmp_path) -> None:
 def test_bad_configs_are_refused(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TrainConfig(**{**dict(steps=10), **arguments})
+
+
+@pytest.mark.parametrize("make", [tiny_gpt2, tiny_qwen2])
+def test_galore_projects_the_matrices_of_the_blocks_alone(make) -> None:
+    model = make()
+    config = TrainConfig(steps=1, optimizer="galore", rank=5, scale=0.5, weight_decay=0.2)
+    galore, matrices, others = make_optimizer(model, config).param_groups
+    assert (galore["rank"], galore["scale"], galore["weight_decay"]) == (5, 0.5, 0.2)
+    assert (matrices["rank"], matrices["weight_decay"]) == (None, 0.2)
+    assert (others["rank"], others["weight_decay"]) == (None, 0.0)
+    names = {id(p): name for name, p in model.named_parameters()}
+    projected = {names[id(p)] for p in galore["params"]}
+    of_blocks = re.compile(r"(attn|mlp)\.(c|[a-z]+)_[a-z]+\.weight$")
+    assert projected == {name for name in names.values() if of_blocks.search(name)}
+    embeddings = {names[id(p)] for p in matrices["params"]}
+    assert embeddings <= {
+        "transformer.wte.weight", "transformer.wpe.weight",
+        "model.embed_tokens.weight", "lm_head.weight",
+    }  # fmt: skip
+    assert len(embeddings) == 2
+    assert len(projected) + 2 + len(others["params"]) == len(names)
+    adamw = make_optimizer(model, TrainConfig(steps=1))
+    assert not isinstance(adamw, GaLore) and len(adamw.param_groups) == 2
+
+
+def galore_run(tokens, folder=None, stop_after=0, **changes) -> GPT2LMHeadModel:
+    few = dict(optimizer="galore", rank=4, update_proj_gap=3)
+    return run(tokens, folder, stop_after, **{**few, **changes})
+
+
+def test_galore_trains_and_a_stopped_run_goes_on_bit_for_bit(tokens, tmp_path) -> None:
+    whole = galore_run(tokens)
+    galore_run(tokens, tmp_path, stop_after=5)
+    assert same_weights(galore_run(tokens, tmp_path), whole)
+    assert not same_weights(run(tokens, None), whole)
+    assert not same_weights(galore_run(tokens, rank=5), whole)
+    with pytest.raises(ValueError, match="rank was 4, now it is 5"):
+        galore_run(tokens, tmp_path, rank=5)
+
+
+@pytest.mark.parametrize("make", [run, galore_run])
+def test_updates_in_backward_are_the_same_steps_without_clipping(tokens, tmp_path, make) -> None:
+    free = dict(max_grad_norm=math.inf, grad_accumulation=1 if make is galore_run else 2)
+    whole = make(tokens, None, **free)
+    inside = make(tokens, None, update_in_backward=True, **free)
+    assert same_weights(inside, whole)
+    assert all(p.grad is None for p in inside.parameters())
+    make(tokens, tmp_path, stop_after=5, update_in_backward=True, **free)
+    assert same_weights(make(tokens, tmp_path, update_in_backward=True, **free), whole)
+    config = TrainConfig(steps=2, update_in_backward=True, max_grad_norm=math.inf)
+    steps = list(train(fresh(), batches_of(tokens), config))
+    assert all(math.isnan(step.grad_norm) and step.loss > 0 for step in steps)
 
 
 def test_evaluation_without_text_is_refused(tokens) -> None:
@@ -415,14 +479,15 @@ def test_a_killed_run_goes_on_bit_for_bit(whole_run, tmp_path, seed: int) -> Non
     assert [p.name for p in out.glob("step-*")] == ["step-00000060"]
 
 
-def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(whole_run, tmp_path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(whole_run, tmp_path, number) -> None:
     text, want = whole_run
     out = tmp_path / "run"
     process = subprocess.Popen(command(text, out), stdout=subprocess.PIPE, text=True)
     log = out / "log.jsonl"
     while process.poll() is None and not (log.is_file() and log.read_text().count("\n") >= 4):
         time.sleep(0.002)
-    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, number)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "the same command goes on from there" in said

@@ -278,8 +278,9 @@ def check_gradients(params: Iterable[Tensor], group: dict[str, Any]) -> None:
     if group["capturable"] or group["differentiable"] or not with_grad:
         return
     # One sum finds NaN and infinity; a sum that overflowed is looked at again.
-    sums = [everywhere(grad.detach().sum()).abs().float() for _, _, grad in with_grad]
-    if math.isfinite(torch.stack([total.to(sums[0].device) for total in sums]).sum().item()):
+    grads = [torch.view_as_real(g) if g.is_complex() else g for _, _, g in with_grad]
+    sums = [grad.detach().sum().to(grads[0].device, torch.float32) for grad in grads]
+    if math.isfinite(everywhere(torch.stack(sums)).abs().sum().item()):
         return
     for i, p, grad in with_grad:
         if not everywhere(torch.isfinite(grad).all().float()).item():

@@ -97,17 +97,15 @@ def singular_basis(
     * ``subspace``: two rounds of subspace iteration on the same small matrix, from the basis
       ``start``, the one that is being replaced. Nearly the same space. Without ``start``, ``gram``.
 
-    Computed in float32 or the dtype of the gradient, whichever is wider.
+    The sign of a singular vector is arbitrary. It is fixed here, so that rounding cannot flip it:
+    the largest entry is positive, or, after subspace iteration, the vector continues the one that
+    it came from. Computed in float32 or the dtype of the gradient, whichever is wider.
     """
     grad = grad.to(torch.promote_types(grad.dtype, torch.float32))
     rank = min(rank, *grad.shape)
     if method == "svd":
         u, _, vh = torch.linalg.svd(grad, full_matrices=False)
-        # clone, because a slice would keep the whole factor alive
-        return (
-            u[:, :rank].clone(memory_format=torch.contiguous_format) if left else None,
-            vh[:rank].mT.clone(memory_format=torch.contiguous_format) if right else None,
-        )
+        return signed(u[:, :rank]) if left else None, signed(vh[:rank].mT) if right else None
     largest = grad.abs().amax()
     grad = grad / torch.where(largest > 0, largest, 1.0)  # the squares of 1e-20 would be 0
     return (
@@ -126,12 +124,22 @@ def leading_left(grad: Tensor, rank: int, method: str, start: Tensor | None) -> 
         generator = torch.Generator().manual_seed(0)
         basis = basis + 1e-3 * torch.randn(basis.shape, generator=generator).to(basis)
         for _ in range(2):
-            basis = torch.linalg.qr(gram @ basis).Q
+            basis = orthonormal(gram @ basis)
     else:
-        basis = torch.linalg.eigh(gram).eigenvectors[:, -rank:].flip(1)  # largest first
-    if m > n:
-        basis = torch.linalg.qr(grad @ basis).Q  # (m, r)
-    return basis.contiguous()
+        basis = signed(torch.linalg.eigh(gram).eigenvectors[:, -rank:].flip(1))  # largest first
+    return orthonormal(grad @ basis) if m > n else basis  # (m, r)
+
+
+def orthonormal(columns: Tensor) -> Tensor:
+    """The orthonormal basis that Gram and Schmidt would make of the columns, in their order."""
+    q, r = torch.linalg.qr(columns)
+    return (q * torch.where(r.diagonal() < 0, -1.0, 1.0)).contiguous()
+
+
+def signed(columns: Tensor) -> Tensor:
+    """The columns, those turned round whose largest entry is negative; never a view."""
+    largest = columns.gather(0, columns.abs().argmax(0, keepdim=True))  # (1, r)
+    return (columns * torch.where(largest < 0, -1.0, 1.0)).contiguous()
 
 
 def random_basis(grad: Tensor, rank: int, left: bool, right: bool, seed: int) -> tuple[Any, Any]:
@@ -204,7 +212,8 @@ class GaLore(AdamW):
     * ``basis``: ``svd``, ``gram`` or ``subspace``, see :func:`singular_basis`.
     * ``seed``: of the ``random`` directions, which differ per parameter and per basis.
     * ``moments``: at a new basis ``keep`` them as they are (the paper), ``rotate`` them into it,
-      or ``reset`` them to zero, with their step count.
+      or ``reset`` them to zero, with their step count. With ``subspace`` the new basis continues
+      the old one, so that kept moments nearly keep their meaning.
 
     The first step makes a basis, then every ``update_proj_gap``-th after it: 1, 201, 401, ... A
     gradient of zeros makes none that lasts: the next step makes another.
@@ -312,6 +321,11 @@ class GaLore(AdamW):
                 return low
         self.make_basis(p, grad, group)
         low = one_placement(project(grad, state.get("left"), state.get("right")))
+        if "left" in state and "right" in state:
+            # Singular vectors make it diagonal. What stands beside is rounding, which Adam, where
+            # it divides a number by itself, would turn into steps of full size.
+            rounding = 100 * torch.finfo(low.dtype).eps * low.abs().amax()
+            low = torch.where(low.abs() < rounding, 0.0, low)
         if group["max_drift"] is not None:
             state["energy"] = captured_energy(low, grad)
         return low
@@ -376,7 +390,8 @@ class GaLore(AdamW):
             p.addmm_(a, b, beta=float(kept), alpha=-float(lr * group["scale"]))
         else:
             step = project_back(direction, left, right)  # (m, n)
-            p.mul_(kept).sub_((lr * group["scale"] * step).view(p.shape))
+            wide = p.to(step.dtype)  # in bfloat16, 0.9999 p would be p
+            p.copy_(kept * wide - (lr * group["scale"] * step).view(p.shape))
 
     def reset(self) -> None:
         """Forget everything: moments, step counts, bases."""
@@ -399,6 +414,25 @@ class GaLore(AdamW):
         shapes |= {"left": torch.Size((m, rank))} if left else {}
         shapes |= {"right": torch.Size((n, rank))} if right else {}
         return shapes | ({} if group["max_drift"] is None else {"energy": torch.Size()})
+
+    def new_state(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        """Zeros of the names, shapes and dtypes of the state, to be filled from a file."""
+        if not is_projected(p, group):
+            return super().new_state(p, group)
+        shapes = self.shapes_in(group, p)
+        dtype = torch.promote_types(p.dtype, torch.float32)
+        state = {
+            name: torch.zeros(shape, dtype=dtype, device=p.device) if shape else torch.zeros(())
+            for name, shape in shapes.items()
+        }
+        if group["fused"]:
+            state["step"] = state["step"].to(p.device)
+        if hasattr(p, "full_tensor"):  # spread as p is, but for bases and for sums over rows
+            for name, shape in shapes.items():
+                if shape:
+                    rows = name.startswith("exp_avg") and "left" not in shapes
+                    state[name] = spread(state[name], p, rows)
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in every optimizer of torch; a ``ValueError``, before anything is changed, if the
@@ -453,14 +487,21 @@ def matrix(grad: Tensor | None) -> Tensor:
 # --------------------------------------------------------------- gradients on several processes
 
 
+def spread(tensor: Tensor, like: Tensor, rows: bool) -> Tensor:
+    """A tensor that every process has, its rows spread as those of ``like`` are; or all of it on
+    every process."""
+    from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+    assert isinstance(like, DTensor)
+    mesh = like.device_mesh
+    return distribute_tensor(tensor, mesh, like.placements if rows else [Replicate()] * mesh.ndim)
+
+
 def replicated(basis: Tensor | None, like: Tensor) -> Tensor | None:
     """The same basis on every process over which ``like`` is spread, if it is."""
     if basis is None or not hasattr(like, "full_tensor"):
         return basis
-    from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
-
-    assert isinstance(like, DTensor)
-    return distribute_tensor(basis, like.device_mesh, [Replicate()] * like.device_mesh.ndim)
+    return spread(basis, like, rows=False)
 
 
 def one_placement(low: Tensor) -> Tensor:

@@ -1,0 +1,241 @@
+r"""Training in several processes: data parallelism by DDP and FSDP2.
+
+Every process takes its rows of the same batch, computes their gradient, and the gradients are
+averaged over the processes. All of them then take the same step. What differs is what a process
+keeps:
+
+* ``ddp`` (distributed data parallel): the whole model and its optimizer state. One exchange a step,
+  of the gradients, which overlaps the backward pass.
+* ``fsdp`` (fully sharded data parallel): 1/N of every weight, gradient and moment. The weights of a
+  block are gathered just before it runs and dropped after it, forward and backward.
+
+Both are torch's. This file says what they wrap, and shares out what a training loop shares:
+:mod:`lm_from_scratch.train` asks a :class:`Processes` for its rows, for sums, and for whose turn it
+is. With one process, every answer is the trivial one.
+
+Sources: Li et al., *PyTorch Distributed*, 2020, arXiv:2006.15704 (DDP); Rajbhandari et al., *ZeRO*,
+2020, arXiv:1910.02054; Zhao et al., *PyTorch FSDP*, 2023, arXiv:2304.11277.
+"""
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lm_from_scratch.data import Batch
+from lm_from_scratch.loss import IGNORE
+
+PARALLEL = ("ddp", "fsdp")
+CPU = torch.device("cpu")
+
+
+class ProcessLost(RuntimeError):
+    """Another process of the run has ended, so that this one cannot go on."""
+
+
+@dataclass
+class Processes:
+    """The processes of a run, as one of them sees it: it is number ``rank`` of ``size``."""
+
+    parallel: str | None = None  # "ddp", "fsdp", or None for one process on its own
+    rank: int = 0
+    size: int = 1
+    device: torch.device = CPU
+    store: Any = None  # a small dictionary that all processes share
+    joined: bool = True  # until one of them fails, or all are done
+
+    def wrap(self, module: nn.Module, blocks: nn.ModuleList) -> nn.Module:
+        """``module``, whose forward returns a loss, so that its gradients meet in backward.
+
+        With FSDP each of the ``blocks`` is gathered for itself, and the rest once. Its parameters
+        become the shares of this process, on its device; no process holds a whole model there.
+        """
+        if self.parallel == "ddp":
+            module = module.to(self.device)
+            return nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True)
+        if self.parallel == "fsdp":
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard
+
+            mesh = init_device_mesh(self.device.type, (self.size,))
+            for block in blocks:
+                fully_shard(block, mesh=mesh)
+            fully_shard(module, mesh=mesh)
+        return module
+
+    def share(self, batch: Batch) -> Batch:
+        """The rows of a batch that this process takes: ``rank``, ``rank + size``, ...
+
+        If there are fewer rows than processes, the others take the first row without its targets:
+        all must run the model equally often.
+        """
+        if self.size == 1:
+            return batch
+        idle = self.rank >= len(batch.idx)
+        rows = slice(0, 1) if idle else slice(self.rank, None, self.size)
+        targets = batch.targets[rows]
+        return Batch(
+            batch.idx[rows],
+            torch.full_like(targets, IGNORE) if idle else targets,
+            None if batch.positions is None else batch.positions[rows],
+            None if batch.documents is None else batch.documents[rows],
+        )
+
+    def accumulating(self, module: nn.Module, last: bool) -> AbstractContextManager[None]:
+        """For one of several backward passes: only in the last one of a step do gradients meet."""
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            return nullcontext() if last else module.no_sync()
+        if self.parallel == "fsdp":
+            module.set_requires_gradient_sync(last)  # type: ignore[operator]
+        return nullcontext()
+
+    def evaluated(self, module: nn.Module) -> None:
+        """After forward passes without a backward pass, which would do this: drop what FSDP has
+        gathered of the weights outside the blocks."""
+        if self.parallel == "fsdp":
+            module.reshard()  # type: ignore[operator]
+
+    def total(self, *numbers: float) -> list[float]:
+        """Each number summed over the processes."""
+        if self.size == 1:
+            return list(numbers)
+        sums = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(sums)
+        return sums.tolist()
+
+    def meet(self) -> None:
+        """Wait here for all others."""
+        self.total(0.0)
+
+    def first_to_say(self) -> bool:
+        """Whether no other process has reported an error yet."""
+        return self.store is None or self.store.add("errors", 1) == 1
+
+    @contextmanager
+    def first_alone(self) -> Iterator[None]:
+        """The first process runs the block, then all others do: files that one of them writes."""
+        if self.rank > 0:
+            self.store.wait(["first is done"], timedelta(days=7))
+        yield
+        if self.rank == 0 and self.size > 1:
+            self.store.set("first is done", "")
+
+
+ALONE = Processes()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor that is spread over the processes, gathered; any other as it is."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+@contextmanager
+def processes(parallel: str | None, device: str = "cpu") -> Iterator[Processes]:
+    """Join the processes that ``torchrun`` started.
+
+    ``parallel`` is ``"ddp"``, ``"fsdp"`` or ``None``. On ``"cuda"`` every process has a GPU of its
+    own. One process reports an error, the first that meets it; the others leave with exit code 2.
+    An exchange that fails because another process has gone raises :class:`ProcessLost`.
+    """
+    try:
+        check_environment(parallel, device)
+    except ValueError:
+        if int(os.environ.get("RANK", 0)) > 0:  # all processes see the same
+            raise SystemExit(2) from None
+        raise
+    if parallel is None:
+        yield Processes(device=torch.device(device))
+        return
+    where = torch.device(device)
+    if where.type == "cuda":
+        where = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(where)
+    store, rank, size = next(dist.rendezvous("env://"))
+    # numbers and files go by gloo, the gradients of a GPU by NCCL
+    backend = "cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"
+    store = dist.PrefixStore("lm_from_scratch", store)
+    group = Processes(parallel, rank, size, where, store)
+    try:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+        yield group
+        group.joined = False
+        dist.destroy_process_group()
+    except Exception as error:
+        group.joined = False
+        if not group.first_to_say():  # it has been said, or this one is its consequence
+            raise SystemExit(2) from None
+        if is_lost(error):
+            raise ProcessLost("another process of the run has ended") from error
+        raise
+
+
+@contextmanager
+def watching_signals(say: Callable[[], None], seconds: float = 10.0) -> Iterator[None]:
+    """Call ``say`` if the block does not end within ``seconds`` after a signal.
+
+    If a process is lost, torchrun sends the others SIGTERM, and SIGKILL half a minute later. One
+    that waits for the lost one on a GPU never comes back to run a signal handler; a thread does.
+    """
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    previous, ended = signal.set_wakeup_fd(writer.fileno()), threading.Event()
+
+    def wait() -> None:
+        with reader:
+            if reader.recv(1) and not ended.wait(seconds):
+                say()
+
+    threading.Thread(target=wait, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+        signal.set_wakeup_fd(previous)
+        writer.close()
+
+
+def check_environment(parallel: str | None, device: str) -> None:
+    """Raise a ``ValueError`` if this is not how ``torchrun`` would start such a run here."""
+    size = int(os.environ.get("WORLD_SIZE", 1))
+    if parallel is None:
+        if size > 1:
+            raise ValueError(
+                f"{size} processes were started, and each would train the same model: give "
+                "--parallel ddp or --parallel fsdp"
+            )
+        return
+    if parallel not in PARALLEL:
+        raise ValueError(f"parallel={parallel!r} must be one of {PARALLEL}")
+    missing = [
+        name
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+        if name not in os.environ
+    ]
+    if missing:
+        raise ValueError(
+            f"--parallel {parallel} needs processes, which torchrun starts: torchrun "
+            f"--nproc-per-node 2 -m lm_from_scratch train ... (there is no {missing[0]})"
+        )
+    if torch.device(device).type == "cuda":
+        here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+        if here > gpus:
+            raise ValueError(
+                f"{here} processes on this machine (--nproc-per-node) need a GPU each; it has "
+                f"{gpus}"
+            )
+
+
+def is_lost(error: Exception) -> bool:
+    """Whether an exchange with the other processes failed."""
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and "gloo" in str(error).lower()
+    )
