@@ -438,6 +438,10 @@ plt.show()
 #
 # Here is everything that happens in one step. The trainer calls it with the batches of the step, each
 # of which is weighted by its number of targets. Its docstring is left out.
+#
+# A run can have several processes, which share the rows of a batch. Here is one: ``processes.share`` returns
+# the whole batch, ``processes.size`` is 1, ``whole`` and ``processes.total`` return what they get. The
+# chapter on optimizers says more. ``loss_of`` is the model with its loss behind it.
 
 from lm_from_scratch.train import optimizer_step
 
