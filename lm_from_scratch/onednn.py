@@ -24,6 +24,17 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
+def onednn_matmul(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` by oneDNN for float32 matrices on a CPU, by torch's default for all others.
+
+    An optimizer multiplies with it when told so: ``optimizer.matmul = onednn_matmul``, for
+    :class:`~lm_from_scratch.optim.galore.GaLore`.
+    """
+    suits = a.dtype == b.dtype == torch.float32 and a.device.type == "cpu" and a.dim() == 2
+    plain = not hasattr(a, "full_tensor") and not hasattr(b, "full_tensor")
+    return product(a, b.mT) if suits and plain else a @ b
+
+
 class OneDNNFunction(torch.autograd.Function):
     """A linear map whose three matrix products run in oneDNN."""
 

@@ -44,6 +44,7 @@ from lm_from_scratch.loss import IGNORE, causal_lm_loss, chunked_causal_lm_loss
 from lm_from_scratch.models import CausalLM
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
 from lm_from_scratch.norm import RMSNorm
+from lm_from_scratch.onednn import OneDNNLinear, onednn_matmul
 from lm_from_scratch.optim import AdamW, GaLore, update_in_backward
 from lm_from_scratch.record import blocks
 
@@ -164,7 +165,10 @@ def make_optimizer(model: CausalLM, config: TrainConfig) -> AdamW:
     projected = [p for p in matrices["params"] if id(p) in of_blocks]
     matrices["params"] = [p for p in matrices["params"] if id(p) not in of_blocks]
     galore = {**matrices, "params": projected, **galore_options(config)}
-    return GaLore([galore, matrices, others], **options)
+    optimizer = GaLore([galore, matrices, others], **options)
+    if any(isinstance(module, OneDNNLinear) for module in model.modules()):
+        optimizer.matmul = onednn_matmul
+    return optimizer
 
 
 def residual_dropout_(model: Qwen2ForCausalLM, dropout: float) -> None:

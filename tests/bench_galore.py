@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from lm_from_scratch.data import reference
 from lm_from_scratch.loss import causal_lm_loss
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
+from lm_from_scratch.onednn import onednn_matmul
 from lm_from_scratch.optim import AdamW, GaLore, update_in_backward
 from lm_from_scratch.optim.galore import (
     captured_energy,
@@ -192,6 +193,9 @@ def step_times(
         ]
         for basis in ("svd", "gram", "subspace"):
             variants.append((f"ours, {basis}", "ours", GaLore, {"basis": basis, "fused": True}))
+            variants.append(
+                (f"ours, {basis}, oneDNN", "ours", GaLore, {"basis": basis, "fused": True})
+            )
         variants.append(("fused AdamW", "adamw", AdamW, {"fused": True}))
         for label, name, kind, options in variants:
             params = {n: nn.Parameter(grads[n].clone()) for n in chosen}
@@ -203,6 +207,8 @@ def step_times(
                 optimizer = AdamW(params.values(), fused=True)
             else:
                 optimizer = build(name, kind, matrices, others, group, **options)
+            if "oneDNN" in label:
+                optimizer.matmul = onednn_matmul
             made[f"{part}: {label}"] = optimizer.step
             if name != "adamw" and part == "matrices":
                 refresh[label] = renewal(name, optimizer)

@@ -8,9 +8,16 @@ from conftest import tiny_gpt2, tiny_qwen2, token_ids
 from lm_from_scratch.checkpoint import from_pretrained, save_pretrained
 from lm_from_scratch.data import Batch
 from lm_from_scratch.generate import complete, generate
-from lm_from_scratch.onednn import OneDNNLinear, onednn_linear, use_onednn_, use_packed_weights_
+from lm_from_scratch.onednn import (
+    OneDNNLinear,
+    onednn_linear,
+    onednn_matmul,
+    use_onednn_,
+    use_packed_weights_,
+)
+from lm_from_scratch.optim import GaLore
 from lm_from_scratch.sampling import GREEDY
-from lm_from_scratch.train import TrainConfig, optimizer_step
+from lm_from_scratch.train import TrainConfig, make_optimizer, optimizer_step
 
 
 @pytest.mark.parametrize("shape", [(7,), (1, 7), (3, 5, 7), (2, 3, 5, 7)])
@@ -141,3 +148,42 @@ def test_a_packed_model_is_saved_like_any_other(tmp_path) -> None:
     assert all(
         torch.equal(want[k], t) for k, t in from_pretrained(tmp_path / "m").state_dict().items()
     )
+
+
+def test_onednn_matmul_is_a_matrix_product_and_leaves_what_it_cannot_do_to_torch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(7, 5, generator=generator), torch.randn(5, 3, generator=generator)
+    torch.testing.assert_close(onednn_matmul(a, b), a @ b, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(onednn_matmul(b.mT, a.mT), b.mT @ a.mT, atol=1e-6, rtol=1e-6)
+    assert torch.equal(onednn_matmul(a.double(), b.double()), a.double() @ b.double())
+    assert torch.equal(onednn_matmul(a.bfloat16(), b.bfloat16()), a.bfloat16() @ b.bfloat16())
+
+
+@pytest.mark.parametrize("projection_type", ["std", "reverse_std", "full", "random"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_galore_takes_the_same_steps_with_it(projection_type: str, fused: bool) -> None:
+    weights = []
+    for matmul in (torch.matmul, onednn_matmul):
+        generator = torch.Generator().manual_seed(0)
+        params = [
+            torch.nn.Parameter(torch.randn(shape, generator=generator))
+            for shape in ((20, 12), (9, 30), (4, 3, 2, 2), (5,))
+        ]
+        options = dict(rank=4, update_proj_gap=3, projection_type=projection_type, moments="rotate")
+        optimizer = GaLore(params, lr=0.01, **options, fused=fused)
+        optimizer.matmul = matmul
+        for _ in range(7):
+            for p in params:
+                p.grad = torch.randn(p.shape, generator=generator)
+            optimizer.step()
+        weights.append(params)
+    for ours, want in zip(*weights, strict=True):
+        torch.testing.assert_close(ours, want, atol=2e-4, rtol=0)
+
+
+def test_a_model_that_uses_onednn_has_an_optimizer_that_does() -> None:
+    config = TrainConfig(steps=2, optimizer="galore", rank=4)
+    model = tiny_gpt2()
+    assert make_optimizer(model, config).matmul is torch.matmul
+    use_onednn_(model)
+    assert make_optimizer(model, config).matmul is onednn_matmul

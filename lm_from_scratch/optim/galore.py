@@ -25,7 +25,7 @@ Martinsson, Tropp, *Finding Structure with Randomness*, 2011, arXiv:0909.4061 (s
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ from lm_from_scratch.optim.adamw import AdamW, Number, adam_direction, everywher
 PROJECTION_TYPES = ("std", "reverse_std", "left", "right", "full", "random")
 BASES = ("svd", "gram", "subspace")
 MOMENTS = ("keep", "rotate", "reset")
+Matmul = Callable[[Tensor, Tensor], Tensor]
 
 # ------------------------------------------------------------------------------ the projection
 
@@ -57,21 +58,25 @@ def sides(shape: tuple[int, int], projection_type: str) -> tuple[bool, bool]:
     }[projection_type]
 
 
-def project(grad: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+def project(
+    grad: Tensor, left: Tensor | None, right: Tensor | None, *, matmul: Matmul = torch.matmul
+) -> Tensor:
     r"""Coordinates :math:`P^\top G Q` of a gradient (m, n); a basis that is ``None`` is absent."""
     if left is not None:
-        grad = left.mT @ grad  # (r, n)
+        grad = matmul(left.mT, grad)  # (r, n)
     if right is not None:
-        grad = grad @ right  # (m, r) or (r, r)
+        grad = matmul(grad, right)  # (m, r) or (r, r)
     return grad
 
 
-def project_back(low: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+def project_back(
+    low: Tensor, left: Tensor | None, right: Tensor | None, *, matmul: Matmul = torch.matmul
+) -> Tensor:
     r"""The matrix :math:`P R Q^\top`, of shape (m, n), that has the coordinates ``low``."""
     if left is not None:
-        low = left @ low
+        low = matmul(left, low)
     if right is not None:
-        low = low @ right.mT
+        low = matmul(low, right.mT)
     return low
 
 
@@ -85,6 +90,7 @@ def singular_basis(
     right: bool,
     method: str = "svd",
     start: tuple[Tensor | None, Tensor | None] = (None, None),
+    matmul: Matmul = torch.matmul,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Orthonormal bases (m, r) and (n, r) of the directions in which ``grad`` (m, n) is largest.
 
@@ -109,25 +115,27 @@ def singular_basis(
     largest = grad.abs().amax()
     grad = grad / torch.where(largest > 0, largest, 1.0)  # the squares of 1e-20 would be 0
     return (
-        leading_left(grad, rank, method, start[0]) if left else None,
-        leading_left(grad.mT, rank, method, start[1]) if right else None,
+        leading_left(grad, rank, method, start[0], matmul) if left else None,
+        leading_left(grad.mT, rank, method, start[1], matmul) if right else None,
     )
 
 
-def leading_left(grad: Tensor, rank: int, method: str, start: Tensor | None) -> Tensor:
+def leading_left(
+    grad: Tensor, rank: int, method: str, start: Tensor | None, matmul: Matmul = torch.matmul
+) -> Tensor:
     """An orthonormal basis (m, r) of the leading left singular vectors of ``grad`` (m, n)."""
     m, n = grad.shape
-    gram = grad @ grad.mT if m <= n else grad.mT @ grad  # (s, s), s the smaller side
+    gram = matmul(grad, grad.mT) if m <= n else matmul(grad.mT, grad)  # (s, s), s the smaller side
     if method == "subspace" and start is not None:
-        basis = start.to(grad.dtype) if m <= n else grad.mT @ start.to(grad.dtype)  # (s, r)
+        basis = start.to(grad.dtype) if m <= n else matmul(grad.mT, start.to(grad.dtype))  # (s, r)
         # a little of every direction, because iteration never leaves a space that the gradient does
         generator = torch.Generator().manual_seed(0)
         basis = basis + 1e-3 * torch.randn(basis.shape, generator=generator).to(basis)
         for _ in range(2):
-            basis = orthonormal(gram @ basis)
+            basis = orthonormal(matmul(gram, basis))
     else:
         basis = signed(torch.linalg.eigh(gram).eigenvectors[:, -rank:].flip(1))  # largest first
-    return orthonormal(grad @ basis) if m > n else basis  # (m, r)
+    return orthonormal(matmul(grad, basis)) if m > n else basis  # (m, r)
 
 
 def orthonormal(columns: Tensor) -> Tensor:
@@ -229,6 +237,9 @@ class GaLore(AdamW):
     time.
     """
 
+    #: Of the products with a gradient or a basis; :mod:`lm_from_scratch.onednn` has another.
+    matmul: Matmul = staticmethod(torch.matmul)
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -312,7 +323,9 @@ class GaLore(AdamW):
         state, grad = self.state[p], matrix(p.grad)
         grad = -grad if group["maximize"] else grad
         if "age" in state:
-            low = one_placement(project(grad, state.get("left"), state.get("right")))
+            low = one_placement(
+                project(grad, state.get("left"), state.get("right"), matmul=self.matmul)
+            )
             due = state["age"].item() >= (group["update_proj_gap"] or math.inf)
             if "energy" in state and not due:
                 drift = 1.0 - captured_energy(low, grad) / state["energy"]
@@ -320,7 +333,9 @@ class GaLore(AdamW):
             if not due or not may_renew:
                 return low
         self.make_basis(p, grad, group)
-        low = one_placement(project(grad, state.get("left"), state.get("right")))
+        low = one_placement(
+            project(grad, state.get("left"), state.get("right"), matmul=self.matmul)
+        )
         if "left" in state and "right" in state:
             # Singular vectors make it diagonal. What stands beside is rounding, which Adam, where
             # it divides a number by itself, would turn into steps of full size.
@@ -346,7 +361,9 @@ class GaLore(AdamW):
             new = random_basis(whole, group["rank"], left, right, seed)
         else:
             a, b = (None if basis is None else everywhere(basis) for basis in old)
-            new = singular_basis(whole, group["rank"], left, right, group["basis"], (a, b))
+            new = singular_basis(
+                whole, group["rank"], left, right, group["basis"], (a, b), self.matmul
+            )
         new = replicated(new[0], like=grad), replicated(new[1], like=grad)
         state.update(
             {name: b for name, b in zip(("left", "right"), new, strict=True) if b is not None}
@@ -380,18 +397,19 @@ class GaLore(AdamW):
                 group["eps"],
             )  # fmt: skip
         left, right, kept = state.get("left"), state.get("right"), 1 - lr * group["weight_decay"]
-        if p.dim() == 2 and p.dtype == direction.dtype and not hasattr(p, "full_tensor"):
-            # decay, product and sum in one pass over the weight
-            a, b = (
-                (direction, right.mT)
-                if left is None
-                else (left, project_back(direction, None, right))
-            )
+        plain = p.dim() == 2 and p.dtype == low.dtype and not hasattr(p, "full_tensor")
+        if plain and self.matmul is torch.matmul:  # decay, product and sum in one pass over p
+            if left is None:
+                a, b = direction, right.mT
+            else:
+                a, b = left, project_back(direction, None, right)
             p.addmm_(a, b, beta=float(kept), alpha=-float(lr * group["scale"]))
-        else:
-            step = project_back(direction, left, right)  # (m, n)
-            wide = p.to(step.dtype)  # in bfloat16, 0.9999 p would be p
-            p.copy_(kept * wide - (lr * group["scale"] * step).view(p.shape))
+            return
+        step = project_back(direction, left, right, matmul=self.matmul).view(p.shape)
+        if p.dtype == step.dtype:
+            p.mul_(kept).sub_(step.mul_(lr * group["scale"]))
+        else:  # in bfloat16, 0.9999 p would be p
+            p.copy_(kept * p.to(step.dtype) - lr * group["scale"] * step)
 
     def reset(self) -> None:
         """Forget everything: moments, step counts, bases."""
