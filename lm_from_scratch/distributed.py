@@ -7,7 +7,8 @@ keeps:
 * ``ddp`` (distributed data parallel): the whole model and its optimizer state. One exchange a step,
   of the gradients, which overlaps the backward pass.
 * ``fsdp`` (fully sharded data parallel): 1/N of every weight, gradient and moment. The weights of a
-  block are gathered just before it runs and dropped after it, forward and backward.
+  block are gathered just before it runs and dropped after it, forward and backward. (Between the
+  batches of one step, with gradient accumulation, it holds its own gradients whole.)
 
 Both are torch's. This file says what they wrap, and shares out what a training loop shares:
 :mod:`lm_from_scratch.train` asks a :class:`Processes` for its rows, for sums, and for whose turn it

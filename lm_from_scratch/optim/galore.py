@@ -234,7 +234,8 @@ class GaLore(AdamW):
     ``weights_only=True``.
 
     With FSDP2's sharded parameters, the gradient is gathered when a basis is made, and at no other
-    time.
+    time. Every process holds the bases whole, and the moments of a matrix with a left basis: on
+    many processes that can be more than AdamW's share.
     """
 
     #: Of the products with a gradient or a basis; :mod:`lm_from_scratch.onednn` has another.
@@ -322,20 +323,16 @@ class GaLore(AdamW):
         """The gradient in the coordinates of the basis, which is made first if one is due."""
         state, grad = self.state[p], matrix(p.grad)
         grad = -grad if group["maximize"] else grad
-        if "age" in state:
-            low = one_placement(
-                project(grad, state.get("left"), state.get("right"), matmul=self.matmul)
-            )
-            due = state["age"].item() >= (group["update_proj_gap"] or math.inf)
-            if "energy" in state and not due:
-                drift = 1.0 - captured_energy(low, grad) / state["energy"]
-                due = drift.item() > group["max_drift"]
-            if not due or not may_renew:
+        due = "age" not in state or state["age"].item() >= (group["update_proj_gap"] or math.inf)
+        if "age" in state and (not due or not may_renew):
+            low = self.coordinates(grad, state)
+            if "energy" not in state or not may_renew:
+                return low
+            drift = 1.0 - captured_energy(low, grad) / state["energy"]
+            if drift.item() <= group["max_drift"]:
                 return low
         self.make_basis(p, grad, group)
-        low = one_placement(
-            project(grad, state.get("left"), state.get("right"), matmul=self.matmul)
-        )
+        low = self.coordinates(grad, state)
         if "left" in state and "right" in state:
             # Singular vectors make it diagonal. What stands beside is rounding, which Adam, where
             # it divides a number by itself, would turn into steps of full size.
@@ -344,6 +341,11 @@ class GaLore(AdamW):
         if group["max_drift"] is not None:
             state["energy"] = captured_energy(low, grad)
         return low
+
+    def coordinates(self, grad: Tensor, state: dict[str, Tensor]) -> Tensor:
+        """The gradient (m, n) in the coordinates of the basis."""
+        low = project(grad, state.get("left"), state.get("right"), matmul=self.matmul)
+        return one_placement(low)
 
     def make_basis(self, p: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         """A new basis for ``p`` from its gradient (m, n), and what that means for the moments."""

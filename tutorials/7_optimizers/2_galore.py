@@ -429,7 +429,7 @@ assert abs(total / 100 - rank / 64) < 0.03
 # -------------
 #
 # In the package's ``GaLore``, ``low_gradient`` projects, and makes a basis when one is due. ``update_projected`` takes
-# Adam's step from there. (``one_placement`` matters for several processes only.)
+# Adam's step from there. (``coordinates`` is ``project``.)
 
 for method in (GaLore.low_gradient, GaLore.update_projected):
     print(inspect.getsource(method))

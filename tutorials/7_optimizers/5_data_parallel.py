@@ -533,6 +533,27 @@ def one_pass(group):
     return model, rows
 
 
+def between_passes(group):
+    """Bytes of gradients after a pass that exchanges none, and after one."""
+    model = new_model()
+    loss_of = group.wrap(Loss(model), blocks(model))
+    part, held = group.share(batches[0]), []
+    for last in (False, True):
+        with group.accumulating(loss_of, last):
+            loss = loss_of(
+                part.idx, part.targets, part.positions, part.documents
+            )
+            loss.backward()
+        units = [] if last else [loss_of, *blocks(model)]
+        for unit in units:
+            unit.unshard()  # shows what belongs to the whole weights
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        held.append(sum(local(grad).nbytes for grad in grads))
+        for unit in units:
+            unit.reshard()
+    return held
+
+
 def clipped_by_shards(params, limit):
     """The mistake: every process clips its shards by their own norm."""
     mine = [torch.nn.Parameter(p.to_local()) for p in params]
@@ -551,6 +572,7 @@ with processes("ddp") as joined:
         for optimizer in ("adamw", "galore"):
             said[f"{engine} {optimizer}"] = run(group, optimizer)
     model, said["gathered"] = one_pass(group)
+    said["between"] = between_passes(group)
     said["clip"] = clipped_by_shards(list(model.parameters()), 0.01)
     file = HERE / f"engines-{joined.rank}.json"
     file.write_text(json.dumps(said))
@@ -702,6 +724,19 @@ for rank in both:
 # How much is that beside DDP? Take a step of one batch, and rings. The all-reduce of DDP sends 2 W (N - 1) / N bytes.
 # FSDP makes two gathers and a reduce-scatter, and each of them is half an all-reduce: at most 3 W (N - 1) / N, 1.5
 # times as much. Each further batch of the step costs more gathers, and with DDP nothing.
+#
+# Accumulation has another price under FSDP. A pass that exchanges nothing leaves its gradients as they are: whole.
+
+for rank, (first, last) in enumerate(one["between"] for one in both):
+    print(
+        f"process {rank}: bytes of gradients between two passes {first:,}, "
+        f"after the last {last:,}"
+    )
+    assert first == W and last == W / 2
+
+# %%
+# So with accumulation a process holds 4 P bytes of gradients between passes, not 4 P / N. If memory is what you lack,
+# take fewer rows in each process and more processes before you accumulate.
 #
 # GaLore under FSDP2
 # ~~~~~~~~~~~~~~~~~~
@@ -970,6 +1005,7 @@ assert sends == sorted(sends) and sends[-1] < 2  # 4
 # * All-reduce is reduce-scatter and all-gather. In a ring each process sends less than twice the tensor.
 # * Two processes, with DDP or FSDP2, AdamW or GaLore, end at the weights of one, up to the rounding of float64.
 # * FSDP2 keeps half of the weights and of AdamW's state in each of two processes, and one block at a time is whole.
+#   Accumulation keeps whole gradients between passes.
 # * A killed run went on in one process, and ended where it would have ended.
 #
 # This ends the chapter on optimizers and training. The next chapter is about using large models where memory is small:
