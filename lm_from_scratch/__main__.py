@@ -14,7 +14,7 @@ import sys
 import textwrap
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,17 @@ from lm_from_scratch.models import Config, build
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.onednn import use_onednn_
-from lm_from_scratch.optim.galore import MOMENTS, PROJECTION_TYPES
+from lm_from_scratch.optim.galore import BASES, MOMENTS, PROJECTION_TYPES
 from lm_from_scratch.sampling import Sampler
 from lm_from_scratch.tokenizer import Tokenizer
-from lm_from_scratch.train import GALORE, Step, TrainConfig, residual_dropout_, train
+from lm_from_scratch.train import (
+    GALORE,
+    Step,
+    TrainConfig,
+    residual_dropout_,
+    state_numbers,
+    train,
+)
 
 #: Every preset is a set of defaults; any of its numbers can be changed on the command line.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -204,6 +211,10 @@ def train_in(
         f"{held_out_file.n_tokens} held out; {sum(p.numel() for p in model.parameters())} "
         f"parameters; {batches.batches_per_epoch} batches an epoch"
     )
+    if config.optimizer == "galore":
+        numbers = state_numbers(model, config)
+        adamw = state_numbers(model, replace(config, optimizer="adamw"))
+        print(f"GaLore keeps {numbers} numbers, AdamW would keep {adamw}")
     if group.parallel:
         print(
             f"{group.size} processes, {args.batch_size // group.size} rows each: {group.parallel}"
@@ -501,7 +512,8 @@ examples
       Adam's moments in 16 directions of each matrix instead of all
 
 several processes: torchrun starts them and stands for python; each takes its rows of every batch,
-so that the run is the same. It goes on in any other number of processes, too
+so that the run is the same. It goes on in any other number of processes, too. When a run ends
+early, torchrun prints a traceback of its own below our one line
   torchrun --nproc-per-node 2 -m lm_from_scratch train --out run --parallel ddp
       two processes on one machine, on its processor
   torchrun --nproc-per-node 8 -m lm_from_scratch train --out run --parallel fsdp --device cuda
@@ -514,6 +526,8 @@ how to choose the numbers
   n-embd, n-layer    parameters are about 12 * n-layer * n-embd^2, and the embedding on top
   batch-size * block-size   tokens that one step learns from; larger is smoother and slower
   lr                 the first thing to try to change: halve it if the loss jumps
+  rank               of galore: a quarter of n-embd loses little, and less saves more
+  galore-scale       its matrices move by lr * scale: at 0.25 they want a larger lr than AdamW
 """,
     )
     p.set_defaults(run=train_command)
@@ -539,10 +553,16 @@ how to choose the numbers
     p.add_argument("--lr", type=float, help="highest learning rate")
     p.add_argument("--min-lr", type=float, help="learning rate of the last step")
     p.add_argument("--optimizer", choices=["adamw", "galore"], help="default: adamw")
-    p.add_argument("--rank", type=int, help="galore: of the projection; default 128")
+    p.add_argument("--rank", type=int, help="galore: directions of each matrix; default n-embd / 4")
     p.add_argument("--update-proj-gap", type=int, help="galore: steps for one basis; default 200")
-    p.add_argument("--galore-scale", dest="scale", type=float, help="galore: default 0.25")
+    p.add_argument(
+        "--galore-scale",
+        dest="scale",
+        type=float,
+        help="galore: factor of the matrices' steps, so lr * scale is their rate; default 0.25",
+    )
     p.add_argument("--projection-type", choices=PROJECTION_TYPES, help="galore: default std")
+    p.add_argument("--basis", choices=BASES, help="galore: how it is found; default gram")
     p.add_argument(
         "--moments", choices=MOMENTS, help="galore: what a new basis does to them; default keep"
     )
@@ -636,6 +656,8 @@ def main(argv: list[str] | None = None) -> int:
         for name, value in PRESETS[args.preset].items():
             if getattr(args, name, None) is None:
                 setattr(args, name, value)
+        if args.optimizer == "galore" and args.rank is None:
+            args.rank = max(1, args.n_embd // 4)
         for name in [name for name, value in vars(args).items() if value is None]:
             if name != "tokenizer":
                 delattr(args, name)  # the default of the config holds

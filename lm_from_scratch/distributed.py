@@ -224,7 +224,8 @@ def check_environment(parallel: str | None, device: str) -> None:
     if missing:
         raise ValueError(
             f"--parallel {parallel} needs processes, which torchrun starts: torchrun "
-            f"--nproc-per-node 2 -m lm_from_scratch train ... (there is no {missing[0]})"
+            "--nproc-per-node 2 -m lm_from_scratch train ... (the environment variable "
+            f"{missing[0]} is missing)"
         )
     if torch.device(device).type == "cuda":
         here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()

@@ -171,6 +171,13 @@ def make_optimizer(model: CausalLM, config: TrainConfig) -> AdamW:
     return optimizer
 
 
+def state_numbers(model: CausalLM, config: TrainConfig) -> int:
+    """How many numbers the optimizer of a run will keep between two steps."""
+    optimizer = make_optimizer(model, config)
+    params = (p for group in optimizer.param_groups for p in group["params"])
+    return sum(shape.numel() for p in params for shape in optimizer.state_shapes(p).values())
+
+
 def residual_dropout_(model: Qwen2ForCausalLM, dropout: float) -> None:
     """In training, drop a share of the embeddings, and of what every attention and MLP adds.
 

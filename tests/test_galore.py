@@ -1168,3 +1168,22 @@ def test_rounding_does_not_flip_a_basis() -> None:
             torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
             if method == "svd":
                 assert (a.gather(0, a.abs().argmax(0, keepdim=True)) > 0).all()
+
+
+@pytest.mark.parametrize("moments", ["keep", "rotate", "reset"])
+@pytest.mark.parametrize("change", [{"rank": 4}, {"projection_type": "left"}, {"rank": 1}])
+def test_options_changed_in_mid_run_take_effect_with_the_next_basis(moments, change) -> None:
+    generator = torch.Generator().manual_seed(0)
+    p = torch.nn.Parameter(torch.randn(9, 6, generator=generator))
+    optimizer = GaLore([p], rank=2, update_proj_gap=3, moments=moments)
+    for step in range(1, 8):
+        p.grad = torch.randn(9, 6, generator=generator)
+        if step == 2:
+            optimizer.param_groups[0].update(change)
+        optimizer.step()
+        shapes = {name: value.shape for name, value in optimizer.state[p].items()}
+        if step < 4:
+            assert shapes["right"] == (6, 2)
+        else:
+            assert shapes == optimizer.state_shapes(p)
+    assert torch.isfinite(p).all()

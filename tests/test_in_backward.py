@@ -299,3 +299,39 @@ def test_parameters_that_are_not_in_every_pass(rank) -> None:
                 optimizer.zero_grad()
         ends.append([[p.detach(), dict(optimizer.state[p])] for p in params.values()])
     torch.testing.assert_close(*ends, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+def test_leaving_in_the_middle_of_a_step_loses_nothing(maximize: bool) -> None:
+    weights = []
+    for inside in (False, True):
+        generator = torch.Generator().manual_seed(0)
+        params = [
+            torch.nn.Parameter(torch.randn(shape, generator=generator).double())
+            for shape in ((9, 6), (5, 8), (3, 2, 2), (4,))
+        ]
+        optimizer = GaLore(params, rank=2, update_proj_gap=5, maximize=maximize)
+        scale = [torch.randn(p.shape, generator=generator).double() for p in params]
+        more = [torch.randn(p.shape, generator=generator).double() for p in params]
+        # the first step makes the bases of both from one gradient
+        sum((p * c).sum() for p, c in zip(params, scale, strict=True)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with update_in_backward(optimizer, 3) if inside else contextlib.nullcontext():
+            for factor in (1.0, 0.5):
+                loss = sum((p * (factor * c)).sum() for p, c in zip(params, more, strict=True))
+                loss.backward()
+        assert all(p.grad is not None for p in params)
+        optimizer.step()
+        weights.append(params)
+    for ours, want in zip(*weights, strict=True):
+        torch.testing.assert_close(ours, want, atol=1e-12, rtol=0)
+
+
+def test_another_optimizer_is_refused_by_name() -> None:
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2, 2))])
+    with (
+        pytest.raises(ValueError, match=r"torch\.optim\.adamw\.AdamW must be AdamW or GaLore"),
+        update_in_backward(optimizer),
+    ):
+        pass

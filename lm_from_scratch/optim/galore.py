@@ -207,11 +207,19 @@ def captured_energy(low: Tensor, grad: Tensor) -> Tensor:
 class GaLore(AdamW):
     """AdamW that keeps its moments in a low-rank space, for the groups that name a ``rank``.
 
+    .. code-block:: python
+
+       matrices = [p for p in model.blocks.parameters() if p.dim() == 2]
+       others = [p for p in model.parameters() if all(p is not m for m in matrices)]
+       optimizer = GaLore([{"params": matrices, "rank": 128}, {"params": others}], lr=1e-2)
+
     A group is an ordinary group of torch's optimizers, with these options:
 
     * ``rank``: of the projection; ``None`` is plain AdamW. Matrices are projected; a weight of
       more dimensions, like that of a convolution, as the matrix (out, everything else); one of
-      fewer is left to AdamW. A rank above a matrix's smaller side is that side.
+      fewer is left to AdamW. A rank above a matrix's smaller side is that side, and costs more
+      memory than AdamW. A rank that is changed takes effect with the next basis; moments that no
+      longer fit begin anew.
     * ``update_proj_gap``: steps for which a basis is used; ``None`` keeps the first for ever.
     * ``max_drift``: make a new basis earlier, as soon as the share of the gradient that the basis
       captures has fallen by this part of what it was when the basis was made.
@@ -359,7 +367,7 @@ class GaLore(AdamW):
         if group["projection_type"] == "random":
             params = [other for every in self.param_groups for other in every["params"]]
             number = next(i for i, other in enumerate(params) if other is p)
-            seed = hash((group["seed"], number, made)) % 2**63  # of numbers, the same in every run
+            seed = ((group["seed"] * 1_000_003 + number) * 1_000_003 + made) % 2**63
             new = random_basis(whole, group["rank"], left, right, seed)
         else:
             a, b = (None if basis is None else everywhere(basis) for basis in old)
@@ -367,11 +375,16 @@ class GaLore(AdamW):
                 whole, group["rank"], left, right, group["basis"], (a, b), self.matmul
             )
         new = replicated(new[0], like=grad), replicated(new[1], like=grad)
-        state.update(
-            {name: b for name, b in zip(("left", "right"), new, strict=True) if b is not None}
-        )
-        if not state.get("step") or group["moments"] == "reset":
-            zeros = torch.zeros_like(one_placement(project(grad, *new)))
+        for name, basis in zip(("left", "right"), new, strict=True):
+            state.pop(name, None)
+            if basis is not None:
+                state[name] = basis
+        zeros = torch.zeros_like(one_placement(project(grad, *new)))
+        # the group's options may have been changed since the last basis
+        same_sides = [basis is None for basis in old] == [basis is None for basis in new]
+        same_shape = state.get("exp_avg", zeros).shape == zeros.shape
+        usable = same_sides and (same_shape or group["moments"] == "rotate")
+        if not state.get("step") or not usable or group["moments"] == "reset":
             step = torch.zeros((), device=p.device if group["fused"] else "cpu")
             state.update(step=step, exp_avg=zeros, exp_avg_sq=zeros.clone())
         elif group["moments"] == "rotate":

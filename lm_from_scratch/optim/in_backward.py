@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from lm_from_scratch.optim.adamw import AdamW, check_gradients
-from lm_from_scratch.optim.galore import GaLore, is_projected
+from lm_from_scratch.optim.galore import GaLore, is_projected, project_back
 
 ACTIVE: set[int] = set()  # the ids of the parameters in a context
 
@@ -41,11 +41,21 @@ def update_in_backward(optimizer: AdamW, grad_accumulation: int = 1) -> Iterator
     A parameter that is not in every one of these passes is updated by ``optimizer.step()``, from
     the passes that it was in.
 
+    Leaving the context in the middle of a step puts what was added up into ``p.grad``, as far as
+    the basis expresses it. A function between the backward pass and the step, like clipping by the
+    norm, finds no gradients. A scheduler wants ``optimizer.step()`` before its own, as always.
+
     A gradient that is not finite raises from ``backward``; layers behind it are updated by then.
-    Contexts of one parameter cannot be nested: a ``ValueError``.
+    Another optimizer than those of :mod:`lm_from_scratch.optim`, and contexts of one parameter
+    inside each other, are a ``ValueError``.
     """
     if type(grad_accumulation) is not int or grad_accumulation < 1:
         raise ValueError(f"grad_accumulation={grad_accumulation!r} must be at least 1")
+    if not isinstance(optimizer, AdamW):
+        raise ValueError(
+            f"optimizer={type(optimizer).__module__}.{type(optimizer).__name__} must be AdamW or "
+            "GaLore of lm_from_scratch.optim"
+        )
     params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     if any(id(p) in ACTIVE for p in params):
         raise ValueError("a parameter of this optimizer is in a context of update_in_backward")
@@ -91,3 +101,8 @@ def update_in_backward(optimizer: AdamW, grad_accumulation: int = 1) -> Iterator
         ACTIVE.difference_update(id(p) for p in params)
         for hook in hooks:
             hook.remove()
+        for p, low in sums.items():
+            assert isinstance(optimizer, GaLore)
+            state, sign = optimizer.state[p], -1 if optimizer.group_of(p)["maximize"] else 1
+            back = sign * project_back(low, state.get("left"), state.get("right"))
+            p.grad = back.view(p.shape).to(p.dtype)

@@ -21,7 +21,7 @@ Before you start
 ----------------
 
 Read the page on AdamW first. You need matrix products, orthonormal bases and the singular value decomposition (SVD).
-One CPU core and thirty minutes are enough.
+One CPU core is enough; the page runs in less than a minute.
 
 Letters: a weight :math:`W` and its gradient :math:`G` have the shape (m, n), a rank is r. The output size is m, as in
 ``torch.nn.Linear``.
@@ -546,7 +546,7 @@ for rule, options in rules.items():
 # The first basis is a poor one to keep: the figures above show how different the first gradients are. For ``o_proj`` and
 # ``gate_proj`` a drift of 0.3 makes few bases, and captures far more than the first one alone.
 #
-# For ``down_proj`` it makes a basis in more than every fourth step. The rule compares with the basis's own gradient, and
+# For ``down_proj`` it makes a basis in every second step or so. The rule compares with the basis's own gradient, and
 # so takes the noise of the batch for drift. The number for ``max_drift`` has to leave room for it.
 
 for name in gradients:
@@ -555,7 +555,7 @@ for name in ("o_proj", "gate_proj"):
     assert results["drift 0.3", name][0] < 13
     gained = results["drift 0.3", name][1] - results["one basis", name][1]
     assert gained > 0.08
-assert results["drift 0.3", "down_proj"][0] > 40
+assert 60 < results["drift 0.3", "down_proj"][0] < 100
 
 # %%
 # The moments, when the basis changes
@@ -815,7 +815,7 @@ for t in range(20, 160, 10):
 #    answer has no error in both lines of the experiment, and says why the memory rules it out.
 # 4. *Hard.* Correct the optimism of ``max_drift``: let ``energy`` be the share at age 1 instead of age 0. A right answer
 #    makes far fewer bases for ``down_proj`` at 0.3, and says what the other two matrices lose. Hint: override
-#    ``low_gradient``.
+#    ``low_gradient``; at age 0 and 1 the comparison has to wait, so let ``energy`` be tiny until then.
 #
 # Summary
 # -------

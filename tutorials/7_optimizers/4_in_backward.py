@@ -726,7 +726,7 @@ except ValueError as error:
 print(refusal)
 
 # %%
-# The exact norm can be bought with a second forward and backward pass, which was LOMO's way. The first one only
+# The exact norm can be bought with a second forward and backward pass, which is the way of LOMO (see the sources). The first one only
 # measures. The loss of the second carries the factor, and with it every gradient. Dropout must draw the same random
 # numbers in both.
 
@@ -898,7 +898,7 @@ assert train(2, kind=early)[1] == all_of_them
 # 1. GaLore shrinks the gradients.
 # 2. Updates in backward change the result a little, because later layers move before earlier gradients exist.
 # 3. A tied weight gets two updates in one backward pass.
-# 4. A weight used in two segments of *reentrant* checkpointing gets two updates in one backward pass.
+# 4. A weight used in two segments of *reentrant* checkpointing (which runs a backward pass inside the backward pass) gets two updates in one backward pass.
 #
 # The table of peaks decided 1, and equality bit for bit decided 2. The code counts for 3 and 4.
 
@@ -935,10 +935,11 @@ for reentrant in (False, True):
 #
 # 1. *Easy.* Draw the timeline for 1, 2, 4, ..., 64 rows, and find where updates in backward stop saving anything. A
 #    right answer shows that it is where the activations reach about the size of the gradients. Hint: ``peak_of``.
-# 2. *Easy.* Let the hook clip each value of the gradient to a range instead of its norm. A right answer says whether
+# 2. *Easy.* Let a hook of your own, registered before the context is entered, clip each value of the gradient to a range instead of its norm. A right answer says whether
 #    this needs to know other gradients, and whether the direction stays. Hint: ``p.grad.clamp_(-c, c)``.
 # 3. *Medium.* Count a step of GaLore that makes a new basis. A right answer names the largest tensors that it makes
-#    besides the gradient. Hint: ``update_proj_gap=1``, and note ``function`` and the sizes of ``out``.
+#    besides the gradient. Hint: ``update_proj_gap=1``, count the second step, and note ``function`` and the
+#    sizes of ``out``.
 # 4. *Hard.* Free the gradients of the small tensors later: let the hook wait until 1 MB has gathered, and update those
 #    together. A right answer has equal weights and fewer calls of ``optimizer.update``, and predicts the peak from the
 #    limit. Hint: a list in the closure, and a last call after ``backward``.
