@@ -182,6 +182,10 @@ def train_in(
             raise ValueError(f"{option(name)} {given[name]} is for --optimizer galore")
     if args.onednn and config.dtype != "float32":
         raise ValueError(f"--onednn is for --dtype float32, not {config.dtype}")
+    if args.onednn and torch.device(args.device).type != "cpu":
+        raise ValueError(f"--onednn is for --device cpu, not {args.device}")
+    if config.update_in_backward and group.parallel:
+        raise ValueError(f"--update-in-backward is for one process, not for {group.parallel}")
     train_documents, held_out_documents = load_split(args.corpus, args.held_out)
     isolate = not args.no_isolate
     with group.first_alone():
@@ -290,7 +294,8 @@ def follow(
             tqdm(total=total, initial=done, unit="step", disable=quiet or group.rank > 0) as bar,
         ):
             for step in steps:
-                file.write(json.dumps(asdict(step)) + "\n")
+                numbers = {k: None if v != v else v for k, v in asdict(step).items()}  # NaN
+                file.write(json.dumps(numbers) + "\n")
                 file.flush()
                 bar.update()
                 bar.set_postfix_str(

@@ -489,11 +489,11 @@ def save_training_state(
     folder = Path(folder)
     target = folder / f"step-{step:08}"
     names = {id(p): name for name, p in model.named_parameters()}
-    state = {
-        f"{key}/{names[id(parameter)]}": value.detach()
-        for parameter, values in optimizer.state.items()
-        for key, value in values.items()
-    }
+    state: dict[str, Tensor] = {}
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            values = optimizer.state.get(p) or optimizer.new_state(p, group)  # no gradient so far
+            state |= {f"{key}/{names[id(p)]}": value.detach() for key, value in values.items()}
     with temporary_folder(target, processes) as temporary:
         if processes.parallel is None:
             write_model(model, temporary)

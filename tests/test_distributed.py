@@ -32,6 +32,8 @@ from lm_from_scratch.distributed import (
     whole,
 )
 from lm_from_scratch.loss import IGNORE
+from lm_from_scratch.optim import GaLore
+from lm_from_scratch.optim.galore import PROJECTION_TYPES
 from lm_from_scratch.tokenizer import Tokenizer
 from lm_from_scratch.train import TrainConfig, train
 
@@ -304,8 +306,8 @@ TORCHRUN = dict(RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", MASTER_ADDR="here", MA
 @pytest.mark.parametrize(
     ("parallel", "device", "environment", "message"),
     [
-        ("fsdp", "cpu", {}, r"--parallel fsdp needs processes, which torchrun starts.*no RANK"),
-        ("ddp", "cpu", {**TORCHRUN, "MASTER_PORT": None}, "there is no MASTER_PORT"),
+        ("fsdp", "cpu", {}, r"--parallel fsdp needs processes, which torchrun.*RANK is missing"),
+        ("ddp", "cpu", {**TORCHRUN, "MASTER_PORT": None}, "MASTER_PORT is missing"),
         (None, "cpu", TORCHRUN, "2 processes were started"),
         ("dp", "cpu", TORCHRUN, "parallel='dp' must be one of"),
         ("ddp", "cuda", {**TORCHRUN, "LOCAL_WORLD_SIZE": "9"}, "9 processes on this machine"),
@@ -466,3 +468,47 @@ def test_the_command_names_what_is_missing(tmp_path, capsys, monkeypatch) -> Non
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "torchrun --nproc-per-node 2 -m lm_from_scratch" in error
     assert not out.exists()
+
+
+# --------------------------------------------------------------- GaLore on sharded parameters
+
+SHARDED = ((1, 4), (4, 1), (5, 3), (3, 5), (3, 2, 2, 2), (7,))  # uneven, or fewer rows than two
+
+
+def galore_steps(options: dict[str, object], mesh: object = None) -> list[torch.Tensor]:
+    """Weights after seven steps past two new bases, sharded by rows if there is a mesh."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    def spread(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if mesh is None else distribute_tensor(tensor, mesh, [Shard(0)])
+
+    generator = torch.Generator().manual_seed(0)
+    made = [torch.randn(shape, generator=generator).double() for shape in SHARDED]
+    params = [torch.nn.Parameter(spread(tensor)) for tensor in made]
+    optimizer = GaLore(params, lr=0.01, rank=2, update_proj_gap=3, **options)
+    for step in range(7):
+        for p in params:
+            grad = torch.randn(p.shape, generator=generator).double()
+            p.grad = spread(grad * (step != 3 or p.dim() < 4))  # a gradient of zeros, too
+        optimizer.step()
+    return [whole(p).detach() for p in params]
+
+
+def galore_on_shards(folder: Path) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    dist.init_process_group("gloo")
+    mesh, worst = init_device_mesh("cpu", (2,)), {}
+    for projection_type, fused in product(PROJECTION_TYPES, (False, True)):
+        options = dict(projection_type=projection_type, moments="rotate", fused=fused)
+        pairs = zip(galore_steps(options, mesh), galore_steps(options), strict=True)
+        worst[f"{projection_type} {fused}"] = max((a - b).abs().max().item() for a, b in pairs)
+    if dist.get_rank() == 0:
+        (folder / "worst.json").write_text(json.dumps(worst))
+    dist.destroy_process_group()
+
+
+def test_galore_takes_the_same_steps_on_sharded_parameters(tmp_path) -> None:
+    in_processes(2, galore_on_shards, tmp_path)
+    worst = json.loads((tmp_path / "worst.json").read_text())
+    assert len(worst) == 12 and max(worst.values()) < 1e-8, worst

@@ -335,3 +335,45 @@ def test_another_optimizer_is_refused_by_name() -> None:
         update_in_backward(optimizer),
     ):
         pass
+
+
+def pair_of_layers() -> tuple[nn.Module, GaLore]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 5)).double()
+    return model, GaLore(model.parameters(), rank=2)
+
+
+def test_zero_grad_in_the_middle_of_a_step_forgets_what_was_added_up() -> None:
+    model, optimizer = pair_of_layers()
+    before = [p.detach().clone() for p in model.parameters()]
+    with update_in_backward(optimizer, 2):
+        model(torch.ones(2, 6).double()).sum().backward()
+        optimizer.zero_grad()
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert "zero_grad" not in vars(optimizer)
+
+
+def test_after_an_exception_every_parameter_begins_the_same_step() -> None:
+    model, optimizer = pair_of_layers()
+    x = torch.ones(2, 6).double()
+    with update_in_backward(optimizer, 2):
+        model(x).sum().backward()
+        with pytest.raises(FloatingPointError):
+            (model(x).sum() * torch.nan).backward()
+        optimizer.zero_grad()
+        for _ in range(2):
+            model(x).square().sum().backward()
+    steps = {int(state["step"]) for state in optimizer.state.values()}
+    assert steps == {1}
+
+
+def test_a_gradient_spoilt_between_the_passes_changes_nothing() -> None:
+    model, optimizer = pair_of_layers()
+    before = [p.detach().clone() for p in model.parameters()]
+    with update_in_backward(optimizer, 2):
+        model(torch.ones(2, 6).double()).sum().backward()
+        model[1].bias.grad.fill_(torch.nan)
+        with pytest.raises(FloatingPointError, match="nothing was changed"):
+            optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

@@ -20,9 +20,10 @@ from safetensors.torch import load_file
 
 from lm_from_scratch.checkpoint import from_pretrained, latest_checkpoint
 from lm_from_scratch.data import Batch, PackedBatches, TokenFile, reference, write_tokens
+from lm_from_scratch.distributed import Processes
 from lm_from_scratch.loss import IGNORE, causal_lm_loss
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
-from lm_from_scratch.optim import GaLore
+from lm_from_scratch.optim import GaLore, update_in_backward
 from lm_from_scratch.tokenizer import Tokenizer
 from lm_from_scratch.train import (
     TrainConfig,
@@ -531,3 +532,51 @@ def test_the_chunked_loss_takes_the_same_step(make) -> None:
     assert results[1][0] == pytest.approx((loss, norm), rel=1e-5)
     for name, tensor in results[1][1].items():
         torch.testing.assert_close(tensor, plain[name], atol=2e-5, rtol=0, msg=name)
+
+
+def test_every_process_draws_its_own_dropout(tokens) -> None:
+    losses = []
+    for rank in (0, 0, 1):
+        config = TrainConfig(steps=2)
+        (first, *_) = train(fresh(), batches_of(tokens), config, processes=Processes(rank=rank))
+        losses.append(first.loss)
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_update_in_backward_ends_with_the_optimizer_s_own_step() -> None:
+    model, calls = tiny_gpt2(), []
+    config = TrainConfig(
+        steps=2, optimizer="galore", rank=4, update_in_backward=True, max_grad_norm=math.inf
+    )
+    optimizer = make_optimizer(model, config)
+    optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    with update_in_backward(optimizer, 2):
+        parts = [Batch(token_ids(2, 9, seed=i), token_ids(2, 9, seed=i + 9)) for i in range(2)]
+        optimizer_step(model, optimizer, parts, config)
+    assert calls == [1]
+
+
+def test_a_checkpoint_of_a_run_without_a_target_so_far_can_be_resumed(tokens, tmp_path) -> None:
+    class NoTargetAtFirst(PackedBatches):
+        def __getitem__(self, i: int) -> Batch:
+            batch = super().__getitem__(i)
+            if i == 0:
+                batch = replace(batch, targets=torch.full_like(batch.targets, IGNORE))
+            return batch
+
+    for optimizer in ("adamw", "galore"):
+        ends = []
+        for stops in (False, True):
+            config = TrainConfig(steps=3, optimizer=optimizer, rank=4, checkpoint_every=1)
+            folder = tmp_path / f"{optimizer}-{stops}"
+            batches = NoTargetAtFirst(tokens, batch_size=3, block_size=32, seed=0)
+            model = fresh()
+            steps = train(model, batches, config, folder=folder)
+            if stops:
+                next(steps)
+                steps.close()
+                model = fresh()
+                steps = train(model, batches, config, folder=folder)
+            list(steps)
+            ends.append(model.state_dict())
+        assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0]), optimizer

@@ -98,6 +98,8 @@ class AdamW(torch.optim.Optimizer):
     the device, which ``capturable`` and ``differentiable`` do without.
     """
 
+    optional = frozenset[str]()  # state that need not be in a file
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -144,6 +146,8 @@ class AdamW(torch.optim.Optimizer):
                 f"{sorted(unknown)[0]!r} is no option of {type(self).__name__}, which has "
                 f"{sorted(self.defaults)}"
             )
+        if not isinstance(group["betas"], (tuple, list)):
+            raise ValueError(f"betas={group['betas']} must be two numbers in [0, 1)")
         numbers = group["lr"], *group["betas"]
         tensors = [number for number in numbers if isinstance(number, Tensor)]
         if any(tensor.numel() != 1 for tensor in tensors):
@@ -224,7 +228,46 @@ class AdamW(torch.optim.Optimizer):
 
     def state_shapes(self, p: Tensor) -> dict[str, torch.Size]:
         """The names and shapes of the state that a parameter has after its first step."""
-        return {"step": torch.Size(), **dict.fromkeys(moment_names(self.group_of(p)), p.shape)}
+        return self.shapes_in(self.group_of(p), p)
+
+    def shapes_in(self, group: dict[str, Any], p: Tensor) -> dict[str, torch.Size]:
+        """:meth:`state_shapes` of a parameter with the options of any group."""
+        return {"step": torch.Size(), **dict.fromkeys(moment_names(group), p.shape)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in every optimizer of torch, the options of the groups come from the file, too. A
+        ``ValueError``, before anything is changed, if it is of another optimizer or does not fit a
+        parameter."""
+        for group in state_dict["param_groups"]:
+            if missing := self.defaults.keys() - group.keys():
+                raise ValueError(
+                    f"the state has no option {sorted(missing)[0]!r}: it is not one of "
+                    f"{type(self).__name__}"
+                )
+            if not group.get("decoupled_weight_decay", True):
+                raise ValueError("the state is one of Adam with an L2 penalty, not of AdamW")
+            own = {k: v for k, v in group.items() if k not in ("params", "decoupled_weight_decay")}
+            self.check_group(own)
+        for p, group, state in self.pairs(state_dict):
+            if state:
+                wanted = self.shapes_in(group, p)
+                for name in sorted((state.keys() | wanted.keys()) - self.optional):
+                    found, size = getattr(state.get(name), "shape", None), wanted.get(name)
+                    if found != size:
+                        shapes = [None if x is None else tuple(x) for x in (found, size)]
+                        raise ValueError(
+                            f"the state {name!r} of a parameter of shape {tuple(p.shape)} has "
+                            f"shape {shapes[0]}, expected {shapes[1]}"
+                        )
+        super().load_state_dict(state_dict)
+
+    def pairs(self, state_dict: dict[str, Any]) -> list[tuple[Tensor, dict[str, Any], Any]]:
+        """Every parameter with its group and its state in a ``state_dict``."""
+        return [
+            (p, theirs, state_dict["state"].get(key))
+            for ours, theirs in zip(self.param_groups, state_dict["param_groups"], strict=False)
+            for p, key in zip(ours["params"], theirs["params"], strict=False)
+        ]
 
     def group_of(self, p: Tensor) -> dict[str, Any]:
         """The group that a parameter belongs to."""

@@ -103,9 +103,10 @@ def singular_basis(
     * ``subspace``: two rounds of subspace iteration on the same small matrix, from the basis
       ``start``, the one that is being replaced. Nearly the same space. Without ``start``, ``gram``.
 
-    The sign of a singular vector is arbitrary. It is fixed here, so that rounding cannot flip it:
-    the largest entry is positive, or, after subspace iteration, the vector continues the one that
-    it came from. Computed in float32 or the dtype of the gradient, whichever is wider.
+    The sign of a singular vector is arbitrary. It is fixed here, so that rounding flips it only
+    where two entries tie: the largest entry is positive, or, after subspace iteration, the vector
+    continues the one that it came from. Computed in float32 or the dtype of the gradient, whichever
+    is wider.
     """
     grad = grad.to(torch.promote_types(grad.dtype, torch.float32))
     rank = min(rank, *grad.shape)
@@ -128,14 +129,14 @@ def leading_left(
     gram = matmul(grad, grad.mT) if m <= n else matmul(grad.mT, grad)  # (s, s), s the smaller side
     if method == "subspace" and start is not None:
         basis = start.to(grad.dtype) if m <= n else matmul(grad.mT, start.to(grad.dtype))  # (s, r)
-        # a little of every direction, because iteration never leaves a space that the gradient does
+        # a little of every direction: iteration alone cannot leave a space for a better one
         generator = torch.Generator().manual_seed(0)
         basis = basis + 1e-3 * torch.randn(basis.shape, generator=generator).to(basis)
         for _ in range(2):
             basis = orthonormal(matmul(gram, basis))
-    else:
-        basis = signed(torch.linalg.eigh(gram).eigenvectors[:, -rank:].flip(1))  # largest first
-    return orthonormal(matmul(grad, basis)) if m > n else basis  # (m, r)
+        return orthonormal(matmul(grad, basis)) if m > n else basis  # (m, r)
+    basis = torch.linalg.eigh(gram).eigenvectors[:, -rank:].flip(1)  # (s, r), largest first
+    return signed(orthonormal(matmul(grad, basis)) if m > n else basis)  # (m, r)
 
 
 def orthonormal(columns: Tensor) -> Tensor:
@@ -191,6 +192,26 @@ def rotate_moments(
     return mean * corrections[0], mean_square * corrections[1]
 
 
+def without_rounding(low: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+    """Coordinates in a new basis, of which those that are only rounding are set to zero.
+
+    A gradient of few tokens has fewer directions than the basis; the coordinates along the others
+    should be 0. With two bases, everything beside the diagonal should be. What stands there instead
+    is rounding, and Adam, where it divides a number by itself, would turn it into steps of full
+    size. What goes is below 100 roundings of the largest.
+    """
+    largest = everywhere(low.abs().amax())
+    scaled = low / torch.where(largest > 0, largest, 1.0)  # the squares of 1e-23 would be 0
+    if left is not None and right is not None:
+        size = scaled.abs()
+    else:  # of whole columns or rows: (1, r) or (r, 1)
+        dim = 0 if left is None else 1
+        size = everywhere(scaled.square().sum(dim, keepdim=True)).sqrt()
+    limit = 100 * torch.finfo(low.dtype).eps * everywhere(size.amax())
+    kept = (everywhere(size) >= limit).to(low.dtype)
+    return low * (computed_alike(kept, low) if hasattr(low, "full_tensor") else kept)
+
+
 def captured_energy(low: Tensor, grad: Tensor) -> Tensor:
     r"""The share :math:`\lVert R \rVert^2 / \lVert G \rVert^2` of a gradient that its projection
     keeps; 1 for a gradient of zeros."""
@@ -238,7 +259,8 @@ class GaLore(AdamW):
     ``exp_avg`` and ``exp_avg_sq``, ``step``, ``age`` (steps that the basis was used for), ``bases``
     (how many were made), and with ``max_drift`` the ``energy`` that the basis captured at first. It
     is kept in float32 for weights of lower precision: in bfloat16 the second moment would never
-    decay, because 0.999 v rounds to v. Every entry is a tensor, so that a checkpoint loads with
+    decay, because 0.999 v rounds to v. (The state of the others has the dtype of the weight, as in
+    torch.) Every entry is a tensor, so that a checkpoint loads with
     ``weights_only=True``.
 
     With FSDP2's sharded parameters, the gradient is gathered when a basis is made, and at no other
@@ -248,6 +270,7 @@ class GaLore(AdamW):
 
     #: Of the products with a gradient or a basis; :mod:`lm_from_scratch.onednn` has another.
     matmul: Matmul = staticmethod(torch.matmul)
+    optional = frozenset({"energy"})  # ``max_drift`` may have been switched on or off since
 
     def __init__(
         self,
@@ -309,8 +332,8 @@ class GaLore(AdamW):
                 raise ValueError(f"{name}={group[name]!r} must be one of {known}")
         if type(group["seed"]) is not int or not 0 <= group["seed"] < 2**63:
             raise ValueError(f"seed={group['seed']!r} must be a whole number in [0, 2**63)")
-        if not math.isfinite(group["scale"]):
-            raise ValueError(f"scale={group['scale']} must be finite")
+        if not 0.0 < group["scale"] < math.inf:
+            raise ValueError(f"scale={group['scale']} must be above 0 and finite")
         if group["max_drift"] is not None and not 0.0 < group["max_drift"] < 1.0:
             raise ValueError(f"max_drift={group['max_drift']} must be None or between 0 and 1")
         params = group.get("params", ())
@@ -341,11 +364,7 @@ class GaLore(AdamW):
                 return low
         self.make_basis(p, grad, group)
         low = self.coordinates(grad, state)
-        if "left" in state and "right" in state:
-            # Singular vectors make it diagonal. What stands beside is rounding, which Adam, where
-            # it divides a number by itself, would turn into steps of full size.
-            rounding = 100 * torch.finfo(low.dtype).eps * low.abs().amax()
-            low = torch.where(low.abs() < rounding, 0.0, low)
+        low = without_rounding(low, state.get("left"), state.get("right"))
         if group["max_drift"] is not None:
             state["energy"] = captured_energy(low, grad)
         return low
@@ -353,7 +372,8 @@ class GaLore(AdamW):
     def coordinates(self, grad: Tensor, state: dict[str, Tensor]) -> Tensor:
         """The gradient (m, n) in the coordinates of the basis."""
         low = project(grad, state.get("left"), state.get("right"), matmul=self.matmul)
-        return one_placement(low)
+        # the gradient is finite: where the sum of its entries is not, the largest number stands
+        return one_placement(low).nan_to_num()
 
     def make_basis(self, p: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         """A new basis for ``p`` from its gradient (m, n), and what that means for the moments."""
@@ -370,7 +390,7 @@ class GaLore(AdamW):
             seed = ((group["seed"] * 1_000_003 + number) * 1_000_003 + made) % 2**63
             new = random_basis(whole, group["rank"], left, right, seed)
         else:
-            a, b = (None if basis is None else everywhere(basis) for basis in old)
+            a, b = (None if b is None or not made else everywhere(b) for b in old)
             new = singular_basis(
                 whole, group["rank"], left, right, group["basis"], (a, b), self.matmul
             )
@@ -421,6 +441,8 @@ class GaLore(AdamW):
             p.addmm_(a, b, beta=float(kept), alpha=-float(lr * group["scale"]))
             return
         step = project_back(direction, left, right, matmul=self.matmul).view(p.shape)
+        if hasattr(p, "full_tensor"):
+            step = step.redistribute(placements=p.placements)  # type: ignore[attr-defined]
         if p.dtype == step.dtype:
             p.mul_(kept).sub_(step.mul_(lr * group["scale"]))
         else:  # in bfloat16, 0.9999 p would be p
@@ -430,14 +452,9 @@ class GaLore(AdamW):
         """Forget everything: moments, step counts, bases."""
         self.state.clear()
 
-    def state_shapes(self, p: Tensor) -> dict[str, torch.Size]:
-        """The names and shapes of the state that a parameter has after its first step."""
-        return self.shapes_in(self.group_of(p), p)
-
     def shapes_in(self, group: dict[str, Any], p: Tensor) -> dict[str, torch.Size]:
-        """:meth:`state_shapes` of a parameter with the options of any group."""
         if not is_projected(p, group):
-            return {"step": torch.Size(), "exp_avg": p.shape, "exp_avg_sq": p.shape}
+            return super().shapes_in(group, p)
         m, n = p.shape[0], p.numel() // p.shape[0]
         rank = min(group["rank"], m, n)
         left, right = sides((m, n), group["projection_type"])
@@ -449,7 +466,7 @@ class GaLore(AdamW):
         return shapes | ({} if group["max_drift"] is None else {"energy": torch.Size()})
 
     def new_state(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-        """Zeros of the names, shapes and dtypes of the state, to be filled from a file."""
+        """The state before the first step: zeros, and a basis that is due."""
         if not is_projected(p, group):
             return super().new_state(p, group)
         shapes = self.shapes_in(group, p)
@@ -458,6 +475,7 @@ class GaLore(AdamW):
             name: torch.zeros(shape, dtype=dtype, device=p.device) if shape else torch.zeros(())
             for name, shape in shapes.items()
         }
+        state["age"] = torch.tensor(math.inf)  # the first gradient makes the basis
         if group["fused"]:
             state["step"] = state["step"].to(p.device)
         if hasattr(p, "full_tensor"):  # spread as p is, but for bases and for sums over rows
@@ -468,29 +486,9 @@ class GaLore(AdamW):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in every optimizer of torch; a ``ValueError``, before anything is changed, if the
-        state is of another optimizer or does not fit a parameter."""
-        pairs = [
-            (p, theirs, state_dict["state"].get(key))
-            for ours, theirs in zip(self.param_groups, state_dict["param_groups"], strict=False)
-            for p, key in zip(ours["params"], theirs["params"], strict=False)
-        ]
-        for p, group, state in pairs:
-            if missing := self.defaults.keys() - group.keys():
-                raise ValueError(f"the state has no option {sorted(missing)[0]!r}: not of GaLore")
-            if not state:
-                continue
-            found = {name: getattr(value, "shape", None) for name, value in state.items()}
-            expected = self.shapes_in(group, p)
-            for name in sorted((found.keys() | expected.keys()) - {"energy"}):
-                if found.get(name) != expected.get(name):
-                    raise ValueError(
-                        f"the state {name!r} of a parameter of shape {tuple(p.shape)} has shape "
-                        f"{shape(found, name)}, expected {shape(expected, name)}"
-                    )
         super().load_state_dict(state_dict)
         # torch casts all state to the dtype of the parameter, which is wrong for bfloat16
-        for p, group, state in pairs:
+        for p, group, state in self.pairs(state_dict):
             if state and is_projected(p, group):
                 wide = torch.promote_types(p.dtype, torch.float32)
                 for name, value in state.items():
@@ -499,10 +497,8 @@ class GaLore(AdamW):
                     dtype = wide if value.dim() > 0 else value.dtype
                     self.state[p][name] = value.detach().to(device, dtype, copy=True)
 
-
-def shape(shapes: dict[str, Any], name: str) -> tuple[int, ...] | None:
-    """A shape as a message shows it; ``None`` for a tensor that is not there."""
-    return None if shapes.get(name) is None else tuple(shapes[name])
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "matmul": self.matmul}
 
 
 def is_projected(p: Tensor, group: dict[str, Any]) -> bool:
@@ -528,6 +524,14 @@ def spread(tensor: Tensor, like: Tensor, rows: bool) -> Tensor:
     assert isinstance(like, DTensor)
     mesh = like.device_mesh
     return distribute_tensor(tensor, mesh, like.placements if rows else [Replicate()] * mesh.ndim)
+
+
+def computed_alike(tensor: Tensor, like: Tensor) -> Tensor:
+    """A tensor that every process has computed from the same numbers: nothing need be sent."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    assert isinstance(like, DTensor)
+    return DTensor.from_local(tensor, like.device_mesh, [Replicate()] * like.device_mesh.ndim)
 
 
 def replicated(basis: Tensor | None, like: Tensor) -> Tensor | None:

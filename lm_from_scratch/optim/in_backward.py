@@ -67,6 +67,7 @@ def update_in_backward(optimizer: AdamW, grad_accumulation: int = 1) -> Iterator
         try:
             check_gradients([p], group)
         except FloatingPointError:
+            forget()
             raise FloatingPointError(
                 f"the gradient of a parameter of shape {tuple(p.shape)} is not finite: the "
                 "parameters whose gradients were complete before it are updated"
@@ -86,18 +87,32 @@ def update_in_backward(optimizer: AdamW, grad_accumulation: int = 1) -> Iterator
             p.grad = None
 
     def before_step(*_: Any) -> None:
+        for group in optimizer.param_groups:
+            check_gradients(group["params"], group)
         for p, low in sums.items():
             assert isinstance(optimizer, GaLore)
             optimizer.update_projected(p, low, optimizer.group_of(p))
+        forget()
+
+    def forget() -> None:
         sums.clear()
         passes.clear()
+
+    def zero_grad(set_to_none: bool = True) -> None:
+        forget()
+        type(optimizer).zero_grad(optimizer, set_to_none)
 
     hooks = [p.register_post_accumulate_grad_hook(after) for p in params]
     hooks.append(optimizer.register_step_pre_hook(before_step))
     ACTIVE.update(id(p) for p in params)
+    optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
     try:
         yield
+    except BaseException:
+        forget()
+        raise
     finally:
+        del optimizer.zero_grad
         ACTIVE.difference_update(id(p) for p in params)
         for hook in hooks:
             hook.remove()
