@@ -382,7 +382,8 @@ def results(name):
 start("collectives.py")
 said = results("collectives")
 for name in list(said[0])[:4]:
-    print(f"{name:18}  process 0 {said[0][name]!s:24} 1 {said[1][name]}")
+    zero, one = ([round(x) for x in process[name]] for process in said)
+    print(f"{name:18}  process 0 {zero!s:18} 1 {one}")
 
 # %%
 # Reduce-scatter leaves each process with a piece of the sum, and all-gather gives all pieces to all. One after the
