@@ -59,6 +59,7 @@ from lm_from_scratch.train import (
     GALORE,
     Step,
     TrainConfig,
+    check_shared,
     residual_dropout_,
     state_numbers,
     train,
@@ -184,8 +185,7 @@ def train_in(
         raise ValueError(f"--onednn is for --dtype float32, not {config.dtype}")
     if args.onednn and torch.device(args.device).type != "cpu":
         raise ValueError(f"--onednn is for --device cpu, not {args.device}")
-    if config.update_in_backward and group.parallel:
-        raise ValueError(f"--update-in-backward is for one process, not for {group.parallel}")
+    check_shared(config, args.batch_size, group)
     train_documents, held_out_documents = load_split(args.corpus, args.held_out)
     isolate = not args.no_isolate
     with group.first_alone():

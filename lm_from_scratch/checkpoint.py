@@ -594,8 +594,11 @@ def load_training_state(
             "it, or another folder to begin a new run"
         )
     names = {id(p): name for name, p in model.named_parameters()}
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    state = {p: optimizer.new_state(p, optimizer.group_of(p)) for p in parameters}
+    state = {
+        p: optimizer.new_state(p, group)
+        for group in optimizer.param_groups
+        for p in group["params"]
+    }
     tensors = published(model)  # filled in place
     for p, values in state.items():
         tensors |= {f"{key}/{names[id(p)]}": value for key, value in values.items()}

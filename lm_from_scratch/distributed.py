@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from lm_from_scratch.data import Batch
 from lm_from_scratch.loss import IGNORE
@@ -132,11 +132,6 @@ class Processes:
 
 
 ALONE = Processes()
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """A tensor that is spread over the processes, gathered; any other as it is."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 @contextmanager

@@ -38,7 +38,7 @@ from lm_from_scratch.checkpoint import (
     save_training_state,
 )
 from lm_from_scratch.data import Batch, PackedBatches
-from lm_from_scratch.distributed import ALONE, Processes, whole
+from lm_from_scratch.distributed import ALONE, Processes
 from lm_from_scratch.generate import evaluating
 from lm_from_scratch.loss import IGNORE, causal_lm_loss, chunked_causal_lm_loss
 from lm_from_scratch.models import CausalLM
@@ -46,6 +46,7 @@ from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
 from lm_from_scratch.norm import RMSNorm
 from lm_from_scratch.onednn import OneDNNLinear, onednn_matmul
 from lm_from_scratch.optim import AdamW, GaLore, update_in_backward
+from lm_from_scratch.optim.sharded import whole
 from lm_from_scratch.record import blocks
 
 #: The numbers of a run that are GaLore's alone.
@@ -174,8 +175,12 @@ def make_optimizer(model: CausalLM, config: TrainConfig) -> AdamW:
 def state_numbers(model: CausalLM, config: TrainConfig) -> int:
     """How many numbers the optimizer of a run will keep between two steps."""
     optimizer = make_optimizer(model, config)
-    params = (p for group in optimizer.param_groups for p in group["params"])
-    return sum(shape.numel() for p in params for shape in optimizer.state_shapes(p).values())
+    return sum(
+        shape.numel()
+        for group in optimizer.param_groups
+        for p in group["params"]
+        for shape in optimizer.shapes_in(group, p).values()
+    )
 
 
 def residual_dropout_(model: Qwen2ForCausalLM, dropout: float) -> None:
@@ -281,15 +286,7 @@ def train(
     """
     if config.eval_every and not held_out:
         raise ValueError(f"eval_every={config.eval_every} needs held-out batches")
-    if batches.batch_size % processes.size != 0:
-        raise ValueError(
-            f"batch_size={batches.batch_size} cannot be shared evenly by {processes.size} processes"
-        )
-    if config.update_in_backward and processes.parallel is not None:
-        raise ValueError(
-            f"update_in_backward is for one process, not for {processes.parallel}: a gradient is "
-            "complete only when those of all processes have met"
-        )
+    check_shared(config, batches.batch_size, processes)
     loss_of = processes.wrap(Loss(model, config.dtype, config.chunked_loss), blocks(model))
     optimizer = make_optimizer(model, config)
     free = ("eval_every", "checkpoint_every")  # they do not change the weights
@@ -344,6 +341,19 @@ def train(
             raise
 
     return steps()
+
+
+def check_shared(config: TrainConfig, batch_size: int, processes: Processes) -> None:
+    """Raise a ``ValueError`` if these processes cannot share a run."""
+    if batch_size % processes.size != 0:
+        raise ValueError(
+            f"batch_size={batch_size} cannot be shared evenly by {processes.size} processes"
+        )
+    if config.update_in_backward and processes.parallel is not None:
+        raise ValueError(
+            f"update_in_backward is for one process, not for {processes.parallel}: a gradient is "
+            "complete only when those of all processes have met"
+        )
 
 
 def optimizer_step(

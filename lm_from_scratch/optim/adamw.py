@@ -36,6 +36,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw as torch_adamw
 
+from lm_from_scratch.optim.sharded import whole
+
 Number = float | Tensor
 
 
@@ -164,10 +166,8 @@ class AdamW(torch.optim.Optimizer):
             raise ValueError(f"fused=True and {other}=True exclude each other")
         if group["foreach"] and group["differentiable"]:
             raise ValueError("foreach=True and differentiable=True exclude each other")
-        params = group.get("params", ())
-        for p in [params] if isinstance(params, Tensor) else params:
-            p = p[1] if isinstance(p, tuple) else p  # with its name
-            if isinstance(p, Tensor) and p.is_complex() and group["fused"]:
+        for p in tensors_of(group):
+            if p.is_complex() and group["fused"]:
                 raise ValueError(f"fused=True is for real parameters, not for {p.dtype}")
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -277,6 +277,14 @@ class AdamW(torch.optim.Optimizer):
         raise ValueError(f"a parameter of shape {tuple(p.shape)} is in none of the groups")
 
 
+def tensors_of(group: dict[str, Any]) -> list[Tensor]:
+    """The parameters of a group as a caller gives it: one, several, or several with names."""
+    params = group.get("params", ())
+    listed = [params] if isinstance(params, Tensor) else params
+    unnamed = [p[1] if isinstance(p, tuple) else p for p in listed]
+    return [p for p in unnamed if isinstance(p, Tensor)]  # torch refuses the others by name
+
+
 def moment_names(group: dict[str, Any]) -> list[str]:
     """The state that has the shape of the parameter, in the order of :func:`adamw`."""
     return ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * group["amsgrad"]
@@ -323,16 +331,11 @@ def check_gradients(params: Iterable[Tensor], group: dict[str, Any]) -> None:
     # One sum finds NaN and infinity; a sum that overflowed is looked at again.
     grads = [torch.view_as_real(g) if g.is_complex() else g for _, _, g in with_grad]
     sums = [grad.detach().sum().to(grads[0].device, torch.float32) for grad in grads]
-    if math.isfinite(everywhere(torch.stack(sums)).abs().sum().item()):
+    if math.isfinite(whole(torch.stack(sums)).abs().sum().item()):
         return
     for i, p, grad in with_grad:
-        if not everywhere(torch.isfinite(grad).all().float()).item():
+        if not whole(torch.isfinite(grad).all().float()).item():
             raise FloatingPointError(
                 f"the gradient of parameter {i}, shape {tuple(p.shape)}, is not finite: nothing "
                 "was changed"
             )
-
-
-def everywhere(x: Tensor) -> Tensor:
-    """A result that is spread over several processes, gathered; any other as it is."""
-    return x.full_tensor() if hasattr(x, "full_tensor") else x

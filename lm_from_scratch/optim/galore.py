@@ -31,7 +31,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lm_from_scratch.optim.adamw import AdamW, Number, adam_direction, everywhere, torch_step
+from lm_from_scratch.optim.adamw import (
+    AdamW,
+    Number,
+    adam_direction,
+    moment_names,
+    tensors_of,
+    torch_step,
+)
+from lm_from_scratch.optim.sharded import computed_alike, placed, replicated, whole, zeros
 
 PROJECTION_TYPES = ("std", "reverse_std", "left", "right", "full", "random")
 BASES = ("svd", "gram", "subspace")
@@ -113,8 +121,7 @@ def singular_basis(
     if method == "svd":
         u, _, vh = torch.linalg.svd(grad, full_matrices=False)
         return signed(u[:, :rank]) if left else None, signed(vh[:rank].mT) if right else None
-    largest = grad.abs().amax()
-    grad = grad / torch.where(largest > 0, largest, 1.0)  # the squares of 1e-20 would be 0
+    grad = grad / mean_size(grad)
     return (
         leading_left(grad, rank, method, start[0], matmul) if left else None,
         leading_left(grad.mT, rank, method, start[1], matmul) if right else None,
@@ -147,8 +154,8 @@ def orthonormal(columns: Tensor) -> Tensor:
 
 def signed(columns: Tensor) -> Tensor:
     """The columns, those turned round whose largest entry is negative; never a view."""
-    largest = columns.gather(0, columns.abs().argmax(0, keepdim=True))  # (1, r)
-    return (columns * torch.where(largest < 0, -1.0, 1.0)).contiguous()
+    entry = columns.gather(0, columns.abs().argmax(0, keepdim=True))  # (1, r)
+    return (columns * torch.where(entry < 0, -1.0, 1.0)).contiguous()
 
 
 def random_basis(grad: Tensor, rank: int, left: bool, right: bool, seed: int) -> tuple[Any, Any]:
@@ -200,26 +207,29 @@ def without_rounding(low: Tensor, left: Tensor | None, right: Tensor | None) -> 
     is rounding, and Adam, where it divides a number by itself, would turn it into steps of full
     size. What goes is below 100 roundings of the largest.
     """
-    largest = everywhere(low.abs().amax())
-    scaled = low / torch.where(largest > 0, largest, 1.0)  # the squares of 1e-23 would be 0
+    scaled = low / mean_size(low)
     if left is not None and right is not None:
-        size = scaled.abs()
+        size = whole(scaled.abs())
     else:  # of whole columns or rows: (1, r) or (r, 1)
         dim = 0 if left is None else 1
-        size = everywhere(scaled.square().sum(dim, keepdim=True)).sqrt()
-    limit = 100 * torch.finfo(low.dtype).eps * everywhere(size.amax())
-    kept = (everywhere(size) >= limit).to(low.dtype)
-    return low * (computed_alike(kept, low) if hasattr(low, "full_tensor") else kept)
+        size = whole(scaled.square().sum(dim, keepdim=True)).sqrt()
+    kept = size >= 100 * torch.finfo(low.dtype).eps * size.amax()
+    return low * computed_alike(kept.to(low.dtype), low)
 
 
 def captured_energy(low: Tensor, grad: Tensor) -> Tensor:
     r"""The share :math:`\lVert R \rVert^2 / \lVert G \rVert^2` of a gradient that its projection
     keeps; 1 for a gradient of zeros."""
-    largest = everywhere(grad.abs().amax())
-    largest = torch.where(largest > 0, largest, 1.0)  # the squares of 1e-20 would be 0
-    whole = everywhere((grad / largest).square().sum())
-    kept = everywhere((low / largest).square().sum())
-    return torch.where(whole > 0, kept / whole, 1.0).to(torch.float32)
+    scale = mean_size(grad)
+    total, kept = (whole((x / scale).square().sum()) for x in (grad, low))
+    return torch.where(total > 0, kept / total, 1.0).to(torch.float32)
+
+
+def mean_size(x: Tensor) -> Tensor:
+    """The mean size of the entries, or 1 if all are 0. Divided by it, no square is too small or too
+    large for its dtype. (A largest entry would be one of no rows, on a process that has none.)"""
+    size = whole((x.abs() / x.numel()).sum())
+    return torch.where(size > 0, size, 1.0)
 
 
 # ------------------------------------------------------------------------------- the optimizer
@@ -336,10 +346,8 @@ class GaLore(AdamW):
             raise ValueError(f"scale={group['scale']} must be above 0 and finite")
         if group["max_drift"] is not None and not 0.0 < group["max_drift"] < 1.0:
             raise ValueError(f"max_drift={group['max_drift']} must be None or between 0 and 1")
-        params = group.get("params", ())
-        for p in [params] if isinstance(params, Tensor) else list(params):
-            p = p[1] if isinstance(p, tuple) else p
-            if group["rank"] is not None and isinstance(p, Tensor) and p.is_complex():
+        for p in tensors_of(group):
+            if group["rank"] is not None and p.is_complex():
                 raise ValueError(f"a {p.dtype} parameter cannot be projected: rank must be None")
 
     def update(self, params: list[Tensor], group: dict[str, Any]) -> None:
@@ -373,12 +381,12 @@ class GaLore(AdamW):
         """The gradient (m, n) in the coordinates of the basis."""
         low = project(grad, state.get("left"), state.get("right"), matmul=self.matmul)
         # the gradient is finite: where the sum of its entries is not, the largest number stands
-        return one_placement(low).nan_to_num()
+        return placed(low, like=grad, rows="left" not in state).nan_to_num()
 
     def make_basis(self, p: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         """A new basis for ``p`` from its gradient (m, n), and what that means for the moments."""
-        state, whole = self.state[p], everywhere(grad)
-        found = bool(whole.any())  # no direction of a gradient of zeros is better than another
+        state, gathered = self.state[p], whole(grad)
+        found = bool(gathered.any())  # no direction of a gradient of zeros is better than another
         if "age" in state and not found:
             return  # the basis stays, and is due in the next step too
         left, right = sides((grad.shape[0], grad.shape[1]), group["projection_type"])
@@ -388,25 +396,24 @@ class GaLore(AdamW):
             params = [other for every in self.param_groups for other in every["params"]]
             number = next(i for i, other in enumerate(params) if other is p)
             seed = ((group["seed"] * 1_000_003 + number) * 1_000_003 + made) % 2**63
-            new = random_basis(whole, group["rank"], left, right, seed)
+            new = random_basis(gathered, group["rank"], left, right, seed)
         else:
-            a, b = (None if b is None or not made else everywhere(b) for b in old)
+            a, b = (None if b is None or not made else whole(b) for b in old)
             new = singular_basis(
-                whole, group["rank"], left, right, group["basis"], (a, b), self.matmul
+                gathered, group["rank"], left, right, group["basis"], (a, b), self.matmul
             )
         new = replicated(new[0], like=grad), replicated(new[1], like=grad)
         for name, basis in zip(("left", "right"), new, strict=True):
             state.pop(name, None)
             if basis is not None:
                 state[name] = basis
-        zeros = torch.zeros_like(one_placement(project(grad, *new)))
+        fresh = self.new_moments(p, group)
         # the group's options may have been changed since the last basis
         same_sides = [basis is None for basis in old] == [basis is None for basis in new]
-        same_shape = state.get("exp_avg", zeros).shape == zeros.shape
+        same_shape = "exp_avg" in state and state["exp_avg"].shape == fresh["exp_avg"].shape
         usable = same_sides and (same_shape or group["moments"] == "rotate")
         if not state.get("step") or not usable or group["moments"] == "reset":
-            step = torch.zeros((), device=p.device if group["fused"] else "cpu")
-            state.update(step=step, exp_avg=zeros, exp_avg_sq=zeros.clone())
+            state.update(fresh)
         elif group["moments"] == "rotate":
             t = state["step"].item()
             corrections = tuple(1 - beta**t for beta in group["betas"])
@@ -472,18 +479,20 @@ class GaLore(AdamW):
         shapes = self.shapes_in(group, p)
         dtype = torch.promote_types(p.dtype, torch.float32)
         state = {
-            name: torch.zeros(shape, dtype=dtype, device=p.device) if shape else torch.zeros(())
+            name: zeros(shape, p, dtype, rows=False) if shape else torch.zeros(())
             for name, shape in shapes.items()
+            if name not in moment_names(group)
         }
-        state["age"] = torch.tensor(math.inf)  # the first gradient makes the basis
-        if group["fused"]:
-            state["step"] = state["step"].to(p.device)
-        if hasattr(p, "full_tensor"):  # spread as p is, but for bases and for sums over rows
-            for name, shape in shapes.items():
-                if shape:
-                    rows = name.startswith("exp_avg") and "left" not in shapes
-                    state[name] = spread(state[name], p, rows)
-        return state
+        due = torch.tensor(math.inf)  # the first gradient makes the basis
+        return {**state, **self.new_moments(p, group), "age": due}
+
+    def new_moments(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        """The moments of a projected parameter and their step count, before the first step."""
+        shapes = self.shapes_in(group, p)
+        dtype = torch.promote_types(p.dtype, torch.float32)
+        rows = "left" not in shapes  # a left basis sums over the rows of p
+        moments = {name: zeros(shapes[name], p, dtype, rows) for name in moment_names(group)}
+        return {"step": torch.zeros((), device=p.device if group["fused"] else "cpu"), **moments}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
@@ -511,43 +520,3 @@ def matrix(grad: Tensor | None) -> Tensor:
     assert grad is not None
     grad = grad.flatten(1)
     return grad.to(torch.promote_types(grad.dtype, torch.float32))
-
-
-# --------------------------------------------------------------- gradients on several processes
-
-
-def spread(tensor: Tensor, like: Tensor, rows: bool) -> Tensor:
-    """A tensor that every process has, its rows spread as those of ``like`` are; or all of it on
-    every process."""
-    from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
-
-    assert isinstance(like, DTensor)
-    mesh = like.device_mesh
-    return distribute_tensor(tensor, mesh, like.placements if rows else [Replicate()] * mesh.ndim)
-
-
-def computed_alike(tensor: Tensor, like: Tensor) -> Tensor:
-    """A tensor that every process has computed from the same numbers: nothing need be sent."""
-    from torch.distributed.tensor import DTensor, Replicate
-
-    assert isinstance(like, DTensor)
-    return DTensor.from_local(tensor, like.device_mesh, [Replicate()] * like.device_mesh.ndim)
-
-
-def replicated(basis: Tensor | None, like: Tensor) -> Tensor | None:
-    """The same basis on every process over which ``like`` is spread, if it is."""
-    if basis is None or not hasattr(like, "full_tensor"):
-        return basis
-    return spread(basis, like, rows=False)
-
-
-def one_placement(low: Tensor) -> Tensor:
-    """Projected coordinates, summed over the processes if each holds a part of the sum."""
-    if not hasattr(low, "full_tensor"):
-        return low
-    from torch.distributed.tensor import DTensor, Replicate
-
-    assert isinstance(low, DTensor)
-    return low.redistribute(
-        placements=[Replicate() if place.is_partial() else place for place in low.placements]
-    )

@@ -56,14 +56,19 @@ def update_in_backward(optimizer: AdamW, grad_accumulation: int = 1) -> Iterator
             f"optimizer={type(optimizer).__module__}.{type(optimizer).__name__} must be AdamW or "
             "GaLore of lm_from_scratch.optim"
         )
-    params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    groups = enumerate(optimizer.param_groups)
+    number = {p: i for i, group in groups for p in group["params"] if p.requires_grad}
+    params = list(number)
     if any(id(p) in ACTIVE for p in params):
         raise ValueError("a parameter of this optimizer is in a context of update_in_backward")
     passes: dict[Tensor, int] = {}
     sums: dict[Tensor, Tensor] = {}  # of projected gradients
 
+    def group_of(p: Tensor) -> dict[str, Any]:  # loading a state makes new groups
+        return optimizer.param_groups[number[p]]
+
     def after(p: Tensor) -> None:
-        group = optimizer.group_of(p)
+        group = group_of(p)
         try:
             check_gradients([p], group)
         except FloatingPointError:
@@ -91,7 +96,7 @@ def update_in_backward(optimizer: AdamW, grad_accumulation: int = 1) -> Iterator
             check_gradients(group["params"], group)
         for p, low in sums.items():
             assert isinstance(optimizer, GaLore)
-            optimizer.update_projected(p, low, optimizer.group_of(p))
+            optimizer.update_projected(p, low, group_of(p))
         forget()
 
     def forget() -> None:
@@ -118,6 +123,6 @@ def update_in_backward(optimizer: AdamW, grad_accumulation: int = 1) -> Iterator
             hook.remove()
         for p, low in sums.items():
             assert isinstance(optimizer, GaLore)
-            state, sign = optimizer.state[p], -1 if optimizer.group_of(p)["maximize"] else 1
+            state, sign = optimizer.state[p], -1 if group_of(p)["maximize"] else 1
             back = sign * project_back(low, state.get("left"), state.get("right"))
             p.grad = back.view(p.shape).to(p.dtype)

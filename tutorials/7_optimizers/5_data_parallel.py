@@ -456,7 +456,8 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lm_from_scratch.distributed import processes, whole
+from lm_from_scratch.distributed import processes
+from lm_from_scratch.optim.sharded import whole
 
 KINDS = {
     "all_reduce": "all-reduce", "allreduce": "all-reduce",
