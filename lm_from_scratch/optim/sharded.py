@@ -4,13 +4,10 @@ FSDP2 keeps its parameters, and the gradients and states that belong to them, as
 process holds some rows. The functions here leave every other tensor as it is.
 """
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:  # importing it takes a third of a second
-    from torch.distributed.tensor import DTensor, Placement
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -62,11 +59,12 @@ def placed(tensor: Tensor, like: Tensor, rows: bool) -> Tensor:
     return tensor.redistribute(placements=placements(like, rows))
 
 
-def placements(like: "DTensor", rows: bool) -> "list[Placement]":
+def placements(like: Tensor, rows: bool) -> list[Any]:
     """Rows spread as those of ``like``, or everything on every process: also where there are fewer
     rows than processes, because torch computes nothing in place on those."""
-    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor import DTensor, Replicate
 
+    assert isinstance(like, DTensor)
     mesh = like.device_mesh
     spread = rows and like.shape[0] >= mesh.size()
     return list(like.placements) if spread else [Replicate()] * mesh.ndim
