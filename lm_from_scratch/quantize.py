@@ -1,0 +1,510 @@
+r"""Weights of 8 or 4 bits, in a built model.
+
+A matrix (N, K) is kept as small integers, the *codes*. Each row is cut into groups of numbers, and
+each group has a *scale*, the step between two codes; with 4 bits it also has a *zero*, the number
+that the code in the middle stands for:
+
+.. math::
+
+   \hat W = s \cdot c \quad (\text{int8}, \; -127 \le c \le 127, \; s = \max|W| / 127)
+
+   \hat W = z + s \, (c - 8) \quad (\text{int4}, \; 0 \le c \le 15, \;
+   s = (\max W - \min W) / 15)
+
+Only weights are quantised; activations stay as they are. Decoding reads every weight once for each
+token, so a fourth of the bytes can be close to four times the speed.
+
+:class:`QuantizedWeight` is a tensor: it has the shape and the dtype of the matrix it stands for,
+and torch moves, copies, saves and loads it with its own functions. :func:`quantize_` swaps it into
+a built model. It knows the operators that a weight meets; every other one is refused by name.
+
+Source for groups with a scale and a zero: Frantar et al., *GPTQ*, 2022, arXiv:2210.17323, which
+goes on to choose codes by data; here every number is rounded to its nearest code.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lm_from_scratch.swap import swap_parameters_
+
+#: Up to this many rows of activations, torch's kernels read the codes faster than we could decode
+#: the whole weight once and multiply.
+FEW_ROWS = 32
+
+#: The dtypes of activations that torch's kernels are fast for. In float32 they are slower than
+#: decoding the weight.
+KERNEL_DTYPES = (torch.bfloat16, torch.float16)
+
+
+class QuantizedWeight(Tensor):
+    """A matrix (N, K) that is kept as codes, with a scale for each group of ``group_size`` numbers.
+
+    It looks like the matrix it stands for: ``shape``, ``dtype`` (that of its scales, and of its
+    products) and ``device``; ``nbytes`` is what it really holds. It has no gradient of its own,
+    and hands one on to the activations that it multiplies.
+    """
+
+    bits: ClassVar[int]
+    held: ClassVar[tuple[str, ...]]  # the names of the tensors that it holds
+    group_size: int
+
+    # ----------------------------------------------------------------- what a subclass provides
+
+    @classmethod
+    def quantize(cls, weight: Tensor, group_size: int | None = None) -> Self:
+        """Round each number of ``weight`` (N, K) to the nearest code of its group."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_parts(cls, parts: Mapping[str, Tensor]) -> Self:
+        """The weight whose :meth:`parts` these are."""
+        raise NotImplementedError
+
+    def parts(self) -> dict[str, Tensor]:
+        """Plain tensors that say all, in a layout for files."""
+        raise NotImplementedError
+
+    def dequantize(self) -> Tensor:
+        """The matrix (N, K) that the codes stand for, as a plain tensor."""
+        raise NotImplementedError
+
+    def look_up(self, idx: Tensor) -> Tensor:
+        """The rows ``idx`` (...) of that matrix: (..., K)."""
+        raise NotImplementedError
+
+    def kernel(self, x: Tensor) -> Tensor | None:
+        """``x @ W.T`` for few rows ``x`` (M, K) by torch's kernel; ``None`` if it cannot."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------------- being a tensor
+
+    @classmethod
+    def wrap(cls, shape: Sequence[int], group_size: int, **held: Tensor) -> Self:
+        codes, *_, scale = held.values()
+        self = Tensor._make_wrapper_subclass(cls, shape, dtype=scale.dtype, device=codes.device)
+        self.group_size = group_size
+        for name, tensor in held.items():
+            setattr(self, name, tensor)
+        return self
+
+    def apply_to_held(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The weight that holds the results of ``function``."""
+        held = {name: function(getattr(self, name)) for name in self.held}
+        return type(self).wrap(self.shape, self.group_size, **held)
+
+    def __tensor_flatten__(self) -> tuple[list[str], int]:
+        return list(self.held), self.group_size
+
+    @classmethod
+    def __tensor_unflatten__(
+        cls, held: dict[str, Tensor], group_size: int, shape: Sequence[int], stride: Sequence[int]
+    ) -> Self:
+        return cls.wrap(shape, group_size, **held)
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return (
+            f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype}, "
+            f"device='{self.device}', group_size={self.group_size}, nbytes={self.nbytes})"
+        )
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        return sum(getattr(self, name).nbytes for name in self.held)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Above autograd: what torch would take apart before :meth:`__torch_dispatch__` sees it."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return FUNCTIONS.get(func, func)(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Below autograd: torch's own operators."""
+        if func not in OPERATORS:
+            raise NotImplementedError(
+                f"{func} is not implemented for {cls.__name__}; its dequantize() is a plain "
+                "tensor, for which it is"
+            )
+        return OPERATORS[func](*args, **(kwargs or {}))
+
+
+class Int8Weight(QuantizedWeight):
+    """8 bits a number. ``codes`` (N, K) are int8, ``scale`` is (N, G) for G groups in a row.
+
+    Without a ``group_size`` a row is one group, and torch has a kernel for that.
+    """
+
+    bits = 8
+    held = ("codes", "scale")
+    codes: Tensor
+    scale: Tensor
+
+    @classmethod
+    def quantize(cls, weight: Tensor, group_size: int | None = None) -> Self:
+        group_size = check(weight, group_size or weight.shape[-1])
+        groups = weight.detach().unflatten(1, (-1, group_size))  # (N, G, K / G)
+        scale = (groups.abs().amax(dim=2) / 127).to(weight.dtype)  # (N, G)
+        codes = (groups / positive(scale)[..., None]).round().clamp(-127, 127)
+        return cls.wrap(
+            weight.shape, group_size, codes=codes.flatten(1).to(torch.int8), scale=scale
+        )
+
+    @classmethod
+    def from_parts(cls, parts: Mapping[str, Tensor]) -> Self:
+        codes, scale = parts["codes"], parts["scale"]
+        return cls.wrap(codes.shape, codes.shape[1] // scale.shape[1], codes=codes, scale=scale)
+
+    def parts(self) -> dict[str, Tensor]:
+        return {"codes": self.codes, "scale": self.scale}
+
+    def dequantize(self) -> Tensor:
+        groups = self.codes.unflatten(1, (-1, self.group_size))  # (N, G, K / G)
+        return (groups * self.scale[..., None]).flatten(1)
+
+    def look_up(self, idx: Tensor) -> Tensor:
+        groups = self.codes[idx].unflatten(-1, (-1, self.group_size))
+        return (groups * self.scale[idx][..., None]).flatten(-2)
+
+    def kernel(self, x: Tensor) -> Tensor | None:
+        if self.scale.shape[1] != 1:
+            return None
+        return torch._weight_int8pack_mm(x, self.codes, self.scale.view(-1))
+
+
+#: Rows that share the bytes of an int4 weight: what fills a vector register of this processor.
+BLOCK = 32 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 64
+
+
+class Int4Weight(QuantizedWeight):
+    """4 bits a number. ``codes`` (N / R, K, R / 2) are bytes, ``scale_and_zero`` is (G, N, 2).
+
+    The rows lie in blocks of R, as torch's kernel reads them: for each of the K columns R / 2
+    bytes, which hold the first half of the block's rows in their low bits and the second half in
+    their high ones. One load then gives the codes of a whole block. The last block is filled up.
+    """
+
+    bits = 4
+    held = ("codes", "scale_and_zero")
+    codes: Tensor
+    scale_and_zero: Tensor
+
+    @classmethod
+    def quantize(cls, weight: Tensor, group_size: int | None = None) -> Self:
+        group_size = check(weight, group_size or min(64, weight.shape[-1]))
+        groups = weight.detach().unflatten(1, (-1, group_size))  # (N, G, K / G)
+        low, high = groups.amin(dim=2), groups.amax(dim=2)  # (N, G)
+        scale = ((high - low) / 15).to(weight.dtype)
+        zero = (low + 8 * scale).to(weight.dtype)
+        codes = (groups - zero[..., None]) / positive(scale)[..., None]
+        codes = (codes.round() + 8).clamp(0, 15).flatten(1).to(torch.uint8)  # (N, K)
+        return cls._pack(codes, scale, zero)
+
+    @classmethod
+    def _pack(cls, codes: Tensor, scale: Tensor, zero: Tensor) -> Self:
+        """From codes (N, K), one in a byte, and scale and zero (N, G)."""
+        N, K = codes.shape
+        missing = -N % BLOCK
+        low, high = F.pad(codes, (0, 0, 0, missing)).view(-1, 2, BLOCK // 2, K).unbind(1)
+        packed = (low | high << 4).transpose(1, 2).contiguous()  # (N / R, K, R / 2)
+        both = F.pad(torch.stack([scale, zero], dim=2), (0, 0, 0, 0, 0, missing))  # (N, G, 2)
+        both = both.transpose(0, 1).contiguous()
+        return cls.wrap((N, K), K // scale.shape[1], codes=packed, scale_and_zero=both)
+
+    def _unpack(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Codes (N, K), one in a byte, and scale and zero (N, G)."""
+        N, K = self.shape
+        codes = torch.stack([self.codes & 15, self.codes >> 4], dim=1)  # (N / R, 2, K, R / 2)
+        scale, zero = self.scale_and_zero[:, :N].transpose(0, 1).unbind(2)
+        return codes.transpose(2, 3).reshape(-1, K)[:N], scale, zero
+
+    @classmethod
+    def from_parts(cls, parts: Mapping[str, Tensor]) -> Self:
+        pairs = parts["codes"]  # (N, K / 2): two neighbours in a byte
+        codes = torch.stack([pairs & 15, pairs >> 4], dim=2).flatten(1)
+        return cls._pack(codes, parts["scale"], parts["zero"])
+
+    def parts(self) -> dict[str, Tensor]:
+        codes, scale, zero = self._unpack()
+        return {
+            "codes": codes[:, ::2] | codes[:, 1::2] << 4,
+            "scale": scale.contiguous(),
+            "zero": zero.contiguous(),
+        }
+
+    def dequantize(self) -> Tensor:
+        codes, scale, zero = self._unpack()
+        return self._decode(codes, scale, zero)
+
+    def _decode(self, codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+        """From codes (..., K) and scale and zero (..., G) to numbers (..., K)."""
+        groups = codes.to(scale.dtype).unflatten(-1, (-1, self.group_size)) - 8
+        return (zero[..., None] + scale[..., None] * groups).flatten(-2)
+
+    def look_up(self, idx: Tensor) -> Tensor:
+        R = 2 * self.codes.shape[2]
+        block, row = idx // R, idx % R
+        both = self.codes[block, :, row % (R // 2)]  # (..., K)
+        codes = torch.where((row < R // 2)[..., None], both & 15, both >> 4)
+        scale, zero = self.scale_and_zero[:, idx].movedim(0, -2).unbind(-1)  # (..., G)
+        return self._decode(codes, scale, zero)
+
+    def kernel(self, x: Tensor) -> Tensor | None:
+        if self.group_size not in (32, 64, 128, 256) or not kernel_reads(self.codes.shape[2]):
+            return None
+        codes = self.codes.view(-1, self.shape[1] // 2)
+        y = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            x, codes, self.group_size, self.scale_and_zero
+        )
+        return y[:, : self.shape[0]]
+
+
+#: The classes by their number of bits.
+WEIGHTS: dict[int, type[QuantizedWeight]] = {8: Int8Weight, 4: Int4Weight}
+
+
+def check(weight: Tensor, group_size: int) -> int:
+    """``group_size``, if ``weight`` can be cut into such groups."""
+    if isinstance(weight, QuantizedWeight):
+        raise ValueError(f"the weight is a {type(weight).__name__} already")
+    if weight.dim() != 2 or not weight.is_floating_point() or 0 in weight.shape:
+        raise ValueError(
+            f"a weight of {weight.dtype} and shape {tuple(weight.shape)} cannot be quantised: it "
+            "must be a matrix of floating-point numbers"
+        )
+    if group_size < 1 or weight.shape[1] % group_size:
+        raise ValueError(
+            f"rows of {weight.shape[1]} numbers cannot be cut into groups of "
+            f"group_size={group_size}"
+        )
+    if not weight.is_meta and not weight.isfinite().all():
+        raise ValueError("the weight has numbers that are not finite")
+    return group_size
+
+
+def positive(scale: Tensor) -> Tensor:
+    """A group of equal numbers has no step: anything but 0 will do to divide by."""
+    return scale.clamp(min=torch.finfo(scale.dtype).tiny)
+
+
+@cache
+def kernel_reads(half: int) -> bool:
+    """Whether torch's int4 kernel has our layout, with blocks of ``2 * half`` rows, here."""
+    codes = torch.arange(2 * half * 32).view(2 * half, 32) * 7 % 16  # (R, 32)
+    low, high = codes.view(2, half, 32)
+    ours = (low | high << 4).T.to(torch.uint8).flatten()
+    theirs = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
+    return torch.equal(ours, theirs.flatten())
+
+
+# ----------------------------------------------------------------------------------- operators
+
+
+def product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+    """``x @ W.T + bias``: by the kernel for few rows, else by decoding the whole weight once."""
+    rows = x.reshape(-1, x.shape[-1])
+    suits = x.device.type == "cpu" and x.dtype in KERNEL_DTYPES and 0 < len(rows) <= FEW_ROWS
+    y = weight.kernel(rows.contiguous()) if suits else None
+    if y is None:
+        return F.linear(x, weight.dequantize(), bias)
+    y = y.view(*x.shape[:-1], -1)
+    return y if bias is None else y + bias
+
+
+class QuantizedLinear(torch.autograd.Function):
+    """The product, with the gradients of what is not quantised. It keeps codes, not numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(weight)
+        return product(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (weight,) = ctx.saved_tensors
+        needs_x, _, needs_bias = ctx.needs_input_grad
+        return (
+            grad @ weight.dequantize() if needs_x else None,
+            None,
+            grad.flatten(0, -2).sum(dim=0) if needs_bias else None,
+        )
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``F.linear`` with a quantised weight, in value and gradient."""
+    if not isinstance(weight, QuantizedWeight):
+        raise NotImplementedError("F.linear is implemented for a quantised weight, not for x")
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, bias = x.to(dtype), bias.to(dtype) if bias is not None else None
+        weight = weight.apply_to_held(lambda t: t.to(dtype) if t.is_floating_point() else t)
+    if x.dtype != weight.dtype or x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"x is {x.dtype} with {x.shape[-1]} features, the weight {weight.dtype} with "
+            f"{weight.shape[1]}: they must agree"
+        )
+    if not torch.is_grad_enabled():
+        return product(x, weight, bias)
+    check_frozen(weight)
+    return QuantizedLinear.apply(x, weight, bias)
+
+
+def embedding(idx: Tensor, weight: Tensor, *_: Any, **__: Any) -> Tensor:
+    """``F.embedding`` with a quantised weight. The other arguments matter for a gradient only."""
+    if not isinstance(weight, QuantizedWeight):
+        raise NotImplementedError("F.embedding is implemented for a quantised weight")
+    check_frozen(weight)
+    # reading the indices would break a compiled graph
+    if idx.numel() and not torch.compiler.is_compiling():
+        if not 0 <= int(idx.min()) <= int(idx.max()) < weight.shape[0]:
+            raise IndexError(f"an index is not one of the {weight.shape[0]} rows of the weight")
+    return weight.look_up(idx)
+
+
+def check_frozen(weight: QuantizedWeight) -> None:
+    if weight.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"a {type(weight).__name__} has no gradient: give it requires_grad_(False), and train "
+            "adapters (lm_from_scratch.lora)"
+        )
+
+
+def module_load(self: Tensor, other: Tensor, assign: bool = False) -> Tensor:
+    """What ``load_state_dict`` swaps into a module, if either tensor is quantised.
+
+    Without ``assign`` the module's tensor keeps its class, dtype and device, and takes the values.
+    With it the checkpoint's dtype and device win, and its class if it is quantised; a plain tensor
+    becomes what the module has.
+    """
+    if assign and isinstance(self, QuantizedWeight) and not isinstance(other, QuantizedWeight):
+        return type(self).quantize(other, self.group_size)
+    return Tensor.module_load(self, other, assign=assign)
+
+
+def to_copy(
+    weight: QuantizedWeight,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    **_: Any,
+) -> QuantizedWeight:
+    """Another device moves all; another dtype changes the scales, not the codes."""
+    if dtype is not None and not dtype.is_floating_point:
+        raise ValueError(f"a {type(weight).__name__} cannot stand for a matrix of {dtype}")
+    return weight.apply_to_held(
+        lambda t: t.to(device, dtype if t.is_floating_point() else None, copy=True)
+    )
+
+
+def copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """Values only: the class, dtype and device of ``target`` stay."""
+    if target.shape != source.shape:
+        raise ValueError(f"shape {tuple(source.shape)} does not fit into {tuple(target.shape)}")
+    if not isinstance(target, QuantizedWeight):
+        assert isinstance(source, QuantizedWeight)
+        return target.copy_(source.dequantize())
+    same = type(source) is type(target) and source.group_size == target.group_size
+    if not same:
+        plain = source.dequantize() if isinstance(source, QuantizedWeight) else source
+        source = type(target).quantize(plain.to(target.device, target.dtype), target.group_size)
+    for name in target.held:
+        getattr(target, name).copy_(getattr(source, name))
+    return target
+
+
+def empty_like(
+    weight: QuantizedWeight,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    **_: Any,
+) -> QuantizedWeight:
+    return weight.apply_to_held(
+        lambda t: torch.empty_like(t, dtype=dtype if t.is_floating_point() else None, device=device)
+    )
+
+
+#: Functions of torch that a quantised weight answers itself.
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    F.linear: linear,
+    F.embedding: embedding,
+    Tensor.module_load: module_load,
+}
+
+aten = torch.ops.aten
+#: Operators of torch that a quantised weight has.
+OPERATORS: dict[Any, Callable[..., Any]] = {
+    aten.detach.default: lambda weight: weight.apply_to_held(torch.detach),
+    aten.alias.default: lambda weight: weight.apply_to_held(torch.detach),
+    aten.clone.default: lambda weight, **_: weight.apply_to_held(torch.clone),
+    aten._to_copy.default: to_copy,
+    aten.copy_.default: copy_,
+    aten.empty_like.default: empty_like,
+}
+
+torch.serialization.add_safe_globals([Int8Weight, Int4Weight])  # for weights_only=True
+
+
+# ------------------------------------------------------------------------------- a built model
+
+
+def quantize_(
+    model: nn.Module,
+    bits: int = 8,
+    group_size: int | None = None,
+    select: Callable[[str], bool] = lambda name: True,
+) -> None:
+    """Quantise the weights of a built model that a token is multiplied with, in place.
+
+    These are the weights of every ``nn.Linear`` and of the head, tied or not; ``select`` says by
+    name which of them. An embedding that is only looked up, norms and biases stay as they are. The
+    quantised weights are swapped in: an optimizer that holds a weight, or a module that shares
+    it, goes on holding it. They need no gradient. All are quantised, or none.
+
+    ``group_size`` is the length of a group; by default a row with 8 bits and 64 with 4 bits.
+    """
+    if bits not in WEIGHTS:
+        raise ValueError(f"bits={bits} must be one of {sorted(WEIGHTS, reverse=True)}")
+    weights = {name: p for name, p in multiplied(model).items() if select(name)}
+    if not weights:
+        raise ValueError("there is no weight to quantise")
+    new: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        try:
+            new[name] = WEIGHTS[bits].quantize(weight.detach(), group_size)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    swap_parameters_(model, new)
+
+
+def dequantize_(model: nn.Module) -> None:
+    """Swap each quantised weight for the plain matrix that it stands for."""
+    found = {n: p for n, p in model.named_parameters() if isinstance(p, QuantizedWeight)}
+    swap_parameters_(model, {name: weight.dequantize() for name, weight in found.items()})
+
+
+def multiplied(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights of every ``nn.Linear`` and of the head, by name."""
+    head = getattr(model, "head_weight", None)
+    if getattr(model, "project", F.linear) is not F.linear:
+        raise ValueError(f"the head computes with {model.project}: quantise before you change that")
+    linears = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            if type(module).forward is not nn.Linear.forward:
+                raise ValueError(
+                    f"{name} is a {type(module).__name__}, which multiplies in its own way: "
+                    "quantise before you change that"
+                )
+            linears[id(module.weight)] = module
+    return {name: p for name, p in model.named_parameters() if id(p) in linears or p is head}
+
+
+def is_quantized(model: nn.Module) -> bool:
+    return any(isinstance(parameter, QuantizedWeight) for parameter in model.parameters())

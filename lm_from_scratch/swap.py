@@ -1,0 +1,82 @@
+"""New weights for a built model that everyone who holds the old ones gets, too.
+
+``module.weight = nn.Parameter(...)`` gives the module a new tensor. An optimizer, a tied head or a
+list that holds the old one keeps it, and goes on with it without an error.
+``torch.utils.swap_tensors(a, b)`` exchanges what two tensor objects *are*: their class, attributes
+and numbers. The objects stay, so everyone who holds one follows, even if float32 becomes int8.
+
+torch converts and loads a module that way only when a global flag is set;
+:func:`swap_on_conversion` sets it for a ``with`` block. :func:`swap_` swaps several tensors, all or
+none.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def swap_on_conversion(enabled: bool = True) -> Iterator[None]:
+    """Within the block ``Module.to`` (and its like) and ``load_state_dict`` swap tensors.
+
+    Without it they write into the old tensor (``.data =``, ``copy_``) or, with ``assign=True``,
+    replace the parameter. torch's flag is global, and what stood there before is restored: a flag
+    that stays on makes later conversions fail wherever a view or a weak reference is alive.
+    """
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(enabled)
+    try:
+        yield
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+def swap_(pairs: Iterable[tuple[str, Tensor, Tensor]]) -> None:
+    """Swap each tensor with the other of its pair; on failure swap back and raise.
+
+    torch refuses to swap a tensor whose numbers someone else holds as well: a view of it, a weak
+    reference, or the graph of a loss that is still alive. The ``ValueError`` names the tensor.
+    """
+    done: list[tuple[Tensor, Tensor]] = []
+    for name, tensor, other in pairs:
+        try:
+            torch.utils.swap_tensors(tensor, other)
+        except RuntimeError as error:
+            for pair in reversed(done):
+                torch.utils.swap_tensors(*pair)
+            raise ValueError(
+                f"{name} cannot be swapped while a view of it, a weak reference or a graph that "
+                f"was not freed holds it ({error}). Nothing was changed"
+            ) from error
+        done.append((tensor, other))
+
+
+def swap_parameters_(model: nn.Module, new: dict[str, Tensor]) -> None:
+    """Give the named parameters of a built model new contents, which may be of another class.
+
+    Whoever holds one of them (an optimizer, a tied module) holds the new contents then. Gradients
+    of the old ones are dropped. Shapes must agree. All are swapped, or none.
+    """
+    old = dict(model.named_parameters())
+    for name, tensor in new.items():
+        if name not in old:
+            raise ValueError(f"the model has no parameter {name!r}")
+        if tensor.shape != old[name].shape:
+            raise ValueError(
+                f"{name} has shape {tuple(old[name].shape)}, its new contents {tuple(tensor.shape)}"
+            )
+    fresh = {
+        name: nn.Parameter(tensor, requires_grad=tensor.requires_grad)
+        for name, tensor in new.items()
+    }
+    grads = {name: old[name].grad for name in fresh}
+    for name in fresh:
+        old[name].grad = None
+    try:
+        swap_((name, old[name], tensor) for name, tensor in fresh.items())
+    except ValueError:
+        for name, grad in grads.items():
+            old[name].grad = grad
+        raise
