@@ -11,6 +11,7 @@ complete checkpoint, because each has a name of its own. A run in several proces
 files (torch's distributed checkpoint, in the same format), and any number of processes reads them.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -33,6 +34,7 @@ from lm_from_scratch.models import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
 from lm_from_scratch.optim import AdamW
+from lm_from_scratch.quantize import QuantizedWeight
 from lm_from_scratch.rope import DynamicNTKScaling, scaling_from_dict, scaling_to_dict
 from lm_from_scratch.tokenizer import Tokenizer
 
@@ -320,6 +322,22 @@ def published(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
+def trained(model: nn.Module) -> dict[str, Tensor]:
+    """Of the :func:`published` weights those that training changes."""
+    names = {name for name, p in model.named_parameters() if p.requires_grad}
+    return {name: tensor for name, tensor in published(model).items() if name in names}
+
+
+def frozen_digest(model: nn.Module) -> str | None:
+    """A number that tells whether the frozen weights are the same; ``None`` without any."""
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    digest = hashlib.sha256()
+    for p in frozen:
+        for tensor in p.parts().values() if isinstance(p, QuantizedWeight) else [p.detach()]:
+            digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest() if frozen else None
+
+
 def local_folder(name: str | Path) -> Path:
     """``name`` itself if it is a folder; else the package's model, or the hub's files, of that name
     (fetched once)."""
@@ -483,6 +501,8 @@ def save_training_state(
     The new checkpoint is complete before it gets its name, and the older ones are removed after
     that: a run that is killed at any moment leaves one that can be resumed.
 
+    Frozen weights are not written: of a model that has any, the folder holds what is trained.
+
     In several ``processes`` all of them call this, and each writes its share, into a folder that
     all of them see.
     """
@@ -495,15 +515,19 @@ def save_training_state(
             values = optimizer.state.get(p) or optimizer.new_state(p, group)  # no gradient so far
             state |= {f"{key}/{names[id(p)]}": value.detach() for key, value in values.items()}
     with temporary_folder(target, processes) as temporary:
+        whole = all(parameter.requires_grad for parameter in model.parameters())
         if processes.parallel is None:
-            write_model(model, temporary)
+            if whole:
+                write_model(model, temporary)
+            else:
+                state |= trained(model)
             state = {name: value.cpu().contiguous() for name, value in state.items()}
             save_file(state, temporary / "optimizer.safetensors")
         else:
-            write_shares(published(model), temporary, join=True)
+            write_shares(trained(model), temporary, join=True)
             write_shares(state, temporary)
         if processes.rank == 0:
-            if processes.parallel is not None:
+            if processes.parallel is not None and whole:
                 dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
                 config = {**config_to_dict(model.config), "dtype": dtype}
                 write_json(temporary / "config.json", config)
@@ -599,7 +623,7 @@ def load_training_state(
         for group in optimizer.param_groups
         for p in group["params"]
     }
-    tensors = published(model)  # filled in place
+    tensors = trained(model)  # filled in place
     for p, values in state.items():
         tensors |= {f"{key}/{names[id(p)]}": value for key, value in values.items()}
     read_shares(tensors, checkpoint, alone=processes.parallel is None)

@@ -363,9 +363,9 @@ def embedding(idx: Tensor, weight: Tensor, *_: Any, **__: Any) -> Tensor:
         raise NotImplementedError("F.embedding is implemented for a quantised weight")
     check_frozen(weight)
     # reading the indices would break a compiled graph
-    if idx.numel() and not torch.compiler.is_compiling():
-        if not 0 <= int(idx.min()) <= int(idx.max()) < weight.shape[0]:
-            raise IndexError(f"an index is not one of the {weight.shape[0]} rows of the weight")
+    readable = idx.numel() and not torch.compiler.is_compiling()
+    if readable and not 0 <= int(idx.min()) <= int(idx.max()) < weight.shape[0]:
+        raise IndexError(f"an index is not one of the {weight.shape[0]} rows of the weight")
     return weight.look_up(idx)
 
 

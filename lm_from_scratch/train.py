@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lm_from_scratch.checkpoint import (
+    frozen_digest,
     latest_checkpoint,
     load_training_state,
     save_training_state,
@@ -290,7 +291,7 @@ def train(
     loss_of = processes.wrap(Loss(model, config.dtype, config.chunked_loss), blocks(model))
     optimizer = make_optimizer(model, config)
     free = ("eval_every", "checkpoint_every")  # they do not change the weights
-    recipe = {
+    recipe: dict[str, Any] = {
         "model": asdict(model.config),
         "train": {name: value for name, value in asdict(config).items() if name not in free},
         "data": {
@@ -301,6 +302,8 @@ def train(
             "isolate": batches.isolate,
         },
     }
+    if (frozen := frozen_digest(model)) is not None:
+        recipe["frozen"] = frozen
     recipe = json.loads(json.dumps(recipe))  # as it will be read back: tuples become lists
     done = 0
     if folder is not None and (found := latest_checkpoint(folder)) is not None:
