@@ -15,7 +15,6 @@ PACKAGE = "lm_from_scratch"
 
 # What the path holds when it is complete. A chapter leaves this list when its folder exists.
 PLANNED = {
-    8: "Tensor swapping and quantised weights",
     9: "GPU kernels",
     10: "Exercises",
 }
