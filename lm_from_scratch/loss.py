@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lm_from_scratch.quantize import QuantizedWeight
+
 IGNORE = -100  # a target that does not count
 
 
@@ -92,7 +94,8 @@ def chunked_causal_lm_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: in
             f"targets run from {targets.min()} to {targets.max()}; they must be below the "
             f"{len(weight)} rows of the weight, and not negative"
         )
-    dtype = F.linear(x[:0], weight[:0]).dtype  # autocast may ask for products in bfloat16
+    # autocast may ask for products in bfloat16
+    dtype = F.linear(x[:0], matrix_rows(weight, slice(0))).dtype
     total = _ChunkedCrossEntropy.apply(x.to(dtype), weight, targets, chunk)
     return total / max(len(targets), 1)
 
@@ -129,6 +132,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return grad_x if grad_x is None else grad_x.to(x.dtype), grad_weight, None, None
 
 
+def matrix_rows(weight: Tensor, rows: slice) -> Tensor:
+    """Rows of W as plain numbers, also of a quantised W."""
+    if isinstance(weight, QuantizedWeight):
+        return weight.look_up(torch.arange(len(weight), device=weight.device)[rows])
+    return weight[rows]
+
+
 def _logits_in_chunks(
     x: Tensor, weight: Tensor, targets: Tensor, chunk: int
 ) -> Iterator[tuple[slice, Tensor, Tensor, tuple[Tensor, Tensor]]]:
@@ -136,7 +146,7 @@ def _logits_in_chunks(
     (N, chunk); and where among these the logits of targets stand."""
     for start in range(0, len(weight), chunk):
         rows = slice(start, start + chunk)
-        W = weight[rows].to(x.dtype)
+        W = matrix_rows(weight, rows).to(x.dtype)
         tokens = ((targets >= start) & (targets < start + chunk)).nonzero().squeeze(1)
         logits = (x @ W.T).to(torch.promote_types(x.dtype, torch.float32))
         yield rows, W, logits, (tokens, targets[tokens] - start)

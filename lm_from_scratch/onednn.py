@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lm_from_scratch.quantize import QuantizedWeight
+
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x @ weight.T + bias`` by oneDNN, for float32 on a CPU. Any strides will do."""
@@ -79,6 +81,7 @@ def use_onednn_(model: nn.Module) -> None:
     """
     if not torch.backends.mkldnn.is_available():
         raise ValueError("this torch was built without oneDNN")
+    refuse_quantized(model)
     for name, parameter in model.named_parameters():
         if parameter.device.type != "cpu" or parameter.dtype != torch.float32:
             raise ValueError(
@@ -91,6 +94,12 @@ def use_onednn_(model: nn.Module) -> None:
             module.__class__ = OneDNNLinear
         elif hasattr(module, "project"):
             module.project = onednn_linear
+
+
+def refuse_quantized(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, QuantizedWeight):
+            raise ValueError(f"{name} is quantised: it has products of its own, not oneDNN's")
 
 
 # ------------------------------------------------------------------------------ packed weights
@@ -146,6 +155,7 @@ def use_packed_weights_(model: nn.Module, rows: int = 1) -> None:
         raise ValueError(f"rows={rows} must be at least 1")
     if not torch.backends.mkldnn.is_available():
         raise ValueError("this torch was built without oneDNN")
+    refuse_quantized(model)
     for name, parameter in model.named_parameters():
         if parameter.device.type != "cpu" or parameter.dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(

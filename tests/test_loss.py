@@ -19,6 +19,7 @@ from lm_from_scratch.loss import (
     chunked_causal_lm_loss,
     next_token_targets,
 )
+from lm_from_scratch.quantize import WEIGHTS
 
 
 def test_targets_are_the_next_tokens() -> None:
@@ -218,6 +219,16 @@ def test_no_gradient_is_made_for_what_is_frozen(frozen: str) -> None:
         else:
             torch.testing.assert_close(tensor.grad, want[name])
     assert len(seen.products) == 5 * 2  # in each chunk the logits and one gradient
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_chunked_loss_of_a_quantised_head(bits: int) -> None:
+    x, weight, targets = head_inputs(2, 6, 64, 101, torch.float64)
+    head = WEIGHTS[bits].quantize(weight)
+    got = chunked_causal_lm_loss(x, head, targets, chunk=33)
+    want = plain(x, head.dequantize(), targets)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(torch.autograd.grad(got, x)[0], torch.autograd.grad(want, x)[0])
 
 
 def test_the_chunked_loss_under_autocast() -> None:

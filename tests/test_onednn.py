@@ -10,12 +10,14 @@ from lm_from_scratch.data import Batch
 from lm_from_scratch.generate import complete, generate
 from lm_from_scratch.onednn import (
     OneDNNLinear,
+    PackedLinear,
     onednn_linear,
     onednn_matmul,
     use_onednn_,
     use_packed_weights_,
 )
 from lm_from_scratch.optim import GaLore
+from lm_from_scratch.quantize import quantize_
 from lm_from_scratch.sampling import GREEDY
 from lm_from_scratch.train import TrainConfig, make_optimizer, optimizer_step
 
@@ -187,3 +189,12 @@ def test_a_model_that_uses_onednn_has_an_optimizer_that_does() -> None:
     assert make_optimizer(model, config).matmul is torch.matmul
     use_onednn_(model)
     assert make_optimizer(model, config).matmul is onednn_matmul
+
+
+def test_a_quantised_model_is_refused() -> None:
+    model = tiny_gpt2()
+    quantize_(model, select=lambda name: "mlp" in name)
+    for change in (use_onednn_, use_packed_weights_):
+        with pytest.raises(ValueError, match=r"h\.0\.mlp\.c_fc\.weight is quantised"):
+            change(model)
+    assert all(type(module) is not PackedLinear for module in model.modules())
