@@ -10,6 +10,7 @@ torch converts and loads a module that way only when a global flag is set;
 none.
 """
 
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -37,8 +38,15 @@ def swap_(pairs: Iterable[tuple[str, Tensor, Tensor]]) -> None:
     """Swap each tensor with the other of its pair; on failure swap back and raise.
 
     torch refuses to swap a tensor whose numbers someone else holds as well: a view of it, a weak
-    reference, or the graph of a loss that is still alive. The ``ValueError`` names the tensor.
+    reference, or a graph that still needs it. The ``ValueError`` names the tensor.
     """
+    pairs = list(pairs)
+    for name, *both in pairs:
+        if any(is_held(tensor) for tensor in both):
+            raise ValueError(
+                f"{name} cannot be swapped while a view of it, a weak reference or a graph that "
+                "was not freed holds it. Nothing was changed"
+            )
     done: list[tuple[Tensor, Tensor]] = []
     for name, tensor, other in pairs:
         try:
@@ -46,11 +54,25 @@ def swap_(pairs: Iterable[tuple[str, Tensor, Tensor]]) -> None:
         except RuntimeError as error:
             for pair in reversed(done):
                 torch.utils.swap_tensors(*pair)
-            raise ValueError(
-                f"{name} cannot be swapped while a view of it, a weak reference or a graph that "
-                f"was not freed holds it ({error}). Nothing was changed"
-            ) from error
+            raise ValueError(f"{name} cannot be swapped: {error}. Nothing was changed") from error
         done.append((tensor, other))
+
+
+def is_held(tensor: Tensor) -> bool:
+    """Whether torch will refuse to swap ``tensor`` because of who else holds it.
+
+    To try is no way to ask. torch lets a tensor go that only the ``AccumulateGrad`` node of a
+    graph holds, and makes that node raise from then on, even if the other tensor is refused.
+    """
+    if weakref.getweakrefs(tensor):
+        return True
+    count = tensor._use_count  # type: ignore[attr-defined]
+    holders: int = count()
+    if holders == 2 and tensor.is_leaf and tensor.requires_grad:
+        # asking for the node makes one, which is one holder more, if it is not the second
+        node = torch.autograd.graph.get_gradient_edge(tensor).node  # noqa: F841
+        return bool(count() > 2)
+    return holders > 1
 
 
 def swap_parameters_(model: nn.Module, new: dict[str, Tensor]) -> None:
