@@ -1,4 +1,4 @@
-"""The command line: ``python -m lm_from_scratch train | generate | doctor``."""
+"""The command line: ``python -m lm_from_scratch train | generate | quantize | doctor``."""
 
 import argparse
 import contextlib
@@ -53,6 +53,7 @@ from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.onednn import use_onednn_
 from lm_from_scratch.optim.galore import BASES, MOMENTS, PROJECTION_TYPES
+from lm_from_scratch.quantize import WEIGHTS, is_quantized, quantize_
 from lm_from_scratch.sampling import Sampler
 from lm_from_scratch.tokenizer import Tokenizer
 from lm_from_scratch.train import (
@@ -337,9 +338,10 @@ def logged_step(line: str) -> int:
 def generate_command(args: argparse.Namespace) -> int:
     """Load a model and print what it says, as it says it."""
     folder = local_folder(args.model)
-    model = from_pretrained(folder).float().to(device_named(args.device))
-    has_tokenizer = (folder / "tokenizer.json").is_file()
-    tokenizer = Tokenizer.load(folder if has_tokenizer else folder.parent)  # a run's checkpoint
+    model = from_pretrained(folder).to(device_named(args.device))
+    if not is_quantized(model):  # whose kernels want the dtype of the file
+        model.float()
+    tokenizer = tokenizer_of(folder)
     if tokenizer.vocab_size > model.config.vocab_size:
         raise ValueError(
             f"the tokenizer in {folder} has {tokenizer.vocab_size} tokens, the model "
@@ -388,6 +390,27 @@ def generate_command(args: argparse.Namespace) -> int:
         text = tokenizer.decode([token for token in row if token != end])
         text = "".join(until([text], args.stop))
         print(f"--- {number}\n{args.prompt}{text}")
+    return 0
+
+
+def tokenizer_of(folder: Path) -> Tokenizer:
+    """The tokenizer of a model, which a run keeps beside its checkpoints."""
+    return Tokenizer.load(folder if (folder / "tokenizer.json").is_file() else folder.parent)
+
+
+def quantize_command(args: argparse.Namespace) -> int:
+    """Write a model with weights of 8 or 4 bits to a folder of its own."""
+    folder, out = local_folder(args.model), Path(args.out)
+    if out.resolve() == folder.resolve():
+        raise ValueError(f"--out {out} is the model itself; give another folder")
+    model, tokenizer = from_pretrained(folder), tokenizer_of(folder)
+    before = sum(p.nbytes for p in model.parameters())
+    quantize_(model.to(getattr(torch, args.dtype)), args.bits, args.group_size)
+    save_pretrained(model, out, tokenizer)
+    after = sum(p.nbytes for p in model.parameters())
+    print(f"{before} bytes of weights before, {after} after: {after / before:.0%}")
+    print(f"model written to {out}")
+    print(f"try: python -m lm_from_scratch generate --model {shlex.quote(str(out))} --prompt The")
     return 0
 
 
@@ -478,7 +501,8 @@ def parser() -> argparse.ArgumentParser:
     keep = argparse.RawDescriptionHelpFormatter
     top = argparse.ArgumentParser(
         prog="python -m lm_from_scratch",
-        description="Train a small language model, let one speak, and check what runs here.",
+        description="Train a small language model, let one speak, shrink one, and check what runs "
+        "here.",
     )
     presets = "\n".join(
         textwrap.fill(
@@ -648,6 +672,32 @@ how to choose
     p.add_argument("--length-penalty", type=float, default=1.0, help="of beam search; default: 1")
     p.add_argument("--seed", type=int, default=0, help="same seed, same text; default: 0")
     p.add_argument("--device", default="cpu", help="cpu or cuda; default cpu")
+
+    p = commands.add_parser(
+        "quantize",
+        help="write a model with weights of 8 or 4 bits",
+        formatter_class=keep,
+        description="Write a model with weights of 8 or 4 bits, which generate --model reads.",
+        epilog="""examples
+  python -m lm_from_scratch quantize gpt2-docs --bits 8 --out build/int8
+  python -m lm_from_scratch quantize path/or/hub-name --bits 4 --group-size 32 --out build/int4
+""",
+    )
+    p.set_defaults(run=quantize_command)
+    p.add_argument("model", help="gpt2-docs or qwen2-docs, or a folder, or a name on the hub")
+    p.add_argument("--out", required=True, help="folder of the new model")
+    p.add_argument("--bits", type=int, choices=WEIGHTS, default=8, help="default: 8")
+    p.add_argument(
+        "--group-size",
+        type=positive,
+        help="numbers that share a scale; default: a row with 8 bits, 64 with 4",
+    )
+    p.add_argument(
+        "--dtype",
+        choices=["bfloat16", "float16", "float32"],
+        default="bfloat16",
+        help="of scales, of all other weights and of products; default: bfloat16, which is fastest",
+    )
 
     p = commands.add_parser("doctor", help="what runs here, and how to fix what does not")
     p.set_defaults(run=doctor_command)

@@ -6,9 +6,12 @@ A model folder holds ``config.json``, the weights in one or several ``safetensor
 safetensors file is numbers alone, while a pickle can run any program when it is opened.
 
 Everything is checked before the first weight is copied, and every folder is written under a
-temporary name and renamed when it is complete. The folder of a training run is never without a
-complete checkpoint, because each has a name of its own. A run in several processes writes several
-files (torch's distributed checkpoint, in the same format), and any number of processes reads them.
+temporary name and renamed when it is complete. A quantised weight is stored as the plain tensors
+that it holds, and never becomes a matrix of numbers on its way to the disk or back.
+
+The folder of a training run is never without a complete checkpoint, because each has a name of its
+own. A run in several processes writes several files (torch's distributed checkpoint, in the same
+format), and any number of processes reads them.
 """
 
 import hashlib
@@ -34,8 +37,9 @@ from lm_from_scratch.models import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
 from lm_from_scratch.optim import AdamW
-from lm_from_scratch.quantize import QuantizedWeight
+from lm_from_scratch.quantize import WEIGHTS, QuantizedWeight
 from lm_from_scratch.rope import DynamicNTKScaling, scaling_from_dict, scaling_to_dict
+from lm_from_scratch.swap import swap_parameters_
 from lm_from_scratch.tokenizer import Tokenizer
 
 #: The small models that come with the package; their READMEs say how they were made.
@@ -192,6 +196,9 @@ WRITTEN = re.compile(
     r"config\.json|tokenizer\.json|model(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
 )
 
+#: How a ``config.json`` calls our quantised weights.
+FORMAT = "lm_from_scratch"
+
 DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 
 
@@ -199,8 +206,9 @@ def from_pretrained(folder: str | Path) -> CausalLM:
     """Read a GPT-2 or a Qwen2 from a local folder, or from the hub if ``folder`` is a name there,
     like ``gpt2`` or ``Qwen/Qwen2-0.5B``. ``gpt2-docs`` and ``qwen2-docs`` are in the package.
 
-    The model comes back in evaluation mode, in the dtype of the file. A missing, unexpected or
-    wrongly shaped tensor raises a ``ValueError`` that names it.
+    The model comes back in evaluation mode, in the dtype of the file, and with the quantised
+    weights that :func:`save_pretrained` wrote. A missing, unexpected or wrongly shaped tensor
+    raises a ``ValueError`` that names it.
     """
     folder = local_folder(folder)
     contents = read_json(folder / "config.json")
@@ -208,7 +216,7 @@ def from_pretrained(folder: str | Path) -> CausalLM:
         raise ValueError(f"{folder} holds a {architecture}: classifier_from_pretrained reads it")
     with torch.device("meta"):
         model = build(config_from_dict(contents))
-    return _fill(model, folder)
+    return _fill(model, folder, contents)
 
 
 def classifier_from_pretrained(folder: str | Path) -> SequenceClassifier | TokenClassifier:
@@ -229,7 +237,7 @@ def classifier_from_pretrained(folder: str | Path) -> SequenceClassifier | Token
             model = TokenClassifier(backbone, n_labels, dropout)
         else:
             raise ValueError(f"{folder} holds a {architecture!r}, no classifier")
-    return _fill(model, folder)
+    return _fill(model, folder, contents)
 
 
 def _architecture(contents: Mapping[str, Any]) -> str:
@@ -237,10 +245,16 @@ def _architecture(contents: Mapping[str, Any]) -> str:
     return str((contents.get("architectures") or [""])[0])
 
 
-def _fill(model: AnyModel, folder: Path) -> AnyModel:
+def _fill(model: AnyModel, folder: Path, contents: Mapping[str, Any]) -> AnyModel:
     """Put the weights of a folder into a model that was built on the meta device."""
+    quantize_skeleton(model, contents.get("quantization_config"), folder)
     loaded = rename(read_tensors(folder), model)
-    check_tensors(loaded, model.state_dict(), folder)
+    wanted = model.state_dict()
+    check_tensors(loaded, plain_tensors(wanted), folder)
+    for name, weight in wanted.items():
+        if isinstance(weight, QuantizedWeight):
+            parts = {part: loaded.pop(f"{name}.{part}") for part in weight.parts()}
+            loaded[name] = weight.from_parts(parts)
     model.load_state_dict(loaded, assign=True)
     model.eval()
     return model
@@ -266,6 +280,9 @@ def save_pretrained(
 ) -> None:
     """Write the model (and its tokenizer) to a new folder that ``transformers`` can load.
 
+    One with quantised weights can be loaded by :func:`from_pretrained` alone; ``transformers``
+    refuses it.
+
     A classifier is written without a ``pad_token_id``, because ours finds padding by position. To
     give ``transformers`` padded rows, set it there, to a token that no text ends with.
 
@@ -273,14 +290,9 @@ def save_pretrained(
     other is refused.
     """
     folder = Path(folder).resolve()
-    if folder.exists():
-        if not folder.is_dir():
-            raise ValueError(f"{folder} is a file, not a folder")
-        others = [p.name for p in folder.iterdir() if not WRITTEN.fullmatch(p.name)]
-        if others:
-            raise ValueError(
-                f"{folder} is left as it is, because it holds other files too: {sorted(others)[:5]}"
-            )
+    check_replaceable(folder, WRITTEN)
+    if any(name.endswith(".lora_a") for name, _ in model.named_parameters()):
+        raise ValueError("the model has adapters: save_lora writes them, merge_lora_ adds them")
     with temporary_folder(folder) as temporary:
         write_model(model, temporary, max_shard_bytes)
         if tokenizer is not None:
@@ -296,7 +308,7 @@ def write_model(
     dtypes = {parameter.dtype for parameter in model.parameters()}
     if len(dtypes) > 1:
         raise ValueError(f"the parameters have different dtypes: {sorted(map(str, dtypes))}")
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in published(model).items()}
+    tensors = published(model)
     config = config_to_dict(model.backbone.config)
     if isinstance(model, Classifier):
         family = config["architectures"][0].removesuffix("LMHeadModel").removesuffix("ForCausalLM")
@@ -309,6 +321,9 @@ def write_model(
             config["classifier_dropout"] = model.dropout.p
             if family == "GPT2":  # whose token head has another name
                 tensors = {name.replace("score.", "classifier."): t for name, t in tensors.items()}
+    if quantized := {n: t for n, t in tensors.items() if isinstance(t, QuantizedWeight)}:
+        config["quantization_config"] = describe(quantized)
+    tensors = {name: t.cpu().contiguous() for name, t in plain_tensors(tensors).items()}
     write_tensors(tensors, folder, max_shard_bytes)
     config["dtype"] = str(*dtypes).removeprefix("torch.")
     write_json(folder / "config.json", config)
@@ -316,10 +331,12 @@ def write_model(
 
 def published(model: nn.Module) -> dict[str, Tensor]:
     """The weights under the names and in the layout of a checkpoint; no weight is copied."""
-    return {
-        name: (tensor.T if TRANSPOSED.search(name) else tensor).detach()
-        for name, tensor in model.state_dict().items()
-    }
+    tensors = model.state_dict()
+    for name, tensor in tensors.items():
+        if TRANSPOSED.search(name) and not isinstance(tensor, QuantizedWeight):
+            tensor = tensor.T
+        tensors[name] = tensor.detach()
+    return tensors
 
 
 def trained(model: nn.Module) -> dict[str, Tensor]:
@@ -419,15 +436,12 @@ def rename(tensors: Mapping[str, Tensor], model: CausalLM | Classifier) -> dict[
     Files of a bare backbone have no ``transformer.`` or ``model.`` prefix. A stored head must equal
     the token embedding where ours is the embedding.
     """
-    prefix = f"{model.backbone.prefix}."
     tied = not isinstance(model, Classifier) and not hasattr(model, "lm_head")
     renamed = {}
     for name, tensor in tensors.items():
         if CONSTANTS.search(name):
             continue
-        name = name.replace("classifier.", "score.") if name.startswith("classifier.") else name
-        if not name.startswith((prefix, "lm_head.", "score.")):
-            name = prefix + name
+        name = _our_name(name, model)
         if name in renamed:
             raise ValueError(f"{name} is there twice, with and without the prefix")
         renamed[name] = tensor.T.contiguous() if TRANSPOSED.search(name) else tensor
@@ -443,16 +457,29 @@ def rename(tensors: Mapping[str, Tensor], model: CausalLM | Classifier) -> dict[
     return renamed
 
 
+def _our_name(name: str, model: CausalLM | Classifier) -> str:
+    prefix = f"{model.backbone.prefix}."
+    name = name.replace("classifier.", "score.") if name.startswith("classifier.") else name
+    return name if name.startswith((prefix, "lm_head.", "score.")) else prefix + name
+
+
 def check_tensors(loaded: Mapping[str, Tensor], wanted: Mapping[str, Tensor], where: Path) -> None:
-    """Raise one ``ValueError`` that lists everything missing, unexpected or of the wrong shape."""
+    """Raise one ``ValueError`` that lists everything missing, unexpected or of the wrong shape.
+
+    Codes must be integers of their own dtype, scales finite, and all other tensors of one dtype.
+    """
     problems = [f"missing {name}" for name in wanted if name not in loaded]
     problems += [f"unexpected {name}" for name in loaded if name not in wanted]
-    problems += [
-        f"{name} has shape {tuple(loaded[name].shape)}, not {tuple(wanted[name].shape)}"
-        for name in wanted
-        if name in loaded and loaded[name].shape != wanted[name].shape
-    ]
-    dtypes = {tensor.dtype for tensor in loaded.values()}
+    for name in [name for name in wanted if name in loaded]:
+        found, want = loaded[name], wanted[name]
+        if found.shape != want.shape:
+            problems.append(f"{name} has shape {tuple(found.shape)}, not {tuple(want.shape)}")
+        if not want.is_floating_point() and found.dtype != want.dtype:
+            problems.append(f"{name} is {found.dtype}, not {want.dtype}")
+        if name.endswith((".scale", ".zero")) and not found.isfinite().all():
+            problems.append(f"{name} has numbers that are not finite")
+    codes = {name for name, tensor in wanted.items() if not tensor.is_floating_point()}
+    dtypes = {tensor.dtype for name, tensor in loaded.items() if name not in codes}
     if len(dtypes) > 1:
         problems.append(f"the tensors have different dtypes: {sorted(map(str, dtypes))}")
     elif not dtypes <= DTYPES:
@@ -483,6 +510,56 @@ def write_tensors(tensors: dict[str, Tensor], folder: Path, max_shard_bytes: int
     total = sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     write_json(folder / "model.safetensors.index.json", index)
+
+
+# ---------------------------------------------------------------------------- quantised weights
+
+
+def plain_tensors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What is stored: a quantised weight ``NAME`` as its parts, ``NAME.codes``, ``NAME.scale``."""
+    tensors: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        if isinstance(weight, QuantizedWeight):
+            tensors |= {f"{name}.{part}": tensor for part, tensor in weight.parts().items()}
+        else:
+            tensors[name] = weight
+    return tensors
+
+
+def describe(quantized: Mapping[str, QuantizedWeight]) -> dict[str, Any]:
+    """The ``quantization_config`` of a ``config.json``: bits, name, and size of a group."""
+    # Without a quant_method, transformers refuses the folder. With one that it does not know, it
+    # warns, leaves the codes out and gives the model random weights.
+    described: dict[str, Any] = {"format": FORMAT}
+    for name, weight in quantized.items():
+        described.setdefault(f"int{weight.bits}", {})[name] = weight.group_size
+    return described
+
+
+def quantize_skeleton(model: CausalLM | Classifier, described: Any, where: Path) -> None:
+    """Give a model on the meta device quantised weights as :func:`describe` tells; no numbers."""
+    if described is None:
+        return
+    if not isinstance(described, Mapping) or described.get("format") != FORMAT:
+        raise ValueError(f"{where} is quantised in a way that cannot be read here: {described}")
+    weights = dict(model.named_parameters())
+    new: dict[str, Tensor] = {}
+    for bits, kind in WEIGHTS.items():
+        groups = described.get(f"int{bits}", {})
+        if not isinstance(groups, Mapping):
+            raise ValueError(f"{where}: int{bits}={groups!r} must be an object")
+        for name, group_size in groups.items():
+            weight = weights.get(_our_name(name, model))
+            if weight is None or type(group_size) is not int or group_size < 1:
+                raise ValueError(
+                    f"{where}: int{bits} of {name!r} with group_size={group_size!r}: the name must "
+                    "be a weight of the model, and the size at least 1"
+                )
+            try:
+                new[_our_name(name, model)] = kind.quantize(weight.detach(), group_size)
+            except ValueError as error:
+                raise ValueError(f"{where}: int{bits} of {name!r}: {error}") from error
+    swap_parameters_(model, new)
 
 
 # -------------------------------------------------------------------------------- training runs
@@ -656,6 +733,18 @@ def temporary_folder(target: Path, processes: Processes = ALONE) -> Iterator[Pat
     finally:
         if processes.rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_replaceable(folder: Path, written: re.Pattern[str]) -> None:
+    """Refuse a file, and a folder that holds other files than those ``written``."""
+    if folder.exists():
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is a file, not a folder")
+        others = [p.name for p in folder.iterdir() if not written.fullmatch(p.name)]
+        if others:
+            raise ValueError(
+                f"{folder} is left as it is, because it holds other files too: {sorted(others)[:5]}"
+            )
 
 
 def replace_folder(temporary: Path, target: Path) -> None:

@@ -34,6 +34,7 @@ from torch import nn
 
 from lm_from_scratch.data import Batch
 from lm_from_scratch.loss import IGNORE
+from lm_from_scratch.quantize import QuantizedWeight
 
 PARALLEL = ("ddp", "fsdp")
 CPU = torch.device("cpu")
@@ -60,10 +61,18 @@ class Processes:
         With FSDP each of the ``blocks`` is gathered for itself, and the rest once. Its parameters
         become the shares of this process, on its device; no process holds a whole model there.
         """
+        quantized = [n for n, p in module.named_parameters() if isinstance(p, QuantizedWeight)]
         if self.parallel == "ddp":
             module = module.to(self.device)
+            ddp: Any = nn.parallel.DistributedDataParallel
+            ddp._set_params_and_buffers_to_ignore_for_model(module, quantized)  # all have the same
             return nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True)
         if self.parallel == "fsdp":
+            if quantized:
+                raise ValueError(
+                    f"parallel='fsdp' cannot cut quantised weights, like {quantized[0]}, into "
+                    "shares: 'ddp' can train beside them"
+                )
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard
 

@@ -21,6 +21,7 @@ arXiv:2305.14314.
 """
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -31,6 +32,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lm_from_scratch.checkpoint import (
+    check_replaceable,
     read_file,
     read_json,
     replace_folder,
@@ -85,16 +87,20 @@ def add_lora_(
     ``select`` says by name which of the linear maps of the backbone get one; ``also_train`` by name
     which other parameters stay trainable (norms, the head of a classifier). The result of the model
     does not change before the first step. Make the optimizer afterwards.
+
+    What ``peft`` has no place for is refused: to train a weight or a bias of those linear maps, or
+    an embedding that is the head, too.
     """
     if type(rank) is not int or rank < 1:
         raise ValueError(f"rank={rank!r} must be an integer, at least 1")
-    if not 0.0 < alpha < math.inf:
-        raise ValueError(f"alpha={alpha} must be a positive number")
-    if not 0.0 <= dropout < 1.0:
-        raise ValueError(f"dropout={dropout} must be in [0, 1)")
+    if not isinstance(alpha, int | float) or not 0.0 < alpha < math.inf:
+        raise ValueError(f"alpha={alpha!r} must be a positive number")
+    if not isinstance(dropout, int | float) or not 0.0 <= dropout < 1.0:
+        raise ValueError(f"dropout={dropout!r} must be in [0, 1)")
     if adapters(model):
         raise ValueError("the model has adapters already: merge_lora_ or a new model comes first")
-    linears = {name: m for name, m in backbone_linears(model).items() if select(name)}
+    maps = backbone_linears(model)
+    linears = {name: module for name, module in maps.items() if select(name)}
     if not linears:
         raise ValueError("no linear map was selected")
     for name, module in linears.items():
@@ -109,8 +115,14 @@ def add_lora_(
     for name, parameter in extra.items():
         if isinstance(parameter, QuantizedWeight):
             raise ValueError(f"{name} is quantised, so it cannot be trained")
+        if name.rpartition(".")[0] in maps:
+            raise ValueError(f"{name} is part of a linear map, of which only an adapter is trained")
+        if parameter is getattr(model, "head_weight", None) and name != "lm_head.weight":
+            raise ValueError(f"{name} is the head as well: peft would train only one of the two")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in extra)
+        if name not in extra:
+            parameter.grad = None  # or clipping would count it
     generator = torch.Generator().manual_seed(seed)
     for module in linears.values():
         weight = module.weight
@@ -173,9 +185,21 @@ PLAIN: dict[str, Any] = {
     "bias": "none",
     "use_dora": False,
     "use_rslora": False,
+    "use_qalora": False,
+    "use_bdlora": False,
     "rank_pattern": {},
     "alpha_pattern": {},
+    "layer_replication": None,
+    "alora_invocation_tokens": None,
+    "arrow_config": None,
+    "kasa_config": None,
+    "monteclora_config": None,
 }
+
+#: The other ways in which ``peft`` begins change the frozen weights, too.
+INITS = (None, True, False, "gaussian", "orthogonal", "eva")
+
+WRITTEN = re.compile(r"adapter_config\.json|adapter_model\.safetensors")
 
 
 def their_name(name: str) -> str:
@@ -192,15 +216,25 @@ def our_name(name: str) -> str:
 
 
 def save_lora(model: nn.Module, folder: str | Path) -> None:
-    """Write the adapters, and whatever else is trained, to a folder that ``peft`` can load."""
+    """Write the adapters, and whatever else is trained, to a folder that ``peft`` can load.
+
+    Like there, a module that is trained in part is written whole. A folder that holds adapters and
+    nothing else is replaced; any other is refused.
+    """
+    model = getattr(model, "_orig_mod", model)  # of a compiled model, the model
     found = adapters(model)
     if not found:
         raise ValueError("the model has no adapters")
-    first = next(iter(found.values()))
-    trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-    tensors = {their_name(name): tensor.cpu().contiguous() for name, tensor in trained.items()}
-    others = {name.rpartition(".")[0] for name in trained} - set(found)
     folder = Path(folder).resolve()
+    check_replaceable(folder, WRITTEN)
+    first = next(iter(found.values()))
+    parameters = dict(model.named_parameters())
+    modules = {name.rpartition(".")[0] for name, p in parameters.items() if p.requires_grad}
+    tensors = {
+        their_name(name): p.detach().cpu().contiguous()
+        for name, p in parameters.items()
+        if p.requires_grad or name.rpartition(".")[0] in modules - set(found)
+    }
     gpt2 = isinstance(getattr(getattr(model, "backbone", None), "config", None), GPT2Config)
     config = {
         "peft_type": "LORA",
@@ -209,7 +243,7 @@ def save_lora(model: nn.Module, folder: str | Path) -> None:
         "lora_alpha": first.alpha,
         "lora_dropout": first.dropout,
         "target_modules": sorted(found),
-        "modules_to_save": sorted(others),
+        "modules_to_save": sorted(modules - set(found)),
         "fan_in_fan_out": gpt2,  # there, its linear maps are stored as (in, out)
         "bias": "none",
         "inference_mode": True,
@@ -227,6 +261,8 @@ def load_lora_(model: nn.Module, folder: str | Path) -> None:
     for key, plain in PLAIN.items():
         if (config.get(key) or plain) != plain:
             raise ValueError(f"{key}={config[key]!r} is not supported, only {plain!r}")
+    if (init := config.get("init_lora_weights")) not in INITS:
+        raise ValueError(f"init_lora_weights={init!r} is not supported: it is not one of {INITS}")
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if type(rank) is not int or not isinstance(alpha, int | float):
         raise ValueError(f"{folder} has r={rank!r} and lora_alpha={alpha!r}: they must be numbers")
@@ -241,11 +277,12 @@ def load_lora_(model: nn.Module, folder: str | Path) -> None:
             shapes[f"{name}.lora_b"] = torch.Size([module.out_features, rank])
     wrong = [f"unexpected {name}" for name in sorted(set(loaded) - set(shapes))]
     wrong += [f"missing {name}" for name in sorted(set(shapes) - set(loaded))]
-    wrong += [
-        f"{name} has shape {tuple(loaded[name].shape)}, not {tuple(shapes[name])}"
-        for name in sorted(set(shapes) & set(loaded))
-        if loaded[name].shape != shapes[name]
-    ]
+    for name in sorted(set(shapes) & set(loaded)):
+        tensor = loaded[name]
+        if tensor.shape != shapes[name]:
+            wrong.append(f"{name} has shape {tuple(tensor.shape)}, not {tuple(shapes[name])}")
+        elif not tensor.is_floating_point() or not tensor.isfinite().all():
+            wrong.append(f"{name} ({tensor.dtype}) holds other things than finite numbers")
     if wrong:
         raise ValueError(f"{file} does not fit the model: " + "; ".join(wrong[:8]))
     dropout = config.get("lora_dropout", 0.0)

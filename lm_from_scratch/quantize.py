@@ -22,6 +22,7 @@ Source for groups with a scale and a zero: Frantar et al., *GPTQ*, 2022, arXiv:2
 goes on to choose codes by data; here every number is rounded to its nearest code.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Self
@@ -36,9 +37,9 @@ from lm_from_scratch.swap import swap_parameters_
 #: the whole weight once and multiply.
 FEW_ROWS = 32
 
-#: The dtypes of activations that torch's kernels are fast for. In float32 they are slower than
-#: decoding the weight.
-KERNEL_DTYPES = (torch.bfloat16, torch.float16)
+#: The dtype of activations that torch's kernels are fast for. On x86 all others meet a plain loop,
+#: which is slower than decoding the weight.
+KERNEL_DTYPES = (torch.bfloat16,)
 
 
 class QuantizedWeight(Tensor):
@@ -150,33 +151,34 @@ class Int8Weight(QuantizedWeight):
 
     @classmethod
     def quantize(cls, weight: Tensor, group_size: int | None = None) -> Self:
-        group_size = check(weight, group_size or weight.shape[-1])
-        groups = weight.detach().unflatten(1, (-1, group_size))  # (N, G, K / G)
+        group_size = check(weight, group_size)
+        groups = precise(weight).unflatten(1, (-1, group_size))  # (N, G, K / G)
         scale = (groups.abs().amax(dim=2) / 127).to(weight.dtype)  # (N, G)
-        codes = (groups / positive(scale)[..., None]).round().clamp(-127, 127)
-        return cls.wrap(
-            weight.shape, group_size, codes=codes.flatten(1).to(torch.int8), scale=scale
-        )
+        codes = (groups / nonzero(scale)[..., None]).round().clamp(-127, 127)
+        codes = codes.flatten(1).to(torch.int8).contiguous()  # (N, K)
+        return cls.wrap(weight.shape, group_size, codes=codes, scale=scale)
 
     @classmethod
     def from_parts(cls, parts: Mapping[str, Tensor]) -> Self:
-        codes, scale = parts["codes"], parts["scale"]
+        codes, scale = parts["codes"].clone(), parts["scale"]  # aligned: in a file it may not be
         return cls.wrap(codes.shape, codes.shape[1] // scale.shape[1], codes=codes, scale=scale)
 
     def parts(self) -> dict[str, Tensor]:
         return {"codes": self.codes, "scale": self.scale}
 
     def dequantize(self) -> Tensor:
-        groups = self.codes.unflatten(1, (-1, self.group_size))  # (N, G, K / G)
-        return (groups * self.scale[..., None]).flatten(1)
+        groups = self.codes.to(self.dtype).unflatten(1, (-1, self.group_size))  # (N, G, K / G)
+        return groups.mul_(self.scale[..., None]).flatten(1)
 
     def look_up(self, idx: Tensor) -> Tensor:
         groups = self.codes[idx].unflatten(-1, (-1, self.group_size))
         return (groups * self.scale[idx][..., None]).flatten(-2)
 
     def kernel(self, x: Tensor) -> Tensor | None:
-        if self.scale.shape[1] != 1:
+        if self.scale.shape[1] != 1 or self.shape[1] % 16:  # it reads 16 aligned codes at once
             return None
+        if x.storage_offset() % 16:  # and of x, too: it crashes on what is not aligned
+            x = x.clone()
         return torch._weight_int8pack_mm(x, self.codes, self.scale.view(-1))
 
 
@@ -199,12 +201,14 @@ class Int4Weight(QuantizedWeight):
 
     @classmethod
     def quantize(cls, weight: Tensor, group_size: int | None = None) -> Self:
-        group_size = check(weight, group_size or min(64, weight.shape[-1]))
-        groups = weight.detach().unflatten(1, (-1, group_size))  # (N, G, K / G)
+        group_size = check(weight, group_size, longest=64)
+        if weight.shape[1] % 2:
+            raise ValueError(f"rows of {weight.shape[1]} numbers do not fill bytes of two codes")
+        groups = precise(weight).unflatten(1, (-1, group_size))  # (N, G, K / G)
         low, high = groups.amin(dim=2), groups.amax(dim=2)  # (N, G)
         scale = ((high - low) / 15).to(weight.dtype)
         zero = (low + 8 * scale).to(weight.dtype)
-        codes = (groups - zero[..., None]) / positive(scale)[..., None]
+        codes = (groups - zero[..., None]) / nonzero(scale)[..., None]
         codes = (codes.round() + 8).clamp(0, 15).flatten(1).to(torch.uint8)  # (N, K)
         return cls._pack(codes, scale, zero)
 
@@ -222,9 +226,10 @@ class Int4Weight(QuantizedWeight):
     def _unpack(self) -> tuple[Tensor, Tensor, Tensor]:
         """Codes (N, K), one in a byte, and scale and zero (N, G)."""
         N, K = self.shape
-        codes = torch.stack([self.codes & 15, self.codes >> 4], dim=1)  # (N / R, 2, K, R / 2)
+        pairs = self.codes.transpose(1, 2).contiguous()  # (N / R, R / 2, K)
+        codes = torch.stack([pairs & 15, pairs >> 4], dim=1).view(-1, K)
         scale, zero = self.scale_and_zero[:, :N].transpose(0, 1).unbind(2)
-        return codes.transpose(2, 3).reshape(-1, K)[:N], scale, zero
+        return codes[:N], scale, zero
 
     @classmethod
     def from_parts(cls, parts: Mapping[str, Tensor]) -> Self:
@@ -246,8 +251,8 @@ class Int4Weight(QuantizedWeight):
 
     def _decode(self, codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
         """From codes (..., K) and scale and zero (..., G) to numbers (..., K)."""
-        groups = codes.to(scale.dtype).unflatten(-1, (-1, self.group_size)) - 8
-        return (zero[..., None] + scale[..., None] * groups).flatten(-2)
+        groups = codes.to(scale.dtype).unflatten(-1, (-1, self.group_size)).sub_(8)
+        return groups.mul_(scale[..., None]).add_(zero[..., None]).flatten(-2)
 
     def look_up(self, idx: Tensor) -> Tensor:
         R = 2 * self.codes.shape[2]
@@ -264,15 +269,15 @@ class Int4Weight(QuantizedWeight):
         y = torch.ops.aten._weight_int4pack_mm_for_cpu(
             x, codes, self.group_size, self.scale_and_zero
         )
-        return y[:, : self.shape[0]]
+        return y[:, : self.shape[0]].contiguous()
 
 
 #: The classes by their number of bits.
 WEIGHTS: dict[int, type[QuantizedWeight]] = {8: Int8Weight, 4: Int4Weight}
 
 
-def check(weight: Tensor, group_size: int) -> int:
-    """``group_size``, if ``weight`` can be cut into such groups."""
+def check(weight: Tensor, group_size: int | None, longest: int = sys.maxsize) -> int:
+    """``group_size``, or by default a row or ``longest``, if it can cut ``weight`` into groups."""
     if isinstance(weight, QuantizedWeight):
         raise ValueError(f"the weight is a {type(weight).__name__} already")
     if weight.dim() != 2 or not weight.is_floating_point() or 0 in weight.shape:
@@ -280,27 +285,34 @@ def check(weight: Tensor, group_size: int) -> int:
             f"a weight of {weight.dtype} and shape {tuple(weight.shape)} cannot be quantised: it "
             "must be a matrix of floating-point numbers"
         )
+    if group_size is None:
+        group_size = min(longest, weight.shape[1])
     if group_size < 1 or weight.shape[1] % group_size:
         raise ValueError(
             f"rows of {weight.shape[1]} numbers cannot be cut into groups of "
             f"group_size={group_size}"
         )
-    if not weight.is_meta and not weight.isfinite().all():
-        raise ValueError("the weight has numbers that are not finite")
+    if not weight.is_meta and not (2 * weight).isfinite().all():  # a range can be twice a number
+        raise ValueError("the weight has numbers that are not finite, or too large")
     return group_size
 
 
-def positive(scale: Tensor) -> Tensor:
+def precise(weight: Tensor) -> Tensor:
+    """In float32 at least: bfloat16 would round a number to a wrong code."""
+    return weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+
+
+def nonzero(scale: Tensor) -> Tensor:
     """A group of equal numbers has no step: anything but 0 will do to divide by."""
-    return scale.clamp(min=torch.finfo(scale.dtype).tiny)
+    return torch.where(scale == 0, 1, scale)
 
 
 @cache
 def kernel_reads(half: int) -> bool:
     """Whether torch's int4 kernel has our layout, with blocks of ``2 * half`` rows, here."""
-    codes = torch.arange(2 * half * 32).view(2 * half, 32) * 7 % 16  # (R, 32)
-    low, high = codes.view(2, half, 32)
-    ours = (low | high << 4).T.to(torch.uint8).flatten()
+    codes = torch.arange(4 * half * 32).view(4 * half, 32) % 13  # two blocks, no two rows alike
+    low, high = codes.view(2, 2, half, 32).unbind(1)
+    ours = (low | high << 4).transpose(1, 2).to(torch.uint8).flatten()
     theirs = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
     return torch.equal(ours, theirs.flatten())
 
@@ -334,7 +346,7 @@ class QuantizedLinear(torch.autograd.Function):
         return (
             grad @ weight.dequantize() if needs_x else None,
             None,
-            grad.flatten(0, -2).sum(dim=0) if needs_bias else None,
+            grad.reshape(-1, grad.shape[-1]).sum(dim=0) if needs_bias else None,
         )
 
 
@@ -351,16 +363,27 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             f"x is {x.dtype} with {x.shape[-1]} features, the weight {weight.dtype} with "
             f"{weight.shape[1]}: they must agree"
         )
+    if bias is not None and bias.dtype != x.dtype:
+        raise ValueError(f"bias is {bias.dtype}, x {x.dtype}: they must agree")
     if not torch.is_grad_enabled():
         return product(x, weight, bias)
     check_frozen(weight)
     return QuantizedLinear.apply(x, weight, bias)
 
 
-def embedding(idx: Tensor, weight: Tensor, *_: Any, **__: Any) -> Tensor:
+def embedding(
+    idx: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    *_: Any,
+    **__: Any,
+) -> Tensor:
     """``F.embedding`` with a quantised weight. The other arguments matter for a gradient only."""
     if not isinstance(weight, QuantizedWeight):
         raise NotImplementedError("F.embedding is implemented for a quantised weight")
+    if max_norm is not None:
+        raise ValueError(f"max_norm={max_norm} would change an {type(weight).__name__}")
     check_frozen(weight)
     # reading the indices would break a compiled graph
     readable = idx.numel() and not torch.compiler.is_compiling()
@@ -410,7 +433,9 @@ def copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     if not isinstance(target, QuantizedWeight):
         assert isinstance(source, QuantizedWeight)
         return target.copy_(source.dequantize())
-    same = type(source) is type(target) and source.group_size == target.group_size
+    same = isinstance(source, type(target)) and all(
+        getattr(source, name).shape == getattr(target, name).shape for name in target.held
+    )
     if not same:
         plain = source.dequantize() if isinstance(source, QuantizedWeight) else source
         source = type(target).quantize(plain.to(target.device, target.dtype), target.group_size)
@@ -430,11 +455,19 @@ def empty_like(
     )
 
 
+def share_memory_(weight: QuantizedWeight) -> QuantizedWeight:
+    """With other processes. torch's own would look for the memory of the wrapper, and crash."""
+    for name in weight.held:
+        getattr(weight, name).share_memory_()
+    return weight
+
+
 #: Functions of torch that a quantised weight answers itself.
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     F.linear: linear,
     F.embedding: embedding,
     Tensor.module_load: module_load,
+    Tensor.share_memory_: share_memory_,
 }
 
 aten = torch.ops.aten

@@ -288,6 +288,7 @@ def train(
     if config.eval_every and not held_out:
         raise ValueError(f"eval_every={config.eval_every} needs held-out batches")
     check_shared(config, batches.batch_size, processes)
+    frozen = frozen_digest(model)
     loss_of = processes.wrap(Loss(model, config.dtype, config.chunked_loss), blocks(model))
     optimizer = make_optimizer(model, config)
     free = ("eval_every", "checkpoint_every")  # they do not change the weights
@@ -302,7 +303,7 @@ def train(
             "isolate": batches.isolate,
         },
     }
-    if (frozen := frozen_digest(model)) is not None:
+    if frozen is not None:
         recipe["frozen"] = frozen
     recipe = json.loads(json.dumps(recipe))  # as it will be read back: tuples become lists
     done = 0

@@ -116,6 +116,19 @@ def weight_bytes(model: CausalLM) -> int:
     return sum(p.nbytes for p in model.parameters() if all(p is not t for t in looked_up))
 
 
+def in_turns(
+    runs: dict[str, Callable[[], object]], rounds: int
+) -> tuple[dict[str, list[float]], list[float]]:
+    """Seconds of each run and the bandwidth, round by round."""
+    seconds: dict[str, list[float]] = {kind: [] for kind in runs}
+    bandwidths = []
+    for _ in range(rounds):
+        bandwidths.append(bandwidth())
+        for kind, run in runs.items():
+            seconds[kind].append(seconds_of(run))
+    return seconds, bandwidths
+
+
 def compare(config: Config, dtype: torch.dtype, batch: int, n: int, rounds: int) -> dict[str, Any]:
     """Tokens a second of each, and what they are of transformers' and of the limit."""
     ours, theirs = twins(config, dtype)
@@ -123,19 +136,15 @@ def compare(config: Config, dtype: torch.dtype, batch: int, n: int, rounds: int)
     use_packed_weights_(packed, rows=batch)
     generator = torch.Generator().manual_seed(1)
     idx = torch.randint(0, config.vocab_size, (batch, PROMPT), generator=generator)
-    runs = {
+    runs: dict[str, Callable[[], Any]] = {
         "transformers": their_run(theirs, idx, n),
         "ours": our_run(ours, idx, n),
         "ours, packed": our_run(packed, idx, n),
     }
     texts = {kind: run() for kind, run in runs.items()}  # which warms up, too
     same = {kind: torch.equal(text, texts["transformers"]) for kind, text in texts.items()}
-    seconds: dict[str, list[float]] = {kind: [] for kind in runs}
-    limits = []
-    for _ in range(rounds):
-        limits.append(weight_bytes(ours) / bandwidth())  # seconds a step
-        for kind, run in runs.items():
-            seconds[kind].append(seconds_of(run))
+    seconds, bandwidths = in_turns(runs, rounds)
+    limits = [weight_bytes(ours) / each for each in bandwidths]  # seconds a step
     rows: dict[str, Any] = {}
     for kind, times in seconds.items():
         ratios = [b / a for a, b in zip(times, seconds["transformers"], strict=True)]

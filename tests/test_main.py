@@ -105,6 +105,40 @@ def test_the_readers_own_text(tmp_path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("form", "share"),
+    [(["--bits", "8"], 0.53), (["--bits", "4", "--group-size", "32", "--dtype", "float16"], 0.34)],
+)
+def test_quantize_then_generate(tmp_path, capsys, form, share) -> None:
+    out = str(tmp_path / "small")
+    assert main(["quantize", "qwen2-docs", *form, "--out", out]) == 0
+    before, after = (int(w) for w in capsys.readouterr().out.splitlines()[0].split() if w.isdigit())
+    assert after < share * before
+    model = from_pretrained(out)
+    weight = model.model.layers[0].mlp.up_proj.weight
+    assert weight.bits == int(form[1])
+    assert str(weight.dtype) == ("torch.float16" if "float16" in form else "torch.bfloat16")
+    generate = ["generate", "--model", out, "--prompt", "Return the", "--temperature", "0"]
+    for more in ([], ["--num-beams", "2"], ["--num-return-sequences", "2"]):
+        assert main([*generate, "--max-new-tokens", "8", *more]) == 0
+        assert "Return the" in capsys.readouterr().out
+    assert main(["quantize", out, "--out", str(tmp_path / "twice")]) == 2
+    assert "is a Int" in capsys.readouterr().err
+
+
+def test_quantize_leaves_other_files_and_the_model_itself_alone(tmp_path, capsys) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    assert main(["quantize", "gpt2-docs", "--out", str(tmp_path)]) == 2
+    assert "holds other files too: ['thesis.tex']" in capsys.readouterr().err
+    model = str(tmp_path / "model")
+    assert main(["quantize", "gpt2-docs", "--out", model]) == 0
+    assert main(["quantize", model, "--out", model]) == 2
+    assert "is the model itself" in capsys.readouterr().err
+    assert main(["quantize", "gpt2-docs", "--bits", "4", "--group-size", "48", "--out", model]) == 2
+    assert "128 numbers cannot be cut into groups of group_size=48" in capsys.readouterr().err
+    assert main(["generate", "--model", model, "--prompt", "The", "--max-new-tokens", "3"]) == 0
+
+
 def test_text_ends_before_a_stop_string(capsys) -> None:
     greedy = ["generate", "--prompt", "The", "--temperature", "0", "--max-new-tokens", "30"]
     for several in ([], ["--num-return-sequences", "2"]):
