@@ -177,7 +177,8 @@ class Int8Weight(QuantizedWeight):
     def kernel(self, x: Tensor) -> Tensor | None:
         if self.scale.shape[1] != 1 or self.shape[1] % 16:  # it reads 16 aligned codes at once
             return None
-        if x.storage_offset() % 16:  # and of x, too: it crashes on what is not aligned
+        aligned = torch.compiler.is_compiling() or x.data_ptr() % 32 == 0
+        if not aligned:  # and of x, too: it crashes on what is not aligned
             x = x.clone()
         return torch._weight_int8pack_mm(x, self.codes, self.scale.view(-1))
 
@@ -350,8 +351,9 @@ class QuantizedLinear(torch.autograd.Function):
         )
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``F.linear`` with a quantised weight, in value and gradient."""
+    x = input
     if not isinstance(weight, QuantizedWeight):
         raise NotImplementedError("F.linear is implemented for a quantised weight, not for x")
     if torch.is_autocast_enabled(x.device.type):
@@ -395,7 +397,7 @@ def embedding(
 def check_frozen(weight: QuantizedWeight) -> None:
     if weight.requires_grad and torch.is_grad_enabled():
         raise ValueError(
-            f"a {type(weight).__name__} has no gradient: give it requires_grad_(False), and train "
+            f"an {type(weight).__name__} has no gradient: give it requires_grad_(False), and train "
             "adapters (lm_from_scratch.lora)"
         )
 
