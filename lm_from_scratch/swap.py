@@ -79,7 +79,7 @@ def swap_parameters_(model: nn.Module, new: dict[str, Tensor]) -> None:
     """Give the named parameters of a built model new contents, which may be of another class.
 
     Whoever holds one of them (an optimizer, a tied module) holds the new contents then. Gradients
-    of the old ones are dropped. Shapes must agree. All are swapped, or none.
+    of the old contents go with them. Shapes must agree. All are swapped, or none.
     """
     old = dict(model.named_parameters())
     for name, tensor in new.items():
@@ -93,12 +93,4 @@ def swap_parameters_(model: nn.Module, new: dict[str, Tensor]) -> None:
         name: nn.Parameter(tensor, requires_grad=tensor.requires_grad)
         for name, tensor in new.items()
     }
-    grads = {name: old[name].grad for name in fresh}
-    for name in fresh:
-        old[name].grad = None
-    try:
-        swap_((name, old[name], tensor) for name, tensor in fresh.items())
-    except ValueError:
-        for name, grad in grads.items():
-            old[name].grad = grad
-        raise
+    swap_((name, old[name], tensor) for name, tensor in fresh.items())
