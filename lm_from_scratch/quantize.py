@@ -280,7 +280,7 @@ WEIGHTS: dict[int, type[QuantizedWeight]] = {8: Int8Weight, 4: Int4Weight}
 def check(weight: Tensor, group_size: int | None, longest: int = sys.maxsize) -> int:
     """``group_size``, or by default a row or ``longest``, if it can cut ``weight`` into groups."""
     if isinstance(weight, QuantizedWeight):
-        raise ValueError(f"the weight is a {type(weight).__name__} already")
+        raise ValueError(f"the weight is an {type(weight).__name__} already")
     if weight.dim() != 2 or not weight.is_floating_point() or 0 in weight.shape:
         raise ValueError(
             f"a weight of {weight.dtype} and shape {tuple(weight.shape)} cannot be quantised: it "
@@ -422,7 +422,7 @@ def to_copy(
 ) -> QuantizedWeight:
     """Another device moves all; another dtype changes the scales, not the codes."""
     if dtype is not None and not dtype.is_floating_point:
-        raise ValueError(f"a {type(weight).__name__} cannot stand for a matrix of {dtype}")
+        raise ValueError(f"an {type(weight).__name__} cannot stand for a matrix of {dtype}")
     return weight.apply_to_held(
         lambda t: t.to(device, dtype if t.is_floating_point() else None, copy=True)
     )
