@@ -33,10 +33,6 @@ from torch import Tensor, nn
 
 from lm_from_scratch.swap import swap_parameters_
 
-#: Up to this many rows of activations, torch's kernels read the codes faster than we could decode
-#: the whole weight once and multiply.
-FEW_ROWS = 32
-
 #: The dtype of activations that torch's kernels are fast for. On x86 all others meet a plain loop,
 #: which is slower than decoding the weight.
 KERNEL_DTYPES = (torch.bfloat16,)
@@ -52,6 +48,7 @@ class QuantizedWeight(Tensor):
 
     bits: ClassVar[int]
     held: ClassVar[tuple[str, ...]]  # the names of the tensors that it holds
+    few_rows: ClassVar[int]  # of activations: beyond, decoding once is faster than the kernel
     group_size: int
 
     # ----------------------------------------------------------------- what a subclass provides
@@ -146,6 +143,7 @@ class Int8Weight(QuantizedWeight):
 
     bits = 8
     held = ("codes", "scale")
+    few_rows = 32
     codes: Tensor
     scale: Tensor
 
@@ -197,6 +195,7 @@ class Int4Weight(QuantizedWeight):
 
     bits = 4
     held = ("codes", "scale_and_zero")
+    few_rows = 96
     codes: Tensor
     scale_and_zero: Tensor
 
@@ -324,7 +323,7 @@ def kernel_reads(half: int) -> bool:
 def product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
     """``x @ W.T + bias``: by the kernel for few rows, else by decoding the whole weight once."""
     rows = x.reshape(-1, x.shape[-1])
-    suits = x.device.type == "cpu" and x.dtype in KERNEL_DTYPES and 0 < len(rows) <= FEW_ROWS
+    suits = x.device.type == "cpu" and x.dtype in KERNEL_DTYPES and 0 < len(rows) <= weight.few_rows
     y = weight.kernel(rows.contiguous()) if suits else None
     if y is None:
         return F.linear(x, weight.dequantize(), bias)

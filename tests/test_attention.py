@@ -278,15 +278,16 @@ def test_a_window_that_hides_nothing_needs_no_mask() -> None:
 
 @pytest.mark.parametrize("hidden", [0, 4], ids=["all keys", "left padding"])
 @pytest.mark.parametrize("S", [1, 33])
-def test_one_query_in_bfloat16_is_one_of_two(S: int, hidden: int) -> None:
-    """It has company in torch's kernel, which is faster so; value, shape and gradients stay."""
+@pytest.mark.parametrize("shared", [1, 2, 4])
+def test_one_query_in_bfloat16(shared: int, S: int, hidden: int) -> None:
+    """Computed in another dtype or layout; value, shape, dtype and gradients are the formula's."""
     q, k, v = (x.requires_grad_() for x in tensors(B=2, H=4, T=1, S=S, dtype=torch.bfloat16))
-    shared_k, shared_v = k[:, ::2], v[:, ::2]  # two query heads for each of them
+    shared_k, shared_v = k[:, ::shared], v[:, ::shared]  # so many query heads for each of them
     keys = arange(S).repeat(2, 1)
     keys[1, : min(hidden, S - 1)] = -1
     vis = Visibility(arange(1, S - 1), keys, dense=not hidden)
     y = sdpa_attention(q, shared_k, shared_v, vis)
-    assert y.shape == q.shape
+    assert y.shape == q.shape and y.dtype == q.dtype
     want = ATTENTION_KINDS["formula"](q.double(), shared_k.double(), shared_v.double(), vis, 0.0)
     torch.testing.assert_close(y.double(), want, atol=0.02, rtol=0.02)
     grads = torch.autograd.grad(y.float().square().sum(), (q, k, v))

@@ -326,6 +326,7 @@ def test_save_lora_replaces_adapters_and_nothing_else(tmp_path) -> None:
 
 A = "base_model.model.transformer.h.0.attn.c_attn.lora_A.weight"
 B = A.replace("lora_A", "lora_B")
+LN_F = "base_model.model.transformer.ln_f.weight"
 #: What can be wrong with a folder: a change of its config, or of its tensors, and the message.
 DAMAGES: list[tuple[str, dict, Callable[[dict], object], str]] = [
     ("r", {"r": 4}, len, r"c_attn.lora_a has shape \(3, 28\), not \(4, 28\)"),
@@ -351,6 +352,7 @@ DAMAGES: list[tuple[str, dict, Callable[[dict], object], str]] = [
     ("head", {}, lambda t: t.update({"lm_head.lora_A.weight": t[A].clone()}), "lm_head"),
     ("B bias", {}, lambda t: t.update({B.replace("weight", "bias"): t[A].clone()}), "lora_B.bias"),
     ("shape", {}, lambda t: t.update({B: t[B].T.contiguous()}), r"lora_b has shape \(3, 84\)"),
+    ("norm", {}, lambda t: t.update({LN_F: torch.ones(1)}), r"ln_f.weight has shape \(1,\)"),
     ("integers", {}, lambda t: t.update({A: t[A].long()}), "lora_a .torch.int64. holds other"),
     ("NaN", {}, lambda t: t[A].fill_(math.nan), "lora_a .torch.float64. holds other"),
     (
@@ -367,7 +369,7 @@ DAMAGES: list[tuple[str, dict, Callable[[dict], object], str]] = [
 def test_a_folder_that_does_not_fit_is_refused_and_nothing_changes(
     tmp_path, config, change, message
 ) -> None:
-    save_lora(adapted("gpt2", select=everything), tmp_path)
+    save_lora(adapted("gpt2", also_train=is_norm, select=everything), tmp_path)
     contents = json.loads((tmp_path / "adapter_config.json").read_text())
     (tmp_path / "adapter_config.json").write_text(json.dumps({**contents, **config}))
     tensors = load_file(tmp_path / "adapter_model.safetensors")

@@ -25,7 +25,6 @@ from lm_from_scratch.models import CausalLM
 from lm_from_scratch.onednn import use_onednn_, use_packed_weights_
 from lm_from_scratch.quantize import (
     BLOCK,
-    FEW_ROWS,
     KERNEL_DTYPES,
     Int4Weight,
     Int8Weight,
@@ -321,7 +320,7 @@ def check_kernels() -> None:
                 (7, 28, 28), (33, 34, 34), (64, 100, 100), (16, 16, 16), (40, 48, 24),
             ]:  # fmt: skip
                 weight = make(kind, N, K, group_size, dtype)
-                for rows in (1, 2, 5, FEW_ROWS, FEW_ROWS + 1):
+                for rows in (1, 2, 5, kind.few_rows, kind.few_rows + 1):
                     x = numbers(rows, K, seed=1, dtype=dtype)
                     y = F.linear(x, weight)
                     W = weight.dequantize().double()
@@ -366,10 +365,10 @@ def test_few_rows_take_the_kernel(
 
     monkeypatch.setattr(kind, "kernel", kernel)
     weight = make(kind, 64, 64, 64, dtype)
-    for rows in (0, 1, FEW_ROWS, FEW_ROWS + 1):
+    for rows in (0, 1, kind.few_rows, kind.few_rows + 1):
         F.linear(numbers(rows, 64, dtype=dtype), weight)
     F.linear(numbers(2, 3, 64, dtype=dtype), weight)
-    assert calls == [1, FEW_ROWS, 6]
+    assert calls == [1, kind.few_rows, 6]
     F.linear(numbers(2, 64), make(kind, 64, 64))
     assert len(calls) == 3
     F.linear(numbers(2, 48, dtype=dtype), make(kind, 64, 48, 24, dtype))
