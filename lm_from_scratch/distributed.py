@@ -60,6 +60,9 @@ class Processes:
 
         With FSDP each of the ``blocks`` is gathered for itself, and the rest once. Its parameters
         become the shares of this process, on its device; no process holds a whole model there.
+
+        Quantised weights are the same in every process from the start: DDP sends none of them, and
+        FSDP, which cannot cut them, raises a ``ValueError``.
         """
         quantized = [n for n, p in module.named_parameters() if isinstance(p, QuantizedWeight)]
         if self.parallel == "ddp":
