@@ -192,9 +192,7 @@ CONSTANTS = re.compile(r"(^|\.)(h\.\d+\.attn\.(bias|masked_bias)|rotary_emb\.inv
 MAX_SHARD_BYTES = 5 * 10**9
 
 #: The files that a saved model consists of.
-WRITTEN = re.compile(
-    r"config\.json|tokenizer\.json|model(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
-)
+WRITTEN = r"config\.json|tokenizer\.json|model(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
 
 #: How a ``config.json`` calls our quantised weights.
 FORMAT = "lm_from_scratch"
@@ -735,12 +733,12 @@ def temporary_folder(target: Path, processes: Processes = ALONE) -> Iterator[Pat
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def check_replaceable(folder: Path, written: re.Pattern[str]) -> None:
-    """Refuse a file, and a folder that holds other files than those ``written``."""
+def check_replaceable(folder: Path, written: str) -> None:
+    """Refuse a file, and a folder with files whose names ``written``, a pattern, does not match."""
     if folder.exists():
         if not folder.is_dir():
             raise ValueError(f"{folder} is a file, not a folder")
-        others = [p.name for p in folder.iterdir() if not written.fullmatch(p.name)]
+        others = [p.name for p in folder.iterdir() if not re.fullmatch(written, p.name)]
         if others:
             raise ValueError(
                 f"{folder} is left as it is, because it holds other files too: {sorted(others)[:5]}"

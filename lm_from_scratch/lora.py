@@ -21,7 +21,6 @@ arXiv:2305.14314.
 """
 
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -199,7 +198,7 @@ PLAIN: dict[str, Any] = {
 #: The other ways in which ``peft`` begins change the frozen weights, too.
 INITS = (None, True, False, "gaussian", "orthogonal", "eva")
 
-WRITTEN = re.compile(r"adapter_config\.json|adapter_model\.safetensors")
+WRITTEN = r"adapter_config\.json|adapter_model\.safetensors"
 
 
 def their_name(name: str) -> str:

@@ -146,7 +146,8 @@ plt.show()
 
 assert 1.8 < errors["int8, one group"][6] / errors["int8, one group"][5] < 2.2
 marks = backs["int4, one group", 64][others].unique()
-print("int4, one group, outlier 64: the others become", marks.tolist())
+near = [f"{mark:.2f}" for mark in marks.tolist()]
+print("int4, one group, outlier 64: the others become", *near)
 assert 2 <= len(marks) <= 3
 assert 3 * errors["int4, groups of 16"][6] < errors["int4, one group"][6]
 far = torch.arange(512) // 64 != 100 // 64

@@ -311,8 +311,8 @@ print(to_learn[40].text[:120])
 
 # %%
 # Five runs read the same batches: all weights; adapters on the float32 model; adapters on 4 bits; the same with the
-# norms trained too, and with rank 1. Full training and LoRA want different learning rates; of 0.001, 0.003 and 0.01 each
-# has a good one.
+# norms trained too, and with rank 1. Full training and LoRA want different learning rates. These two come from a short
+# trial, which is not repeated here.
 
 STEPS = 40
 recipe = dict(steps=STEPS, lr=1e-2, warmup=5, weight_decay=0.0)
