@@ -395,7 +395,12 @@ def generate_command(args: argparse.Namespace) -> int:
 
 def tokenizer_of(folder: Path) -> Tokenizer:
     """The tokenizer of a model, which a run keeps beside its checkpoints."""
-    return Tokenizer.load(folder if (folder / "tokenizer.json").is_file() else folder.parent)
+    for place in (folder, folder.parent):
+        if (place / "tokenizer.json").is_file():
+            return Tokenizer.load(place)
+    raise ValueError(
+        f"{folder} has no tokenizer.json: save_pretrained(model, folder, tokenizer) writes one"
+    )
 
 
 def quantize_command(args: argparse.Namespace) -> int:
@@ -405,10 +410,11 @@ def quantize_command(args: argparse.Namespace) -> int:
         raise ValueError(f"--out {out} is the model itself; give another folder")
     model, tokenizer = from_pretrained(folder), tokenizer_of(folder)
     before = sum(p.nbytes for p in model.parameters())
+    was = str(model.head_weight.dtype).removeprefix("torch.")
     quantize_(model.to(getattr(torch, args.dtype)), args.bits, args.group_size)
     save_pretrained(model, out, tokenizer)
     after = sum(p.nbytes for p in model.parameters())
-    print(f"{before} bytes of weights before, {after} after: {after / before:.0%}")
+    print(f"{before} bytes of weights before, in {was}; {after} after: {after / before:.0%}")
     print(f"model written to {out}")
     print(f"try: python -m lm_from_scratch generate --model {shlex.quote(str(out))} --prompt The")
     return 0

@@ -258,6 +258,11 @@ def _fill(model: AnyModel, folder: Path, contents: Mapping[str, Any]) -> AnyMode
     return model
 
 
+def shipped() -> list[str]:
+    """The names of the models that come with the package."""
+    return sorted(path.parent.name for path in PRETRAINED.glob("*/config.json"))
+
+
 def load_shipped(name: str = "gpt2-docs") -> tuple[CausalLM, Tokenizer]:
     """A small model that comes with the package, in float32, and its tokenizer.
 
@@ -265,8 +270,7 @@ def load_shipped(name: str = "gpt2-docs") -> tuple[CausalLM, Tokenizer]:
     """
     folder = PRETRAINED / name
     if not (folder / "config.json").is_file():
-        shipped = sorted(path.parent.name for path in PRETRAINED.glob("*/config.json"))
-        raise ValueError(f"no model {name!r} comes with the package; there are {shipped}")
+        raise ValueError(f"no model {name!r} comes with the package; there are {shipped()}")
     return from_pretrained(folder).float(), Tokenizer.load(folder)
 
 
@@ -374,13 +378,13 @@ def local_folder(name: str | Path) -> Path:
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ValueError(
             f"{str(name)!r} is no folder here, and the hub gave no model of that name "
-            f"({type(error).__name__})"
+            f"({type(error).__name__}); {' and '.join(shipped())} come with the package"
         ) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise ValueError(f"{path.parent} has no {path.name}: it is not a model folder")
+        raise ValueError(f"{path.parent} has no {path.name}")
     try:
         contents = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

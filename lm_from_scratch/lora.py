@@ -156,7 +156,8 @@ def merge_lora_(model: nn.Module) -> None:
 
     The sum is taken in float64 and rounded once, to the weight's dtype. A quantised weight becomes
     a plain one: rounding the sum to codes again would lose most of a small change (``quantize_``
-    does it, if you want to). The new weights are swapped in; they stay frozen.
+    does it, if you ``select`` the weights that had adapters). The new weights are swapped in; they
+    stay frozen.
     """
     found = adapters(model)
     if not found:

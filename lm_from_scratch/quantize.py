@@ -203,7 +203,10 @@ class Int4Weight(QuantizedWeight):
     def quantize(cls, weight: Tensor, group_size: int | None = None) -> Self:
         group_size = check(weight, group_size, longest=64)
         if weight.shape[1] % 2:
-            raise ValueError(f"rows of {weight.shape[1]} numbers do not fill bytes of two codes")
+            raise ValueError(
+                f"rows of {weight.shape[1]} numbers cannot be kept in 4 bits: two codes share a "
+                "byte, so the number must be even"
+            )
         groups = precise(weight).unflatten(1, (-1, group_size))  # (N, G, K / G)
         low, high = groups.amin(dim=2), groups.amax(dim=2)  # (N, G)
         scale = ((high - low) / 15).to(weight.dtype)
@@ -288,9 +291,10 @@ def check(weight: Tensor, group_size: int | None, longest: int = sys.maxsize) ->
     if group_size is None:
         group_size = min(longest, weight.shape[1])
     if group_size < 1 or weight.shape[1] % group_size:
+        divisors = [n for n in range(1, weight.shape[1] + 1) if weight.shape[1] % n == 0]
         raise ValueError(
             f"rows of {weight.shape[1]} numbers cannot be cut into groups of "
-            f"group_size={group_size}"
+            f"group_size={group_size}; sizes that fit are {divisors[-6:]}"
         )
     if not weight.is_meta and not (2 * weight).isfinite().all():  # a range can be twice a number
         raise ValueError("the weight has numbers that are not finite, or too large")
@@ -502,12 +506,23 @@ def quantize_(
     it, goes on holding it. They need no gradient. All are quantised, or none.
 
     ``group_size`` is the length of a group; by default a row with 8 bits and 64 with 4 bits.
+
+    A result of the model that still has a graph holds the weights: free it first, or compute it
+    under ``torch.no_grad()``.
     """
     if bits not in WEIGHTS:
         raise ValueError(f"bits={bits} must be one of {sorted(WEIGHTS, reverse=True)}")
-    weights = {name: p for name, p in multiplied(model).items() if select(name)}
+    found = multiplied(model)
+    weights = {name: p for name, p in found.items() if select(name)}
     if not weights:
-        raise ValueError("there is no weight to quantise")
+        raise ValueError(f"select chose none of the weights {list(found)}")
+    for name, module in model.named_modules():
+        odd = isinstance(module, nn.Linear) and type(module) is not nn.Linear
+        if odd and any(module.weight is weight for weight in weights.values()):
+            raise ValueError(
+                f"{name} is a {type(module).__name__}: what else reads its weight may not know "
+                "codes. Quantise before you change a layer, or leave it out with select"
+            )
     new: dict[str, Tensor] = {}
     for name, weight in weights.items():
         try:
@@ -528,15 +543,7 @@ def multiplied(model: nn.Module) -> dict[str, nn.Parameter]:
     head = getattr(model, "head_weight", None)
     if getattr(model, "project", F.linear) is not F.linear:
         raise ValueError(f"the head computes with {model.project}: quantise before you change that")
-    linears = {}
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            if type(module).forward is not nn.Linear.forward:
-                raise ValueError(
-                    f"{name} is a {type(module).__name__}, which multiplies in its own way: "
-                    "quantise before you change that"
-                )
-            linears[id(module.weight)] = module
+    linears = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
     return {name: p for name, p in model.named_parameters() if id(p) in linears or p is head}
 
 

@@ -45,7 +45,8 @@ def swap_(pairs: Iterable[tuple[str, Tensor, Tensor]]) -> None:
         if any(is_held(tensor) for tensor in both):
             raise ValueError(
                 f"{name} cannot be swapped while a view of it, a weak reference or a graph that "
-                "was not freed holds it. Nothing was changed"
+                "was not freed holds it: delete the results of earlier forward passes, or compute "
+                "them under torch.no_grad(). Nothing was changed"
             )
     done: list[tuple[Tensor, Tensor]] = []
     for name, tensor, other in pairs:

@@ -112,7 +112,9 @@ def test_the_readers_own_text(tmp_path) -> None:
 def test_quantize_then_generate(tmp_path, capsys, form, share) -> None:
     out = str(tmp_path / "small")
     assert main(["quantize", "qwen2-docs", *form, "--out", out]) == 0
-    before, after = (int(w) for w in capsys.readouterr().out.splitlines()[0].split() if w.isdigit())
+    said = capsys.readouterr().out.splitlines()[0]
+    before, after = (int(word) for word in said.split() if word.isdigit())
+    assert "before, in float16; " in said
     assert after < share * before
     model = from_pretrained(out)
     weight = model.model.layers[0].mlp.up_proj.weight
@@ -123,7 +125,7 @@ def test_quantize_then_generate(tmp_path, capsys, form, share) -> None:
         assert main([*generate, "--max-new-tokens", "8", *more]) == 0
         assert "Return the" in capsys.readouterr().out
     assert main(["quantize", out, "--out", str(tmp_path / "twice")]) == 2
-    assert "is a Int" in capsys.readouterr().err
+    assert "is an Int" in capsys.readouterr().err
 
 
 def test_quantize_leaves_other_files_and_the_model_itself_alone(tmp_path, capsys) -> None:

@@ -222,7 +222,7 @@ def test_odd_rows_fit_8_bits_but_not_bytes_of_two_codes() -> None:
     for K in (1, 5):
         w = numbers(3, K)
         torch.testing.assert_close(Int8Weight.quantize(w).dequantize(), w, atol=0.02, rtol=0)
-        with pytest.raises(ValueError, match=f"rows of {K} numbers do not fill"):
+        with pytest.raises(ValueError, match=f"rows of {K} numbers cannot be kept in 4 bits"):
             Int4Weight.quantize(w)
 
 
@@ -1001,8 +1001,12 @@ def alive_view(model: nn.Module) -> None:
         (lambda m: None, {"group_size": 5}, r"wte\.weight: .* group_size=5"),
         (lambda m: None, {"group_size": 64}, r"32 numbers .* group_size=64"),
         (lambda m: None, {"bits": 4}, r"mlp\.c_proj\.weight|groups"),
-        (lambda m: None, {"select": lambda name: False}, "no weight"),
-        (lambda m: None, {"select": lambda name: "wpe" in name}, "no weight"),
+        (lambda m: None, {"select": lambda name: False}, "select chose none of the weights .*wte"),
+        (
+            lambda m: None,
+            {"select": lambda name: "wpe" in name},
+            "select chose none of the weights .*wte",
+        ),
         (quantize_, {}, r"wte\.weight: .* Int8Weight already"),
         (lambda m: quantize_(m, 8, select=lambda n: "h.2" in n), {}, "Int8Weight already"),
         (use_onednn_, {}, "head computes with"),
@@ -1025,9 +1029,27 @@ def test_all_or_none(
 
 
 def test_a_model_without_a_linear_map() -> None:
-    with pytest.raises(ValueError, match="no weight"):
+    with pytest.raises(ValueError, match=r"none of the weights \[\]"):
         quantize_(nn.Sequential(nn.LayerNorm(3)))
     net = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
     quantize_(net)
     assert [isinstance(p, Int8Weight) for p in net.parameters()] == [True, False, True, False]
     assert net(torch.ones(3, 8)).shape == (3, 2)
+
+
+def test_a_layer_that_reads_its_linear_map_in_another_way_is_refused() -> None:
+    """nn.MultiheadAttention takes the weight of its ``out_proj``, and never calls it."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16)
+    before = snapshot(layer)
+    with pytest.raises(ValueError, match=r"self_attn\.out_proj is a NonDynamically"):
+        quantize_(layer)
+    assert_unchanged(layer, before)
+    quantize_(layer, select=lambda name: "out_proj" not in name)
+    x = torch.randn(3, 5, 8)
+    assert layer.train()(x).shape == x.shape
+
+
+@pytest.mark.parametrize(("K", "fits"), [(100, "50, 100"), (7, "7")])
+def test_a_group_that_does_not_fit_names_those_that_do(K: int, fits: str) -> None:
+    with pytest.raises(ValueError, match=rf"group_size=64; sizes that fit are \[.*{fits}\]"):
+        Int8Weight.quantize(torch.ones(3, K), 64)
