@@ -22,8 +22,7 @@ You will learn
 Before you start
 ----------------
 
-Read the page on GPT-2 for tied weights, and the page on updates in backward for hooks. One CPU core, a quarter of an
-hour.
+Read the page on GPT-2 for tied weights, and the page on updates in backward for hooks. One CPU core, half an hour.
 
 One name is not enough
 ----------------------
@@ -100,8 +99,11 @@ assert (t1.tolist(), t2.tolist()) == ([0, 1, 2], [0, 1])
 # * The **storage** is the memory. Several at::Tensors may share it: ``detach`` makes a new Python object with a new
 #   at::Tensor over the same storage.
 #
-# The addresses of all three can be read. Here are two tensors before and after a swap, with a list that holds the first
-# and an alias from ``detach``. Every arrow of the figure is read from the addresses.
+# The addresses of all three can be read; ``_cdata`` is that of the at::Tensor. Names with one leading underscore, here
+# and below, are private to PyTorch: learn with them, and build nothing on them.
+#
+# Here are two tensors before and after a swap, with a list that holds the first and an alias from ``detach``. Every
+# arrow of the figure is read from the addresses.
 
 
 def layers(name, x):
@@ -180,8 +182,8 @@ def three_lines(a, b):
 
 
 # %%
-# ``_swap_tensor_impl`` is private, and it checks little. Use it to learn. PyTorch's function adds one loop, for
-# attributes in slots, and it refuses some pairs before it starts. Everything else should be equal.
+# ``_swap_tensor_impl`` checks little. PyTorch's function adds one loop, for attributes in slots, and it refuses some
+# pairs before it starts. Everything else should be equal.
 #
 # What moves
 # ----------
@@ -189,8 +191,8 @@ def three_lines(a, b):
 # Each row below reads one property of a pair, swaps, and reads again. If the two readings have changed places the
 # property *moves*; if they are as before it *stays*. A row only counts if the two differ at first.
 #
-# The pair is a parameter with a gradient, an attribute, a hook and one change in place, and a plain tensor of another
-# shape and dtype.
+# The pair is a parameter with a gradient, an attribute, a hook and one change in place, which its *version counter* has
+# counted, and a plain tensor of another shape and dtype.
 
 
 def unlike():
@@ -556,9 +558,9 @@ assert swapped(model) == [True] * 3
 # The flag left on
 # ~~~~~~~~~~~~~~~~
 #
-# Defect T3. ``Module.to`` and ``load_state_dict`` swap ordinary parameters only if a global flag of PyTorch says so. The
-# tutorial that introduced it sets the flag, and its last use never takes it back. What happens to a conversion,
-# elsewhere and later?
+# Old defects have numbers in this chapter; this is T3. ``Module.to`` and ``load_state_dict`` swap ordinary parameters
+# only if a global flag of PyTorch says so. PyTorch's tutorial on extension points (see Sources) sets the flag, and its
+# last use never takes it back. What happens to a conversion, elsewhere and later?
 
 
 def converts(situation):
@@ -737,8 +739,7 @@ assert seen["detach()"] == seen["numpy()"] == "old"  # 4
 # Sources
 # -------
 #
-# * `PyTorch's tutorial on swapping tensors <https://docs.pytorch.org/tutorials/recipes/recipes/swap_tensors.html>`_,
-#   which this chapter takes up.
+# * PyTorch: `Extension points in nn.Module for load_state_dict and tensor subclasses <https://docs.pytorch.org/tutorials/recipes/recipes/swap_tensors.html>`_, the tutorial that this chapter takes up.
 # * `Add swap_tensors path to nn.Module._apply <https://github.com/pytorch/pytorch/pull/117167>`_: the flag, and why
 #   graphs are in the way.
 # * `Relax use_count constraints for swap_tensors <https://github.com/pytorch/pytorch/pull/127313>`_: the exception

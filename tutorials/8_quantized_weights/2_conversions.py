@@ -22,7 +22,7 @@ Before you start
 ----------------
 
 Read the page on swapping two tensors: it takes the exchange itself apart, and shows what a flag does that is left on.
-This page is about modules. One CPU core, twenty minutes. Nothing is downloaded.
+This page is about modules. One CPU core, half an hour. Nothing is downloaded.
 """
 
 import inspect
@@ -296,7 +296,8 @@ assert loss.grad_fn is not None  # the old loss is still there
 # ---------
 #
 # Now everything in one table. Its rows are all paths of the instrument. ``yes`` means that the holder follows or the
-# statement is true, ``-`` that it does not, ``!`` that the conversion is refused, ``!!`` that the backward pass is.
+# statement is true, ``-`` that it does not, ``!`` that the conversion is refused, ``!!`` that the backward pass is. A
+# *subclass* wraps a tensor of numbers, its *payload*; a *traceable* one has two methods that tell PyTorch what it holds.
 
 YES = (True, "follows", "arrives")
 REFUSED = {"RuntimeError": "!", "RuntimeError in backward": "!!"}
@@ -401,9 +402,9 @@ assert layer.weight is weight and weight.scale.dtype == torch.bfloat16
 assert table["to, traceable subclass"] == table["to, swap flag"]
 
 # %%
-# To tell what it holds takes two methods, ``__tensor_flatten__`` and ``__tensor_unflatten__``. They are PyTorch's
-# protocol for subclasses that wrap other tensors, and ``torch.compile`` reads them too. PyTorch swaps these classes by
-# itself, and so refuses them by itself: a view or a weak reference stops ``layer.to``, with the flag off.
+# The two methods are ``__tensor_flatten__`` and ``__tensor_unflatten__``, PyTorch's protocol for subclasses that wrap
+# other tensors; ``torch.compile`` reads them too. PyTorch swaps traceable classes by itself, and so refuses them by
+# itself: a view or a weak reference stops ``layer.to``, with the flag off.
 #
 # Quantise what an optimizer holds
 # --------------------------------
@@ -461,8 +462,8 @@ assert torch.equal(model.head_weight.codes, codes)
 # T9: a dtype that is not true
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# Old defects have numbers on these pages. PyTorch's tutorial begins with a class that wraps a tensor, its *payload*,
-# and is not traceable. ``Subclass`` of the package is such a class; ``Traceable`` adds the two methods.
+# PyTorch's tutorial begins with a class that is not traceable. ``Subclass`` of the package is such a class;
+# ``Traceable`` adds the two methods.
 
 for kind in (Subclass, Traceable):
     module = Tied(kind)
@@ -539,10 +540,11 @@ except RuntimeError as error:
 #
 # 1. *Easy.* ``nn.utils.prune.random_unstructured`` and ``nn.utils.parametrizations.weight_norm`` rename parameters.
 #    Which of them strands an optimizer? A right answer shows the names, and explains both by ``id``.
-# 2. *Easy.* Add ``weight.data = new`` to ``PATHS`` as a row. A right answer predicts its ten cells first. Which row
-#    is it equal to?
-# 3. *Medium.* Add a column for a hook: one that was registered on the weight before the conversion, and doubles the
-#    gradient. A right answer has a cell for each row, and explains those of the swaps with the page before this one.
+# 2. *Easy.* Call ``observe`` with a function that sets ``module.weight.data`` to a bfloat16 copy of the weight. A right
+#    answer predicts the ten fields first. Which row of the table are they equal to?
+# 3. *Medium.* Give the weight of a ``Tied`` a hook that doubles its gradient, convert, and look at the gradient of
+#    ``module.weight.sum()``. Do so for all ``PATHS``: each is a tuple of the conversion and, for some, the argument of
+#    ``Tied``. A right answer has a cell for each row, and explains those of the swaps with the page before this one.
 # 4. *Hard.* Write ``restore_(optimizer, old, new)``, which repairs an optimizer after an assignment, with its state.
 #    A right answer trains on with the same losses as a swap. Hint: AdamW, and two places to repair.
 #

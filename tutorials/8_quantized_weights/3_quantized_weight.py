@@ -75,8 +75,8 @@ assert (error <= scale * 0.5001).all()
 assert codes.abs().amax(dim=1).tolist() == 6 * [127]
 
 # %%
-# Two codes are one scale apart, so a number moves by at most half of it. A quarter of the bytes of float32 remain, and
-# four bytes a row for the scale.
+# Two codes are one scale apart, so but for float32's own rounding a number moves by at most half of it. A quarter of
+# the bytes of float32 remain, and four bytes a row for the scale.
 #
 # A tensor with an empty table
 # ----------------------------
@@ -352,9 +352,9 @@ assert torch.autograd.gradcheck(F.linear, inputs)
 # The weight gets no gradient: its codes are whole numbers, and a small step would not change them. What is trained
 # stands beside it: biases, norms, or the adapters of a later page.
 #
-# Everything else is answered below, where one name stands for many ways to call it: ``nn.Parameter``, ``.data`` and
+# The rest is answered below here, where one name stands for many ways to call it: ``nn.Parameter``, ``.data`` and
 # ``state_dict`` all came down to ``detach``. An embedding is a lookup in a frozen table, through which no gradient
-# passes. It may be answered below.
+# passes, so below will do.
 
 OPERATORS[aten.embedding.default] = lambda w, idx, *_: (
     w.scale[idx] * w.codes[idx]
@@ -479,7 +479,9 @@ print(inspect.getsource(quantize.product))
 print(inspect.getsource(quantize.QuantizedLinear))
 
 # %%
-# Yours and the package's give the same values, gradients and copies.
+# Three more are above. ``embedding`` refuses a weight that asks for a gradient, and indices outside; ``module_load`` is
+# for the next page; and torch's own ``share_memory_`` would look for the wrapper's memory and crash. Below, ``alias``
+# is answered like ``detach``. Yours and the package's give the same values, gradients and copies.
 
 package = Int8Weight.quantize(matrix.double())
 grads = []
@@ -500,7 +502,8 @@ assert package.to(torch.bfloat16).scale.dtype == torch.bfloat16
 #
 # Someone has built a model and an optimizer that holds its parameters. The head is the token embedding. ``quantize_``
 # rounds every weight that a token is multiplied with, and swaps the results in: the tensor objects stay, and what they
-# are changes.
+# are changes. The logits before are computed without a graph: a graph that is alive holds weights, as the page before
+# showed, and ``quantize_`` would refuse.
 
 idx = torch.tensor([tokenizer.encode("The with statement is used to wrap")])
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -574,9 +577,8 @@ print(len(frozen), "weights unchanged, the last norm has moved")
 # T6: the table that was never filled
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# Old defects have numbers on these pages. T6 is a tutorial on swapping tensors: its quantised weight had ``detach`` and
-# ``_to_copy``, and it never ran a forward pass. The tempting mend answers every other operator with the decoded
-# matrix.
+# In PyTorch's tutorial on swapping tensors the quantised weight had ``detach`` and ``_to_copy``, and never ran a forward
+# pass. The tempting mend answers every other operator with the decoded matrix.
 
 
 class Obliging(Weight):
@@ -660,6 +662,7 @@ layer.weight = nn.Parameter(weight.clone(), requires_grad=False)
 ids = [id(layer.weight)]
 layer.bfloat16()
 ids.append(id(layer.weight))
+Weight.__tensor_flatten__ = flatten
 print("same id:", ids[0] == ids[1], "- payload:", layer.weight.scale.dtype)
 assert ids[0] == ids[1] and layer.weight.scale.dtype == torch.float32
 
@@ -681,12 +684,13 @@ assert torch.equal(Int4Weight.quantize(same).dequantize(), same)
 #    answer shows the device of wrapper, codes and scale.
 # 2. *Easy.* Quantise ``trained`` with 4 bits and groups of 16, 32, 64 and 128. Plot the relative error against the
 #    bytes of ``parts()``. A right answer compares with 8 bits and says which points no other beats on both axes.
-# 3. *Medium.* Set the largest number of one row to 100 times its value. How does the error of the other numbers change
-#    with a scale for the whole matrix, for a row, and for a group of 64? A right answer explains the three factors by
-#    the bound. Hint: half a step.
+# 3. *Medium.* Set the largest number of one row of ``trained`` to 100 times its value. By what factor does the largest
+#    error of the others grow, with 8 bits and one scale for the matrix, a row, or a group of 64? A right answer measures
+#    the group, the rest of the row and the other rows apart, and explains each factor by the bound. Hint: half a step;
+#    ``trained.view(1, -1)`` has one row.
 # 4. *Hard.* Write ``Int2Weight``: four codes in a byte, a scale and a zero for each group. A right answer subclasses
 #    ``QuantizedWeight``, passes the fixed-point law of the quiz, has ``kernel`` return ``None``, and generates text.
-#    Hint: only the methods under "what a subclass provides" are missing.
+#    Hint: ``bits``, ``held``, ``few_rows``, the methods under "what a subclass provides", an entry in ``WEIGHTS``.
 #
 # Summary
 # -------
@@ -697,7 +701,7 @@ assert torch.equal(Int4Weight.quantize(same).dequantize(), same)
 #   weight of a module without a flag.
 # * Answered below autograd, ``F.linear`` keeps a decoded matrix for backward. Answered above, it keeps codes: more than
 #   3.9 times fewer bytes for a 512 by 384 matrix in float32.
-# * A number moves by at most half a step of its group, with 8 bits and with 4.
+# * In exact numbers a weight moves by at most half a step of its group; in bfloat16, decoding rounds once more.
 # * ``quantize_`` changes what the tensors of a built model are, and not which they are: the head is still the
 #   embedding, the optimizer still holds every parameter, and the model writes.
 #

@@ -76,8 +76,9 @@ idx.shape
 #
 #    s_8 = \frac{\max \lvert W \rvert}{127}, \qquad s_4 = \frac{\max W - \min W}{15}, \qquad \lvert \hat W - W \rvert \le \frac{s}{2}
 #
-# Here are both rules in seven lines, for any number of bits and any group. They equal the package's classes, and no
-# weight moves by more than half a step.
+# Here are both rules in seven lines, for any number of bits and any group. They equal the package's classes, and in
+# float64 no weight moves by more than half a step. (In bfloat16 what is decoded is rounded once more, and a weight may
+# move by almost a whole step. The page on the quantised weight measures that.)
 
 
 def steps_of(weight, bits, group, symmetric):
@@ -282,8 +283,11 @@ for name in models:
 # %%
 # With 8 bits a model moves about as little as one that computes in bfloat16, and the loss stays within 0.005 nats. With
 # 4 bits and groups of 64 the divergence is more than 50 times as large, and the loss moves by less than 0.1 nats.
-# Smaller groups help at every step, and cost bytes at every step. They do not make up for bits: with groups of 16 the
-# float32 model holds nearly the bytes of int8, at more than 30 times its divergence.
+# Smaller groups lower the divergence at every step, and cost bytes at every step. They do not make up for bits: with
+# groups of 16 the float32 model holds nearly the bytes of int8, at more than 30 times its divergence.
+#
+# The rise of the loss is noisy on so little text: its standard error is of its own size in many rows. The divergence
+# and the logits compare with the exact model token by token, and tell forms apart that the loss does not.
 
 for name in models:
     of = {title: results[name, title] for title in forms}
@@ -322,9 +326,6 @@ ax.legend(frameon=False, fontsize=8)
 plt.show()
 
 # %%
-# The rise of the loss is noisy on so little text: its standard error is of its own size in many rows. The divergence
-# and the logits compare with the exact model token by token, and tell forms apart that the loss does not.
-#
 # Which matrices?
 # ---------------
 #
@@ -502,7 +503,8 @@ for title, each in took.items():
 
 # %%
 # Below 100 % memory waits. A kernel must turn each code into a number again before it can multiply; and attention, norms
-# and Python do not shrink with the codes.
+# and Python do not shrink with the codes. float32 has no codes, but torch's product of one row need not reach the
+# bandwidth either; weights packed into oneDNN's own layout can come closer.
 
 made, (ax,) = figure(6.2, 2.8)
 where = torch.arange(len(took)) * 1.0
@@ -592,8 +594,9 @@ for weight in weights.values():
 # T7: a scale that nobody uses
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# A tutorial on tensor swapping has a "quantised" weight with a payload and a scale. The payload is the weight as it
-# came, and the scale is kept, moved and saved, but never multiplied with. What does a test of closeness say?
+# This is the T7 of the page on the quantised weight, seen from the side of bytes and closeness. The weight of PyTorch's
+# tutorial has a payload, which is the matrix as it came, and a scale, which is kept, moved and saved, but never
+# multiplied with. What does a test of closeness say?
 
 
 class T7:
@@ -688,9 +691,12 @@ assert torch.equal(Int4Weight.quantize(same).dequantize(), same)
 # ---------
 #
 # 1. *Easy.* Quantise to 4 bits and leave the head at 8. How many bytes does that cost, and what does it win? Hint: call
-#    ``quantize_`` twice, with ``select``. A right answer stands as a new point in the figure of bytes.
+#    ``quantize_`` twice, with ``select``. The head is ``transformer.wte.weight`` in ``gpt2-docs`` and
+#    ``model.embed_tokens.weight`` in ``qwen2-docs``. A right answer stands as a new point in the figure of bytes.
 # 2. *Easy.* How many tokens a second could a machine with 100 GB/s decode at most with Qwen2-7B in bfloat16, int8 and
-#    int4? A right answer counts the bytes with a model on the ``meta`` device, and leaves the looked-up embedding out.
+#    int4? It has 28 layers, hidden size 3584, intermediate size 18944, 28 heads and 4 key-value heads of 128 numbers, a
+#    vocabulary of 152064 and an untied head. A right answer counts the bytes with a model on the ``meta`` device, and
+#    leaves the looked-up embedding out.
 # 3. *Medium.* Give each group of 64 the step that makes its squared error smallest, instead of the one that reaches
 #    its extremes. Try steps from 0.5 to 1 times that. A right answer shows the error of the weights, the divergence,
 #    and the models that lose by it, if any.
@@ -701,8 +707,8 @@ assert torch.equal(Int4Weight.quantize(same).dequantize(), same)
 # Summary
 # -------
 #
-# * A weight moves by at most half a step, and the extremes of its group set the step. Groups keep an outlier's damage
-#   to itself.
+# * In float64 a weight moves by at most half a step, and the extremes of its group set the step. Groups keep an
+#   outlier's damage to itself.
 # * int4 with groups of 64 takes 0.5625 bytes a number in bfloat16, scales and zeros included.
 # * With 8 bits the held-out loss of both models moves by less than 0.005 nats, with 4 bits by less than 0.1. The
 #   divergence tells more, and grows more than 50 times.
