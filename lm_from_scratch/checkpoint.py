@@ -349,11 +349,12 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
 
 def frozen_digest(model: nn.Module) -> str | None:
     """A number that tells whether the frozen weights are the same; ``None`` without any."""
-    frozen = [p for p in model.parameters() if not p.requires_grad]
+    frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
     digest = hashlib.sha256()
-    for p in frozen:
-        for tensor in p.parts().values() if isinstance(p, QuantizedWeight) else [p.detach()]:
-            digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().data)
+    for name, tensor in plain_tensors(frozen).items():
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} ".encode())
+        flat = tensor.detach().cpu().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest() if frozen else None
 
 
@@ -478,7 +479,8 @@ def check_tensors(loaded: Mapping[str, Tensor], wanted: Mapping[str, Tensor], wh
             problems.append(f"{name} has shape {tuple(found.shape)}, not {tuple(want.shape)}")
         if not want.is_floating_point() and found.dtype != want.dtype:
             problems.append(f"{name} is {found.dtype}, not {want.dtype}")
-        if name.endswith((".scale", ".zero")) and not found.isfinite().all():
+        numbers = name.endswith((".scale", ".zero")) and found.dtype in DTYPES
+        if numbers and not found.isfinite().all():
             problems.append(f"{name} has numbers that are not finite")
     codes = {name for name, tensor in wanted.items() if not tensor.is_floating_point()}
     dtypes = {tensor.dtype for name, tensor in loaded.items() if name not in codes}

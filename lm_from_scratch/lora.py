@@ -21,6 +21,7 @@ arXiv:2305.14314.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -96,13 +97,20 @@ def add_lora_(
         raise ValueError(f"alpha={alpha!r} must be a positive number")
     if not isinstance(dropout, int | float) or not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout={dropout!r} must be in [0, 1)")
+    if type(seed) is not int:
+        raise ValueError(f"seed={seed!r} must be an integer")
     if adapters(model):
         raise ValueError("the model has adapters already: merge_lora_ or a new model comes first")
     maps = backbone_linears(model)
     linears = {name: module for name, module in maps.items() if select(name)}
     if not linears:
         raise ValueError("no linear map was selected")
+    holders = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
     for name, module in linears.items():
+        if holders[id(module.weight)] > 1:
+            raise ValueError(
+                f"{name} shares its weight: merging would change the other module, too"
+            )
         if type(module) is not nn.Linear:
             raise ValueError(f"{name} is a {type(module).__name__}, not a plain nn.Linear")
         if rank > min(module.in_features, module.out_features):
@@ -118,20 +126,22 @@ def add_lora_(
             raise ValueError(f"{name} is part of a linear map, of which only an adapter is trained")
         if parameter is getattr(model, "head_weight", None) and name != "lm_head.weight":
             raise ValueError(f"{name} is the head as well: peft would train only one of the two")
+    generator = torch.Generator().manual_seed(seed)
+    pairs = []
+    for module in linears.values():
+        weight, bound = module.weight, 1 / math.sqrt(module.in_features)
+        a = torch.empty(rank, module.in_features, device="cpu")
+        a.uniform_(-bound, bound, generator=generator)
+        b = torch.zeros(module.out_features, rank, device="cpu")
+        pairs.append([nn.Parameter(t.to(weight.device, weight.dtype)) for t in (a, b)])
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in extra)
         if name not in extra:
             parameter.grad = None  # or clipping would count it
-    generator = torch.Generator().manual_seed(seed)
-    for module in linears.values():
-        weight = module.weight
-        bound = 1 / math.sqrt(module.in_features)
-        a = torch.empty(rank, module.in_features).uniform_(-bound, bound, generator=generator)
-        b = torch.zeros(module.out_features, rank)
+    for module, pair in zip(linears.values(), pairs, strict=True):
         module.__class__ = LoRALinear
         adapted = cast(LoRALinear, module)
-        adapted.lora_a = nn.Parameter(a.to(weight.device, weight.dtype))
-        adapted.lora_b = nn.Parameter(b.to(weight.device, weight.dtype))
+        adapted.lora_a, adapted.lora_b = pair
         adapted.alpha, adapted.dropout = alpha, dropout
 
 
@@ -167,7 +177,7 @@ def merge_lora_(model: nn.Module) -> None:
         weight = module.weight
         plain = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
         change = module.lora_b.double() @ module.lora_a.double() * (module.alpha / module.rank)
-        merged[f"{name}.weight"] = (plain.double() + change).to(weight.dtype)
+        merged[f"{name}.weight".lstrip(".")] = (plain.double() + change).to(weight.dtype)
     swap_parameters_(model, merged)
     for module in found.values():
         del module.lora_a, module.lora_b
@@ -187,6 +197,8 @@ PLAIN: dict[str, Any] = {
     "use_rslora": False,
     "use_qalora": False,
     "use_bdlora": False,
+    "lora_bias": False,
+    "target_parameters": None,
     "rank_pattern": {},
     "alpha_pattern": {},
     "layer_replication": None,
@@ -228,12 +240,17 @@ def save_lora(model: nn.Module, folder: str | Path) -> None:
     folder = Path(folder).resolve()
     check_replaceable(folder, WRITTEN)
     first = next(iter(found.values()))
+    kinds = {(m.rank, m.alpha, m.dropout) for m in found.values()}
+    if len(kinds) > 1:
+        raise ValueError(f"the adapters differ in (rank, alpha, dropout): {sorted(kinds)}")
     parameters = dict(model.named_parameters())
     modules = {name.rpartition(".")[0] for name, p in parameters.items() if p.requires_grad}
     tensors = {
         their_name(name): p.detach().cpu().contiguous()
         for name, p in parameters.items()
-        if p.requires_grad or name.rpartition(".")[0] in modules - set(found)
+        if p.requires_grad
+        or name.endswith((".lora_a", ".lora_b"))
+        or name.rpartition(".")[0] in modules - set(found)
     }
     gpt2 = isinstance(getattr(getattr(model, "backbone", None), "config", None), GPT2Config)
     config = {
@@ -264,10 +281,13 @@ def load_lora_(model: nn.Module, folder: str | Path) -> None:
     if (init := config.get("init_lora_weights")) not in INITS:
         raise ValueError(f"init_lora_weights={init!r} is not supported: it is not one of {INITS}")
     rank, alpha = config.get("r"), config.get("lora_alpha")
-    if type(rank) is not int or not isinstance(alpha, int | float):
+    if type(rank) is not int or isinstance(alpha, bool) or not isinstance(alpha, int | float):
         raise ValueError(f"{folder} has r={rank!r} and lora_alpha={alpha!r}: they must be numbers")
     file = folder / "adapter_model.safetensors"
-    loaded = {our_name(name): tensor for name, tensor in read_file(file).items()}
+    read = read_file(file)
+    loaded = {our_name(name): tensor for name, tensor in read.items()}
+    if len(loaded) < len(read):
+        raise ValueError(f"{file} has a name twice, with and without the prefix {PREFIX}")
     targets = {name.removesuffix(".lora_a") for name in loaded if name.endswith(".lora_a")}
     others = {name for name in loaded if not name.endswith((".lora_a", ".lora_b"))}
     shapes = {name: p.shape for name, p in model.named_parameters() if name in others}
@@ -277,11 +297,12 @@ def load_lora_(model: nn.Module, folder: str | Path) -> None:
             shapes[f"{name}.lora_b"] = torch.Size([module.out_features, rank])
     wrong = [f"unexpected {name}" for name in sorted(set(loaded) - set(shapes))]
     wrong += [f"missing {name}" for name in sorted(set(shapes) - set(loaded))]
+    dtype = next(model.parameters()).dtype
     for name in sorted(set(shapes) & set(loaded)):
         tensor = loaded[name]
         if tensor.shape != shapes[name]:
             wrong.append(f"{name} has shape {tuple(tensor.shape)}, not {tuple(shapes[name])}")
-        elif not tensor.is_floating_point() or not tensor.isfinite().all():
+        elif not tensor.is_floating_point() or not tensor.to(dtype).isfinite().all():
             wrong.append(f"{name} ({tensor.dtype}) holds other things than finite numbers")
     if wrong:
         raise ValueError(f"{file} does not fit the model: " + "; ".join(wrong[:8]))

@@ -24,7 +24,6 @@ goes on to choose codes by data; here every number is rounded to its nearest cod
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any, ClassVar, Self
 
 import torch
@@ -83,6 +82,7 @@ class QuantizedWeight(Tensor):
 
     @classmethod
     def wrap(cls, shape: Sequence[int], group_size: int, **held: Tensor) -> Self:
+        """The weight of that shape that holds these tensors, the codes first, the scales last."""
         codes, *_, scale = held.values()
         self = Tensor._make_wrapper_subclass(cls, shape, dtype=scale.dtype, device=codes.device)
         self.group_size = group_size
@@ -175,9 +175,10 @@ class Int8Weight(QuantizedWeight):
     def kernel(self, x: Tensor) -> Tensor | None:
         if self.scale.shape[1] != 1 or self.shape[1] % 16:  # it reads 16 aligned codes at once
             return None
-        aligned = torch.compiler.is_compiling() or x.data_ptr() % 32 == 0
-        if not aligned:  # and of x, too: it crashes on what is not aligned
-            x = x.clone()
+        # a file or a compiled graph may have put them where it would crash
+        if torch.compiler.is_compiling() or self.codes.data_ptr() % 16:
+            return None
+        x = x.clone() if x.data_ptr() % 32 else x
         return torch._weight_int8pack_mm(x, self.codes, self.scale.view(-1))
 
 
@@ -266,7 +267,7 @@ class Int4Weight(QuantizedWeight):
         return self._decode(codes, scale, zero)
 
     def kernel(self, x: Tensor) -> Tensor | None:
-        if self.group_size not in (32, 64, 128, 256) or not kernel_reads(self.codes.shape[2]):
+        if self.group_size not in (32, 64, 128, 256) or self.codes.shape[2] not in KERNEL_HALVES:
             return None
         codes = self.codes.view(-1, self.shape[1] // 2)
         y = torch.ops.aten._weight_int4pack_mm_for_cpu(
@@ -290,6 +291,8 @@ def check(weight: Tensor, group_size: int | None, longest: int = sys.maxsize) ->
         )
     if group_size is None:
         group_size = min(longest, weight.shape[1])
+    if type(group_size) is not int:
+        raise ValueError(f"group_size={group_size!r} must be an integer")
     if group_size < 1 or weight.shape[1] % group_size:
         divisors = [n for n in range(1, weight.shape[1] + 1) if weight.shape[1] % n == 0]
         raise ValueError(
@@ -311,7 +314,6 @@ def nonzero(scale: Tensor) -> Tensor:
     return torch.where(scale == 0, 1, scale)
 
 
-@cache
 def kernel_reads(half: int) -> bool:
     """Whether torch's int4 kernel has our layout, with blocks of ``2 * half`` rows, here."""
     codes = torch.arange(4 * half * 32).view(4 * half, 32) % 13  # two blocks, no two rows alike
@@ -321,16 +323,20 @@ def kernel_reads(half: int) -> bool:
     return torch.equal(ours, theirs.flatten())
 
 
+#: Half the rows of the blocks that it reads. (A compiled graph could not find this out.)
+KERNEL_HALVES = [half for half in (16, 32) if kernel_reads(half)]
+
 # ----------------------------------------------------------------------------------- operators
 
 
 def product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
     """``x @ W.T + bias``: by the kernel for few rows, else by decoding the whole weight once."""
     rows = x.reshape(-1, x.shape[-1])
-    suits = x.device.type == "cpu" and x.dtype in KERNEL_DTYPES and 0 < len(rows) <= weight.few_rows
-    y = weight.kernel(rows.contiguous()) if suits else None
+    suits = x.device.type == "cpu" and x.dtype == weight.dtype and x.dtype in KERNEL_DTYPES
+    few = 0 < len(rows) <= weight.few_rows
+    y = weight.kernel(rows.contiguous()) if suits and few else None
     if y is None:
-        return F.linear(x, weight.dequantize(), bias)
+        return F.linear(x, weight.dequantize().to(x.dtype), bias)
     y = y.view(*x.shape[:-1], -1)
     return y if bias is None else y + bias
 
@@ -348,7 +354,7 @@ class QuantizedLinear(torch.autograd.Function):
         (weight,) = ctx.saved_tensors
         needs_x, _, needs_bias = ctx.needs_input_grad
         return (
-            grad @ weight.dequantize() if needs_x else None,
+            grad @ weight.dequantize().to(grad.dtype) if needs_x else None,
             None,
             grad.reshape(-1, grad.shape[-1]).sum(dim=0) if needs_bias else None,
         )
@@ -359,11 +365,12 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     x = input
     if not isinstance(weight, QuantizedWeight):
         raise NotImplementedError("F.linear is implemented for a quantised weight, not for x")
-    if torch.is_autocast_enabled(x.device.type):
+    # torch's autocast leaves float64 alone; the weight is decoded as it is, and rounded then
+    autocast = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
+    if autocast:
         dtype = torch.get_autocast_dtype(x.device.type)
         x, bias = x.to(dtype), bias.to(dtype) if bias is not None else None
-        weight = weight.apply_to_held(lambda t: t.to(dtype) if t.is_floating_point() else t)
-    if x.dtype != weight.dtype or x.shape[-1] != weight.shape[1]:
+    if (x.dtype != weight.dtype and not autocast) or x.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"x is {x.dtype} with {x.shape[-1]} features, the weight {weight.dtype} with "
             f"{weight.shape[1]}: they must agree"
@@ -377,7 +384,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def embedding(
-    idx: Tensor,
+    input: Tensor,
     weight: Tensor,
     padding_idx: int | None = None,
     max_norm: float | None = None,
@@ -385,8 +392,11 @@ def embedding(
     **__: Any,
 ) -> Tensor:
     """``F.embedding`` with a quantised weight. The other arguments matter for a gradient only."""
+    idx = input
     if not isinstance(weight, QuantizedWeight):
         raise NotImplementedError("F.embedding is implemented for a quantised weight")
+    if idx.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"the indices are {idx.dtype}: they must be int64 or int32")
     if max_norm is not None:
         raise ValueError(f"max_norm={max_norm} would change an {type(weight).__name__}")
     check_frozen(weight)
@@ -467,12 +477,20 @@ def share_memory_(weight: QuantizedWeight) -> QuantizedWeight:
     return weight
 
 
+def set_data(weight: Tensor, data: Tensor) -> None:
+    raise ValueError(
+        "weight.data = ... would change the dtype that a quantised weight shows, not what it "
+        "holds: use weight.copy_(), or swap_parameters_ of lm_from_scratch.swap"
+    )
+
+
 #: Functions of torch that a quantised weight answers itself.
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     F.linear: linear,
     F.embedding: embedding,
     Tensor.module_load: module_load,
     Tensor.share_memory_: share_memory_,
+    Tensor.data.__set__: set_data,  # type: ignore[attr-defined]
 }
 
 aten = torch.ops.aten
@@ -510,19 +528,19 @@ def quantize_(
     A result of the model that still has a graph holds the weights: free it first, or compute it
     under ``torch.no_grad()``.
     """
-    if bits not in WEIGHTS:
-        raise ValueError(f"bits={bits} must be one of {sorted(WEIGHTS, reverse=True)}")
-    found = multiplied(model)
-    weights = {name: p for name, p in found.items() if select(name)}
-    if not weights:
-        raise ValueError(f"select chose none of the weights {list(found)}")
+    if type(bits) is not int or bits not in WEIGHTS:
+        raise ValueError(f"bits={bits!r} must be one of {sorted(WEIGHTS, reverse=True)}")
     for name, module in model.named_modules():
         odd = isinstance(module, nn.Linear) and type(module) is not nn.Linear
-        if odd and any(module.weight is weight for weight in weights.values()):
+        if odd and select(f"{name}.weight".lstrip(".")):
             raise ValueError(
                 f"{name} is a {type(module).__name__}: what else reads its weight may not know "
                 "codes. Quantise before you change a layer, or leave it out with select"
             )
+    found = multiplied(model)
+    weights = {name: p for name, p in found.items() if select(name)}
+    if not weights:
+        raise ValueError(f"select chose none of the weights {list(found)}")
     new: dict[str, Tensor] = {}
     for name, weight in weights.items():
         try:
@@ -533,18 +551,23 @@ def quantize_(
 
 
 def dequantize_(model: nn.Module) -> None:
-    """Swap each quantised weight for the plain matrix that it stands for."""
+    """Swap each quantised weight for the plain matrix that it stands for, which stays frozen."""
     found = {n: p for n, p in model.named_parameters() if isinstance(p, QuantizedWeight)}
     swap_parameters_(model, {name: weight.dequantize() for name, weight in found.items()})
 
 
 def multiplied(model: nn.Module) -> dict[str, nn.Parameter]:
     """The weights of every ``nn.Linear`` and of the head, by name."""
-    head = getattr(model, "head_weight", None)
-    if getattr(model, "project", F.linear) is not F.linear:
-        raise ValueError(f"the head computes with {model.project}: quantise before you change that")
-    linears = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
-    return {name: p for name, p in model.named_parameters() if id(p) in linears or p is head}
+    found = set()
+    for module in model.modules():
+        project = getattr(module, "project", F.linear)
+        if project is not F.linear:
+            raise ValueError(f"the head computes with {project}: quantise before you change that")
+        if hasattr(module, "head_weight"):
+            found.add(id(module.head_weight))
+        elif isinstance(module, nn.Linear):
+            found.add(id(module.weight))
+    return {name: p for name, p in model.named_parameters() if id(p) in found}
 
 
 def is_quantized(model: nn.Module) -> bool:

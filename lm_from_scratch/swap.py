@@ -38,7 +38,8 @@ def swap_(pairs: Iterable[tuple[str, Tensor, Tensor]]) -> None:
     """Swap each tensor with the other of its pair; on failure swap back and raise.
 
     torch refuses to swap a tensor whose numbers someone else holds as well: a view of it, a weak
-    reference, or a graph that still needs it. The ``ValueError`` names the tensor.
+    reference, or a graph that still needs it. The ``ValueError`` names the tensor. A graph that
+    only ends in the tensor is no reason to refuse: its backward pass raises instead.
     """
     pairs = list(pairs)
     for name, *both in pairs:
@@ -77,7 +78,7 @@ def is_held(tensor: Tensor) -> bool:
 
 
 def swap_parameters_(model: nn.Module, new: dict[str, Tensor]) -> None:
-    """Give the named parameters of a built model new contents, which may be of another class.
+    """Give the named parameters of a built model these contents, which may be of another class.
 
     Whoever holds one of them (an optimizer, a tied module) holds the new contents then. Gradients
     of the old contents go with them. Shapes must agree. All are swapped, or none.

@@ -41,6 +41,7 @@ from lm_from_scratch.checkpoint import (
 from lm_from_scratch.data import Batch, PackedBatches
 from lm_from_scratch.distributed import ALONE, Processes
 from lm_from_scratch.generate import evaluating
+from lm_from_scratch.lora import adapters
 from lm_from_scratch.loss import IGNORE, causal_lm_loss, chunked_causal_lm_loss
 from lm_from_scratch.models import CausalLM
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
@@ -287,6 +288,8 @@ def train(
     """
     if config.eval_every and not held_out:
         raise ValueError(f"eval_every={config.eval_every} needs held-out batches")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError("all parameters are frozen (requires_grad=False): nothing can be trained")
     check_shared(config, batches.batch_size, processes)
     frozen = frozen_digest(model)
     loss_of = processes.wrap(Loss(model, config.dtype, config.chunked_loss), blocks(model))
@@ -305,6 +308,8 @@ def train(
     }
     if frozen is not None:
         recipe["frozen"] = frozen
+    if maps := adapters(model):
+        recipe["adapters"] = {name: [m.rank, m.alpha, m.dropout] for name, m in maps.items()}
     recipe = json.loads(json.dumps(recipe))  # as it will be read back: tuples become lists
     done = 0
     if folder is not None and (found := latest_checkpoint(folder)) is not None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from lm_from_scratch.checkpoint import (
     from_pretrained,
+    frozen_digest,
     latest_checkpoint,
     save_pretrained,
 )
@@ -29,6 +30,7 @@ from lm_from_scratch.distributed import ALONE, Processes, processes
 from lm_from_scratch.gradient_checkpointing import use_gradient_checkpointing_
 from lm_from_scratch.heads import SequenceClassifier
 from lm_from_scratch.lora import (
+    PREFIX,
     LoRALinear,
     add_lora_,
     everything,
@@ -354,6 +356,10 @@ DAMAGES: list[tuple[str, dict, Callable[[dict], object], str]] = [
     ("shape", {}, lambda t: t.update({B: t[B].T.contiguous()}), r"lora_b has shape \(3, 84\)"),
     ("norm", {}, lambda t: t.update({LN_F: torch.ones(1)}), r"ln_f.weight has shape \(1,\)"),
     ("integers", {}, lambda t: t.update({A: t[A].long()}), "lora_a .torch.int64. holds other"),
+    ("alpha true", {"lora_alpha": True}, len, "lora_alpha=True: they must be numbers"),
+    ("bias of B", {"lora_bias": True}, len, "lora_bias=True is not supported"),
+    ("others", {"target_parameters": ["wte"]}, len, "target_parameters"),
+    ("twice", {}, lambda t: t.update({A.removeprefix(PREFIX): t[A].clone()}), "a name twice"),
     ("NaN", {}, lambda t: t[A].fill_(math.nan), "lora_a .torch.float64. holds other"),
     (
         "tied head",
@@ -608,6 +614,7 @@ REFUSED: list[tuple[str, dict, str]] = [
     ("dropout 1", dict(dropout=1.0), r"dropout=1.0 must be in \[0, 1\)"),
     ("dropout", dict(dropout=-0.1), "dropout=-0.1 must be"),
     ("dropout NaN", dict(dropout=math.nan), "dropout=nan must be"),
+    ("seed", dict(seed=None), "seed=None must be an integer"),
     ("none", dict(select=lambda n: n == "lm_head"), "no linear map was selected"),
     ("weight", dict(also_train=lambda n: n.endswith("c_fc.weight")), "part of a linear map"),
     ("bias", dict(also_train=lambda n: n.endswith("c_attn.bias")), "part of a linear map"),
@@ -646,6 +653,60 @@ def test_refused_models_and_nothing_changes() -> None:
     with pytest.raises(ValueError, match="c_attn is a LoRALinear: what else reads its weight"):
         quantize_(model)
     assert_unchanged(model, before)
+
+
+def test_numbers_that_overflow_the_model_are_refused(tmp_path) -> None:
+    model = adapted("gpt2")
+    with torch.no_grad():
+        model.transformer.h[0].attn.c_attn.lora_b[0, 0] = 1e30
+    save_lora(model, tmp_path)
+    half = built("gpt2", dtype=torch.float16)
+    before = snapshot(half)
+    with pytest.raises(ValueError, match=r"lora_b .*holds other things than finite"):
+        load_lora_(half, tmp_path)
+    assert_unchanged(half, before)
+
+
+def test_the_device_of_the_block_does_not_matter() -> None:
+    one, other = built("gpt2"), built("gpt2")
+    add_lora_(one)
+    with torch.device("meta"):
+        add_lora_(other)
+    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_shared_weights_are_refused() -> None:
+    """Merging one of the two would change the other."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    net[2].weight = net[0].weight
+    before = snapshot(net)
+    for select in (everything, lambda name: name == "2"):
+        with pytest.raises(ValueError, match="shares its weight"):
+            add_lora_(net, rank=1, select=select)
+        assert_unchanged(net, before)
+
+
+def test_a_linear_map_alone() -> None:
+    layer, x = nn.Linear(4, 3), torch.randn(2, 4)
+    add_lora_(layer, rank=2)
+    shift_(layer)
+    y = layer(x)
+    merge_lora_(layer)
+    torch.testing.assert_close(layer(x), y)
+    assert type(layer) is nn.Linear
+
+
+def test_adapters_are_written_frozen_too_and_unequal_ones_not(tmp_path) -> None:
+    model, again, idx = adapted("gpt2"), built("gpt2"), token_ids(2, 7)
+    model.requires_grad_(False)
+    save_lora(model, tmp_path / "frozen")
+    load_lora_(again, tmp_path / "frozen")
+    assert torch.equal(again(idx), model(idx))
+    model.transformer.h[0].attn.c_attn.alpha = 3.0
+    with pytest.raises(ValueError, match=r"differ in \(rank, alpha, dropout\)"):
+        save_lora(model, tmp_path / "unequal")
+    assert not (tmp_path / "unequal").exists()
 
 
 # ---------------------------------------------------------------------------------- training runs
@@ -753,6 +814,39 @@ def test_a_run_does_not_go_on_with_other_frozen_weights(tmp_path, tokens, bits) 
         with pytest.raises(ValueError, match="made by another run: frozen was"):
             run(other, tokens, **short)
     assert len(run(small("gpt2", bits), tokens, **short)["reported"]) == 2
+
+
+def test_a_run_does_not_go_on_with_other_adapters(tmp_path, tokens) -> None:
+    short = dict(folder=tmp_path / "run", steps=4, eval_every=0, checkpoint_every=2)
+    run(small("gpt2", 8), tokens, **short, stop_after=2)
+    with pytest.raises(ValueError, match=r"c_attn was \[4, 16.0, 0.1\], now it is"):
+        run(small("gpt2", 8), tokens, **short, dropout=0.0)
+
+
+@pytest.mark.parametrize("bits", [0, 8, 4])
+def test_the_digest_sees_every_number_name_and_shape(bits) -> None:
+    model = small("gpt2", bits).requires_grad_(False)
+    digest = frozen_digest(model)
+    assert digest == frozen_digest(copy.deepcopy(model))
+    weight = model.transformer.h[1].mlp.c_proj.weight
+    numbers = weight.codes if bits else weight.detach()
+    last = numbers[-1, -1, 27:28] if bits == 4 else numbers[-1, -1:]  # 4 bits: row 27 of a block
+    last += 1
+    assert frozen_digest(model) != digest
+    wide, high = nn.Linear(4, 2, bias=False), nn.Linear(2, 4, bias=False)
+    for layer in (wide, high):
+        nn.init.ones_(layer.weight).requires_grad_(False)
+    assert frozen_digest(wide) != frozen_digest(high)
+    model.scalar = nn.Parameter(torch.ones(()), requires_grad=False)
+    assert frozen_digest(model)
+
+
+def test_a_model_without_anything_to_train_is_refused(tmp_path, tokens) -> None:
+    model = small("gpt2", 8).requires_grad_(False)
+    batches = PackedBatches(tokens, batch_size=4, block_size=32)
+    with pytest.raises(ValueError, match="all parameters are frozen"):
+        train(model, batches, TrainConfig(steps=1), folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "galore"])

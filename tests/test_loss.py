@@ -229,6 +229,10 @@ def test_the_chunked_loss_of_a_quantised_head(bits: int) -> None:
     want = plain(x, head.dequantize(), targets)
     torch.testing.assert_close(got, want)
     torch.testing.assert_close(torch.autograd.grad(got, x)[0], torch.autograd.grad(want, x)[0])
+    x, head = x.detach().float(), WEIGHTS[bits].quantize(weight.detach().float())
+    with torch.autocast("cpu", torch.bfloat16):
+        got, want = chunked_causal_lm_loss(x, head, targets, chunk=33), plain(x, head, targets)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
 def test_the_chunked_loss_under_autocast() -> None:
