@@ -479,8 +479,9 @@ print(inspect.getsource(quantize.product))
 print(inspect.getsource(quantize.QuantizedLinear))
 
 # %%
-# Three more are above. ``embedding`` refuses a weight that asks for a gradient, and indices outside; ``module_load`` is
-# for the next page; and torch's own ``share_memory_`` would look for the wrapper's memory and crash. Below, ``alias``
+# Four more are above. ``embedding`` refuses a weight that asks for a gradient, and indices outside; ``module_load`` is
+# for the next page; torch's own ``share_memory_`` would look for the wrapper's memory and crash; and ``__set__`` is what
+# ``weight.data = ...`` calls, refused because it would change the dtype that is shown and nothing else. Below, ``alias``
 # is answered like ``detach``. Yours and the package's give the same values, gradients and copies.
 
 package = Int8Weight.quantize(matrix.double())
