@@ -53,7 +53,7 @@ from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.onednn import use_onednn_
 from lm_from_scratch.optim.galore import BASES, MOMENTS, PROJECTION_TYPES
-from lm_from_scratch.quantize import WEIGHTS, is_quantized, quantize_
+from lm_from_scratch.quantize import WEIGHTS, quantize_, quantized_weights
 from lm_from_scratch.sampling import Sampler
 from lm_from_scratch.tokenizer import Tokenizer
 from lm_from_scratch.train import (
@@ -339,7 +339,7 @@ def generate_command(args: argparse.Namespace) -> int:
     """Load a model and print what it says, as it says it."""
     folder = local_folder(args.model)
     model = from_pretrained(folder).to(device_named(args.device))
-    if not is_quantized(model):  # whose kernels want the dtype of the file
+    if not quantized_weights(model):  # whose kernels want the dtype of the file
         model.float()
     tokenizer = tokenizer_of(folder)
     if tokenizer.vocab_size > model.config.vocab_size:

@@ -34,7 +34,7 @@ from torch import nn
 
 from lm_from_scratch.data import Batch
 from lm_from_scratch.loss import IGNORE
-from lm_from_scratch.quantize import QuantizedWeight
+from lm_from_scratch.quantize import quantized_weights
 
 PARALLEL = ("ddp", "fsdp")
 CPU = torch.device("cpu")
@@ -64,7 +64,7 @@ class Processes:
         Quantised weights are the same in every process from the start: DDP sends none of them, and
         FSDP, which cannot cut them, raises a ``ValueError``.
         """
-        quantized = [n for n, p in module.named_parameters() if isinstance(p, QuantizedWeight)]
+        quantized = list(quantized_weights(module))
         if self.parallel == "ddp":
             module = module.to(self.device)
             ddp: Any = nn.parallel.DistributedDataParallel

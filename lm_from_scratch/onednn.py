@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lm_from_scratch.quantize import QuantizedWeight
+from lm_from_scratch.quantize import quantized_weights
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -97,9 +97,8 @@ def use_onednn_(model: nn.Module) -> None:
 
 
 def refuse_quantized(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, QuantizedWeight):
-            raise ValueError(f"{name} is quantised: it has products of its own, not oneDNN's")
+    for name in quantized_weights(model):
+        raise ValueError(f"{name} is quantised: it has products of its own, not oneDNN's")
 
 
 # ------------------------------------------------------------------------------ packed weights

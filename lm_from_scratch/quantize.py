@@ -552,7 +552,7 @@ def quantize_(
 
 def dequantize_(model: nn.Module) -> None:
     """Swap each quantised weight for the plain matrix that it stands for, which stays frozen."""
-    found = {n: p for n, p in model.named_parameters() if isinstance(p, QuantizedWeight)}
+    found = quantized_weights(model)
     swap_parameters_(model, {name: weight.dequantize() for name, weight in found.items()})
 
 
@@ -570,5 +570,6 @@ def multiplied(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if id(p) in found}
 
 
-def is_quantized(model: nn.Module) -> bool:
-    return any(isinstance(parameter, QuantizedWeight) for parameter in model.parameters())
+def quantized_weights(model: nn.Module) -> dict[str, QuantizedWeight]:
+    """The parameters that are quantised, by name."""
+    return {n: p for n, p in model.named_parameters() if isinstance(p, QuantizedWeight)}

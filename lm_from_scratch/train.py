@@ -291,7 +291,7 @@ def train(
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError("all parameters are frozen (requires_grad=False): nothing can be trained")
     check_shared(config, batches.batch_size, processes)
-    frozen = frozen_digest(model)
+    frozen = frozen_digest(model) if folder is not None else None  # before FSDP cuts the weights
     loss_of = processes.wrap(Loss(model, config.dtype, config.chunked_loss), blocks(model))
     optimizer = make_optimizer(model, config)
     free = ("eval_every", "checkpoint_every")  # they do not change the weights

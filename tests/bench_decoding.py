@@ -203,6 +203,16 @@ def context(config: Config, batch: int, lengths: list[int], rounds: int) -> dict
     return table
 
 
+def new_report(out: Path) -> dict[str, Any]:
+    """What a report in that file begins with: the machine, torch, and GB/s that memory gives."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    return {
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} thread(s)",
+        "torch": torch.__version__,
+        "bandwidth": round(bandwidth() / 1e9, 1),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="runs of each model; default 5")
@@ -212,12 +222,7 @@ def main() -> None:
     parser.add_argument("--out", default="build/bench/decoding.json")
     args = parser.parse_args()
     out = Path(args.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    report: dict[str, Any] = {
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} thread(s)",
-        "torch": torch.__version__,
-        "bandwidth": round(bandwidth() / 1e9, 1),
-    }
+    report = new_report(out)
     print(f"bandwidth {report['bandwidth']} GB/s")
     for shape in args.shapes:
         for dtype in args.dtypes:

@@ -13,7 +13,6 @@ profiler, is everything else: norms, activations, the cache, Python.
 import argparse
 import copy
 import json
-import platform
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from bench_decoding import (
     SHAPES,
     bandwidth,
     in_turns,
+    new_report,
     our_run,
     seconds_of,
     their_run,
@@ -138,12 +138,7 @@ def main() -> None:
     parser.add_argument("--out", default="build/bench/quantize.json", help="and .md beside it")
     args = parser.parse_args()
     out = Path(args.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    report: dict[str, Any] = {
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} thread(s)",
-        "torch": torch.__version__,
-        "bandwidth": round(bandwidth() / 1e9, 1),
-    }
+    report = new_report(out)
     text = [", ".join(f"{k} {v}" for k, v in report.items()) + " GB/s"]
     print(text[0])
     for shape in args.shapes:

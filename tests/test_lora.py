@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import hf_twin, tiny_gpt2, tiny_qwen2, token_ids
+from conftest import assert_unchanged, hf_twin, snapshot, tiny_gpt2, tiny_qwen2, token_ids
 from safetensors.torch import load_file, save_file
 from test_distributed import in_processes
 from torch import Tensor, nn
@@ -90,23 +90,6 @@ def backward(model: nn.Module, idx: Tensor) -> Tensor:
     loss = causal_lm_loss(model(idx), next_token_targets(idx))
     loss.backward()
     return loss.detach()
-
-
-def snapshot(model: nn.Module) -> tuple:
-    parameters = {
-        name: (p.detach().clone(), p.requires_grad) for name, p in model.named_parameters()
-    }
-    return parameters, [type(module) for module in model.modules()]
-
-
-def assert_unchanged(model: nn.Module, before: tuple) -> None:
-    parameters, classes = snapshot(model)
-    assert classes == before[1] and parameters.keys() == before[0].keys()
-    for name, (tensor, requires_grad) in parameters.items():
-        was, required = before[0][name]
-        assert type(tensor) is type(was) and requires_grad == required
-        plain = [t.dequantize() if isinstance(t, QuantizedWeight) else t for t in (tensor, was)]
-        assert torch.equal(*plain), name
 
 
 # ------------------------------------------------------------------------------- one linear map

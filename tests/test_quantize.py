@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import tiny_gpt2, tiny_qwen2, token_ids
+from conftest import (
+    assert_same,
+    assert_unchanged,
+    held,
+    snapshot,
+    tiny_gpt2,
+    tiny_qwen2,
+    token_ids,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -30,9 +38,9 @@ from lm_from_scratch.quantize import (
     Int8Weight,
     QuantizedWeight,
     dequantize_,
-    is_quantized,
     kernel_reads,
     quantize_,
+    quantized_weights,
 )
 from lm_from_scratch.sampling import GREEDY
 
@@ -56,19 +64,6 @@ def make(
     dtype: torch.dtype = torch.float32,
 ) -> QuantizedWeight:
     return kind.quantize(numbers(N, K, dtype=dtype), group_size)
-
-
-def held(weight: QuantizedWeight) -> list[Tensor]:
-    return [getattr(weight, name) for name in weight.held]
-
-
-def assert_same(ours: Tensor, want: Tensor) -> None:
-    """The same class, dtype and contents, bit by bit."""
-    assert type(ours) is type(want) and ours.dtype == want.dtype and ours.shape == want.shape
-    assert isinstance(ours, QuantizedWeight) and isinstance(want, QuantizedWeight)
-    assert ours.group_size == want.group_size and ours.device == want.device
-    for a, b in zip(held(ours), held(want), strict=True):
-        assert a.dtype == b.dtype and torch.equal(a, b)
 
 
 def single_codes(weight: QuantizedWeight) -> Tensor:
@@ -830,7 +825,7 @@ def test_logits_and_gradients_are_those_of_the_rounded_weights(
     }  # fmt: skip
     quantize_(model, bits, group_size)
     found = {n for n, p in model.named_parameters() if isinstance(p, QuantizedWeight)}
-    assert found == want_names and is_quantized(model)
+    assert found == want_names == set(quantized_weights(model))
     twin = plain_twin(model)
     for ours, want in zip(
         [p for p in model.parameters() if p.requires_grad],
@@ -865,7 +860,7 @@ def test_dequantize_gives_a_plain_model_with_the_same_logits(
     dequantize_(model)
     assert {n: (type(p), p.shape) for n, p in model.named_parameters()} == kinds_before
     assert {n: id(p) for n, p in model.named_parameters()} == objects
-    assert not is_quantized(model)
+    assert not quantized_weights(model)
     torch.testing.assert_close(model(token_ids(2, 5)), logits, atol=1e-10, rtol=0)
     dequantize_(model)  # nothing to do
 
@@ -966,22 +961,6 @@ def test_select_by_name() -> None:
     assert type(model.transformer.h[1].attn.c_attn.weight) is nn.Parameter
     assert type(model.transformer.wte.weight) is nn.Parameter
     assert model(token_ids(1, 3)).isfinite().all()
-
-
-def snapshot(model: nn.Module) -> list[tuple[str, int, type, bool, Tensor]]:
-    return [
-        (n, id(p), type(p), p.requires_grad, p.detach().clone())
-        for n, p in model.named_parameters()
-    ]
-
-
-def assert_unchanged(model: nn.Module, before: list[tuple[str, int, type, bool, Tensor]]) -> None:
-    for (n, i, kind, grad, value), (m, p) in zip(before, model.named_parameters(), strict=True):
-        assert (n, i, kind, grad) == (m, id(p), type(p), p.requires_grad)
-        if isinstance(p, QuantizedWeight):
-            assert_same(p, value)
-        else:
-            assert torch.equal(p.nan_to_num(), value.nan_to_num())
 
 
 def spoil(model: nn.Module) -> None:
