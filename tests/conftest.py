@@ -11,6 +11,11 @@ os.environ.setdefault("MPLBACKEND", "agg")
 
 import pytest
 import torch
+
+# Before anything imports Triton: without a GPU the kernels are interpreted.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from hypothesis import HealthCheck, settings
 from torch import Tensor, nn
 

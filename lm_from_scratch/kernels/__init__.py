@@ -1,0 +1,10 @@
+"""The same functions as Triton kernels, for a GPU.
+
+Each has the name, the arguments and the result of the function that it stands beside; the plain
+PyTorch of that one is what the kernel is tested against. A kernel may be faster, and never means
+something else. :func:`~lm_from_scratch.kernels.model.use_kernels_` puts them into a built model.
+
+Only this folder imports Triton, which exists for Linux. A kernel runs on a CUDA device; on a CPU it
+runs where the environment variable ``TRITON_INTERPRET=1`` was set before Triton was imported, as
+the tests and the notebooks do it. Everywhere else it raises: nothing falls back to PyTorch.
+"""
