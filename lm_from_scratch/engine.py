@@ -108,6 +108,7 @@ class Engine:
         max_batch: int = 16,
         prefill_chunk: int = 256,
         share_prefixes: bool = True,
+        cache_type: type[PagedCache] = PagedCache,
     ) -> None:
         for name, value in (("max_batch", max_batch), ("prefill_chunk", prefill_chunk)):
             if value < 1:
@@ -122,7 +123,7 @@ class Engine:
             )
         self.model, self.pool = model, pool
         self.max_batch, self.prefill_chunk = max_batch, prefill_chunk
-        self.share_prefixes = share_prefixes
+        self.share_prefixes, self.cache_type = share_prefixes, cache_type
         self.waiting: deque[Running] = deque()
         self.running: list[Running] = []  # the oldest first
         self.results: dict[int, list[int]] = {}  # what finished requests said
@@ -231,7 +232,7 @@ class Engine:
         starts = torch.tensor([running.row.length for running in group])[:, None]  # (B, 1)
         places = batch.positions + starts
         positions = places.masked_fill(batch.positions == PADDING, PADDING)  # (B, T)
-        cache = PagedCache(self.pool, [running.row for running in group])
+        cache = self.cache_type(self.pool, [running.row for running in group])
         device = self.model.head_weight.device
         logits = prefill(self.model, batch.idx.to(device), positions.to(device), cache)  # (B, V)
         done.passes += 1

@@ -23,6 +23,7 @@ Sources: Ba, Kiros, Hinton, *Layer Normalization*, 2016, arXiv:1607.06450; Zhang
 Mean Square Layer Normalization*, 2019, arXiv:1910.07467.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -112,19 +113,28 @@ class RMSNormFunction(torch.autograd.Function):
         return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
 
 
+def fast_rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    """:func:`rms_norm` through :class:`RMSNormFunction`."""
+    return RMSNormFunction.apply(x, weight, eps)
+
+
 class RMSNorm(nn.Module):
     """RMSNorm over the last ``n_embd`` features, with a weight (ones) and no bias.
 
-    ``forward`` computes :func:`rms_norm`; the tests hold the two equal, in value and in gradient.
+    ``normalise`` is the function that computes it, :func:`rms_norm` with a faster gradient; the
+    tests hold the two equal, in value and in gradient.
     """
+
+    normalise: Callable[[Tensor, Tensor, float], Tensor]
 
     def __init__(self, n_embd: int, eps: float = 1e-6) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(n_embd))
         self.eps = eps
+        self.normalise = fast_rms_norm
 
     def forward(self, x: Tensor) -> Tensor:
-        return RMSNormFunction.apply(x, self.weight, self.eps)
+        return self.normalise(x, self.weight, self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}"

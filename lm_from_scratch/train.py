@@ -22,7 +22,7 @@ Sources: Loshchilov, Hutter, *Decoupled Weight Decay Regularization*, 2019, arXi
 import json
 import math
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -205,11 +205,14 @@ def residual_dropout_(model: Qwen2ForCausalLM, dropout: float) -> None:
 
 
 class Loss(nn.Module):
-    """A model and its loss in one module: what DDP and FSDP wrap."""
+    """A model and its loss in one module: what DDP and FSDP wrap. A model that computes with kernels
+    brings its own ``loss`` and ``chunked_loss``."""
 
     def __init__(self, model: CausalLM, dtype: str = "float32", chunked: bool = False) -> None:
         super().__init__()
         self.model, self.dtype, self.chunked = model, dtype, chunked
+        self.loss: Callable[..., Tensor] = getattr(model, "loss", causal_lm_loss)
+        self.chunked_loss = getattr(model, "chunked_loss", chunked_causal_lm_loss)
 
     def forward(
         self,
@@ -222,8 +225,8 @@ class Loss(nn.Module):
         with autocast(idx.device, self.dtype):
             if self.chunked:
                 x = self.model.backbone(idx, positions, documents)
-                return chunked_causal_lm_loss(x, self.model.head_weight, targets)
-            return causal_lm_loss(self.model(idx, positions, documents), targets)
+                return self.chunked_loss(x, self.model.head_weight, targets)
+            return self.loss(self.model(idx, positions, documents), targets)
 
 
 def loss_module(model: CausalLM | nn.Module, dtype: str, chunked: bool = False) -> nn.Module:

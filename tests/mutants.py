@@ -42,8 +42,8 @@ MUTANTS = [
     ("positions restart after a cache", "cache/interface",
      "place(x, positions, start=self.dense_length or 0)", "place(x, positions, start=0)"),
     (
-        "keys turned by local positions", "models/qwen2", "apply_rope(k, *rotation)",
-        "apply_rope(k, *RotaryEmbedding(self.head_dim)(torch.arange(T)[None], x.dtype))",
+        "keys turned by local positions", "models/qwen2", "self.rotate(k, *rotation)",
+        "self.rotate(k, *RotaryEmbedding(self.head_dim)(torch.arange(T)[None], x.dtype))",
     ),
     (
         "is_causal with a cache", "visibility",
@@ -56,7 +56,7 @@ MUTANTS = [
         "import RopeScaling, RotaryEmbedding, apply_rope",
         "import RopeScaling, RotaryEmbedding, apply_rope_interleaved as apply_rope",
     ),
-    ("rotation of queries alone", "models/qwen2", ", apply_rope(k, *rotation)", ", k"),
+    ("rotation of queries alone", "models/qwen2", ", self.rotate(k, *rotation)", ", k"),
     (
         "key heads tiled", "gqa", "x.repeat_interleave(n_head // x.shape[1], dim=1)",
         "x.repeat(1, n_head // x.shape[1], 1, 1)",

@@ -17,6 +17,7 @@ Source: Yang et al., *Qwen2 Technical Report*, 2024, arXiv:2407.10671.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -158,11 +159,12 @@ SIZES: dict[str, dict[str, int | bool]] = {
 class Attention(nn.Module):
     """Causal self-attention: H query heads share Hkv key and value heads.
 
-    ``attend`` is the function that computes it. Queries and keys are rotated to their positions
-    before the keys enter the cache, so a cached key is never touched again.
+    ``attend`` is the function that computes it, ``rotate`` the one that turns queries and keys to
+    their positions. The keys are turned before they enter the cache, and never touched again.
     """
 
     attend: AttentionFunction
+    rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
 
     def __init__(self, config: Qwen2Config) -> None:
         super().__init__()
@@ -174,6 +176,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(config.n_head * D, C, bias=False)
         self.attention_dropout = config.attention_dropout
         self.attend = sdpa_attention
+        self.rotate = apply_rope
 
     def forward(
         self,
@@ -186,7 +189,7 @@ class Attention(nn.Module):
         q = self.q_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
         k = self.k_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, Hkv, T, D)
         v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)
-        q, k = apply_rope(q, *rotation), apply_rope(k, *rotation)
+        q, k = self.rotate(q, *rotation), self.rotate(k, *rotation)
         k, v = cache.update(k, v)  # (B, Hkv, S, D)
         y = self.attend(q, k, v, visibility, self.attention_dropout if self.training else 0.0)
         return self.o_proj(y.transpose(1, 2).reshape(B, T, -1))
