@@ -205,8 +205,8 @@ def residual_dropout_(model: Qwen2ForCausalLM, dropout: float) -> None:
 
 
 class Loss(nn.Module):
-    """A model and its loss in one module: what DDP and FSDP wrap. A model that computes with kernels
-    brings its own ``loss`` and ``chunked_loss``."""
+    """A model and its loss in one module: what DDP and FSDP wrap. A model that computes with
+    kernels brings its own ``loss`` and ``chunked_loss``."""
 
     def __init__(self, model: CausalLM, dtype: str = "float32", chunked: bool = False) -> None:
         super().__init__()

@@ -50,8 +50,11 @@ def main() -> None:
                         seconds=round(seconds, 1),
                     )
                 )
-                print("{launch:18}{kernel:34}sm_{arch:<4}{shared:7} B shared {registers:4} "
-                      "registers {spills:4} B spilled".format(**rows[-1]), file=sys.stderr)  # fmt: skip
+                line = (
+                    "{launch:22}{kernel:32}sm_{arch:<4}{shared:7} B shared {registers:4} registers "
+                    "{spills:4} B spilled {seconds:5} s"
+                )
+                print(line.format(**rows[-1]), file=sys.stderr)
     print(json.dumps(rows))
 
 
