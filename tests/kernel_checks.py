@@ -29,7 +29,7 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtyp
 #: The errors that :func:`check` measured: (kernel, dtype) -> (ours, PyTorch's), the largest.
 MEASURED: dict[tuple[str, torch.dtype], tuple[float, float]] = {}
 
-MARGIN = 64  # numbers of NaN before and behind a tensor
+MARGIN = 8192  # numbers of NaN before and behind a tensor: more than a block writes
 
 #: What :func:`check` does. kernel_mutants.py leaves some out, to learn which of them finds a bug.
 GATES = os.environ.get("KERNEL_GATES", "values,layouts,poison").split(",")
@@ -37,25 +37,35 @@ GATES = os.environ.get("KERNEL_GATES", "values,layouts,poison").split(",")
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Memory that is allocated and not written holds NaN (integers: the largest number).
+    """Results are allocated in NaN (integers: the largest number), between two margins of it.
 
-    exp() may overflow to infinity, as on a GPU, where NumPy would warn.
+    What is not written stays NaN, and a store that is not masked hits a margin. exp() may overflow
+    to infinity, as on a GPU, where NumPy would warn.
     """
-    before = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    if "poison" in GATES:
-        torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        with np.errstate(all="ignore"):
-            yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn_only)
+    made: list[Guarded] = []
+
+    def guarding(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def allocated(*args: Any, **kwargs: Any) -> Tensor:
+            made.append(Guarded(allocate(*args, **kwargs).fill_(0), contents=False))
+            return made[-1].tensor
+
+        return allocated
+
+    with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
+        if "poison" in GATES:
+            for name in ("empty", "empty_like", "empty_strided"):
+                patch.setattr(torch, name, guarding(getattr(torch, name)))
+            patch.setattr(Tensor, "new_empty", guarding(Tensor.new_empty))
+        yield
+    for result in made:
+        result.assert_margins()
 
 
 class Guarded:
-    """A copy of a tensor that lies, with its strides, between two margins of NaN."""
+    """A copy of a tensor that lies, with its strides, between two margins of NaN; without
+    ``contents`` NaN is what it holds, too."""
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, contents: bool = True) -> None:
         spread = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
         size = spread if tensor.numel() else 0
         poison = torch.nan if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max
@@ -65,14 +75,21 @@ class Guarded:
             (size + 2 * MARGIN,), poison, dtype=tensor.dtype, device=tensor.device
         )
         self.tensor = self.memory.as_strided(tensor.shape, tensor.stride(), MARGIN)
-        self.tensor.copy_(tensor)
+        if contents:
+            self.tensor.copy_(tensor)
         self.before = self.memory.clone()
+
+    def assert_margins(self) -> None:
+        """Nothing beside the tensor was written."""
+        for margin in (slice(MARGIN), slice(-MARGIN, None)):
+            same = self.memory[margin].isnan() | (self.memory[margin] == self.before[margin])
+            assert same.all(), "memory beside a tensor was written"
 
     def assert_untouched(self) -> None:
         """Neither the tensor nor what surrounds it was written."""
         if "poison" not in GATES:
             return
-        assert torch.equal(self.memory.isnan(), self.before.isnan()), "NaN margins were written"
+        self.assert_margins()
         same = self.memory.nan_to_num() == self.before.nan_to_num()
         assert same.all(), "an input was changed"
 
