@@ -19,6 +19,7 @@ for folder in (DOCS, ROOT):
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(DOCS), os.environ.get("PYTHONPATH", "")])
 
 import gallery  # noqa: E402
+import gpu_pages  # noqa: E402
 import pages  # noqa: E402
 from sphinx.util.nodes import make_refnode  # noqa: E402
 
@@ -55,7 +56,8 @@ suppress_warnings = ["sphinx_gallery.space_in_filename"]
 nitpicky = True
 nitpick_ignore_regex = [
     # Types of packages whose inventory is not stored here (see intersphinx_mapping).
-    (r"py:.*", r"(torch|np|numpy|tokenizers|safetensors|transformers|matplotlib|plt|tqdm)(\..*)?"),
+    (r"py:.*", r"(torch|triton|np|numpy|tokenizers|safetensors)(\..*)?"),
+    (r"py:.*", r"(transformers|matplotlib|plt|tqdm)(\..*)?"),
     (r"py:.*", r"(Tensor|nn\.\w+|Tokenizer|Figure|Axes|optional|Path)"),
 ]
 language = os.environ.get("SITE_LANGUAGE", "en")
@@ -165,6 +167,8 @@ def resolve_short_name(app, env, node, contnode):
 def setup(app):
     # Before the gallery looks for its folders.
     app.connect("builder-inited", pages.write, priority=100)
+    app.connect("builder-inited", gpu_pages.write, priority=100)
+    app.connect("source-read", gpu_pages.add_chapter)
     app.connect("autodoc-skip-member", skip_member)
     app.connect("missing-reference", resolve_short_name)
     # The extension only copies files; without this a build with -j refuses to start.

@@ -18,6 +18,7 @@ from typing import Any
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 TUTORIALS = ROOT / "tutorials"
+GPU = TUTORIALS / "gpu"  # no chapter of the gallery: its pages are executed notebooks
 FILTERS = list(warnings.filters)  # those of the build, restored after each script
 
 
@@ -42,9 +43,15 @@ def scripts() -> list[Path]:
     return [script for chapter in chapters() for script in pages(chapter)]
 
 
+def gpu_scripts() -> list[Path]:
+    """The scripts of the pages on GPU kernels, in reading order. See gpu_notebooks.py."""
+    return sorted(GPU.glob("[0-9]*.py"), key=lambda path: _number(path.name))
+
+
 def header_text(chapter: Path) -> tuple[str, str]:
-    """Title and first paragraph of a chapter's header file."""
-    text = (chapter / "GALLERY_HEADER.rst").read_text(encoding="utf-8")
+    """Title and first paragraph of a chapter's header file, the one .rst of its folder."""
+    (header,) = chapter.glob("*.rst")
+    text = header.read_text(encoding="utf-8")
     parts = [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
     title = parts[0].splitlines()[0].strip()
     intro = " ".join(parts[1].split()) if len(parts) > 1 else ""

@@ -7,6 +7,7 @@ in the package has a page with the next build.
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import gallery
@@ -15,7 +16,6 @@ PACKAGE = "lm_from_scratch"
 
 # What the path holds when it is complete. A chapter leaves this list when its folder exists.
 PLANNED = {
-    9: "GPU kernels",
     10: "Exercises",
 }
 
@@ -64,11 +64,26 @@ def api_page(module: str, path: Path) -> str:
         lines += ["", ".. minigallery::", "   :add-heading: Tutorials that use it"]
         lines += ["   :heading-level: -", ""]
         lines += [f"   {name}" for name in names]
+    users = [script for script in gallery.gpu_scripts() if uses(script, module)]
+    if users:
+        lines += ["", "GPU pages that use it", "---------------------", ""]
+        lines += [f"* :doc:`/gpu/{script.stem}`" for script in users]
     if path.name != "__init__.py":
         source = Path("../..") / path.relative_to(gallery.ROOT)
         lines += ["", "The whole file", "--------------", ""]
         lines += [f".. literalinclude:: {source.as_posix()}", "   :language: python"]
     return "\n".join(lines) + "\n"
+
+
+def uses(script: Path, module: str) -> bool:
+    """Whether a script imports a module, or something from it."""
+    parent, _, name = module.rpartition(".")
+    text = script.read_text(encoding="utf-8")
+    imports = rf"^(from {re.escape(module)} import|import {re.escape(module)}\b)"
+    return bool(
+        re.search(imports, text, re.M)
+        or re.search(rf"^from {re.escape(parent)} import .*\b{name}\b", text, re.M)
+    )
 
 
 def api_index(listed: dict[str, Path]) -> str:
@@ -108,6 +123,13 @@ def learning_path() -> str:
             page = f"/auto_tutorials/{chapter.name}/{script.stem}"
             lines.append(f"      {page_number}. :doc:`{page}`")
         lines.append("")
+    if gallery.gpu_scripts():
+        title, intro = gallery.header_text(gallery.GPU)
+        written.add(title.partition(".")[0])
+        lines += [f"   .. grid-item-card:: {title}", "", f"      {intro}", ""]
+        for number, script in enumerate(gallery.gpu_scripts(), start=1):
+            lines.append(f"      {number}. :doc:`/gpu/{script.stem}`")
+        lines.append("")
     missing = [f"{n}. {title}" for n, title in PLANNED.items() if str(n) not in written]
     if missing:
         lines += ["To come:", "", *missing, ""]
@@ -129,6 +151,10 @@ def write(app) -> None:
     for old in (Path(app.srcdir) / "auto_tutorials").glob("[0-9]*/[0-9]*.rst"):
         if f"{old.parent.name}/{old.stem}" not in current:
             old.unlink()
+    write_texts(texts)
+
+
+def write_texts(texts: dict[Path, str]) -> None:
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         # An unchanged file keeps its time, so the next build does not read it again.

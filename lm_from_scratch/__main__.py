@@ -48,7 +48,7 @@ from lm_from_scratch.distributed import (
 )
 from lm_from_scratch.generate import complete, forward_seconds, generate, generate_text, until
 from lm_from_scratch.logit_processors import no_repeat_ngram
-from lm_from_scratch.models import Config, build
+from lm_from_scratch.models import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.onednn import use_onednn_
@@ -65,6 +65,8 @@ from lm_from_scratch.train import (
     state_numbers,
     train,
 )
+
+KERNELS_HELP = "compute with Triton kernels, on a CUDA device"
 
 #: Every preset is a set of defaults; any of its numbers can be changed on the command line.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -170,6 +172,17 @@ def device_named(name: str) -> str:
     return name
 
 
+def use_kernels(model: CausalLM) -> None:
+    """Make the model compute with Triton kernels, or say why it cannot."""
+    try:
+        from lm_from_scratch.kernels.model import use_kernels_
+    except ImportError as error:
+        raise ValueError(
+            f"--kernels need Triton (pip install triton, on Linux): {error}"
+        ) from error
+    use_kernels_(model)
+
+
 def train_in(
     out: Path, args: argparse.Namespace, arguments: dict[str, Any], group: Processes
 ) -> int:
@@ -186,6 +199,13 @@ def train_in(
         raise ValueError(f"--onednn is for --dtype float32, not {config.dtype}")
     if args.onednn and torch.device(args.device).type != "cpu":
         raise ValueError(f"--onednn is for --device cpu, not {args.device}")
+    if args.kernels and args.dropout and args.architecture == "gpt2":
+        raise ValueError(
+            f"--kernels have no attention dropout, but --dropout {args.dropout}: give --dropout 0"
+        )
+    for other in ("onednn", "parallel"):
+        if args.kernels and getattr(args, other, None):
+            raise ValueError(f"--kernels and --{other} do not work together: give one of them")
     check_shared(config, args.batch_size, group)
     train_documents, held_out_documents = load_split(args.corpus, args.held_out)
     isolate = not args.no_isolate
@@ -205,6 +225,8 @@ def train_in(
             residual_dropout_(model, args.dropout)
         if args.onednn:
             use_onednn_(model)
+        if args.kernels:
+            use_kernels(model)
         if group.rank == 0:
             tokenizer.save(out)
         train_file = write_tokens(train_documents, tokenizer, out / "data" / "train.bin")
@@ -341,6 +363,8 @@ def generate_command(args: argparse.Namespace) -> int:
     model = from_pretrained(folder).to(device_named(args.device))
     if not quantized_weights(model):  # whose kernels want the dtype of the file
         model.float()
+    if args.kernels:
+        use_kernels(model)
     tokenizer = tokenizer_of(folder)
     if tokenizer.vocab_size > model.config.vocab_size:
         raise ValueError(
@@ -461,6 +485,12 @@ def doctor_command(args: argparse.Namespace) -> int:
         note(f"GPU: {torch.cuda.get_device_name()}; use --device cuda")
     else:
         note("no CUDA GPU: every page runs on the CPU")
+    try:
+        triton = f"triton {importlib.metadata.version('triton')}: kernels "
+        on_gpu = torch.cuda.is_available()
+        note(triton + ("run (--kernels)" if on_gpu else "are interpreted by tests and notebooks"))
+    except importlib.metadata.PackageNotFoundError:
+        note("no triton, which exists for Linux: everything but the kernels works")
     a = torch.randn(64, 64)
     error = (a.bfloat16() @ a.bfloat16() - a @ a).abs().max().item()
     report(math.isfinite(error), "bfloat16 matrix products work (--dtype bfloat16)")
@@ -612,6 +642,7 @@ how to choose the numbers
     p.add_argument(
         "--onednn", action="store_true", help="float32 products by oneDNN: faster on AMD processors"
     )
+    p.add_argument("--kernels", action="store_true", help=KERNELS_HELP)
     p.add_argument(
         "--chunked-loss",
         action="store_true",
@@ -678,6 +709,7 @@ how to choose
     p.add_argument("--length-penalty", type=float, default=1.0, help="of beam search; default: 1")
     p.add_argument("--seed", type=int, default=0, help="same seed, same text; default: 0")
     p.add_argument("--device", default="cpu", help="cpu or cuda; default cpu")
+    p.add_argument("--kernels", action="store_true", help=KERNELS_HELP)
 
     p = commands.add_parser(
         "quantize",

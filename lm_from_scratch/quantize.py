@@ -78,6 +78,10 @@ class QuantizedWeight(Tensor):
         """``x @ W.T`` for few rows ``x`` (M, K) by torch's kernel; ``None`` if it cannot."""
         raise NotImplementedError
 
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """``x @ W.T + bias``; a subclass may have another way."""
+        return product(x, self, bias)
+
     # ------------------------------------------------------------------------- being a tensor
 
     @classmethod
@@ -347,7 +351,7 @@ class QuantizedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(weight)
-        return product(x, weight, bias)
+        return weight.product(x, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -378,7 +382,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if bias is not None and bias.dtype != x.dtype:
         raise ValueError(f"bias is {bias.dtype}, x {x.dtype}: they must agree")
     if not torch.is_grad_enabled():
-        return product(x, weight, bias)
+        return weight.product(x, bias)
     check_frozen(weight)
     return QuantizedLinear.apply(x, weight, bias)
 
@@ -448,7 +452,8 @@ def copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     if not isinstance(target, QuantizedWeight):
         assert isinstance(source, QuantizedWeight)
         return target.copy_(source.dequantize())
-    same = isinstance(source, type(target)) and all(
+    same = isinstance(source, QuantizedWeight) and source.held == target.held
+    same = same and all(
         getattr(source, name).shape == getattr(target, name).shape for name in target.held
     )
     if not same:

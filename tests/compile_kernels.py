@@ -15,8 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lm_from_scratch.kernels.adamw import adamw_
 from lm_from_scratch.kernels.compilation import compiled_for
+from lm_from_scratch.kernels.decoding import decode_attention
+from lm_from_scratch.kernels.galore import galore_step_
+from lm_from_scratch.kernels.int8 import linear
+from lm_from_scratch.kernels.loss import causal_lm_loss, chunked_causal_lm_loss
+from lm_from_scratch.kernels.matmul import matmul
+from lm_from_scratch.kernels.norm import rms_norm
+from lm_from_scratch.kernels.paged import Paged, paged_attention, write_pages
+from lm_from_scratch.kernels.rope import apply_rope, apply_rope_interleaved
+from lm_from_scratch.kernels.softmax import softmax
 from lm_from_scratch.kernels.swiglu import swiglu
+from lm_from_scratch.quantize import Int8Weight
+from lm_from_scratch.visibility import Visibility
 
 
 def half(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -24,8 +36,104 @@ def half(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.zeros(shape, dtype=dtype, requires_grad=True)
 
 
+def decode(n_head: int, n_kv_head: int, D: int, window: int | None, dense: bool) -> None:
+    """One query in each of 8 rows, 4096 keys."""
+    seen = torch.arange(4096)[None]
+    visibility = Visibility(seen[:, -1:], seen, window=window, dense=dense)
+    q, k = half(8, n_head, 1, D).detach(), half(8, n_kv_head, 4096, D).detach()
+    decode_attention(q, k, k, visibility)
+
+
+def decode_paged() -> None:
+    """The same over pages of 16 slots, and the write of the last key."""
+    keys, values = half(8192, 2, 64).detach(), half(8192, 2, 64).detach()
+    k, q = half(8, 2, 1, 64).detach(), half(8, 14, 1, 64).detach()
+    write_pages(k, k, keys, values, torch.zeros(8, 1, dtype=torch.long))
+    table, lengths = (torch.zeros(shape, dtype=torch.int32) for shape in [(8, 256), (8,)])
+    seen = torch.arange(4096)[None]
+    paged = [Paged(memory, table, lengths, 16, 4096) for memory in (keys, values)]
+    paged_attention(q, paged[0], paged[1], Visibility(seen[:, -1:], seen))
+
+
+def galore(m: int, n: int, bases: tuple[bool, bool], dtype: torch.dtype = torch.bfloat16) -> None:
+    """A step at rank 128 with a left, a right basis or both."""
+    left, right = (torch.zeros(s, 128) if has else None for s, has in zip((m, n), bases))
+    shape = (128 if bases[0] else m, 128 if bases[1] else n)
+    param, moment = half(m, n, dtype=dtype).detach(), torch.zeros(shape)
+    galore_step_(param, param.clone(), left, right, moment, moment.clone(), 1)
+
+
+def rope(turn: Callable[..., Tensor], H: int, D: int) -> None:
+    """Heads as a projection leaves them."""
+    angle = torch.zeros(1, 1, 512, D // 2)
+    turn(half(2, 512, H, D).transpose(1, 2), angle, angle).sum().backward()
+
+
+def adamw(dtype: torch.dtype, moments: torch.dtype = torch.float32) -> None:
+    """A step of numbers that the host knows, and one of a tensor on the device."""
+    param, m = torch.zeros(896, 4864, dtype=dtype), torch.zeros(896, 4864, dtype=moments)
+    for step in (3, torch.tensor(3.0)):
+        adamw_(param, param.clone(), m, m.clone(), step)
+
+
+def ids(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.long)
+
+
+def fused_loss(autocast: torch.dtype | None, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Few rows of the head: the products of backward are torch's, and are computed."""
+    x, weight = half(1, 64, 896, dtype=dtype), half(4096, 896, dtype=dtype)
+    with torch.autocast("cpu", autocast, enabled=autocast is not None):
+        loss = chunked_causal_lm_loss(x, weight, ids(1, 64))
+    loss.backward()
+
+
+def product(M: int, K: int, N: int, dtype: torch.dtype = torch.bfloat16) -> None:
+    y = matmul(half(M, K, dtype=dtype), half(K, N, dtype=dtype))
+    y.backward(y.detach())
+
+
+def int8(rows: int, groups: int, dtype: torch.dtype = torch.bfloat16) -> None:
+    """A map of Qwen2-0.5B with 8-bit weights."""
+    codes, scale = torch.zeros(4864, 896, dtype=torch.int8), torch.zeros(4864, groups, dtype=dtype)
+    weight = Int8Weight.wrap((4864, 896), 896 // groups, codes=codes, scale=scale)
+    linear(half(rows, 896, dtype=dtype).detach(), weight, torch.zeros(4864, dtype=dtype))
+
+
 #: A name, and a call with everything that follows from it. Sizes are those of Qwen2-0.5B.
 LAUNCHES: dict[str, Callable[[], Any]] = {
+    "adamw": lambda: adamw(torch.float32),
+    "adamw, bf16": lambda: adamw(torch.bfloat16, torch.bfloat16),
+    "adamw, mixed": lambda: adamw(torch.bfloat16),
+    "loss": lambda: causal_lm_loss(half(1, 64, 151936), ids(1, 64)).backward(),
+    "loss, fused": lambda: fused_loss(None),
+    "loss, fp32": lambda: fused_loss(None, torch.float32),
+    "loss, autocast": lambda: fused_loss(torch.bfloat16, torch.float32),
+    "decode": lambda: decode(14, 2, 64, None, dense=True),
+    "decode, window": lambda: decode(14, 2, 64, 1024, dense=True),
+    "decode, mask": lambda: decode(14, 2, 64, None, dense=False),
+    "decode, D = 128": lambda: decode(28, 4, 128, None, dense=True),
+    "decode, D = 256": lambda: decode(8, 1, 256, None, dense=True),
+    "decode, paged": decode_paged,
+    "galore, left": lambda: galore(896, 4864, (True, False)),
+    "galore, right": lambda: galore(4864, 896, (False, True)),
+    "galore, both": lambda: galore(896, 896, (True, True), torch.float32),
+    "rope": lambda: rope(apply_rope, 14, 64),
+    "rope, 2 heads": lambda: rope(apply_rope, 2, 64),
+    "rope, D = 256": lambda: rope(apply_rope, 16, 256),
+    "rope, D = 20": lambda: rope(apply_rope, 5, 20),
+    "rope, interleaved": lambda: rope(apply_rope_interleaved, 14, 64),
+    "rms_norm": lambda: rms_norm(half(64, 896), half(896)).sum().backward(),
+    "rms_norm, wide": lambda: rms_norm(half(64, 8192), half(8192)).sum().backward(),
+    "rms_norm, odd": lambda: rms_norm(half(65, 37), half(37)).sum().backward(),
+    "softmax": lambda: softmax(half(64, 4096)).sum().backward(),
+    "softmax, odd": lambda: softmax(half(64, 5001)).sum().backward(),
+    "int8, 8 rows": lambda: int8(8, 1),
+    "int8, 512 rows": lambda: int8(512, 1),
+    "int8, groups of 64": lambda: [int8(rows, 14) for rows in (8, 512)],
+    "int8, float32": lambda: [int8(rows, 1, torch.float32) for rows in (8, 512)],
+    "matmul": lambda: product(512, 896, 4864),
+    "matmul, float32": lambda: product(512, 896, 4864, torch.float32),
     "swiglu": lambda: swiglu(half(64, 4864), half(64, 4864)).sum().backward(),
 }
 

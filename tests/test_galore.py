@@ -23,6 +23,7 @@ from lm_from_scratch.optim.galore import (
     MOMENTS,
     PROJECTION_TYPES,
     captured_energy,
+    galore_step,
     project,
     project_back,
     random_basis,
@@ -209,6 +210,25 @@ def test_the_fused_kernel_takes_the_same_steps(kind, dtype) -> None:
         feed(b, q, *some_gradients(p, 5))
         torch.testing.assert_close(p, q, rtol=0, atol=1e-5)
         assert {name: value.shape for name, value in a.state[p].items()} == a.state_shapes(p)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", PROJECTION_TYPES)
+def test_the_function_is_a_step_of_the_optimizer(kind, dtype) -> None:
+    options: Any = dict(lr=0.1, betas=(0.8, 0.9), eps=0.03, weight_decay=0.1, scale=0.5)
+    for shape in SHAPES:
+        p = weight(shape, dtype=dtype)
+        optimizer = GaLore([p], rank=3, projection_type=kind, **options)
+        first, *others = some_gradients(p, 4)
+        feed(optimizer, p, first)
+        for step, g in enumerate(others, 2):
+            state = optimizer.state[p]
+            left, right, m, v = (state.get(x) for x in ("left", "right", "exp_avg", "exp_avg_sq"))
+            want = galore_step(p.detach(), g, left, right, m.clone(), v.clone(), step, **options)
+            feed(optimizer, p, g)
+            got = p.detach(), state["exp_avg"], state["exp_avg_sq"]
+            atol = {torch.float64: 1e-13, torch.float32: 1e-6, torch.bfloat16: 0}[dtype]
+            torch.testing.assert_close(got, want, rtol=0, atol=atol)
 
 
 def test_options_of_the_update_reach_it() -> None:

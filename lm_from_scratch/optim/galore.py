@@ -88,6 +88,32 @@ def project_back(
     return low
 
 
+def galore_step(
+    param: Tensor,
+    grad: Tensor,
+    left: Tensor | None,
+    right: Tensor | None,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    step: Number,
+    lr: Number = 1e-3,
+    betas: tuple[Number, Number] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 1e-2,
+    scale: float = 0.25,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The new parameter (m, n), then the new moments, by the formulas above.
+
+    A step of :class:`GaLore` between two changes of the basis. Computed in the dtype of the
+    moments, which may be wider than that of the parameter and its gradient.
+    """
+    low = project(grad.to(exp_avg.dtype), left, right)
+    direction, exp_avg, exp_avg_sq = adam_direction(low, exp_avg, exp_avg_sq, step, betas, eps)
+    new = (1 - lr * weight_decay) * param.to(exp_avg.dtype)
+    new = new - lr * scale * project_back(direction, left, right)
+    return new.to(param.dtype), exp_avg, exp_avg_sq
+
+
 # ----------------------------------------------------------------------------------- the basis
 
 
@@ -220,6 +246,7 @@ def without_rounding(low: Tensor, left: Tensor | None, right: Tensor | None) -> 
 def captured_energy(low: Tensor, grad: Tensor) -> Tensor:
     r"""The share :math:`\lVert R \rVert^2 / \lVert G \rVert^2` of a gradient that its projection
     keeps; 1 for a gradient of zeros."""
+    grad = grad.to(low.dtype)
     scale = mean_size(grad)
     total, kept = (whole((x / scale).square().sum()) for x in (grad, low))
     return torch.where(total > 0, kept / total, 1.0).to(torch.float32)
@@ -379,7 +406,8 @@ class GaLore(AdamW):
 
     def coordinates(self, grad: Tensor, state: dict[str, Tensor]) -> Tensor:
         """The gradient (m, n) in the coordinates of the basis."""
-        low = project(grad, state.get("left"), state.get("right"), matmul=self.matmul)
+        wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
+        low = project(wide, state.get("left"), state.get("right"), matmul=self.matmul)
         # the gradient is finite: where the sum of its entries is not, the largest number stands
         return placed(low, like=grad, rows="left" not in state).nan_to_num()
 
@@ -516,7 +544,6 @@ def is_projected(p: Tensor, group: dict[str, Any]) -> bool:
 
 
 def matrix(grad: Tensor | None) -> Tensor:
-    """A gradient as a matrix (out, everything else), in float32 or wider."""
+    """A gradient as a matrix (out, everything else)."""
     assert grad is not None
-    grad = grad.flatten(1)
-    return grad.to(torch.promote_types(grad.dtype, torch.float32))
+    return grad.flatten(1)

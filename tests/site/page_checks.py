@@ -19,6 +19,11 @@ def name_of_script(figure: str) -> str:
     return match[1].replace("_", " ") if match else figure
 
 
+def is_name_of_file(alt: str, figure: str) -> bool:
+    """Whether the text of a figure is that of its script or, on a GPU page, its own address."""
+    return alt == name_of_script(figure) or re.search(r"\.(png|jpe?g|svg|gif)$", alt) is not None
+
+
 class Page(HTMLParser):
     """Ids, references and images of one page."""
 
@@ -43,7 +48,7 @@ class Page(HTMLParser):
             self.links.append(attrs["href"] or "")
         if tag == "img" and "alt" not in attrs:
             self.images_without_alt.append(attrs.get("src") or "")
-        if tag == "img" and attrs.get("alt") == name_of_script(attrs.get("src") or ""):
+        if tag == "img" and is_name_of_file(attrs.get("alt") or "", attrs.get("src") or ""):
             self.figures_without_title.append(attrs["src"] or "")
         if attrs.get("src"):
             self.loaded.append(attrs["src"] or "")

@@ -26,6 +26,7 @@ PAGES = sorted(
 TUTORIALS = [
     f"auto_tutorials/{script.parent.name}/{script.stem}.html" for script in gallery.scripts()
 ]
+GPU_PAGES = [f"gpu/{script.stem}.html" for script in gallery.gpu_scripts()]
 AXE_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
 Visitor = Callable[..., Visit]
 Readers = Callable[[str, int], BrowserContext]
@@ -69,7 +70,7 @@ OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElemen
 def test_there_are_pages(site: Path) -> None:
     assert "index.html" in PAGES
     assert TUTORIALS, "the gallery is empty"
-    assert set(TUTORIALS) <= set(PAGES)
+    assert set(TUTORIALS) | set(GPU_PAGES) <= set(PAGES)
 
 
 def test_every_tutorial_ran(site: Path) -> None:
@@ -163,6 +164,43 @@ def test_download_of_all(site: Path) -> None:
         assert {Path(n).name for n in archive.namelist() if n.endswith(".py")} == expected
 
 
+@pytest.mark.parametrize("script", gallery.gpu_scripts(), ids=lambda path: path.stem)
+def test_downloads_of_gpu_pages(site: Path, script: Path) -> None:
+    """From the page and from the index of the chapter; the files are those of the repository."""
+    for page in (f"gpu/{script.stem}.html", "gpu/index.html"):
+        for path in (script, script.with_suffix(".ipynb")):
+            found = set(
+                re.findall(rf'_downloads/[0-9a-f]+/{path.name}(?=")', (site / page).read_text())
+            )
+            assert len(found) == 1, f"{page} offers {len(found)} files {path.name}"
+            assert (site / found.pop()).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("script", gallery.gpu_scripts(), ids=lambda path: path.stem)
+def test_gpu_pages_show_their_outputs(site: Path, script: Path) -> None:
+    """As many outputs and figures as the stored notebook has."""
+    cells = json.loads(script.with_suffix(".ipynb").read_text())["cells"]
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    figures = [output for output in outputs if "image/png" in output.get("data", {})]
+    page = (site / f"gpu/{script.stem}.html").read_text()
+    assert len(re.findall(r'<img alt="[^"]+" src="\.\./_images/', page)) == len(figures)
+    assert page.count("output text_plain") + page.count("output stream") == (
+        len(outputs) - len(figures)
+    )
+
+
+def test_the_chapter_on_gpu_kernels_is_in_the_path(site: Path) -> None:
+    if not GPU_PAGES:
+        pytest.skip("there are no GPU pages")
+    for page in ("index.html", "auto_tutorials/index.html"):
+        text = (site / page).read_text()
+        prefix = "" if page == "index.html" else "../"
+        article = text[text.index("<article") :]
+        assert [name for name in GPU_PAGES if f'href="{prefix}{name}"' not in article] == []
+    side = (site / TUTORIALS[0]).read_text()
+    assert 'href="../../gpu/index.html"' in side
+
+
 # -- journeys --------------------------------------------------------------------------------
 
 
@@ -192,9 +230,10 @@ def test_next_leads_through_every_tutorial(visit: Visitor, server: str) -> None:
         with page.expect_navigation():
             following.click()
         seen.append(page.url.removeprefix(f"{server}/").partition("#")[0])
-    assert [name for name in seen if name in TUTORIALS] == TUTORIALS
-    if TUTORIALS:
-        page.goto(f"{server}/{TUTORIALS[-1]}")
+    pages = TUTORIALS + GPU_PAGES
+    assert [name for name in seen if name in pages] == pages
+    if pages:
+        page.goto(f"{server}/{pages[-1]}")
         with page.expect_navigation():
             page.locator("a.left-prev").click()
         assert page.url.removeprefix(f"{server}/") in PAGES

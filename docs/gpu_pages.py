@@ -1,0 +1,141 @@
+"""The chapter on GPU kernels: its index page, and its executed notebooks as pages of the site.
+
+The gallery runs what it shows, which a GPU page cannot rely on. `gpu_notebooks.py` executes those
+notebooks and stores them; here they are copied to where myst-nb renders them as they are.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import gallery
+import pages
+from sphinx.util import logging
+
+#: An alert of the notebook, as gpu_notebooks.py leaves it.
+ALERT = re.compile(
+    r'<div class="alert alert-\w+"><strong>(Note|Warning)</strong>\n\n(.*?)\n\n</div>', re.S
+)
+
+
+def page(script: Path) -> str | None:
+    """The stored notebook of a script as a page: alerts and formulas look like those of the other
+    pages, and links to both files are its last cell."""
+    path = script.with_suffix(".ipynb")
+    if not path.is_file():
+        logging.getLogger(__name__).warning(
+            "%s has no notebook: python docs/gpu_notebooks.py", script.relative_to(gallery.ROOT)
+        )
+        return None
+    notebook: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            text = ALERT.sub(
+                lambda found: f":::{{{found[1].lower()}}}\n{found[2]}\n:::", "".join(cell["source"])
+            )
+            cell["source"] = re.sub(r"\\(begin|end)\{align\}", r"\\\1{align*}", text)  # no numbers
+    source = f"Download: {downloads(script, '{download}')}"
+    cell = {"cell_type": "markdown", "id": "downloads", "metadata": {}, "source": source}
+    notebook["cells"].append(cell)
+    return json.dumps(notebook, indent=1)
+
+
+def downloads(script: Path, role: str = ":download:") -> str:
+    """Links to the notebook and to the script of a page, as they are in the repository."""
+    files = {"notebook": script.with_suffix(".ipynb"), "script": script}
+    folder = Path("../..") / gallery.GPU.relative_to(gallery.ROOT)
+    links = [f"{role}`{name} <{(folder / path.name).as_posix()}>`" for name, path in files.items()]
+    return ", ".join(links)
+
+
+def lessons(script: Path) -> list[str]:
+    """What a page says under "You will learn"."""
+    text = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
+    section = re.search(r"^You will learn\n-+\n+((?:\*.*\n(?:  .*\n)*\n?)+)", text, re.M)
+    bullets = re.split(r"^\* ", section[1], flags=re.M)[1:] if section else []
+    return [" ".join(bullet.split()) for bullet in bullets]
+
+
+def index() -> str:
+    header = next(gallery.GPU.glob("*.rst")).read_text(encoding="utf-8")
+    title, _, text = header.partition("\n")
+    lines = [title, "=" * len(title), *text.strip().splitlines()[1:], ""]
+    lines += ["Pages", "-----", "", ".. list-table::", "   :header-rows: 1", "   :widths: 28 54 18"]
+    lines += ["", "   * - page", "     - what it teaches", "     - files"]
+    for number, script in enumerate(gallery.gpu_scripts(), start=1):
+        lines.append(f"   * - {number}. :doc:`/gpu/{script.stem}`")
+        bullets = [f"* {bullet}" for bullet in lessons(script)] or [""]
+        lines += [f"     {'  ' if i else '- '}{bullet}" for i, bullet in enumerate(bullets)]
+        lines.append(f"     - {downloads(script)}")
+    lines += ["", "Kernels", "-------", ""]
+    for module, path in pages.modules().items():
+        name = module.removeprefix(f"{pages.PACKAGE}.kernels.")
+        if name != module and any(n.endswith("_kernel") for n in pages.public_names(path)):
+            lines.append(f"* :doc:`{name} </api/{module}>`: {pages.summary(path)}")
+    lines += ["", "Measured", "--------", "", *measured(), ""]
+    lines += [".. toctree::", "   :hidden:", ""]
+    lines += [f"   {script.stem}" for script in gallery.gpu_scripts()]
+    return "\n".join(lines) + "\n"
+
+
+def measured() -> list[str]:
+    """What a GPU measured, as a table; a sentence where none has."""
+    from lm_from_scratch.roofline import MARKERS, measurements
+
+    stored = measurements()
+    if stored is None:
+        return ["No GPU has measured these kernels yet: ``make gpu`` does."]
+    names = list(MARKERS)
+    lines = [
+        "Measured on {device} with driver {driver}, torch {torch} and triton {triton}, {date}. A "
+        "copy moved {copy:.2f} TB/s, a matrix product in bfloat16 ran at {matmul:.0f} "
+        "TFLOP/s.".format(
+            **stored.provenance,
+            copy=stored.ceilings["copy"] / 1e12,
+            matmul=stored.ceilings["matmul"] / 1e12,
+        )
+        + " A share is that of this roof; each time is a median in microseconds.",
+        "",
+        ".. list-table::",
+        "   :header-rows: 1",
+        "",
+        "   * - kernel",
+    ]
+    lines += [f"     - {name}" for name in ["sizes", "share", *names]]
+    for result in stored.results:
+        lines += [f"   * - {result.kernel}", f"     - {result.dtype} {result.shape}"]
+        lines.append(f"     - {result.shares(stored.gpu)[names[0]]:.0%}")
+        for name in names:
+            time = f"{1e6 * result.median(name):.1f}" if name in result.seconds else "–"
+            lines.append(f"     - {time}")
+    return lines
+
+
+def add_chapter(app: Any, docname: str, source: list[str]) -> None:
+    """Put the GPU pages behind the last chapter of the gallery's own index page."""
+    if docname != "auto_tutorials/index" or not gallery.gpu_scripts():
+        return
+    title, intro = gallery.header_text(gallery.GPU)
+    links = [f"* :doc:`/gpu/{script.stem}`" for script in gallery.gpu_scripts()]
+    section = "\n".join([title, "-" * len(title), "", intro, "", *links, "", ""])
+    head, toctree, tail = source[0].rpartition(".. toctree::")
+    entries = re.compile(r"((?:^   /.*\n)+)", re.M)
+    source[0] = head + section + toctree + entries.sub(r"\1   /gpu/index\n", tail, count=1)
+
+
+def write(app: Any) -> None:
+    folder = Path(app.srcdir) / "gpu"
+    texts = {}
+    if gallery.gpu_scripts():
+        texts[folder / "index.rst"] = index()
+    for script in gallery.gpu_scripts():
+        if text := page(script):
+            texts[folder / f"{script.stem}.ipynb"] = text
+    for old in folder.glob("*.*"):
+        if old not in texts:
+            old.unlink()
+    pages.write_texts(texts)

@@ -1,0 +1,449 @@
+r"""Attention that reads queries, keys and values, and keeps no scores.
+
+The scores of one head are T times S numbers. As operations of PyTorch they are written and read
+again several times, and they are most of the traffic. Here a program takes one tile of queries, and
+the tiles of keys pass by: the scores of two tiles fit beside the core that computes them. That it
+is exact is the subject of :mod:`~lm_from_scratch.online_softmax`: each query keeps a running
+maximum, a running sum and an accumulator, and one number remains of all its scores, the
+log-sum-exp. The memory sees (2T + 2S) D numbers per head and T more.
+
+What the :mod:`~lm_from_scratch.visibility` hides costs nothing where it hides whole tiles: they are
+not read, which for causal attention is half of them. Tiles that are seen as a whole need no mask.
+Query heads that share a key head find it by its index, and nothing is repeated.
+
+The backward pass computes the scores again, in two kernels, because there are two sums: a program
+of the first adds up dQ over the keys, a program of the second dK and dV over the queries, and over
+the query heads of its key head. Every number has one program that writes it, so that the result
+does not depend on which program comes first. The price is that both compute the scores and dP:
+7 products of tiles. One kernel, to whose dQ many programs add, would do 5; the forward pass does 2.
+
+Exponentials are powers of 2, which the hardware has: scores are multiplied by :math:`\log_2 e`.
+
+Shapes: B batch, H query heads, Hkv key and value heads, T queries, S keys, D features of a head.
+
+Sources: Dao et al., *FlashAttention*, 2022, arXiv:2205.14135; Dao, *FlashAttention-2*, 2023,
+arXiv:2307.08691, where a program takes queries and the keys pass by.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lm_from_scratch.gqa import check_shapes
+from lm_from_scratch.kernels.device import check_device
+from lm_from_scratch.visibility import Visibility
+
+NO_WINDOW = 2**31 - 1  # keys
+LOG2E = tl.constexpr(math.log2(math.e))
+LENGTHS = ["T", "S", "window"]  # a new length is no reason to compile again
+
+
+@triton.jit
+def load_rows(x, strides, b, h, start, n, D: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr):
+    """Rows ``start``, ``start + 1``, ... of x[b, h] (n, D) as (ROWS, WIDE), 0 outside."""
+    row, column = tl.arange(0, ROWS), tl.arange(0, WIDE)
+    x += b * strides[0] + h * strides[1] + start.to(tl.int64) * strides[2]
+    inside = (row < n - start)[:, None] & (column < D)
+    return tl.load(x + (row[:, None] * strides[2] + column), mask=inside, other=0.0)
+
+
+@triton.jit
+def store_rows(tile, x, strides, b, h, start, n, D: tl.constexpr):
+    """The inverse: ``tile`` into the rows of x[b, h]."""
+    row, column = start + tl.arange(0, tile.shape[0]), tl.arange(0, tile.shape[1])
+    at = x + b * strides[0] + h * strides[1] + row.to(tl.int64)[:, None] * strides[2]
+    tl.store(at + column, tile, mask=(row < n)[:, None] & (column < D))
+
+
+@triton.jit
+def sees(rule, b, t, s, T, S, window):
+    """Which queries ``t`` see which keys ``s``; the two broadcast against each other."""
+    query_positions, key_positions, query_documents, key_documents, allowed, strides = rule
+    if query_positions is None:  # dense: the queries are the last T of the S keys
+        query, key = S - T + t, s
+    else:
+        query = tl.load(query_positions + b * T + t, mask=t < T, other=-1).to(tl.int32)
+        key = tl.load(key_positions + b * S + s, mask=s < S, other=-1).to(tl.int32)
+    seen = (key >= 0) & (key <= query) & (key > query - window)
+    if query_documents is not None:
+        document = tl.load(query_documents + b * T + t, mask=t < T, other=0)
+        seen = seen & (document == tl.load(key_documents + b * S + s, mask=s < S, other=0))
+    if allowed is not None:
+        at = allowed + b * strides[0] + t.to(tl.int64) * strides[2] + s
+        seen = seen & tl.load(at, mask=(t < T) & (s < S), other=False)
+    return seen
+
+
+@triton.jit
+def key_tiles(rule, ranges, b, tile, T, S, window, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr):
+    """The keys of a tile of queries: tiles ``first`` to ``end``, seen as a whole from ``whole`` to
+    ``whole_end``. As long as positions are arithmetic, so is this; otherwise it is in ``ranges``.
+    """
+    if rule[0] is None:
+        oldest = S - T + tile * BLOCK_T  # the positions of the first and the last query
+        latest = S - T + tl.minimum((tile + 1) * BLOCK_T, T) - 1
+        first = tl.maximum(oldest - window + 1, 0) // BLOCK_S
+        whole = tl.cdiv(tl.maximum(latest - window + 1, 0), BLOCK_S)
+        whole_end = tl.maximum((oldest + 1) // BLOCK_S, whole)
+        end = tl.cdiv(latest + 1, BLOCK_S)
+    else:
+        at = ranges + (b * tl.cdiv(T, BLOCK_T) + tile) * 2
+        first, end = tl.load(at), tl.load(at + 1)
+        whole, whole_end = first, first
+    return first, whole, whole_end, end
+
+
+@triton.jit
+def query_tiles(rule, ranges, b, tile, T, S, window, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr):
+    """The same from the other side: the queries of a tile of keys."""
+    if rule[0] is None:
+        oldest = tile * BLOCK_S + T - S  # the queries that stand where the keys do
+        latest = tl.minimum((tile + 1) * BLOCK_S, S) - 1 + T - S
+        first = tl.maximum(oldest, 0) // BLOCK_T
+        whole = tl.cdiv(tl.maximum(latest, 0), BLOCK_T)
+        end = tl.cdiv(tl.maximum(tl.minimum(latest + window, T), 0), BLOCK_T)
+        whole_end = tl.minimum(tl.maximum(oldest + window, 0) // BLOCK_T, tl.cdiv(T, BLOCK_T))
+        whole_end = tl.maximum(whole_end, whole)
+    else:
+        at = ranges + (b * tl.cdiv(S, BLOCK_S) + tile) * 2
+        first, end = tl.load(at), tl.load(at + 1)
+        whole, whole_end = first, first
+    return first, whole, whole_end, end
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def flash_forward_kernel(
+    q, q_strides, k, k_strides, v, v_strides, out, out_strides, lse,
+    rule, ranges, T, S, window, group, scale,
+    D: tl.constexpr, WIDE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the last queries see most, so they start
+    h, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    t = tile * BLOCK_T + tl.arange(0, BLOCK_T)
+    first, whole, whole_end, end = key_tiles(
+        rule, ranges, b, tile, T, S, window, BLOCK_T, BLOCK_S
+    )
+    q_tile = load_rows(q, q_strides, b, h, tile * BLOCK_T, T, D, BLOCK_T, WIDE)
+    m = tl.full((BLOCK_T,), -3.4e38, tl.float32)  # finite: exp2(-inf - m) is 0, never NaN
+    l = tl.zeros((BLOCK_T,), tl.float32)
+    a = tl.zeros((BLOCK_T, WIDE), tl.float32)
+    for MASKED in tl.static_range(0 if rule[0] is None else 1, 2):
+        if MASKED:  # all but the whole tiles
+            start, stop = first, end - (whole_end - whole)
+        else:
+            start, stop = whole, whole_end
+        for i in range(start, stop):
+            s = i * BLOCK_S
+            if MASKED:
+                s += tl.where(i < whole, 0, (whole_end - whole) * BLOCK_S)
+            k_tile = load_rows(k, k_strides, b, h // group, s, S, D, BLOCK_S, WIDE)
+            scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * (scale * LOG2E)
+            if MASKED:
+                keys = s + tl.arange(0, BLOCK_S)
+                seen = sees(rule, b, t[:, None], keys[None, :], T, S, window)
+                scores = tl.where(seen, scores, -float("inf"))  # (BLOCK_T, BLOCK_S)
+            new_m = tl.maximum(m, tl.max(scores, 1))
+            p = tl.exp2(scores - new_m[:, None])
+            rescale = tl.exp2(m - new_m)
+            l = l * rescale + tl.sum(p, 1)
+            v_tile = load_rows(v, v_strides, b, h // group, s, S, D, BLOCK_S, WIDE)
+            a = a * rescale[:, None]
+            a = tl.dot(p.to(v_tile.dtype), v_tile, a, input_precision="ieee")
+            m = new_m
+    l = tl.where(l == 0, 1.0, l)  # a query that sees no key: a is 0
+    store_rows(a / l[:, None], out, out_strides, b, h, tile * BLOCK_T, T, D)
+    tl.store(lse + (b * tl.num_programs(1) + h) * T + t, m + tl.log2(l), mask=t < T)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def flash_dq_kernel(
+    q, q_strides, k, k_strides, v, v_strides, out, out_strides, grad, grad_strides, lse,
+    delta, dq, dq_strides, rule, ranges, T, S, window, group, scale,
+    D: tl.constexpr, WIDE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """dQ, and the delta (B, H, T) that the other kernel needs too."""
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    h, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    t = tile * BLOCK_T + tl.arange(0, BLOCK_T)
+    first, whole, whole_end, end = key_tiles(
+        rule, ranges, b, tile, T, S, window, BLOCK_T, BLOCK_S
+    )
+    out_tile = load_rows(out, out_strides, b, h, tile * BLOCK_T, T, D, BLOCK_T, WIDE)
+    do_tile = load_rows(grad, grad_strides, b, h, tile * BLOCK_T, T, D, BLOCK_T, WIDE)
+    at = (b * tl.num_programs(1) + h) * T + t
+    delta_tile = tl.sum(do_tile.to(tl.float32) * out_tile.to(tl.float32), 1)
+    tl.store(delta + at, delta_tile, mask=t < T)
+    lse_tile = tl.load(lse + at, mask=t < T, other=0.0)
+    q_tile = load_rows(q, q_strides, b, h, tile * BLOCK_T, T, D, BLOCK_T, WIDE)
+    dq_tile = tl.zeros((BLOCK_T, WIDE), tl.float32)
+    for MASKED in tl.static_range(0 if rule[0] is None else 1, 2):
+        if MASKED:
+            start, stop = first, end - (whole_end - whole)
+        else:
+            start, stop = whole, whole_end
+        for i in range(start, stop):
+            s = i * BLOCK_S
+            if MASKED:
+                s += tl.where(i < whole, 0, (whole_end - whole) * BLOCK_S)
+            k_tile = load_rows(k, k_strides, b, h // group, s, S, D, BLOCK_S, WIDE)
+            v_tile = load_rows(v, v_strides, b, h // group, s, S, D, BLOCK_S, WIDE)
+            scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * (scale * LOG2E)
+            if MASKED:
+                keys = s + tl.arange(0, BLOCK_S)
+                seen = sees(rule, b, t[:, None], keys[None, :], T, S, window)
+                scores = tl.where(seen, scores, -float("inf"))
+            p = tl.exp2(scores - lse_tile[:, None])  # the weights, once more
+            dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
+            ds = p * (dp - delta_tile[:, None])  # (BLOCK_T, BLOCK_S)
+            dq_tile = tl.dot(ds.to(k_tile.dtype), k_tile, dq_tile, input_precision="ieee")
+    store_rows(dq_tile * scale, dq, dq_strides, b, h, tile * BLOCK_T, T, D)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def flash_dk_dv_kernel(
+    q, q_strides, k, k_strides, v, v_strides, grad, grad_strides, lse,
+    delta, dk, dk_strides, dv, dv_strides, rule, ranges, T, S, window, group, scale,
+    D: tl.constexpr, WIDE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """dK and dV of one tile of keys; its scores stand transposed, keys by queries."""
+    tile, shared, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    s = tile * BLOCK_S + tl.arange(0, BLOCK_S)
+    first, whole, whole_end, end = query_tiles(
+        rule, ranges, b, tile, T, S, window, BLOCK_T, BLOCK_S
+    )
+    k_tile = load_rows(k, k_strides, b, shared, tile * BLOCK_S, S, D, BLOCK_S, WIDE)
+    v_tile = load_rows(v, v_strides, b, shared, tile * BLOCK_S, S, D, BLOCK_S, WIDE)
+    dk_tile = tl.zeros((BLOCK_S, WIDE), tl.float32)
+    dv_tile = tl.zeros((BLOCK_S, WIDE), tl.float32)
+    for MASKED in tl.static_range(0 if rule[0] is None else 1, 2):
+        if MASKED:
+            start, stop = first, end - (whole_end - whole)
+        else:
+            start, stop = whole, whole_end
+        for h in range(shared * group, (shared + 1) * group):
+            rows = (b * tl.num_programs(1) * group + h) * T  # of lse and delta
+            for i in range(start, stop):
+                t0 = i * BLOCK_T
+                if MASKED:
+                    t0 += tl.where(i < whole, 0, (whole_end - whole) * BLOCK_T)
+                t = t0 + tl.arange(0, BLOCK_T)
+                q_tile = load_rows(q, q_strides, b, h, t0, T, D, BLOCK_T, WIDE)
+                do_tile = load_rows(grad, grad_strides, b, h, t0, T, D, BLOCK_T, WIDE)
+                lse_tile = tl.load(lse + rows + t, mask=t < T, other=0.0)
+                delta_tile = tl.load(delta + rows + t, mask=t < T, other=0.0)
+                scores = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee") * (scale * LOG2E)
+                if MASKED:
+                    seen = sees(rule, b, t[None, :], s[:, None], T, S, window)
+                    scores = tl.where(seen, scores, -float("inf"))  # (BLOCK_S, BLOCK_T)
+                p = tl.exp2(scores - lse_tile[None, :])
+                dv_tile = tl.dot(p.to(do_tile.dtype), do_tile, dv_tile, input_precision="ieee")
+                dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
+                ds = p * (dp - delta_tile[None, :])
+                dk_tile = tl.dot(ds.to(q_tile.dtype), q_tile, dk_tile, input_precision="ieee")
+    store_rows(dk_tile * scale, dk, dk_strides, b, shared, tile * BLOCK_S, S, D)
+    store_rows(dv_tile, dv, dv_strides, b, shared, tile * BLOCK_S, S, D)
+
+
+def flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout: float = 0.0
+) -> Tensor:
+    """:func:`lm_from_scratch.online_softmax.tiled_attention` of heads up to 256. No dropout.
+
+    Half-precision weights are rounded before they meet the values, as in the formula. The result
+    (B, H, T, D) lies in memory as (B, T, H, D), the order in which a model reads it.
+    """
+    if dropout > 0:
+        raise ValueError(f"flash attention has no dropout, but dropout={dropout}: use sdpa")
+    check_shapes(q, k, v, visibility)
+    rule: dict[str, Tensor | None] = dict(
+        query_positions=visibility.query_positions,
+        key_positions=visibility.key_positions,
+        query_documents=visibility.query_documents,
+        key_documents=visibility.key_documents,
+        allowed=visibility.allowed,
+    )
+    if visibility.dense:  # then positions are arithmetic
+        rule = dict.fromkeys(rule)
+    check_device("flash_attention", q=q, k=k, v=v, **rule)
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"flash_attention: q is {q.dtype}, k {k.dtype}, v {v.dtype}; not one")
+    if q.shape[3] > 256:
+        raise ValueError(f"flash_attention: a head has {q.shape[3]} features, above 256: use sdpa")
+    window = NO_WINDOW if visibility.window is None else visibility.window
+    return flash_forward(q, k, v, *rule.values(), min(window, NO_WINDOW))[0]
+
+
+def tile_sizes(D: int, dtype: torch.dtype, accumulators: int = 1) -> tuple[int, int]:
+    """Rows of the tile that a program owns, and of those that pass by.
+
+    An accumulator of 64 x 128 numbers is 64 of the 255 registers that a thread can have. What
+    passes by is in shared memory three times, so that two tiles arrive while one is computed with.
+    """
+    if dtype == torch.float32:  # computed without matrix units, in registers
+        own, passing = (32, 32) if D <= 64 else (16, 16)
+    else:
+        own, passing = (64, 64) if D <= 64 else (64, 32) if D <= 128 else (32, 32)
+    return own, max(16, passing // accumulators)
+
+
+def rows_together(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def by_tokens(B: int, H: int, T: int, D: int, like: Tensor) -> Tensor:
+    """An empty (B, H, T, D) that lies in memory as (B, T, H, D)."""
+    return like.new_empty(B, T, H, D).transpose(1, 2)
+
+
+def indexed_rule(B: int, tokens: tuple[Tensor | None, ...], allowed: Tensor | None) -> Any:
+    """What :func:`sees` takes: a row of each for each of the B rows."""
+    rows = [None if x is None else x.expand(B, -1).contiguous() for x in tokens]
+    if allowed is not None:
+        allowed = rows_together(allowed).expand(B, -1, -1, -1)
+    return *rows, allowed, None if allowed is None else allowed.stride()
+
+
+def extremes(x: Tensor, positions: Tensor, tile: int) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest ``x`` (B, tiles) among the real tokens of each tile."""
+    x, real = torch.broadcast_tensors(x.long(), positions >= 0)
+    tiles = max(1, triton.cdiv(x.shape[1], tile))
+    fill = (0, tiles * tile - x.shape[1])
+    x, real = (F.pad(y, fill).view(-1, tiles, tile) for y in (x, real))
+    limits = torch.iinfo(x.dtype)
+    return x.where(real, limits.max).amin(-1), x.where(real, limits.min).amax(-1)
+
+
+def tiles_needed(
+    tokens: tuple[Tensor | None, ...], window: int, BLOCK_T: int, BLOCK_S: int
+) -> Tensor:
+    """(B, tiles of queries, tiles of keys), False where no query of the one sees a key of the other.
+
+    It looks at the extremes of each tile alone, and makes no GPU wait.
+    """
+    query_positions, key_positions, query_documents, key_documents = tokens
+    oldest, latest = extremes(query_positions, query_positions, BLOCK_T)
+    low, high = extremes(key_positions, key_positions, BLOCK_S)
+    needed = (low[:, None] <= latest[..., None]) & (high[:, None] > oldest[..., None] - window)
+    if query_documents is not None:
+        lowest, highest = extremes(query_documents, query_positions, BLOCK_T)
+        low, high = extremes(key_documents, key_positions, BLOCK_S)
+        needed = needed & (low[:, None] <= highest[..., None]) & (high[:, None] >= lowest[..., None])
+    return needed
+
+
+def ranges(needed: Tensor, B: int) -> Tensor:
+    """The first needed tile of the last dimension, and the one behind the last needed."""
+    tile = torch.arange(needed.shape[-1], device=needed.device)
+    first = tile.where(needed, needed.shape[-1]).amin(-1)
+    end = (tile + 1).where(needed, 0).amax(-1)
+    return torch.stack([first, end], dim=-1).int().expand(B, -1, -1).contiguous()  # (B, tiles, 2)
+
+
+def prepared(
+    q: Tensor, k: Tensor, tokens: Tokens, allowed: Tensor | None, window: int
+) -> tuple[Any, tuple[Any, ...], dict[str, int]]:
+    """What the three kernels take alike"""
+
+
+@torch.library.custom_op("lm_from_scratch::flash_attention", mutates_args=())
+def flash_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_positions: Tensor | None,  # all of the rule is None where the visibility is dense
+    key_positions: Tensor | None,
+    query_documents: Tensor | None,
+    key_documents: Tensor | None,
+    allowed: Tensor | None,
+    window: int,
+) -> tuple[Tensor, Tensor]:
+    """The result (B, H, T, D), and the log-sum-exp (B, H, T) to the base 2."""
+    q, k, v = map(rows_together, (q, k, v))
+    (B, H, T, D), (Hkv, S) = q.shape, k.shape[1:3]
+    out, lse = by_tokens(B, H, T, D, q), q.new_empty(B, H, T, dtype=torch.float32)
+    BLOCK_T, BLOCK_S = block_sizes(D, q.dtype)
+    tokens = query_positions, key_positions, query_documents, key_documents
+    needed = None
+    if query_positions is None:
+        window = min(window, S)
+    else:
+        needed = ranges(tiles_needed(tokens, window, BLOCK_T, BLOCK_S), B)
+    flash_forward_kernel[(triton.cdiv(T, BLOCK_T), H, B)](
+        q, q.stride(), k, k.stride(), v, v.stride(), out, out.stride(), lse,
+        indexed_rule(B, tokens, allowed), needed, T, S, window, H // Hkv, D**-0.5,
+        D=D, WIDE=max(16, triton.next_power_of_2(D)), BLOCK_T=BLOCK_T, BLOCK_S=BLOCK_S,
+    )  # fmt: skip
+    return out, lse
+
+
+@torch.library.custom_op("lm_from_scratch::flash_attention_backward", mutates_args=())
+def flash_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    query_positions: Tensor | None,
+    key_positions: Tensor | None,
+    query_documents: Tensor | None,
+    key_documents: Tensor | None,
+    allowed: Tensor | None,
+    window: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    grad, q, k, v = map(rows_together, (grad, q, k, v))
+    (B, H, T, D), (Hkv, S) = q.shape, k.shape[1:3]
+    dq, delta = by_tokens(B, H, T, D, q), torch.empty_like(lse)
+    dk, dv = by_tokens(B, Hkv, S, D, k), by_tokens(B, Hkv, S, D, v)
+    tokens = query_positions, key_positions, query_documents, key_documents
+    rule, wide = indexed_rule(B, tokens, allowed), max(16, triton.next_power_of_2(D))
+    OWN, PASSING = block_sizes(D, q.dtype, backward=True)
+    of_keys = of_queries = None
+    if query_positions is None:
+        window = min(window, S)
+    else:
+        of_keys = ranges(tiles_needed(tokens, window, OWN, PASSING), B)
+        of_queries = ranges(tiles_needed(tokens, window, PASSING, OWN).mT, B)
+    flash_dq_kernel[(triton.cdiv(T, OWN), H, B)](
+        q, q.stride(), k, k.stride(), v, v.stride(), out, out.stride(), grad, grad.stride(), lse,
+        delta, dq, dq.stride(), rule, of_keys, T, S, window, H // Hkv, D**-0.5,
+        D=D, WIDE=wide, BLOCK_T=OWN, BLOCK_S=PASSING,
+    )  # fmt: skip
+    flash_dk_dv_kernel[(triton.cdiv(S, OWN), Hkv, B)](
+        q, q.stride(), k, k.stride(), v, v.stride(), grad, grad.stride(), lse,
+        delta, dk, dk.stride(), dv, dv.stride(), rule, of_queries, T, S, window, H // Hkv,
+        D**-0.5, D=D, WIDE=wide, BLOCK_T=PASSING, BLOCK_S=OWN, **KW
+    )  # fmt: skip
+    return dq, dk, dv
+
+
+@flash_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *rule: Any) -> tuple[Tensor, Tensor]:
+    return by_tokens(*q.shape, q), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@flash_backward.register_fake
+def _(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rule: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return by_tokens(*q.shape, q), by_tokens(*k.shape, k), by_tokens(*v.shape, v)
+
+
+def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.window = inputs
+    out, lse = output
+    ctx.mark_non_differentiable(lse)
+    ctx.save_for_backward(*tensors[:3], out, lse, *tensors[3:])
+
+
+def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    gradients = flash_backward(grad, *ctx.saved_tensors, ctx.window)
+    return *gradients, None, None, None, None, None, None
+
+
+flash_forward.register_autograd(backward, setup_context=keep)

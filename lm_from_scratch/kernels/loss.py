@@ -1,0 +1,368 @@
+r"""The cross-entropy in one pass over the logits, and fused with the head, without any logits.
+
+Of a row of logits z with target y, the loss needs the log-sum-exp alone:
+
+.. math::
+
+   \mathcal{L} = \log \sum_j e^{z_j} - z_y, \qquad
+   \frac{\partial \mathcal{L}}{\partial z_j} = e^{z_j - \mathrm{lse}} - [j = y]
+
+The largest logit must be taken out of every exponential, and is known at the end only. The *online*
+softmax keeps the largest so far, m, and the sum :math:`\ell` relative to it; what was summed under
+a smaller maximum is put right by one factor:
+
+.. math::
+
+   m' = \max(m, \max_j z_j), \qquad \ell' = e^{m - m'} \ell + \sum_j e^{z_j - m'}, \qquad
+   \mathrm{lse} = m + \log \ell
+
+:func:`causal_lm_loss` so reads the logits (N, V) once in forward; backward reads them once more and
+writes their gradient: 3 tensors of traffic. PyTorch's way has 6, and 11 with float32 copies of
+logits in half precision, each twice as large.
+
+:func:`chunked_causal_lm_loss` multiplies :math:`z = W x` itself, a tile at a time, and reduces a
+tile where it was made: logits never reach memory. Each program takes a part of the vocabulary, and
+log-sum-exps of parts merge as sums do. Backward computes the tiles again, one product more of
+2 N V C operations (4 instead of 3), and holds the gradient of ``chunk`` logits of each token.
+
+Sources: Milakov, Gimelshein, *Online normalizer calculation for softmax*, 2018, arXiv:1805.02867;
+Hsu et al., *Liger Kernel*, 2024, arXiv:2410.10989; Wijmans et al., *Cut Your Losses in
+Large-Vocabulary Language Models*, 2024, arXiv:2411.09009.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lm_from_scratch.kernels.device import check_device
+from lm_from_scratch.loss import IGNORE
+from lm_from_scratch.quantize import QuantizedWeight
+
+BLOCK = 4096  # logits of a row at a time: a GPU has enough other rows to wait for each other
+
+#: Rows of the weight that one program of the fused forward takes. With the vocabulary of Qwen2, 149
+#: programs share a token: enough to fill a chip with few tokens, and 149 numbers to merge.
+SPLIT = 1024
+
+#: By bytes of a number: tokens, rows of the weight, and features of a tile. A larger tile needs
+#: fewer bytes for each product, and more registers; these are as large as fit into the 255 of a
+#: thread. In float32, operands take registers too.
+TILES = {
+    2: dict(BLOCK_N=64, BLOCK_V=128, BLOCK_C=64),
+    4: dict(BLOCK_N=32, BLOCK_V=64, BLOCK_C=16),
+}
+
+
+# ------------------------------------------------------------------- the loss of logits in memory
+
+
+@triton.jit(do_not_specialize=["T"])
+def cross_entropy_kernel(
+    logits, targets, losses, log_sums, T, stride_b, stride_t, V,
+    IGNORE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    row = logits + token // T * stride_b + token % T * stride_t
+    target = tl.load(targets + token)
+    if target == IGNORE:
+        return  # its loss and its log-sum-exp stay 0
+    # not -inf: exp(-inf - m) is then 0 in a block that holds nothing else, never exp(-inf + inf)
+    m = tl.full((), -3.4e38, tl.float32)
+    l = tl.zeros((), tl.float32)
+    for start in range(0, V, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        z = tl.load(row + columns, mask=columns < V, other=float("-inf")).to(tl.float32)
+        new_m = tl.maximum(m, tl.max(z, 0))
+        l = l * tl.exp(m - new_m) + tl.sum(tl.exp(z - new_m), 0)
+        m = new_m
+    log_sum = m + tl.log(l)
+    # A target outside the vocabulary cannot be refused here: it makes everything NaN.
+    inside = (target >= 0) & (target < V)
+    z = tl.load(row + target, mask=inside, other=float("nan")).to(tl.float32)
+    tl.store(losses + token, log_sum - z)
+    tl.store(log_sums + token, tl.where(inside, log_sum, float("nan")))
+
+
+@triton.jit(do_not_specialize=["T"])
+def cross_entropy_backward_kernel(
+    grad, logits, targets, log_sums, grad_logits, T, stride_b, stride_t, V,
+    IGNORE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    row = logits + token // T * stride_b + token % T * stride_t
+    target = tl.load(targets + token)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    counts = (columns < V) & (target != IGNORE)
+    z = tl.load(row + columns, mask=counts, other=0.0).to(tl.float32)
+    p = tl.exp(z - tl.load(log_sums + token))
+    dz = tl.where(columns == target, p - 1, p) * tl.load(grad + token)
+    tl.store(grad_logits + token * V + columns, tl.where(counts, dz, 0.0), mask=columns < V)
+
+
+def causal_lm_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """:func:`lm_from_scratch.loss.causal_lm_loss` of ``logits`` (..., V) and ``targets`` (...).
+
+    The gradient is a new tensor; the logits stay as they are. No value is read by the host, so a
+    target outside the vocabulary is not refused: the loss is then NaN, and so is its gradient.
+    """
+    check_device("causal_lm_loss", logits=logits, targets=targets)
+    if logits.dim() < 2 or logits.shape[:-1] != targets.shape:
+        raise ValueError(
+            f"causal_lm_loss: logits have shape {tuple(logits.shape)}, targets "
+            f"{tuple(targets.shape)}; they must be (..., V) and (...)"
+        )
+    losses, _ = cross_entropy(logits, targets.long())
+    return mean(losses, targets)
+
+
+def mean(losses: Tensor, targets: Tensor) -> Tensor:
+    return losses.sum() / (targets != IGNORE).sum().clamp(min=1)
+
+
+def batched(logits: Tensor) -> Tensor:
+    """Logits (..., V) as (B, T, V) with a last stride of 1: a view, of ``logits[:, :-1]`` too."""
+    logits = logits[None] if logits.dim() == 2 else logits.flatten(0, -3)
+    return logits if logits.stride(-1) == 1 else logits.contiguous()
+
+
+@torch.library.custom_op("lm_from_scratch::cross_entropy", mutates_args=())
+def cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss and the log-sum-exp of each token, in float32."""
+    logits, targets = batched(logits), targets.contiguous()
+    losses = torch.zeros_like(targets, dtype=torch.float32)
+    log_sums = torch.zeros_like(losses)
+    _, T, V = logits.shape
+    cross_entropy_kernel[(targets.numel(),)](
+        logits, targets, losses, log_sums, T, *logits.stride()[:2], V, IGNORE=IGNORE, BLOCK=BLOCK
+    )
+    return losses, log_sums
+
+
+@torch.library.custom_op("lm_from_scratch::cross_entropy_backward", mutates_args=())
+def cross_entropy_backward(
+    grad: Tensor, logits: Tensor, targets: Tensor, log_sums: Tensor
+) -> Tensor:
+    grad_logits = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    logits, targets, grad = batched(logits), targets.contiguous(), grad.contiguous()
+    _, T, V = logits.shape
+    cross_entropy_backward_kernel[(targets.numel(), triton.cdiv(V, BLOCK))](
+        grad, logits, targets, log_sums, grad_logits, T, *logits.stride()[:2], V,
+        IGNORE=IGNORE, BLOCK=BLOCK,
+    )  # fmt: skip
+    return grad_logits
+
+
+@cross_entropy.register_fake
+def _(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    losses = targets.new_empty(targets.shape, dtype=torch.float32)
+    return losses, torch.empty_like(losses)
+
+
+@cross_entropy_backward.register_fake
+def _(grad: Tensor, logits: Tensor, targets: Tensor, log_sums: Tensor) -> Tensor:
+    return torch.empty_like(logits, memory_format=torch.contiguous_format)
+
+
+def keep_logits(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*inputs, output[1])
+
+
+def backward_to_logits(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None]:
+    return cross_entropy_backward(grad, *ctx.saved_tensors), None
+
+
+cross_entropy.register_autograd(backward_to_logits, setup_context=keep_logits)
+
+
+# -------------------------------------------------------------- the loss of hidden states and head
+
+
+@triton.jit
+def logits_tile(
+    x, weight, tokens, rows, N, V, C,
+    BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Some rows of W times some tokens: (BLOCK_N, BLOCK_V), in float32."""
+    z = tl.zeros((BLOCK_N, BLOCK_V), tl.float32)
+    for start in range(0, C, BLOCK_C):
+        c = start + tl.arange(0, BLOCK_C)
+        x_inside = (tokens < N)[:, None] & (c < C)
+        w_inside = (rows < V)[:, None] & (c < C)
+        x_tile = tl.load(x + tokens[:, None] * C + c, mask=x_inside, other=0.0)
+        w_tile = tl.load(weight + rows[:, None] * C + c, mask=w_inside, other=0.0)
+        z = tl.dot(x_tile, w_tile.to(x_tile.dtype).T, z, input_precision="ieee")
+    return z
+
+
+@triton.jit(do_not_specialize=["N"])
+def linear_cross_entropy_kernel(
+    x, weight, targets, log_sums, target_logits, N, V, C,
+    SPLIT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    tokens = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    split = tl.program_id(1).to(tl.int64)
+    first, end = split * SPLIT, tl.minimum(split * SPLIT + SPLIT, V)
+    target = tl.load(targets + tokens, mask=tokens < N, other=-1)
+    m = tl.full((BLOCK_N,), -3.4e38, tl.float32)
+    l = tl.zeros((BLOCK_N,), tl.float32)
+    target_logit = tl.zeros((BLOCK_N,), tl.float32)
+    for start in range(first, end, BLOCK_V):
+        rows = start + tl.arange(0, BLOCK_V)
+        z = logits_tile(x, weight, tokens, rows, N, V, C, BLOCK_N, BLOCK_V, BLOCK_C)
+        z = tl.where(rows < end, z, float("-inf"))
+        new_m = tl.maximum(m, tl.max(z, 1))
+        l = l * tl.exp(m - new_m) + tl.sum(tl.exp(z - new_m[:, None]), 1)
+        m = new_m
+        target_logit += tl.sum(tl.where(rows == target[:, None], z, 0.0), 1)
+    tl.store(log_sums + split * N + tokens, m + tl.log(l), mask=tokens < N)
+    mine = (target >= first) & (target < end)
+    tl.store(target_logits + tokens, target_logit, mask=mine)
+
+
+@triton.jit(do_not_specialize=["N", "first"])
+def linear_cross_entropy_backward_kernel(
+    grad, x, weight, targets, log_sums, grad_logits, first, N, V, C, stride,
+    IGNORE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    tokens = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    columns = tl.program_id(1).to(tl.int64) * BLOCK_V + tl.arange(0, BLOCK_V)
+    rows = first + columns
+    z = logits_tile(x, weight, tokens, rows, N, V, C, BLOCK_N, BLOCK_V, BLOCK_C)
+    target = tl.load(targets + tokens, mask=tokens < N, other=IGNORE)[:, None]
+    log_sum = tl.load(log_sums + tokens, mask=tokens < N, other=0.0)[:, None]
+    dy = tl.load(grad + tokens, mask=tokens < N, other=0.0)[:, None]
+    p = tl.exp(z - log_sum)
+    dz = tl.where(rows == target, p - 1, p) * dy
+    inside = (tokens < N)[:, None] & (columns < stride) & (rows < V)
+    tl.store(
+        grad_logits + tokens[:, None] * stride + columns,
+        tl.where(target == IGNORE, 0.0, dz), mask=inside,
+    )  # fmt: skip
+
+
+def chunked_causal_lm_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: int = 4096) -> Tensor:
+    """:func:`lm_from_scratch.loss.chunked_causal_lm_loss` of hidden states ``x`` (..., C) and the
+    head ``weight`` (V, C); ``targets`` (...).
+
+    Logits stay in float32. Backward holds the gradient of ``chunk`` logits of each token. Tokens
+    that do not count are computed and masked, since to leave them out the host would have to wait
+    for their number; for the same reason, a target outside the vocabulary is not refused: the loss
+    is then NaN, and so are the gradients.
+    """
+    if isinstance(weight, QuantizedWeight):
+        raise ValueError(
+            f"chunked_causal_lm_loss: weight is a {type(weight).__name__}, which this kernel does "
+            "not read: use lm_from_scratch.loss.chunked_causal_lm_loss, or weight.dequantize()"
+        )
+    if chunk < 1:
+        raise ValueError(f"chunked_causal_lm_loss: chunk={chunk} must be at least 1")
+    if x.dim() < 2 or x.shape[:-1] != targets.shape or weight.shape[1:] != x.shape[-1:]:
+        raise ValueError(
+            f"chunked_causal_lm_loss: x has shape {tuple(x.shape)}, weight {tuple(weight.shape)}, "
+            f"targets {tuple(targets.shape)}; they must be (..., C), (V, C) and (...)"
+        )
+    check_device("chunked_causal_lm_loss", x=x, weight=weight, targets=targets)
+    # autocast may ask for products in half precision
+    x = x.to(F.linear(x[:0], weight[:0]).dtype)
+    check_device("chunked_causal_lm_loss", x=x)
+    losses, _ = linear_cross_entropy(x, weight, targets.long(), chunk)
+    return mean(losses, targets)
+
+
+@torch.library.custom_op("lm_from_scratch::linear_cross_entropy", mutates_args=())
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, targets: Tensor, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """The loss and the log-sum-exp of each token, in float32."""
+    x, weight, targets = x.contiguous(), weight.contiguous(), targets.contiguous()
+    N, (V, C) = targets.numel(), weight.shape
+    tile = TILES[x.itemsize]
+    splits = triton.cdiv(V, SPLIT)
+    log_sums = torch.empty(splits, N, dtype=torch.float32, device=x.device)
+    # stays NaN where no program finds the target: it does not count, or is outside the vocabulary
+    target_logits = torch.full_like(targets, torch.nan, dtype=torch.float32)
+    linear_cross_entropy_kernel[(triton.cdiv(N, tile["BLOCK_N"]), splits)](
+        x, weight, targets, log_sums, target_logits, N, V, C, SPLIT=SPLIT, **tile
+    )
+    log_sum = log_sums.logsumexp(0).view_as(targets)
+    losses = (log_sum - target_logits).masked_fill(targets == IGNORE, 0.0)
+    return losses, log_sum.masked_fill(losses.isnan(), torch.nan)  # and so are the gradients
+
+
+@torch.library.custom_op("lm_from_scratch::linear_cross_entropy_backward", mutates_args=())
+def linear_cross_entropy_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    log_sums: Tensor,
+    chunk: int,
+    wanted: list[bool],
+) -> tuple[Tensor, Tensor]:
+    """The gradients of x and of the weight; an empty tensor stands for one that is not wanted."""
+    of_x, of_weight = wanted
+    shape = x.shape
+    x, weight, targets = x.contiguous().flatten(0, -2), weight.contiguous(), targets.contiguous()
+    grad = grad.contiguous()
+    (N, C), V = x.shape, len(weight)
+    tile, chunk = TILES[x.itemsize], min(chunk, V)
+    grad_logits = torch.empty(N, chunk, dtype=x.dtype, device=x.device)
+    grad_x = torch.zeros(x.shape if of_x else 0, dtype=torch.float32, device=x.device)
+    grad_weight = torch.empty_like(weight if of_weight else weight[:0])
+    grid = (triton.cdiv(N, tile["BLOCK_N"]), triton.cdiv(chunk, tile["BLOCK_V"]))
+    for first in range(0, V, chunk):
+        linear_cross_entropy_backward_kernel[grid](
+            grad, x, weight, targets, log_sums, grad_logits, first, N, V, C, chunk,
+            IGNORE=IGNORE, **tile,
+        )  # fmt: skip
+        rows = weight[first : first + chunk].to(x.dtype)
+        G = grad_logits[:, : len(rows)]  # (N, chunk), in the last round less
+        if of_x:
+            grad_x += G @ rows
+        if of_weight:
+            grad_weight[first : first + chunk] = G.T @ x
+    return grad_x.to(x.dtype).view(shape if of_x else 0), grad_weight
+
+
+@linear_cross_entropy.register_fake
+def _(x: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+    losses = targets.new_empty(targets.shape, dtype=torch.float32)
+    return losses, torch.empty_like(losses)
+
+
+@linear_cross_entropy_backward.register_fake
+def _(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    log_sums: Tensor,
+    chunk: int,
+    wanted: list[bool],
+) -> tuple[Tensor, Tensor]:
+    of_x, of_weight = wanted
+    return (
+        x.new_empty(x.shape if of_x else 0),
+        weight.new_empty(weight.shape if of_weight else (0, weight.shape[1])),
+    )
+
+
+def keep_states(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.chunk = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*tensors, output[1])
+
+
+def backward_to_states(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    wanted = list(ctx.needs_input_grad[:2])
+    grads = linear_cross_entropy_backward(grad, *ctx.saved_tensors, ctx.chunk, wanted)
+    grad_x, grad_weight = (g if want else None for g, want in zip(grads, wanted, strict=True))
+    return grad_x, grad_weight, None, None
+
+
+linear_cross_entropy.register_autograd(backward_to_states, setup_context=keep_states)

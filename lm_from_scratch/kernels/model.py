@@ -1,0 +1,90 @@
+"""The kernels in a built model.
+
+A model file does not know of kernels. Its modules hold the functions that they call, and
+:func:`use_kernels_` puts others in their place.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lm_from_scratch.activation import gated_silu
+from lm_from_scratch.kernels.attention import flash_attention
+from lm_from_scratch.kernels.decoding import decode_attention
+from lm_from_scratch.kernels.device import check_device
+from lm_from_scratch.kernels.int8 import use_int8_kernel_
+from lm_from_scratch.kernels.loss import causal_lm_loss, chunked_causal_lm_loss
+from lm_from_scratch.kernels.norm import rms_norm
+from lm_from_scratch.kernels.paged import Paged, paged_attention
+from lm_from_scratch.kernels.rope import apply_rope
+from lm_from_scratch.kernels.swiglu import swiglu
+from lm_from_scratch.quantize import Int8Weight, quantized_weights
+from lm_from_scratch.visibility import Visibility
+
+
+def kernel_attention(
+    q: Tensor, k: Tensor | Paged, v: Tensor | Paged, visibility: Visibility, dropout: float = 0.0
+) -> Tensor:
+    """Attention by the kernel for what there is: one query or many, keys in a tensor or in pages.
+
+    Chosen from types and shapes alone; no kernel is tried and then another.
+    """
+    if isinstance(k, Paged) and isinstance(v, Paged):
+        return paged_attention(q, k, v, visibility, dropout)
+    if q.shape[2] == 1 and not torch.is_grad_enabled() and visibility.allowed is None:
+        return decode_attention(q, k, v, visibility, dropout)
+    return flash_attention(q, k, v, visibility, dropout)
+
+
+#: What :func:`use_kernels_` can replace: a name, the attribute that holds the function, the kernel.
+REPLACED: dict[str, tuple[str, Any]] = {
+    "attention": ("attend", kernel_attention),
+    "rms_norm": ("normalise", rms_norm),
+    "rope": ("rotate", apply_rope),
+    "swiglu": ("product", swiglu),
+}
+INT8, LOSS = "int8", "loss"
+
+
+def use_kernels_(model: nn.Module, only: Collection[str] | None = None) -> dict[str, int]:
+    """Make a built model compute with kernels, and say how many functions each name replaced.
+
+    A GPT-2 gets ``attention``; a Qwen2 also ``rms_norm``, ``rope`` and, if its activation is silu,
+    ``swiglu``; a model with 8-bit weights ``int8``; one with a language-model head the two
+    functions of ``loss`` that :func:`~lm_from_scratch.train.train` will use. ``only`` chooses some
+    of them by name. An optimizer that was built before goes on working.
+
+    A ``ValueError``, before anything is changed, if the model is not where kernels run (a CUDA
+    device), is float64, or has nothing of what ``only`` names. The kernels have no attention
+    dropout: a model that asks for it is refused when it is called.
+    """
+    known = [*REPLACED, INT8, LOSS]
+    if unknown := set(only or ()) - set(known):
+        raise ValueError(f"only={sorted(unknown)} must be some of {known}")
+    for name, parameter in model.named_parameters():
+        check_device("use_kernels_", **{name: parameter})
+    found: list[tuple[nn.Module, str, Any, str]] = []
+    for module in model.modules():
+        for name, (attribute, kernel) in REPLACED.items():
+            function = getattr(module, attribute, None)
+            other_activation = name == "swiglu" and function not in (gated_silu, swiglu)
+            if callable(function) and not other_activation and name in (only or known):
+                found.append((module, attribute, kernel, name))
+    counts = {name: sum(which == name for *_, which in found) for name in known}
+    codes = [w for w in quantized_weights(model).values() if isinstance(w, Int8Weight)]
+    heads = [module for module in model.modules() if hasattr(module, "head_weight")]
+    counts[LOSS] = len(heads) if LOSS in (only or known) else 0
+    counts[INT8] = len(codes) if INT8 in (only or known) else 0
+    missing = [name for name in only or () if not counts[name]]
+    if missing or not any(counts.values()):
+        wanted = missing or known
+        raise ValueError(f"{type(model).__name__} has nothing that {wanted} could replace")
+    if counts[INT8]:
+        use_int8_kernel_(model)
+    for module, attribute, kernel, _ in found:
+        setattr(module, attribute, kernel)
+    for head in heads if counts[LOSS] else ():
+        head.loss, head.chunked_loss = causal_lm_loss, chunked_causal_lm_loss
+    return {name: count for name, count in counts.items() if count}

@@ -1,0 +1,217 @@
+r"""A paged cache on a GPU: a kernel that writes into the pages, and attention that follows them.
+
+:class:`~lm_from_scratch.cache.paged.PagedCache` gathers the keys and values of all rows into new
+tensors before each attention. Gathered numbers are read, written, and read again by the attention:
+three times the traffic of reading them where they lie. For one query per row, which does nothing
+but read, that is three times the time.
+
+Here :class:`KernelPagedCache` returns no tensors then, but :class:`Paged` handles: the memory of
+the layer, and for each row the numbers of its pages and its length. :func:`paged_attention` runs
+the kernel of :mod:`~lm_from_scratch.kernels.decoding`, which finds key :math:`s` in slot :math:`s
+\bmod P` of page :math:`\text{table}[\lfloor s / P \rfloor]`. Slots that a row does not use are
+never read, whatever they hold.
+
+A page is what the pool calls a block: in a kernel a block is a tile.
+
+Source: Kwon et al., *Efficient Memory Management for Large Language Model Serving with
+PagedAttention*, 2023, arXiv:2309.06180.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lm_from_scratch.cache.paged import PagedCache
+from lm_from_scratch.kernels.decoding import attend_in_splits, check_decoding
+from lm_from_scratch.kernels.device import check_alike, check_device
+from lm_from_scratch.visibility import PADDING, Visibility
+
+
+@triton.jit(do_not_specialize=["T"])
+def write_kernel(
+    k, v, keys, values, slots, T, k_b, k_h, k_t, v_b, v_h, v_t,
+    H: tl.constexpr, D: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """The keys and values of one token, all heads, into one slot."""
+    token = tl.program_id(0).to(tl.int64)
+    b, t = token // T, token % T
+    slot = tl.load(slots + token)
+    h, d = tl.arange(0, BLOCK_H)[:, None], tl.arange(0, BLOCK_D)[None, :]
+    inside = (h < H) & (d < D) & (slot >= 0)
+    there = (slot * H + h) * D + d
+    new = tl.load(k + b * k_b + h * k_h + t * k_t + d, mask=inside)
+    tl.store(keys + there, new, mask=inside)
+    new = tl.load(v + b * v_b + h * v_h + t * v_t + d, mask=inside)
+    tl.store(values + there, new, mask=inside)
+
+
+def write_pages(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    """Write new keys and values (B, Hkv, T, D) of a layer into its memory (slots, Hkv, D).
+
+    ``slots`` (B, T) says where each token goes; -1 where it goes nowhere. It must be below the
+    number of slots, which is not checked, since reading it would make the GPU wait.
+    """
+    check_device("write_pages", k=k, v=v, keys=keys, values=values, slots=slots)
+    check_alike("write_pages", k=k, v=v)
+    check_alike("write_pages", keys=keys, values=values)
+    B, H, T, D = k.shape
+    if k.dtype != keys.dtype or keys.shape[1:] != (H, D):
+        raise ValueError(
+            f"write_pages: the pool holds (heads, D) = {tuple(keys.shape[1:])} in {keys.dtype}, "
+            f"the new keys have {(H, D)} in {k.dtype}"
+        )
+    if slots.shape != (B, T) or slots.dtype != torch.int64:
+        raise ValueError(
+            f"write_pages: slots is {slots.dtype} of shape {tuple(slots.shape)}; it must be "
+            f"int64 of shape {(B, T)}, one for each token of k"
+        )
+    if not (keys.is_contiguous() and values.is_contiguous()):
+        raise ValueError("write_pages: keys and values must be contiguous: a copy is not the pool")
+    write_into(k, v, keys, values, slots)
+
+
+@torch.library.custom_op("lm_from_scratch::write_pages", mutates_args=("keys", "values"))
+def write_into(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (k, v))
+    B, H, T, D = k.shape
+    write_kernel[(B * T,)](
+        k, v, keys, values, slots.contiguous(), T, *k.stride()[:3], *v.stride()[:3],
+        H=H, D=D, BLOCK_H=triton.next_power_of_2(H), BLOCK_D=triton.next_power_of_2(D),
+    )  # fmt: skip
+
+
+@write_into.register_fake
+def _(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Paged:
+    """The keys, or the values, of some rows, where they lie. It is no tensor, and says so."""
+
+    memory: Tensor  # (slots, Hkv, D) of one layer
+    table: Tensor  # (B, pages) int32: the pages of each row, filled up with any number
+    lengths: Tensor  # (B,) int32: tokens that the query of the row sees, unless a window hides them
+    page_size: int
+    longest: int  # the largest that a length may be, known without reading them
+
+    def gather(self) -> Tensor:
+        """A copy as one tensor (B, Hkv, S, D). What a row has not is a copy of its first slot."""
+        P, device = self.page_size, self.table.device
+        inside = torch.arange(P, device=device)
+        slots = (self.table.long()[:, :, None] * P + inside).flatten(1)  # (B, pages * P)
+        held = torch.arange(self.longest, device=device) < self.lengths[:, None]
+        read = torch.where(held, slots[:, : self.longest], slots[:, :1])  # (B, S)
+        return self.memory[read].transpose(1, 2)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise TypeError(
+            f"these are pages of a KernelPagedCache, which have no .{name}: put paged_attention "
+            "into the model (use_kernels_ does), or make a tensor of them with .gather()"
+        )
+
+
+def paged_attention(
+    q: Tensor, k: Paged, v: Paged, visibility: Visibility, dropout: float = 0.0
+) -> Tensor:
+    """:func:`~lm_from_scratch.kernels.decoding.decode_attention` over keys that lie in pages.
+
+    A query is the last token of its row, and sees all of them, or those in the window.
+    """
+    if visibility.allowed is not None or visibility.key_documents is not None:
+        raise ValueError(
+            "paged_attention hides keys by lengths and window alone, but the visibility has "
+            "`allowed` or documents: use decode_attention with k.gather() and v.gather()"
+        )
+    check_device("paged_attention", q=q, k=k.memory, v=v.memory, table=k.table, lengths=k.lengths)
+    check_alike("paged_attention", k=k.memory, v=v.memory)
+    B, H, _, D = q.shape
+    Hkv = k.memory.shape[1]
+    if k.memory.shape[2] != D or H % Hkv != 0 or k.table.shape[0] != B:
+        raise ValueError(
+            f"paged_attention: q has (B, H, D) = {(B, H, D)}, the pages are of {len(k.table)} rows "
+            f"and (Hkv, D) = {tuple(k.memory.shape[1:])}"
+        )
+    if visibility.key_length != k.longest:
+        raise ValueError(
+            f"paged_attention: the longest row has {k.longest} keys, the visibility is for "
+            f"{visibility.key_length}"
+        )
+    check_decoding("paged_attention", q, k.memory, v.memory, dropout)
+    return paged_forward(
+        q, k.memory, v.memory, k.table, k.lengths, k.page_size, k.longest, visibility.window
+    )
+
+
+@torch.library.custom_op("lm_from_scratch::paged_attention", mutates_args=())
+def paged_forward(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    lengths: Tensor,
+    page_size: int,
+    longest: int,
+    window: int | None,
+) -> Tensor:
+    keys, values = keys.contiguous(), values.contiguous()  # as those of a pool are
+    slot, head, _ = keys.stride()
+    return attend_in_splits(
+        q, keys, values, keys.shape[1], longest, window, strides=(0, head, slot) * 2,
+        table=table.contiguous(), lengths=lengths.contiguous(), page_size=page_size,
+    )  # fmt: skip
+
+
+@paged_forward.register_fake
+def _(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    lengths: Tensor,
+    page_size: int,
+    longest: int,
+    window: int | None,
+) -> Tensor:
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+class KernelPagedCache(PagedCache):
+    """A :class:`~lm_from_scratch.cache.paged.PagedCache` that copies nothing for one new token.
+
+    A pass of one token for each row gets :class:`Paged` keys and values, for
+    :func:`paged_attention`; a longer one, as for a prompt, gets gathered tensors, as before.
+    """
+
+    def _plan(self, new: Tensor, batch: int, dense: bool) -> Visibility:
+        visibility = super()._plan(new, batch, dense)
+        P, S = self.pool.block_size, visibility.key_length
+        tables = [(row.table + [0] * S)[: triton.cdiv(S, P)] for row in self.rows]
+        ends = [row.length + n for row, n in zip(self.rows, self._new, strict=True)]
+        # a query that is padding sees nothing
+        seen = [end if n else 0 for end, n in zip(ends, self._new, strict=True)]
+        self._tables = torch.tensor(tables, dtype=torch.int32, device=new.device)
+        self._seen = torch.tensor(seen, dtype=torch.int32, device=new.device)
+        self._longest = S
+        positions = new.expand(batch, -1)  # (B, T)
+        pages = self._tables.long().gather(1, positions.clamp(min=0) // P)
+        self._slots = torch.where(positions >= 0, pages * P + positions % P, PADDING)
+        return visibility
+
+    def _store(self, layer: int, k: Tensor, v: Tensor) -> tuple[Any, Any]:
+        memories = self.pool.keys[layer], self.pool.values[layer]
+        write_pages(k, v, *memories, self._slots)
+        if k.shape[2] > 1:
+            gathered = [memory[self._read].transpose(1, 2) for memory in memories]
+            return gathered[0], gathered[1]
+        pages = [
+            Paged(memory, self._tables, self._seen, self.pool.block_size, self._longest)
+            for memory in memories
+        ]
+        return pages[0], pages[1]

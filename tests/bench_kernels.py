@@ -1,0 +1,725 @@
+"""Kernels beside PyTorch, torch.compile and Liger-Kernel, and all of them beside the roof.
+
+On a CUDA device every row of :data:`ROWS` is timed at the size of a model, and the result is
+written to ``tutorials/gpu/measurements.json``, which the pages draw. Without one this says so and
+ends. ``--smoke`` runs each row once at a tiny size, by the interpreter too, compares it with
+PyTorch, and times and writes nothing.
+
+A time is that of the GPU, between two events, from a cold cache: a gigabyte is written before each
+repetition, which empties the L2 cache and gives the host time to launch what follows. Bytes and
+operations are what the function needs at least, each tensor read or written once. The roof is
+measured in the same run: a copy, and a product of two matrices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import datetime
+import functools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CUDA = torch.cuda.is_available()
+if not CUDA:
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
+
+from lm_from_scratch import activation, attention, loss, norm, quantize, rope
+from lm_from_scratch.optim.adamw import adamw
+from lm_from_scratch.optim.galore import galore_step
+from lm_from_scratch.roofline import FILE, GPU, MARKERS, Cost
+from lm_from_scratch.visibility import Visibility
+
+ROOT = Path(__file__).resolve().parent.parent
+REPETITIONS = 20
+FLUSH = 2**30  # bytes
+
+Run = Callable[[], Any]
+Clock = Callable[[Run], float]
+
+
+@dataclass
+class Row:
+    """A function at one size, and who computes it: the first two are the kernel and PyTorch."""
+
+    kernel: str
+    shape: str
+    dtype: torch.dtype
+    cost: Cost
+    runs: dict[str, Run]
+
+
+@dataclass
+class Setting:
+    """How large the rows are, and where they are computed."""
+
+    smoke: bool
+    device: str = "cuda" if CUDA else "cpu"
+    generator: torch.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.generator = torch.Generator(self.device).manual_seed(0)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if CUDA else torch.float32
+
+    def size(self, full: int, tiny: int) -> int:
+        return tiny if self.smoke else full
+
+    def randn(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        x = torch.randn(shape, generator=self.generator, device=self.device)
+        return x.to(dtype or self.dtype)
+
+    def ids(self, below: int, *shape: int) -> Tensor:
+        return torch.randint(below, shape, generator=self.generator, device=self.device)
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any] | None:
+        """Compiling takes longer than a smoke run has."""
+        return None if self.smoke else torch.compile(function, dynamic=False)
+
+    def liger(self, name: str) -> Callable[..., Any] | None:
+        """A function of Liger-Kernel, where it is installed."""
+        try:
+            from liger_kernel.transformers import functional
+        except ImportError:
+            return None
+        return None if self.smoke else getattr(functional, f"liger_{name}")
+
+
+def rows_of(
+    setting: Setting,
+    name: str,
+    shape: str,
+    functions: Sequence[Callable[..., Any] | None],
+    inputs: Sequence[Tensor],
+    forward: Cost,
+    both: Cost | None = None,
+) -> Iterable[Row]:
+    """A row for a function (given as kernel, reference, Liger's), and one with its gradient."""
+    kernel, reference, liger = functions
+    known = dict(zip(MARKERS, (kernel, reference, setting.compiled(reference), liger), strict=True))
+    upstream: Tensor | None = None
+
+    def value(function: Callable[..., Any], given: Sequence[Tensor]) -> Any:
+        with torch.no_grad():
+            return function(*given)
+
+    def gradient(function: Callable[..., Any], given: Sequence[Tensor]) -> Any:
+        result = function(*given)
+        leaves = [x for x in given if x.requires_grad]
+        return torch.autograd.grad(result, leaves, None if result.dim() == 0 else upstream)
+
+    for how, cost, label in ((value, forward, name), (gradient, both, f"{name} with gradient")):
+        if cost is None:
+            continue
+        if how is gradient:
+            inputs = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
+            upstream = setting.randn(*value(reference, inputs).shape, dtype=setting.dtype)
+        runs: dict[str, Run] = {}
+        for who, function in known.items():
+            if function is not None:
+                # Liger writes gradients over its inputs.
+                given = [copy.deepcopy(x) for x in inputs] if who == "Liger-Kernel" else inputs
+                runs[who] = functools.partial(how, function, given)
+        yield Row(label, shape, setting.dtype, cost, runs)
+
+
+# -- the rows --------------------------------------------------------------------------------
+
+
+def swiglu(s: Setting) -> Iterable[Row]:
+    from lm_from_scratch.kernels.swiglu import swiglu as kernel
+
+    N, C = s.size(32768, 3), s.size(4864, 37)
+    gate, up = s.randn(N, C), s.randn(N, C)
+    n, size = gate.numel(), gate.nbytes
+    return rows_of(
+        s, "swiglu", f"{N} x {C}", (kernel, activation.swiglu, s.liger("swiglu")), (gate, up),
+        Cost(3 * size, 5 * n), Cost(8 * size, 17 * n),
+    )  # fmt: skip
+
+
+def softmax(s: Setting) -> Iterable[Row]:
+    from lm_from_scratch.kernels.softmax import softmax as kernel
+
+    def reference(x: Tensor) -> Tensor:
+        return torch.softmax(x, dim=-1)
+
+    N, C = s.size(32768, 3), s.size(4096, 37)
+    x = s.randn(N, C)
+    return rows_of(
+        s, "softmax", f"{N} x {C}", (kernel, reference, s.liger("softmax")), (x,),
+        Cost(2 * x.nbytes, 5 * x.numel()), Cost(5 * x.nbytes, 9 * x.numel()),
+    )  # fmt: skip
+
+
+def rms_norm(s: Setting) -> Iterable[Row]:
+    from lm_from_scratch.kernels.norm import rms_norm as kernel
+
+    liger = s.liger("rms_norm")
+    theirs = None if liger is None else lambda x, weight: liger(x, weight, 1e-6)
+    for C in (s.size(896, 37), s.size(4096, 100)):
+        N = s.size(2**28 // C // 2, 5)
+        x, weight = s.randn(N, C), s.randn(C)
+        yield from rows_of(
+            s, "rms_norm", f"{N} x {C}", (kernel, norm.rms_norm, theirs), (x, weight),
+            Cost(2 * x.nbytes, 4 * x.numel()), Cost(5 * x.nbytes, 14 * x.numel()),
+        )  # fmt: skip
+
+
+def rotary(s: Setting) -> Iterable[Row]:
+    from lm_from_scratch.kernels.rope import apply_rope as kernel
+
+    B, T, H, D = s.size(32, 1), s.size(4096, 5), s.size(14, 2), s.size(64, 8)
+    x = s.randn(B, T, H, D).transpose(1, 2)
+    angle = s.randn(1, 1, T, D // 2, dtype=torch.float32)
+    cos, sin = angle.cos().to(s.dtype), angle.sin().to(s.dtype)
+
+    def turn(function: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
+        return lambda x: function(x, cos, sin)
+
+    return rows_of(
+        s, "rope", f"{B} x {H} x {T} x {D}", (turn(kernel), turn(rope.apply_rope), None), (x,),
+        Cost(2 * x.nbytes, 3 * x.numel()), Cost(4 * x.nbytes, 6 * x.numel()),
+    )  # fmt: skip
+
+
+def optimizer(s: Setting) -> Iterable[Row]:
+    """A step in float32. PyTorch's is its fused one, in place as the kernel; compiled, ours."""
+    from lm_from_scratch.kernels.adamw import adamw_
+
+    shape = s.size(4864, 5), s.size(13440, 37)
+    made = [s.randn(*shape, dtype=torch.float32) for _ in range(3)]
+    param, grad, m = made
+    v = m.square()
+    cost = Cost(7 * param.nbytes, 15 * param.numel())
+    theirs = torch.nn.Parameter(param.clone())
+    theirs.grad = grad
+    fused = torch.optim.AdamW([theirs], fused=True)
+    fused.state[theirs] = dict(step=torch.zeros((), device=s.device), exp_avg=m.clone(),
+                               exp_avg_sq=v.clone())  # fmt: skip
+    step = s.compiled(adamw)
+    old = param.clone(), m.clone(), v.clone()
+
+    def ours() -> Tensor:
+        adamw_(param, grad, m, v, 1)
+        return param
+
+    def torch_step() -> Tensor:
+        fused.step()
+        return theirs.detach()
+
+    runs: dict[str, Run] = {"kernel": ours, "torch": torch_step}
+    if step is not None:
+        runs["compiled"] = lambda: step(old[0], grad, *old[1:], 1)
+    yield Row("adamw", f"{shape[0]} x {shape[1]}", torch.float32, cost, runs)
+
+
+def galore(s: Setting) -> Iterable[Row]:
+    from lm_from_scratch.kernels.galore import galore_step_
+
+    m, n, r = s.size(4096, 20), s.size(11008, 37), s.size(128, 4)
+    param, grad = s.randn(m, n), s.randn(m, n)
+    left = torch.linalg.qr(s.randn(m, r, dtype=torch.float32))[0]
+    first = s.randn(r, n, dtype=torch.float32)
+    second = first.square()
+    cost = Cost(3 * param.nbytes + 4 * first.nbytes + left.nbytes, 4 * m * n * r)
+    old = param.clone(), first.clone(), second.clone()
+    step = s.compiled(galore_step)
+
+    def ours() -> Tensor:
+        galore_step_(param, grad, left, None, first, second, 1)
+        return param
+
+    def theirs(function: Callable[..., Any]) -> Tensor:
+        with torch.no_grad():
+            return function(old[0], grad, left, None, *old[1:], 1)[0]
+
+    runs: dict[str, Run] = {"kernel": ours, "torch": functools.partial(theirs, galore_step)}
+    if step is not None:
+        runs["compiled"] = functools.partial(theirs, step)
+    yield Row("galore_step", f"{m} x {n}, rank {r}", s.dtype, cost, runs)
+
+
+def matmul(s: Setting) -> Iterable[Row]:
+    from lm_from_scratch.kernels.matmul import matmul as kernel
+
+    for M, N, K in ((8192, 8192, 8192), (8192, 4864, 896)):
+        M, N, K = s.size(M, 33), s.size(N, 20), s.size(K, 37)
+        a, b = s.randn(M, K), s.randn(N, K).mT
+        size = a.nbytes + b.nbytes + M * N * a.element_size()
+        operations = 2 * M * N * K
+        yield from rows_of(
+            s, "matmul", f"{M} x {N} x {K}", (kernel, torch.matmul, None), (a, b),
+            Cost(size, operations), Cost(3 * size, 3 * operations),
+        )  # fmt: skip
+
+
+def int8(s: Setting) -> Iterable[Row]:
+    from lm_from_scratch.kernels.int8 import linear as kernel
+
+    N, K = s.size(8192, 33), s.size(8192, 64)
+    weight = quantize.Int8Weight.quantize(s.randn(N, K))
+    for M in (1, s.size(16, 5)):
+        x = s.randn(M, K)
+        cost = Cost(N * K + x.nbytes + M * N * x.element_size(), 2 * M * N * K)
+        functions = (functools.partial(f, weight=weight) for f in (kernel, quantize.linear))
+        yield from rows_of(s, "int8_linear", f"{M} x {N} x {K}", (*functions, None), (x,), cost)
+
+
+def cross_entropy(s: Setting) -> Iterable[Row]:
+    from lm_from_scratch.kernels.loss import causal_lm_loss as kernel
+
+    N, V = s.size(8192, 5), s.size(151936, 300)
+    logits, targets = s.randn(1, N, V), s.ids(V, 1, N)
+    liger = s.liger("cross_entropy")
+    flat = None if liger is None else lambda x, y: liger(x.flatten(0, 1), y.flatten())
+    n, size = logits.numel(), logits.nbytes
+    return rows_of(
+        s, "cross_entropy", f"{N} x {V}", (kernel, loss.causal_lm_loss, flat), (logits, targets),
+        Cost(size, 4 * n), Cost(3 * size, 8 * n),
+    )  # fmt: skip
+
+
+def linear_cross_entropy(s: Setting) -> Iterable[Row]:
+    from lm_from_scratch.kernels.loss import chunked_causal_lm_loss as kernel
+
+    N, V, C = s.size(8192, 5), s.size(151936, 300), s.size(896, 32)
+    x, weight, targets = s.randn(1, N, C), 0.1 * s.randn(V, C), s.ids(V, 1, N)
+    liger = s.liger("fused_linear_cross_entropy")
+    flat = None if liger is None else lambda x, w, y: liger(x.flatten(0, 1), w, y.flatten())
+    size, operations = x.nbytes + weight.nbytes, 2 * N * V * C
+    return rows_of(
+        s, "linear_cross_entropy", f"{N} x {V} x {C}",
+        (kernel, loss.chunked_causal_lm_loss, flat), (x, weight, targets),
+        Cost(size, operations), Cost(2 * size, 4 * operations),
+    )  # fmt: skip
+
+
+def flash(s: Setting) -> Iterable[Row]:
+    """Causal. With the gradient 2 products of tiles and 5 more, of which half are visible."""
+    from lm_from_scratch.kernels.attention import flash_attention as kernel
+
+    for H, Hkv, D in ((14, 2, 64), (32, 8, 128)):
+        B, T, D = s.size(4, 1), s.size(4096, 37), s.size(D, 16)
+        H, Hkv = s.size(H, 4), s.size(Hkv, 2)
+        seen = torch.arange(T, device=s.device)[None]
+        visibility = Visibility(seen, seen, dense=True)
+        q, k, v = (s.randn(B, T, heads, D).transpose(1, 2) for heads in (H, Hkv, Hkv))
+        product = B * H * T * T * D  # 2 operations, for the visible half
+        size = 2 * q.nbytes + k.nbytes + v.nbytes
+        functions = (
+            functools.partial(f, visibility=visibility) for f in (kernel, attention.sdpa_attention)
+        )
+        yield from rows_of(
+            s, "flash_attention", f"{B} x {H}/{Hkv} x {T} x {D}", (*functions, None), (q, k, v),
+            Cost(size, 2 * product), Cost(2 * size, 7 * product),
+        )  # fmt: skip
+
+
+def decoding(s: Setting) -> Iterable[Row]:
+    """One query in each row; the keys in one tensor, then in pages of 16 in any order."""
+    from lm_from_scratch.kernels.decoding import decode_attention
+    from lm_from_scratch.kernels.paged import Paged, paged_attention
+
+    B, S, H, Hkv, D = s.size(64, 2), s.size(8192, 48), s.size(14, 4), 2, s.size(64, 16)
+    seen = torch.arange(S, device=s.device)[None]
+    visibility = Visibility(seen[:, -1:], seen, dense=True)
+    q, k, v = s.randn(B, H, 1, D), s.randn(B, Hkv, S, D), s.randn(B, Hkv, S, D)
+    cost = Cost(k.nbytes + v.nbytes + 2 * q.nbytes, 4 * B * H * S * D)
+    shape = f"{B} x {H}/{Hkv} x {S} x {D}"
+    functions = (
+        functools.partial(f, visibility=visibility)
+        for f in (decode_attention, attention.sdpa_attention)
+    )
+    yield from rows_of(s, "decode_attention", shape, (*functions, None), (q, k, v), cost)
+
+    pages = torch.randperm(B * S // 16, generator=s.generator, device=s.device)
+    table = pages.int().view(B, S // 16)
+    lengths = torch.full((B,), S, dtype=torch.int32, device=s.device)
+    keys, values = s.randn(B * S, Hkv, D), s.randn(B * S, Hkv, D)
+
+    def over_pages(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        held = (Paged(memory, table, lengths, 16, S) for memory in (keys, values))
+        return paged_attention(q, *held, visibility)
+
+    def gathered(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        held = (Paged(memory, table, lengths, 16, S).gather() for memory in (keys, values))
+        return attention.sdpa_attention(q, *held, visibility)
+
+    functions = over_pages, gathered, None
+    yield from rows_of(s, "paged_attention", shape, functions, (q, keys, values), cost)
+
+
+ROWS: dict[str, Callable[[Setting], Iterable[Row]]] = {
+    "swiglu": swiglu,
+    "softmax": softmax,
+    "rms_norm": rms_norm,
+    "rope": rotary,
+    "adamw": optimizer,
+    "galore_step": galore,
+    "matmul": matmul,
+    "int8_linear": int8,
+    "cross_entropy": cross_entropy,
+    "linear_cross_entropy": linear_cross_entropy,
+    "flash_attention": flash,
+    "decoding": decoding,
+}
+
+
+# -- time ------------------------------------------------------------------------------------
+
+
+class Events:
+    """Seconds of a run on the GPU, which begins with an empty cache."""
+
+    def __init__(self) -> None:
+        self.flush = torch.empty(FLUSH, dtype=torch.int8, device="cuda")
+
+    def __call__(self, run: Run) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.flush.zero_()
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1000
+
+
+def times(run: Run, clock: Clock) -> list[float]:
+    """Seconds of each repetition, in four digits. What is compiled at first use is compiled."""
+    for _ in range(3):
+        clock(run)
+    return [float(f"{clock(run):.4g}") for _ in range(REPETITIONS)]
+
+
+def ceilings(clock: Clock, setting: Setting) -> dict[str, float]:
+    """Bytes per second of a copy, which reads and writes, and FLOP/s of a product in bfloat16."""
+    source = torch.zeros(setting.size(2**32, 2**10), dtype=torch.int8, device=setting.device)
+    target = torch.empty_like(source)
+    copied = statistics.median(times(lambda: target.copy_(source), clock))
+    n = setting.size(8192, 16)
+    a, b = (setting.randn(n, n, dtype=torch.bfloat16) for _ in range(2))
+    multiplied = statistics.median(times(lambda: a @ b, clock))
+    return {"copy": 2 * source.nbytes / copied, "matmul": 2 * n**3 / multiplied}
+
+
+def check_agreement(row: Row) -> None:
+    """A kernel that computes something else would not be worth its time."""
+    ours, theirs = (several(row.runs[who]()) for who in ("kernel", "torch"))
+    tolerance = 1e-4 if row.dtype == torch.float32 else 3e-2
+    for mine, their in zip(ours, theirs, strict=True):
+        mine, their = mine.detach().float(), their.detach().float()
+        worst = float((mine - their).abs().max() / their.abs().max())
+        if not worst <= tolerance:
+            raise AssertionError(f"{row.kernel} {row.shape} differs from torch by {worst:.2g}")
+
+
+def several(result: Any) -> list[Tensor]:
+    return list(result) if isinstance(result, tuple | list) else [result]
+
+
+def measure(row: Row, clock: Clock) -> tuple[dict[str, Any], list[str]]:
+    """The stored result of a row, and who could not be measured."""
+    seconds: dict[str, list[float]] = {}
+    problems = []
+    for who, run in row.runs.items():
+        try:
+            if who == "kernel":
+                check_agreement(row)
+            seconds[who] = times(run, clock)
+        except Exception as error:  # a missing feature of one of them is no reason to stop
+            first = (str(error).strip() or "no message").splitlines()[0]
+            problems.append(f"{row.kernel} {row.shape}, {who}: {type(error).__name__}: {first}")
+    result = {
+        "kernel": row.kernel,
+        "shape": row.shape,
+        "dtype": str(row.dtype).removeprefix("torch."),
+        "bytes": row.cost.bytes,
+        "operations": row.cost.operations,
+        "seconds": seconds,
+    }
+    return result, problems
+
+
+def line_of(result: dict[str, Any], roof: GPU) -> str:
+    """The share of the roof, and how many times as long the others take (with the spread)."""
+    medians = {who: statistics.median(found) for who, found in result["seconds"].items()}
+    mine = result["seconds"].get("kernel")
+    if mine is None:
+        return f"{result['kernel']:38}{result['shape']:26} not measured"
+    cost = Cost(result["bytes"], result["operations"])
+    ours = medians["kernel"]
+    text = f"{result['kernel']:38}{result['shape']:26}{1e6 * ours:10.1f} us "
+    text += f"({min(mine) / ours - 1:+.0%} {max(mine) / ours - 1:+.0%}), "
+    text += f"{cost.floor(roof) / ours:4.0%} of the roof"
+    others = [who for who in medians if who != "kernel"]
+    return text + "".join(f", {who} {medians[who] / ours:.2f} x" for who in others)
+
+
+# -- whole models ----------------------------------------------------------------------------
+
+PROMPT = 64
+
+
+def decode_rates(setting: Setting) -> tuple[list[dict[str, Any]], list[str]]:
+    """Tokens per second of Qwen2-0.5B with random weights, greedy, after a prompt."""
+    from lm_from_scratch.kernels.model import use_kernels_
+    from lm_from_scratch.models import build
+    from lm_from_scratch.models.qwen2 import Qwen2Config
+
+    tiny = dict(vocab_size=97, n_layer=2, n_head=4, n_kv_head=2, n_embd=32, intermediate_size=48)
+    config = Qwen2Config(block_size=2304, eos_token_id=None, **(tiny if setting.smoke else {}))
+    torch.manual_seed(0)
+    model = build(config).to(setting.device, setting.dtype).eval()
+    kernels = copy.deepcopy(model)
+    use_kernels_(kernels)
+    n = setting.size(256, 3)
+    stored, problems = [], []
+    for batch in (1, setting.size(16, 2)):
+        idx = setting.ids(config.vocab_size, batch, setting.size(PROMPT, 5))
+        runs: dict[str, Callable[[], list[float]]] = {
+            "eager": lambda model=model, idx=idx: greedy(model, idx, n),
+            "kernels": lambda model=kernels, idx=idx: greedy(model, idx, n),
+        }
+        if not setting.smoke:
+            for name, which in (("compiled", model), ("compiled kernels", kernels)):
+                for graph in (False, True):
+                    label = f"{name}, CUDA graph" if graph else name
+                    runs[label] = functools.partial(static, which, idx, n, graph)
+            runs["transformers"] = functools.partial(transformers_rates, model, idx, n)
+        for name, run in runs.items():
+            try:
+                rates = run()
+            except Exception as error:
+                first = (str(error).strip() or "no message").splitlines()[0]
+                problems.append(f"decoding, {name}: {type(error).__name__}: {first}")
+                continue
+            shape = "Qwen2-0.5B" if not setting.smoke else "tiny"
+            stored.append({"model": shape, "batch": batch, "implementation": name,
+                           "tokens_per_second": [round(rate, 1) for rate in rates]})  # fmt: skip
+            if not setting.smoke:
+                print(f"{shape}, batch {batch}: {statistics.median(rates):9.1f} tokens/s {name}")
+    return stored, problems
+
+
+def wait() -> None:
+    if CUDA:
+        torch.cuda.synchronize()
+
+
+def greedy(model: Any, idx: Tensor, n: int, repetitions: int = 3) -> list[float]:
+    """Tokens per second of steps behind a prompt, with a growing cache."""
+    from lm_from_scratch.cache import GrowingCache
+    from lm_from_scratch.generate import decode, prefill
+
+    rates = []
+    for _ in range(repetitions + 1):
+        cache = GrowingCache(model.config.n_layer, reserve=idx.shape[1] + n)
+        token = prefill(model, idx, None, cache).argmax(-1)
+        wait()
+        start = time.perf_counter()
+        for _ in range(n):
+            token = decode(model, token, None, cache).argmax(-1)
+        wait()
+        rates.append(len(idx) * n / (time.perf_counter() - start))
+    return rates[1:]
+
+
+def static(
+    model: Any, idx: Tensor, n: int, graph: bool, repetitions: int = 3
+) -> list[float]:  # pragma: no cover - needs a GPU
+    """The same with a compiled step and a static cache, the step captured in a CUDA graph or not.
+
+    Replaying a graph runs no Python, so what the step leaves in Python is done with tensors: the
+    cache's new table of positions is copied into the old one, whose address the graph has.
+    """
+    from lm_from_scratch.cache import StaticCache
+    from lm_from_scratch.generate import prefill
+
+    torch.compiler.reset()
+    step = torch.compile(model, dynamic=False)
+    B, T = idx.shape
+    cache = StaticCache(model.config.n_layer, T + repetitions * n + 8)
+    positions = torch.arange(T, device=idx.device).expand(B, -1)
+    with torch.no_grad():
+        token = prefill(model, idx, positions, cache).argmax(-1)
+        place = torch.full((B, 1), T, device=idx.device)
+        table = cache.positions.clone()
+
+        def advance() -> None:
+            cache.positions = table
+            logits = step(token[:, None], place, cache=cache)[:, -1]
+            token.copy_(logits.argmax(-1))
+            place.add_(1)
+            table.copy_(cache.positions)
+            cache.positions = table
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(4):
+                advance()
+        torch.cuda.current_stream().wait_stream(side)
+        if graph:
+            captured = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(captured):
+                advance()
+        rates = []
+        for _ in range(repetitions):
+            wait()
+            start = time.perf_counter()
+            for _ in range(n):
+                captured.replay() if graph else advance()
+            wait()
+            rates.append(B * n / (time.perf_counter() - start))
+    return rates
+
+
+def transformers_rates(
+    model: Any, idx: Tensor, n: int, repetitions: int = 3
+) -> list[float]:  # pragma: no cover - needs a GPU
+    """The same by transformers with the same weights; the time of the prompt is taken off."""
+    import tempfile
+
+    import transformers
+
+    from lm_from_scratch.checkpoint import save_pretrained
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as folder:
+        save_pretrained(model, f"{folder}/model")
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(
+            f"{folder}/model", dtype=next(model.parameters()).dtype
+        )
+    theirs = theirs.to(idx.device).eval()
+
+    def seconds(tokens: int) -> float:
+        wait()
+        start = time.perf_counter()
+        theirs.generate(
+            idx, attention_mask=torch.ones_like(idx), max_new_tokens=tokens,
+            min_new_tokens=tokens, do_sample=False, pad_token_id=0, eos_token_id=None,
+        )  # fmt: skip
+        wait()
+        return time.perf_counter() - start
+
+    seconds(8)
+    return [len(idx) * n / (seconds(n + 1) - seconds(1)) for _ in range(repetitions)]
+
+
+# -- the file --------------------------------------------------------------------------------
+
+
+def said(*command: str) -> str:
+    """The first line that a command prints, or "unknown"."""
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return (run.stdout.splitlines() or ["unknown"])[0].strip()
+
+
+def provenance() -> dict[str, str]:
+    import triton
+
+    return {
+        "device": torch.cuda.get_device_name() if CUDA else "none",
+        "driver": said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+        "commit": said("git", "rev-parse", "HEAD"),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def store(path: Path, report: dict[str, Any]) -> None:
+    """The whole file or nothing of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    os.replace(new, path)
+
+
+def run_rows(
+    setting: Setting, clock: Clock, names: Sequence[str], roof: GPU
+) -> tuple[list[dict[str, Any]], list[str]]:
+    results, problems = [], []
+    for name in names:
+        for row in ROWS[name](setting):
+            torch.compiler.reset()
+            result, found = measure(row, clock)
+            problems += found
+            print(line_of(result, roof), flush=True)
+            if "kernel" in result["seconds"]:
+                results.append(result)
+            del row
+        if CUDA:
+            torch.cuda.empty_cache()
+    return results, problems
+
+
+def smoke(setting: Setting, names: Sequence[str]) -> int:
+    """Each row once, and a few tokens of a tiny model."""
+    count = 0
+    for name in names:
+        for row in ROWS[name](setting):
+            check_agreement(row)
+            count += 1
+    rates, problems = decode_rates(setting)
+    if problems:
+        raise AssertionError("; ".join(problems))
+    print(f"{count} rows agree with torch, {len(rates)} models decode")
+    return count
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--smoke", action="store_true", help="run everything once, tiny, untimed")
+    parser.add_argument("--only", nargs="+", choices=ROWS, help="time these; nothing is written")
+    parser.add_argument("--out", type=Path, default=ROOT / FILE)
+    options = parser.parse_args(arguments)
+    names = options.only or list(ROWS)
+    setting = Setting(options.smoke)
+    if options.smoke:
+        smoke(setting, names)
+        return
+    if not CUDA:
+        print("No CUDA device: kernels are timed on a GPU only, by `make gpu`.")
+        return
+    clock = Events()
+    about = provenance()
+    found = ceilings(clock, setting)
+    print(about)
+    print(f"copy {found['copy'] / 1e12:.2f} TB/s, matmul {found['matmul'] / 1e12:.0f} TFLOP/s")
+    roof = GPU(about["device"], found["copy"], found["matmul"], found["matmul"])
+    results, problems = run_rows(setting, clock, names, roof)
+    rates, missing = ([], []) if options.only else decode_rates(setting)
+    problems += missing
+    for problem in problems:
+        print("not measured:", problem)
+    if not options.only:
+        report = {"provenance": about, "ceilings": found, "results": results, "decoding": rates}
+        store(options.out, report)
+        print(f"written to {options.out}")
+    if any(", kernel:" in problem or ", kernels:" in problem for problem in problems):
+        sys.exit("a kernel could not be measured")
+
+
+if __name__ == "__main__":
+    main()
