@@ -1,6 +1,6 @@
 # Every target that needs Python creates .venv on its first call and reuses it afterwards.
 .DEFAULT_GOAL := help
-.PHONY: help docs preview serve test lint lab bench check-site clean install
+.PHONY: help docs preview serve test lint lab bench gpu check-site clean install
 SHELL := /bin/sh
 PORT ?= 8000
 PY := .venv/bin/python
@@ -40,7 +40,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch "$@"
 
 docs: $(STAMP) ## build the site from nothing; every tutorial runs, a warning is an error
-	rm -rf docs/_build docs/auto_tutorials docs/api docs/generated
+	rm -rf docs/_build docs/auto_tutorials docs/api docs/generated docs/gpu
 	"$(PY)" -m sphinx -W --keep-going -b html docs "$(SITE)"
 	@echo "The site is in $(SITE). Open $(SITE)/index.html, or run: make serve"
 
@@ -73,6 +73,10 @@ bench: $(STAMP) ## run every benchmark
 	@set -e; found=0; for script in tests/bench_*.py; do \
 		[ -f "$$script" ] || continue; found=1; echo "== $$script"; "$(PY)" "$$script"; done; \
 		[ "$$found" = 1 ] || echo "There are no benchmarks yet (tests/bench_*.py)."
+
+# make gpu PY=python3 takes that Python as it is, where torch and Triton are installed already.
+gpu: $(if $(filter .venv/bin/python,$(PY)),$(STAMP)) ## on a GPU: test, check and time every kernel, run the pages (PY=python3)
+	"$(PY)" tests/run_gpu.py
 
 clean: ## remove everything that was built; keep .venv and your notebooks
 	rm -rf docs/_build docs/auto_tutorials docs/api docs/generated docs/gpu dist build/ci build/lib build/bdist.*

@@ -58,6 +58,10 @@ print(json.dumps({
 """
 
 
+class Refused(Exception):
+    """A page that must not be stored as it is."""
+
+
 def notebook_path(script: Path) -> Path:
     return script.with_suffix(".ipynb")
 
@@ -123,7 +127,8 @@ def execute(script: Path) -> Any:
             try:
                 client.execute_cell(cell, i, store_history=cell not in hidden)
             except nbclient.exceptions.CellExecutionError as error:
-                raise SystemExit(f"{script.name}: {error}") from None
+                plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+                raise Refused(f"{script.name}: {plain}") from None
     seconds = time.perf_counter() - start
     found = json.loads("".join(output["text"] for output in hidden[1].outputs))
     notebook.cells = page
@@ -155,11 +160,11 @@ def finish(cell: Any, where: str) -> None:
     titles: list[str] = []
     for output in cell.get("outputs", []):
         if output.output_type == "stream" and output.name == "stderr":
-            raise SystemExit(f"{where} wrote to stderr:\n{output.text}")
+            raise Refused(f"{where} wrote to stderr:\n{output.text}")
         if "image/png" in output.get("data", {}):
             found = output.metadata.pop("titles", [])
             if not found:
-                raise SystemExit(f"{where} draws a figure whose axes have no title")
+                raise Refused(f"{where} draws a figure whose axes have no title")
             titles += found
     if titles:
         cell.metadata["mystnb"] = {"image": {"alt": "; ".join(titles)}}
@@ -195,12 +200,20 @@ def main() -> None:
     names = [name.removesuffix(".py") for name in options.names] or list(scripts)
     if unknown := set(names) - set(scripts):
         parser.error(f"no script {', '.join(sorted(unknown))}; there are {', '.join(scripts)}")
+    refused = []
     for name in names:
         if is_fresh(scripts[name]) and not options.force:
             print(f"{name}: fresh")
             continue
-        provenance = write(scripts[name]).metadata[METADATA]
-        print(f"{name}: {provenance['seconds']} s on {provenance['device']}", flush=True)
+        try:
+            provenance = write(scripts[name]).metadata[METADATA]
+        except Refused as error:
+            print(error, flush=True)
+            refused.append(name)
+        else:
+            print(f"{name}: {provenance['seconds']} s on {provenance['device']}", flush=True)
+    if refused:
+        sys.exit(f"not stored: {', '.join(refused)}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,14 @@ def measured() -> list[str]:
         for name in names:
             time = f"{1e6 * result.median(name):.1f}" if name in result.seconds else "–"
             lines.append(f"     - {time}")
+    if stored.decoding:
+        lines += ["", "Greedy decoding, tokens per second of all rows together:", ""]
+        lines += [".. list-table::", "   :header-rows: 1", ""]
+        lines += ["   * - model", "     - rows", "     - computed by", "     - tokens per second"]
+    for entry in stored.decoding:
+        lines += [f"   * - {entry['model']}", f"     - {entry['batch']}"]
+        lines.append(f"     - {entry['implementation']}")
+        lines.append(f"     - {statistics.median(entry['tokens_per_second']):.0f}")
     return lines
 
 

@@ -74,7 +74,7 @@ def write(folder: Path) -> Iterator[tuple[Path, bool]]:
     """Write every notebook; yield its path and whether it was written (False: kept, changed)."""
     record_path = folder / RECORD
     record = json.loads(record_path.read_text()) if record_path.exists() else {}
-    for script in gallery.scripts():
+    for script in [*gallery.scripts(), *gallery.gpu_scripts()]:
         relative = name(script)
         path = folder / relative
         text = json.dumps(convert(script), indent=2)

@@ -32,15 +32,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CUDA = torch.cuda.is_available()
-if not CUDA:
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
-
 from lm_from_scratch import activation, attention, loss, norm, quantize, rope
 from lm_from_scratch.optim.adamw import adamw
 from lm_from_scratch.optim.galore import galore_step
 from lm_from_scratch.roofline import FILE, GPU, MARKERS, Cost
 from lm_from_scratch.visibility import Visibility
+
+CUDA = torch.cuda.is_available()
+if not CUDA:
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before a row imports Triton
 
 ROOT = Path(__file__).resolve().parent.parent
 REPETITIONS = 20
@@ -681,7 +681,7 @@ def smoke(setting: Setting, names: Sequence[str]) -> int:
         for row in ROWS[name](setting):
             check_agreement(row)
             count += 1
-    rates, problems = decode_rates(setting)
+    rates, problems = decode_rates(setting) if list(names) == list(ROWS) else ([], [])
     if problems:
         raise AssertionError("; ".join(problems))
     print(f"{count} rows agree with torch, {len(rates)} models decode")

@@ -209,11 +209,13 @@ def test_a_page_becomes_a_notebook_that_nbval_compares(page: Path, tmp_path: Pat
     assert status == 0, log
     assert suite["tests"] == "3" and suite["skipped"] == "0"
     whole = path.read_text()
+    edited = whole
     for old, new in [('"matches: True\\n"', '"matches: False\\n"'), ('"True"', '"False"')]:
         assert whole.count(old) == 1
-        path.write_text(whole.replace(old, new))
-        status, log, suite = run_nbval(path, tmp_path)
-        assert status == 1 and suite["failures"] == "1", log
+        edited = edited.replace(old, new)
+    path.write_text(edited)
+    status, log, suite = run_nbval(path, tmp_path)
+    assert status == 1 and suite["failures"] == "2", log
 
     page.write_text(PAGE.replace("The end", "An end"))
     assert not gpu_notebooks.is_fresh(page)
@@ -232,7 +234,7 @@ def test_a_page_with_a_fault_leaves_the_old_notebook(page: Path, code: str, word
     old = gpu_notebooks.notebook_path(page)
     old.write_text("old")
     page.write_text(PAGE + "\n# %%\n# More.\n\n" + code + "\n")
-    with pytest.raises(SystemExit) as error:
+    with pytest.raises(gpu_notebooks.Refused) as error:
         gpu_notebooks.write(page)
     assert str(error.value).startswith("1_page.py") and words in str(error.value)
     assert old.read_text() == "old"
@@ -248,6 +250,23 @@ def test_the_last_words_name_the_device() -> None:
     assert "interpreter" in gpu_notebooks.origin(
         {**provenance, "device": gpu_notebooks.INTERPRETER}
     )
+
+
+def test_the_other_pages_are_made_when_one_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def write(script: Path) -> Any:
+        if script.name == "1_bad.py":
+            raise gpu_notebooks.Refused("1_bad.py: why")
+        return nbformat.from_dict(dict(metadata={"lm_from_scratch": dict(seconds=1, device="a")}))
+
+    scripts = [tmp_path / "1_bad.py", tmp_path / "2_good.py"]
+    monkeypatch.setattr(gallery, "gpu_scripts", lambda: scripts)
+    monkeypatch.setattr(gpu_notebooks, "write", write)
+    monkeypatch.setattr(sys, "argv", ["gpu_notebooks.py"])
+    with pytest.raises(SystemExit, match="not stored: 1_bad"):
+        gpu_notebooks.main()
+    assert capsys.readouterr().out == "1_bad.py: why\n2_good: 1 s on a\n"
 
 
 def test_a_page_that_is_not_there_is_refused(

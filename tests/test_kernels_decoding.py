@@ -77,6 +77,14 @@ def test_takes_any_strides(dtype: torch.dtype) -> None:
     as_cached = lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)  # noqa: E731
     compare(inputs(2, 4, 2, 70, 16), last(70), dtype=dtype, layout=as_cached)
 
+    def mixed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return decode_attention(q, k, as_cached(v), last(70))
+
+    def reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return sdpa_attention(q, k, v, last(70))
+
+    check(mixed, reference, *inputs(2, 4, 2, 70, 16), dtype=dtype, name="decode_attention")
+
 
 @each_dtype
 def test_large_scores(dtype: torch.dtype) -> None:

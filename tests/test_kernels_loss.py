@@ -259,6 +259,16 @@ def test_the_logits_are_not_rounded() -> None:
     assert abs(rounded - exact) > 1e-5
 
 
+def test_the_gradient_of_the_states_is_summed_in_float32() -> None:
+    """19 of these 20 chunks add less than half precision would notice beside the first."""
+    weight = torch.full((20, 1), 0.15)
+    weight[0] = -20.0
+    check(
+        chunked_causal_lm_loss, reference.chunked_causal_lm_loss,
+        numbers(1, 1, scale=0.0), weight.double(), torch.tensor([0]), 1, dtype=HALF,
+    )  # fmt: skip
+
+
 class Largest(TorchDispatchMode):
     """The size of the largest tensor of floating point that any operation outside the kernels gives
     back, and the number of matrix products."""

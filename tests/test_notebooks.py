@@ -146,6 +146,7 @@ def test_changed_notebook_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     script.parent.mkdir(parents=True)
     script.write_text(SUBSET)
     monkeypatch.setattr(gallery, "scripts", lambda: [script])
+    monkeypatch.setattr(gallery, "gpu_scripts", list)
     out = tmp_path / "out"
     ((path, _),) = notebooks.write(out)
     script.write_text(SUBSET.replace("A page", "B page"))

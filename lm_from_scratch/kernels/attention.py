@@ -75,7 +75,7 @@ def sees(rule, b, t, s, T, S, window):
         seen = seen & (document == tl.load(key_documents + b * S + s, mask=s < S, other=0))
     if allowed is not None:
         at = allowed + b * strides[0] + t.to(tl.int64) * strides[2] + s
-        seen = seen & tl.load(at, mask=(t < T) & (s < S), other=False)
+        seen = seen & tl.load(at, mask=seen, other=False)
     return seen
 
 
@@ -125,9 +125,7 @@ def flash_forward_kernel(
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the last queries see most, so they start
     h, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     t = tile * BLOCK_T + tl.arange(0, BLOCK_T)
-    first, whole, whole_end, end = key_tiles(
-        rule, ranges, b, tile, T, S, window, BLOCK_T, BLOCK_S
-    )
+    first, whole, whole_end, end = key_tiles(rule, ranges, b, tile, T, S, window, BLOCK_T, BLOCK_S)
     q_tile = load_rows(q, q_strides, b, h, tile * BLOCK_T, T, D, BLOCK_T, WIDE)
     m = tl.full((BLOCK_T,), -3.4e38, tl.float32)  # finite: exp2(-inf - m) is 0, never NaN
     l = tl.zeros((BLOCK_T,), tl.float32)
@@ -170,9 +168,7 @@ def flash_dq_kernel(
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     h, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     t = tile * BLOCK_T + tl.arange(0, BLOCK_T)
-    first, whole, whole_end, end = key_tiles(
-        rule, ranges, b, tile, T, S, window, BLOCK_T, BLOCK_S
-    )
+    first, whole, whole_end, end = key_tiles(rule, ranges, b, tile, T, S, window, BLOCK_T, BLOCK_S)
     out_tile = load_rows(out, out_strides, b, h, tile * BLOCK_T, T, D, BLOCK_T, WIDE)
     do_tile = load_rows(grad, grad_strides, b, h, tile * BLOCK_T, T, D, BLOCK_T, WIDE)
     at = (b * tl.num_programs(1) + h) * T + t
@@ -267,45 +263,49 @@ def flash_attention(
         key_documents=visibility.key_documents,
         allowed=visibility.allowed,
     )
-    if visibility.dense:  # then positions are arithmetic
+    if visibility.dense:  # positions are known
         rule = dict.fromkeys(rule)
     check_device("flash_attention", q=q, k=k, v=v, **rule)
     if not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"flash_attention: q is {q.dtype}, k {k.dtype}, v {v.dtype}; not one")
+        raise ValueError(
+            f"flash_attention: q is {q.dtype}, k {k.dtype}, v {v.dtype}; they must agree"
+        )
     if q.shape[3] > 256:
-        raise ValueError(f"flash_attention: a head has {q.shape[3]} features, above 256: use sdpa")
-    window = NO_WINDOW if visibility.window is None else visibility.window
-    return flash_forward(q, k, v, *rule.values(), min(window, NO_WINDOW))[0]
+        raise ValueError(f"flash_attention: heads have {q.shape[3]} features, above 256: use sdpa")
+    window = NO_WINDOW if visibility.window is None else min(visibility.window, NO_WINDOW)
+    return flash_forward(q, k, v, list(rule.values()), window)[0]
 
 
-def tile_sizes(D: int, dtype: torch.dtype, accumulators: int = 1) -> tuple[int, int]:
-    """Rows of the tile that a program owns, and of those that pass by.
-
-    An accumulator of 64 x 128 numbers is 64 of the 255 registers that a thread can have. What
-    passes by is in shared memory three times, so that two tiles arrive while one is computed with.
+def tile_sizes(D: int, dtype: torch.dtype, held: int = 1) -> tuple[int, int]:
+    """Rows of the tile that a program owns, and of the tiles that pass by, which are the smaller
+    the more tiles a program holds in registers: an accumulator of 64 x 128 numbers is 64 of the 255
+    registers that a thread can have.
     """
-    if dtype == torch.float32:  # computed without matrix units, in registers
+    if dtype == torch.float32:  # whose products need registers too: no matrix units
         own, passing = (32, 32) if D <= 64 else (16, 16)
     else:
         own, passing = (64, 64) if D <= 64 else (64, 32) if D <= 128 else (32, 32)
-    return own, max(16, passing // accumulators)
+    return own, max(16, passing // held)
 
 
 def rows_together(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def by_tokens(B: int, H: int, T: int, D: int, like: Tensor) -> Tensor:
+def by_tokens(like: Tensor) -> Tensor:
     """An empty (B, H, T, D) that lies in memory as (B, T, H, D)."""
+    B, H, T, D = like.shape
     return like.new_empty(B, T, H, D).transpose(1, 2)
 
 
-def indexed_rule(B: int, tokens: tuple[Tensor | None, ...], allowed: Tensor | None) -> Any:
-    """What :func:`sees` takes: a row of each for each of the B rows."""
-    rows = [None if x is None else x.expand(B, -1).contiguous() for x in tokens]
-    if allowed is not None:
-        allowed = rows_together(allowed).expand(B, -1, -1, -1)
-    return *rows, allowed, None if allowed is None else allowed.stride()
+def indexed(rule: list[Tensor | None], B: int) -> tuple[Any, ...]:
+    """The rule as :func:`sees` reads it: a row of each tensor for each of the B rows."""
+    *tokens, allowed = (None if x is None else x.expand(B, *x.shape[1:]) for x in rule)
+    rows = [None if x is None else x.contiguous() for x in tokens]
+    if allowed is None:
+        return *rows, None, None
+    allowed = rows_together(allowed)
+    return *rows, allowed, allowed.stride()
 
 
 def extremes(x: Tensor, positions: Tensor, tile: int) -> tuple[Tensor, Tensor]:
@@ -318,64 +318,48 @@ def extremes(x: Tensor, positions: Tensor, tile: int) -> tuple[Tensor, Tensor]:
     return x.where(real, limits.max).amin(-1), x.where(real, limits.min).amax(-1)
 
 
-def tiles_needed(
-    tokens: tuple[Tensor | None, ...], window: int, BLOCK_T: int, BLOCK_S: int
-) -> Tensor:
-    """(B, tiles of queries, tiles of keys), False where no query of the one sees a key of the other.
+def tiles_needed(rule: list[Tensor | None], window: int, BLOCK_T: int, BLOCK_S: int) -> Tensor:
+    """(B, tiles of queries, tiles of keys), False where no query sees a key of the other.
 
-    It looks at the extremes of each tile alone, and makes no GPU wait.
+    The extremes of each tile are enough to know it, and no GPU has to wait for the answer.
     """
-    query_positions, key_positions, query_documents, key_documents = tokens
-    oldest, latest = extremes(query_positions, query_positions, BLOCK_T)
-    low, high = extremes(key_positions, key_positions, BLOCK_S)
-    needed = (low[:, None] <= latest[..., None]) & (high[:, None] > oldest[..., None] - window)
-    if query_documents is not None:
-        lowest, highest = extremes(query_documents, query_positions, BLOCK_T)
-        low, high = extremes(key_documents, key_positions, BLOCK_S)
-        needed = needed & (low[:, None] <= highest[..., None]) & (high[:, None] >= lowest[..., None])
+    query_positions, key_positions, query_documents, key_documents, _ = rule
+    assert query_positions is not None and key_positions is not None
+    oldest, latest = (x[:, :, None] for x in extremes(query_positions, query_positions, BLOCK_T))
+    low, high = (x[:, None] for x in extremes(key_positions, key_positions, BLOCK_S))
+    needed = (low <= latest) & (high > oldest - window)
+    if query_documents is not None and key_documents is not None:
+        least, most = (x[:, :, None] for x in extremes(query_documents, query_positions, BLOCK_T))
+        low, high = (x[:, None] for x in extremes(key_documents, key_positions, BLOCK_S))
+        needed = needed & (low <= most) & (high >= least)
     return needed
 
 
-def ranges(needed: Tensor, B: int) -> Tensor:
-    """The first needed tile of the last dimension, and the one behind the last needed."""
+def ranges_of(needed: Tensor, B: int) -> Tensor:
+    """(B, tiles, 2): the first needed tile of the last dimension, and one after the last."""
     tile = torch.arange(needed.shape[-1], device=needed.device)
     first = tile.where(needed, needed.shape[-1]).amin(-1)
     end = (tile + 1).where(needed, 0).amax(-1)
-    return torch.stack([first, end], dim=-1).int().expand(B, -1, -1).contiguous()  # (B, tiles, 2)
-
-
-def prepared(
-    q: Tensor, k: Tensor, tokens: Tokens, allowed: Tensor | None, window: int
-) -> tuple[Any, tuple[Any, ...], dict[str, int]]:
-    """What the three kernels take alike"""
+    return torch.stack([first, end], dim=-1).int().expand(B, -1, -1).contiguous()
 
 
 @torch.library.custom_op("lm_from_scratch::flash_attention", mutates_args=())
 def flash_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    query_positions: Tensor | None,  # all of the rule is None where the visibility is dense
-    key_positions: Tensor | None,
-    query_documents: Tensor | None,
-    key_documents: Tensor | None,
-    allowed: Tensor | None,
-    window: int,
+    q: Tensor, k: Tensor, v: Tensor, rule: list[Tensor | None], window: int
 ) -> tuple[Tensor, Tensor]:
-    """The result (B, H, T, D), and the log-sum-exp (B, H, T) to the base 2."""
-    q, k, v = map(rows_together, (q, k, v))
+    """The result (B, H, T, D), and the log-sum-exp (B, H, T) to the base 2.
+
+    ``rule`` holds the tensors of a visibility, or nothing where it is dense.
+    """
+    q, k, v = (rows_together(x) for x in (q, k, v))
     (B, H, T, D), (Hkv, S) = q.shape, k.shape[1:3]
-    out, lse = by_tokens(B, H, T, D, q), q.new_empty(B, H, T, dtype=torch.float32)
-    BLOCK_T, BLOCK_S = block_sizes(D, q.dtype)
-    tokens = query_positions, key_positions, query_documents, key_documents
-    needed = None
-    if query_positions is None:
-        window = min(window, S)
-    else:
-        needed = ranges(tiles_needed(tokens, window, BLOCK_T, BLOCK_S), B)
+    out, lse = by_tokens(q), q.new_empty(B, H, T, dtype=torch.float32)
+    dense, held = rule[0] is None, 1 if rule[4] is None else 2  # a tile of `allowed`
+    BLOCK_T, BLOCK_S = tile_sizes(D, q.dtype, held)
+    ranges = None if dense else ranges_of(tiles_needed(rule, window, BLOCK_T, BLOCK_S), B)
     flash_forward_kernel[(triton.cdiv(T, BLOCK_T), H, B)](
         q, q.stride(), k, k.stride(), v, v.stride(), out, out.stride(), lse,
-        indexed_rule(B, tokens, allowed), needed, T, S, window, H // Hkv, D**-0.5,
+        indexed(rule, B), ranges, T, S, min(window, S) if dense else window, H // Hkv, D**-0.5,
         D=D, WIDE=max(16, triton.next_power_of_2(D)), BLOCK_T=BLOCK_T, BLOCK_S=BLOCK_S,
     )  # fmt: skip
     return out, lse
@@ -383,67 +367,61 @@ def flash_forward(
 
 @torch.library.custom_op("lm_from_scratch::flash_attention_backward", mutates_args=())
 def flash_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    query_positions: Tensor | None,
-    key_positions: Tensor | None,
-    query_documents: Tensor | None,
-    key_documents: Tensor | None,
-    allowed: Tensor | None,
-    window: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    grad, q, k, v = map(rows_together, (grad, q, k, v))
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    rule: list[Tensor | None], window: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad, q, k, v = (rows_together(x) for x in (grad, q, k, v))
     (B, H, T, D), (Hkv, S) = q.shape, k.shape[1:3]
-    dq, delta = by_tokens(B, H, T, D, q), torch.empty_like(lse)
-    dk, dv = by_tokens(B, Hkv, S, D, k), by_tokens(B, Hkv, S, D, v)
-    tokens = query_positions, key_positions, query_documents, key_documents
-    rule, wide = indexed_rule(B, tokens, allowed), max(16, triton.next_power_of_2(D))
-    OWN, PASSING = block_sizes(D, q.dtype, backward=True)
-    of_keys = of_queries = None
-    if query_positions is None:
-        window = min(window, S)
-    else:
-        of_keys = ranges(tiles_needed(tokens, window, OWN, PASSING), B)
-        of_queries = ranges(tiles_needed(tokens, window, PASSING, OWN).mT, B)
-    flash_dq_kernel[(triton.cdiv(T, OWN), H, B)](
+    dq, delta = by_tokens(q), torch.empty_like(lse)
+    dk, dv = by_tokens(k), by_tokens(v)
+    dense, held = rule[0] is None, 1 if rule[4] is None else 2  # a tile of `allowed`
+    seen = indexed(rule, B)
+    rest = T, S, min(window, S) if dense else window, H // Hkv, D**-0.5
+    widths = dict(D=D, WIDE=max(16, triton.next_power_of_2(D)))
+
+    BLOCK_T, BLOCK_S = tile_sizes(D, q.dtype, held)
+    ranges = None if dense else ranges_of(tiles_needed(rule, window, BLOCK_T, BLOCK_S), B)
+    flash_dq_kernel[(triton.cdiv(T, BLOCK_T), H, B)](
         q, q.stride(), k, k.stride(), v, v.stride(), out, out.stride(), grad, grad.stride(), lse,
-        delta, dq, dq.stride(), rule, of_keys, T, S, window, H // Hkv, D**-0.5,
-        D=D, WIDE=wide, BLOCK_T=OWN, BLOCK_S=PASSING,
+        delta, dq, dq.stride(), seen, ranges, *rest, **widths, BLOCK_T=BLOCK_T, BLOCK_S=BLOCK_S,
     )  # fmt: skip
-    flash_dk_dv_kernel[(triton.cdiv(S, OWN), Hkv, B)](
-        q, q.stride(), k, k.stride(), v, v.stride(), grad, grad.stride(), lse,
-        delta, dk, dk.stride(), dv, dv.stride(), rule, of_queries, T, S, window, H // Hkv,
-        D**-0.5, D=D, WIDE=wide, BLOCK_T=PASSING, BLOCK_S=OWN, **KW
+
+    BLOCK_S, BLOCK_T = tile_sizes(D, q.dtype, 2 * held)
+    ranges = None if dense else ranges_of(tiles_needed(rule, window, BLOCK_T, BLOCK_S).mT, B)
+    flash_dk_dv_kernel[(triton.cdiv(S, BLOCK_S), Hkv, B)](
+        q, q.stride(), k, k.stride(), v, v.stride(), grad, grad.stride(), lse, delta, dk,
+        dk.stride(), dv, dv.stride(), seen, ranges, *rest, **widths, BLOCK_T=BLOCK_T,
+        BLOCK_S=BLOCK_S, num_stages=3 if D <= 64 else 2,
     )  # fmt: skip
     return dq, dk, dv
 
 
 @flash_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *rule: Any) -> tuple[Tensor, Tensor]:
-    return by_tokens(*q.shape, q), q.new_empty(q.shape[:3], dtype=torch.float32)
+def _(
+    q: Tensor, k: Tensor, v: Tensor, rule: list[Tensor | None], window: int
+) -> tuple[Tensor, Tensor]:
+    return by_tokens(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @flash_backward.register_fake
 def _(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rule: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    return by_tokens(*q.shape, q), by_tokens(*k.shape, k), by_tokens(*v.shape, v)
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    rule: list[Tensor | None], window: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    return by_tokens(q), by_tokens(k), by_tokens(v)
 
 
 def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.window = inputs
+    q, k, v, rule, ctx.window = inputs
     out, lse = output
     ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(*tensors[:3], out, lse, *tensors[3:])
+    ctx.save_for_backward(q, k, v, out, lse, *rule)
 
 
-def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    gradients = flash_backward(grad, *ctx.saved_tensors, ctx.window)
-    return *gradients, None, None, None, None, None, None
+def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+    q, k, v, out, lse, *rule = ctx.saved_tensors
+    gradients = flash_backward(grad, q, k, v, out, lse, rule, ctx.window)
+    return *gradients, None, None
 
 
 flash_forward.register_autograd(backward, setup_context=keep)

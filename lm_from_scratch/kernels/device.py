@@ -11,7 +11,7 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
 #: Whether kernels of this process are interpreted.
-INTERPRETED = isinstance(triton.language.sum, InterpretedFunction)
+INTERPRETED = type(triton.language.sum) is InterpretedFunction
 
 if triton.knobs.runtime.interpret and not INTERPRETED:
     raise RuntimeError(

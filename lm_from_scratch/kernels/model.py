@@ -25,15 +25,15 @@ from lm_from_scratch.visibility import Visibility
 
 
 def kernel_attention(
-    q: Tensor, k: Tensor | Paged, v: Tensor | Paged, visibility: Visibility, dropout: float = 0.0
+    q: Tensor, k: Any, v: Any, visibility: Visibility, dropout: float = 0.0
 ) -> Tensor:
     """Attention by the kernel for what there is: one query or many, keys in a tensor or in pages.
 
     Chosen from types and shapes alone; no kernel is tried and then another.
     """
-    if isinstance(k, Paged) and isinstance(v, Paged):
+    if isinstance(k, Paged):
         return paged_attention(q, k, v, visibility, dropout)
-    if q.shape[2] == 1 and not torch.is_grad_enabled() and visibility.allowed is None:
+    if q.shape[2] == 1 and not torch.is_grad_enabled():
         return decode_attention(q, k, v, visibility, dropout)
     return flash_attention(q, k, v, visibility, dropout)
 
@@ -74,7 +74,7 @@ def use_kernels_(model: nn.Module, only: Collection[str] | None = None) -> dict[
                 found.append((module, attribute, kernel, name))
     counts = {name: sum(which == name for *_, which in found) for name in known}
     codes = [w for w in quantized_weights(model).values() if isinstance(w, Int8Weight)]
-    heads = [module for module in model.modules() if hasattr(module, "head_weight")]
+    heads: list[Any] = [module for module in model.modules() if hasattr(module, "head_weight")]
     counts[LOSS] = len(heads) if LOSS in (only or known) else 0
     counts[INT8] = len(codes) if INT8 in (only or known) else 0
     missing = [name for name in only or () if not counts[name]]

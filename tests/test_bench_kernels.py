@@ -1,0 +1,142 @@
+"""bench_kernels.py: every row runs and agrees with PyTorch; what it stores is what pages read."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed here", exc_type=ImportError)
+
+import bench_kernels
+import gallery
+import torch
+import triton
+from bench_kernels import ROWS, Row, Setting
+
+from lm_from_scratch.roofline import GPU, Cost, measurements
+
+ROOT = Path(__file__).parent.parent
+#: Kernels of which a part of another row is timed, or nothing: one number is written for each key.
+NOT_TIMED = {"write_kernel"}
+
+
+def kernels_in_the_package() -> set[str]:
+    found = set()
+    for path in (ROOT / "lm_from_scratch" / "kernels").glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel"):
+                found.add(node.name)
+    return found
+
+
+def test_every_kernel_is_in_a_row_that_agrees_with_torch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launched: set[str] = set()
+    plain = triton.KernelInterface.__getitem__
+
+    def listed(kernel: Any, grid: Any) -> Any:
+        launched.add(kernel.fn.__name__)
+        return plain(kernel, grid)
+
+    monkeypatch.setattr(triton.KernelInterface, "__getitem__", listed)
+    bench_kernels.main(["--smoke"])
+    assert re.search(r"\d+ rows agree with torch, 4 models decode", capsys.readouterr().out)
+    assert kernels_in_the_package() - launched <= NOT_TIMED
+
+
+def test_rows_have_names_that_pages_ask_for() -> None:
+    """`roofline.show("swiglu", ...)` finds the results of the row of that name."""
+    names = {row.kernel for make in ROWS.values() for row in make(Setting(smoke=True))}
+    for script in gallery.gpu_scripts():
+        for asked in re.findall(r"roofline\.show\(\s*\"([^\"]+)\"", script.read_text()):
+            assert asked in names, f"{script.name} shows {asked!r}"
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_kernels, "REPETITIONS", 3)
+
+
+def test_what_is_stored_is_what_pages_read(
+    few: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a clock that says 2 ms of everything."""
+    setting = Setting(smoke=True)
+    calls = []
+
+    def clock(run: bench_kernels.Run) -> float:
+        calls.append(run())
+        return 0.002
+
+    roof = GPU("a chip", 1e9, 1e12, 1e12)
+    results, problems = bench_kernels.run_rows(setting, clock, ["swiglu", "matmul"], roof)
+    assert problems == []
+    assert {result["kernel"] for result in results} == {
+        "swiglu", "swiglu with gradient", "matmul", "matmul with gradient"
+    }  # fmt: skip
+    assert len(calls) == 2 * len(results) * (3 + 3)
+    assert "2000.0 us (+0% +0%)" in capsys.readouterr().out
+    ceilings = bench_kernels.ceilings(lambda run: (run(), 0.5)[1], setting)
+    assert ceilings == {"copy": 4 * 2**10, "matmul": 4 * 16**3}
+    about = bench_kernels.provenance()
+    path = tmp_path / "gpu" / "measurements.json"
+    rates, _ = bench_kernels.decode_rates(setting)
+    report = dict(provenance=about, ceilings=ceilings, results=results, decoding=rates)
+    bench_kernels.store(path, report)
+    assert [p.name for p in path.parent.iterdir()] == ["measurements.json"]
+    stored = measurements(path)
+    assert stored is not None and stored.provenance == about
+    assert stored.of("swiglu")[0].seconds == {"kernel": [0.002] * 3, "torch": [0.002] * 3}
+    assert {entry["implementation"] for entry in stored.decoding} == {"eager", "kernels"}
+
+
+def row(**runs: Any) -> Row:
+    return Row("a kernel", "3", torch.float32, Cost(12, 3), runs)
+
+
+def test_a_kernel_that_differs_is_not_timed(few: None) -> None:
+    x = torch.ones(3)
+    runs = dict(kernel=lambda: x + 0.001, torch=lambda: x)
+    result, problems = bench_kernels.measure(row(**runs), lambda run: (run(), 1.0)[1])
+    assert list(result["seconds"]) == ["torch"]
+    assert problems == [
+        "a kernel 3, kernel: AssertionError: a kernel 3 differs from torch by 0.001"
+    ]
+    assert "not measured" in bench_kernels.line_of(result, GPU("a chip", 1.0, 1.0, 1.0))
+    runs["kernel"] = lambda: x * torch.nan
+    with pytest.raises(AssertionError, match="differs from torch by nan"):
+        bench_kernels.check_agreement(row(**runs))
+
+
+def test_one_that_fails_does_not_stop_the_others(few: None) -> None:
+    def fails() -> None:
+        raise RuntimeError("no such feature\nand a long trace")
+
+    x = torch.ones(3)
+    runs = dict(kernel=lambda: x, torch=lambda: x, compiled=fails)
+    result, problems = bench_kernels.measure(row(**runs), lambda run: (run(), 1.0)[1])
+    assert list(result["seconds"]) == ["kernel", "torch"]
+    assert problems == ["a kernel 3, compiled: RuntimeError: no such feature"]
+
+
+def test_the_line_says_the_share_and_the_spread() -> None:
+    result = dict(
+        kernel="x", shape="3", dtype="float32", bytes=100, operations=1,
+        seconds=dict(kernel=[2.0, 1.0, 4.0], torch=[3.0]),
+    )  # fmt: skip
+    line = bench_kernels.line_of(result, GPU("a chip", 100.0, 1e9, 1e9))
+    assert "2000000.0 us (-50% +100%),  50% of the roof, torch 1.50 x" in line
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_without_a_gpu_it_says_so_and_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench_kernels.main(["--out", str(tmp_path / "m.json")])
+    assert capsys.readouterr().out.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
