@@ -69,6 +69,7 @@ KINDS: dict[str, Callable] = {
     "static": lambda model: StaticCache(3, capacity=60),
     "sliding": lambda model: (w := window_of(model)) and SlidingCache(3, w),
     "sliding, slack 3": lambda model: (w := window_of(model)) and SlidingCache(3, w, slack=3),
+    "sliding, wider": lambda model: (w := window_of(model)) and SlidingCache(3, w + 3),
     "layered": lambda model: LayeredCache([StaticCache(1, 60), GrowingCache(2)], [1, 0, 1]),
     "by window": lambda model: cache_for(model.config.windows, slack=2),
     "paged, blocks of 1": lambda model: PagedCache(pool(model, 1)),

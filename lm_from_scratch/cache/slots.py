@@ -90,6 +90,7 @@ class SlidingCache(SlotCache):
         if slack < 0:
             raise ValueError(f"slack={slack} must not be negative")
         self.window, self.slack = window, slack
+        self._narrowest = 0  # the window of a layer, not known yet
         super().__init__(n_layer, window + slack, codec)
 
     def see_by_layer(
@@ -103,6 +104,7 @@ class SlidingCache(SlotCache):
             if window is None or window > self.window:
                 keys = "all keys" if window is None else f"{window} keys"
                 raise ValueError(f"layer {layer} sees {keys}, the cache keeps window={self.window}")
+        self._narrowest = min(w for w in windows if w is not None)
         return super().see_by_layer(x, positions, documents, windows)
 
     def _plan(self, new: Tensor, batch: int, dense: bool) -> Visibility:
@@ -122,7 +124,8 @@ class SlidingCache(SlotCache):
         if T == 1:
             # rows that are alike fill the slots in order: those after the last one are unused
             self._seen = slice(0, min(start + 1, slots)) if dense else slice(0, slots)
-            known = dense and self._seen.stop <= self.window  # every slot is seen
+            # the slots are in order, or every layer sees every slot
+            known = dense and (start < slots or self._seen.stop <= self._narrowest)
             return Visibility(new, after[:, self._seen], dense=known)
         held = 0 if self.positions is None else slots
         self._seen = slice(0, min(start, slots) if dense else held)
