@@ -104,7 +104,7 @@ def measured() -> list[str]:
         ".. list-table::",
         "   :header-rows: 1",
         "",
-        "   * - kernel",
+        "   * - function",
     ]
     lines += [f"     - {name}" for name in ["sizes", "share", *names]]
     for result in stored.results:

@@ -198,7 +198,7 @@ def show(kernel: str, cost: Cost, path: Path | str | None = None) -> None:
         print(NOT_MEASURED)
     for result in results:
         shares = ", ".join(f"{name} {share:.0%}" for name, share in result.shares(gpu).items())
-        print(f"{gpu.name}, {result.dtype} {result.shape}, share of the roof: {shares}")
+        print(f"{gpu.name}, {result.dtype} {result.shape}, share of the roof:\n  {shares}")
 
 
 def draw_roof(ax: "Axes", gpu: GPU, costs: list[Cost]) -> None:

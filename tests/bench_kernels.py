@@ -88,7 +88,11 @@ class Setting:
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any] | None:
         """Compiling takes longer than a smoke run has."""
-        return None if self.smoke else torch.compile(function, dynamic=False)
+
+        def call(*given: Any) -> Any:  # a partial is no function to torch.compile
+            return function(*given)
+
+        return None if self.smoke else torch.compile(call, dynamic=False)
 
     def liger(self, name: str) -> Callable[..., Any] | None:
         """A function of Liger-Kernel, where it is installed."""
@@ -193,7 +197,8 @@ def rotary(s: Setting) -> Iterable[Row]:
 
     return rows_of(
         s, "rope", f"{B} x {H} x {T} x {D}", (turn(kernel), turn(rope.apply_rope), None), (x,),
-        Cost(2 * x.nbytes, 3 * x.numel()), Cost(4 * x.nbytes, 6 * x.numel()),
+        Cost(2 * x.nbytes + 2 * cos.nbytes, 3 * x.numel()),
+        Cost(4 * x.nbytes + 4 * cos.nbytes, 6 * x.numel()),
     )  # fmt: skip
 
 
@@ -277,7 +282,7 @@ def int8(s: Setting) -> Iterable[Row]:
         x = s.randn(M, K)
         cost = Cost(N * K + x.nbytes + M * N * x.element_size(), 2 * M * N * K)
         functions = (functools.partial(f, weight=weight) for f in (kernel, quantize.linear))
-        yield from rows_of(s, "int8_linear", f"{M} x {N} x {K}", (*functions, None), (x,), cost)
+        yield from rows_of(s, "int8", f"{M} x {N} x {K}", (*functions, None), (x,), cost)
 
 
 def cross_entropy(s: Setting) -> Iterable[Row]:
@@ -372,7 +377,7 @@ ROWS: dict[str, Callable[[Setting], Iterable[Row]]] = {
     "adamw": optimizer,
     "galore_step": galore,
     "matmul": matmul,
-    "int8_linear": int8,
+    "int8": int8,
     "cross_entropy": cross_entropy,
     "linear_cross_entropy": linear_cross_entropy,
     "flash_attention": flash,
@@ -540,12 +545,12 @@ def greedy(model: Any, idx: Tensor, n: int, repetitions: int = 3) -> list[float]
 
 
 def static(
-    model: Any, idx: Tensor, n: int, graph: bool, repetitions: int = 3
-) -> list[float]:  # pragma: no cover - needs a GPU
+    model: Any, idx: Tensor, n: int, graph: bool = False, repetitions: int = 3
+) -> list[float]:
     """The same with a compiled step and a static cache, the step captured in a CUDA graph or not.
 
-    Replaying a graph runs no Python, so what the step leaves in Python is done with tensors: the
-    cache's new table of positions is copied into the old one, whose address the graph has.
+    Replaying a graph runs no Python, so what a step leaves in Python is kept in tensors whose
+    address the graph has: the token, its place, and the cache's table of positions.
     """
     from lm_from_scratch.cache import StaticCache
     from lm_from_scratch.generate import prefill
@@ -553,12 +558,12 @@ def static(
     torch.compiler.reset()
     step = torch.compile(model, dynamic=False)
     B, T = idx.shape
-    cache = StaticCache(model.config.n_layer, T + repetitions * n + 8)
-    positions = torch.arange(T, device=idx.device).expand(B, -1)
+    cache = StaticCache(model.config.n_layer, T + n + 8)
+    places = torch.arange(T, device=idx.device).expand(B, -1)
     with torch.no_grad():
-        token = prefill(model, idx, positions, cache).argmax(-1)
-        place = torch.full((B, 1), T, device=idx.device)
-        table = cache.positions.clone()
+        first = prefill(model, idx, places, cache).argmax(-1)
+        filled = cache.positions.clone()
+        token, place, table = first.clone(), places[:, -1:] + 1, filled.clone()
 
         def advance() -> None:
             cache.positions = table
@@ -566,24 +571,36 @@ def static(
             token.copy_(logits.argmax(-1))
             place.add_(1)
             table.copy_(cache.positions)
-            cache.positions = table
 
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(4):
-                advance()
-        torch.cuda.current_stream().wait_stream(side)
+        def said(run: Callable[[], None]) -> Tensor:
+            """Eight tokens, from behind the prompt."""
+            rewind()
+            tokens = []
+            for _ in range(8):
+                run()
+                tokens.append(token.clone())
+            return torch.stack(tokens)
+
+        def rewind() -> None:
+            token.copy_(first)
+            place.fill_(T)
+            table.copy_(filled)
+
+        run, want = advance, said(advance)
         if graph:
             captured = torch.cuda.CUDAGraph()
             with torch.cuda.graph(captured):
                 advance()
+            run = captured.replay
+            if not torch.equal(said(run), want):
+                raise AssertionError("the captured step says something else")
         rates = []
         for _ in range(repetitions):
+            rewind()
             wait()
             start = time.perf_counter()
             for _ in range(n):
-                captured.replay() if graph else advance()
+                run()
             wait()
             rates.append(B * n / (time.perf_counter() - start))
     return rates

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lm_from_scratch.kernels.adamw import adamw_
+from lm_from_scratch.kernels.attention import flash_attention
 from lm_from_scratch.kernels.compilation import compiled_for
 from lm_from_scratch.kernels.decoding import decode_attention
 from lm_from_scratch.kernels.galore import galore_step_
@@ -53,6 +54,17 @@ def decode_paged() -> None:
     seen = torch.arange(4096)[None]
     paged = [Paged(memory, table, lengths, 16, 4096) for memory in (keys, values)]
     paged_attention(q, paged[0], paged[1], Visibility(seen[:, -1:], seen))
+
+
+def flash(n_head: int, n_kv_head: int, D: int, packed: bool = False, masked: bool = False) -> None:
+    """512 tokens: known to be whole; or several documents; or under a mask besides."""
+    seen = torch.arange(512)[None]
+    documents = seen // 100 if packed else None
+    allowed = torch.ones(1, 1, 512, 512, dtype=torch.bool) if masked else None
+    dense = not packed and not masked
+    visibility = Visibility(seen, seen, documents, documents, dense=dense, allowed=allowed)
+    q, k = half(1, n_head, 512, D), half(1, n_kv_head, 512, D)
+    flash_attention(q, k, k, visibility).sum().backward()
 
 
 def galore(m: int, n: int, bases: tuple[bool, bool], dtype: torch.dtype = torch.bfloat16) -> None:
@@ -115,6 +127,11 @@ LAUNCHES: dict[str, Callable[[], Any]] = {
     "decode, D = 128": lambda: decode(28, 4, 128, None, dense=True),
     "decode, D = 256": lambda: decode(8, 1, 256, None, dense=True),
     "decode, paged": decode_paged,
+    "flash": lambda: flash(14, 2, 64),
+    "flash, packed": lambda: flash(14, 2, 64, packed=True),
+    "flash, mask": lambda: flash(14, 2, 64, masked=True),
+    "flash, D = 128": lambda: flash(28, 4, 128),
+    "flash, D = 128, packed": lambda: flash(28, 4, 128, packed=True),
     "galore, left": lambda: galore(896, 4864, (True, False)),
     "galore, right": lambda: galore(4864, 896, (False, True)),
     "galore, both": lambda: galore(896, 896, (True, True), torch.float32),

@@ -68,7 +68,9 @@ class Guarded:
     def __init__(self, tensor: Tensor, contents: bool = True) -> None:
         spread = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
         size = spread if tensor.numel() else 0
-        poison = torch.nan if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max
+        poison: float = torch.nan
+        if not tensor.is_floating_point():
+            poison = True if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max
         if "poison" not in GATES:
             poison = 0
         self.memory = torch.full(

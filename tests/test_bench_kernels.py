@@ -16,6 +16,7 @@ import gallery
 import torch
 import triton
 from bench_kernels import ROWS, Row, Setting
+from conftest import tiny_qwen2, token_ids
 
 from lm_from_scratch.roofline import GPU, Cost, measurements
 
@@ -53,7 +54,7 @@ def test_rows_have_names_that_pages_ask_for() -> None:
     """`roofline.show("swiglu", ...)` finds the results of the row of that name."""
     names = {row.kernel for make in ROWS.values() for row in make(Setting(smoke=True))}
     for script in gallery.gpu_scripts():
-        for asked in re.findall(r"roofline\.show\(\s*\"([^\"]+)\"", script.read_text()):
+        for asked in re.findall(r"\bshow\(\s*\"([^\"]+)\"", script.read_text()):
             assert asked in names, f"{script.name} shows {asked!r}"
 
 
@@ -93,6 +94,28 @@ def test_what_is_stored_is_what_pages_read(
     assert stored is not None and stored.provenance == about
     assert stored.of("swiglu")[0].seconds == {"kernel": [0.002] * 3, "torch": [0.002] * 3}
     assert {entry["implementation"] for entry in stored.decoding} == {"eager", "kernels"}
+
+
+def test_a_static_cache_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step that a GPU captures, uncompiled: its tokens are those of the growing cache."""
+    from lm_from_scratch.generate import generate
+    from lm_from_scratch.sampling import Sampler
+
+    spoken = []
+
+    def watched(model: Any, **_: Any) -> Any:
+        def step(tokens: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+            spoken.append(tokens[:, 0].tolist())
+            return model(tokens, *given, **named)
+
+        return step
+
+    monkeypatch.setattr(torch, "compile", watched)
+    model = tiny_qwen2()
+    idx = token_ids(2, 5)
+    assert len(bench_kernels.static(model, idx, n=11, repetitions=2)) == 2
+    greedy = list(generate(model, idx, 11, Sampler(temperature=0)))
+    assert spoken == greedy[:8] + greedy + greedy
 
 
 def row(**runs: Any) -> Row:

@@ -123,7 +123,7 @@ def test_no_cell_is_exempt(script: Path) -> None:
 def test_figures_are_stored_with_their_text(script: Path) -> None:
     for cell in code_cells(stored(script)):
         drawn = [o for o in cell.outputs if "image/png" in o.get("data", {})]
-        assert bool(drawn) == bool(re.search(r"^\s*(plt|roofline)\.show\(", cell.source, re.M))
+        assert bool(drawn) == bool(re.search(r"^\s*(\w+\.)?show\(", cell.source, re.M))
         if drawn:
             assert cell.metadata.mystnb.image.alt
 

@@ -1,19 +1,22 @@
 """kernels/model.py: a built GPT-2 or Qwen2 that computes with kernels says and learns the same."""
 
 import copy
+import json
 import os
 import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import assert_unchanged, snapshot, tiny_gpt2, tiny_qwen2, token_ids
+from conftest import SMALL, assert_unchanged, snapshot, tiny_gpt2, tiny_qwen2, token_ids
 from kernel_checks import DEVICE, poisoned
 from torch import Tensor
 
+from lm_from_scratch.__main__ import main
 from lm_from_scratch.cache import (
     BlockPool,
     Cache,
@@ -39,6 +42,8 @@ MODELS: dict[str, Callable[[], CausalLM]] = {
     "qwen2, all slide": lambda: tiny_qwen2(n_layer=1, sliding_window=3, max_window_layers=0),
 }
 each_model = pytest.mark.parametrize("name", ["gpt2", "qwen2", "qwen2, window"])
+
+FEW_STEPS = ["--steps", "2", "--eval-every", "0", "--batch-size", "2", "--device", DEVICE]
 
 LEFT_PADDED = positions_from_mask(torch.tensor([[0] * 5 + [1] * 7, [1] * 12])).to(DEVICE)
 
@@ -254,3 +259,41 @@ assert "triton" not in sys.modules
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
+
+
+def test_commands_take_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A Qwen2 trained with kernels learns what one without learns, and says it with kernels."""
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("".join(f"Line {n} of {n * n}.\n\n" for n in range(400)))
+    train = ["train", *SMALL, *FEW_STEPS, "--corpus", str(corpus), "--architecture", "qwen2"]
+    losses = []
+    for options in ([], ["--kernels", "--chunked-loss"]):
+        out = tmp_path / "-".join(["run", *options])
+        assert main([*train, "--out", str(out), *options]) == 0
+        losses.append([json.loads(x)["loss"] for x in (out / "log.jsonl").read_text().splitlines()])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    says = ["generate", "--model", str(out / "model"), "--max-new-tokens", "3", "--device", DEVICE]
+    capsys.readouterr()
+    texts = []
+    for options in ([], ["--kernels"]):
+        assert main([*says, *options]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--dropout", "0.1"], "give --dropout 0"),
+        (["--onednn"], "--kernels and --onednn do not work together"),
+        (["--dropout", "0", "--dtype", "bfloat16"], "interpreter computes wrongly"),
+    ],
+)
+def test_commands_refuse(
+    options: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if DEVICE == "cuda" and "bfloat16" in options:
+        pytest.skip("a GPU computes in bfloat16")
+    command = ["train", *SMALL, *FEW_STEPS, "--kernels", *options]
+    assert main([*command, "--out", str(tmp_path / "run")]) == 2
+    assert words in capsys.readouterr().err

@@ -135,7 +135,7 @@ def test_show_says_that_nothing_was_measured(
 
 def test_show_draws_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     show("swiglu", Cost(160, 100), store(tmp_path))
-    expected = "a chip, bfloat16 4 x 5, share of the roof: kernel 80%, torch 50%\n"
+    expected = "a chip, bfloat16 4 x 5, share of the roof:\n  kernel 80%, torch 50%\n"
     assert capsys.readouterr().out == expected
     left, right = plt.gcf().axes
     assert left.get_title() == "swiglu under the roof of a chip (measured)"

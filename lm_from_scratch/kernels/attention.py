@@ -256,15 +256,7 @@ def flash_attention(
     if dropout > 0:
         raise ValueError(f"flash attention has no dropout, but dropout={dropout}: use sdpa")
     check_shapes(q, k, v, visibility)
-    rule: dict[str, Tensor | None] = dict(
-        query_positions=visibility.query_positions,
-        key_positions=visibility.key_positions,
-        query_documents=visibility.query_documents,
-        key_documents=visibility.key_documents,
-        allowed=visibility.allowed,
-    )
-    if visibility.dense:  # positions are known
-        rule = dict.fromkeys(rule)
+    rule = rule_tensors(visibility)
     check_device("flash_attention", q=q, k=k, v=v, **rule)
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(
@@ -274,6 +266,18 @@ def flash_attention(
         raise ValueError(f"flash_attention: heads have {q.shape[3]} features, above 256: use sdpa")
     window = NO_WINDOW if visibility.window is None else min(visibility.window, NO_WINDOW)
     return flash_forward(q, k, v, list(rule.values()), window)[0]
+
+
+def rule_tensors(visibility: Visibility) -> dict[str, Tensor | None]:
+    """What the rule is computed from, by name: nothing where it is known without looking."""
+    rule: dict[str, Tensor | None] = dict(
+        query_positions=visibility.query_positions,
+        key_positions=visibility.key_positions,
+        query_documents=visibility.query_documents,
+        key_documents=visibility.key_documents,
+        allowed=visibility.allowed,
+    )
+    return dict.fromkeys(rule) if visibility.dense else rule
 
 
 def tile_sizes(D: int, dtype: torch.dtype, held: int = 1) -> tuple[int, int]:

@@ -41,12 +41,13 @@ def write_kernel(
     b, t = token // T, token % T
     slot = tl.load(slots + token)
     h, d = tl.arange(0, BLOCK_H)[:, None], tl.arange(0, BLOCK_D)[None, :]
-    inside = (h < H) & (d < D) & (slot >= 0)
+    inside = (h < H) & (d < D)
     there = (slot * H + h) * D + d
-    new = tl.load(k + b * k_b + h * k_h + t * k_t + d, mask=inside)
-    tl.store(keys + there, new, mask=inside)
-    new = tl.load(v + b * v_b + h * v_h + t * v_t + d, mask=inside)
-    tl.store(values + there, new, mask=inside)
+    if slot >= 0:
+        new = tl.load(k + b * k_b + h * k_h + t * k_t + d, mask=inside)
+        tl.store(keys + there, new, mask=inside)
+        new = tl.load(v + b * v_b + h * v_h + t * v_t + d, mask=inside)
+        tl.store(values + there, new, mask=inside)
 
 
 def write_pages(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:

@@ -112,7 +112,7 @@ memory_of_values = memory_of_keys.clone()
 
 # %%
 # One program takes one token, and stores its N numbers in one slot. The slot is computed outside, once for all layers.
-# A token that is padding has slot -1. The mask keeps it out.
+# A token that is padding has slot -1, and goes nowhere.
 
 
 @triton.jit
@@ -120,9 +120,9 @@ def write_kernel(new, memory, slots, N: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
     n = tl.arange(0, N)
-    inside = (n < N) & (slot >= 0)
-    numbers = tl.load(new + token * N + n, mask=inside)
-    tl.store(memory + slot * N + n, numbers, mask=inside)
+    if slot >= 0:
+        numbers = tl.load(new + token * N + n)
+        tl.store(memory + slot * N + n, numbers)
 
 
 for x, memory in ((k, memory_of_keys), (v, memory_of_values)):
@@ -138,7 +138,7 @@ print("unused slots are NaN:", bool(memory_of_keys.isnan().any()))
 # %%
 # No two tokens have one slot, so the programs need no order among them. ``PagedCache`` writes with
 # ``memory[slots[real]] = new[real]``. That has the same result, but a tensor of booleans as an index makes the CPU wait
-# until the GPU has counted them. A mask in the kernel does not.
+# until the GPU has counted them. A condition in the kernel does not.
 #
 # Gather
 # ------
@@ -314,8 +314,8 @@ for splits in (1, 2, 3, 16):
 print("1, 2, 3 and 16 splits match torch:", verdicts)
 
 # %%
-# How many splits? Enough that every multiprocessor has two programs, and no more: each adds a result that is written and
-# read again. The figure counts what share of an H100 has work.
+# How many splits? Enough that every multiprocessor has two programs, at most 64, and no more: each adds a result that is
+# written and read again. The figure counts what share of an H100 has work.
 
 import matplotlib.pyplot as plt
 
@@ -431,6 +431,19 @@ print("pages match torch:", same(y, sdpa_attention(q, k, v, ragged)))
 print("no NaN was read:", bool(y.isfinite().all()))
 
 # %%
+# A row may be far shorter than the others, or see nothing. Then most splits have no key. A running maximum that began at
+# minus infinity, the maximum of nothing, would give them :math:`e^{-\infty + \infty}`, and NaN spoils the mean even with
+# weight 0. That is why ``m`` begins at the lowest number.
+
+short = torch.tensor([20, 0], dtype=torch.int32, device=DEVICE)
+paged = [Paged(x.memory, x.table, short, P, S) for x in paged]
+y = paged_attention(q, *paged, ragged)
+first = Visibility(positions[None, 19:20], positions[None, :20], dense=True)
+want = sdpa_attention(q[:1], k[:1, :, :20], v[:1, :, :20], first)
+print("20 keys match torch:", same(y[:1], want))
+print("no keys give 0:", bool(y[1].eq(0).all()))
+
+# %%
 # And in a model: a small Qwen2 with random weights reads a prompt, and then one token after the other.
 # ``KernelPagedCache`` returns gathered tensors for the prompt, and ``Paged`` for one token; the function below sees which
 # of them it got. One pass over all tokens is the truth.
@@ -480,9 +493,9 @@ roofline.show("decode_attention", attention_cost(rows=64, keys=8192))
 # A page number times a stride
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# A table holds int32 numbers, to be small. A page there had 480 slots of 576 numbers. The product of page number and
-# stride was taken in int32, and above page 7,767 it became negative. The server of
-# `vLLM, pull request 47671 <https://github.com/vllm-project/vllm/pull/47671>`_ crashed, but only once so many pages were
+# A table holds int32 numbers, to be small. In `vLLM, pull request 47671
+# <https://github.com/vllm-project/vllm/pull/47671>`_, a page has 480 slots of 576 numbers. The product of page number and
+# stride was taken in int32, and above page 7,767 it became negative. A server crashed, but only once so many pages were
 # in use. This kernel computes the offsets, and touches nothing there.
 
 
@@ -507,43 +520,6 @@ for wide in (False, True):
 # The mended line is ``page.to(tl.int64)`` before the product, not after it. No test with a small pool finds this. The
 # check needs no large one either: it computes the last offset of the largest pool, as here.
 #
-# An empty split
-# ~~~~~~~~~~~~~~
-#
-# A running maximum should begin at minus infinity: that is the maximum of nothing. A split whose keys are all hidden
-# then has :math:`e^{-\infty - (-\infty)}`.
-
-import numpy as np
-
-
-@triton.jit
-def hidden_kernel(out, START: tl.constexpr):
-    i = tl.arange(0, 16)
-    scores = tl.full((16,), float("-inf"), tl.float32)
-    m = tl.maximum(tl.full((16,), START, tl.float32), scores)
-    tl.store(out + i, tl.exp(scores - m))
-
-
-weights = torch.empty(16, device=DEVICE)
-with np.errstate(invalid="ignore"):  # the interpreter would warn of NaN
-    hidden_kernel[(1,)](weights, START=float("-inf"))
-print("from minus infinity, NaN:", bool(weights.isnan().all()))
-hidden_kernel[(1,)](weights, START=torch.finfo(torch.float32).min)
-print("from the lowest number, 0:", bool(weights.eq(0).all()))
-
-# %%
-# The NaN of one split spoils the row, since NaN times weight 0 is NaN. The mended line is where ``m`` begins. The
-# check is a row that is shorter than the others, or one that sees nothing. Here are both, with 16 splits for 20 keys.
-
-short = torch.tensor([20, 0], dtype=torch.int32, device=DEVICE)
-paged = [Paged(x.memory, x.table, short, P, S) for x in paged]
-y = paged_attention(q, *paged, ragged)
-first = Visibility(positions[None, 19:20], positions[None, :20], dense=True)
-want = sdpa_attention(q[:1], k[:1, :, :20], v[:1, :, :20], first)
-print("20 keys match torch:", same(y[:1], want))
-print("no keys give 0:", bool(y[1].eq(0).all()))
-
-# %%
 # Which sentence is false?
 # ------------------------
 #
