@@ -286,14 +286,15 @@ def test_a_row_may_pause() -> None:
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 
 
-def test_an_engine_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_says_the_same() -> None:
     """Requests of several lengths that share a beginning, join and leave, over pages of 4."""
     prompts = [token_ids(n, seed=3).tolist() for n in (9, 14, 5)]
     prompts[1][:9] = prompts[0]
     results = []
     for model, cache in ((tiny_qwen2(), PagedCache), (model_with_pages(), KernelPagedCache)):
-        monkeypatch.setattr("lm_from_scratch.engine.PagedCache", cache)
-        engine = Engine(model.to(DEVICE), poisoned_pool(P=4), max_batch=2, prefill_chunk=8)
+        engine = Engine(
+            model.to(DEVICE), poisoned_pool(P=4), max_batch=2, prefill_chunk=8, cache_type=cache
+        )
         for prompt in prompts:
             engine.submit(Request(prompt=prompt, max_new_tokens=5))
         for _ in engine.run():

@@ -70,9 +70,14 @@ class Compiled:
         """Bytes of a thread's stack: numbers that found no register."""
         return self.resources[1]
 
+    def names(self, instruction: str) -> list[str]:
+        """The instructions in the assembly (PTX) whose full names begin so, in their order."""
+        name = rf"{re.escape(instruction)}[\w.:]*"
+        return re.findall(rf"^\s*(?:@!?%p\d+\s+)?({name})", self.ptx, re.M)
+
     def count(self, instruction: str) -> int:
-        """How often an instruction stands in the assembly (PTX), by the beginning of its name."""
-        return len(re.findall(rf"^\s*(?:@!?%p\d+\s+)?{re.escape(instruction)}", self.ptx, re.M))
+        """How often an instruction stands in the assembly, by the beginning of its name."""
+        return len(self.names(instruction))
 
 
 class NoDriver:
