@@ -168,6 +168,7 @@ def setup(app):
     # Before the gallery looks for its folders.
     app.connect("builder-inited", pages.write, priority=100)
     app.connect("builder-inited", gpu_pages.write, priority=100)
+    app.connect("env-get-outdated", gpu_pages.outdated)
     app.connect("source-read", gpu_pages.add_chapter)
     app.connect("autodoc-skip-member", skip_member)
     app.connect("missing-reference", resolve_short_name)

@@ -24,9 +24,10 @@ GATES = {
     "poison": "values,layouts,poison",
 }
 COMPILER, GPU = "compiler", "a GPU alone"
+ORDER = [*GATES, COMPILER, GPU]
 
 #: What is wrong, the file of kernels/, what stands there, what the mistake makes of it, and the
-#: gate that finds it.
+#: gate that finds it, or an earlier one: memory that was overwritten may crash the process.
 MUTANTS = [
     ("a store without a mask", "swiglu",
      "tl.store(out + offsets, g * tl.sigmoid(g) * u, mask=inside)",
@@ -70,8 +71,9 @@ MUTANTS = [
      "query, key = t, s", "values"),
     ("a hidden row divided by 0", "attention", "l = tl.where(l == 0, 1.0, l)", "l = l", "values"),
     ("the wrong key head", "attention",
-     "b, h // group, s, S, D, BLOCK_S, WIDE)\n            scores",
-     "b, h % (tl.num_programs(1) // group), s, S, D, BLOCK_S, WIDE)\n            scores", "values"),
+     "k, k_strides, b, h // group, s, S, D, BLOCK_S, WIDE)\n            scores",
+     "k, k_strides, b, h % 2, s, S, D, BLOCK_S, WIDE)\n            scores",
+     "values"),
     ("values loaded without a mask", "attention",
      "inside = (row < n - start)[:, None] & (column < D)\n    return tl.load(x",
      "inside = (row < n)[:, None] & (column < D)\n    return tl.load(x", "poison"),
@@ -118,7 +120,9 @@ def main() -> None:
             path.write_text(text.replace(old, new))
             found, test = GPU, ""
             for gate, names in GATES.items():
-                if test := fails(root, names, *files_of(file)):
+                # of the layouts, plainly: none
+                only = ["-k", "not strides and not operator"] * (gate == "values")
+                if test := fails(root, names, *files_of(file), *only):
                     found = gate
                     break
             if found == GPU and (

@@ -303,7 +303,7 @@ def by_tokens(like: Tensor) -> Tensor:
 
 
 def indexed(rule: list[Tensor | None], B: int) -> tuple[Any, ...]:
-    """The rule as :func:`sees` reads it: a row of each tensor for each of the B rows."""
+    """The rule as ``sees`` reads it: a row of each tensor for each of the B rows."""
     *tokens, allowed = (None if x is None else x.expand(B, *x.shape[1:]) for x in rule)
     rows = [None if x is None else x.contiguous() for x in tokens]
     if allowed is None:
