@@ -495,7 +495,7 @@ def doctor_command(args: argparse.Namespace) -> int:
     error = (a.bfloat16() @ a.bfloat16() - a @ a).abs().max().item()
     report(math.isfinite(error), "bfloat16 matrix products work (--dtype bfloat16)")
     free = shutil.disk_usage(Path.cwd()).free / 2**30
-    report(free > 2, f"{free:.0f} GiB free here", "the environment and the site need about 2 GiB")
+    report(free > 3, f"{free:.0f} GiB free here", "the environment and the site need about 3 GiB")
     report(
         os.access(Path.cwd(), os.W_OK), f"{Path.cwd()} can be written", "change to another folder"
     )

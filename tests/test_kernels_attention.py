@@ -149,9 +149,15 @@ def test_one_key_is_its_value() -> None:
 
 
 def test_every_length_and_window() -> None:
-    """Where tiles begin and end: lengths beside their multiples, in the arithmetic of ranges."""
-    for T, S in [(31, 32), (33, 33), (1, 65), (34, 97), (65, 65)]:
-        for window in (None, 1, 31, 33, 64):
+    """The arithmetic of ranges: tiles that end one key before or after what a query sees."""
+    for T, S, windows in [
+        (31, 32, (None, 1)),
+        (34, 96, (None, 31)),
+        (34, 97, (None, 33)),
+        (1, 65, (None, 64)),
+        (65, 65, (None, 1, 62, 63, 64)),
+    ]:
+        for window in windows:
             vis = known(T, S, window)
             q, k, v = (x.detach().float().to(DEVICE).requires_grad_() for x in heads(vis, 1, 1, 8))
             results = []
@@ -209,25 +215,36 @@ def test_hidden_tiles_are_not_read(name: str, dtype: torch.dtype) -> None:
     assert gradients[0][:, :, tile(queries)].isfinite().all()
 
 
-def test_the_tiles_that_are_needed() -> None:
-    """No tile is left out that the rule needs; of causal ones and documents, none is in excess."""
+def needed_tiles(vis: Visibility) -> tuple[Tensor, Tensor]:
+    """Tiles of 16 queries and 8 keys: those to visit, and those that the mask says."""
+    mask = torch.nn.functional.pad(
+        vis.mask[:, 0], (0, -vis.key_length % 8, 0, -vis.key_length % 16)
+    )
+    wanted = mask.unflatten(2, (-1, 8)).unflatten(1, (-1, 16)).any(4).any(2)
+    rule = list(rule_tensors(vis).values())
+    return tiles_needed(rule, vis.window or NO_WINDOW, 16, 8), wanted
+
+
+def test_the_tiles_that_are_visited() -> None:
+    """None is left out that the rule needs; where tokens are in order, none is in excess."""
     generator = torch.Generator().manual_seed(0)
     for n, window in [(100, None), (100, 20), (64, 5)]:
-        positions = torch.randint(-1, 60, (2, n), generator=generator).to(DEVICE)
+        positions = torch.randint(-1, 60, (2, n), generator=generator)
         for vis in (
             tokens(positions, positions // 20, window=window),
             packed(30, 33, n, padding=20),
         ):
-            rule = list(rule_tensors(vis).values())
-            S = vis.key_length
-            mask = torch.nn.functional.pad(vis.mask[:, 0], (0, -S % 8, 0, -S % 16))
-            wanted = mask.unflatten(2, (-1, 8)).unflatten(1, (-1, 16)).any(4).any(2)
-            needed = tiles_needed(rule, vis.window or NO_WINDOW, 16, 8)
+            needed, wanted = needed_tiles(vis)
             assert needed.shape == wanted.shape and not (wanted & ~needed).any()
-    assert torch.equal(needed, wanted)
-    for row, (first, end) in zip(needed[0].tolist(), ranges_of(needed, 1)[0].tolist(), strict=True):
-        assert True not in row[:first] + row[end:]
-        assert first >= end or (row[first] and row[end - 1])
+    for vis in (
+        tokens(torch.arange(100)[None]),
+        tokens(torch.arange(100)[None], window=20),
+        packed(48, 32, padding=32),
+    ):
+        needed, wanted = needed_tiles(vis)
+        assert torch.equal(needed, wanted) and not needed.all()
+        for row, (first, end) in zip(needed[0].tolist(), ranges_of(needed, 1)[0].tolist()):
+            assert row == [first <= i < end for i in range(len(row))]
 
 
 @each_dtype

@@ -230,14 +230,14 @@ def flash_dk_dv_kernel(
                 t = t0 + tl.arange(0, BLOCK_T)
                 q_tile = load_rows(q, q_strides, b, h, t0, T, D, BLOCK_T, WIDE)
                 do_tile = load_rows(grad, grad_strides, b, h, t0, T, D, BLOCK_T, WIDE)
-                lse_tile = tl.load(lse + rows + t, mask=t < T, other=0.0)
-                delta_tile = tl.load(delta + rows + t, mask=t < T, other=0.0)
                 scores = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee") * (scale * LOG2E)
                 if MASKED:
                     seen = sees(rule, b, t[None, :], s[:, None], T, S, window)
                     scores = tl.where(seen, scores, -float("inf"))  # (BLOCK_S, BLOCK_T)
+                lse_tile = tl.load(lse + rows + t, mask=t < T, other=0.0)
                 p = tl.exp2(scores - lse_tile[None, :])
                 dv_tile = tl.dot(p.to(do_tile.dtype), do_tile, dv_tile, input_precision="ieee")
+                delta_tile = tl.load(delta + rows + t, mask=t < T, other=0.0)
                 dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
                 ds = p * (dp - delta_tile[None, :])
                 dk_tile = tl.dot(ds.to(q_tile.dtype), q_tile, dk_tile, input_precision="ieee")
@@ -395,7 +395,7 @@ def flash_backward(
     flash_dk_dv_kernel[(triton.cdiv(S, BLOCK_S), Hkv, B)](
         q, q.stride(), k, k.stride(), v, v.stride(), grad, grad.stride(), lse, delta, dk,
         dk.stride(), dv, dv.stride(), seen, ranges, *rest, **widths, BLOCK_T=BLOCK_T,
-        BLOCK_S=BLOCK_S, num_stages=3 if D <= 64 else 2,
+        BLOCK_S=BLOCK_S, num_stages=2,
     )  # fmt: skip
     return dq, dk, dv
 

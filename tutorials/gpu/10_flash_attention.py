@@ -1,0 +1,584 @@
+r"""
+Flash attention: scores that are never in memory
+================================================
+
+Attention compares each query with each key. For 8192 tokens that is 67 million scores in every head, which are used
+once, to weigh the values, and never again. Must they be in memory at all?
+
+You will learn
+--------------
+
+* what the scores cost, in bytes, and what is left without them,
+* how a program keeps a tile of queries while the tiles of keys pass by,
+* how causality, shared heads, windows and packed documents become the bounds of one loop and one line of a mask,
+* which tiles need that mask, counted,
+* why the mask of a chunk after a cache is easily put into the wrong corner.
+
+Before you start
+----------------
+
+Read the pages on softmax and on matrix products as kernels, and the one on what a query may see. Reading takes half an
+hour. Without a GPU the kernels are interpreted, at small sizes.
+
+H is the number of query heads, Hkv of key heads, T of queries, S of keys, and D of features of a head.
+"""
+
+import os
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+
+import triton
+import triton.language as tl
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+import inspect
+import math
+
+import matplotlib.pyplot as plt
+import torch.nn.functional as F
+
+from lm_from_scratch.attention import formula_attention
+from lm_from_scratch.plot import COLOURS, figure
+from lm_from_scratch.roofline import GPUS, Cost, show
+from lm_from_scratch.visibility import Visibility, positions_from_mask
+
+# %%
+# Count first
+# -----------
+#
+# The shape is that of Qwen2-0.5B: 14 query heads share 2 key heads of 64 features. There are 8192 tokens, in bfloat16.
+#
+# As three operations, attention writes the scores, reads them for the softmax and writes the weights, and reads the
+# weights for the mean. That is four times T times S numbers in each head. The other way reads queries, keys and values
+# once and writes the result.
+
+H, HKV, D, T, TILE = 14, 2, 64, 8192, 64
+ends = 2 * (2 * H + 2 * HKV) * T * D  # queries, result, keys, values
+scores = 2 * H * T * T
+print(f"queries, keys, values and result: {ends / 2**20:.0f} MiB")
+print(f"one copy of the scores: {scores / 2**20:,.0f} MiB")
+print(f"three operations move {(ends + 4 * scores) / ends:.0f} times as much")
+assert scores == 1792 * 2**20
+
+# %%
+# The operations are the same in both: two products of 2 T S D each. Causality hides half of the pairs. A program that
+# works in tiles of 64 queries and 64 keys can leave out a tile as a whole only. So count tiles.
+
+tiles = T // TILE
+visited = sum(range(1, tiles + 1))  # the tiles on and below the diagonal
+diagonal = tiles
+print(f"tiles: {tiles * tiles:,}, visited: {visited:,}")
+print(f"share visited: {visited / tiles**2:.3f}")
+print(f"visited tiles that hide something: {diagonal / visited:.3f}")
+cost = Cost(bytes=ends, operations=4 * H * D * visited * TILE * TILE)
+H100 = GPUS["H100"]
+apart = Cost(bytes=ends + 4 * scores, operations=4 * H * D * T * T)
+for name, each in (("three operations", apart), ("flash", cost)):
+    floor = 1e6 * each.floor(H100, "matrix")
+    print(
+        f"{name:16} {each.intensity:6.0f} operations per byte, "
+        f"at least {floor:5.0f} microseconds on an H100"
+    )
+ridge = H100.matrix / H100.bandwidth
+assert apart.intensity < ridge < cost.intensity
+
+# %%
+# An H100 can do some 300 operations while a byte arrives. Three operations need fewer, so they wait for memory. Flash attention
+# needs thousands: it waits for the matrix units, and half of their work is skipped.
+#
+# One thing is not counted. Every tile of queries reads the keys of its head again. All keys and values together are 4 MiB, which stay
+# in the second cache of the chip.
+
+assert 2 * 2 * HKV * T * D == 4 * 2**20
+
+# %%
+# A tile of queries
+# -----------------
+#
+# A program takes 64 queries of one head. It loops over tiles of keys. The product of both tiles is 64 x 64 scores, which lie in
+# registers. The rest is the online softmax: the maximum m so far, the sum l relative to it, and the weighted
+# values a. When a tile raises the maximum, l and a shrink by one factor, ``fade``.
+#
+# Nothing is hidden yet, but the last tile is not full. Places behind the last key get the score minus infinity.
+
+
+@triton.jit
+def tile_of(x, start, n, D: tl.constexpr, ROWS: tl.constexpr):
+    """Rows from ``start`` on of x (n, D), with 0 behind the last."""
+    row = start + tl.arange(0, ROWS)[:, None]
+    return tl.load(x + row * D + tl.arange(0, D), mask=row < n, other=0.0)
+
+
+@triton.jit
+def pass_by(q_tile, k_tile, v_tile, seen, m, l, a, scale):
+    """One tile of keys: the online softmax."""
+    scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale
+    scores = tl.where(seen, scores, -float("inf"))  # (queries, keys)
+    new_m = tl.maximum(m, tl.max(scores, 1))
+    p = tl.exp(scores - new_m[:, None])
+    fade = tl.exp(m - new_m)
+    l = fade * l + tl.sum(p, 1)
+    a = fade[:, None] * a
+    a = tl.dot(p.to(v_tile.dtype), v_tile, a, input_precision="ieee")
+    return new_m, l, a
+
+
+@triton.jit
+def attend_to_all(
+    q, k, v, out, T, S, scale, D: tl.constexpr, BLOCK: tl.constexpr
+):
+    start, h = tl.program_id(0) * BLOCK, tl.program_id(1)
+    q_tile = tile_of(q + h * T * D, start, T, D, BLOCK)
+    m = tl.full((BLOCK,), -3.4e38, tl.float32)
+    l = tl.zeros((BLOCK,), tl.float32)
+    a = tl.zeros((BLOCK, D), tl.float32)
+    for first in range(0, S, BLOCK):
+        k_tile = tile_of(k + h * S * D, first, S, D, BLOCK)
+        v_tile = tile_of(v + h * S * D, first, S, D, BLOCK)
+        s = first + tl.arange(0, BLOCK)
+        m, l, a = pass_by(
+            q_tile, k_tile, v_tile, (s < S)[None, :], m, l, a, scale
+        )
+    row = start + tl.arange(0, BLOCK)[:, None]
+    at = out + (h * T + row) * D + tl.arange(0, D)
+    tl.store(at, a / l[:, None], mask=row < T)
+
+
+SMALL = DEVICE == "cpu"
+generator = torch.Generator().manual_seed(0)
+
+
+def normal(*shape):
+    return torch.randn(shape, generator=generator).to(DEVICE)
+
+
+def same(ours, theirs, atol=2e-5):
+    return ours.shape == theirs.shape and bool(
+        torch.allclose(ours, theirs, rtol=0, atol=atol)
+    )
+
+
+T, D, BLOCK = (100, 16, 32) if SMALL else (1000, 64, 32)
+q, k, v = normal(1, 4, T, D), normal(1, 4, T, D), normal(1, 4, T, D)
+out = torch.full_like(q, torch.nan)
+grid = (triton.cdiv(T, BLOCK), 4)
+attend_to_all[grid](q, k, v, out, T, T, D**-0.5, D=D, BLOCK=BLOCK)
+expected = F.scaled_dot_product_attention(q, k, v)
+print("matches torch:", same(out, expected))
+assert same(out, expected)
+
+# %%
+# No tensor has T times S numbers. The sum of weights comes out of the same loop as the mean, and one division at the end
+# makes it a mean.
+#
+# ``exp(-inf - m)`` must be 0, so m starts at the lowest finite number. The page on softmax shows what happens otherwise.
+#
+# Causal
+# ------
+#
+# Query t stands at position S - T + t: the queries are the last of the keys. A key is seen if it stands no later. That is one
+# line of the mask, and one bound of the loop: the tiles behind the last query of the program are not visited.
+#
+# The next kernel has this and three more things. Each is a line or two, and they are turned on one after the other.
+
+
+@triton.jit
+def attend(
+    q, k, v, out, documents, T, S, group, window, scale,
+    D: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    start, h = tl.program_id(0) * BLOCK, tl.program_id(1)
+    shared = h // group  # the key head of this query head
+    t = S - T + start + tl.arange(0, BLOCK)  # positions of the queries
+    q_tile = tile_of(q + h * T * D, start, T, D, BLOCK)
+    m = tl.full((BLOCK,), -3.4e38, tl.float32)
+    l = tl.zeros((BLOCK,), tl.float32)
+    a = tl.zeros((BLOCK, D), tl.float32)
+    oldest = tl.maximum(S - T + start - window + 1, 0)
+    end = tl.minimum(S - T + start + BLOCK, S)
+    for first in range(oldest // BLOCK * BLOCK, end, BLOCK):
+        k_tile = tile_of(k + shared * S * D, first, S, D, BLOCK)
+        v_tile = tile_of(v + shared * S * D, first, S, D, BLOCK)
+        s = first + tl.arange(0, BLOCK)
+        seen = s[None, :] <= t[:, None]
+        seen = seen & (s[None, :] > t[:, None] - window)
+        if documents is not None:
+            of_t = tl.load(documents + t, mask=t < S, other=-1)
+            of_s = tl.load(documents + s, mask=s < S, other=-1)
+            seen = seen & (of_t[:, None] == of_s[None, :])
+        m, l, a = pass_by(q_tile, k_tile, v_tile, seen, m, l, a, scale)
+    row = start + tl.arange(0, BLOCK)[:, None]
+    at = out + (h * T + row) * D + tl.arange(0, D)
+    tl.store(at, a / l[:, None], mask=row < T)
+
+
+def run(q, k, v, window=None, documents=None):
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    H, T, D = q.shape[1:]
+    out = torch.full_like(q, torch.nan)
+    S, group = k.shape[2], H // k.shape[1]
+    attend[(triton.cdiv(T, BLOCK), H)](
+        q, k, v, out, documents, T, S, group, window or S, D**-0.5,
+        D=D, BLOCK=BLOCK,
+    )  # fmt: skip
+    return out
+
+
+def known(T, S, window=None):
+    """The last T of S tokens."""
+    positions = torch.arange(S, device=DEVICE)[None]
+    return Visibility(
+        positions[:, S - T :], positions, window=window, dense=True
+    )
+
+
+causal = run(q, k, v)
+print("matches torch:", same(causal, formula_attention(q, k, v, known(T, T))))
+chunk = run(q[:, :, -7:], k, v)
+print("the last 7 queries match:", same(chunk, causal[:, :, -7:]))
+assert same(causal, formula_attention(q, k, v, known(T, T)))
+assert same(chunk, causal[:, :, -7:])
+
+# %%
+# What is not visited is not read. To see it, let the values behind the first tile be NaN. The product of NaN and a weight of 0 is
+# NaN, so that a mask alone would not help.
+
+later = v.clone()
+later[:, :, BLOCK:] = torch.nan
+first_tile = run(q, k, later)[:, :, :BLOCK]
+print(
+    "the first tile of queries matches:", same(first_tile, causal[:, :, :BLOCK])
+)
+assert same(first_tile, causal[:, :, :BLOCK])
+
+# %%
+# Shared heads
+# ------------
+#
+# With grouped queries, head h reads key head ``h // group``. The reference repeats the keys for it. A kernel only has to compute
+# the address. The flag is a number: here two query heads share one.
+
+grouped = run(q, k[:, :2], v[:, :2])
+expected = formula_attention(q, k[:, :2], v[:, :2], known(T, T))
+print("shared heads match:", same(grouped, expected))
+assert same(grouped, expected)
+
+# %%
+# A window
+# --------
+#
+# A window hides what is too old: one more line of the mask, and the other bound of the loop. The number of visited tiles now grows with T,
+# and no longer with its square.
+
+windowed = run(q, k, v, window=40)
+expected = formula_attention(q, k, v, known(T, T, window=40))
+print("window matches:", same(windowed, expected))
+assert same(windowed, expected)
+
+
+def tiles_visited(T, window, tile=64):
+    return sum(
+        i - max(0, i * tile - window + 1) // tile + 1 for i in range(T // tile)
+    )
+
+
+for length in (8192, 16384):
+    print(
+        f"{length} tokens: {tiles_visited(length, length):,} tiles, "
+        f"{tiles_visited(length, 1024):,} in a window of 1024"
+    )
+assert tiles_visited(8192, 8192) == visited
+
+# %%
+# Documents
+# ---------
+#
+# Several documents can be packed into one row. Each token carries the number of its document, and sees its own alone.
+
+documents = torch.arange(T, device=DEVICE) // 37
+positions = torch.arange(T, device=DEVICE) % 37
+packed = Visibility(
+    positions[None], positions[None], documents[None], documents[None]
+)
+ours = run(q, k, v, documents=documents)
+print("documents match:", same(ours, formula_attention(q, k, v, packed)))
+assert same(ours, formula_attention(q, k, v, packed))
+
+# %%
+# Which tiles hide something
+# --------------------------
+#
+# Here are 512 tokens in tiles of 64, for three rules. A tile is hidden as a whole, or in part, or not at all. The kernel above leaves out what
+# causality and the window hide. It visits the tiles of other documents, to hide all that is in them.
+
+places = torch.arange(512)[None]
+numbers = torch.tensor([0] * 200 + [1] * 120 + [2] * 192)[None]
+rules = {
+    "causal": Visibility(places, places),
+    "window of 130": Visibility(places, places, window=130),
+    "three documents": Visibility(places, places, numbers, numbers),
+}
+made, axes = figure(9.0, 3.2, columns=3)
+counted = {}
+for ax, (name, rule) in zip(axes, rules.items()):
+    mask = rule.mask[0, 0].view(8, 64, 8, 64).float().mean(dim=(1, 3))
+    state = (mask > 0).int() + (mask == 1).int()  # 0, 1 or 2
+    counted[name] = [(state == i).sum().item() for i in range(3)]
+    colours = plt.matplotlib.colors.ListedColormap(
+        ["#EEEEEE", COLOURS[1], COLOURS[0]]
+    )
+    ax.imshow(state.numpy(), cmap=colours, vmin=0, vmax=2)
+    ax.grid(False)
+    ax.set(title=name, xlabel="tile of keys", ylabel="tile of queries")
+handles = [
+    plt.Rectangle((0, 0), 1, 1, color=colour)
+    for colour in ("#EEEEEE", COLOURS[1], COLOURS[0])
+]
+made.legend(
+    handles,
+    ["hidden", "in part", "seen"],
+    loc="outside lower center",
+    ncols=3,
+    frameon=False,
+)
+plt.show()
+for name, (hidden, part, whole) in counted.items():
+    print(f"{name:16} hidden {hidden}, in part {part}, seen as a whole {whole}")
+assert counted["causal"] == [28, 8, 28]
+
+# %%
+# The kernel of the package
+# -------------------------
+#
+# The package has one forward kernel for all of it. ``rule`` holds the tensors of a visibility, or nothing where the
+# positions are known without looking, and ``sees`` is the mask.
+
+from lm_from_scratch.kernels.attention import (
+    flash_attention,
+    flash_forward_kernel,
+    key_tiles,
+    sees,
+)
+
+for function in (sees, key_tiles, flash_forward_kernel):
+    print(inspect.getsource(function.fn))
+
+# %%
+# What it has more:
+#
+# * **Two loops.** ``MASKED`` is 0 and then 1, and the compiler writes the body twice. The first goes over the tiles seen as a whole, and has no mask. The second takes
+#   the others, on both sides of them.
+# * **Ranges.** Where positions are arithmetic, so are the bounds. Otherwise they come from a small table, made from the least and the
+#   largest position of each tile. Padding and other documents are skipped by it.
+# * **Powers of 2.** The hardware computes :math:`2^x`. The scores are multiplied by :math:`\log_2 e` together with the scale.
+# * **The log-sum-exp.** One number for each query, for the backward pass.
+# * **The longest first.** The last queries see most keys. Programs that start first take them, so that none is left over at the end.
+# * Strides, rows of a batch, any D up to 256, and queries that see nothing. Their sum is 0, and so is their result.
+#
+# Correct
+# -------
+#
+# The package's function against the formula, with gradients: odd sizes, a chunk after a cache, padding, documents, a mask besides, float16.
+
+
+def judge(vis, H=4, HKV=2, D=20, B=1, dtype=torch.float32, atol=2e-5):
+    T, S = vis.query_length, vis.key_length
+    inputs = normal(B, H, T, D), normal(B, HKV, S, D), normal(B, HKV, S, D)
+    upstream = normal(B, H, T, D).to(dtype)
+    results = []
+    for attention in (flash_attention, formula_attention):
+        leaves = [x.to(dtype).requires_grad_() for x in inputs]
+        y = attention(*leaves, vis)
+        grads = torch.autograd.grad(y, leaves, upstream)
+        results.append([y.detach(), *grads])
+    return all(same(a, b, atol) for a, b in zip(*results))
+
+
+padding = torch.ones(2, 43, dtype=torch.long)
+padding[0, :11] = 0
+left = positions_from_mask(padding).to(DEVICE)
+besides = torch.rand(1, 1, 43, 43, generator=generator) < 0.5
+rows = torch.arange(43, device=DEVICE)[None]
+verdicts = {
+    "causal": judge(known(70, 70)),
+    "one query": judge(known(1, 70)),
+    "chunk, window": judge(known(9, 70, window=33)),
+    "left padding": judge(Visibility(left, left), B=2),
+    "documents": judge(
+        Visibility(rows % 13, rows % 13, rows // 13, rows // 13)
+    ),
+    "a mask besides": judge(Visibility(rows, rows, allowed=besides.to(DEVICE))),
+    "float16": judge(known(70, 70), dtype=torch.float16, atol=1e-2),
+}
+for name, verdict in verdicts.items():
+    print(f"{name}: {verdict}")
+assert all(verdicts.values())
+
+# %%
+# What remains for the backward pass is the log-sum-exp: 4 bytes for each query of each head.
+
+q, k, v = normal(1, 4, 40, 16), normal(1, 2, 40, 16), normal(1, 2, 40, 16)
+y = flash_attention(q.requires_grad_(), k, v, known(40, 40))
+saved = [x.shape for x in y.grad_fn.saved_tensors if x is not None]
+print("largest saved tensor:", max(math.prod(shape) for shape in saved))
+print("weights would have:", 4 * 40 * 40)
+kept = 4 * H * 8192
+print(
+    f"at full size: {kept / 2**20:.2f} MiB, the weights {scores / 2**20:,.0f}"
+)
+assert max(math.prod(shape) for shape in saved) == q.numel() < 4 * 40 * 40
+
+# %%
+# How fast
+# --------
+#
+# Torch's fused attention for a GPU works the same way, so it stands at the same floor. The first bound is the matrix units here, not
+# memory. Exponentials are computed by other units, which is why the roof is not reached.
+
+show("flash_attention", cost)
+
+# %%
+# Bug museum
+# ----------
+#
+# The wrong corner
+# ~~~~~~~~~~~~~~~~
+#
+# After a cache, 7 queries meet many keys. A triangle that begins at the upper left corner gives query 0 only key 0. Here is the
+# kernel with the position t instead of S - T + t. It is the triangle that ``is_causal=True`` means in torch, and users met it with caches:
+# `the wrong alignment <https://github.com/pytorch/pytorch/issues/108108>`_.
+
+
+@triton.jit
+def attend_from_the_corner(
+    q, k, v, out, T, S, scale, D: tl.constexpr, BLOCK: tl.constexpr
+):
+    start, h = tl.program_id(0) * BLOCK, tl.program_id(1)
+    t = start + tl.arange(0, BLOCK)  # wrong: S - T is missing
+    q_tile = tile_of(q + h * T * D, start, T, D, BLOCK)
+    m = tl.full((BLOCK,), -3.4e38, tl.float32)
+    l = tl.zeros((BLOCK,), tl.float32)
+    a = tl.zeros((BLOCK, D), tl.float32)
+    for first in range(0, start + BLOCK, BLOCK):
+        k_tile = tile_of(k + h * S * D, first, S, D, BLOCK)
+        v_tile = tile_of(v + h * S * D, first, S, D, BLOCK)
+        s = first + tl.arange(0, BLOCK)
+        seen = s[None, :] <= t[:, None]
+        m, l, a = pass_by(q_tile, k_tile, v_tile, seen, m, l, a, scale)
+    row = start + tl.arange(0, BLOCK)[:, None]
+    at = out + (h * T + row) * D + tl.arange(0, D)
+    tl.store(at, a / l[:, None], mask=row < T)
+
+
+q, k, v = normal(1, 2, 40, 16), normal(1, 2, 40, 16), normal(1, 2, 40, 16)
+for queries in (40, 7):
+    chunk, out = (
+        q[:, :, -queries:].contiguous(),
+        torch.zeros_like(q[:, :, -queries:]),
+    )
+    attend_from_the_corner[(triton.cdiv(queries, BLOCK), 2)](
+        chunk, k, v, out, queries, 40, 16**-0.5, D=16, BLOCK=BLOCK
+    )
+    corner = F.scaled_dot_product_attention(chunk, k, v, is_causal=True)
+    right = formula_attention(chunk, k, v, known(queries, 40))
+    verdicts = same(out, right), same(out, corner)
+    print(f"{queries} queries: right {verdicts[0]}, torch's {verdicts[1]}")
+    assert verdicts == (queries == 40, True)
+    assert same(run(chunk, k, v), right)
+
+# %%
+# With as many queries as keys both corners are one, so that training and a first prompt are right. The check is one more test: a chunk
+# gives what the same queries gave in the whole.
+#
+# A low number instead of minus infinity
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# Hidden scores are often set to a low number such as -1e9. For a query that sees something this is as good. A query of padding sees
+# nothing: all its scores are the same low number, and the softmax of equal numbers is a mean.
+
+low = torch.full((1, 1, 40, 40), -1e9, device=DEVICE)
+mean = F.scaled_dot_product_attention(q, k, v, attn_mask=low)
+nothing = Visibility(
+    torch.full((1, 40), -1, device=DEVICE),
+    torch.arange(40, device=DEVICE)[None],
+)
+print(
+    "a mean of hidden values:",
+    same(mean, v.mean(2, keepdim=True).expand_as(q), 1e-4),
+)
+print(
+    "the package gives 0:", bool((flash_attention(q, k, v, nothing) == 0).all())
+)
+assert same(mean, v.mean(2, keepdim=True).expand_as(q), 1e-4)
+assert (flash_attention(q, k, v, nothing) == 0).all()
+
+# %%
+# The mended line is ``tl.where(seen, scores, -float("inf"))`` with an m that starts above minus infinity. The check is a row of padding alone.
+#
+# Which sentence is false?
+# ------------------------
+#
+# 1. Flash attention without causality does fewer products than the formula does.
+# 2. At 8192 tokens and tiles of 64, fewer than two in a hundred of the visited tiles need a mask.
+# 3. In a window, twice as many tokens take little more than twice as many tiles.
+# 4. The size of the tiles changes the result by no more than rounding.
+
+
+def products(T, S, D, tile):
+    """Multiplications of both products, over all pairs of tiles."""
+    pairs = triton.cdiv(T, tile) * triton.cdiv(S, tile)
+    return 2 * pairs * tile * tile * D
+
+
+out = torch.empty_like(q)
+attend_to_all[(triton.cdiv(40, 16), 2)](
+    q, k, v, out, 40, 40, 0.25, D=16, BLOCK=16
+)
+answers = [
+    products(8192, 8192, 64, 64) < 2 * 8192 * 8192 * 64,
+    diagonal / visited < 0.02,
+    2 < tiles_visited(16384, 1024) / tiles_visited(8192, 1024) < 2.1,
+    same(out, F.scaled_dot_product_attention(q, k, v)),
+]
+print(answers)
+assert answers == [False, True, True, True]
+
+# %%
+# The first is false: it does the same products, and only moves fewer bytes.
+#
+# Exercises
+# ---------
+#
+# 1. *Easy.* Let ``attend`` return the log-sum-exp as well. A right answer equals ``torch.logsumexp`` of the scores in float64, in each row.
+#    Hint: it is m plus a logarithm.
+# 2. *Easy.* Count the visited tiles of three documents of 200, 120 and 192 tokens for tiles of 16, 64 and 128. A right answer shows
+#    which share of the scores in them is hidden. Hint: the figure has the code.
+# 3. *Medium.* Give ``attend`` a bias that falls with the distance, as ALiBi has it. A right answer equals SDPA with the
+#    bias as a mask. Hint: the distance is ``t[:, None] - s[None, :]``.
+# 4. *Hard.* Let ``attend`` skip the tiles of other documents. A right answer stays right when the keys of another document are NaN, as long as they fill whole tiles.
+#    Hint: documents stand in order, so the first key of the first query's document is enough.
+#
+# Summary
+# -------
+#
+# * The scores of 8192 tokens are 1792 MiB. Without them attention needs thousands of operations per byte.
+# * A program keeps a tile of queries, m, l and a, while tiles of keys pass by. The result is exact.
+# * Causality, windows and documents are lines of a mask and bounds of a loop. Shared heads are an address.
+# * Of the visited tiles of causal attention, fewer than two in a hundred need a mask.
+# * Positions count from the last key, or a chunk after a cache sees the wrong keys.
+#
+# All of this needs many queries. While a model writes there is only one, and the next page cuts the keys instead.
+#
+# Sources
+# -------
+#
+# * Dao et al.: `FlashAttention <https://arxiv.org/abs/2205.14135>`_, 2022.
+# * Dao: `FlashAttention-2 <https://arxiv.org/abs/2307.08691>`_, 2023. A program takes queries, and the keys pass by.
+# * Milakov, Gimelshein: `Online normalizer calculation for softmax <https://arxiv.org/abs/1805.02867>`_, 2018.
+# * The `fused attention <https://triton-lang.org/main/getting-started/tutorials/06-fused-attention.html>`_ of the Triton tutorials.
+
+print("all checks passed")
