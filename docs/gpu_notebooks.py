@@ -29,6 +29,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 METADATA = "lm_from_scratch"
 INTERPRETER = "CPU, Triton's interpreter"
+CPU = "CPU"
 SECONDS_OF_A_CELL = 600
 
 # Runs before the first cell: a figure carries the titles of its axes, which become its alt text.
@@ -49,9 +50,10 @@ del keep_titles
 """
 # Runs after the last one.
 WHERE = """
-import json, torch, triton
+import json, os, torch, triton
+on_cpu = "CPU, Triton's interpreter" if os.environ.get("TRITON_INTERPRET") else "CPU"
 print(json.dumps({
-    "device": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    "device": torch.cuda.get_device_name() if torch.cuda.is_available() else on_cpu,
     "torch": torch.__version__,
     "triton": triton.__version__,
 }))
@@ -137,7 +139,7 @@ def execute(script: Path) -> Any:
     provenance = {
         "script": script.name,
         "sha256": sha256,
-        "device": found["device"] or INTERPRETER,
+        "device": found["device"],
         "torch": found["torch"],
         "triton": found["triton"],
         "date": datetime.date.today().isoformat(),
@@ -175,6 +177,8 @@ def origin(provenance: dict[str, Any]) -> str:
     versions = "torch {torch}, triton {triton}, {date}".format(**provenance)
     if provenance["device"] == INTERPRETER:
         how = "a CPU, where Triton's interpreter ran the kernels"
+    elif provenance["device"] == CPU:
+        how = "a CPU, where kernels were compiled and none ran"
     else:
         how = f"the compiled kernels, on a GPU: {provenance['device']}"
     return f"The outputs on this page come from {how} ({versions})."
