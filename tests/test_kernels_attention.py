@@ -145,7 +145,8 @@ def test_takes_any_strides(dtype: torch.dtype) -> None:
 
 def test_one_key_is_its_value() -> None:
     q, k, v = (x.float().to(DEVICE) for x in heads(known(1, 1), 2, 1, 8))
-    assert torch.equal(flash_attention(q, k, v, known(1, 1)), v.expand(1, 2, 1, 8))
+    for vis in (known(1, 1), tokens(torch.tensor([[3]])), packed(1)):
+        assert torch.equal(flash_attention(q, k, v, vis), v.expand(1, 2, 1, 8))
 
 
 def test_every_length_and_window() -> None:
@@ -238,7 +239,7 @@ def test_the_tiles_that_are_visited() -> None:
             assert needed.shape == wanted.shape and not (wanted & ~needed).any()
     for vis in (
         tokens(torch.arange(100)[None]),
-        tokens(torch.arange(100)[None], window=20),
+        tokens(torch.arange(100)[None], window=25),
         packed(48, 32, padding=32),
     ):
         needed, wanted = needed_tiles(vis)

@@ -47,7 +47,7 @@ LENGTHS = ["T", "S", "window"]  # a new length is no reason to compile again
 def load_rows(x, strides, b, h, start, n, D: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr):
     """Rows ``start``, ``start + 1``, ... of x[b, h] (n, D) as (ROWS, WIDE), 0 outside."""
     row, column = tl.arange(0, ROWS), tl.arange(0, WIDE)
-    x += b * strides[0] + h * strides[1] + start.to(tl.int64) * strides[2]
+    x += b * strides[0] + h.to(tl.int64) * strides[1] + start.to(tl.int64) * strides[2]
     inside = (row < n - start)[:, None] & (column < D)
     return tl.load(x + (row[:, None] * strides[2] + column), mask=inside, other=0.0)
 
@@ -56,7 +56,7 @@ def load_rows(x, strides, b, h, start, n, D: tl.constexpr, ROWS: tl.constexpr, W
 def store_rows(tile, x, strides, b, h, start, n, D: tl.constexpr):
     """The inverse: ``tile`` into the rows of x[b, h]."""
     row, column = start + tl.arange(0, tile.shape[0]), tl.arange(0, tile.shape[1])
-    at = x + b * strides[0] + h * strides[1] + row.to(tl.int64)[:, None] * strides[2]
+    at = x + b * strides[0] + h.to(tl.int64) * strides[1] + row.to(tl.int64)[:, None] * strides[2]
     tl.store(at + column, tile, mask=(row < n)[:, None] & (column < D))
 
 
@@ -221,26 +221,26 @@ def flash_dk_dv_kernel(
             start, stop = first, end - (whole_end - whole)
         else:
             start, stop = whole, whole_end
-        for h in range(shared * group, (shared + 1) * group):
+        for i in range(0, group * (stop - start)):  # the tiles of one query head after the other
+            h, i = shared * group + i // (stop - start), start + i % (stop - start)
             rows = (b * tl.num_programs(1) * group + h) * T  # of lse and delta
-            for i in range(start, stop):
-                t0 = i * BLOCK_T
-                if MASKED:
-                    t0 += tl.where(i < whole, 0, (whole_end - whole) * BLOCK_T)
-                t = t0 + tl.arange(0, BLOCK_T)
-                q_tile = load_rows(q, q_strides, b, h, t0, T, D, BLOCK_T, WIDE)
-                do_tile = load_rows(grad, grad_strides, b, h, t0, T, D, BLOCK_T, WIDE)
-                scores = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee") * (scale * LOG2E)
-                if MASKED:
-                    seen = sees(rule, b, t[None, :], s[:, None], T, S, window)
-                    scores = tl.where(seen, scores, -float("inf"))  # (BLOCK_S, BLOCK_T)
-                lse_tile = tl.load(lse + rows + t, mask=t < T, other=0.0)
-                p = tl.exp2(scores - lse_tile[None, :])
-                dv_tile = tl.dot(p.to(do_tile.dtype), do_tile, dv_tile, input_precision="ieee")
-                delta_tile = tl.load(delta + rows + t, mask=t < T, other=0.0)
-                dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
-                ds = p * (dp - delta_tile[None, :])
-                dk_tile = tl.dot(ds.to(q_tile.dtype), q_tile, dk_tile, input_precision="ieee")
+            t0 = i * BLOCK_T
+            if MASKED:
+                t0 += tl.where(i < whole, 0, (whole_end - whole) * BLOCK_T)
+            t = t0 + tl.arange(0, BLOCK_T)
+            q_tile = load_rows(q, q_strides, b, h, t0, T, D, BLOCK_T, WIDE)
+            do_tile = load_rows(grad, grad_strides, b, h, t0, T, D, BLOCK_T, WIDE)
+            scores = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee") * (scale * LOG2E)
+            if MASKED:
+                seen = sees(rule, b, t[None, :], s[:, None], T, S, window)
+                scores = tl.where(seen, scores, -float("inf"))  # (BLOCK_S, BLOCK_T)
+            lse_tile = tl.load(lse + rows + t, mask=t < T, other=0.0)
+            p = tl.exp2(scores - lse_tile[None, :])
+            dv_tile = tl.dot(p.to(do_tile.dtype), do_tile, dv_tile, input_precision="ieee")
+            delta_tile = tl.load(delta + rows + t, mask=t < T, other=0.0)
+            dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
+            ds = p * (dp - delta_tile[None, :])
+            dk_tile = tl.dot(ds.to(q_tile.dtype), q_tile, dk_tile, input_precision="ieee")
     store_rows(dk_tile * scale, dk, dk_strides, b, shared, tile * BLOCK_S, S, D)
     store_rows(dv_tile, dv, dv_strides, b, shared, tile * BLOCK_S, S, D)
 

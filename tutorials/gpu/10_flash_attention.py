@@ -437,7 +437,7 @@ assert max(math.prod(shape) for shape in saved) == q.numel() < 4 * 40 * 40
 # --------
 #
 # Torch's fused attention for a GPU works the same way, so it stands at the same floor. The first bound is the matrix units here, not
-# memory. Exponentials are computed by other units, which is why the roof is not reached.
+# memory. The exponentials are not counted: other units compute them.
 
 show("flash_attention", cost)
 

@@ -200,7 +200,7 @@ def dq_of_a_tile(
         k_tile = tile_of(k + shared, first, T, D, BLOCK)
         v_tile = tile_of(v + shared, first, T, D, BLOCK)
         s = first + tl.arange(0, BLOCK)
-        p, ds = gradient_of_scores(
+        _, ds = gradient_of_scores(
             q_tile, k_tile, v_tile, do_tile, lse_tile, delta_tile,
             s[None, :] <= t[:, None], scale,
         )  # fmt: skip
@@ -284,7 +284,7 @@ print(f"two products: {saved:.0f} microseconds of an H100")
 assert parts == visited * 14 * 64 * 64 * 4
 
 # %%
-# Which is faster depends on the GPU. There is a second reason. Float32 sums depend on the order, and programs finish in
+# Only a GPU can say which is faster. But there is a second reason. Float32 sums depend on the order, and programs finish in
 # any order. Here are the same three parts, added in two orders.
 
 parts_of_dq = torch.tensor([1.0, 1e8, -1e8])
@@ -434,7 +434,9 @@ for group in (1, 2):
         queries, k, upstream, lse_of, dv, T, group, D**-0.5, D=D, BLOCK=BLOCK
     )
     right = gradients(formula_attention, (queries, k, v), vis, upstream)[2]
-    print(f"{group} query heads for a key head: {same(dv, right, 2e-4)}")
+    print(
+        f"query heads for a key head: {group}, right: {same(dv, right, 2e-4)}"
+    )
     assert same(dv, right, 2e-4) == (group == 1)
 
 # %%
@@ -505,7 +507,7 @@ assert answers == [True, False, True, True]
 # * That costs 7 products instead of 5, and gives the same bits in every run.
 # * With shared heads one program goes over all query heads of its key head.
 #
-# This was the last kernel. The pages on training and on generation run with all of them when a model is given to ``use_kernels_``: try it on yours.
+# This was the last kernel. ``use_kernels_`` puts all of them into a built model: try it on one of yours.
 #
 # Sources
 # -------
