@@ -37,10 +37,11 @@ GATES = os.environ.get("KERNEL_GATES", "values,layouts,poison").split(",")
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Results are allocated in NaN (integers: the largest number), between two margins of it.
+    """Results are allocated in NaN (integers: the largest number), between two margins of 77.
 
-    What is not written stays NaN, and a store that is not masked hits a margin. exp() may overflow
-    to infinity, as on a GPU, where NumPy would warn.
+    What is not written stays NaN, and a store that is not masked hits a margin: also with the NaN
+    that a load without a mask found in a margin of the inputs. exp() may overflow to infinity, as
+    on a GPU, where NumPy would warn.
     """
     made: list[Guarded] = []
 
@@ -63,7 +64,7 @@ def poisoned() -> Iterator[None]:
 
 class Guarded:
     """A copy of a tensor that lies, with its strides, between two margins of NaN; without
-    ``contents`` NaN is what it holds, too."""
+    ``contents`` it holds NaN, between margins of a number."""
 
     def __init__(self, tensor: Tensor, contents: bool = True) -> None:
         spread = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
@@ -79,12 +80,15 @@ class Guarded:
         self.tensor = self.memory.as_strided(tensor.shape, tensor.stride(), MARGIN)
         if contents:
             self.tensor.copy_(tensor)
+        elif tensor.dtype != torch.bool:
+            self.memory[:MARGIN] = self.memory[-MARGIN:] = 77
         self.before = self.memory.clone()
 
     def assert_margins(self) -> None:
         """Nothing beside the tensor was written."""
         for margin in (slice(MARGIN), slice(-MARGIN, None)):
-            same = self.memory[margin].isnan() | (self.memory[margin] == self.before[margin])
+            now, before = self.memory[margin], self.before[margin]
+            same = (now == before) | (now.isnan() & before.isnan())
             assert same.all(), "memory beside a tensor was written"
 
     def assert_untouched(self) -> None:
@@ -120,14 +124,17 @@ def judge(name: str, dtype: torch.dtype, ours: Tensor, theirs: Tensor, want: Ten
     """``ours`` is at most twice as far from ``want`` (float64) as the reference in ``dtype``."""
     assert ours.dtype == theirs.dtype, f"{name}: {ours.dtype}, expected {theirs.dtype}"
     assert want.isfinite().all() and (want.any() or not want.numel()), f"{name}: nothing to compare"
-    rounded = want.to(dtype)
-    slack = 2 * error(rounded + 0.3 - 0.3, rounded.double())  # what one more rounding may cost
+    assert theirs.isfinite().all(), f"{name}: the reference overflows in {dtype}"
+    rounded, top = want.to(dtype), float(want.abs().max()) if want.numel() else 0.0
+    shift = 0.3 * min(1.0, top)
+    slack = 2 * error(rounded + shift - shift, rounded.double())  # what one more rounding may cost
     if dtype == torch.float32 and want.numel():  # a GPU's exp2 and rsqrt are good to 2 units
-        slack += 2 * torch.finfo(dtype).eps * float(want.abs().max())
+        slack += 2 * torch.finfo(dtype).eps * top
     mine, reference = error(ours, want), error(theirs, want)
     old = MEASURED.get((name, dtype), (0.0, 0.0))
     MEASURED[name, dtype] = max(old[0], mine), max(old[1], reference)
     limit = 2 * reference + slack
+    assert limit < top or not want.numel(), f"{name} in {dtype}: zeros would pass"
     assert mine <= limit, f"{name} in {dtype}: error {mine:.3g}, allowed {limit:.3g}"
 
 

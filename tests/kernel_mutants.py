@@ -32,6 +32,8 @@ MUTANTS = [
     ("a store without a mask", "swiglu",
      "tl.store(out + offsets, g * tl.sigmoid(g) * u, mask=inside)",
      "tl.store(out + offsets, g * tl.sigmoid(g) * u)", "poison"),
+    ("no mask at all", "swiglu", "    inside = offsets < n\n    g =",
+     "    inside = offsets > -1\n    g =", "poison"),
     ("a gradient taken as contiguous", "swiglu",
      "grad, gate, up = grad.contiguous(), gate.contiguous(), up.contiguous()",
      "gate, up = gate.contiguous(), up.contiguous()", "layouts"),
