@@ -206,6 +206,8 @@ def test_refusals_change_nothing() -> None:
     before, functions = snapshot(model), [m.__dict__.copy() for m in model.modules()]
     with pytest.raises(ValueError, match=r"only=\['flash'\] must be some of"):
         use_kernels_(model, only=["flash", "rope"])
+    with pytest.raises(ValueError, match="only='rope' must be a list"):
+        use_kernels_(model, only="rope")
     with pytest.raises(ValueError, match="'int8'"):
         use_kernels_(model, only=["int8", "rope"])
     model.double()

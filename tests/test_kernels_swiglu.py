@@ -55,6 +55,8 @@ def test_is_one_operator() -> None:
         (torch.ones(2), torch.ones(2, dtype=torch.half), "up torch.float16"),
         (torch.ones(2).double(), torch.ones(2).double(), "gate is torch.float64; kernels"),
         (torch.ones(2), torch.ones(2, device="meta"), "up on meta; they must be on one"),
+        (torch.arange(2), torch.arange(2), "gate is torch.int64; kernels compute in"),
+        (torch.ones(2) + 1j, torch.ones(2) + 1j, "gate is torch.complex64; kernels"),
     ],
 )
 def test_refuses(gate: torch.Tensor, up: torch.Tensor, words: str) -> None:
@@ -62,3 +64,10 @@ def test_refuses(gate: torch.Tensor, up: torch.Tensor, words: str) -> None:
     with pytest.raises(ValueError, match="swiglu: ") as error:
         swiglu(gate, up)
     assert words in str(error.value)
+
+
+def test_forward_mode_is_refused() -> None:
+    """torch would say that the derivative is 0."""
+    x = torch.randn(3, device=DEVICE)
+    with pytest.raises(ValueError, match="no derivatives in forward mode"):
+        torch.func.jvp(lambda x: swiglu(x, x), (x,), (x,))

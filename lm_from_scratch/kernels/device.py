@@ -8,6 +8,7 @@ for finding out whether it is right. One process does one of the two.
 import torch
 import triton
 from torch import Tensor
+from torch.autograd import forward_ad
 from triton.runtime.interpreter import InterpretedFunction
 
 #: Whether kernels of this process are interpreted.
@@ -31,8 +32,14 @@ def check_device(kernel: str, **tensors: Tensor | None) -> None:
 
     They must be on one device, a CUDA one, or the CPU in a process whose kernels are interpreted;
     and those of floating point of one of the :data:`DTYPES`. The interpreter computes bfloat16
-    wrongly, so it is refused there.
+    wrongly, so it is refused there. Kernels have gradients in reverse mode: in forward mode
+    (``torch.func.jvp``) PyTorch would take the derivative of its operators for 0.
     """
+    if forward_ad._current_level >= 0:
+        raise ValueError(
+            f"{kernel}: kernels have no derivatives in forward mode: use the function of "
+            "lm_from_scratch that the kernel stands beside"
+        )
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     first, device = next((name, tensor.device) for name, tensor in given.items())
     for name, tensor in given.items():
@@ -40,7 +47,8 @@ def check_device(kernel: str, **tensors: Tensor | None) -> None:
             raise ValueError(
                 f"{kernel}: {first} is on {device}, {name} on {tensor.device}; they must be on one"
             )
-        if tensor.is_floating_point() and tensor.dtype not in DTYPES:
+        number = tensor.is_floating_point() or tensor.is_complex()
+        if number and tensor.dtype not in DTYPES:
             raise ValueError(f"{kernel}: {name} is {tensor.dtype}; kernels compute in {DTYPES}")
         if INTERPRETED and tensor.dtype == torch.bfloat16:
             raise ValueError(
@@ -58,8 +66,10 @@ def check_device(kernel: str, **tensors: Tensor | None) -> None:
 
 
 def check_alike(kernel: str, **tensors: Tensor) -> None:
-    """Raise a ``ValueError`` unless the tensors have one shape and one dtype."""
+    """Raise a ``ValueError`` unless the tensors have one shape and one dtype, a floating one."""
     (first, like), *rest = tensors.items()
+    if not like.is_floating_point():
+        raise ValueError(f"{kernel}: {first} is {like.dtype}; kernels compute in {DTYPES}")
     for name, tensor in rest:
         if tensor.shape != like.shape or tensor.dtype != like.dtype:
             raise ValueError(

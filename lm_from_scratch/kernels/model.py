@@ -61,6 +61,8 @@ def use_kernels_(model: nn.Module, only: Collection[str] | None = None) -> dict[
     dropout: a model that asks for it is refused when it is called.
     """
     known = [*REPLACED, INT8, LOSS]
+    if isinstance(only, str):
+        raise ValueError(f"only={only!r} must be a list of names, like {[only]}")
     if unknown := set(only or ()) - set(known):
         raise ValueError(f"only={sorted(unknown)} must be some of {known}")
     for name, parameter in model.named_parameters():

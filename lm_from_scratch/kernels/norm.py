@@ -83,6 +83,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     dtype of the result where ``x`` and ``weight`` differ, are those of the reference.
     """
     check_device("rms_norm", x=x, weight=weight)
+    if not (x.is_floating_point() and weight.is_floating_point()):
+        raise ValueError(f"rms_norm: x is {x.dtype}, weight {weight.dtype}; both must be floating")
     if weight.dim() != 1 or x.shape[-1:] != weight.shape:
         raise ValueError(
             f"rms_norm: x has shape {tuple(x.shape)}, weight {tuple(weight.shape)}; "

@@ -63,9 +63,9 @@ def rope_kernel(
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """:func:`lm_from_scratch.rope.apply_rope` of x (B, H, T, D) with any strides; the result has
-    the strides of x. cos and sin are float32, (B, 1, T, D/2) or (1, 1, T, D/2), and constants:
-    there is no gradient for them.
+    """:func:`lm_from_scratch.rope.apply_rope` of x (B, H, T, D) with any strides; the result lies
+    in memory in the order of x. cos and sin are float32, (B, 1, T, D/2) or (1, 1, T, D/2), and
+    constants: there is no gradient for them.
 
     Half-precision x is turned in float32 and rounded once, at the end.
     """
@@ -95,7 +95,7 @@ def check(kernel: str, x: Tensor, cos: Tensor, sin: Tensor) -> None:
             )
         if angles.dtype != torch.float32:
             raise ValueError(f"{kernel}: {name} is {angles.dtype}; angles must be torch.float32")
-        if angles.requires_grad:
+        if angles.requires_grad and torch.is_grad_enabled():
             raise ValueError(
                 f"{kernel}: {name} requires a gradient, which the kernel does not compute; "
                 f"lm_from_scratch.rope.{kernel} does"
@@ -105,7 +105,7 @@ def check(kernel: str, x: Tensor, cos: Tensor, sin: Tensor) -> None:
 @torch.library.custom_op("lm_from_scratch::rope", mutates_args=())
 def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Tensor:
     B, H, T, D = x.shape
-    out = torch.empty_like(x)  # with the strides of x
+    out = torch.empty_like(x)  # in the order of x
     cos, sin = cos.contiguous(), sin.contiguous()
     BLOCK = triton.next_power_of_2(max(D // 2, 1))
     ROWS = max(PAIRS // BLOCK, 1)
