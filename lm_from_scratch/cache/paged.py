@@ -158,19 +158,26 @@ class PagedCache(KVCache):
         S = max(ends)
         most = -(-S // P)  # blocks of the longest row
         tables = [(row.table + [0] * most)[:most] for row in rows]
-        blocks = torch.tensor(tables, device=device)[:, :, None]  # (B, most, 1)
-        slots = (blocks * P + torch.arange(P, device=device)).flatten(1)  # (B, most * P)
+        self._tables = torch.tensor(tables, device=device)  # (B, most)
         length = torch.tensor(ends, device=device)[:, None]  # (B, 1)
         positions = torch.arange(S, device=device).expand(batch, S)
-        held = positions < length
-        # a slot that a row has not is read from its first one, not from another row's. (A row
-        # without any token has none, and only its padding looks there.)
-        self._read = torch.where(held, slots[:, :S], slots[:, :1])  # (B, S)
-        queries = new.expand(batch, -1)  # (B, T)
-        self._real = queries >= 0
-        self._write = slots.gather(1, queries.clamp(min=0))[self._real]  # (N,)
+        keys = torch.where(positions < length, positions, PADDING)  # (B, S)
+        self._choose(new.expand(batch, -1), keys)
         alike = len(set(ends)) == 1 and min(self._new) == new.shape[1]
-        return Visibility(new, torch.where(held, positions, PADDING), dense=alike)
+        return Visibility(new, keys, dense=alike)
+
+    def _choose(self, queries: Tensor, keys: Tensor) -> None:
+        """The slots where the tokens at the positions ``queries`` (B, T) are written, and those
+        where the ``keys`` (B, S) are read."""
+        self._real = queries >= 0
+        self._write = self._slots(queries)[self._real]  # (N,)
+        self._read = self._slots(keys)  # (B, S)
+
+    def _slots(self, positions: Tensor) -> Tensor:
+        """Where the rows keep these positions; padding counts as their first one, since no other
+        row's will do. (A row without any token has none, and only its padding looks there.)"""
+        P, positions = self.pool.block_size, positions.clamp(min=0)
+        return self._tables.gather(1, positions // P) * P + positions % P
 
     def _make_room(self) -> None:
         """Give every row the blocks for its new tokens, none of which it shares; or refuse, before

@@ -280,11 +280,13 @@ def rule_tensors(visibility: Visibility) -> dict[str, Tensor | None]:
     return dict.fromkeys(rule) if visibility.dense else rule
 
 
-def tile_sizes(D: int, dtype: torch.dtype, accumulators: int, masked: bool) -> tuple[int, int]:
+def tile_sizes(
+    D: int, dtype: torch.dtype, accumulators: int, rule: list[Tensor | None]
+) -> tuple[int, int]:
     """Rows of the tile that a program owns, and of the tiles that pass by.
 
     They are the larger the less a program holds in registers, of which a thread has 255 at most:
-    an accumulator of 64 x 128 numbers is 64 of them. A tile of ``allowed`` takes many, too.
+    an accumulator of 64 x 128 numbers is 64 of them. What the rule loads takes some, too.
     """
     if dtype == torch.float32:  # whose products need registers: no matrix units
         own, passing = (32, 32 // accumulators) if D <= 64 else (16, 16)
@@ -292,7 +294,9 @@ def tile_sizes(D: int, dtype: torch.dtype, accumulators: int, masked: bool) -> t
         own, passing = 64, 64 if D <= 64 and accumulators == 1 else 32
     else:
         own, passing = 32, 32 // accumulators
-    return own, max(16, passing // 2) if masked else passing
+    documents, allowed = rule[2], rule[4]
+    crowded = allowed is not None or (documents is not None and accumulators * D > 128)
+    return own, max(16, passing // 2) if crowded else passing
 
 
 def rows_together(x: Tensor) -> Tensor:
@@ -361,8 +365,8 @@ def flash_forward(
     q, k, v = (rows_together(x) for x in (q, k, v))
     (B, H, T, D), (Hkv, S) = q.shape, k.shape[1:3]
     out, lse = by_tokens(q), q.new_empty(B, H, T, dtype=torch.float32)
-    dense, masked = rule[0] is None, rule[4] is not None
-    BLOCK_T, BLOCK_S = tile_sizes(D, q.dtype, 1, masked)
+    dense = rule[0] is None
+    BLOCK_T, BLOCK_S = tile_sizes(D, q.dtype, 1, rule)
     ranges = None if dense else ranges_of(tiles_needed(rule, window, BLOCK_T, BLOCK_S), B)
     flash_forward_kernel[(triton.cdiv(T, BLOCK_T), H, B)](
         q, q.stride(), k, k.stride(), v, v.stride(), out, out.stride(), lse,
@@ -381,19 +385,19 @@ def flash_backward(
     (B, H, T, D), (Hkv, S) = q.shape, k.shape[1:3]
     dq, delta = by_tokens(q), torch.empty_like(lse)
     dk, dv = by_tokens(k), by_tokens(v)
-    dense, masked = rule[0] is None, rule[4] is not None
+    dense = rule[0] is None
     seen = indexed(rule, B)
     rest = T, S, min(window, S) if dense else window, H // Hkv, D**-0.5
     widths = dict(D=D, WIDE=max(16, triton.next_power_of_2(D)))
 
-    BLOCK_T, BLOCK_S = tile_sizes(D, q.dtype, 1, masked)
+    BLOCK_T, BLOCK_S = tile_sizes(D, q.dtype, 1, rule)
     ranges = None if dense else ranges_of(tiles_needed(rule, window, BLOCK_T, BLOCK_S), B)
     flash_dq_kernel[(triton.cdiv(T, BLOCK_T), H, B)](
         q, q.stride(), k, k.stride(), v, v.stride(), out, out.stride(), grad, grad.stride(), lse,
         delta, dq, dq.stride(), seen, ranges, *rest, **widths, BLOCK_T=BLOCK_T, BLOCK_S=BLOCK_S,
     )  # fmt: skip
 
-    BLOCK_S, BLOCK_T = tile_sizes(D, q.dtype, 2, masked)
+    BLOCK_S, BLOCK_T = tile_sizes(D, q.dtype, 2, rule)
     ranges = None if dense else ranges_of(tiles_needed(rule, window, BLOCK_T, BLOCK_S).mT, B)
     flash_dk_dv_kernel[(triton.cdiv(S, BLOCK_S), Hkv, B)](
         q, q.stride(), k, k.stride(), v, v.stride(), grad, grad.stride(), lse, delta, dk,

@@ -3,9 +3,9 @@ r"""Attention of one query per row: the keys are cut into splits, and the result
 While a model writes, each row has one query and S keys. In 16 bits the keys and values of a row are
 :math:`4 S H_{kv} D` bytes, and there are :math:`4 S H D` operations to do with them: :math:`H /
 H_{kv}` for each byte, far below what a GPU can do while the byte arrives. Only two things count.
-Each key is read once, by one program for all :math:`H / H_{kv}` heads that share it. And all
-multiprocessors must read: rows times key heads are few programs, so each is cut again, into splits
-of its keys.
+Each key is read once, by one program for the :math:`H / H_{kv}` heads that share it (for 16 of
+them, where they are more). And all multiprocessors must read: rows times key heads are few
+programs, so each is cut again, into splits of its keys.
 
 A split :math:`i` yields its own attention :math:`y_i`, and the log-sum-exp :math:`L_i` of its
 scores, which is the logarithm of its share of the softmax. So the whole is a mean again:
@@ -33,7 +33,7 @@ from lm_from_scratch.gqa import check_shapes
 from lm_from_scratch.kernels.device import check_device
 from lm_from_scratch.visibility import Visibility
 
-TILE_KEYS, TILE_BYTES = 64, 16_384  # at most; the tiles on their way fit into 99 KiB (sm_86)
+BLOCK_G = 16  # query heads of a program: a side of tl.dot is at least 16
 MAX_D = 256
 MAX_SPLITS = 64  # the merge holds this many results at once
 
@@ -48,10 +48,13 @@ def decode_kernel(
     GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """One split of the keys of one row and key head, for the GROUP query heads that share it."""
+    """One split of the keys of one row and key head, for BLOCK_G of the GROUP query heads that
+    share it."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     split, splits = tl.program_id(2), tl.num_programs(2)
-    group, d = tl.arange(0, BLOCK_G)[:, None], tl.arange(0, BLOCK_D)[None, :]
+    blocks = tl.cdiv(GROUP, BLOCK_G)
+    group = head % blocks * BLOCK_G + tl.arange(0, BLOCK_G)[:, None]
+    head, d = head // blocks, tl.arange(0, BLOCK_D)[None, :]
     heads = head * GROUP + group  # (G, 1)
     real = (group < GROUP) & (d < D)
     queries = tl.load(q + row * q_b + heads * q_h + d, mask=real, other=0.0)  # (G, D)
@@ -59,7 +62,7 @@ def decode_kernel(
     if table is None:
         length = S
     else:
-        length = tl.load(lengths + row)
+        length = tl.minimum(tl.load(lengths + row), S)  # the table is known to reach S
     first = 0
     if window is not None:  # what is too old belongs to no split
         first = tl.maximum(length - window, 0)
@@ -98,7 +101,8 @@ def decode_kernel(
 
     # The largest score adds exp(0), so l >= 1; it is 0 where no key was seen, as is y.
     l = tl.maximum(l, 1.0)
-    part = (row * tl.num_programs(1) * GROUP + heads) * splits + split  # (G, 1)
+    H = tl.num_programs(1) // blocks * GROUP
+    part = (row * H + heads) * splits + split  # (G, 1)
     tl.store(parts + part * D + d, y / l[:, None], mask=real)
     tl.store(lse + part, (m + tl.log(l))[:, None], mask=group < GROUP)
 
@@ -198,28 +202,32 @@ def attend_in_splits(
     """Launch both kernels. ``strides`` are those of a row, a head and a key, in k and in v."""
     q = q if q.stride(3) == 1 else q.contiguous()
     B, H, _, D = q.shape
-    BLOCK_D = max(16, triton.next_power_of_2(D))  # a side of tl.dot is at least 16
-    BLOCK_S = min(TILE_KEYS, TILE_BYTES // (BLOCK_D * q.element_size()))
+    out = torch.empty(B, H, 1, D, dtype=q.dtype, device=q.device)
+    if out.numel() == 0:
+        return out
+    GROUP, BLOCK_D = H // n_kv_head, max(16, triton.next_power_of_2(D))
+    BLOCK_S = min(64, 8192 // BLOCK_D)  # the tiles on their way fit into 99 KiB (sm_86)
+    if q.dtype == torch.float32 and BLOCK_D > 64:
+        BLOCK_S = 16  # products in float32 hold tiles in registers, and more would spill
+    programs = n_kv_head * triton.cdiv(GROUP, BLOCK_G)  # for each row and split
     keys = longest if window is None else min(longest, window)
-    splits = number_of_splits(triton.cdiv(keys, BLOCK_S), B * n_kv_head, q.device)
+    splits = number_of_splits(triton.cdiv(keys, BLOCK_S), B * programs, q.device)
     parts = torch.empty(B, H, splits, D, dtype=torch.float32, device=q.device)
     lse = torch.empty(B, H, splits, dtype=torch.float32, device=q.device)
-    out = torch.empty(B, H, 1, D, dtype=q.dtype, device=q.device)
-    decode_kernel[(B, n_kv_head, splits)](
+    decode_kernel[(B, programs, splits)](
         q, k, v, mask, table, lengths, parts, lse,
         longest, window, 1 / math.sqrt(D), *q.stride()[:2], *strides,
         0 if mask is None or mask.shape[0] == 1 else mask.stride(0),
         0 if table is None else table.stride(0),
-        GROUP=H // n_kv_head, D=D, PAGE=page_size,
-        BLOCK_G=max(16, triton.next_power_of_2(H // n_kv_head)), BLOCK_D=BLOCK_D, BLOCK_S=BLOCK_S,
+        GROUP=GROUP, D=D, PAGE=page_size, BLOCK_G=BLOCK_G, BLOCK_D=BLOCK_D, BLOCK_S=BLOCK_S,
     )  # fmt: skip
     merge_kernel[(B * H,)](parts, lse, out, splits, D=D, BLOCK_D=BLOCK_D, MAX_SPLITS=MAX_SPLITS)
     return out
 
 
 def number_of_splits(tiles: int, groups: int, device: torch.device) -> int:
-    """How many splits of ``tiles`` tiles give every multiprocessor two programs, where there are
-    ``groups`` (rows times key heads) to split. A CPU counts as an H100."""
+    """How many splits of ``tiles`` tiles give every multiprocessor two programs, or as many as there
+    can be, where there are ``groups`` (rows times key heads) to split. A CPU counts as an H100."""
     processors = 132
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count

@@ -4,7 +4,7 @@ Of a row of logits z with target y, the loss needs the log-sum-exp alone:
 
 .. math::
 
-   \mathcal{L} = \log \sum_j e^{z_j} - z_y, \qquad
+   \mathcal{L} = \mathrm{lse} - z_y, \qquad \mathrm{lse} = \log \sum_j e^{z_j}, \qquad
    \frac{\partial \mathcal{L}}{\partial z_j} = e^{z_j - \mathrm{lse}} - [j = y]
 
 The largest logit must be taken out of every exponential, and is known at the end only. The *online*
@@ -16,13 +16,16 @@ a smaller maximum is put right by one factor:
    m' = \max(m, \max_j z_j), \qquad \ell' = e^{m - m'} \ell + \sum_j e^{z_j - m'}, \qquad
    \mathrm{lse} = m + \log \ell
 
+That last sum is never formed. Beside an m of 10,000, float32 would round :math:`\log \ell` to a
+thousandth; :math:`\mathcal{L} = \log \ell - (z_y - m)` loses nothing, and so backward gets both.
+
 :func:`causal_lm_loss` so reads the logits (N, V) once in forward; backward reads them once more and
 writes their gradient: 3 tensors of traffic. PyTorch moves at least 6; and of logits in half
 precision 6 of float32 and two casts, which is 6 times the bytes of the kernels.
 
 :func:`chunked_causal_lm_loss` multiplies :math:`z = W x` itself, a tile at a time, and reduces each
 tile where it was made: logits never reach memory. A program takes a part of the vocabulary, and the
-log-sum-exps of the parts merge as sums do. Backward computes the tiles again, 4 products of 2 N V C
+parts merge as blocks do. Backward computes the tiles again, 4 products of 2 N V C
 operations instead of 3, and holds the gradient of ``chunk`` logits of each token.
 
 Sources: Milakov, Gimelshein, *Online normalizer calculation for softmax*, 2018, arXiv:1805.02867;
@@ -39,22 +42,36 @@ import triton.language as tl
 from torch import Tensor
 
 from lm_from_scratch.kernels.device import check_device
+from lm_from_scratch.kernels.softmax import LOWEST
 from lm_from_scratch.loss import IGNORE
 from lm_from_scratch.quantize import QuantizedWeight
 
 BLOCK = 4096  # logits of a row at a time: a GPU has enough other rows to wait for each other
 
 #: Rows of the weight that one program of the fused forward takes. With the vocabulary of Qwen2, 149
-#: programs share a token: enough to fill a chip with few tokens, and 149 numbers to merge.
+#: programs share a token: enough to fill a chip with few tokens, and 149 parts to merge.
 SPLIT = 1024
 
-#: By bytes of a number: tokens, rows of the weight, and features of a tile. A larger tile needs
-#: fewer bytes for each product, and more registers; these are as large as fit into the 255 of a
-#: thread. In float32, operands take registers too.
+#: By bytes of a number, and whether rows are aligned: tokens, rows of the weight, and features of a
+#: tile. A larger tile needs fewer bytes for each product, and more registers; these are as large as
+#: fit into the 255 of a thread. In float32, operands take registers too; so do the addresses of
+#: rows that are not aligned, which are loaded number by number.
 TILES = {
-    2: dict(BLOCK_N=64, BLOCK_V=128, BLOCK_C=64),
-    4: dict(BLOCK_N=32, BLOCK_V=64, BLOCK_C=16),
+    (2, True): dict(BLOCK_N=64, BLOCK_V=128, BLOCK_C=64),
+    (2, False): dict(BLOCK_N=64, BLOCK_V=64, BLOCK_C=32),
+    (4, True): dict(BLOCK_N=32, BLOCK_V=64, BLOCK_C=16),
+    (4, False): dict(BLOCK_N=32, BLOCK_V=64, BLOCK_C=16),
 }
+
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def check_dtypes(kernel: str, targets: Tensor, **numbers: Tensor) -> None:
+    for name, tensor in numbers.items():
+        if not tensor.is_floating_point():
+            raise ValueError(f"{kernel}: {name} is {tensor.dtype}; it must be floating point")
+    if targets.dtype not in INTEGERS:
+        raise ValueError(f"{kernel}: targets is {targets.dtype}; it must be one of {INTEGERS}")
 
 
 # ------------------------------------------------------------------- the loss of logits in memory
@@ -62,16 +79,16 @@ TILES = {
 
 @triton.jit(do_not_specialize=["T"])
 def cross_entropy_kernel(
-    logits, targets, losses, log_sums, T, stride_b, stride_t, V,
+    logits, targets, losses, maxima, log_sums, T, stride_b, stride_t, V,
     IGNORE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     row = logits + token // T * stride_b + token % T * stride_t
     target = tl.load(targets + token)
     if target == IGNORE:
-        return  # its loss and its log-sum-exp stay 0
+        return  # its loss stays 0
     # not -inf: exp(-inf - m) is then 0 in a block that holds nothing else, never exp(-inf + inf)
-    m = tl.full((), -3.4e38, tl.float32)
+    m = tl.full((), LOWEST, tl.float32)
     l = tl.zeros((), tl.float32)
     for start in range(0, V, BLOCK):
         columns = start + tl.arange(0, BLOCK)
@@ -79,17 +96,18 @@ def cross_entropy_kernel(
         new_m = tl.maximum(m, tl.max(z, 0))
         l = l * tl.exp(m - new_m) + tl.sum(tl.exp(z - new_m), 0)
         m = new_m
-    log_sum = m + tl.log(l)
+    log_sum = tl.log(l)
     # A target outside the vocabulary cannot be refused here: it makes everything NaN.
     inside = (target >= 0) & (target < V)
     z = tl.load(row + target, mask=inside, other=float("nan")).to(tl.float32)
-    tl.store(losses + token, log_sum - z)
+    tl.store(losses + token, log_sum - (z - m))
+    tl.store(maxima + token, m)
     tl.store(log_sums + token, tl.where(inside, log_sum, float("nan")))
 
 
 @triton.jit(do_not_specialize=["T"])
 def cross_entropy_backward_kernel(
-    grad, logits, targets, log_sums, grad_logits, T, stride_b, stride_t, V,
+    grad, logits, targets, maxima, log_sums, grad_logits, T, stride_b, stride_t, V,
     IGNORE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -98,7 +116,7 @@ def cross_entropy_backward_kernel(
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     counts = columns < tl.where(target == IGNORE, 0, V)
     z = tl.load(row + columns, mask=counts, other=0.0).to(tl.float32)
-    p = tl.exp(z - tl.load(log_sums + token))
+    p = tl.exp(z - tl.load(maxima + token) - tl.load(log_sums + token))
     dz = tl.where(columns == target, p - 1, p) * tl.load(grad + token)
     tl.store(grad_logits + token * V + columns, tl.where(counts, dz, 0.0), mask=columns < V)
 
@@ -110,13 +128,14 @@ def causal_lm_loss(logits: Tensor, targets: Tensor) -> Tensor:
     target outside the vocabulary is not refused: the loss is then NaN, and so is its gradient.
     """
     check_device("causal_lm_loss", logits=logits, targets=targets)
+    check_dtypes("causal_lm_loss", targets, logits=logits)
     if logits.dim() < 2 or logits.shape[:-1] != targets.shape:
         raise ValueError(
             f"causal_lm_loss: logits have shape {tuple(logits.shape)}, targets "
             f"{tuple(targets.shape)}; they must be (..., V) and (...)"
         )
-    losses, _ = cross_entropy(logits, targets.long())
-    return mean(losses, targets)
+    targets = targets.long()
+    return mean(cross_entropy(logits, targets)[0], targets)
 
 
 def mean(losses: Tensor, targets: Tensor) -> Tensor:
@@ -130,49 +149,50 @@ def batched(logits: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("lm_from_scratch::cross_entropy", mutates_args=())
-def cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss and the log-sum-exp of each token, in float32."""
+def cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss of each token, its m and its log l, in float32."""
     logits, targets = batched(logits), targets.contiguous()
     losses = torch.zeros_like(targets, dtype=torch.float32)
-    log_sums = torch.zeros_like(losses)
+    maxima, log_sums = torch.zeros_like(losses), torch.zeros_like(losses)
     _, T, V = logits.shape
     cross_entropy_kernel[(targets.numel(),)](
-        logits, targets, losses, log_sums, T, *logits.stride()[:2], V, IGNORE=IGNORE, BLOCK=BLOCK
-    )
-    return losses, log_sums
+        logits, targets, losses, maxima, log_sums, T, *logits.stride()[:2], V,
+        IGNORE=IGNORE, BLOCK=BLOCK,
+    )  # fmt: skip
+    return losses, maxima, log_sums
 
 
 @torch.library.custom_op("lm_from_scratch::cross_entropy_backward", mutates_args=())
 def cross_entropy_backward(
-    grad: Tensor, logits: Tensor, targets: Tensor, log_sums: Tensor
+    grad: Tensor, logits: Tensor, targets: Tensor, maxima: Tensor, log_sums: Tensor
 ) -> Tensor:
     grad_logits = torch.empty_like(logits, memory_format=torch.contiguous_format)
     logits, targets, grad = batched(logits), targets.contiguous(), grad.contiguous()
     _, T, V = logits.shape
     cross_entropy_backward_kernel[(targets.numel(), triton.cdiv(V, BLOCK))](
-        grad, logits, targets, log_sums, grad_logits, T, *logits.stride()[:2], V,
+        grad, logits, targets, maxima, log_sums, grad_logits, T, *logits.stride()[:2], V,
         IGNORE=IGNORE, BLOCK=BLOCK,
     )  # fmt: skip
     return grad_logits
 
 
 @cross_entropy.register_fake
-def _(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     losses = targets.new_empty(targets.shape, dtype=torch.float32)
-    return losses, torch.empty_like(losses)
+    return losses, torch.empty_like(losses), torch.empty_like(losses)
 
 
 @cross_entropy_backward.register_fake
-def _(grad: Tensor, logits: Tensor, targets: Tensor, log_sums: Tensor) -> Tensor:
+def _(grad: Tensor, logits: Tensor, *_: Tensor) -> Tensor:
     return torch.empty_like(logits, memory_format=torch.contiguous_format)
 
 
-def keep_logits(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*inputs, output[1])
+def keep_logits(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*inputs, *output[1:])
 
 
-def backward_to_logits(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None]:
+def backward_to_logits(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, None]:
     return cross_entropy_backward(grad, *ctx.saved_tensors), None
 
 
@@ -201,14 +221,14 @@ def logits_tile(
 
 @triton.jit(do_not_specialize=["N"])
 def linear_cross_entropy_kernel(
-    x, weight, targets, log_sums, target_logits, N, V, C,
+    x, weight, targets, maxima, sums, target_logits, N, V, C,
     SPLIT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     tokens = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(1).to(tl.int64)
     first, end = split * SPLIT, tl.minimum(split * SPLIT + SPLIT, V)
     target = tl.load(targets + tokens, mask=tokens < N, other=-1)
-    m = tl.full((BLOCK_N,), -3.4e38, tl.float32)
+    m = tl.full((BLOCK_N,), LOWEST, tl.float32)
     l = tl.zeros((BLOCK_N,), tl.float32)
     target_logit = tl.zeros((BLOCK_N,), tl.float32)
     for start in range(first, end, BLOCK_V):
@@ -219,14 +239,15 @@ def linear_cross_entropy_kernel(
         l = l * tl.exp(m - new_m) + tl.sum(tl.exp(z - new_m[:, None]), 1)
         m = new_m
         target_logit += tl.sum(tl.where(rows == target[:, None], z, 0.0), 1)
-    tl.store(log_sums + split * N + tokens, m + tl.log(l), mask=tokens < N)
+    tl.store(maxima + split * N + tokens, m, mask=tokens < N)
+    tl.store(sums + split * N + tokens, l, mask=tokens < N)
     mine = (target >= first) & (target < end)
     tl.store(target_logits + tokens, target_logit, mask=mine)
 
 
 @triton.jit(do_not_specialize=["N", "first"])
 def linear_cross_entropy_backward_kernel(
-    grad, x, weight, targets, log_sums, grad_logits, first, N, V, C, stride,
+    grad, x, weight, targets, maxima, log_sums, grad_logits, first, N, V, C, stride,
     IGNORE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     tokens = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -234,9 +255,10 @@ def linear_cross_entropy_backward_kernel(
     rows = first + columns
     z = logits_tile(x, weight, tokens, rows, N, V, C, BLOCK_N, BLOCK_V, BLOCK_C)
     target = tl.load(targets + tokens, mask=tokens < N, other=IGNORE)[:, None]
+    m = tl.load(maxima + tokens, mask=tokens < N, other=0.0)[:, None]
     log_sum = tl.load(log_sums + tokens, mask=tokens < N, other=0.0)[:, None]
     dy = tl.load(grad + tokens, mask=tokens < N, other=0.0)[:, None]
-    p = tl.exp(z - log_sum)
+    p = tl.exp(z - m - log_sum)
     dz = tl.where(rows == target, p - 1, p) * dy
     inside = (tokens < N)[:, None] & (columns < stride) & (rows < V)
     tl.store(
@@ -267,31 +289,46 @@ def chunked_causal_lm_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: in
             f"targets {tuple(targets.shape)}; they must be (..., C), (V, C) and (...)"
         )
     check_device("chunked_causal_lm_loss", x=x, weight=weight, targets=targets)
+    check_dtypes("chunked_causal_lm_loss", targets, x=x, weight=weight)
+    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise ValueError(
+            f"chunked_causal_lm_loss: x is {x.dtype}, weight {weight.dtype}; outside autocast they "
+            "must agree"
+        )
     # autocast may ask for products in half precision
     x = x.to(F.linear(x[:0], weight[:0]).dtype)
     check_device("chunked_causal_lm_loss", x=x)
-    losses, _ = linear_cross_entropy(x, weight, targets.long(), chunk)
-    return mean(losses, targets)
+    targets = targets.long()
+    return mean(linear_cross_entropy(x, weight, targets, chunk)[0], targets)
+
+
+def tile_of(x: Tensor, weight: Tensor) -> dict[str, int]:
+    # 16 is what the compiler looks for, of addresses and of numbers in a row alike
+    aligned = all(n % 16 == 0 for n in (x.shape[-1], x.data_ptr(), weight.data_ptr()))
+    return TILES[x.itemsize, aligned]
 
 
 @torch.library.custom_op("lm_from_scratch::linear_cross_entropy", mutates_args=())
 def linear_cross_entropy(
     x: Tensor, weight: Tensor, targets: Tensor, chunk: int
-) -> tuple[Tensor, Tensor]:
-    """The loss and the log-sum-exp of each token, in float32."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss of each token, its m and its log l, in float32."""
     x, weight, targets = x.contiguous(), weight.contiguous(), targets.contiguous()
     N, (V, C) = targets.numel(), weight.shape
-    tile = TILES[x.itemsize]
+    tile = tile_of(x, weight)
     splits = triton.cdiv(V, SPLIT)
-    log_sums = torch.empty(splits, N, dtype=torch.float32, device=x.device)
+    maxima = torch.empty(splits, N, dtype=torch.float32, device=x.device)
+    sums = torch.empty_like(maxima)
     # stays NaN where no program finds the target: it does not count, or is outside the vocabulary
     target_logits = torch.full_like(targets, torch.nan, dtype=torch.float32)
     linear_cross_entropy_kernel[(triton.cdiv(N, tile["BLOCK_N"]), splits)](
-        x, weight, targets, log_sums, target_logits, N, V, C, SPLIT=SPLIT, **tile
+        x, weight, targets, maxima, sums, target_logits, N, V, C, SPLIT=SPLIT, **tile
     )
-    log_sum = log_sums.logsumexp(0).view_as(targets)
-    losses = (log_sum - target_logits).masked_fill(targets == IGNORE, 0.0)
-    return losses, log_sum.masked_fill(losses.isnan(), torch.nan)  # and so are the gradients
+    m = maxima.amax(0)
+    log_sum = (sums * (maxima - m).exp()).sum(0).log().view_as(targets)
+    m = m.view_as(targets)
+    losses = (log_sum - (target_logits - m)).masked_fill(targets == IGNORE, 0.0)
+    return losses, m, log_sum.masked_fill(losses.isnan(), torch.nan)  # and so are the gradients
 
 
 @torch.library.custom_op("lm_from_scratch::linear_cross_entropy_backward", mutates_args=())
@@ -300,6 +337,7 @@ def linear_cross_entropy_backward(
     x: Tensor,
     weight: Tensor,
     targets: Tensor,
+    maxima: Tensor,
     log_sums: Tensor,
     chunk: int,
     wanted: list[bool],
@@ -310,14 +348,14 @@ def linear_cross_entropy_backward(
     x, weight, targets = x.contiguous().flatten(0, -2), weight.contiguous(), targets.contiguous()
     grad = grad.contiguous()
     (N, C), V = x.shape, len(weight)
-    tile, chunk = TILES[x.itemsize], min(chunk, V)
+    tile, chunk = tile_of(x, weight), min(chunk, V)
     grad_logits = torch.empty(N, chunk, dtype=x.dtype, device=x.device)
     grad_x = torch.zeros(x.shape if of_x else 0, dtype=torch.float32, device=x.device)
     grad_weight = torch.empty_like(weight if of_weight else weight[:0])
     grid = (triton.cdiv(N, tile["BLOCK_N"]), triton.cdiv(chunk, tile["BLOCK_V"]))
     for first in range(0, V, chunk):
         linear_cross_entropy_backward_kernel[grid](
-            grad, x, weight, targets, log_sums, grad_logits, first, N, V, C, chunk,
+            grad, x, weight, targets, maxima, log_sums, grad_logits, first, N, V, C, chunk,
             IGNORE=IGNORE, **tile,
         )  # fmt: skip
         rows = weight[first : first + chunk].to(x.dtype)
@@ -330,9 +368,9 @@ def linear_cross_entropy_backward(
 
 
 @linear_cross_entropy.register_fake
-def _(x: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+def _(x: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
     losses = targets.new_empty(targets.shape, dtype=torch.float32)
-    return losses, torch.empty_like(losses)
+    return losses, torch.empty_like(losses), torch.empty_like(losses)
 
 
 @linear_cross_entropy_backward.register_fake
@@ -341,6 +379,7 @@ def _(
     x: Tensor,
     weight: Tensor,
     targets: Tensor,
+    maxima: Tensor,
     log_sums: Tensor,
     chunk: int,
     wanted: list[bool],
@@ -352,13 +391,13 @@ def _(
     )
 
 
-def keep_states(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def keep_states(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *tensors, ctx.chunk = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*tensors, output[1])
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*tensors, *output[1:])
 
 
-def backward_to_states(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+def backward_to_states(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     wanted = list(ctx.needs_input_grad[:2])
     grads = linear_cross_entropy_backward(grad, *ctx.saved_tensors, ctx.chunk, wanted)
     grad_x, grad_weight = (g if want else None for g, want in zip(grads, wanted, strict=True))

@@ -95,8 +95,8 @@ class Paged:
     """The keys, or the values, of some rows, where they lie. It is no tensor, and says so."""
 
     memory: Tensor  # (slots, Hkv, D) of one layer
-    table: Tensor  # (B, pages) int32: the pages of each row, filled up with any number
-    lengths: Tensor  # (B,) int32: tokens that the query of the row sees, unless a window hides them
+    table: Tensor  # (B, pages) integers: the pages of each row, filled up with any number
+    lengths: Tensor  # (B,) integers: what the query of a row sees, unless a window hides it
     page_size: int
     longest: int  # the largest that a length may be, known without reading them
 
@@ -112,7 +112,7 @@ class Paged:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise TypeError(
+        raise AttributeError(
             f"these are pages of a KernelPagedCache, which have no .{name}: put paged_attention "
             "into the model (use_kernels_ does), or make a tensor of them with .gather()"
         )
@@ -123,7 +123,9 @@ def paged_attention(
 ) -> Tensor:
     """:func:`~lm_from_scratch.kernels.decoding.decode_attention` over keys that lie in pages.
 
-    A query is the last token of its row, and sees all of them, or those in the window.
+    A query is the last token of its row, and sees all of them, or those in the window. ``k`` and
+    ``v`` must hold the very same tensors as table and lengths: to compare their numbers would make
+    the GPU wait. So the numbers of the pages are not checked either.
     """
     if visibility.allowed is not None or visibility.key_documents is not None:
         raise ValueError(
@@ -132,6 +134,7 @@ def paged_attention(
         )
     check_device("paged_attention", q=q, k=k.memory, v=v.memory, table=k.table, lengths=k.lengths)
     check_alike("paged_attention", k=k.memory, v=v.memory)
+    check_tables(k, v)
     B, H, _, D = q.shape
     Hkv = k.memory.shape[1]
     if k.memory.shape[2] != D or H % Hkv != 0 or k.table.shape[0] != B:
@@ -148,6 +151,27 @@ def paged_attention(
     return paged_forward(
         q, k.memory, v.memory, k.table, k.lengths, k.page_size, k.longest, visibility.window
     )
+
+
+def check_tables(k: Paged, v: Paged) -> None:
+    """Raise a ``ValueError`` unless the kernel can follow the pages: a table that is too short
+    would be read behind its end."""
+    sizes, others = ((x.page_size, x.longest) for x in (k, v))
+    if k.table is not v.table or k.lengths is not v.lengths or sizes != others:
+        raise ValueError(
+            "paged_attention: k and v must hold the same two tensors as table and lengths, and the "
+            f"same page_size and longest; the latter are {sizes} in k, {others} in v"
+        )
+    for name, x in (("table", k.table), ("lengths", k.lengths)):
+        if x.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"paged_attention: {name} is {x.dtype}; it must be int32 or int64")
+    rows, reach = k.table.shape[0], k.table.shape[1:].numel() * k.page_size
+    if k.table.dim() != 2 or reach < k.longest or k.lengths.shape != (rows,):
+        raise ValueError(
+            f"paged_attention: table has shape {tuple(k.table.shape)}, lengths "
+            f"{tuple(k.lengths.shape)}; they must be (rows, pages) and (rows,), and pages of "
+            f"{k.page_size} must hold longest={k.longest} keys"
+        )
 
 
 @torch.library.custom_op("lm_from_scratch::paged_attention", mutates_args=())
@@ -190,29 +214,24 @@ class KernelPagedCache(PagedCache):
     :func:`paged_attention`; a longer one, as for a prompt, gets gathered tensors, as before.
     """
 
-    def _plan(self, new: Tensor, batch: int, dense: bool) -> Visibility:
-        visibility = super()._plan(new, batch, dense)
-        P, S = self.pool.block_size, visibility.key_length
-        tables = [(row.table + [0] * S)[: triton.cdiv(S, P)] for row in self.rows]
-        ends = [row.length + n for row, n in zip(self.rows, self._new, strict=True)]
+    def _choose(self, queries: Tensor, keys: Tensor) -> None:
+        self._write = torch.where(queries >= 0, self._slots(queries), PADDING)  # (B, T)
+        if queries.shape[1] > 1:
+            self._read = self._slots(keys)  # (B, S)
+            return
         # a query that is padding sees nothing
-        seen = [end if n else 0 for end, n in zip(ends, self._new, strict=True)]
-        self._tables = torch.tensor(tables, dtype=torch.int32, device=new.device)
-        self._seen = torch.tensor(seen, dtype=torch.int32, device=new.device)
-        self._longest = S
-        positions = new.expand(batch, -1)  # (B, T)
-        pages = self._tables.long().gather(1, positions.clamp(min=0) // P)
-        self._slots = torch.where(positions >= 0, pages * P + positions % P, PADDING)
-        return visibility
+        seen = [row.length + n if n else 0 for row, n in zip(self.rows, self._new, strict=True)]
+        self._seen = torch.tensor(seen, dtype=torch.int32, device=queries.device)
+        self._pages, self._longest = self._tables.int(), keys.shape[1]
 
     def _store(self, layer: int, k: Tensor, v: Tensor) -> tuple[Any, Any]:
         memories = self.pool.keys[layer], self.pool.values[layer]
-        write_pages(k, v, *memories, self._slots)
+        write_pages(k, v, *memories, self._write)
         if k.shape[2] > 1:
             gathered = [memory[self._read].transpose(1, 2) for memory in memories]
             return gathered[0], gathered[1]
         pages = [
-            Paged(memory, self._tables, self._seen, self.pool.block_size, self._longest)
+            Paged(memory, self._pages, self._seen, self.pool.block_size, self._longest)
             for memory in memories
         ]
         return pages[0], pages[1]

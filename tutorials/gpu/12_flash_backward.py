@@ -329,6 +329,7 @@ print(inspect.getsource(flash_dk_dv_kernel.fn))
 # * **Delta.** The first kernel computes it on its way, and writes it for the second, which is launched behind it.
 # * **Transposed scores.** The second computes keys by queries, so that no weights have to be turned round for the products behind them.
 # * **The same rule.** ``sees``, the two loops, and the ranges are those of the forward pass. ``query_tiles`` gives them from the side of the keys.
+# * **One loop for heads and tiles.** A loop within a loop would stop fetching at the end of each head.
 # * **Smaller tiles.** Two accumulators of 64 rows fill many registers. So fewer queries pass by at a time.
 #
 # Correct
