@@ -2,8 +2,9 @@
 
 Each script of `tutorials/gpu` becomes the notebook beside it, with its outputs. It is executed by
 this machine: compiled on a GPU, interpreted on a CPU; a page prints the same on both. A notebook
-that belongs to its script already is left alone. Use --force after a change of the package, or on
-another machine. Names are those of the scripts, with or without `.py`.
+that belongs to its script and to the stored measurements already is left alone. Use --force after a
+change of the package, whose source pages show, or on another machine; nbval tells whether outputs
+differ. Names are those of the scripts, with or without `.py`.
 """
 
 from __future__ import annotations
@@ -25,12 +26,18 @@ import gallery
 import nbclient
 import nbformat
 import notebooks
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+sys.path.insert(0, str(gallery.ROOT))
+from lm_from_scratch.roofline import FILE
 
 METADATA = "lm_from_scratch"
 INTERPRETER = "CPU, Triton's interpreter"
 CPU = "CPU"
 SECONDS_OF_A_CELL = 600
+#: A cell raised, took too long, or ended the process that executes it.
+FAILURES = (CellExecutionError, CellTimeoutError, DeadKernelError)
 
 # Runs before the first cell: a figure carries the titles of its axes, which become its alt text.
 KEEP_TITLES = """
@@ -89,13 +96,24 @@ def digest(found: list[Any]) -> str:
     return hashlib.sha256(json.dumps(sources).encode()).hexdigest()
 
 
+def measured() -> str:
+    """SHA-256 of the measurements that `roofline.show` draws, or "none"."""
+    path = gallery.ROOT / FILE
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "none"
+
+
+def made_from(page: list[Any]) -> dict[str, str]:
+    """What the outputs of a page depend on, besides the package."""
+    return {"sha256": digest(page), "measurements": measured()}
+
+
 def is_fresh(script: Path) -> bool:
-    """Whether the stored notebook was executed from the script as it is now."""
+    """Whether the stored notebook was executed from the script and measurements as they are now."""
     path = notebook_path(script)
     if not path.is_file():
         return False
     stored = nbformat.read(path, as_version=4).metadata.get(METADATA, {})
-    return stored.get("sha256") == digest(cells(script))
+    return made_from(cells(script)).items() <= stored.items()
 
 
 def environment() -> dict[str, str]:
@@ -111,7 +129,7 @@ def environment() -> dict[str, str]:
 def execute(script: Path) -> Any:
     """The notebook of a script, every cell executed in order by a new kernel."""
     page = cells(script)
-    sha256 = digest(page)
+    origins = made_from(page)
     hidden = [new_code_cell(KEEP_TITLES), new_code_cell(WHERE)]
     notebook = new_notebook(cells=[hidden[0], *page, hidden[1]])
     client = nbclient.NotebookClient(
@@ -128,9 +146,9 @@ def execute(script: Path) -> Any:
         for i, cell in enumerate(notebook.cells):
             try:
                 client.execute_cell(cell, i, store_history=cell not in hidden)
-            except nbclient.exceptions.CellExecutionError as error:
+            except FAILURES as error:
                 plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-                raise Refused(f"{script.name}: {plain}") from None
+                raise Refused(f"{script.name}, cell {i - 1}: {plain}") from None
     seconds = time.perf_counter() - start
     found = json.loads("".join(output["text"] for output in hidden[1].outputs))
     notebook.cells = page
@@ -138,7 +156,7 @@ def execute(script: Path) -> Any:
         finish(cell, f"{script.name}, cell {i}")
     provenance = {
         "script": script.name,
-        "sha256": sha256,
+        **origins,
         "device": found["device"],
         "torch": found["torch"],
         "triton": found["triton"],

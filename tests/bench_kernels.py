@@ -6,17 +6,24 @@ ends. ``--smoke`` runs each row once at a tiny size, by the interpreter too, com
 PyTorch, and times and writes nothing.
 
 A time is that of the GPU, between two events, from a cold cache: a gigabyte is written before each
-repetition, which empties the L2 cache and gives the host time to launch what follows. Bytes and
-operations are what the function needs at least, each tensor read or written once. The roof is
+repetition, which empties the L2 cache and gives the host time to launch what follows. The roof is
 measured in the same run: a copy, and a product of two matrices.
+
+Bytes and operations are what no implementation can do without, so none is above the roof. Inputs
+are read once, and the result is written once. With the gradient, forward and backward count as one
+function: its upstream gradient is read once, too, the gradients of the inputs are written once, and
+nothing is read or computed again. What goes from one pass to the other, and whether it is stored
+or computed again, is the choice of the implementation.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import datetime
 import functools
+import importlib.util
 import json
 import os
 import platform
@@ -24,12 +31,13 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lm_from_scratch import activation, attention, loss, norm, quantize, rope
@@ -52,13 +60,19 @@ Clock = Callable[[Run], float]
 
 @dataclass
 class Row:
-    """A function at one size, and who computes it: the first two are the kernel and PyTorch."""
+    """A function at one size, and who computes it: the first two are the kernel and PyTorch.
+
+    These two are compared by what they return, or by what ``checked`` returns, where a result hides
+    too much. Less ``before``: of a step in place, the change is compared.
+    """
 
     kernel: str
     shape: str
     dtype: torch.dtype
     cost: Cost
     runs: dict[str, Run]
+    checked: dict[str, Run] = field(default_factory=dict)
+    before: Sequence[Tensor] = ()
 
 
 @dataclass
@@ -67,14 +81,11 @@ class Setting:
 
     smoke: bool
     device: str = "cuda" if CUDA else "cpu"
+    dtype: torch.dtype = torch.bfloat16 if CUDA else torch.float32
     generator: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
         self.generator = torch.Generator(self.device).manual_seed(0)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.bfloat16 if CUDA else torch.float32
 
     def size(self, full: int, tiny: int) -> int:
         return tiny if self.smoke else full
@@ -95,12 +106,15 @@ class Setting:
         return None if self.smoke else torch.compile(call, dynamic=False)
 
     def liger(self, name: str) -> Callable[..., Any] | None:
-        """A function of Liger-Kernel, where it is installed."""
-        try:
+        """A function of Liger-Kernel, where it is installed. One that it lacks fails when called,
+        and is reported as all that fails."""
+
+        def call(*given: Any) -> Any:
             from liger_kernel.transformers import functional
-        except ImportError:
-            return None
-        return None if self.smoke else getattr(functional, f"liger_{name}")
+
+            return getattr(functional, f"liger_{name}")(*given)
+
+        return None if self.smoke or not importlib.util.find_spec("liger_kernel") else call
 
 
 def rows_of(
@@ -109,13 +123,17 @@ def rows_of(
     shape: str,
     functions: Sequence[Callable[..., Any] | None],
     inputs: Sequence[Tensor],
-    forward: Cost,
-    both: Cost | None = None,
+    operations: Sequence[int],
+    more_bytes: int = 0,
+    checked: Sequence[Run] = (),
 ) -> Iterable[Row]:
-    """A row for a function (given as kernel, reference, Liger's), and one with its gradient."""
+    """A row for a function (given as kernel, reference, Liger's), and one with its gradient.
+
+    ``operations`` are those of each row; one means that there is no gradient. Bytes are those of
+    the ``inputs``, the result and their gradients, and ``more_bytes``.
+    """
     kernel, reference, liger = functions
     known = dict(zip(MARKERS, (kernel, reference, setting.compiled(reference), liger), strict=True))
-    upstream: Tensor | None = None
 
     def value(function: Callable[..., Any], given: Sequence[Tensor]) -> Any:
         with torch.no_grad():
@@ -126,19 +144,27 @@ def rows_of(
         leaves = [x for x in given if x.requires_grad]
         return torch.autograd.grad(result, leaves, None if result.dim() == 0 else upstream)
 
-    for how, cost, label in ((value, forward, name), (gradient, both, f"{name} with gradient")):
-        if cost is None:
-            continue
-        if how is gradient:
-            inputs = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
-            upstream = setting.randn(*value(reference, inputs).shape, dtype=setting.dtype)
+    def row(label: str, how: Callable[..., Any], moved: Sequence[Tensor], operations: int) -> Row:
         runs: dict[str, Run] = {}
         for who, function in known.items():
             if function is not None:
                 # Liger writes gradients over its inputs.
                 given = [copy.deepcopy(x) for x in inputs] if who == "Liger-Kernel" else inputs
                 runs[who] = functools.partial(how, function, given)
-        yield Row(label, shape, setting.dtype, cost, runs)
+        cost = Cost(sum(x.nbytes for x in moved) + more_bytes, operations)
+        return Row(label, shape, setting.dtype, cost, runs)
+
+    result = torch.empty_like(value(reference, inputs), device="meta")
+    forward = row(name, value, [*inputs, result], operations[0])
+    forward.checked = dict(zip(("kernel", "torch"), checked))
+    yield forward
+    if len(operations) == 2:
+        del forward
+        inputs = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
+        upstream = setting.randn(*result.shape, dtype=result.dtype)
+        leaves = [x for x in inputs if x.requires_grad]
+        moved = [*inputs, result, upstream, *leaves]
+        yield row(f"{name} with gradient", gradient, moved, operations[1])
 
 
 # -- the rows --------------------------------------------------------------------------------
@@ -149,10 +175,10 @@ def swiglu(s: Setting) -> Iterable[Row]:
 
     N, C = s.size(32768, 3), s.size(4864, 37)
     gate, up = s.randn(N, C), s.randn(N, C)
-    n, size = gate.numel(), gate.nbytes
+    n = gate.numel()
     return rows_of(
         s, "swiglu", f"{N} x {C}", (kernel, activation.swiglu, s.liger("swiglu")), (gate, up),
-        Cost(3 * size, 5 * n), Cost(8 * size, 17 * n),
+        (5 * n, 11 * n),
     )  # fmt: skip
 
 
@@ -164,10 +190,10 @@ def softmax(s: Setting) -> Iterable[Row]:
 
     N, C = s.size(32768, 3), s.size(4096, 37)
     x = s.randn(N, C)
+    n = x.numel()
     return rows_of(
-        s, "softmax", f"{N} x {C}", (kernel, reference, s.liger("softmax")), (x,),
-        Cost(2 * x.nbytes, 5 * x.numel()), Cost(5 * x.nbytes, 9 * x.numel()),
-    )  # fmt: skip
+        s, "softmax", f"{N} x {C}", (kernel, reference, s.liger("softmax")), (x,), (5 * n, 9 * n)
+    )
 
 
 def rms_norm(s: Setting) -> Iterable[Row]:
@@ -178,9 +204,10 @@ def rms_norm(s: Setting) -> Iterable[Row]:
     for C in (s.size(896, 37), s.size(4096, 100)):
         N = s.size(2**28 // C // 2, 5)
         x, weight = s.randn(N, C), s.randn(C)
+        n = x.numel()
         yield from rows_of(
             s, "rms_norm", f"{N} x {C}", (kernel, norm.rms_norm, theirs), (x, weight),
-            Cost(2 * x.nbytes, 4 * x.numel()), Cost(5 * x.nbytes, 14 * x.numel()),
+            (4 * n, 12 * n),
         )  # fmt: skip
 
 
@@ -190,15 +217,14 @@ def rotary(s: Setting) -> Iterable[Row]:
     B, T, H, D = s.size(32, 1), s.size(4096, 5), s.size(14, 2), s.size(64, 8)
     x = s.randn(B, T, H, D).transpose(1, 2)
     angle = s.randn(1, 1, T, D // 2, dtype=torch.float32)
-    cos, sin = angle.cos().to(s.dtype), angle.sin().to(s.dtype)
+    cos, sin = angle.cos(), angle.sin()
 
     def turn(function: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
         return lambda x: function(x, cos, sin)
 
     return rows_of(
         s, "rope", f"{B} x {H} x {T} x {D}", (turn(kernel), turn(rope.apply_rope), None), (x,),
-        Cost(2 * x.nbytes + 2 * cos.nbytes, 3 * x.numel()),
-        Cost(4 * x.nbytes + 4 * cos.nbytes, 6 * x.numel()),
+        (3 * x.numel(), 6 * x.numel()), more_bytes=cos.nbytes + sin.nbytes,
     )  # fmt: skip
 
 
@@ -207,56 +233,59 @@ def optimizer(s: Setting) -> Iterable[Row]:
     from lm_from_scratch.kernels.adamw import adamw_
 
     shape = s.size(4864, 5), s.size(13440, 37)
-    made = [s.randn(*shape, dtype=torch.float32) for _ in range(3)]
-    param, grad, m = made
+    # The weights are as small as those of a model: a step must not be lost in their rounding.
+    param, grad, m = (scale * s.randn(*shape, dtype=torch.float32) for scale in (0.02, 1.0, 0.1))
     v = m.square()
     cost = Cost(7 * param.nbytes, 15 * param.numel())
     theirs = torch.nn.Parameter(param.clone())
     theirs.grad = grad
     fused = torch.optim.AdamW([theirs], fused=True)
-    fused.state[theirs] = dict(step=torch.zeros((), device=s.device), exp_avg=m.clone(),
-                               exp_avg_sq=v.clone())  # fmt: skip
+    state = fused.state[theirs]
+    state.update(step=torch.zeros((), device=s.device), exp_avg=m.clone(), exp_avg_sq=v.clone())
     step = s.compiled(adamw)
-    old = param.clone(), m.clone(), v.clone()
+    before = param.clone(), m.clone(), v.clone()
 
-    def ours() -> Tensor:
+    def ours() -> tuple[Tensor, ...]:
         adamw_(param, grad, m, v, 1)
-        return param
+        return param, m, v
 
-    def torch_step() -> Tensor:
+    def torch_step() -> tuple[Tensor, ...]:
         fused.step()
-        return theirs.detach()
+        return theirs.detach(), state["exp_avg"], state["exp_avg_sq"]
 
     runs: dict[str, Run] = {"kernel": ours, "torch": torch_step}
     if step is not None:
-        runs["compiled"] = lambda: step(old[0], grad, *old[1:], 1)
-    yield Row("adamw", f"{shape[0]} x {shape[1]}", torch.float32, cost, runs)
+        runs["compiled"] = lambda: step(before[0], grad, *before[1:], 1)
+    shape_text = f"{shape[0]} x {shape[1]}"
+    yield Row("adamw", shape_text, torch.float32, cost, runs, before=before)
 
 
 def galore(s: Setting) -> Iterable[Row]:
+    """The rate of learning is 1: the change of a half-precision weight must outlive rounding."""
     from lm_from_scratch.kernels.galore import galore_step_
 
     m, n, r = s.size(4096, 20), s.size(11008, 37), s.size(128, 4)
-    param, grad = s.randn(m, n), s.randn(m, n)
+    param, grad = 0.02 * s.randn(m, n), s.randn(m, n)
     left = torch.linalg.qr(s.randn(m, r, dtype=torch.float32))[0]
-    first = s.randn(r, n, dtype=torch.float32)
+    first = 0.1 * s.randn(r, n, dtype=torch.float32)
     second = first.square()
-    cost = Cost(3 * param.nbytes + 4 * first.nbytes + left.nbytes, 4 * m * n * r)
-    old = param.clone(), first.clone(), second.clone()
+    operations = 4 * m * n * r + 3 * m * n + 15 * r * n
+    cost = Cost(3 * param.nbytes + 4 * first.nbytes + left.nbytes, operations)
+    before = param.clone(), first.clone(), second.clone()
     step = s.compiled(galore_step)
 
-    def ours() -> Tensor:
-        galore_step_(param, grad, left, None, first, second, 1)
-        return param
+    def ours() -> tuple[Tensor, ...]:
+        galore_step_(param, grad, left, None, first, second, 1, lr=1.0)
+        return param, first, second
 
-    def theirs(function: Callable[..., Any]) -> Tensor:
+    def theirs(function: Callable[..., Any]) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            return function(old[0], grad, left, None, *old[1:], 1)[0]
+            return function(before[0], grad, left, None, *before[1:], 1, 1.0)
 
     runs: dict[str, Run] = {"kernel": ours, "torch": functools.partial(theirs, galore_step)}
     if step is not None:
         runs["compiled"] = functools.partial(theirs, step)
-    yield Row("galore_step", f"{m} x {n}, rank {r}", s.dtype, cost, runs)
+    yield Row("galore_step", f"{m} x {n}, rank {r}", s.dtype, cost, runs, before=before)
 
 
 def matmul(s: Setting) -> Iterable[Row]:
@@ -265,11 +294,10 @@ def matmul(s: Setting) -> Iterable[Row]:
     for M, N, K in ((8192, 8192, 8192), (8192, 4864, 896)):
         M, N, K = s.size(M, 33), s.size(N, 20), s.size(K, 37)
         a, b = s.randn(M, K), s.randn(N, K).mT
-        size = a.nbytes + b.nbytes + M * N * a.element_size()
-        operations = 2 * M * N * K
+        product = 2 * M * N * K
         yield from rows_of(
             s, "matmul", f"{M} x {N} x {K}", (kernel, torch.matmul, None), (a, b),
-            Cost(size, operations), Cost(3 * size, 3 * operations),
+            (product, 3 * product),
         )  # fmt: skip
 
 
@@ -279,64 +307,87 @@ def int8(s: Setting) -> Iterable[Row]:
     N, K = s.size(8192, 33), s.size(8192, 64)
     weight = quantize.Int8Weight.quantize(s.randn(N, K))
     for M in (1, s.size(16, 5)):
-        x = s.randn(M, K)
-        cost = Cost(N * K + x.nbytes + M * N * x.element_size(), 2 * M * N * K)
         functions = (functools.partial(f, weight=weight) for f in (kernel, quantize.linear))
-        yield from rows_of(s, "int8", f"{M} x {N} x {K}", (*functions, None), (x,), cost)
+        yield from rows_of(
+            s, "int8", f"{M} x {N} x {K}", (*functions, None), (s.randn(M, K),), (2 * M * N * K,),
+            more_bytes=weight.nbytes,
+        )  # fmt: skip
+
+
+def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """In a mean over tokens, what is wrong for one of them would not be seen."""
+    losses = F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), reduction="none")
+    return losses.view_as(targets)
 
 
 def cross_entropy(s: Setting) -> Iterable[Row]:
-    from lm_from_scratch.kernels.loss import causal_lm_loss as kernel
+    from lm_from_scratch.kernels import loss as kernels
 
     N, V = s.size(8192, 5), s.size(151936, 300)
     logits, targets = s.randn(1, N, V), s.ids(V, 1, N)
     liger = s.liger("cross_entropy")
     flat = None if liger is None else lambda x, y: liger(x.flatten(0, 1), y.flatten())
-    n, size = logits.numel(), logits.nbytes
     return rows_of(
-        s, "cross_entropy", f"{N} x {V}", (kernel, loss.causal_lm_loss, flat), (logits, targets),
-        Cost(size, 4 * n), Cost(3 * size, 8 * n),
+        s, "cross_entropy", f"{N} x {V}", (kernels.causal_lm_loss, loss.causal_lm_loss, flat),
+        (logits, targets), (4 * N * V, 5 * N * V),
+        checked=(
+            lambda: kernels.cross_entropy(logits, targets)[0],
+            lambda: token_losses(logits, targets),
+        ),
     )  # fmt: skip
 
 
 def linear_cross_entropy(s: Setting) -> Iterable[Row]:
-    from lm_from_scratch.kernels.loss import chunked_causal_lm_loss as kernel
+    """Three products: the logits, and the gradients of x and of the weight."""
+    from lm_from_scratch.kernels import loss as kernels
 
     N, V, C = s.size(8192, 5), s.size(151936, 300), s.size(896, 32)
     x, weight, targets = s.randn(1, N, C), 0.1 * s.randn(V, C), s.ids(V, 1, N)
     liger = s.liger("fused_linear_cross_entropy")
     flat = None if liger is None else lambda x, w, y: liger(x.flatten(0, 1), w, y.flatten())
-    size, operations = x.nbytes + weight.nbytes, 2 * N * V * C
+    product = 2 * N * V * C
     return rows_of(
         s, "linear_cross_entropy", f"{N} x {V} x {C}",
-        (kernel, loss.chunked_causal_lm_loss, flat), (x, weight, targets),
-        Cost(size, operations), Cost(2 * size, 4 * operations),
+        (kernels.chunked_causal_lm_loss, loss.chunked_causal_lm_loss, flat), (x, weight, targets),
+        (product, 3 * product),
+        checked=(
+            lambda: kernels.linear_cross_entropy(x, weight, targets, 4096)[0],
+            lambda: token_losses(x @ weight.mT, targets),
+        ),
     )  # fmt: skip
 
 
 def flash(s: Setting) -> Iterable[Row]:
-    """Causal. With the gradient 2 products of tiles and 5 more, of which half are visible."""
+    """Causal, then documents of about 512 tokens behind each other. Forward has 2 products for the
+    visible pairs; backward has 4 more, and no need for the scores where the weights are kept."""
     from lm_from_scratch.kernels.attention import flash_attention as kernel
 
-    for H, Hkv, D in ((14, 2, 64), (32, 8, 128)):
-        B, T, D = s.size(4, 1), s.size(4096, 37), s.size(D, 16)
+    for H, Hkv, D, packed in ((14, 2, 64, False), (32, 8, 128, False), (14, 2, 64, True)):
+        B, T, D = s.size(4, 2), s.size(4096, 37), s.size(D, 16)
         H, Hkv = s.size(H, 4), s.size(Hkv, 2)
-        seen = torch.arange(T, device=s.device)[None]
-        visibility = Visibility(seen, seen, dense=True)
+        positions, documents = torch.arange(T, device=s.device)[None], None
+        if packed:
+            begins = s.ids(T, B, T) < 8
+            begins[:, 0] = True
+            documents = begins.cumsum(1)
+            positions = positions - torch.where(begins, positions, 0).cummax(1).values
+        visibility = Visibility(positions, positions, documents, documents, dense=not packed)
+        pairs = int((positions.expand(B, T) + 1).sum())
+        product = 2 * H * D * pairs
         q, k, v = (s.randn(B, T, heads, D).transpose(1, 2) for heads in (H, Hkv, Hkv))
-        product = B * H * T * T * D  # 2 operations, for the visible half
-        size = 2 * q.nbytes + k.nbytes + v.nbytes
         functions = (
             functools.partial(f, visibility=visibility) for f in (kernel, attention.sdpa_attention)
         )
         yield from rows_of(
-            s, "flash_attention", f"{B} x {H}/{Hkv} x {T} x {D}", (*functions, None), (q, k, v),
-            Cost(size, 2 * product), Cost(2 * size, 7 * product),
+            s, "flash_attention, documents" if packed else "flash_attention",
+            f"{B} x {H}/{Hkv} x {T} x {D}", (*functions, None), (q, k, v),
+            (2 * product, 6 * product),
         )  # fmt: skip
 
 
 def decoding(s: Setting) -> Iterable[Row]:
-    """One query in each row; the keys in one tensor, then in pages of 16 in any order."""
+    """One query in each row; the keys in one tensor, whole or behind padding, then in pages of 16
+    in any order."""
     from lm_from_scratch.kernels.decoding import decode_attention
     from lm_from_scratch.kernels.paged import Paged, paged_attention
 
@@ -344,13 +395,26 @@ def decoding(s: Setting) -> Iterable[Row]:
     seen = torch.arange(S, device=s.device)[None]
     visibility = Visibility(seen[:, -1:], seen, dense=True)
     q, k, v = s.randn(B, H, 1, D), s.randn(B, Hkv, S, D), s.randn(B, Hkv, S, D)
-    cost = Cost(k.nbytes + v.nbytes + 2 * q.nbytes, 4 * B * H * S * D)
     shape = f"{B} x {H}/{Hkv} x {S} x {D}"
+    operations = (4 * B * H * S * D,)
     functions = (
         functools.partial(f, visibility=visibility)
         for f in (decode_attention, attention.sdpa_attention)
     )
-    yield from rows_of(s, "decode_attention", shape, (*functions, None), (q, k, v), cost)
+    yield from rows_of(s, "decode_attention", shape, (*functions, None), (q, k, v), operations)
+
+    padding = s.ids(S, B, 1)  # half of the keys on average, which need not be read
+    real = (seen - padding).clamp(min=-1)
+    padded = Visibility(real[:, -1:], real)
+    hidden = int(padding.sum())
+    functions = (
+        functools.partial(f, visibility=padded)
+        for f in (decode_attention, attention.sdpa_attention)
+    )
+    yield from rows_of(
+        s, "decode_attention, left-padded", shape, (*functions, None), (q, k, v),
+        (4 * H * D * (B * S - hidden),), more_bytes=-2 * hidden * Hkv * D * k.element_size(),
+    )  # fmt: skip
 
     pages = torch.randperm(B * S // 16, generator=s.generator, device=s.device)
     table = pages.int().view(B, S // 16)
@@ -365,8 +429,10 @@ def decoding(s: Setting) -> Iterable[Row]:
         held = (Paged(memory, table, lengths, 16, S).gather() for memory in (keys, values))
         return attention.sdpa_attention(q, *held, visibility)
 
-    functions = over_pages, gathered, None
-    yield from rows_of(s, "paged_attention", shape, functions, (q, keys, values), cost)
+    yield from rows_of(
+        s, "paged_attention", shape, (over_pages, gathered, None), (q, keys, values), operations,
+        more_bytes=table.nbytes + lengths.nbytes,
+    )  # fmt: skip
 
 
 ROWS: dict[str, Callable[[Setting], Iterable[Row]]] = {
@@ -424,17 +490,38 @@ def ceilings(clock: Clock, setting: Setting) -> dict[str, float]:
 
 def check_agreement(row: Row) -> None:
     """A kernel that computes something else would not be worth its time."""
-    ours, theirs = (several(row.runs[who]()) for who in ("kernel", "torch"))
+    runs = row.runs | row.checked
+    theirs = several(runs["torch"]())
+    with unwritten_is_nan():
+        ours = several(runs["kernel"]())
     tolerance = 1e-4 if row.dtype == torch.float32 else 3e-2
-    for mine, their in zip(ours, theirs, strict=True):
-        mine, their = mine.detach().float(), their.detach().float()
+    before = row.before or [torch.zeros((), device=x.device) for x in ours]
+    for mine, their, old in zip(ours, theirs, before, strict=True):
+        mine, their = (x.detach().float() - old.float() for x in (mine, their))
         worst = float((mine - their).abs().max() / their.abs().max())
         if not worst <= tolerance:
             raise AssertionError(f"{row.kernel} {row.shape} differs from torch by {worst:.2g}")
 
 
+@contextlib.contextmanager
+def unwritten_is_nan() -> Iterator[None]:
+    """New tensors hold NaN. They might hold the result that PyTorch has just freed, so that a
+    kernel which writes nothing would agree with it."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def several(result: Any) -> list[Tensor]:
     return list(result) if isinstance(result, tuple | list) else [result]
+
+
+def words(error: Exception) -> str:
+    """The kind of an error, and its first line."""
+    first = (str(error).strip() or "no message").splitlines()[0]
+    return f"{type(error).__name__}: {first}"
 
 
 def measure(row: Row, clock: Clock) -> tuple[dict[str, Any], list[str]]:
@@ -447,8 +534,7 @@ def measure(row: Row, clock: Clock) -> tuple[dict[str, Any], list[str]]:
                 check_agreement(row)
             seconds[who] = times(run, clock)
         except Exception as error:  # a missing feature of one of them is no reason to stop
-            first = (str(error).strip() or "no message").splitlines()[0]
-            problems.append(f"{row.kernel} {row.shape}, {who}: {type(error).__name__}: {first}")
+            problems.append(f"{row.kernel} {row.shape}, {who}: {words(error)}")
     result = {
         "kernel": row.kernel,
         "shape": row.shape,
@@ -510,8 +596,7 @@ def decode_rates(setting: Setting) -> tuple[list[dict[str, Any]], list[str]]:
             try:
                 rates = run()
             except Exception as error:
-                first = (str(error).strip() or "no message").splitlines()[0]
-                problems.append(f"decoding, {name}: {type(error).__name__}: {first}")
+                problems.append(f"decoding, {name}: {words(error)}")
                 continue
             shape = "Qwen2-0.5B" if not setting.smoke else "tiny"
             stored.append({"model": shape, "batch": batch, "implementation": name,
@@ -660,7 +745,7 @@ def provenance() -> dict[str, str]:
         "torch": torch.__version__,
         "triton": triton.__version__,
         "python": platform.python_version(),
-        "commit": said("git", "rev-parse", "HEAD"),
+        "commit": said("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"),
         "date": datetime.date.today().isoformat(),
     }
 
@@ -676,18 +761,23 @@ def store(path: Path, report: dict[str, Any]) -> None:
 def run_rows(
     setting: Setting, clock: Clock, names: Sequence[str], roof: GPU
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    results, problems = [], []
+    """The results of the rows; what fails, in making a row too, does not stop the others."""
+    results: list[dict[str, Any]] = []
+    problems: list[str] = []
     for name in names:
-        for row in ROWS[name](setting):
-            torch.compiler.reset()
-            result, found = measure(row, clock)
-            problems += found
-            print(line_of(result, roof), flush=True)
-            if "kernel" in result["seconds"]:
-                results.append(result)
-            del row
-        if CUDA:
-            torch.cuda.empty_cache()
+        try:
+            for row in ROWS[name](setting):
+                torch.compiler.reset()
+                result, found = measure(row, clock)
+                problems += found
+                print(line_of(result, roof), flush=True)
+                if "kernel" in result["seconds"]:
+                    results.append(result)
+                del row
+            if CUDA:
+                torch.cuda.empty_cache()
+        except Exception as error:
+            problems.append(f"{name}, kernel: {words(error)}")
     return results, problems
 
 
@@ -703,6 +793,19 @@ def smoke(setting: Setting, names: Sequence[str]) -> int:
         raise AssertionError("; ".join(problems))
     print(f"{count} rows agree with torch, {len(rates)} models decode")
     return count
+
+
+def finish(report: dict[str, Any], problems: Sequence[str], out: Path) -> None:
+    """Store a report; one that lacks a kernel does not take the place of a whole one."""
+    incomplete = failed(problems)
+    path = ROOT / "build" / FILE.name if incomplete else out
+    store(path, report)
+    print(f"incomplete, written to {path}, not to {out}" if incomplete else f"written to {path}")
+
+
+def failed(problems: Iterable[str]) -> bool:
+    """Whether a kernel is missing; that another implementation is, is no reason to fail."""
+    return any(", kernel:" in problem or ", kernels:" in problem for problem in problems)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -726,15 +829,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"copy {found['copy'] / 1e12:.2f} TB/s, matmul {found['matmul'] / 1e12:.0f} TFLOP/s")
     roof = GPU(about["device"], found["copy"], found["matmul"], found["matmul"])
     results, problems = run_rows(setting, clock, names, roof)
-    rates, missing = ([], []) if options.only else decode_rates(setting)
-    problems += missing
+    rates: list[dict[str, Any]] = []
+    if not options.only:
+        try:
+            rates, missing = decode_rates(setting)
+            problems += missing
+        except Exception as error:
+            problems.append(f"decoding, kernels: {words(error)}")
     for problem in problems:
         print("not measured:", problem)
     if not options.only:
         report = {"provenance": about, "ceilings": found, "results": results, "decoding": rates}
-        store(options.out, report)
-        print(f"written to {options.out}")
-    if any(", kernel:" in problem or ", kernels:" in problem for problem in problems):
+        finish(report, problems, options.out)
+    if failed(problems):
         sys.exit("a kernel could not be measured")
 
 

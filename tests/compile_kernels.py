@@ -37,11 +37,19 @@ def half(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.zeros(shape, dtype=dtype, requires_grad=True)
 
 
-def decode(n_head: int, n_kv_head: int, D: int, window: int | None, dense: bool) -> None:
+def decode(
+    n_head: int,
+    n_kv_head: int,
+    D: int,
+    window: int | None = None,
+    dense: bool = True,
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
     """One query in each of 8 rows, 4096 keys."""
     seen = torch.arange(4096)[None]
     visibility = Visibility(seen[:, -1:], seen, window=window, dense=dense)
-    q, k = half(8, n_head, 1, D).detach(), half(8, n_kv_head, 4096, D).detach()
+    q, k = half(8, n_head, 1, D, dtype=dtype), half(8, n_kv_head, 4096, D, dtype=dtype)
+    q, k = q.detach(), k.detach()
     decode_attention(q, k, k, visibility)
 
 
@@ -92,9 +100,11 @@ def ids(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.long)
 
 
-def fused_loss(autocast: torch.dtype | None, dtype: torch.dtype = torch.bfloat16) -> None:
+def fused_loss(
+    autocast: torch.dtype | None, dtype: torch.dtype = torch.bfloat16, C: int = 896
+) -> None:
     """Few rows of the head: the products of backward are torch's, and are computed."""
-    x, weight = half(1, 64, 896, dtype=dtype), half(4096, 896, dtype=dtype)
+    x, weight = half(1, 64, C, dtype=dtype), half(4096, C, dtype=dtype)
     with torch.autocast("cpu", autocast, enabled=autocast is not None):
         loss = chunked_causal_lm_loss(x, weight, ids(1, 64))
     loss.backward()
@@ -121,15 +131,23 @@ LAUNCHES: dict[str, Callable[[], Any]] = {
     "loss, fused": lambda: fused_loss(None),
     "loss, fp32": lambda: fused_loss(None, torch.float32),
     "loss, autocast": lambda: fused_loss(torch.bfloat16, torch.float32),
-    "decode": lambda: decode(14, 2, 64, None, dense=True),
-    "decode, window": lambda: decode(14, 2, 64, 1024, dense=True),
-    "decode, mask": lambda: decode(14, 2, 64, None, dense=False),
-    "decode, D = 128": lambda: decode(28, 4, 128, None, dense=True),
-    "decode, D = 256": lambda: decode(8, 1, 256, None, dense=True),
+    "loss, C = 1000": lambda: fused_loss(None, C=1000),
+    "loss, C = 100": lambda: fused_loss(None, C=100),
+    "loss, C = 65, autocast": lambda: fused_loss(torch.bfloat16, torch.float32, C=65),
+    "decode": lambda: decode(14, 2, 64),
+    "decode, window": lambda: decode(14, 2, 64, window=1024),
+    "decode, mask": lambda: decode(14, 2, 64, dense=False),
+    "decode, D = 128": lambda: decode(28, 4, 128),
+    "decode, D = 256": lambda: decode(8, 1, 256),
+    "decode, float32": lambda: [decode(32, 8, D, dtype=torch.float32) for D in (64, 128, 256)],
+    "decode, 64 heads on 1": lambda: [
+        decode(64, 1, D, dtype=dtype) for D, dtype in ((256, torch.bfloat16), (128, torch.float32))
+    ],
     "decode, paged": decode_paged,
     "flash": lambda: flash(14, 2, 64),
     "flash, packed": lambda: flash(14, 2, 64, packed=True),
     "flash, mask": lambda: flash(14, 2, 64, masked=True),
+    "flash, packed, mask": lambda: flash(14, 2, 64, packed=True, masked=True),
     "flash, D = 128": lambda: flash(28, 4, 128),
     "flash, D = 128, packed": lambda: flash(28, 4, 128, packed=True),
     "galore, left": lambda: galore(896, 4864, (True, False)),

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,20 +38,80 @@ def kernels_in_the_package() -> set[str]:
     return found
 
 
-def test_every_kernel_is_in_a_row_that_agrees_with_torch(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def launches(monkeypatch: pytest.MonkeyPatch, instead: Callable[[str], bool]) -> set[str]:
+    """The names of the kernels that are launched from now on; ``instead`` of some, nothing is."""
     launched: set[str] = set()
     plain = triton.KernelInterface.__getitem__
 
     def listed(kernel: Any, grid: Any) -> Any:
         launched.add(kernel.fn.__name__)
-        return plain(kernel, grid)
+        return (lambda *_, **__: None) if instead(kernel.fn.__name__) else plain(kernel, grid)
 
     monkeypatch.setattr(triton.KernelInterface, "__getitem__", listed)
-    bench_kernels.main(["--smoke"])
+    return launched
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+def test_every_kernel_is_in_a_row_that_agrees_with_torch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dtype: torch.dtype | None
+) -> None:
+    """In half precision, too, which is what a GPU computes with."""
+    launched = launches(monkeypatch, instead=lambda name: False)
+    if dtype is None:
+        bench_kernels.main(["--smoke"])
+    else:
+        bench_kernels.smoke(Setting(smoke=True, dtype=dtype), list(ROWS))
     assert re.search(r"\d+ rows agree with torch, 4 models decode", capsys.readouterr().out)
     assert kernels_in_the_package() - launched <= NOT_TIMED
+
+
+def fails(row: Row) -> bool:
+    try:
+        bench_kernels.check_agreement(row)
+    except AssertionError as error:
+        return "differs from torch by" in str(error)
+    return False
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_kernel_that_does_nothing_is_seen(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """None of them at all: every row fails. All but one: a row fails."""
+    setting = Setting(smoke=True)
+    with monkeypatch.context() as patch:
+        launched = launches(patch, instead=lambda _: True)
+        for row in ROWS[name](setting):
+            assert fails(row), row.kernel
+    for kernel in launched if len(launched) > 1 else ():
+        with monkeypatch.context() as patch:
+            launches(patch, instead=lambda one, kernel=kernel: one == kernel)
+            assert any(fails(row) for row in ROWS[name](setting)), kernel
+
+
+def test_a_step_of_half_precision_that_does_nothing_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launches(monkeypatch, instead=lambda _: True)
+    (row,) = ROWS["galore_step"](Setting(smoke=True, dtype=torch.float16))
+    assert fails(row)
+
+
+def test_a_number_is_moved_once() -> None:
+    """Of tensors of one size there are, with the gradient, twice as many: none is read again."""
+    setting = Setting(smoke=True)
+    for name in ("swiglu", "softmax", "rms_norm", "matmul", "linear_cross_entropy"):
+        forward, both, *_ = ROWS[name](setting)
+        assert both.kernel == f"{forward.kernel} with gradient"
+        targets = 5 * 8 if "entropy" in name else 0  # have no gradient
+        assert both.cost.bytes == 2 * forward.cost.bytes - targets
+    products = [row.cost.operations for row in ROWS["linear_cross_entropy"](setting)]
+    assert products == [2 * 5 * 300 * 32, 3 * 2 * 5 * 300 * 32]
+
+
+def test_rows_that_look_at_positions() -> None:
+    rows = [row for name in ("flash_attention", "decoding") for row in ROWS[name](Setting(True))]
+    costs = {row.kernel: row.cost for row in rows}
+    for name in ("flash_attention, documents", "decode_attention, left-padded"):
+        assert costs[name].operations < costs[name.partition(",")[0]].operations
 
 
 def test_rows_have_names_that_pages_ask_for() -> None:
@@ -85,6 +149,7 @@ def test_what_is_stored_is_what_pages_read(
     ceilings = bench_kernels.ceilings(lambda run: (run(), 0.5)[1], setting)
     assert ceilings == {"copy": 4 * 2**10, "matmul": 4 * 16**3}
     about = bench_kernels.provenance()
+    assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?|unknown", about["commit"])
     path = tmp_path / "gpu" / "measurements.json"
     rates, _ = bench_kernels.decode_rates(setting)
     report = dict(provenance=about, ceilings=ceilings, results=results, decoding=rates)
@@ -145,6 +210,70 @@ def test_one_that_fails_does_not_stop_the_others(few: None) -> None:
     result, problems = bench_kernels.measure(row(**runs), lambda run: (run(), 1.0)[1])
     assert list(result["seconds"]) == ["kernel", "torch"]
     assert problems == ["a kernel 3, compiled: RuntimeError: no such feature"]
+
+
+def test_a_row_that_cannot_be_made_does_not_stop_the_others(
+    few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.ones(3)
+    good = row(kernel=lambda: x, torch=lambda: x)
+
+    def rows(setting: Setting) -> Iterator[Row]:
+        yield good
+        raise torch.OutOfMemoryError("CUDA out of memory\nand how much")
+
+    monkeypatch.setattr(bench_kernels, "ROWS", {"large": rows, "small": lambda _: [good]})
+    results, problems = bench_kernels.run_rows(
+        Setting(smoke=True), lambda run: (run(), 1.0)[1], ["large", "small"], GPU("", 1.0, 1.0, 1.0)
+    )
+    assert len(results) == 2
+    assert problems == ["large, kernel: OutOfMemoryError: CUDA out of memory"]
+    assert bench_kernels.failed(problems)
+
+
+def test_an_older_liger_fails_alone(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting(smoke=False)
+    monkeypatch.setattr(bench_kernels.importlib.util, "find_spec", lambda name: None)
+    assert setting.liger("softmax") is None
+    monkeypatch.setattr(bench_kernels.importlib.util, "find_spec", lambda name: name)
+    modules = {"liger_kernel": SimpleNamespace()}
+    modules["liger_kernel.transformers"] = SimpleNamespace(functional=SimpleNamespace())
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    x = torch.ones(3)
+    theirs = setting.liger("softmax")
+    assert theirs is not None
+    runs = {"kernel": lambda: x, "torch": lambda: x, "Liger-Kernel": lambda: theirs(x)}
+    result, problems = bench_kernels.measure(row(**runs), lambda run: (run(), 1.0)[1])
+    assert list(result["seconds"]) == ["kernel", "torch"]
+    assert len(problems) == 1 and "no attribute 'liger_softmax'" in problems[0]
+    assert not bench_kernels.failed(problems)
+
+
+def test_an_incomplete_report_does_not_replace_a_whole_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench_kernels, "ROOT", tmp_path)
+    out, partial = tmp_path / "measurements.json", tmp_path / "build" / "measurements.json"
+    bench_kernels.finish({"whole": 1}, ["swiglu 3, Liger-Kernel: RuntimeError: no"], out)
+    whole = out.read_text()
+    assert not partial.exists()
+    bench_kernels.finish({"part": 1}, ["swiglu 3, kernel: RuntimeError: no"], out)
+    assert out.read_text() == whole and "part" in partial.read_text()
+    assert f"incomplete, written to {partial}" in capsys.readouterr().out
+
+
+def test_the_commit_says_that_files_have_changed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(bench_kernels, "ROOT", tmp_path)
+    (tmp_path / "a").write_text("a")
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for command in (["init", "-q"], ["add", "a"], [*who, "commit", "-q", "-m", "a"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    assert re.fullmatch("[0-9a-f]{40}", bench_kernels.provenance()["commit"])
+    (tmp_path / "a").write_text("b")
+    assert re.fullmatch("[0-9a-f]{40}-dirty", bench_kernels.provenance()["commit"])
 
 
 def test_the_line_says_the_share_and_the_spread() -> None:

@@ -24,7 +24,7 @@ needs_triton = pytest.mark.skipif(
 )
 
 SECTIONS = ["You will learn", "Before you start", "Exercises", "Summary", "Sources"]
-PROVENANCE = {"script", "sha256", "device", "torch", "triton", "date", "seconds"}
+PROVENANCE = {"script", "sha256", "measurements", "device", "torch", "triton", "date", "seconds"}
 
 #: What differs from run to run or from machine to machine, and has no place in an output.
 VARYING = {
@@ -56,8 +56,10 @@ def run_nbval(path: Path, folder: Path) -> tuple[int, str, dict[str, str]]:
     env.pop("PYTEST_ADDOPTS", None)
     env.pop("PYTEST_XDIST_WORKER", None)
     run = subprocess.run(command, env=env, capture_output=True, text=True, cwd=folder)
+    log = run.stdout[-6000:] + run.stderr[-2000:]
+    assert report.is_file(), f"nbval ended with {run.returncode} and without a report:\n{log}"
     suite = next(ET.parse(report).getroot().iter("testsuite"))
-    return run.returncode, run.stdout[-6000:] + run.stderr[-2000:], dict(suite.attrib)
+    return run.returncode, log, dict(suite.attrib)
 
 
 # -- the stored notebooks --------------------------------------------------------------------
@@ -139,10 +141,13 @@ def test_outputs_hold_nothing_that_varies(script: Path) -> None:
 @needs_triton
 @each_script
 def test_the_notebook_runs_to_the_same_outputs(script: Path, tmp_path: Path) -> None:
-    """Every cell in a new kernel, compiled on a GPU, interpreted on a CPU."""
+    """Every cell in a new kernel, compiled on a GPU, interpreted on a CPU. What the package does
+    and what its source says are outputs, too, and no digest covers them."""
     status, log, suite = run_nbval(gpu_notebooks.notebook_path(script), tmp_path)
     print(f"{script.stem}: {suite['tests']} cells, {suite['skipped']} skipped, {suite['time']} s")
-    assert status == 0, log
+    assert status == 0, (
+        f"{log}\nIf this is right: python docs/gpu_notebooks.py --force {script.stem}"
+    )
     assert int(suite["tests"]) == len(code_cells(stored(script))) > 0
     assert suite["skipped"] == suite["failures"] == suite["errors"] == "0"
 
@@ -239,6 +244,50 @@ def test_a_page_with_a_fault_leaves_the_old_notebook(page: Path, code: str, word
     assert str(error.value).startswith("1_page.py") and words in str(error.value)
     assert old.read_text() == "old"
     assert len(list(page.parent.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import os\nos._exit(1)", "Kernel died"),
+        ("import time\ntime.sleep(600)", "timed out"),
+    ],
+)
+def test_a_page_that_dies_or_never_ends_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, words: str
+) -> None:
+    """So that the other pages are made."""
+    script = tmp_path / "1_page.py"
+    script.write_text('r"""\nA page\n======\n"""\n\n' + code + "\n")
+    monkeypatch.setattr(gpu_notebooks, "SECONDS_OF_A_CELL", 5)
+    with pytest.raises(gpu_notebooks.Refused, match=f"(?s)^1_page.py, cell 1: .*{words}"):
+        gpu_notebooks.write(script)
+    assert list(tmp_path.iterdir()) == [script]
+
+
+def test_new_measurements_make_a_notebook_old(
+    monkeypatch: pytest.MonkeyPatch, page: Path, tmp_path: Path
+) -> None:
+    """What `roofline.show` prints and draws is another one then."""
+    monkeypatch.setattr(gallery, "ROOT", tmp_path)
+    found = gpu_notebooks.made_from(gpu_notebooks.cells(page))
+    assert found["measurements"] == "none"
+    notebook = nbformat.v4.new_notebook(metadata={gpu_notebooks.METADATA: found})
+    nbformat.write(notebook, gpu_notebooks.notebook_path(page))
+    assert gpu_notebooks.is_fresh(page)
+    measurements = tmp_path / "tutorials" / "gpu" / "measurements.json"
+    measurements.parent.mkdir(parents=True)
+    measurements.write_text("{}")
+    assert not gpu_notebooks.is_fresh(page)
+
+
+def test_a_log_is_shown_where_nbval_ends_early(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ended = subprocess.CompletedProcess([], 3, stdout="why it ended", stderr="")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
+    with pytest.raises(AssertionError, match="why it ended"):
+        run_nbval(tmp_path / "1_page.ipynb", tmp_path)
 
 
 def test_the_last_words_name_the_device() -> None:

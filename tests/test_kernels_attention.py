@@ -37,6 +37,9 @@ from lm_from_scratch.visibility import Visibility
 NAN = torch.nan
 
 
+GPU = DEVICE == "cuda"
+
+
 def known(T: int, S: int, window: int | None = None) -> Visibility:
     """The last T of S tokens, without padding."""
     positions = torch.arange(S, device=DEVICE)[None]
@@ -90,8 +93,11 @@ def allowed_error(cell: Cell) -> float:
 
 
 def test_the_conformance_matrix() -> None:
-    cells = list(matrix({"flash": flash}, dtypes=DTYPES))
-    assert len(cells) == len(CASES) * len(DTYPES)
+    # the two long cases take the interpreter half of its time
+    short = {name: case for name, case in CASES.items() if GPU or not name.startswith("longer")}
+    cells = list(matrix({"flash": flash}, dtypes=DTYPES[:1]))
+    cells += matrix({"flash": flash}, short, dtypes=DTYPES[1:])
+    assert len(cells) == len(CASES) + len(short) * (len(DTYPES) - 1)
     for cell in cells:
         if cell.case == "dropout":
             assert cell.forward is None, str(cell)
@@ -115,6 +121,7 @@ SEEN = {
     "one query": known(1, 70),
     "padding and documents": packed(40, 20, 7, padding=37),
     "a mask besides": half_hidden(40, 75),
+    "documents and a mask": replace(packed(9, 11), allowed=half_hidden(20, 20).allowed[:1]),
 }
 
 
@@ -122,7 +129,7 @@ SEEN = {
 @pytest.mark.parametrize("name", SEEN)
 def test_equals_the_reference(name: str, dtype: torch.dtype) -> None:
     vis = SEEN[name]
-    B = 1 if vis.allowed is None else 2
+    B = 1 if vis.allowed is None else len(vis.allowed)
     check(flash_attention, reference, *heads(vis, 2, 1, 20, B), vis, dtype=dtype,
           name=f"flash_attention, {name}")  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from conftest import tiny_qwen2, token_ids
 from kernel_checks import DEVICE, Guarded, check, check_operator, each_dtype, numbers, poisoned
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lm_from_scratch.attention import ATTENTION_KINDS, attention_layers, sdpa_attention
 from lm_from_scratch.cache import BlockPool, GrowingCache, PagedCache, Restricted
@@ -121,8 +123,11 @@ def scatter(x: Tensor, lengths: list[int], P: int) -> tuple[Tensor, Tensor]:
     return memory, table.to(x.device)
 
 
-def paged(x: Tensor, lengths: list[int], P: int) -> Paged:
+def paged(x: Tensor, lengths: list[int], P: int, like: Paged | None = None) -> Paged:
+    """Values share the tables of their keys."""
     memory, table = scatter(x, lengths, P)
+    if like is not None:
+        return replace(like, memory=memory)
     held = torch.tensor(lengths, dtype=torch.int32, device=x.device)
     return Paged(memory, table, held, P, max(lengths))
 
@@ -144,7 +149,8 @@ def test_equals_the_reference(P: int, window: int | None, dtype: torch.dtype) ->
     visibility = ragged(lengths, window)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return paged_attention(q, paged(k, lengths, P), paged(v, lengths, P), visibility)
+        keys = paged(k, lengths, P)
+        return paged_attention(q, keys, paged(v, lengths, P, like=keys), visibility)
 
     def reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return sdpa_attention(q, k, v, visibility)
@@ -162,7 +168,8 @@ def test_equals_unpaged(monkeypatch: pytest.MonkeyPatch) -> None:
         for window in (None, 130):
             dense = Visibility(positions[:, -1:], positions, window=window, dense=True)
             want = decoding.decode_attention(q, k, v, dense)
-            got = paged_attention(q, paged(k, [200] * 2, 8), paged(v, [200] * 2, 8), dense)
+            keys = paged(k, [200] * 2, 8)
+            got = paged_attention(q, keys, paged(v, [200] * 2, 8, like=keys), dense)
             torch.testing.assert_close(got, want)  # on a CPU bit by bit
 
 
@@ -311,11 +318,10 @@ def test_other_attention_says_what_to_use(kind: str) -> None:
     model(idx, cache=cache)
     for layer in attention_layers(model):
         layer.attend = ATTENTION_KINDS[kind]
-    with pytest.raises(TypeError, match=r"pages of a KernelPagedCache.*\.gather\(\)"):
+    with pytest.raises(AttributeError, match=r"pages of a KernelPagedCache.*\.gather\(\)"):
         model(idx[:, :1], cache=cache)
-    assert not hasattr(
-        Paged(idx, idx, idx, 4, 4), "__array__"
-    )  # protocols may ask for what they like
+    for name in ("__array__", "shape"):  # protocols may ask for what they like
+        assert not hasattr(Paged(idx, idx, idx, 4, 4), name)
 
 
 @torch.no_grad()
@@ -343,3 +349,91 @@ def test_refuses() -> None:
         paged_attention(
             torch.ones(2, 4, 1, 16, device=DEVICE).requires_grad_(), k, k, ragged([9, 5])
         )
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "words"),
+    [
+        (dict(table=(2, 2)), {}, r"table has shape \(2, 2\).* pages of 4 must hold longest=9 keys"),
+        (dict(table=(2, 3, 4)), {}, r"table has shape \(2, 3, 4\)"),
+        (dict(lengths=(1,)), {}, r"lengths \(1,\); they must be \(rows, pages\) and \(rows,\)"),
+        (dict(lengths=(3,)), {}, r"lengths \(3,\)"),
+        (dict(lengths=()), {}, r"lengths \(\)"),
+        (dict(table=torch.float32), {}, "table is torch.float32; it must be int32 or int64"),
+        (dict(lengths=torch.bool), {}, "lengths is torch.bool; it must be int32 or int64"),
+        (dict(page_size=-4), {}, "pages of -4 must hold longest=9 keys"),
+        ({}, dict(table=(2, 3)), "k and v must hold the same two tensors"),
+        ({}, dict(lengths=(2,)), "k and v must hold the same two tensors"),
+        ({}, dict(page_size=8), r"the latter are \(4, 9\) in k, \(8, 9\) in v"),
+        ({}, dict(longest=8), r"the latter are \(4, 9\) in k, \(4, 8\) in v"),
+    ],
+)
+def test_refuses_what_cannot_be_followed(
+    keys: dict[str, Any], values: dict[str, Any], words: str
+) -> None:
+    """Whatever would be read behind its end, or not as it says."""
+
+    def changed(handle: Paged, changes: dict[str, Any]) -> Paged:
+        made = dict(changes)
+        for name in {"table", "lengths"} & set(changes):
+            to, held = changes[name], getattr(handle, name)
+            typed = isinstance(to, torch.dtype)
+            made[name] = held.to(to) if typed else torch.zeros(to, dtype=held.dtype, device=DEVICE)
+        return replace(handle, **made)
+
+    k = changed(paged(torch.ones(2, 2, 9, 16, device=DEVICE), [9, 5], 4), keys)
+    with pytest.raises(ValueError, match=words):
+        paged_attention(
+            torch.ones(2, 4, 1, 16, device=DEVICE), k, changed(k, values), ragged([9, 5])
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_lengths_above_the_longest_are_cut(dtype: torch.dtype) -> None:
+    """They cannot be refused without reading them; nothing behind the table is read."""
+    q = numbers(2, 4, 1, 16, grad=False).float().to(DEVICE)
+    k = paged(numbers(2, 2, 9, 16, grad=False).float().to(DEVICE), [9, 9], 4)
+    k = replace(k, table=k.table.to(dtype), lengths=k.lengths.to(dtype))
+    long = replace(k, lengths=k.lengths + 1_000_000)
+    want = paged_attention(q, k, k, ragged([9, 9]))
+    assert want.isfinite().all()
+    assert torch.equal(paged_attention(q, long, long, ragged([9, 9])), want)
+
+
+class Calls(TorchDispatchMode):
+    """What is called, with the shape of the result, and whether a tensor of booleans selects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, tuple[int, ...]]] = []
+        self.selected: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        self.seen.append((name, tuple(getattr(out, "shape", ()))))
+        indices = args[1] if name in ("index", "index_put", "index_put_", "_index_put_impl_") else ()
+        by_mask = any(index is not None and index.dtype == torch.bool for index in indices)
+        if by_mask or name in ("nonzero", "masked_select", "_local_scalar_dense"):
+            self.selected.append(name)
+        return out
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("T", [1, 3])
+def test_no_index_is_boolean(T: int) -> None:
+    """Such an index makes a GPU wait; and one token needs no slots of all keys."""
+    held = {}
+    for cache_type in (PagedCache, KernelPagedCache):
+        cache = cache_type(poisoned_pool(P=4, n_layer=1))
+        old, new = (torch.ones(2, 2, n, 8, device=DEVICE) for n in (9, T))
+        cache.see(old[:, 0], None, None, 1)
+        cache[0].update(old, old)
+        with Calls() as calls:
+            cache.see(new[:, 0], None, None, 1)
+            cache[0].update(new, new)
+        held[cache_type] = calls
+    assert held[PagedCache].selected  # so it can be seen
+    assert not held[KernelPagedCache].selected
+    gathers = [shape for name, shape in held[KernelPagedCache].seen if name == "gather"]
+    assert gathers == ([(2, 1)] if T == 1 else [(2, T), (2, 9 + T)])

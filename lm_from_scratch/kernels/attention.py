@@ -432,7 +432,9 @@ def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> No
 def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
     q, k, v, out, lse, *rule = ctx.saved_tensors
     gradients = flash_backward(grad, q, k, v, out, lse, rule, ctx.window)
-    return *gradients, None, None
+    # a list of nothing but tensors wants a gradient for each, any other list one for all
+    of_rule = None if any(x is None for x in rule) else [None] * len(rule)
+    return *gradients, of_rule, None
 
 
 flash_forward.register_autograd(backward, setup_context=keep)

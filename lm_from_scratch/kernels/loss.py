@@ -52,16 +52,17 @@ BLOCK = 4096  # logits of a row at a time: a GPU has enough other rows to wait f
 #: programs share a token: enough to fill a chip with few tokens, and 149 parts to merge.
 SPLIT = 1024
 
-#: By bytes of a number, and whether rows are aligned: tokens, rows of the weight, and features of a
-#: tile. A larger tile needs fewer bytes for each product, and more registers; these are as large as
-#: fit into the 255 of a thread. In float32, operands take registers too; so do the addresses of
-#: rows that are not aligned, which are loaded number by number.
+#: By bytes of a number: tokens, rows of the weight, and features of a tile. A larger tile needs
+#: fewer bytes for each product, and more registers; these are as large as fit into the 255 of a
+#: thread. In float32, operands take registers too.
 TILES = {
-    (2, True): dict(BLOCK_N=64, BLOCK_V=128, BLOCK_C=64),
-    (2, False): dict(BLOCK_N=64, BLOCK_V=64, BLOCK_C=32),
-    (4, True): dict(BLOCK_N=32, BLOCK_V=64, BLOCK_C=16),
-    (4, False): dict(BLOCK_N=32, BLOCK_V=64, BLOCK_C=16),
+    2: dict(BLOCK_N=64, BLOCK_V=128, BLOCK_C=64),
+    4: dict(BLOCK_N=32, BLOCK_V=64, BLOCK_C=16),
 }
+
+#: In half precision, of rows that are not aligned: they are loaded number by number, and the
+#: addresses take registers too.
+UNALIGNED = dict(BLOCK_N=64, BLOCK_V=64, BLOCK_C=32)
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -303,9 +304,9 @@ def chunked_causal_lm_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: in
 
 
 def tile_of(x: Tensor, weight: Tensor) -> dict[str, int]:
-    # 16 is what the compiler looks for, of addresses and of numbers in a row alike
+    # what the compiler looks for: multiples of 16, of addresses and of numbers in a row alike
     aligned = all(n % 16 == 0 for n in (x.shape[-1], x.data_ptr(), weight.data_ptr()))
-    return TILES[x.itemsize, aligned]
+    return TILES[x.itemsize] if aligned or x.itemsize == 4 else UNALIGNED
 
 
 @torch.library.custom_op("lm_from_scratch::linear_cross_entropy", mutates_args=())
