@@ -107,11 +107,32 @@ def test_a_number_is_moved_once() -> None:
     assert products == [2 * 5 * 300 * 32, 3 * 2 * 5 * 300 * 32]
 
 
-def test_rows_that_look_at_positions() -> None:
+@pytest.mark.parametrize("name", ["cross_entropy", "linear_cross_entropy"])
+def test_losses_of_the_wrong_tokens_are_seen(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Their mean is right."""
+    from lm_from_scratch.kernels import loss
+
+    plain = getattr(loss, name)
+    monkeypatch.setattr(loss, name, lambda *given: [plain(*given)[0].roll(1, -1)])
+    assert fails(next(iter(ROWS[name](Setting(smoke=True)))))
+
+
+def test_a_small_change_is_seen() -> None:
+    x = torch.ones(3)
+    runs = {"kernel": lambda: x, "torch": lambda: 1.001 * x}
+    assert not fails(Row("a step", "3", torch.float16, Cost(12, 3), runs))
+    assert fails(Row("a step", "3", torch.float16, Cost(12, 3), runs, before=[x]))
+
+
+def test_rows_that_look_at_positions_count_what_is_visible() -> None:
     rows = [row for name in ("flash_attention", "decoding") for row in ROWS[name](Setting(True))]
-    costs = {row.kernel: row.cost for row in rows}
     for name in ("flash_attention, documents", "decode_attention, left-padded"):
-        assert costs[name].operations < costs[name.partition(",")[0]].operations
+        (row,) = (row for row in rows if row.kernel == name)
+        function, (q, *_) = row.runs["kernel"].args  # type: ignore[attr-defined]
+        visibility = function.keywords["visibility"]
+        B, H, _, D = q.shape
+        assert not visibility.dense and len(visibility.mask) == B
+        assert row.cost.operations == 4 * H * D * int(visibility.mask.sum())
 
 
 def test_rows_have_names_that_pages_ask_for() -> None:
