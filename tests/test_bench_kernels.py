@@ -128,7 +128,7 @@ def test_rows_that_look_at_positions_count_what_is_visible() -> None:
     rows = [row for name in ("flash_attention", "decoding") for row in ROWS[name](Setting(True))]
     for name in ("flash_attention, documents", "decode_attention, left-padded"):
         (row,) = (row for row in rows if row.kernel == name)
-        function, (q, *_) = row.runs["kernel"].args  # type: ignore[attr-defined]
+        function, (q, *_) = row.runs["kernel"].args
         visibility = function.keywords["visibility"]
         B, H, _, D = q.shape
         assert not visibility.dense and len(visibility.mask) == B

@@ -58,7 +58,6 @@ SHAPES = {
     "many-heads": (1, 20, 1, 100, 48),
     "still-more": (2, 34, 2, 40, 16),
     "wide": (1, 4, 2, 37, 100),
-    "no-rows": (0, 4, 2, 37, 16),
 }
 
 
@@ -143,6 +142,11 @@ def test_a_row_that_sees_nothing_is_zero() -> None:
     with poisoned():
         y = decode_attention(q, k, v, hidden(**HIDDEN["a row without keys"]))
     assert y[0].eq(0).all() and y[1].ne(0).all()
+
+
+def test_no_rows() -> None:
+    q, k, v = (x.float().to(DEVICE) for x in inputs(0, 4, 2, 37, 16))
+    assert decode_attention(q, k, v, last(37)).shape == (0, 4, 1, 16)
 
 
 def test_hidden_keys_are_not_read() -> None:

@@ -412,7 +412,9 @@ class Calls(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         self.seen.append((name, tuple(getattr(out, "shape", ()))))
-        indices = args[1] if name in ("index", "index_put", "index_put_", "_index_put_impl_") else ()
+        indices = (
+            args[1] if name in ("index", "index_put", "index_put_", "_index_put_impl_") else ()
+        )
         by_mask = any(index is not None and index.dtype == torch.bool for index in indices)
         if by_mask or name in ("nonzero", "masked_select", "_local_scalar_dense"):
             self.selected.append(name)
