@@ -379,8 +379,11 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             f"x is {x.dtype} with {x.shape[-1]} features, the weight {weight.dtype} with "
             f"{weight.shape[1]}: they must agree"
         )
-    if bias is not None and bias.dtype != x.dtype:
-        raise ValueError(f"bias is {bias.dtype}, x {x.dtype}: they must agree")
+    if bias is not None and (bias.dtype != x.dtype or bias.shape != weight.shape[:1]):
+        raise ValueError(
+            f"bias is {bias.dtype} of shape {tuple(bias.shape)}, x {x.dtype}, and the weight has "
+            f"{weight.shape[0]} rows: they must agree"
+        )
     if not torch.is_grad_enabled():
         return weight.product(x, bias)
     check_frozen(weight)

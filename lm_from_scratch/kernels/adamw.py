@@ -71,6 +71,7 @@ def adamw_(
 ) -> None:
     """:func:`adamw` that overwrites ``param``, ``exp_avg`` and ``exp_avg_sq``."""
     check(param, grad, exp_avg, exp_avg_sq, step, lr, betas, max_exp_avg_sq)
+    check_overwritten("adamw", param=param, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
     beta1, beta2 = betas
     numbers = [beta1, 1 - beta1, beta2, 1 - beta2, eps]
     if not isinstance(step, Tensor) and not isinstance(lr, Tensor):
@@ -130,11 +131,31 @@ def check(
         raise ValueError(f"adamw: max_exp_avg_sq is given (AMSGrad); {instead}")
     if any(isinstance(beta, Tensor) for beta in betas):
         raise ValueError(f"adamw: betas={betas} must be numbers; {instead}")
+    check_numbers("adamw", step=step, lr=lr)
     for name, value in {**tensors, "step": step, "lr": lr}.items():
         if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
             raise ValueError(
                 f"adamw: {name} requires a gradient, and the kernel's step has none: call it under "
                 f"torch.no_grad(); {instead}"
+            )
+
+
+def check_numbers(kernel: str, **numbers: Number) -> None:
+    for name, x in numbers.items():
+        if isinstance(x, Tensor) and x.numel() != 1:
+            raise ValueError(f"{kernel}: {name} has shape {tuple(x.shape)}; it must be one number")
+
+
+def check_overwritten(kernel: str, **tensors: Tensor) -> None:
+    """Refuse to write to what ``expand`` made: one number in several places, of several programs.
+
+    Other ways to overlap, as those of ``as_strided``, are not looked for.
+    """
+    for name, x in tensors.items():
+        if any(n > 1 and stride == 0 for n, stride in zip(x.shape, x.stride(), strict=True)):
+            raise ValueError(
+                f"{kernel}: {name} of shape {tuple(x.shape)} has strides {x.stride()}; a number "
+                "that stands in several places cannot be overwritten: call contiguous() on it"
             )
 
 
@@ -188,6 +209,7 @@ class AdamW(reference.AdamW):
                     f"a parameter is {type(p).__name__} of {p.dtype}: the kernel takes whole "
                     f"tensors of {DTYPES}; {use}"
                 )
+            check_overwritten(type(self).__name__, parameter=p)
 
     def update_one(self, p: Tensor, group: dict[str, Any]) -> None:
         state, grad = self.state[p], p.grad

@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lm_from_scratch.kernels.adamw import AdamW
+from lm_from_scratch.kernels.adamw import AdamW, check_numbers, check_overwritten
 from lm_from_scratch.kernels.device import check_alike, check_device
 from lm_from_scratch.kernels.matmul import launch
 from lm_from_scratch.optim import galore as reference
@@ -77,6 +77,8 @@ def galore_step_(
     and the moments contiguous.
     """
     check_step(param, grad, left, right, exp_avg, exp_avg_sq)
+    check_overwritten("galore_step", param=param)  # moments are contiguous
+    check_numbers("galore_step", step=step, lr=lr, beta1=betas[0], beta2=betas[1])
     low = project_forward(grad, left, right)
     update_(
         param, low, left, right, exp_avg, exp_avg_sq,

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lm_from_scratch.kernels.device import check_alike, check_device
+from lm_from_scratch.kernels.device import check_device
 
 GROUP = 8  # rows of tiles that are walked together
 
@@ -35,6 +35,13 @@ GROUP = 8  # rows of tiles that are walked together
 TILES = {
     2: dict(BLOCK_M=128, BLOCK_N=128, BLOCK_K=32, num_warps=4, num_stages=4),
     4: dict(BLOCK_M=64, BLOCK_N=32, BLOCK_K=32, num_warps=4, num_stages=3),
+}
+
+#: The same where a matrix :func:`is_aligned` not. A thread loads and stores number by number then,
+#: and the address of each takes two registers.
+NARROW_TILES = {
+    2: dict(BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, num_warps=4, num_stages=3),
+    4: dict(BLOCK_M=32, BLOCK_N=32, BLOCK_K=16, num_warps=4, num_stages=3),
 }
 
 
@@ -87,33 +94,23 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     return matmul_forward(a, b)
 
 
-def addmm(
-    out_in: Tensor,
-    a: Tensor,
-    b: Tensor,
-    beta: float = 1.0,
-    alpha: float = 1.0,
-    out: Tensor | None = None,
-) -> Tensor:
+def addmm(out_in: Tensor, a: Tensor, b: Tensor, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
     """``beta * out_in + alpha * (a @ b)``, as :func:`torch.addmm`, without a gradient.
 
-    It is written to ``out``, or to a new tensor like ``out_in``. ``out`` may be ``out_in``, but not
-    share memory with ``a`` or ``b``. Both (M, N) may have another dtype than ``a`` and ``b``;
-    the sum is float32, and rounded once.
+    ``out_in`` and the result (M, N) may have another dtype than ``a`` and ``b``; the sum is
+    float32, and rounded once.
     """
-    out = torch.empty_like(out_in) if out is None else out
-    check_device("addmm", out_in=out_in, a=a, b=b, out=out)
+    check_device("addmm", out_in=out_in, a=a, b=b)
     check_shapes("addmm", a, b)
-    check_alike("addmm", out_in=out_in, out=out)
-    if out_in.shape != (a.shape[0], b.shape[1]):
+    shape = a.shape[0], b.shape[1]
+    if out_in.shape != shape or not out_in.is_floating_point():
         raise ValueError(
-            f"addmm: out_in has shape {tuple(out_in.shape)}, a @ b "
-            f"{(a.shape[0], b.shape[1])}; they must agree"
+            f"addmm: out_in is {out_in.dtype} of shape {tuple(out_in.shape)}, a @ b {a.dtype} of "
+            f"shape {shape}; the shapes must agree, and out_in be of floating point"
         )
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (out_in, a, b, out)):
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (out_in, a, b)):
         raise ValueError("addmm: it has no gradient; call it under torch.no_grad(), or use matmul")
-    launch(a, b, out, out_in, beta, alpha)
-    return out
+    return addmm_forward(out_in, a, b, float(beta), float(alpha))
 
 
 def check_shapes(kernel: str, a: Tensor, b: Tensor) -> None:
@@ -126,6 +123,14 @@ def check_shapes(kernel: str, a: Tensor, b: Tensor) -> None:
         )
 
 
+def is_aligned(x: Tensor) -> bool:
+    """Whether a matrix can be moved 16 bytes at a time: Triton must find its address, its rows (or
+    columns) and their distance to be multiples of 16."""
+    return x.data_ptr() % 16 == 0 and any(
+        x.stride(i) == 1 and x.shape[i] % 16 == x.stride(1 - i) % 16 == 0 for i in (0, 1)
+    )
+
+
 def launch(
     a: Tensor,
     b: Tensor,
@@ -134,12 +139,16 @@ def launch(
     beta: float = 0.0,
     alpha: float = 1.0,
 ) -> None:
-    """Write ``a @ b``, or ``beta * out_in + alpha * (a @ b)``, into ``out``; nothing is checked.
+    """Write ``a @ b``, or ``beta * out_in + alpha * (a @ b)``, into ``out``.
 
-    ``a`` may be narrower than ``b``, as a gradient of bfloat16 is that meets a basis of float32.
+    ``out`` may be ``out_in``, but not share memory with ``a`` or ``b``. ``a`` may be narrower than
+    ``b``, as a gradient of bfloat16 is that meets a basis of float32. Nothing is checked, and
+    autograd is not told: it is for an operator that declares what it writes.
     """
     (M, K), N = a.shape, b.shape[1]
-    tile = TILES[b.element_size()]
+    matrices = [a, b, out] if out_in is None else [a, b, out, out_in]
+    tiles = TILES if all(map(is_aligned, matrices)) else NARROW_TILES
+    tile = tiles[b.element_size()]
     grid = (triton.cdiv(M, tile["BLOCK_M"]) * triton.cdiv(N, tile["BLOCK_N"]),)
     like = out if out_in is None else out_in
     matmul_kernel[grid](
@@ -175,3 +184,15 @@ def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
 
 
 matmul_forward.register_autograd(backward, setup_context=keep_inputs)
+
+
+@torch.library.custom_op("lm_from_scratch::addmm", mutates_args=())
+def addmm_forward(out_in: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
+    out = out_in.new_empty(out_in.shape)
+    launch(a, b, out, out_in, beta, alpha)
+    return out
+
+
+@addmm_forward.register_fake
+def _(out_in: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
+    return out_in.new_empty(out_in.shape)
