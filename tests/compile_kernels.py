@@ -75,10 +75,12 @@ def flash(n_head: int, n_kv_head: int, D: int, packed: bool = False, masked: boo
     flash_attention(q, k, k, visibility).sum().backward()
 
 
-def galore(m: int, n: int, bases: tuple[bool, bool], dtype: torch.dtype = torch.bfloat16) -> None:
-    """A step at rank 128 with a left, a right basis or both."""
-    left, right = (torch.zeros(s, 128) if has else None for s, has in zip((m, n), bases))
-    shape = (128 if bases[0] else m, 128 if bases[1] else n)
+def galore(
+    m: int, n: int, bases: tuple[bool, bool], dtype: torch.dtype = torch.bfloat16, rank: int = 128
+) -> None:
+    """A step with a left, a right basis or both."""
+    left, right = (torch.zeros(s, rank) if has else None for s, has in zip((m, n), bases))
+    shape = (rank if bases[0] else m, rank if bases[1] else n)
     param, moment = half(m, n, dtype=dtype).detach(), torch.zeros(shape)
     galore_step_(param, param.clone(), left, right, moment, moment.clone(), 1)
 
@@ -115,14 +117,17 @@ def product(M: int, K: int, N: int, dtype: torch.dtype = torch.bfloat16) -> None
     y.backward(y.detach())
 
 
-def int8(rows: int, groups: int, dtype: torch.dtype = torch.bfloat16) -> None:
+def int8(
+    rows: int, groups: int, dtype: torch.dtype = torch.bfloat16, K: int = 896, N: int = 4864
+) -> None:
     """A map of Qwen2-0.5B with 8-bit weights."""
-    codes, scale = torch.zeros(4864, 896, dtype=torch.int8), torch.zeros(4864, groups, dtype=dtype)
-    weight = Int8Weight.wrap((4864, 896), 896 // groups, codes=codes, scale=scale)
-    linear(half(rows, 896, dtype=dtype).detach(), weight, torch.zeros(4864, dtype=dtype))
+    codes, scale = torch.zeros(N, K, dtype=torch.int8), torch.zeros(N, groups, dtype=dtype)
+    weight = Int8Weight.wrap((N, K), K // groups, codes=codes, scale=scale)
+    linear(half(rows, K, dtype=dtype).detach(), weight, torch.zeros(N, dtype=dtype))
 
 
-#: A name, and a call with everything that follows from it. Sizes are those of Qwen2-0.5B.
+#: A name, and a call with everything that follows from it. Sizes are those of Qwen2-0.5B, and some
+#: that are multiples of nothing.
 LAUNCHES: dict[str, Callable[[], Any]] = {
     "adamw": lambda: adamw(torch.float32),
     "adamw, bf16": lambda: adamw(torch.bfloat16, torch.bfloat16),
@@ -153,6 +158,7 @@ LAUNCHES: dict[str, Callable[[], Any]] = {
     "galore, left": lambda: galore(896, 4864, (True, False)),
     "galore, right": lambda: galore(4864, 896, (False, True)),
     "galore, both": lambda: galore(896, 896, (True, True), torch.float32),
+    "galore, rank 1": lambda: galore(37, 21, (True, False), torch.float16, rank=1),
     "rope": lambda: rope(apply_rope, 14, 64),
     "rope, 2 heads": lambda: rope(apply_rope, 2, 64),
     "rope, D = 256": lambda: rope(apply_rope, 16, 256),
@@ -167,8 +173,14 @@ LAUNCHES: dict[str, Callable[[], Any]] = {
     "int8, 512 rows": lambda: int8(512, 1),
     "int8, groups of 64": lambda: [int8(rows, 14) for rows in (8, 512)],
     "int8, float32": lambda: [int8(rows, 1, torch.float32) for rows in (8, 512)],
+    "int8, odd": lambda: [int8(rows, 1, K=895, N=4863) for rows in (8, 512)],
     "matmul": lambda: product(512, 896, 4864),
     "matmul, float32": lambda: product(512, 896, 4864, torch.float32),
+    "matmul, vocabulary": lambda: product(1024, 768, 50257),
+    "matmul, odd": lambda: [
+        product(1000, 1001, 1003, dtype) for dtype in (torch.bfloat16, torch.float32)
+    ],
+    "matmul, tiny": lambda: product(17, 1, 5, torch.float16),
     "swiglu": lambda: swiglu(half(64, 4864), half(64, 4864)).sum().backward(),
 }
 

@@ -180,6 +180,9 @@ GRAD = torch.ones(2, 3, requires_grad=True)
         (dict(grad=torch.ones(2, 3, device="meta")), "grad on meta; they must be on one"),
         (dict(max_exp_avg_sq=torch.ones(2, 3)), "AMSGrad); lm_from_scratch.optim.adamw.adamw can"),
         (dict(betas=(torch.tensor(0.9), 0.999)), "must be numbers"),
+        (dict(lr=torch.ones(2)), "lr has shape (2,); it must be one number"),
+        (dict(lr=torch.ones(0)), "lr has shape (0,)"),
+        (dict(step=torch.ones(1, 2)), "step has shape (1, 2); it must be one number"),
         (dict(grad=GRAD), "grad requires a gradient, and the kernel's step has none"),
         (dict(lr=GRAD.sum()), "lr requires a gradient"),
     ],
@@ -194,6 +197,20 @@ def test_refuses(changes: dict[str, Any], words: str) -> None:
         with pytest.raises(ValueError, match="adamw: ") as error:
             step(**given)
         assert words in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["param", "exp_avg", "exp_avg_sq"])
+def test_does_not_overwrite_what_is_expanded(name: str) -> None:
+    """One number in several places; and nothing has been written when it is refused."""
+    names = "param", "grad", "exp_avg", "exp_avg_sq"
+    given = {n: x.float().to(DEVICE) for n, x in zip(names, tensors(5, 3), strict=True)}
+    given[name] = given[name][:, :1].expand(5, 3)
+    before = {n: x.clone() for n, x in given.items()}
+    with pytest.raises(ValueError, match=rf"adamw: {name} of shape \(5, 3\) has strides \(3, 0\);"):
+        adamw_(**given, step=1)
+    assert all(torch.equal(x, before[n]) for n, x in given.items())
+    for ours, want in zip(adamw(**given, step=1), adamw(**before, step=1), strict=True):
+        assert torch.equal(ours, want)  # on copies it may be
 
 
 # ------------------------------------------------------------------------------- the optimizer
@@ -326,6 +343,13 @@ def test_refuses_options(options: dict[str, Any], words: str) -> None:
         optimizer = AdamW(params)
         with pytest.raises(ValueError, match="amsgrad=True"):
             optimizer.load_state_dict(torch.optim.AdamW(params, **options).state_dict())
+
+
+def test_refuses_an_expanded_parameter() -> None:
+    with pytest.raises(
+        ValueError, match=r"AdamW: parameter of shape \(4, 3\) has strides \(0, 1\);"
+    ):
+        AdamW([nn.Parameter(torch.ones(3, device=DEVICE).expand(4, 3))])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])

@@ -171,6 +171,17 @@ def test_is_one_operator_for_each_half() -> None:
         (dict(exp_avg=torch.ones(3, 7, device="meta")), "exp_avg on meta; they must be on one"),
         (dict(grad=torch.ones(9, 7).requires_grad_()), "grad requires a gradient"),
         (
+            dict(grad=torch.ones(9, 7).int()),
+            "param is torch.float32 of shape (9, 7), grad torch.int32",
+        ),
+        (dict(param=torch.ones(9, 7).int(), grad=torch.ones(9, 7).int()), "param is torch.int32"),
+        (
+            dict(param=torch.ones(7).expand(9, 7)),
+            "param of shape (9, 7) has strides (0, 1); a number",
+        ),
+        (dict(lr=torch.ones(2)), "lr has shape (2,); it must be one number"),
+        (dict(betas=(0.9, torch.ones(2))), "beta2 has shape (2,); it must be one number"),
+        (
             dict(param=torch.ones(9, 7, 1), grad=torch.ones(9, 7, 1)),
             "param has shape (9, 7, 1) and must be a matrix",
         ),
@@ -180,9 +191,10 @@ def test_is_one_operator_for_each_half() -> None:
 def test_refuses(change: dict[str, Any], words: str) -> None:
     names = "param", "grad", "left", "right", "exp_avg", "exp_avg_sq"
     given = dict(zip(names, on_device(arguments(9, 7, 3, (True, False))), strict=True)) | {
-        name: x if x is None or x.is_meta else x.to(DEVICE) for name, x in change.items()
+        name: x.to(DEVICE) if isinstance(x, Tensor) and not x.is_meta else x
+        for name, x in change.items()
     }
-    before = {name: x.detach().clone() for name, x in given.items() if x is not None}
+    before = {name: x.detach().clone() for name, x in given.items() if isinstance(x, Tensor)}
     with pytest.raises(ValueError, match="galore_step: ") as error:
         galore_step_(**given, step=1)
     assert words in str(error.value)
@@ -345,10 +357,11 @@ def test_nothing_of_the_size_of_the_weight_is_made(
             {},
             "shape (4, 3, 2, 2) has strides (12, 1, 6, 3)",
         ),
+        (torch.ones(2).expand(3, 2), {}, "GaLore: parameter of shape (3, 2) has strides (0, 1)"),
     ],
 )
 def test_the_optimizer_refuses(param: Tensor, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match="kernel") as error:
+    with pytest.raises(ValueError) as error:
         GaLore([nn.Parameter(param.to(DEVICE))], rank=2, **options)
     assert words in str(error.value)
 

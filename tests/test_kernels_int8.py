@@ -87,6 +87,20 @@ def test_takes_any_strides(dtype: torch.dtype) -> None:
 
 
 @each_dtype
+def test_large_tiles(dtype: torch.dtype) -> None:
+    """Which need a multiple of 16 numbers in a row."""
+    k = MANY["BLOCK_K"] + 16
+    args = numbers(MANY["BLOCK_M"] + 1, k), *parts(N, k), numbers(N, seed=2)
+    check(kernel, reference, *args, dtype=dtype, name="int8 linear")
+
+
+def test_a_bias_of_any_strides() -> None:
+    x, memory = numbers(3, 64, grad=False).float().to(DEVICE), torch.arange(66.0, device=DEVICE)
+    for bias in (memory[::2], memory[1:2].expand(33)):
+        torch.testing.assert_close(linear(x, make(), bias), linear(x, make()) + bias)
+
+
+@each_dtype
 def test_every_code(dtype: torch.dtype) -> None:
     """Each of the 255 codes, and -128, which quantize() does not make, is cast exactly."""
     codes = torch.arange(-128, 128).to(torch.int8)[:, None].expand(256, 16).contiguous()
@@ -138,6 +152,24 @@ def test_is_one_operator() -> None:
     layer.weight = nn.Parameter(make(16), requires_grad=False)
     assert use_int8_kernel_(layer) == 1
     check_compiled(layer, x.requires_grad_())
+
+
+@pytest.mark.parametrize(
+    ("bias", "words"),
+    [
+        (torch.ones(1), "bias is torch.float32 of shape (1,), x torch.float32, and the weight has"),
+        (torch.ones(5), "of shape (5,), x torch.float32, and the weight has 33 rows: they must"),
+        (torch.ones(()), "of shape ()"),
+        (torch.ones(2, 33), "of shape (2, 33)"),
+        (torch.ones(33).half(), "bias is torch.float16 of shape (33,), x torch.float32"),
+        (torch.ones(33).int(), "bias is torch.int32 of shape (33,), x torch.float32"),
+        (torch.ones(33, device="meta"), "bias on meta; they must be on one"),
+    ],
+)
+def test_refuses_a_bias(bias: Tensor, words: str) -> None:
+    with pytest.raises(ValueError) as error:
+        linear(torch.ones(2, 64, device=DEVICE), make(), bias if bias.is_meta else bias.to(DEVICE))
+    assert words in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from kernel_checks import (
     DEVICE,
     DTYPES,
@@ -24,10 +25,13 @@ from lm_from_scratch import loss as reference
 from lm_from_scratch.kernels import loss as kernels
 from lm_from_scratch.kernels.loss import (
     SPLIT,
+    TILES,
+    UNALIGNED,
     causal_lm_loss,
     chunked_causal_lm_loss,
     cross_entropy,
     linear_cross_entropy,
+    tile_of,
 )
 from lm_from_scratch.loss import IGNORE
 from lm_from_scratch.quantize import WEIGHTS
@@ -103,6 +107,35 @@ def test_huge_logits(dtype: torch.dtype) -> None:
     """exp() of any of them, or of their distance, would overflow or vanish."""
     logits = numbers(4, 5000, scale=3000.0)
     check(causal_lm_loss, reference.causal_lm_loss, logits, targets_of(4, V=5000), dtype=dtype)
+
+
+@each_dtype
+@pytest.mark.parametrize("offset", [100.0, 1e4, -1e4])
+def test_logits_with_a_common_offset(offset: float, dtype: torch.dtype) -> None:
+    """It changes neither the loss nor the gradient, so it may cost no digits; near 10,000, float32
+    knows a log-sum-exp to a thousandth."""
+    logits = (numbers(30, 50).detach() + offset).requires_grad_()
+    targets = targets_of(30, V=50)
+    check(causal_lm_loss, reference.causal_lm_loss, logits, targets, dtype=dtype)
+
+
+def test_the_lowest_logits() -> None:
+    """The running maximum starts at no more than the lowest finite number."""
+    lowest = torch.finfo(torch.float32).min
+    logits = torch.full((2, 50), lowest, device=DEVICE, requires_grad=True)
+    x = torch.ones(2, 1, device=DEVICE)
+    weight = torch.full((50, 1), lowest, device=DEVICE, requires_grad=True)
+    targets = torch.tensor([0, 49], device=DEVICE)
+    with poisoned():
+        plain = causal_lm_loss(logits, targets)
+        fused = chunked_causal_lm_loss(x, weight, targets)
+        (of_logits,) = torch.autograd.grad(plain, logits)
+        (of_weight,) = torch.autograd.grad(fused, weight)
+    want = (1 / 50 - F.one_hot(targets, 50)) / 2
+    torch.testing.assert_close(plain, torch.tensor(50.0, device=DEVICE).log())
+    torch.testing.assert_close(fused, plain)
+    torch.testing.assert_close(of_logits, want)
+    torch.testing.assert_close(of_weight, want.sum(0)[:, None])
 
 
 def test_excluded_tokens() -> None:
@@ -249,6 +282,30 @@ def test_the_fused_loss_of_huge_logits(dtype: torch.dtype) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("offset", [100.0, 1e4])
+def test_the_fused_loss_of_logits_with_a_common_offset(offset: float) -> None:
+    """Against the loss of logits in memory: the fused reference keeps a rounded log-sum-exp. The
+    products are exact, so that it is the sums that are judged; the vocabulary is two splits."""
+    V = SPLIT + 50
+    x = torch.stack([torch.full((5,), offset), torch.ones(5)], 1).double().requires_grad_()
+    small = (numbers(V, 1, seed=1).detach() * 1024).round() / 1024
+    weight = torch.cat([torch.ones(V, 1), small], 1).requires_grad_()
+    check(
+        chunked_causal_lm_loss, lambda x, w, t: reference.causal_lm_loss(F.linear(x, w), t),
+        x, weight, targets_of(5, V=V), dtype=torch.float32,
+    )  # fmt: skip
+
+
+def test_the_tile_fits_the_rows() -> None:
+    """Rows that are not aligned take more registers: see compile_kernels.py."""
+    x, weight = leaves((33, 64), (99, 64), dtype=HALF)
+    assert tile_of(x, weight) == TILES[2]
+    for rows in ((x[:, :63], weight[:, :63]), (x.flatten()[1:-63].view(32, 64), weight)):
+        assert tile_of(*rows) == UNALIGNED
+    assert tile_of(x, weight.flatten()[8:-56].view(98, 64)) == TILES[2]
+    assert tile_of(x[:, :63].float(), weight[:, :63].float()) == TILES[4]
+
+
 def test_the_logits_are_not_rounded() -> None:
     """Half precision enters with x and the weight alone: the loss is that of exact products."""
     x, weight = leaves((40, 37), (301, 37), dtype=HALF)
@@ -294,9 +351,9 @@ def test_the_logits_are_never_held() -> None:
     forward = linear_cross_entropy._init_fn
     backward = kernels.linear_cross_entropy_backward._init_fn
     with Largest() as seen, torch.no_grad():
-        losses, log_sums = forward(x, weight, targets, chunk)
+        losses, *sums = forward(x, weight, targets, chunk)
         assert seen.products == 0
-        grads = backward(torch.ones_like(losses), x, weight, targets, log_sums, chunk, [True, True])
+        grads = backward(torch.ones_like(losses), x, weight, targets, *sums, chunk, [True, True])
     assert seen.size <= max(N * chunk, V * C) < N * V / 10
     assert seen.products == 2 * math.ceil(V / chunk)
     assert all(g.shape == x.shape and g.any() for g, x in zip(grads, (x, weight)))
@@ -319,7 +376,7 @@ def test_no_gradient_is_made_for_what_is_frozen(frozen: str) -> None:
     zeros = torch.zeros(2, 6, device=DEVICE)
     wanted = [frozen != "x", frozen != "weight"]
     grads = kernels.linear_cross_entropy_backward(
-        zeros, x.detach(), weight.detach(), targets, zeros, 60, wanted
+        zeros, x.detach(), weight.detach(), targets, zeros, zeros, 60, wanted
     )
     assert [bool(g.numel()) for g in grads] == wanted
 
@@ -386,6 +443,20 @@ def test_refuses() -> None:
         causal_lm_loss(x.double(), targets)
     with pytest.raises(ValueError, match="weight on meta; they must be on one"):
         chunked_causal_lm_loss(x, weight.to("meta"), targets)
+    with pytest.raises(
+        ValueError, match=r"x is torch\.float16, weight torch\.float32; outside auto"
+    ):
+        chunked_causal_lm_loss(x.half(), weight, targets)
+    for wrong in (torch.bool, torch.int64, torch.complex64):
+        with pytest.raises(ValueError, match=f"causal_lm_loss: logits is {wrong}"):
+            causal_lm_loss(x.detach().to(wrong), targets)
+        with pytest.raises(ValueError, match=f"chunked_causal_lm_loss: weight is {wrong}"):
+            chunked_causal_lm_loss(x, weight.detach().to(wrong), targets)
+    for wrong in (torch.float32, torch.bool, torch.complex64):
+        with pytest.raises(ValueError, match=f"targets is {wrong}"):
+            causal_lm_loss(x, targets.to(wrong))
+        with pytest.raises(ValueError, match=f"targets is {wrong}"):
+            chunked_causal_lm_loss(x, weight, targets.to(wrong))
     head = WEIGHTS[8].quantize(weight.detach())
     with pytest.raises(ValueError, match=rf"weight is a {type(head).__name__}.*dequantize"):
         chunked_causal_lm_loss(x, head, targets)

@@ -1,5 +1,7 @@
 """kernels/matmul.py: equal to the reference in value and gradient, in any layout, at any size."""
 
+from typing import Any
+
 import pytest
 import torch
 import triton
@@ -17,10 +19,28 @@ from kernel_checks import (
 )
 from torch import Tensor
 
-from lm_from_scratch.kernels.matmul import TILES, addmm, launch, matmul, matmul_forward, tile_of
+from lm_from_scratch.kernels import matmul as file
+from lm_from_scratch.kernels.matmul import (
+    NARROW_TILES,
+    TILES,
+    addmm,
+    addmm_forward,
+    is_aligned,
+    launch,
+    matmul,
+    matmul_forward,
+    tile_of,
+)
+
+
+def more_than_a_tile(tile: dict[str, int], *more: int) -> list[int]:
+    return [tile[f"BLOCK_{side}"] + n for side, n in zip("MKN", more, strict=True)]
+
 
 #: More than a tile in each direction, and none a multiple of anything.
-M, K, N = (TILES[2][size] + more for size, more in (("BLOCK_M", 3), ("BLOCK_K", 5), ("BLOCK_N", 7)))
+M, K, N = more_than_a_tile(NARROW_TILES[2], 3, 5, 7)
+#: The same of the large tile, for which rows must be multiples of 16.
+ALIGNED = more_than_a_tile(TILES[2], 3, 16, 16)
 
 
 def sliced(x: Tensor) -> Tensor:
@@ -30,7 +50,7 @@ def sliced(x: Tensor) -> Tensor:
 
 
 @each_dtype
-@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 37, 5), (5, 300, 1), (M, K, N)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 37, 5), (5, 300, 1), (M, K, N), ALIGNED], ids=str)
 def test_equals_the_reference(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     m, k, n = shape
     check(matmul, torch.matmul, numbers(m, k), numbers(k, n, seed=1), dtype=dtype)
@@ -112,19 +132,54 @@ def test_addmm(dtype: torch.dtype) -> None:
     def kernel(out_in: Tensor, a: Tensor, b: Tensor) -> Tensor:
         return addmm(out_in, a, b, 0.75, -0.125)
 
-    args = [numbers(*shape, seed=i, grad=False) for i, shape in enumerate([(M, N), (M, K), (K, N)])]
-    for layout in (lambda x: x, strided):
-        check(kernel, reference, *args, dtype=dtype, name="addmm", gradients=False, layout=layout)
+    for m, k, n in ((M, K, N), ALIGNED):
+        shapes = [(m, n), (m, k), (k, n)]
+        args = [numbers(*shape, seed=i, grad=False) for i, shape in enumerate(shapes)]
+        for layout in (lambda x: x, strided):
+            check(
+                kernel, reference, *args, dtype=dtype, name="addmm", gradients=False, layout=layout
+            )
 
 
-def test_addmm_in_place() -> None:
+def test_in_place() -> None:
     """Each number is read before it is written, by the program that writes it."""
     a, b = (numbers(*s).detach().half().to(DEVICE) for s in [(M, 9), (9, N)])
     weight = Guarded(strided(numbers(M, N, seed=2).detach().float().to(DEVICE)))
     want = torch.addmm(weight.tensor, a.float(), b.float(), alpha=0.5)
-    assert addmm(weight.tensor, a, b, alpha=0.5, out=weight.tensor) is weight.tensor
+    launch(a, b, weight.tensor, weight.tensor, 1.0, 0.5)
     torch.testing.assert_close(weight.tensor, want)
     assert torch.equal(weight.memory.isnan(), weight.before.isnan())
+
+
+def test_what_is_aligned() -> None:
+    memory = torch.zeros(64, 64, dtype=torch.float16)
+    yes = [memory, memory.mT, memory[:5], memory[:, 16:48], memory[:1].expand(5, 64), memory[::2]]
+    no = [memory[:, :7], memory[:, 1:17], memory[:, ::2], memory.view(-1, 32)[:, :17].contiguous()]
+    assert [*map(is_aligned, yes)] == [True] * len(yes)
+    assert [*map(is_aligned, no)] == [False] * len(no)
+    for x in no:
+        assert not is_aligned(x.mT)
+    row = memory.view(-1)[8:1032].view(64, 16)  # 8 numbers: 16 bytes
+    assert is_aligned(row) and not is_aligned(memory.view(-1)[1:1025].view(64, 16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_one_matrix_that_is_not_aligned_decides(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiles = []
+
+    class Recorded:
+        def __getitem__(self, grid: tuple[int]) -> Any:
+            return lambda *_, **options: tiles.append(options)
+
+    monkeypatch.setattr(file, "matmul_kernel", Recorded())
+    good, bad = torch.ones(64, 64, dtype=dtype), torch.ones(65, 65, dtype=dtype)[:-1, :-1]
+    launch(good, good.mT, good, good)
+    for i in range(4):
+        launch(*(bad if i == j else good for j in range(4)))
+    for tile, table in zip(tiles, [TILES] + 4 * [NARROW_TILES], strict=True):
+        assert table[dtype.itemsize].items() <= tile.items()
 
 
 def test_addmm_by_whole_numbers_and_by_zero() -> None:
@@ -146,6 +201,10 @@ def test_is_one_operator() -> None:
     check_operator(matmul_forward, a, b)
     check_operator(matmul_forward, strided(a), strided(b))
     check_compiled(matmul, a, b)
+    a, b, before = a.detach(), b.detach(), numbers(5, 3).detach().half().to(DEVICE)
+    check_operator(addmm_forward, strided(before), a, b, 0.5, 2.0)
+    check_operator(addmm_forward, before[:1].expand(5, 3), a, b, 0.5, 2.0)
+    check_compiled(addmm, before, a, b)
 
 
 @pytest.mark.parametrize(
@@ -168,16 +227,25 @@ def test_refuses(a: Tensor, b: Tensor, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("out_in", "out", "words"),
+    ("out_in", "dtype", "words"),
     [
-        (torch.ones(2, 4), None, "out_in has shape (2, 4), a @ b (2, 2)"),
-        (torch.ones(2), None, "out_in has shape (2,)"),
-        (torch.ones(2, 2), torch.ones(2, 2).half(), "out torch.float16"),
-        (torch.ones(2, 2, requires_grad=True), None, "has no gradient; call it under"),
+        (
+            torch.ones(2, 4),
+            torch.float32,
+            "out_in is torch.float32 of shape (2, 4), a @ b torch.float32 of shape (2, 2);",
+        ),
+        (torch.ones(2), torch.float16, "out_in is torch.float32 of shape (2,), a @ b torch.float"),
+        (torch.ones(2, 2).int(), torch.float32, "out_in is torch.int32 of shape (2, 2), a @ b"),
+        (torch.ones(2, 2).bool(), torch.float32, "out_in is torch.bool of shape (2, 2), a @ b"),
+        (torch.ones(2, 2).cfloat(), torch.float32, "out_in is torch.complex64"),
+        (torch.ones(2, 2).int(), torch.int32, "a is torch.int32 of shape (2, 3), b torch.int32"),
+        (torch.ones(2, 2), torch.complex64, "a is torch.complex64"),
+        (torch.ones(2, 2, device="meta"), torch.float32, "out_in is on meta, a on"),
+        (torch.ones(2, 2, requires_grad=True), torch.float32, "has no gradient; call it under"),
     ],
 )
-def test_addmm_refuses(out_in: Tensor, out: Tensor | None, words: str) -> None:
-    a, b = torch.ones(2, 3, device=DEVICE), torch.ones(3, 2, device=DEVICE)
+def test_addmm_refuses(out_in: Tensor, dtype: torch.dtype, words: str) -> None:
+    a, b = (torch.ones(shape, dtype=dtype, device=DEVICE) for shape in [(2, 3), (3, 2)])
     with pytest.raises(ValueError, match="addmm: ") as error:
-        addmm(out_in.to(DEVICE), a, b, out=None if out is None else out.to(DEVICE))
+        addmm(out_in if out_in.is_meta else out_in.to(DEVICE), a, b)
     assert words in str(error.value)

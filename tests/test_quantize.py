@@ -453,6 +453,9 @@ def test_a_wrong_x_is_refused(kind: type[QuantizedWeight]) -> None:
         F.linear(torch.ones(2, 9), weight)
     with pytest.raises(ValueError, match=r"bias is torch.float64"):
         F.linear(torch.ones(2, 8), weight, torch.ones(6).double())
+    for shape in [(), (1,), (5,), (2, 6)]:  # torch would spread all but the third
+        with pytest.raises(ValueError, match=r"bias is .* of shape .* has 6 rows"):
+            F.linear(torch.ones(2, 8), weight, torch.ones(shape))
     with pytest.raises(NotImplementedError, match="not for x"):
         F.linear(weight, torch.ones(3, 8))
     half = make(kind, 64, 64, dtype=torch.bfloat16)

@@ -36,8 +36,8 @@ from lm_from_scratch.swap import swap_parameters_
 
 #: Sizes of a tile, for the few rows of decoding (16 are the fewest that matrix units take) and for
 #: many; and the same for float32, which is multiplied without matrix units. A program for few rows
-#: reads long pieces of few rows of the weight: N / ``BLOCK_N`` programs must fill the GPU. Many rows
-#: of numbers that are not aligned take the smaller tile of float32, too.
+#: reads long pieces of few rows of the weight: N / ``BLOCK_N`` programs must fill the GPU. ``MANY``
+#: is for rows that are aligned: addresses of single numbers would need too many registers.
 FEW = dict(BLOCK_M=16, BLOCK_N=32, BLOCK_K=128, num_warps=4, num_stages=4)
 MANY = dict(BLOCK_M=128, BLOCK_N=64, BLOCK_K=64, num_warps=4, num_stages=3)
 FEW_FLOAT32 = dict(BLOCK_M=16, BLOCK_N=32, BLOCK_K=32, num_warps=4, num_stages=3)
@@ -145,7 +145,7 @@ def int8_linear(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) ->
     bias = None if bias is None else bias.contiguous()
     out = x.new_empty(len(rows), N)
     few, many = (FEW_FLOAT32, MANY_FLOAT32) if x.dtype == torch.float32 else (FEW, MANY)
-    if not is_aligned(rows) or not is_aligned(codes):
+    if not all(is_aligned(matrix) and matrix.stride(1) == 1 for matrix in (rows, codes)):
         many = MANY_FLOAT32
     tile = few if len(rows) <= 16 else many
     if groups > 1:  # a tile along K lies within a group: the power of 2 that divides it

@@ -208,14 +208,16 @@ def logits_tile(
     x, weight, tokens, rows, N, V, C,
     BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of W times some tokens: (BLOCK_N, BLOCK_V), in float32."""
+    """Some rows of W times some tokens: (BLOCK_N, BLOCK_V), in float32.
+
+    Beyond the last token and the last row stand copies of it, which cost less than masks.
+    """
+    tokens, rows = tl.minimum(tokens, N - 1), tl.minimum(rows, V - 1)
     z = tl.zeros((BLOCK_N, BLOCK_V), tl.float32)
     for start in range(0, C, BLOCK_C):
-        c = start + tl.arange(0, BLOCK_C)
-        x_inside = (tokens < N)[:, None] & (c < C)
-        w_inside = (rows < V)[:, None] & (c < C)
-        x_tile = tl.load(x + tokens[:, None] * C + c, mask=x_inside, other=0.0)
-        w_tile = tl.load(weight + rows[:, None] * C + c, mask=w_inside, other=0.0)
+        c = (start + tl.arange(0, BLOCK_C))[None]
+        x_tile = tl.load(x + tokens[:, None] * C + c, mask=c < C, other=0.0)
+        w_tile = tl.load(weight + rows[:, None] * C + c, mask=c < C, other=0.0)
         z = tl.dot(x_tile, w_tile.to(x_tile.dtype).T, z, input_precision="ieee")
     return z
 

@@ -37,8 +37,8 @@ TILES = {
     4: dict(BLOCK_M=64, BLOCK_N=32, BLOCK_K=32, num_warps=4, num_stages=3),
 }
 
-#: The same where a matrix :func:`is_aligned` not. A thread loads and stores number by number then,
-#: and the address of each takes two registers.
+#: The same where a matrix is not aligned (:func:`is_aligned`): a thread loads and stores number by
+#: number then, and the address of each takes two registers.
 NARROW_TILES = {
     2: dict(BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, num_warps=4, num_stages=3),
     4: dict(BLOCK_M=32, BLOCK_N=32, BLOCK_K=16, num_warps=4, num_stages=3),
@@ -124,8 +124,8 @@ def check_shapes(kernel: str, a: Tensor, b: Tensor) -> None:
 
 
 def is_aligned(x: Tensor) -> bool:
-    """Whether a matrix can be moved 16 bytes at a time: Triton must find its address, its rows (or
-    columns) and their distance to be multiples of 16."""
+    """Whether a matrix can be moved 16 bytes at a time: Triton must find its address, its length
+    along memory and its other stride to be multiples of 16."""
     return x.data_ptr() % 16 == 0 and any(
         x.stride(i) == 1 and x.shape[i] % 16 == x.stride(1 - i) % 16 == 0 for i in (0, 1)
     )

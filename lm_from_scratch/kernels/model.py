@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lm_from_scratch.activation import gated_silu
+from lm_from_scratch.activation import GatedMLP, gated_silu
 from lm_from_scratch.kernels.attention import flash_attention
 from lm_from_scratch.kernels.decoding import decode_attention
 from lm_from_scratch.kernels.device import check_device
@@ -20,6 +20,8 @@ from lm_from_scratch.kernels.norm import rms_norm
 from lm_from_scratch.kernels.paged import Paged, paged_attention
 from lm_from_scratch.kernels.rope import apply_rope
 from lm_from_scratch.kernels.swiglu import swiglu
+from lm_from_scratch.models import gpt2, qwen2
+from lm_from_scratch.norm import RMSNorm
 from lm_from_scratch.quantize import Int8Weight, quantized_weights
 from lm_from_scratch.visibility import Visibility
 
@@ -38,12 +40,13 @@ def kernel_attention(
     return flash_attention(q, k, v, visibility, dropout)
 
 
-#: What :func:`use_kernels_` can replace: a name, the attribute that holds the function, the kernel.
-REPLACED: dict[str, tuple[str, Any]] = {
-    "attention": ("attend", kernel_attention),
-    "rms_norm": ("normalise", rms_norm),
-    "rope": ("rotate", apply_rope),
-    "swiglu": ("product", swiglu),
+#: What :func:`use_kernels_` can replace: a name, the modules that call the function, the attribute
+#: that holds it, the kernel.
+REPLACED: dict[str, tuple[tuple[type[nn.Module], ...], str, Any]] = {
+    "attention": ((gpt2.Attention, qwen2.Attention), "attend", kernel_attention),
+    "rms_norm": ((RMSNorm,), "normalise", rms_norm),
+    "rope": ((qwen2.Attention,), "rotate", apply_rope),
+    "swiglu": ((GatedMLP,), "product", swiglu),
 }
 INT8, LOSS = "int8", "loss"
 
@@ -69,10 +72,10 @@ def use_kernels_(model: nn.Module, only: Collection[str] | None = None) -> dict[
         check_device("use_kernels_", **{name: parameter})
     found: list[tuple[nn.Module, str, Any, str]] = []
     for module in model.modules():
-        for name, (attribute, kernel) in REPLACED.items():
-            function = getattr(module, attribute, None)
-            other_activation = name == "swiglu" and function not in (gated_silu, swiglu)
-            if callable(function) and not other_activation and name in (only or known):
+        for name, (callers, attribute, kernel) in REPLACED.items():
+            if not isinstance(module, callers) or name not in (only or known):
+                continue
+            if name != "swiglu" or module.product in (gated_silu, swiglu):  # not another activation
                 found.append((module, attribute, kernel, name))
     counts = {name: sum(which == name for *_, which in found) for name in known}
     codes = [w for w in quantized_weights(model).values() if isinstance(w, Int8Weight)]
@@ -82,7 +85,10 @@ def use_kernels_(model: nn.Module, only: Collection[str] | None = None) -> dict[
     missing = [name for name in only or () if not counts[name]]
     if missing or not any(counts.values()):
         wanted = missing or known
-        raise ValueError(f"{type(model).__name__} has nothing that {wanted} could replace")
+        raise ValueError(
+            f"{type(model).__name__} has nothing that {wanted} could replace: kernels are for the "
+            "modules of lm_from_scratch"
+        )
     if counts[INT8]:
         use_int8_kernel_(model)
     for module, attribute, kernel, _ in found:

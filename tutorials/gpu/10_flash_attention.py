@@ -175,7 +175,7 @@ assert same(out, expected)
 # No tensor has T times S numbers. The sum of weights comes out of the same loop as the mean, and one division at the end
 # makes it a mean.
 #
-# ``exp(-inf - m)`` must be 0, so m starts at the lowest finite number. The page on softmax shows what happens otherwise.
+# ``exp(-inf - m)`` must be 0, so m starts far below every score, at a finite number. The page on softmax shows what happens otherwise.
 #
 # Causal
 # ------

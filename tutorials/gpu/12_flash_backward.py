@@ -508,7 +508,8 @@ assert answers == [True, False, True, True]
 # * That costs 7 products instead of 5, and gives the same bits in every run.
 # * With shared heads one program goes over all query heads of its key head.
 #
-# This was the last kernel. ``use_kernels_`` puts all of them into a built model: try it on one of yours.
+# This was the last kernel. ``use_kernels_`` in ``lm_from_scratch.kernels.model`` puts those that a model calls into a built GPT-2
+# or Qwen2. Try it on one that you have trained.
 #
 # Sources
 # -------

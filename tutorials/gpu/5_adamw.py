@@ -130,8 +130,8 @@ optimizer.step()  # makes the running means
 with Traffic() as traffic:
     optimizer.step()
 moved = round(traffic.bytes / weight.nbytes)
-print(f"foreach moves {moved} tensors, one pass 7")
-assert moved == 20
+print("foreach moves more than one pass:", moved > 7)
+assert moved > 2 * 7
 
 # %%
 # Foreach saves launches, not traffic. ``fused=True`` is PyTorch's own kernel for the whole step, also one pass. We write ours
@@ -266,8 +266,8 @@ with tempfile.TemporaryDirectory() as folder:
         env=compiling,
         capture_output=True,
         text=True,
-        check=True,
     )
+assert child.returncode == 0, child.stderr
 print(child.stdout, end="")
 versions = [int(line.split()[0]) for line in child.stdout.splitlines()]
 assert versions == [17, 3, 1]
@@ -479,7 +479,7 @@ assert answers == [False, True, True, True]
 # Summary
 # -------
 #
-# * A step of AdamW reads 4 tensors and writes 3. PyTorch's foreach moves 20.
+# * A step of AdamW reads 4 tensors and writes 3. PyTorch's foreach moves more than twice as much.
 # * In place is safe where each program writes only what it has read and nobody else reads.
 # * Numbers of the step come from the host, computed in float64 and rounded once. In float32, :math:`1 - \beta_2` is wrong by
 #   more than 1 part in 100,000.

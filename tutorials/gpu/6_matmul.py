@@ -254,7 +254,7 @@ assert h100.matrix > 10 * h100.scalar
 # Row after row of tiles, they share few rows of A and want nearly all of B. The package walks through *groups* of 8 rows
 # of tiles, column by column. The order is five lines of arithmetic on the number of a program.
 
-from lm_from_scratch.kernels.matmul import GROUP, TILES, tile_of
+from lm_from_scratch.kernels.matmul import GROUP, tile_of
 
 print(inspect.getsource(tile_of.fn))
 
@@ -312,7 +312,12 @@ assert need["grouped"] < 0.6 * need["row by row"]
 # It is ``tile_of_c`` in this order, with strides.
 
 from lm_from_scratch.kernels import int8
-from lm_from_scratch.kernels.matmul import matmul, matmul_kernel
+from lm_from_scratch.kernels.matmul import (
+    NARROW_TILES,
+    TILES,
+    matmul,
+    matmul_kernel,
+)
 
 print(inspect.getsource(matmul_kernel.fn))
 
@@ -323,11 +328,13 @@ print(inspect.getsource(matmul_kernel.fn))
 # * ``ADD`` is the second form, which adds to what is there: a step of an optimizer needs it (the page on GaLore).
 #
 # The sizes of tiles are a table. Half precision has tiles of 128 by 128. float32 has small ones: without matrix units,
-# the operands occupy registers, too.
+# the operands occupy registers, too. Both are smaller where a matrix cannot be read 16 bytes at a time. The next page
+# shows why.
 
 for size, name in ((2, "half precision"), (4, "float32")):
-    tile = {key: value for key, value in TILES[size].items() if "BLOCK" in key}
-    print(name, tile)
+    for table in (TILES, NARROW_TILES):
+        tile = {k: v for k, v in table[size].items() if "BLOCK" in k}
+        print(name, tile)
 
 # %%
 # Weights of 8 bits

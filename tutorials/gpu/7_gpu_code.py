@@ -247,6 +247,18 @@ assert spilled[100].spills == more_warps.spills == 0
 # right and late. With 8 warps each thread has half as many sums, and all is well. The B200 keeps them in tensor memory,
 # and needs registers for them at the end only.
 #
+# There is another way to run out. The rows of 895 numbers were loaded one by one. Each number needs an address of its
+# own, which takes two registers, and beside 128 sums there is no room for them. Where a matrix is not aligned, the package
+# takes a smaller tile.
+
+with compiled_for(80) as kernels:
+    matmul(a[:, :895].contiguous(), b[:895])
+(smaller,) = kernels
+print("rows of 895, the large tile spills:", odd.spills > 0)
+print("rows of 895, the package spills:", smaller.spills > 0)
+assert odd.spills > 0 and smaller.spills == 0
+
+# %%
 # Does it fit?
 # ------------
 #
@@ -311,7 +323,8 @@ for arch, kernel in compiled.items():
     assert all(verdicts)
 
 # %%
-# The tests of the package ask this of every kernel, forward and backward, for three architectures.
+# The tests of the package ask this of every kernel, forward and backward, for three architectures, at the sizes of
+# models. They compile products, norms and softmax at odd sizes, too.
 #
 # How fast
 # --------

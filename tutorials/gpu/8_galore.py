@@ -323,10 +323,11 @@ assert matches(W, want, rtol=2e-3) and margins
 # The package
 # -----------
 #
-# The package does the same with its one kernel for products, whose epilogue is the function ``addmm`` of the page on tiled
+# The package does the same with its one kernel for products, whose epilogue is the form ``ADD`` of the page on tiled
 # products. It takes every matrix with its strides, so ``G.mT`` and ``P.mT`` cost nothing. ``launch`` writes a product to a
 # tensor that is there, and lets its first factor be narrower than its second. That is why the projection is written as
-# :math:`(G^\top P)^\top`.
+# :math:`(G^\top P)^\top`. It checks nothing and tells nobody what it wrote, so the package calls it within operators. The
+# museum shows what they are for.
 
 from lm_from_scratch.kernels.galore import (
     GaLore,

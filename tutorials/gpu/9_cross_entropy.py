@@ -221,8 +221,9 @@ print(
 # Backward
 # ~~~~~~~~
 #
-# The lse of each row was kept, N numbers. With it a logit becomes its softmax without any sum, so any block of any row can be
-# done by any program: the work is element by element. The gradient of the loss comes in as a tensor and is read by the
+# The maximum m and the logarithm of the sum were kept, two numbers for each row. Their sum is the lse. They stay apart,
+# because a large m would round the small logarithm away. With them a logit becomes its softmax without any sum, so any block of
+# any row can be done by any program: the work is element by element. The gradient of the loss comes in as a tensor and is read by the
 # kernel, so the host need not know its value.
 
 print(inspect.getsource(kernels.cross_entropy_backward_kernel.fn))
@@ -323,7 +324,7 @@ print(inspect.getsource(kernels.linear_cross_entropy_kernel.fn))
 # products use it, and the next chunk overwrites it. These lines are the whole of it.
 
 
-def backward(grad, x, weight, targets, log_sums, chunk):
+def backward(grad, x, weight, targets, maxima, log_sums, chunk):
     (N, C), V = x.shape, len(weight)
     G = torch.empty(N, chunk, device=DEVICE)
     grad_x, grad_weight = torch.zeros_like(x), torch.empty_like(weight)
@@ -331,7 +332,7 @@ def backward(grad, x, weight, targets, log_sums, chunk):
     grid = triton.cdiv(N, tile["BLOCK_N"]), triton.cdiv(chunk, tile["BLOCK_V"])
     for first in range(0, V, chunk):
         kernels.linear_cross_entropy_backward_kernel[grid](
-            grad, x, weight, targets, log_sums, G, first, N, V, C, chunk,
+            grad, x, weight, targets, maxima, log_sums, G, first, N, V, C, chunk,
             IGNORE=IGNORE, **tile,
         )  # fmt: skip
         W = weight[first : first + chunk]
@@ -341,17 +342,20 @@ def backward(grad, x, weight, targets, log_sums, chunk):
 
 
 upstream = torch.ones(N, device=DEVICE)  # of the sum of all losses
-ours = backward(upstream, x, weight, targets, parts.logsumexp(0), chunk=100)
+lse = parts.logsumexp(0)
+zeros = torch.zeros_like(lse)  # for numbers of this size, the lse will do
+ours = backward(upstream, x, weight, targets, zeros, lse, chunk=100)
 leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
 plain = reference.causal_lm_loss(F.linear(*leaves), targets)
 expected = torch.autograd.grad(plain * count, leaves)
 for name, a, b in zip(("x", "W"), ours, expected):
     print(f"gradient of {name} matches torch:", matches(a, b, 1e-4))
+    assert matches(a, b, 1e-4)
 
 # %%
 # What is gained is memory. At the peak of PyTorch's backward pass there are three float32 tensors of N times V numbers: the kept
 # log-softmax, the gradient that arrives at it, and the one that leaves. They are the 12 bytes of the table above. The loss in one
-# pass has the logits and their gradient. The fused loss holds G, the sum for x, and the lse of each part. The gradient of W is not
+# pass has the logits and their gradient. The fused loss holds G, the sum for x, and two numbers for each part. The gradient of W is not
 # counted, as all three have it.
 
 chunk = inspect.signature(kernels.chunked_causal_lm_loss).parameters["chunk"]
@@ -364,7 +368,7 @@ held = {
     "fused": {
         "G": 2 * FULL_N * chunk,
         "gradient of x": 4 * FULL_N * FULL_C,
-        "lse of parts": 4 * FULL_N * triton.cdiv(FULL_V, kernels.SPLIT),
+        "parts": 2 * 4 * FULL_N * triton.cdiv(FULL_V, kernels.SPLIT),
     },
 }
 for name, tensors in held.items():
@@ -384,7 +388,7 @@ class Largest(TorchDispatchMode):
 
 
 with Largest() as seen:
-    backward(upstream, x, weight, targets, parts.logsumexp(0), chunk=100)
+    backward(upstream, x, weight, targets, zeros, lse, chunk=100)
 print("nothing of N x V:", seen.size <= max(N * 100, V * C) < N * V)
 
 # %%
