@@ -41,7 +41,7 @@ TILES = {
 #: number then, and the address of each takes two registers.
 NARROW_TILES = {
     2: dict(BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, num_warps=4, num_stages=3),
-    4: dict(BLOCK_M=32, BLOCK_N=32, BLOCK_K=16, num_warps=4, num_stages=3),
+    4: dict(BLOCK_M=32, BLOCK_N=16, BLOCK_K=16, num_warps=4, num_stages=3),
 }
 
 

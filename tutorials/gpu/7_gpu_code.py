@@ -161,20 +161,19 @@ assert compiled[80].count("cp.async.cg") == stages * copies
 # of 16. With rows of 895 numbers, it is not.
 
 
-def product(arch, K=K, dtype=torch.bfloat16, **changes):
-    """The kernel for other sizes or another tile."""
-    a, b = torch.zeros(M, K, dtype=dtype), torch.zeros(K, N, dtype=dtype)
-    c = torch.zeros(M, N, dtype=dtype)
+def product(arch, a=a, b=b, **changes):
+    """The kernel for other matrices or another tile."""
+    c = a.new_zeros(len(a), b.shape[1])
     with compiled_for(arch) as kernels:
         matmul_kernel[(1,)](
-            a, b, None, c, M, N, K, 0.0, 1.0,
+            a, b, None, c, *c.shape, len(b), 0.0, 1.0,
             *a.stride(), *b.stride(), *c.stride(), *c.stride(),
             GROUP=8, ADD=False, **(tile | changes),
         )  # fmt: skip
     return kernels[0]
 
 
-odd = product(80, K=895)
+odd = product(80, a[:, :895].contiguous(), b[:895])
 single = rows * step // threads  # numbers of A in a step, for a thread
 print("loads of single numbers:", odd.count("ld.global"), "expected:", single)
 print(
@@ -247,16 +246,19 @@ assert spilled[100].spills == more_warps.spills == 0
 # right and late. With 8 warps each thread has half as many sums, and all is well. The B200 keeps them in tensor memory,
 # and needs registers for them at the end only.
 #
-# There is another way to run out. The rows of 895 numbers were loaded one by one. Each number needs an address of its
-# own, which takes two registers, and beside 128 sums there is no room for them. Where a matrix is not aligned, the package
-# takes a smaller tile.
+# There is another way to run out. Let a linear map have 895 inputs and 4,863 outputs. Numbers move one by one now, and
+# each needs an address of its own, which takes two registers. Beside 128 sums there is no room for them. Where a
+# matrix is not aligned, the package takes a smaller tile.
 
-with compiled_for(80) as kernels:
-    matmul(a[:, :895].contiguous(), b[:895])
+x = torch.zeros(M, 895, dtype=torch.bfloat16)
+weight = torch.zeros(4863, 895, dtype=torch.bfloat16)
+large = product(90, x, weight.T)
+with compiled_for(90) as kernels:
+    matmul(x, weight.T)
 (smaller,) = kernels
-print("rows of 895, the large tile spills:", odd.spills > 0)
-print("rows of 895, the package spills:", smaller.spills > 0)
-assert odd.spills > 0 and smaller.spills == 0
+print("odd sizes, the large tile spills:", large.spills > 0)
+print("odd sizes, the package's tile spills:", smaller.spills > 0)
+assert large.spills > 0 and smaller.spills == 0
 
 # %%
 # Does it fit?
