@@ -62,6 +62,11 @@ def matches(a, b, tolerance=1e-5):
     return torch.allclose(a, b, atol=tolerance, rtol=tolerance)
 
 
+def verdict(text, found, expected=True):
+    print(f"{text}: {bool(found)}")
+    assert bool(found) == expected
+
+
 # %%
 # Count first
 # -----------
@@ -144,7 +149,7 @@ assert (torch_bytes, in_float32) == (36, 24)
 
 row = 2 * torch.randn(640, generator=torch.Generator().manual_seed(1))
 blocks = row.view(20, 32)
-m, l = torch.tensor(-3.4e38), torch.tensor(0.0)
+m, l = torch.tensor(torch.finfo(torch.float32).min), torch.tensor(0.0)
 path = []
 for block in blocks:
     new_m = torch.maximum(m, block.max())
@@ -168,24 +173,26 @@ ax.set(title="One pass over a row of logits", xlabel="block", ylabel="logit")
 ax.set_xticks(range(0, 20, 2))
 ax.legend(frameon=False)
 plt.show()
-print("matches torch:", matches(m + l.log(), row.logsumexp(0)))
+verdict("matches torch", matches(m + l.log(), row.logsumexp(0)))
 
 # %%
 # As a kernel: a program for each row, and a loop over its blocks. ``m`` does not start at :math:`-\infty`, because
-# :math:`-\infty - (-\infty)` is NaN. It starts at a number below every logit, so a block that holds nothing adds 0.
+# :math:`-\infty - (-\infty)` is NaN. It starts at the lowest finite number: no finite logit is below it, and a place that holds
+# nothing, :math:`-\infty`, adds :math:`e^{-\infty - m} = 0`.
 
+LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 BLOCK = 128 if DEVICE == "cpu" else 4096
 
 
 @triton.jit
 def log_sum_kernel(logits, log_sums, V, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
-    m = tl.full((), -3.4e38, tl.float32)
+    m = tl.full((), LOWEST, tl.float32)
     l = tl.zeros((), tl.float32)
     for start in range(0, V, BLOCK):
         columns = start + tl.arange(0, BLOCK)
-        inside = columns < V
-        z = tl.load(logits + token * V + columns, mask=inside, other=-3.4e38)
+        at = logits + token * V + columns
+        z = tl.load(at, mask=columns < V, other=float("-inf"))
         new_m = tl.maximum(m, tl.max(z, 0))
         l = l * tl.exp(m - new_m) + tl.sum(tl.exp(z - new_m), 0)
         m = new_m
@@ -194,7 +201,16 @@ def log_sum_kernel(logits, log_sums, V, BLOCK: tl.constexpr):
 
 ours = torch.empty(N, device=DEVICE)
 log_sum_kernel[(N,)](logits, ours, V, BLOCK=BLOCK)
-print("matches torch:", matches(ours, log_sum))
+verdict("matches torch", matches(ours, log_sum))
+
+# %%
+# A row full of that lowest number is the hardest for the start of ``m``. Its lse is the same number plus :math:`\log V`, which
+# rounds to the number itself.
+
+low = torch.full((1, V), LOWEST.value, device=DEVICE)
+ours = torch.empty(1, device=DEVICE)
+log_sum_kernel[(1,)](low, ours, V, BLOCK=BLOCK)
+verdict("a row of the lowest number", ours == low[0, 0])
 
 # %%
 # The loss subtracts one more load, the logit of the target. Tokens with the target -100 do not count: their loss is 0, and their
@@ -205,6 +221,22 @@ from lm_from_scratch.kernels import loss as kernels
 print(inspect.getsource(kernels.cross_entropy_kernel.fn))
 
 # %%
+# It never adds m to :math:`\log \ell`. The loss is :math:`\log \ell - (z_y - m)`, and both parts are kept for backward. A number
+# added to all logits of a row changes no loss. But float32 knows a log-sum-exp near 10,000 to a thousandth only, and so would it
+# know the loss.
+
+counts = targets != IGNORE
+far = logits[counts] + 10_000
+t = targets[counts]
+truth = F.cross_entropy(far.double(), t, reduction="none").float()
+ours = torch.empty(len(far), device=DEVICE)
+log_sum_kernel[(len(far),)](far, ours, V, BLOCK=BLOCK)
+added = ours - far.gather(1, t[:, None])[:, 0]
+apart, _, _ = kernels.cross_entropy(far, t)
+verdict("m + log l - z matches torch", matches(added, truth), expected=False)
+verdict("log l - (z - m) matches torch", matches(apart, truth))
+
+# %%
 # It has three things more. The logits may be a view of a larger tensor, such as all but the last token of each sequence: two
 # strides say where a row begins, and nothing is copied. Half precision is cast up after the load. And a target outside the
 # vocabulary makes the loss NaN. PyTorch's loss on a CPU raises an error there. A GPU would have to stop and send the targets to
@@ -212,30 +244,26 @@ print(inspect.getsource(kernels.cross_entropy_kernel.fn))
 
 wrong = targets.clone()
 wrong[1] = V
-print(
-    "target V, loss is NaN:",
-    kernels.causal_lm_loss(logits, wrong).isnan().item(),
-)
+verdict("target V, loss is NaN", kernels.causal_lm_loss(logits, wrong).isnan())
 
 # %%
 # Backward
 # ~~~~~~~~
 #
-# The maximum m and the logarithm of the sum were kept, two numbers for each row. Their sum is the lse. They stay apart,
-# because a large m would round the small logarithm away. With them a logit becomes its softmax without any sum, so any block of
-# any row can be done by any program: the work is element by element. The gradient of the loss comes in as a tensor and is read by the
+# The m and the :math:`\log \ell` of each row were kept, 2 N numbers. With them a logit becomes its softmax without any sum, so any
+# block of any row can be done by any program: the work is element by element. The gradient of the loss comes in as a tensor and is read by the
 # kernel, so the host need not know its value.
 
 print(inspect.getsource(kernels.cross_entropy_backward_kernel.fn))
 
-count = (targets != IGNORE).sum()
+count = counts.sum()
 leaf = logits.clone().requires_grad_()
 mean = kernels.causal_lm_loss(leaf, targets)
 (ours,) = torch.autograd.grad(mean * count, leaf)
 mean = reference.causal_lm_loss(leaf, targets)
 (expected,) = torch.autograd.grad(mean * count, leaf)
-print("gradient matches torch:", matches(ours, expected))
-print("ignored rows are zero:", not ours[::4].any())
+verdict("gradient matches torch", matches(ours, expected))
+verdict("ignored rows are zero", not ours[::4].any())
 
 # %%
 # Many programs for one row
@@ -245,11 +273,21 @@ print("ignored rows are zero:", not ours[::4].any())
 # registers, and could reduce it there. Then no logit goes to memory.
 #
 # One obstacle remains. If a program took whole rows of logits, there would be few programs, each with a long loop. So the
-# vocabulary is split as well, and each program finds the lse of its part. Parts merge exactly as numbers do: the lse of the whole
-# is the lse of the lse's.
+# vocabulary is split as well, and each program finds m and :math:`\ell` of its part. Parts merge as blocks do: the largest m is the
+# m of the whole, and each :math:`\ell` gets its factor.
 
-parts = torch.stack([part.logsumexp(1) for part in logits.split(100, 1)])
-print("parts merge:", matches(parts.logsumexp(0), log_sum))
+
+def merged(maxima, sums):
+    """m and log l of each token, from those of P parts: (P, N) to (N,)."""
+    m = maxima.amax(0)
+    return m, (sums * (maxima - m).exp()).sum(0).log()
+
+
+parts = logits.split(100, 1)
+maxima = torch.stack([part.amax(1) for part in parts])
+sums = [(z - m[:, None]).exp().sum(1) for z, m in zip(parts, maxima)]
+m, log_l = merged(maxima, torch.stack(sums))
+verdict("parts merge", matches(m + log_l, log_sum))
 
 # %%
 # The program below takes ``BLOCK_N`` tokens and ``SPLIT`` rows of W. Its outer loop walks over tiles of ``BLOCK_V`` rows. The inner
@@ -258,14 +296,14 @@ print("parts merge:", matches(parts.logsumexp(0), log_sum))
 
 @triton.jit
 def split_kernel(
-    x, weight, log_sums, N, V, C,
+    x, weight, maxima, sums, N, V, C,
     SPLIT: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     tokens = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(1).to(tl.int64)
     end = tl.minimum(split * SPLIT + SPLIT, V)
-    m = tl.full((BLOCK_N,), -3.4e38, tl.float32)
+    m = tl.full((BLOCK_N,), LOWEST, tl.float32)
     l = tl.zeros((BLOCK_N,), tl.float32)
     for start in range(split * SPLIT, end, BLOCK_V):
         rows = start + tl.arange(0, BLOCK_V)
@@ -283,25 +321,28 @@ def split_kernel(
         new_m = tl.maximum(m, tl.max(z, 1))
         l = l * tl.exp(m - new_m) + tl.sum(tl.exp(z - new_m[:, None]), 1)
         m = new_m
-    tl.store(log_sums + split * N + tokens, m + tl.log(l), mask=tokens < N)
+    tl.store(maxima + split * N + tokens, m, mask=tokens < N)
+    tl.store(sums + split * N + tokens, l, mask=tokens < N)
 
 
 x = torch.randn(N, C, device=DEVICE)
 weight = torch.randn(V, C, device=DEVICE) / C**0.5
 SPLIT = 128
-splits = triton.cdiv(V, SPLIT)
-parts = torch.empty(splits, N, device=DEVICE)
+grid = triton.cdiv(N, 32), triton.cdiv(V, SPLIT)
+maxima, sums = torch.empty(2, grid[1], N, device=DEVICE)
 sizes = dict(SPLIT=SPLIT, BLOCK_N=32, BLOCK_V=64, BLOCK_C=16)
-split_kernel[(triton.cdiv(N, 32), splits)](x, weight, parts, N, V, C, **sizes)
+split_kernel[grid](x, weight, maxima, sums, N, V, C, **sizes)
+m, log_l = merged(maxima, sums)
 expected = (x.double() @ weight.double().T).logsumexp(1).float()
-print("matches torch:", matches(parts.logsumexp(0), expected))
+verdict("matches torch", matches(m + log_l, expected))
 
 # %%
 # ``tl.where`` before the maximum is not optional. The rows beyond the vocabulary were loaded as 0, and a logit of 0 is a logit: it
 # would add :math:`e^0` for a token that does not exist.
 #
-# The package's kernel has the inner loop as a function, because backward needs it too. It also picks out the logit of
-# the target, in the one tile where it appears.
+# The package's kernel has the inner loop as a function, because backward needs it too. Beyond the last row it loads that row
+# again instead of zeros: that takes fewer registers than a mask, and ``tl.where`` drops the copies as well. It also picks out the
+# logit of the target, in the one tile where it appears.
 
 print(inspect.getsource(kernels.logits_tile.fn))
 print(inspect.getsource(kernels.linear_cross_entropy_kernel.fn))
@@ -324,15 +365,15 @@ print(inspect.getsource(kernels.linear_cross_entropy_kernel.fn))
 # products use it, and the next chunk overwrites it. These lines are the whole of it.
 
 
-def backward(grad, x, weight, targets, maxima, log_sums, chunk):
+def backward(grad, x, weight, targets, m, log_l, chunk):
     (N, C), V = x.shape, len(weight)
     G = torch.empty(N, chunk, device=DEVICE)
     grad_x, grad_weight = torch.zeros_like(x), torch.empty_like(weight)
-    tile = kernels.TILES[x.itemsize]
+    tile = kernels.tile_of(x, weight)
     grid = triton.cdiv(N, tile["BLOCK_N"]), triton.cdiv(chunk, tile["BLOCK_V"])
     for first in range(0, V, chunk):
         kernels.linear_cross_entropy_backward_kernel[grid](
-            grad, x, weight, targets, maxima, log_sums, G, first, N, V, C, chunk,
+            grad, x, weight, targets, m, log_l, G, first, N, V, C, chunk,
             IGNORE=IGNORE, **tile,
         )  # fmt: skip
         W = weight[first : first + chunk]
@@ -342,21 +383,18 @@ def backward(grad, x, weight, targets, maxima, log_sums, chunk):
 
 
 upstream = torch.ones(N, device=DEVICE)  # of the sum of all losses
-lse = parts.logsumexp(0)
-zeros = torch.zeros_like(lse)  # for numbers of this size, the lse will do
-ours = backward(upstream, x, weight, targets, zeros, lse, chunk=100)
+ours = backward(upstream, x, weight, targets, m, log_l, chunk=100)
 leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
 plain = reference.causal_lm_loss(F.linear(*leaves), targets)
 expected = torch.autograd.grad(plain * count, leaves)
 for name, a, b in zip(("x", "W"), ours, expected):
-    print(f"gradient of {name} matches torch:", matches(a, b, 1e-4))
-    assert matches(a, b, 1e-4)
+    verdict(f"gradient of {name} matches torch", matches(a, b, 1e-4))
 
 # %%
 # What is gained is memory. At the peak of PyTorch's backward pass there are three float32 tensors of N times V numbers: the kept
 # log-softmax, the gradient that arrives at it, and the one that leaves. They are the 12 bytes of the table above. The loss in one
-# pass has the logits and their gradient. The fused loss holds G, the sum for x, and two numbers for each part. The gradient of W is not
-# counted, as all three have it.
+# pass has the logits and their gradient. The fused loss holds G, the sum for x, and m and :math:`\ell` of each part. The gradient of
+# W is not counted, as all three have it.
 
 chunk = inspect.signature(kernels.chunked_causal_lm_loss).parameters["chunk"]
 chunk = chunk.default
@@ -388,8 +426,8 @@ class Largest(TorchDispatchMode):
 
 
 with Largest() as seen:
-    backward(upstream, x, weight, targets, zeros, lse, chunk=100)
-print("nothing of N x V:", seen.size <= max(N * 100, V * C) < N * V)
+    backward(upstream, x, weight, targets, m, log_l, chunk=100)
+verdict("nothing of N x V", seen.size <= max(N * 100, V * C) < N * V)
 
 # %%
 # And time? The logits cost a product of 2 N V C operations. Backward makes it 4 products instead of 3. What is saved is the traffic.
@@ -445,9 +483,9 @@ for dtype, tolerance in ((torch.float32, 1e-4), (torch.float16, 2e-3)):
         assert one and two
 
 none = torch.full_like(targets, IGNORE)
-print("no target, loss 0:", kernels.causal_lm_loss(logits, none).item() == 0)
+verdict("no target, loss 0", kernels.causal_lm_loss(logits, none) == 0)
 wrong = kernels.chunked_causal_lm_loss(x, weight, torch.full_like(none, V))
-print("target V, loss is NaN:", wrong.isnan().item())
+verdict("target V, loss is NaN", wrong.isnan())
 
 # %%
 # How fast
@@ -540,6 +578,25 @@ for capped in (False, True):
 # 2. The lse of a row is at least its largest logit, and at most :math:`\log V` above it.
 # 3. The fused loss needs fewer operations than a product followed by a loss.
 # 4. The gradients of a row of logits add up to 0.
+#
+# For the third, PyTorch counts the operations of products as they are called, forward and backward. It cannot look into a Triton
+# kernel, so the fused loss is the package's own in PyTorch: the same steps, a chunk of the vocabulary at a time.
+
+from torch.utils.flop_counter import FlopCounterMode
+
+
+def operations(loss):
+    leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
+    with FlopCounterMode(display=False) as counter:
+        loss(*leaves, targets.clamp(min=0)).backward()
+    return counter.get_total_flops()
+
+
+separate = operations(
+    lambda x, weight, t: reference.causal_lm_loss(F.linear(x, weight), t)
+)
+fused = operations(reference.chunked_causal_lm_loss)
+assert (separate, fused) == (3 * 2 * N * V * C, 4 * 2 * N * V * C)
 
 shuffled = logits[:, torch.randperm(V).to(DEVICE)].contiguous()
 ours = torch.empty(N, device=DEVICE)
@@ -550,14 +607,14 @@ mean = kernels.causal_lm_loss(leaf, targets)
 answers = [
     matches(ours, log_sum),
     bool((above >= 0).all() and (above <= torch.tensor(V).log().item()).all()),
-    4 * product < 3 * product,
+    fused < separate,
     matches(grad.sum(1), torch.zeros_like(grad[:, 0])),
 ]
 print(answers)
 assert answers == [True, True, False, True]
 
 # %%
-# The third is false: it needs four products instead of three, and saves memory and traffic.
+# The third is false: it was counted to need four products instead of three. It saves memory and traffic.
 #
 # Exercises
 # ---------
@@ -577,7 +634,7 @@ assert answers == [True, True, False, True]
 #
 # * An online softmax reads a row once: a larger maximum corrects the sum so far by one factor.
 # * By count, the loss in one pass moves 6 bytes per logit in bfloat16, PyTorch's 36.
-# * The lse of parts merges, so a row can be shared by many programs.
+# * The sums of parts merge, so a row can be shared by many programs.
 # * Fused with the head, the loss holds no logits: less than a hundredth of PyTorch's memory, for a fourth product.
 # * A kernel that writes into its input can be wrong far away from itself. Compare inputs before and after.
 #
