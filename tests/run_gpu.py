@@ -37,14 +37,18 @@ class Stage:
         return [n for n in self.needs if not (importlib.util.find_spec(n) or shutil.which(n))]
 
 
+def environment(**variables: str) -> dict[str, str]:
+    """That of a child process: it finds the package, and draws without a screen."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path, "MPLBACKEND": "agg", **variables}
+
+
 def command(*words: str, **variables: str) -> Callable[[], bool]:
     """A child process in the repository's root; it passes if it exits with 0."""
 
     def run() -> bool:
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        env = {**os.environ, "PYTHONPATH": path, "MPLBACKEND": "agg", **variables}
         print("$", " ".join(words), flush=True)
-        return subprocess.run(words, cwd=ROOT, env=env).returncode == 0
+        return subprocess.run(words, cwd=ROOT, env=environment(**variables)).returncode == 0
 
     return run
 
@@ -72,13 +76,11 @@ def printed(notebook: Path) -> str:
 def pages(scripts: Iterable[Path]) -> bool:
     """Whether each page, as a plain script, prints here what its notebook has stored."""
     good = True
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    env = {**os.environ, "PYTHONPATH": path, "MPLBACKEND": "agg"}
     for script in scripts:
         run = subprocess.run(
             [sys.executable, script.name],
             cwd=script.parent,
-            env=env,
+            env=environment(),
             capture_output=True,
             text=True,
         )

@@ -28,10 +28,9 @@ from torch import Tensor
 
 from lm_from_scratch.kernels.device import DTYPES, check_device
 from lm_from_scratch.optim import adamw as reference
+from lm_from_scratch.optim.adamw import Number
 
 BLOCK = 1024  # weights of a program: 8 for each of its 128 threads
-
-Number = float | Tensor
 
 
 @triton.jit

@@ -31,14 +31,12 @@ from torch import Tensor
 
 from lm_from_scratch.gqa import check_shapes
 from lm_from_scratch.kernels.device import check_device
+from lm_from_scratch.kernels.softmax import LOWEST
 from lm_from_scratch.visibility import Visibility
 
 BLOCK_G = 16  # query heads of a program: a side of tl.dot is at least 16
 MAX_D = 256
 MAX_SPLITS = 64  # the merge holds this many results at once
-
-#: Where a maximum starts: exp(-inf - LOWEST) is 0, where -inf would give exp(-inf + inf).
-LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 
 
 @triton.jit(do_not_specialize=["S", "mask_b", "table_b"])
