@@ -1,0 +1,23 @@
+"""Exercises with checks that say what is wrong: ``check("rms_norm", rms_norm)``."""
+
+from collections.abc import Callable
+from typing import Any
+
+from lm_from_scratch.exercises.exercise import exercise
+from lm_from_scratch.exercises.report import examine
+
+
+def check(name: str, function: Callable[..., Any], seed: int = 0, case: int | None = None) -> float:
+    """Check your answer to an exercise, print what is wrong, and return the points.
+
+    name      of the exercise: ``python -m lm_from_scratch list`` shows all of them
+    function  what you wrote
+    seed      other numbers in the same cases
+    case      the number of one case, to repeat it alone; what your code prints is then shown
+
+    The points are a finite number from 0 to the exercise's maximum. Nothing here stops a loop that
+    never ends: interrupt it as any other cell. ValueError if there is no such exercise or case.
+    """
+    report = examine(exercise(name), function, seed, case)
+    print(report.text())
+    return report.points

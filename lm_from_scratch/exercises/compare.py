@@ -1,0 +1,170 @@
+"""Say what is wrong with a result, and say the first thing first: type, shape, dtype, values.
+
+Nothing is broadcast: a result of shape [1, 4] is not one of shape [3, 4]. The functions of torch
+that decide are taken when this file is imported, so that code which replaces them later does not
+change a verdict.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# (relative, absolute) tolerance of results, by dtype; gradients are sums of many rounded terms.
+TOLERANCES = {
+    torch.float64: (1e-9, 1e-9),
+    torch.float32: (1e-5, 1e-5),
+    torch.float16: (2e-3, 2e-3),
+    torch.bfloat16: (1.6e-2, 1.6e-2),
+}
+GRADIENT_TOLERANCE = (1e-4, 1e-5)
+
+Tolerance = tuple[float, float]
+_isnan, _isinf, _where, _abs = torch.isnan, torch.isinf, torch.where, torch.abs
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The first thing wrong with a result, in words for the student."""
+
+    kind: str  # stub, raised, type, shape, dtype, values, changed, gradient
+    text: str
+
+
+def compare(
+    got: Any, want: Any, tolerance: Tolerance | None = None, name: str = "the result"
+) -> Fault | None:
+    """The first difference between a result and the expected one, or None.
+
+    Tensors are compared within the tolerance of the expected dtype, or the one given; whole
+    numbers, booleans and texts exactly; lists, tuples and dicts part by part.
+    """
+    if isinstance(want, Tensor):
+        return _compare_tensors(got, want, tolerance, name)
+    if got is None and want is not None:
+        return Fault("type", f"{name} is None: is there a return statement?")
+    if isinstance(want, dict):
+        if not isinstance(got, dict) or got.keys() != want.keys():
+            return Fault("type", f"{name} is {_brief(got)}; expected {_brief(want)}")
+        parts = [(key, got[key], want[key]) for key in want]
+    elif isinstance(want, (list, tuple)):
+        if not isinstance(got, (list, tuple)):
+            return Fault("type", f"{name} is {_brief(got)}; expected {_brief(want)}")
+        if len(got) != len(want):
+            text = f"{name} has {len(got)} parts, expected {len(want)}: {_brief(got)}"
+            return Fault("shape", text)
+        parts = [(i, g, w) for i, (g, w) in enumerate(zip(got, want, strict=True))]
+    elif isinstance(want, float) and type(got) in (int, float):
+        relative, absolute = tolerance or TOLERANCES[torch.float64]
+        if abs(got - want) <= absolute + relative * abs(want) or got == want:
+            return None
+        if math.isnan(got) and math.isnan(want):
+            return None
+        return Fault("values", f"{name} is {got:.8g}, expected {want:.8g}")
+    else:
+        if type(got) is type(want) and bool(got == want):
+            return None
+        return Fault("values", f"{name} is {_brief(got)}, expected {_brief(want)}")
+    for key, g, w in parts:
+        label = str(key) if isinstance(key, str) else f"{name}[{key}]"
+        if fault := compare(g, w, tolerance, label):
+            return fault
+    return None
+
+
+def _compare_tensors(
+    got: Any, want: Tensor, tolerance: Tolerance | None, name: str
+) -> Fault | None:
+    if got is None:
+        return Fault("type", f"{name} is None: is there a return statement?")
+    if not isinstance(got, Tensor):
+        return Fault("type", f"{name} is {_brief(got)}; expected a tensor {describe(want)}")
+    if got.shape != want.shape:
+        return Fault("shape", f"{name} has shape {list(got.shape)}, expected {list(want.shape)}")
+    if got.dtype != want.dtype:
+        return Fault("dtype", f"{name} is {_dtype(got)}, expected {_dtype(want)}")
+    if got.device != want.device:
+        return Fault("type", f"{name} is on {got.device}, expected on {want.device}")
+    if got.numel() == 0:
+        return None
+    got, want = got.detach(), want.detach()
+    if not want.is_floating_point():
+        wrong = got != want
+        allowed = "exactly"
+        distance = wrong.double()
+    else:
+        relative, absolute = tolerance or TOLERANCES[want.dtype]
+        allowed = f"allowed {absolute:.0e} + {relative:.0e}*|expected|"
+        g, w = got.double(), want.double()
+        bad = _isnan(g) & ~_isnan(w)
+        if bool(bad.any()):
+            return Fault("values", _special("NaN", bad, name, want))
+        bad = _isinf(g) & (g != w)
+        if bool(bad.any()):
+            return Fault("values", _special("infinite", bad, name, want))
+        distance = _where((g == w) | (_isnan(g) & _isnan(w)), torch.zeros_like(w), _abs(g - w))
+        wrong = ~(distance <= absolute + relative * _abs(w))
+        wrong |= _isinf(w)
+        wrong &= ~((g == w) | (_isnan(g) & _isnan(w)))
+    if not bool(wrong.any()):
+        return None
+    at = _index(_where(wrong, distance.nan_to_num(nan=math.inf), -1.0).argmax(), want)
+    text = f"{int(wrong.sum())} of {want.numel()} values of {name} differ"
+    if want.numel() > 1 and not bool(got.any()) and bool(want.any()):
+        text += f"; {name} is all {'False' if got.dtype == torch.bool else 'zeros'}"
+    if not want.is_floating_point():
+        first = _index(wrong.flatten().to(torch.uint8).argmax(), want)
+        return Fault(
+            "values", f"{text}; the first at {list(first)}: got {got[first].item()}, "
+            f"expected {want[first].item()}"
+        )  # fmt: skip
+    text += f"; largest error {distance[at].item():.3g} at {list(at)}: got {got[at].item():.5g}, "
+    return Fault("values", f"{text}expected {want[at].item():.5g} ({allowed})")
+
+
+def _special(word: str, bad: Tensor, name: str, want: Tensor) -> str:
+    at = _index(bad.flatten().to(torch.uint8).argmax(), want)
+    return (
+        f"{int(bad.sum())} of {want.numel()} values of {name} are {word}, the first at {list(at)}, "
+        f"where {want[at].item():.5g} is expected"
+    )
+
+
+def _index(flat: Tensor, like: Tensor) -> tuple[int, ...]:
+    return tuple(int(i) for i in torch.unravel_index(flat, like.shape))
+
+
+def has_nan(value: Any) -> bool:
+    """Whether any number in a result is NaN."""
+    if isinstance(value, Tensor):
+        return value.is_floating_point() and bool(_isnan(value).any())
+    if isinstance(value, dict):
+        return any(has_nan(part) for part in value.values())
+    if isinstance(value, (list, tuple)):
+        return any(has_nan(part) for part in value)
+    return isinstance(value, float) and math.isnan(value)
+
+
+def describe(value: Any) -> str:
+    """A value in a few characters: a tensor by dtype and shape, a small number as it is."""
+    if isinstance(value, Tensor):
+        if value.dim() == 0:
+            return f"{_dtype(value)}[]"
+        strange = "" if value.is_contiguous() else " (not contiguous)"
+        return f"{_dtype(value)}[{','.join(map(str, value.shape))}]{strange}"
+    if isinstance(value, (list, tuple)) and any(isinstance(part, Tensor) for part in value):
+        return f"[{', '.join(describe(part) for part in value[:3])}{', ...' * (len(value) > 3)}]"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor {describe(value)}"
+    return f"{type(value).__name__} {describe(value)}" if value is not None else "None"
+
+
+def _dtype(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")

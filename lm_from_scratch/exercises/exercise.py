@@ -1,0 +1,201 @@
+"""What an exercise is: seeded cases, hints, and answers that are known to be right or wrong.
+
+A case makes its arguments from a generator, so that every seed gives other numbers, and the same
+seed gives the same. The student's function and the reference get equal arguments that were made
+twice: neither sees what the other did to them.
+
+The wrong answers are part of the exercise. They prove that the cases can fail (`prove.py`), and
+they name a student's misconception when a result equals one of them (`diagnose.py`).
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one call; see `call`."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def call(*args: Any, **kwargs: Any) -> Call:
+    """What a case's `make` returns: the arguments, written as in the call itself."""
+    return Call(args, kwargs)
+
+
+def direct(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The plain way to use a student's function: one call."""
+    return function(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One check of an exercise.
+
+    make       (generator) -> `call(...)`: the arguments, from nothing but the generator
+    hint       shown when this is the first case that fails
+    play       (function, *args, **kwargs) -> result: what is done with the student's function.
+               A cache is filled in several calls, a basis B is turned into B Bᵀ, a refusal into
+               the name of its exception. The reference is played in the same way
+    tolerance  (relative, absolute) for floating-point values; None takes that of the dtype
+    gradient   whether gradients of all floating-point arguments are compared too
+    changes    arguments that the function may write into; all others must stay as they are
+    guard      worth no points, but without it there are none: what a bug hunt must not break
+    teaching   why the case is kept although others catch all that it catches
+    """
+
+    name: str
+    make: Callable[[Generator], Call]
+    hint: str
+    points: int = 1
+    play: Callable[..., Any] = direct
+    tolerance: tuple[float, float] | None = None
+    gradient: bool = False
+    changes: tuple[str, ...] = ()
+    guard: bool = False
+    teaching: str = ""
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """An answer that must be rejected.
+
+    label    the misconception, a phrase about the idea: "the mean is subtracted"
+    answer   a function, or changes to the text of the solution: {old: new}, each old found once
+    case     the name of the case that rejects it, for every seed
+    unnamed  why its result cannot be told from that of another wrong answer, if it cannot
+    """
+
+    label: str
+    answer: Callable[..., Any] | Mapping[str, str]
+    case: str
+    unnamed: str = ""
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """An exercise without its text, which is in `tutorials/exercises/`.
+
+    name        of the exercise, of its file here and of its source
+    function    what the student defines; no other exercise has a function of this name
+    page        the tutorial that it belongs to, as "2_qwen2/1_rms_norm"
+    minutes     for a student who has read that page
+    difficulty  1 (a few lines from the page), 2 (an idea to transfer), 3 (several ideas at once)
+    outcome     what a student can do afterwards, for the teacher's guide
+    after       exercises to do before
+    reference   the package's own function, so that the check cannot drift from the lesson
+    hints       from a nudge to nearly the solution
+    right       other right answers, by what makes them different: functions, or changes of the
+                solution. They keep the tolerances honest
+    survivors   automatic mutants of the solution that no case rejects, with the reason
+    hunt        of a bug hunt: the ids of its defects in the bug museum
+    needs       a package that the exercise needs beside torch
+    """
+
+    name: str
+    function: str
+    title: str
+    page: str
+    minutes: int
+    difficulty: int
+    outcome: str
+    reference: Callable[..., Any]
+    cases: tuple[Case, ...]
+    hints: tuple[str, ...]
+    wrong: tuple[Wrong, ...]
+    right: Mapping[str, Callable[..., Any] | Mapping[str, str]]
+    after: tuple[str, ...] = ()
+    survivors: Mapping[str, str] = field(default_factory=dict)
+    hunt: str = ""
+    needs: str = ""
+
+    def __post_init__(self) -> None:
+        names = [case.name for case in self.cases]
+        if len(set(names)) != len(names):
+            raise ValueError(f"{self.name}: two cases have one name: {names}")
+        for wrong in self.wrong:
+            if wrong.case not in names:
+                raise ValueError(f"{self.name}: {wrong.label!r} names no case: {wrong.case!r}")
+        if not self.hints or not all(case.hint for case in self.cases):
+            raise ValueError(f"{self.name} needs hints, and so does each of its cases")
+
+    @property
+    def points(self) -> int:
+        """The sum of the points of all cases."""
+        return sum(case.points for case in self.cases if not case.guard)
+
+    @property
+    def key(self) -> tuple[int, str, int, str]:
+        """The place in the learning path: chapter, page, difficulty, name."""
+        chapter, _, page = self.page.partition("/")
+        number = int(chapter.partition("_")[0]) if chapter[:1].isdigit() else 9
+        return number, page, self.difficulty, self.name
+
+
+def exercise(name: str) -> Exercise:
+    """One exercise by its name; ValueError, with the nearest names, if there is none."""
+    known = [module.name for module in pkgutil.iter_modules(_folder())]
+    if name not in known:
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, known, n=3) or sorted(known)
+        raise ValueError(f"there is no exercise {name!r}; do you mean {', '.join(near)}?")
+    return importlib.import_module(f"{__package__}.catalogue.{name}").EXERCISE
+
+
+@cache
+def exercises() -> tuple[Exercise, ...]:
+    """All exercises in the order of the learning path."""
+    names = [module.name for module in pkgutil.iter_modules(_folder())]
+    return tuple(sorted((exercise(name) for name in names), key=lambda found: found.key))
+
+
+def _folder() -> list[str]:
+    return list(importlib.import_module(f"{__package__}.catalogue").__path__)
+
+
+# --------------------------------------------------------------------------- arguments of cases
+
+
+def normal(
+    g: Generator, *shape: int, scale: float = 1.0, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Normal numbers of a shape, made in float32 and then converted."""
+    return (torch.randn(shape, generator=g) * scale).to(dtype)
+
+
+def integers(g: Generator, low: int, high: int, *shape: int) -> Tensor:
+    """Whole numbers from low to high - 1."""
+    return torch.randint(low, high, shape, generator=g)
+
+
+def strided(x: Tensor) -> Tensor:
+    """The same numbers in another order in memory: its last two dimensions are transposed."""
+    return x.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def refusal(error: type[Exception] = ValueError) -> Callable[..., str]:
+    """A `play` that makes a call which must be refused: its result names what was raised.
+
+    NotImplementedError passes through: it says that nothing was written yet.
+    """
+
+    def play(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+        try:
+            function(*args, **kwargs)
+        except NotImplementedError:
+            raise
+        except error:
+            return f"raises {error.__name__}"
+        return f"raises no {error.__name__}"
+
+    return play

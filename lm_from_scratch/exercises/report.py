@@ -1,0 +1,140 @@
+"""Check a function against all cases of an exercise, and say the result in words."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lm_from_scratch.exercises.compare import Fault, describe
+from lm_from_scratch.exercises.diagnose import diagnose
+from lm_from_scratch.exercises.exercise import Case, Exercise, Wrong
+from lm_from_scratch.exercises.run import (
+    Outcome,
+    argument_names,
+    arguments,
+    judge,
+    kept_state,
+    outcome,
+    values,
+)
+
+
+@dataclass
+class Result:
+    """One case, and the first thing wrong in it."""
+
+    number: int
+    case: Case
+    fault: Fault | None
+    outcome: Outcome
+
+
+@dataclass
+class Report:
+    """All that is to say about one answer."""
+
+    exercise: Exercise
+    seed: int
+    results: list[Result]
+    wrong: Wrong | None = None
+    written: bool = True
+
+    @property
+    def failed(self) -> list[Result]:
+        """The results with a fault."""
+        return [result for result in self.results if result.fault]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every case passed: this is what "done" means."""
+        return self.written and not self.failed
+
+    @property
+    def points(self) -> float:
+        """Points of the cases that passed; none while a guard fails."""
+        if not self.written or any(result.case.guard for result in self.failed):
+            return 0.0
+        return float(sum(r.case.points for r in self.results if not r.fault and not r.case.guard))
+
+    def text(self) -> str:
+        """The report that a student reads."""
+        exercise = self.exercise
+        if not self.written:
+            return f"{exercise.name}: not written yet (0 of {exercise.points} points)"
+        good = len(self.results) - len(self.failed)
+        lines = [
+            f"{exercise.name}: {good} of {len(self.results)} checks, {self.points:g} of "
+            f"{exercise.points} points (seed {self.seed})"
+        ]
+        told = False
+        for result in self.results:
+            worth = "must hold" if result.case.guard else f"{result.case.points}"
+            mark = "FAIL" if result.fault else "ok  "
+            lines.append(f"  {mark} {result.number + 1:>2} {result.case.name} [{worth}]")
+            if result.fault:
+                lines += indent(result.fault.text)
+                if not told:
+                    lines += self.advice(result)
+                    told = True
+        if self.passed:
+            lines.append("All checks hold. A grading run repeats them with other numbers.")
+        elif not self.points and any(result.case.guard for result in self.failed):
+            lines.append('There are no points while a check that "must hold" fails.')
+        return "\n".join(lines)
+
+    def advice(self, result: Result) -> list[str]:
+        """Below the first failed case: the call, the misconception, a hint, how to repeat it."""
+        lines = indent(f"call: {call_text(self.exercise, result.number, self.seed)}")
+        if self.wrong:
+            lines += indent(f"looks like: {self.wrong.label}")
+        lines += indent(f"hint: {result.case.hint}")
+        for line in result.outcome.printed.splitlines()[:10]:
+            lines += indent(f"printed: {line[:200]}")
+        seed = f", seed={self.seed}" if self.seed else ""
+        name, function = self.exercise.name, self.exercise.function
+        return [
+            *lines,
+            *indent(f'again: check("{name}", {function}, case={result.number + 1}{seed})'),
+        ]
+
+
+def indent(text: str) -> list[str]:
+    return [f"          {line}" for line in text.splitlines()]
+
+
+def call_text(exercise: Exercise, number: int, seed: int) -> str:
+    """The call of a case in words: names, dtypes, shapes."""
+    made = arguments(exercise.cases[number], number, seed)
+    pairs = zip(argument_names(exercise, made), values(made), strict=True)
+    listed = (f"{name} {describe(value)}" if hasattr(value, "shape") else
+              f"{name}={describe(value)}" for name, value in pairs)  # fmt: skip
+    text = ", ".join(listed)
+    return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+def examine(
+    exercise: Exercise, function: Callable[..., Any], seed: int = 0, case: int | None = None
+) -> Report:
+    """Check a function against the reference.
+
+    case  the number of one case, from 1; None runs all of them
+
+    A wrong answer never raises here: whatever the function does is in the report. ValueError for
+    a case that does not exist.
+    """
+    if case is not None and not 1 <= case <= len(exercise.cases):
+        raise ValueError(f"{exercise.name} has cases 1 to {len(exercise.cases)}, not {case}")
+    numbers = range(len(exercise.cases)) if case is None else [case - 1]
+    results, wants = [], {}
+    with kept_state():
+        for number in numbers:
+            got = outcome(exercise, number, function, seed)
+            if got.fault and got.fault.kind == "stub":
+                return Report(exercise, seed, [], written=False)
+            wants[number] = outcome(exercise, number, exercise.reference, seed)
+            if fault := wants[number].fault:
+                raise RuntimeError(f"{exercise.name}: the reference fails: {fault.text}")
+            fault = judge(exercise.cases[number], got, wants[number])
+            results.append(Result(number, exercise.cases[number], fault, got))
+        failed = {result.number: result.outcome for result in results if result.fault}
+        wrong = diagnose(exercise, failed, wants, seed) if failed else None
+    return Report(exercise, seed, results, wrong)

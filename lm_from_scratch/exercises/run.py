@@ -1,0 +1,231 @@
+"""Run one case of an exercise, and leave the process as it was."""
+
+import contextlib
+import inspect
+import io
+import os
+import random
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from lm_from_scratch.exercises.compare import GRADIENT_TOLERANCE, Fault, compare
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise
+
+
+@dataclass
+class Outcome:
+    """What a function did in one case."""
+
+    value: Any = None
+    gradients: dict[str, Tensor | None] = field(default_factory=dict)
+    changed: tuple[str, ...] = ()  # arguments that are not what they were
+    fault: Fault | None = None  # it raised, or is not written
+    printed: str = ""
+
+
+def outcome(exercise: Exercise, number: int, function: Callable[..., Any], seed: int) -> Outcome:
+    """Play one case with a function. Exceptions become a fault; Ctrl-C passes through."""
+    case = exercise.cases[number]
+    made, untouched = arguments(case, number, seed), arguments(case, number, seed)
+    names = argument_names(exercise, made)
+    leaves = require_gradients(names, made) if case.gradient else {}
+    with quiet() as printed:
+        torch.manual_seed(seed)
+        random.seed(seed)
+        try:
+            value = case.play(function, *made.args, **made.kwargs)
+            gradients = gradients_of(value, leaves) if case.gradient else {}
+        except NotImplementedError:
+            return Outcome(fault=Fault("stub", "not written yet"))
+        except (Exception, SystemExit) as error:
+            fault = Fault("raised", what_was_raised(error, function))
+            return Outcome(fault=fault, printed=printed.getvalue())
+    after, before = flat(names, made), flat(names, untouched)
+    changed = tuple(n for n, x in after.items() if n not in case.changes and not same(x, before[n]))
+    return Outcome(detached(value), gradients, changed, printed=printed.getvalue())
+
+
+def judge(case: Case, got: Outcome, want: Outcome) -> Fault | None:
+    """The first thing wrong with an outcome, beside that of the reference."""
+    if got.fault:
+        return got.fault
+    if fault := compare(got.value, want.value, case.tolerance):
+        return fault
+    if got.changed:
+        text = f"your code wrote into its argument {' and '.join(got.changed)}"
+        return Fault("changed", f"{text}: the caller still needs it")
+    for name, expected in want.gradients.items():
+        if expected is None:
+            continue
+        gradient = got.gradients.get(name)
+        if gradient is None:
+            text = f"no gradient reaches {name}: did you use detach, data, no_grad or item?"
+            return Fault("gradient", text)
+        if fault := compare(gradient, expected, GRADIENT_TOLERANCE, f"the gradient of {name}"):
+            return Fault("gradient", fault.text)
+    return None
+
+
+def arguments(case: Case, number: int, seed: int) -> Call:
+    """The arguments of a case; a case of the same exercise with the next number gets others."""
+    return case.make(Generator().manual_seed(1000 * seed + number))
+
+
+def argument_names(exercise: Exercise, made: Call) -> list[str]:
+    """A name for each argument, from the signature of the reference where it has one."""
+    try:
+        parameters = list(inspect.signature(exercise.reference).parameters)
+    except (TypeError, ValueError):
+        parameters = []
+    count = len(made.args)
+    names = parameters[:count] if len(parameters) >= count else []
+    names = names or [f"argument {i + 1}" for i in range(count)]
+    return [*names, *made.kwargs]
+
+
+def values(made: Call) -> list[Any]:
+    return [*made.args, *made.kwargs.values()]
+
+
+def flat(names: list[str], made: Call) -> dict[str, Tensor]:
+    """Every tensor among the arguments, those in lists and dicts too, by a readable name."""
+    found: dict[str, Tensor] = {}
+
+    def add(name: str, value: Any) -> None:
+        if isinstance(value, Tensor):
+            found[name] = value
+        elif isinstance(value, (list, tuple)):
+            for i, part in enumerate(value):
+                add(f"{name}[{i}]", part)
+        elif isinstance(value, dict):
+            for key, part in value.items():
+                add(f"{name}[{key!r}]", part)
+
+    for name, value in zip(names, values(made), strict=True):
+        add(name, value)
+    return found
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Bit by bit, except that NaN equals NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def require_gradients(names: list[str], made: Call) -> dict[str, Tensor]:
+    found = flat(names, made)
+    return {n: x.requires_grad_() for n, x in found.items() if x.is_floating_point()}
+
+
+def gradients_of(value: Any, leaves: dict[str, Tensor]) -> dict[str, Tensor | None]:
+    """Gradients of a fixed random projection of the result: no error can hide in a sum."""
+    g = Generator().manual_seed(0)
+    total: Tensor | None = None
+    for out in flat(["result"], Call((value,), {})).values():
+        direction = torch.randn(out.shape, generator=g, dtype=torch.float64)
+        if out.requires_grad:
+            term = (out.double() * direction).sum()
+            total = term if total is None else total + term
+    if total is None:
+        return dict.fromkeys(leaves)
+    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    return dict(zip(leaves, found, strict=True))
+
+
+def detached(value: Any) -> Any:
+    """The same result without its autograd graph."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, dict):
+        return {key: detached(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [detached(part) for part in value]
+    return value
+
+
+def what_was_raised(error: BaseException, function: Any) -> str:
+    """Type and message of an exception, and the student's own line where it happened."""
+    message = " ".join(str(error).split())[:200]
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    name = own_file(function)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == name]
+    if frames:
+        line = f"line {frames[-1].lineno}" if frames[-1].lineno else "a line"
+        text += f"\n{line}: {frames[-1].line}"
+    if isinstance(error, NameError) and error.name:
+        text += f"\n{error.name} is not defined inside the function: pass it in, or build it inside"
+    return text
+
+
+def own_file(function: Any) -> str:
+    """The file that a function or class was written in, as tracebacks name it."""
+    if inspect.isclass(function):
+        for member in vars(function).values():
+            if inspect.isfunction(member):
+                return member.__code__.co_filename
+    function = inspect.unwrap(function) if callable(function) else function
+    function = getattr(function, "fn", function)  # a Triton kernel
+    return getattr(getattr(function, "__code__", None), "co_filename", "")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[io.StringIO]:
+    """Catch what the code prints; its warnings and the messages of libraries on file
+    descriptor 2 are dropped, because some graders take any of them for a failure."""
+    printed = io.StringIO()
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(printed),
+        silent_descriptor(2),
+    ):
+        warnings.simplefilter("ignore")
+        yield printed
+
+
+@contextlib.contextmanager
+def silent_descriptor(number: int) -> Iterator[None]:
+    sys.stderr.flush()
+    try:
+        saved = os.dup(number)
+    except OSError:  # there is none: a process without a console
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, number)
+        yield
+    finally:
+        os.dup2(saved, number)
+        os.close(saved)
+        os.close(nowhere)
+
+
+@contextlib.contextmanager
+def kept_state() -> Iterator[None]:
+    """Give back random states, the default dtype, threads and gradient mode as they were."""
+    random_state, torch_state = random.getstate(), torch.get_rng_state()
+    dtype, threads, gradients = (
+        torch.get_default_dtype(),
+        torch.get_num_threads(),
+        torch.is_grad_enabled(),
+    )
+    try:
+        torch.set_default_dtype(torch.float32)
+        torch.set_num_threads(1)
+        torch.set_grad_enabled(True)
+        yield
+    finally:
+        random.setstate(random_state)
+        torch.set_rng_state(torch_state)
+        torch.set_default_dtype(dtype)
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(gradients)

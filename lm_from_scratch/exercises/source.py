@@ -1,0 +1,138 @@
+"""The text of an exercise: `tutorials/exercises/<name>.py`, its one source.
+
+It is a script of cells. `# %% [markdown]` begins a text cell, `# %%` a code cell. One code cell
+holds the solution between `### BEGIN SOLUTION` and `### END SOLUTION`, the markers of nbgrader; the
+code cells before it are given. What a student gets is the same text with the solution replaced.
+"""
+
+import linecache
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from lm_from_scratch.exercises.exercise import Exercise
+
+BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
+HIDDEN = re.compile(r"^### BEGIN HIDDEN TESTS\n.*?^### END HIDDEN TESTS\n?", re.M | re.S)
+SOLUTION = re.compile(rf"^( *){BEGIN}\n(.*?)^ *{END}$", re.M | re.S)
+#: What nbgrader puts in the place of a solution.
+STUB = "# YOUR CODE HERE\nraise NotImplementedError()"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a source; the text of a text cell is Markdown without comment signs."""
+
+    kind: str  # markdown, code
+    text: str
+
+    @property
+    def is_solution(self) -> bool:
+        """Whether the student writes here."""
+        return self.kind == "code" and BEGIN in self.text
+
+    @property
+    def is_check(self) -> bool:
+        """Whether this cell gives the points: it holds the hidden tests."""
+        return self.kind == "code" and HIDDEN.search(self.text) is not None
+
+
+def sources() -> Path:
+    """The folder of the sources: in the clone, or in an installed package beside this file."""
+    clone = Path(__file__).resolve().parents[2] / "tutorials" / "exercises"
+    return clone if clone.is_dir() else Path(__file__).resolve().parent / "sources"
+
+
+def cells(text: str) -> list[Cell]:
+    """The cells of a source."""
+    found = []
+    for part in re.split(r"^# %%", text, flags=re.M)[1:]:
+        head, _, body = part.partition("\n")
+        kind = "markdown" if "[markdown]" in head else "code"
+        body = body.strip("\n")
+        if kind == "markdown":
+            body = re.sub(r"^# ?", "", body, flags=re.M)
+        found.append(Cell(kind, body))
+    return found
+
+
+@cache
+def source(name: str) -> list[Cell]:
+    """The cells of an exercise."""
+    return cells((sources() / f"{name}.py").read_text(encoding="utf-8"))
+
+
+def student(text: str) -> str:
+    """A cell's text as a student gets it: no solution, no hidden test."""
+    stub = SOLUTION.sub(
+        lambda found: "\n".join(found[1] + line for line in STUB.splitlines()), text
+    )
+    return HIDDEN.sub("", stub)
+
+
+def solution(name: str, whole: bool = True) -> str:
+    """The solution's code; whole: with the given cells before it, so that it runs alone."""
+    parts = []
+    for cell in source(name):
+        if cell.is_solution:
+            parts.append(re.sub(rf"^ *{BEGIN}\n|^ *{END}\n?", "", cell.text + "\n", flags=re.M))
+            break
+        if cell.kind == "code" and whole and not_a_check(cell):
+            parts.append(cell.text)
+    return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def not_a_check(cell: Cell) -> bool:
+    """A given cell that only shows the check, as in a bug hunt, is no part of the code."""
+    return "exercises import check" not in cell.text
+
+
+def stub(name: str) -> str:
+    """The code a student starts from, as a script that runs alone."""
+    parts = [
+        student(cell.text)
+        for cell in source(name)
+        if cell.kind == "code" and (cell.is_solution or (not cell.is_check and not_a_check(cell)))
+    ]
+    return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def title(name: str) -> str:
+    """The first heading of an exercise."""
+    found = re.search(r"^# (.*)$", source(name)[0].text, re.M)
+    return found[1] if found else name
+
+
+def load(code: str, file: str) -> dict[str, Any]:
+    """Run code under a made-up file name, whose lines tracebacks and Triton can read."""
+    linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
+    space: dict[str, Any] = {"__name__": file, "__file__": file}
+    exec(compile(code, file, "exec"), space)
+    return space
+
+
+@cache
+def _loaded(name: str, file: str, changes: tuple[tuple[str, str], ...], function: str) -> Any:
+    code = solution(name)
+    own = solution(name, whole=False)
+    changed = own
+    for old, new in changes:
+        if changed.count(old) != 1:
+            raise ValueError(f"{name}: the solution has {changed.count(old)} times {old!r}")
+        changed = changed.replace(old, new)
+    return load(code.replace(own, changed), file)[function]
+
+
+def answer(
+    exercise: Exercise, given: Callable[..., Any] | Mapping[str, str] | None = None
+) -> Callable[..., Any]:
+    """A planted answer as a function: the solution, with changes, or the function itself."""
+    if given is not None and not isinstance(given, Mapping):
+        return given
+    changes = tuple((given or {}).items())
+    label = f"{exercise.name}-{crc32(repr(changes).encode()):x}" if changes else exercise.name
+    return _loaded(exercise.name, f"<solution {label}>", changes, exercise.function)
