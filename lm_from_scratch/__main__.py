@@ -1,4 +1,4 @@
-"""The command line: ``python -m lm_from_scratch train | generate | quantize | doctor``."""
+"""The command line: ``python -m lm_from_scratch train | generate | quantize | check | doctor``."""
 
 import argparse
 import contextlib
@@ -46,6 +46,7 @@ from lm_from_scratch.distributed import (
     processes,
     watching_signals,
 )
+from lm_from_scratch.exercises.commands import add_commands
 from lm_from_scratch.generate import complete, forward_seconds, generate, generate_text, until
 from lm_from_scratch.logit_processors import no_repeat_ngram
 from lm_from_scratch.models import CausalLM, Config, build
@@ -736,6 +737,8 @@ how to choose
         default="bfloat16",
         help="of scales, of all other weights and of products; default: bfloat16, which is fastest",
     )
+
+    add_commands(commands, keep)
 
     p = commands.add_parser("doctor", help="what runs here, and how to fix what does not")
     p.set_defaults(run=doctor_command)

@@ -8,6 +8,10 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("MPLBACKEND", "agg")
+# A check keeps what was solved: not in the home of who runs the tests.
+os.environ["LM_FROM_SCRATCH_PROGRESS"] = os.path.join(
+    tempfile.gettempdir(), f"lm-{os.getpid()}.json"
+)
 
 import pytest
 import torch

@@ -29,7 +29,7 @@ _isnan, _isinf, _where, _abs = torch.isnan, torch.isinf, torch.where, torch.abs
 class Fault:
     """The first thing wrong with a result, in words for the student."""
 
-    kind: str  # stub, raised, type, shape, dtype, values, changed, gradient
+    kind: str  # stub, raised, time, type, shape, dtype, values, changed, gradient
     text: str
 
 
@@ -154,10 +154,16 @@ def describe(value: Any) -> str:
             return f"{_dtype(value)}[]"
         strange = "" if value.is_contiguous() else " (not contiguous)"
         return f"{_dtype(value)}[{','.join(map(str, value.shape))}]{strange}"
-    if isinstance(value, (list, tuple)) and any(isinstance(part, Tensor) for part in value):
+    if isinstance(value, (list, tuple)) and _holds_tensors(value):
         return f"[{', '.join(describe(part) for part in value[:3])}{', ...' * (len(value) > 3)}]"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_holds_tensors(part) for part in value)
+    return isinstance(value, Tensor)
 
 
 def _brief(value: Any) -> str:

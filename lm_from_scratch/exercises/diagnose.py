@@ -19,22 +19,50 @@ def diagnose(
     wants   what the reference did in those cases
 
     A wrong answer explains a case when it fails there too and does the same: values, gradients and
-    changed arguments, within the tolerance of the case. Where two explain as many, the first in the
-    exercise's own order is named. A result with NaN is never named: all NaN look alike.
+    changed arguments, within the tolerance of the case. Where two explain as many, the one is named
+    that fails fewer of the cases that the student passed, then the first in the exercise's own
+    order: half a repair is not the code as found. A result with NaN is never named: all NaN look alike.
     """
     usable = {n: o for n, o in failed.items() if not o.fault and not has_nan(o.value)}
-    best, most = None, 0
+    best, most, least = None, 0, 0
     for wrong in exercise.wrong if usable else ():
-        function = answer(exercise, wrong.answer)
-        explained = 0
-        for number, got in usable.items():
-            theirs = outcome(exercise, number, function, seed)
-            case = exercise.cases[number]
-            if judge(case, theirs, wants[number]) and alike(case, got, theirs):
-                explained += 1
-        if explained > most:
-            best, most = wrong, explained
+        found = len(explained(exercise, wrong, usable, wants, seed))
+        if found < max(most, 1):
+            continue
+        more = also_fails(exercise, wrong, wants.keys() - failed.keys(), wants, seed)
+        if found > most or more < least:
+            best, most, least = wrong, found, more
     return best
+
+
+def also_fails(
+    exercise: Exercise, wrong: Wrong, passed: set[int], wants: dict[int, Outcome], seed: int
+) -> int:
+    """How many of the cases that the student passed a wrong answer fails."""
+    function = answer(exercise, wrong.answer)
+    return sum(
+        judge(exercise.cases[n], outcome(exercise, n, function, seed), wants[n]) is not None
+        for n in passed
+    )
+
+
+def explained(
+    exercise: Exercise,
+    wrong: Wrong,
+    failed: dict[int, Outcome],
+    wants: dict[int, Outcome],
+    seed: int,
+) -> list[int]:
+    """The numbers of the failed cases that a wrong answer explains."""
+    function, numbers = answer(exercise, wrong.answer), []
+    for number, got in failed.items():
+        if got.fault or has_nan(got.value):
+            continue
+        theirs = outcome(exercise, number, function, seed)
+        case = exercise.cases[number]
+        if judge(case, theirs, wants[number]) and alike(case, got, theirs):
+            numbers.append(number)
+    return numbers
 
 
 def alike(case: Case, a: Outcome, b: Outcome) -> bool:

@@ -13,12 +13,9 @@ A check without planted wrong answers is a draft. `prove` runs every gate over o
 ``python -m lm_from_scratch.exercises.prove [NAME ...] [--store]`` says what does not hold.
 """
 
-import contextlib
 import json
 import re
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +27,13 @@ from torch import Tensor
 from lm_from_scratch.exercises.exercise import Exercise, Wrong, exercise, exercises
 from lm_from_scratch.exercises.mutate import mutants
 from lm_from_scratch.exercises.report import examine
-from lm_from_scratch.exercises.run import Outcome, judge, kept_state, outcome
+from lm_from_scratch.exercises.run import (
+    Outcome,
+    OutOfTime,
+    judge,
+    outcome,
+    time_limit,
+)
 from lm_from_scratch.exercises.source import answer, load, solution, stub
 
 RIGHT_SEEDS, WRONG_SEEDS = 100, 30
@@ -57,12 +60,11 @@ class Proof:
     def run(self) -> dict[str, Any]:
         """All gates. The result holds no times, so that it is the same on every machine."""
         exercise = self.exercise
-        with kept_state():
-            self.right()
-            wrong = [self.wrong(planted) for planted in exercise.wrong]
-            table = self.mutants()
-            self.cases()
-            self.trivial()
+        self.right()
+        wrong = [self.wrong(planted) for planted in exercise.wrong]
+        table = self.mutants()
+        self.cases()
+        self.trivial()
         shares = [row.pop("points") / exercise.points for row in wrong]
         return {
             "exercise": exercise.name,
@@ -87,7 +89,7 @@ class Proof:
 
     def rejects(self, number: int, function: Callable[..., Any], seed: int) -> str:
         """Why a case rejects a function; empty if it does not."""
-        got = outcome(self.exercise, number, function, seed)
+        got = outcome(self.exercise, number, function, seed, MUTANT_SECONDS)
         fault = judge(self.exercise.cases[number], got, self.want(number, seed))
         return f"{fault.kind}: {fault.text}" if fault else ""
 
@@ -179,14 +181,12 @@ class Proof:
                 function = load(code, f"<mutant {number} of {self.exercise.name}>")[
                     self.exercise.function
                 ]
-        except Exception:
+        except (Exception, OutOfTime):
             return list(self.numbers())
         by = []
         for n in self.numbers():
-            self.want(n, 0)
-            with time_limit(MUTANT_SECONDS):
-                if self.rejects(n, function, 0):
-                    by.append(n)
+            if self.rejects(n, function, 0):
+                by.append(n)
         return by
 
     def kills(self, number: int) -> int:
@@ -229,28 +229,6 @@ def trivial_answers() -> Iterator[tuple[str, Callable[..., Any]]]:
     yield "zero", lambda *args, **kwargs: 0
     yield "nothing", lambda *args, **kwargs: None
     yield "a ValueError", refuse
-
-
-@contextlib.contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """End a loop that never ends by TimeoutError, where the system has alarms."""
-    if (
-        not hasattr(signal, "setitimer")
-        or threading.current_thread() is not threading.main_thread()
-    ):
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        raise TimeoutError(f"not done after {seconds} seconds")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def proofs() -> Path:

@@ -1,18 +1,17 @@
 """Check a function against all cases of an exercise, and say the result in words."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lm_from_scratch.exercises.compare import Fault, describe
-from lm_from_scratch.exercises.diagnose import diagnose
+from lm_from_scratch.exercises.diagnose import diagnose, explained
 from lm_from_scratch.exercises.exercise import Case, Exercise, Wrong
 from lm_from_scratch.exercises.run import (
     Outcome,
     argument_names,
     arguments,
     judge,
-    kept_state,
     outcome,
     values,
 )
@@ -37,6 +36,7 @@ class Report:
     results: list[Result]
     wrong: Wrong | None = None
     written: bool = True
+    explains: list[int] = field(default_factory=list)  # the cases that `wrong` explains
 
     @property
     def failed(self) -> list[Result]:
@@ -72,22 +72,23 @@ class Report:
             lines.append(f"  {mark} {result.number + 1:>2} {result.case.name} [{worth}]")
             if result.fault:
                 lines += indent(result.fault.text)
+                if self.wrong and result.number == min(self.explains):
+                    lines += indent(f"looks like: {self.wrong.label}")
                 if not told:
                     lines += self.advice(result)
                     told = True
-        if self.passed:
+        if self.passed and len(self.results) == len(exercise.cases):
             lines.append("All checks hold. A grading run repeats them with other numbers.")
         elif not self.points and any(result.case.guard for result in self.failed):
             lines.append('There are no points while a check that "must hold" fails.')
         return "\n".join(lines)
 
     def advice(self, result: Result) -> list[str]:
-        """Below the first failed case: the call, the misconception, a hint, how to repeat it."""
+        """Below the first failed case: the call, a hint, how to repeat it."""
         lines = indent(f"call: {call_text(self.exercise, result.number, self.seed)}")
-        if self.wrong:
-            lines += indent(f"looks like: {self.wrong.label}")
         lines += indent(f"hint: {result.case.hint}")
-        for line in result.outcome.printed.splitlines()[:10]:
+        most = 10 if len(self.results) > 1 else 1000
+        for line in result.outcome.printed.splitlines()[:most]:
             lines += indent(f"printed: {line[:200]}")
         seed = f", seed={self.seed}" if self.seed else ""
         name, function = self.exercise.name, self.exercise.function
@@ -112,11 +113,17 @@ def call_text(exercise: Exercise, number: int, seed: int) -> str:
 
 
 def examine(
-    exercise: Exercise, function: Callable[..., Any], seed: int = 0, case: int | None = None
+    exercise: Exercise,
+    function: Callable[..., Any],
+    seed: int = 0,
+    case: int | None = None,
+    seconds: float | None = None,
 ) -> Report:
     """Check a function against the reference.
 
-    case  the number of one case, from 1; None runs all of them
+    case     the number of one case, from 1; None runs all of them
+    seconds  processor time: a case that takes a quarter of it is stopped and loses its points, and
+             those after it get less. None waits for ever
 
     A wrong answer never raises here: whatever the function does is in the report. ValueError for
     a case that does not exist.
@@ -125,16 +132,20 @@ def examine(
         raise ValueError(f"{exercise.name} has cases 1 to {len(exercise.cases)}, not {case}")
     numbers = range(len(exercise.cases)) if case is None else [case - 1]
     results, wants = [], {}
-    with kept_state():
-        for number in numbers:
-            got = outcome(exercise, number, function, seed)
-            if got.fault and got.fault.kind == "stub":
-                return Report(exercise, seed, [], written=False)
-            wants[number] = outcome(exercise, number, exercise.reference, seed)
-            if fault := wants[number].fault:
-                raise RuntimeError(f"{exercise.name}: the reference fails: {fault.text}")
-            fault = judge(exercise.cases[number], got, wants[number])
-            results.append(Result(number, exercise.cases[number], fault, got))
-        failed = {result.number: result.outcome for result in results if result.fault}
-        wrong = diagnose(exercise, failed, wants, seed) if failed else None
-    return Report(exercise, seed, results, wrong)
+    share = None if seconds is None else seconds / 4
+    for number in numbers:
+        got = outcome(exercise, number, function, seed, share)
+        if share and got.fault and got.fault.kind == "time":
+            share = max(0.1, share / 4)
+        wants[number] = outcome(exercise, number, exercise.reference, seed)
+        if fault := wants[number].fault:
+            raise RuntimeError(f"{exercise.name}: the reference fails: {fault.text}")
+        fault = judge(exercise.cases[number], got, wants[number])
+        results.append(Result(number, exercise.cases[number], fault, got))
+    # a class may have some methods written and others not: only a whole stub says no more
+    if all(result.fault and result.fault.kind == "stub" for result in results):
+        return Report(exercise, seed, [], written=False)
+    failed = {result.number: result.outcome for result in results if result.fault}
+    wrong = diagnose(exercise, failed, wants, seed) if failed else None
+    explains = explained(exercise, wrong, failed, wants, seed) if wrong else []
+    return Report(exercise, seed, results, wrong, explains=explains)

@@ -5,7 +5,9 @@ import inspect
 import io
 import os
 import random
+import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,22 +32,33 @@ class Outcome:
     printed: str = ""
 
 
-def outcome(exercise: Exercise, number: int, function: Callable[..., Any], seed: int) -> Outcome:
-    """Play one case with a function. Exceptions become a fault; Ctrl-C passes through."""
+def outcome(
+    exercise: Exercise,
+    number: int,
+    function: Callable[..., Any],
+    seed: int,
+    seconds: float | None = None,
+) -> Outcome:
+    """Play one case with a function. Exceptions become a fault; Ctrl-C passes through.
+
+    seconds  end a loop that has taken so much processor time; None waits for ever
+    """
     case = exercise.cases[number]
     made, untouched = arguments(case, number, seed), arguments(case, number, seed)
     names = argument_names(exercise, made)
     leaves = require_gradients(names, made) if case.gradient else {}
-    with quiet() as printed:
-        torch.manual_seed(seed)
+    with kept_state(), quiet() as printed:
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed: slow, and CUDA's too
         random.seed(seed)
         try:
-            value = case.play(function, *made.args, **made.kwargs)
-            gradients = gradients_of(value, leaves) if case.gradient else {}
+            with time_limit(seconds):
+                value = case.play(function, *made.args, **made.kwargs)
+                gradients = gradients_of(value, leaves) if case.gradient else {}
         except NotImplementedError:
             return Outcome(fault=Fault("stub", "not written yet"))
-        except (Exception, SystemExit) as error:
-            fault = Fault("raised", what_was_raised(error, function))
+        except (Exception, SystemExit, OutOfTime) as error:
+            kind = "time" if isinstance(error, OutOfTime) else "raised"
+            fault = Fault(kind, what_was_raised(error, function))
             return Outcome(fault=fault, printed=printed.getvalue())
     after, before = flat(names, made), flat(names, untouched)
     changed = tuple(n for n, x in after.items() if n not in case.changes and not same(x, before[n]))
@@ -153,6 +166,8 @@ def detached(value: Any) -> Any:
 
 def what_was_raised(error: BaseException, function: Any) -> str:
     """Type and message of an exception, and the student's own line where it happened."""
+    if isinstance(error, OutOfTime):
+        return f"stopped: {error}. Is there a loop that never ends?"
     message = " ".join(str(error).split())[:200]
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     name = own_file(function)
@@ -174,6 +189,33 @@ def own_file(function: Any) -> str:
     function = inspect.unwrap(function) if callable(function) else function
     function = getattr(function, "fn", function)  # a Triton kernel
     return getattr(getattr(function, "__code__", None), "co_filename", "")
+
+
+class OutOfTime(BaseException):
+    """A case took too long. It is no Exception: `except Exception` in a loop cannot swallow it."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """Raise OutOfTime after so many seconds of processor time, in the main thread of a system that
+    has such alarms; elsewhere there is no limit."""
+    possible = (
+        hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+    )
+    if seconds is None or not possible:
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise OutOfTime(f"not done after {seconds:.2g} seconds")
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 @contextlib.contextmanager

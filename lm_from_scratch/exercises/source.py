@@ -101,16 +101,21 @@ def stub(name: str) -> str:
     return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
+def script(name: str) -> str:
+    """The whole exercise as a student gets it: text, given code, stub and check."""
+    return student((sources() / f"{name}.py").read_text(encoding="utf-8"))
+
+
 def title(name: str) -> str:
     """The first heading of an exercise."""
     found = re.search(r"^# (.*)$", source(name)[0].text, re.M)
     return found[1] if found else name
 
 
-def load(code: str, file: str) -> dict[str, Any]:
+def load(code: str, file: str, space: dict[str, Any] | None = None) -> dict[str, Any]:
     """Run code under a made-up file name, whose lines tracebacks and Triton can read."""
     linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
-    space: dict[str, Any] = {"__name__": file, "__file__": file}
+    space = {"__name__": file} if space is None else space
     exec(compile(code, file, "exec"), space)
     return space
 

@@ -1,0 +1,227 @@
+"""Check a file in a process of its own, with limits, so that nothing it does ends the caller.
+
+The child takes as little as the system allows: processor time, memory, no files. These limits stop
+accidents. They are no sandbox against an attacker: the code can still read files, use the network,
+and forge the verdict of the check, with which it shares a process.
+"""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lm_from_scratch.exercises.exercise import exercise
+from lm_from_scratch.exercises.report import examine
+from lm_from_scratch.exercises.submission import read, run
+
+SECONDS = 10.0  # of processor time for one file and exercise
+PATIENCE = 6  # times as long by the clock: for code that sleeps, on a machine that is busy
+MEMORY = 2 << 30  # bytes beyond what the process has
+
+
+@dataclass
+class Verdict:
+    """What came of one file and one exercise."""
+
+    exercise: str
+    points: float = 0.0
+    of: float = 0.0
+    passed: bool = False
+    failed: list[str] = field(default_factory=list)  # names of cases
+    wrong: str = ""  # the misconception that it looks like
+    reason: str = ""  # why there are no points, or what else a teacher should know
+    text: str = ""  # the report
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One file to check for one exercise."""
+
+    file: Path
+    name: str
+    seed: int = 0
+    case: int | None = None
+
+
+def verdict(job: Job, seconds: float | None = None) -> Verdict:
+    """Check a file in this process. It never raises for what is in the file."""
+    wanted = exercise(job.name)
+    result = Verdict(wanted.name, of=float(wanted.points))
+    submission = read(job.file)
+    space = run(submission)
+    function = wanted.function
+    problems = "; ".join(submission.problems)
+    if function not in submission.defined or function not in space:
+        if function in submission.imported:
+            result.reason = f"{function} is imported, not written"
+        elif function in submission.left_out:
+            result.reason = f"{function} is not defined by def or class"
+        else:
+            result.reason = f"{function} is not defined"
+        result.reason += f" ({problems})" if problems else ""
+        result.text = f"{wanted.name}: {result.reason}"
+        return result
+    report = examine(wanted, space[function], job.seed, job.case, seconds)
+    result.points, result.passed = report.points, report.passed
+    result.failed = [r.case.name for r in report.failed]
+    result.wrong = report.wrong.label if report.wrong else ""
+    result.text = report.text()
+    faults = [r.fault.text.splitlines()[0] for r in report.failed if r.fault]
+    if not report.written:
+        result.reason = "not written yet"
+    elif faults:
+        result.reason = result.wrong or faults[0]
+    for name in sorted(submission.left_out):
+        told = f"{name} is not defined inside"
+        if told in result.text:
+            result.reason = f"{name} is made outside the function, where nothing runs"
+    if problems:
+        result.text += f"\nThe file: {problems}"
+        result.reason = "; ".join(part for part in (result.reason, problems) if part)
+    if any(module.startswith("lm_from_scratch") for module in imports(submission.parts)):
+        told = "imports the package"
+        result.reason = f"{result.reason}; {told}" if result.reason else told
+    return result
+
+
+def imports(parts: list[tuple[str, str]]) -> set[str]:
+    """Modules that a file imports, except the check itself."""
+    import ast
+
+    found = set()
+    for _, code in parts:
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names = {alias.name for alias in node.names}
+                if not (node.module == "lm_from_scratch.exercises" and names == {"check"}):
+                    found.add(node.module)
+    return found
+
+
+class Child:
+    """One job in a process of its own; `result` waits for it, or ends it."""
+
+    def __init__(self, job: Job, seconds: float = SECONDS, method: str | None = None):
+        context: Any = multiprocessing.get_context(method or start_method())
+        self.job, self.seconds = job, seconds
+        self.started = time.perf_counter()
+        start = 0 if context.get_start_method() == "fork" else 20  # torch is imported again
+        self.deadline = self.started + PATIENCE * seconds + start
+        self.pipe: Connection
+        self.pipe, theirs = context.Pipe(duplex=False)
+        self.process = context.Process(target=_work, args=(theirs, job, seconds), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def is_done(self) -> bool:
+        """Whether there is something to read, or it is time to end."""
+        return self.pipe.poll() or time.perf_counter() > self.deadline
+
+    def result(self) -> Verdict:
+        """The verdict; a reason and no points if the process ended or was ended without one."""
+        wanted = exercise(self.job.name)
+        found = Verdict(wanted.name, of=float(wanted.points))
+        try:
+            if self.pipe.poll(max(0.0, self.deadline - time.perf_counter())):
+                found = Verdict(**json.loads(self.pipe.recv_bytes(maxlength=1 << 20)))
+            else:
+                found.reason = f"stopped after {PATIENCE * self.seconds:g} s"
+        except EOFError:
+            self.process.join(1)
+            found.reason = ended(self.process.exitcode, self.seconds)
+        except (OSError, ValueError, TypeError):
+            found.reason = "the process sent no verdict"
+        self.end()
+        found.seconds = round(time.perf_counter() - self.started, 3)
+        found.text = found.text or f"{found.exercise}: {found.reason}"
+        return found
+
+    def end(self) -> None:
+        """Kill the process and what it started."""
+        pid = self.process.pid
+        if pid is not None and hasattr(os, "killpg"):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if os.getpgid(pid) == pid:  # it has a group of its own
+                    os.killpg(pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.join(5)
+        self.pipe.close()
+
+
+def ended(code: int | None, seconds: float) -> str:
+    """Why a process that said nothing is over."""
+    if code is not None and code < 0:
+        if -code in (getattr(signal, "SIGXCPU", 0), getattr(signal, "SIGKILL", 0)):
+            return f"stopped after {seconds:g} s of processor time, or for its memory"
+        return f"ended by signal {signal.Signals(-code).name}"
+    return f"the code ended the process (exit code {code})"
+
+
+def start_method() -> str:
+    """Forking keeps torch imported: 20 milliseconds instead of 2 seconds. Windows has no fork."""
+    return "fork" if sys.platform == "linux" else "spawn"
+
+
+def ready(children: list[Child]) -> list[Child]:
+    """Wait until at least one child is done."""
+    first = min(child.deadline for child in children)
+    wait([c.pipe for c in children], timeout=max(0.0, first - time.perf_counter()))
+    return [child for child in children if child.is_done()]
+
+
+def _work(pipe: Connection, job: Job, seconds: float) -> None:
+    """The child's side."""
+    _limit(seconds)
+    torch.set_num_threads(1)
+    try:
+        found = verdict(job, seconds * 0.8)
+    except MemoryError:
+        wanted = exercise(job.name)
+        found = Verdict(wanted.name, of=float(wanted.points), reason="out of memory")
+    except BaseException as error:  # nothing that the file does may pass for success
+        wanted = exercise(job.name)
+        reason = f"{type(error).__name__}: {error}"[:300]
+        found = Verdict(wanted.name, of=float(wanted.points), reason=reason)
+    pipe.send_bytes(json.dumps(asdict(found)).encode())
+    os._exit(0)  # the student's exit handlers and threads do not run
+
+
+def _limit(seconds: float) -> None:
+    """Its own group, no output, and the limits of the system where it has them."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nowhere, number)
+    if hasattr(os, "setsid"):
+        os.setsid()
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    processor = int(seconds) + 1
+    limits = {
+        resource.RLIMIT_CPU: (processor, processor + 1),
+        resource.RLIMIT_FSIZE: (0, 0),
+        resource.RLIMIT_CORE: (0, 0),
+    }
+    if sys.platform == "linux":  # elsewhere the size of a process is not what it uses
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + MEMORY
+        limits[resource.RLIMIT_AS] = (most, most)
+    for which, values in limits.items():
+        hard = resource.getrlimit(which)[1]
+        most = values[1] if hard == resource.RLIM_INFINITY else min(values[1], hard)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(which, (min(values[0], most), most))

@@ -1,0 +1,281 @@
+"""Commands of a student and a teacher: check, watch, hint, solution, list, next, start, grade."""
+
+import argparse
+import os
+import select
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from lm_from_scratch.exercises import progress
+from lm_from_scratch.exercises.child import Child, Job, start_method, verdict
+from lm_from_scratch.exercises.exercise import Exercise, exercise, exercises
+from lm_from_scratch.exercises.grade import SEED, grade, summary, write_csv, write_reports
+from lm_from_scratch.exercises.source import script, solution
+
+#: Where a file without a name is looked for: beside you, and where `make lab` puts the notebooks.
+PLACES = (Path("."), Path("build/notebooks/exercises"))
+POLL = 0.25  # seconds: editors and network drives do not always report a change
+
+
+def find_file(name: str, given: str | None) -> Path:
+    """The student's file; ValueError says where it was looked for."""
+    if given is not None:
+        path = Path(given)
+        if not path.is_file():
+            raise ValueError(
+                f"there is no file {path}; python -m lm_from_scratch start {name} {path}"
+            )
+        return path
+    names = [f"{name}.py", f"{name}.ipynb"]
+    found = [place / file for place in PLACES for file in names if (place / file).is_file()]
+    if not found:
+        raise ValueError(
+            f"there is no {names[0]} and no {names[1]} here; name the file, or begin with: "
+            f"python -m lm_from_scratch start {name}"
+        )
+    return max(found, key=lambda path: path.stat().st_mtime)
+
+
+def check_command(args: argparse.Namespace) -> int:
+    """Check a file; the exit code is 0 only if all cases pass."""
+    wanted = exercise(args.name)
+    file = find_file(wanted.name, args.file)
+    found = verdict(Job(file, wanted.name, args.seed, args.case))
+    print(found.text)
+    if args.case is None:
+        progress.keep(found.exercise, found.points, found.passed, args.seed)
+    return 0 if found.passed else 1
+
+
+def watch_command(args: argparse.Namespace) -> int:
+    """Check again after every save, until Ctrl-C."""
+    wanted = exercise(args.name)
+    file = find_file(wanted.name, args.file)
+    warm(wanted)
+    print(f"Watching {file}. Enter checks again, Ctrl-C ends.", flush=True)
+    before: Any = None
+    try:
+        while True:
+            now = stamp(file)
+            if now != before and now is not None:
+                before = now
+                report(wanted, file, args)
+            elif entered():
+                report(wanted, file, args)
+    except KeyboardInterrupt:
+        print()
+    return 0
+
+
+def report(wanted: Exercise, file: Path, args: argparse.Namespace) -> None:
+    """One check in a child, so that no loop or crash ends the watch."""
+    child = Child(Job(file, wanted.name, args.seed, args.case), args.seconds)
+    try:
+        found = child.result()
+    finally:
+        child.end()
+    print(f"\n{time.strftime('%H:%M:%S')}\n{found.text}", flush=True)
+    if args.case is None:
+        progress.keep(found.exercise, found.points, found.passed, args.seed)
+    if found.passed:
+        following = next_exercise()
+        if following:
+            print(f"Next: {following.name} ({following.title})", flush=True)
+
+
+def warm(wanted: Exercise) -> None:
+    """Run the reference once, so that a child has all it needs in memory."""
+    from lm_from_scratch.exercises.report import examine
+
+    if start_method() == "fork":
+        examine(wanted, wanted.reference)
+
+
+def stamp(file: Path) -> tuple[int, int, int] | None:
+    """What changes when a file is saved; None while an editor replaces it."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def entered() -> bool:
+    """Wait a moment; whether Enter was pressed in it."""
+    if os.name == "nt" or not sys.stdin or sys.stdin.closed:
+        time.sleep(POLL)
+        return False
+    try:
+        readable = bool(select.select([sys.stdin], [], [], POLL)[0])
+    except (OSError, ValueError):  # no input at all
+        time.sleep(POLL)
+        return False
+    if readable and not sys.stdin.readline():  # the end of the input
+        time.sleep(POLL)
+        return False
+    return readable
+
+
+def hint_command(args: argparse.Namespace) -> int:
+    """The next hint; each request shows one more."""
+    wanted = exercise(args.name)
+    seen = int(progress.number(progress.load().get(wanted.name, {}).get("hints")))
+    seen = min(max(seen, 0) + 1, len(wanted.hints))
+    for number in range(1 if args.all else seen, (len(wanted.hints) if args.all else seen) + 1):
+        print(f"hint {number} of {len(wanted.hints)}: {wanted.hints[number - 1]}")
+    progress.update(wanted.name, hints=len(wanted.hints) if args.all else seen)
+    if args.all or seen == len(wanted.hints):
+        print(f"This was the last one. Then: python -m lm_from_scratch solution {wanted.name}")
+    return 0
+
+
+def solution_command(args: argparse.Namespace) -> int:
+    """The solution: after the exercise is solved, or when it is asked for again."""
+    wanted = exercise(args.name)
+    known = progress.load().get(wanted.name, {})
+    if not known.get("passed") and not progress.number(known.get("asked")):
+        progress.update(wanted.name, asked=1)
+        if progress.load().get(wanted.name, {}).get("asked"):
+            left = len(wanted.hints) - int(progress.number(known.get("hints")))
+            hints = f"{left} hints are left (python -m lm_from_scratch hint {wanted.name}). "
+            print(
+                f"{wanted.name} is not solved yet. {hints if left > 0 else ''}Ask again to see it."
+            )
+            return 1
+    print(solution(wanted.name), end="")
+    return 0
+
+
+def list_command(args: argparse.Namespace) -> int:
+    """All exercises with what is done."""
+    known = progress.load()
+    chapter = None
+    done = 0
+    for found in exercises():
+        folder, _, _ = found.page.partition("/")
+        if folder != chapter:
+            chapter = folder
+            print(folder)
+        entry = known.get(found.name, {})
+        points = progress.number(entry.get("points"))
+        mark = "done" if entry.get("passed") else f"{points:g}/{found.points}" if points else "-"
+        done += bool(entry.get("passed"))
+        stars = "*" * found.difficulty
+        print(f"  {mark:>5}  {found.name:<24} {stars:<3} {found.minutes:>3} min  {found.title}")
+    print(f"{done} of {len(exercises())} done; * is easy, *** is hard. Kept in {progress.path()}")
+    return 0
+
+
+def next_exercise() -> Exercise | None:
+    """The first exercise of the path that is not solved."""
+    known = progress.load()
+    return next((e for e in exercises() if not known.get(e.name, {}).get("passed")), None)
+
+
+def next_command(args: argparse.Namespace) -> int:
+    """What to do now."""
+    found = next_exercise()
+    if found is None:
+        print("All exercises are done.")
+        return 0
+    print(f"{found.name}: {found.title} ({found.minutes} minutes, after the page {found.page})")
+    print(f"python -m lm_from_scratch start {found.name}")
+    return 0
+
+
+def start_command(args: argparse.Namespace) -> int:
+    """Write the exercise as a script to work in."""
+    wanted = exercise(args.name)
+    path = Path(args.file or f"{wanted.name}.py")
+    if path.suffix != ".py":
+        raise ValueError(f"{path} must end in .py; notebooks come from: make lab")
+    if path.exists():
+        raise ValueError(f"{path} exists already; remove it, or name another file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    progress.write_text(path, script(wanted.name))
+    print(f"Write in {path}, then: python -m lm_from_scratch check {wanted.name} {path}")
+    return 0
+
+
+def grade_command(args: argparse.Namespace) -> int:
+    """Grade a folder and write the table."""
+    out = Path(args.csv)
+    if out.is_dir():
+        raise ValueError(f"--csv {out} is a folder; it must be a file")
+    if args.reports and Path(args.reports).exists() and not Path(args.reports).is_dir():
+        raise ValueError(f"--reports {args.reports} is a file; it must be a folder")
+    rows = []
+    started = time.perf_counter()
+    with tqdm(unit="row", disable=args.quiet) as bar:
+        for total, row in grade(
+            Path(args.folder), args.exercises, args.seed, args.seconds, args.jobs
+        ):
+            bar.total = total
+            bar.update()
+            rows.append(row)
+    write_csv(rows, out)
+    if args.reports:
+        write_reports(rows, Path(args.reports))
+    print(summary(rows))
+    students = len({row.student for row in rows})
+    seconds = time.perf_counter() - started
+    print(f"{students} students, {len(rows)} rows in {seconds:.1f} s, seed {args.seed}: {out}")
+    return 0
+
+
+def add_commands(commands: Any, keep: Any) -> None:
+    """Add the commands to those of the package."""
+
+    def add(name: str, run: Any, text: str, **options: Any) -> argparse.ArgumentParser:
+        p = commands.add_parser(name, help=text, description=text + ".", **options)
+        p.set_defaults(run=run)
+        return p
+
+    for name, run, text in (
+        ("check", check_command, "check your answer to an exercise"),
+        ("watch", watch_command, "check it again after every save"),
+    ):
+        p = add(name, run, text)
+        p.add_argument("name", help="of the exercise; list shows all")
+        p.add_argument("file", nargs="?", help="script or notebook; default: NAME.py or .ipynb")
+        p.add_argument("--seed", type=int, default=0, help="other numbers; default: 0")
+        p.add_argument("--case", type=int, help="one case alone, with all that your code prints")
+        if name == "watch":
+            p.add_argument("--seconds", type=float, default=20.0, help="of one check; default: 20")
+    p = add("hint", hint_command, "show the next hint of an exercise")
+    p.add_argument("name", help="of the exercise")
+    p.add_argument("--all", action="store_true", help="all hints at once")
+    p = add("solution", solution_command, "show a solution: when solved, or asked for twice")
+    p.add_argument("name", help="of the exercise")
+    add("list", list_command, "list all exercises and what is done")
+    add("next", next_command, "say which exercise comes next")
+    p = add("start", start_command, "write an exercise as a script to work in")
+    p.add_argument("name", help="of the exercise")
+    p.add_argument("file", nargs="?", help="default: NAME.py")
+
+    p = add(
+        "grade",
+        grade_command,
+        "grade a folder of submissions",
+        formatter_class=keep,
+        epilog="""FOLDER/student/.../file or FOLDER/student.ipynb; scripts and notebooks, any names.
+A student's functions run in processes of their own, with limits on time, memory and files. This
+stops accidents, not attacks: run the code of people you do not trust in a container.
+
+examples
+  python -m lm_from_scratch grade submitted --csv grades.csv
+  python -m lm_from_scratch grade submitted --csv grades.csv --reports feedback --exercises rope
+""",
+    )
+    p.add_argument("folder", help="with a file or a folder for each student")
+    p.add_argument("--csv", required=True, help="the table to write")
+    p.add_argument("--reports", help="folder for a text for each student")
+    p.add_argument("--exercises", nargs="+", metavar="NAME", help="default: all that any file has")
+    p.add_argument("--seed", type=int, default=SEED, help=f"the same for all; default: {SEED}")
+    p.add_argument("--seconds", type=float, default=10.0, help="for one file and exercise; 10")
+    p.add_argument("--jobs", type=int, help="processes at a time; default: all processors")
+    p.add_argument("--quiet", action="store_true", help="no progress bar")
