@@ -11,8 +11,9 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,9 @@ class Child:
         self.deadline = self.started + PATIENCE * seconds + start
         self.pipe: Connection
         self.pipe, theirs = context.Pipe(duplex=False)
-        self.process = context.Process(target=_work, args=(theirs, job, seconds), daemon=True)
+        self.folder = tempfile.TemporaryDirectory()  # where it works: it leaves nothing behind
+        work = (theirs, replace(job, file=job.file.absolute()), seconds, self.folder.name)
+        self.process = context.Process(target=_work, args=work, daemon=True)
         self.process.start()
         theirs.close()
 
@@ -158,6 +161,7 @@ class Child:
         self.process.kill()
         self.process.join(5)
         self.pipe.close()
+        self.folder.cleanup()
 
 
 def ended(code: int | None, seconds: float) -> str:
@@ -181,8 +185,9 @@ def ready(children: list[Child]) -> list[Child]:
     return [child for child in children if child.is_done()]
 
 
-def _work(pipe: Connection, job: Job, seconds: float) -> None:
+def _work(pipe: Connection, job: Job, seconds: float, folder: str) -> None:
     """The child's side."""
+    os.chdir(folder)
     _limit(seconds)
     torch.set_num_threads(1)
     try:

@@ -66,6 +66,8 @@ def compare(
     else:
         if type(got) is type(want) and bool(got == want):
             return None
+        if type(got) is type(want):
+            return Fault("values", f"{name} is {describe(got)}, expected {describe(want)}")
         return Fault("values", f"{name} is {_brief(got)}, expected {_brief(want)}")
     for key, g, w in parts:
         label = str(key) if isinstance(key, str) else f"{name}[{key}]"
@@ -156,6 +158,9 @@ def describe(value: Any) -> str:
         return f"{_dtype(value)}[{','.join(map(str, value.shape))}]{strange}"
     if isinstance(value, (list, tuple)) and _holds_tensors(value):
         return f"[{', '.join(describe(part) for part in value[:3])}{', ...' * (len(value) > 3)}]"
+    if isinstance(value, dict) and any(isinstance(part, Tensor) for part in value.values()):
+        shown = [f"{key!r}: {describe(part)}" for key, part in list(value.items())[:3]]
+        return f"{{{', '.join(shown)}{', ...' * (len(value) > 3)}}}"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

@@ -19,9 +19,10 @@ def diagnose(
     wants   what the reference did in those cases
 
     A wrong answer explains a case when it fails there too and does the same: values, gradients and
-    changed arguments, within the tolerance of the case. Where two explain as many, the one is named
-    that fails fewer of the cases that the student passed, then the first in the exercise's own
-    order: half a repair is not the code as found. A result with NaN is never named: all NaN look alike.
+    changed arguments, within the tolerance of the case. Where two explain as many, that one is
+    named which fails fewer of the cases that the student passed, so that half a repair is not the
+    code as found; then the first in the exercise's own order. A result with NaN is never named: all
+    NaN look alike.
     """
     usable = {n: o for n, o in failed.items() if not o.fault and not has_nan(o.value)}
     best, most, least = None, 0, 0

@@ -43,7 +43,7 @@ class Case:
 
     make       (generator) -> `call(...)`: the arguments, from nothing but the generator
     hint       shown when this is the first case that fails
-    play       (function, *args, **kwargs) -> result: what is done with the student's function.
+    play       ``(function, *args, **kwargs)`` -> result: what is done with the student's function.
                A cache is filled in several calls, a basis B is turned into B Bᵀ, a refusal into
                the name of its exception. The reference is played in the same way
     tolerance  (relative, absolute) for floating-point values; None takes that of the dtype

@@ -7,11 +7,13 @@ import os
 import random
 import signal
 import sys
+import sysconfig
 import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +21,13 @@ from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.compare import GRADIENT_TOLERANCE, Fault, compare
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise
+
+#: Code in these places is not the student's.
+FOREIGN = (
+    *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")},
+    str(Path(__file__).parents[1]),
+    "<frozen",
+)
 
 
 @dataclass
@@ -58,7 +67,7 @@ def outcome(
             return Outcome(fault=Fault("stub", "not written yet"))
         except (Exception, SystemExit, OutOfTime) as error:
             kind = "time" if isinstance(error, OutOfTime) else "raised"
-            fault = Fault(kind, what_was_raised(error, function))
+            fault = Fault(kind, what_was_raised(error))
             return Outcome(fault=fault, printed=printed.getvalue())
     after, before = flat(names, made), flat(names, untouched)
     changed = tuple(n for n, x in after.items() if n not in case.changes and not same(x, before[n]))
@@ -164,31 +173,20 @@ def detached(value: Any) -> Any:
     return value
 
 
-def what_was_raised(error: BaseException, function: Any) -> str:
+def what_was_raised(error: BaseException) -> str:
     """Type and message of an exception, and the student's own line where it happened."""
     if isinstance(error, OutOfTime):
         return f"stopped: {error}. Is there a loop that never ends?"
     message = " ".join(str(error).split())[:200]
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    name = own_file(function)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == name]
-    if frames:
-        line = f"line {frames[-1].lineno}" if frames[-1].lineno else "a line"
-        text += f"\n{line}: {frames[-1].line}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f.line and not f.filename.startswith(FOREIGN)]
+    if own:
+        cell = own[-1].filename.partition(", cell ")[2]  # of a submitted notebook
+        text += f"\n{f'cell {cell}, ' if cell else ''}line {own[-1].lineno}: {own[-1].line}"
     if isinstance(error, NameError) and error.name:
         text += f"\n{error.name} is not defined inside the function: pass it in, or build it inside"
     return text
-
-
-def own_file(function: Any) -> str:
-    """The file that a function or class was written in, as tracebacks name it."""
-    if inspect.isclass(function):
-        for member in vars(function).values():
-            if inspect.isfunction(member):
-                return member.__code__.co_filename
-    function = inspect.unwrap(function) if callable(function) else function
-    function = getattr(function, "fn", function)  # a Triton kernel
-    return getattr(getattr(function, "__code__", None), "co_filename", "")
 
 
 class OutOfTime(BaseException):

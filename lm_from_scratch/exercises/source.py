@@ -112,10 +112,10 @@ def title(name: str) -> str:
     return found[1] if found else name
 
 
-def load(code: str, file: str, space: dict[str, Any] | None = None) -> dict[str, Any]:
+def load(code: str, file: str) -> dict[str, Any]:
     """Run code under a made-up file name, whose lines tracebacks and Triton can read."""
     linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
-    space = {"__name__": file} if space is None else space
+    space: dict[str, Any] = {"__name__": file}
     exec(compile(code, file, "exec"), space)
     return space
 

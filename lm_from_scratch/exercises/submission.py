@@ -7,11 +7,10 @@ cell that was copied, or lost its tags, counts like any other. A syntax error co
 
 import ast
 import json
+import linecache
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from lm_from_scratch.exercises.source import load
 
 LARGEST = 20_000_000  # bytes of a file: more is a mistake, outputs with pictures stay below
 
@@ -107,8 +106,15 @@ def is_definition(node: ast.stmt) -> bool:
         return True
     if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return all(isinstance(t, ast.Name) for t in targets) and is_constant(node.value)
+        return all(is_name(t) for t in targets) and is_constant(node.value)
     return False
+
+
+def is_name(node: ast.expr) -> bool:
+    """A name, or several in a tuple: not a[0], not a.b, which change what is there already."""
+    return isinstance(node, ast.Name) or (
+        isinstance(node, (ast.Tuple, ast.List)) and all(is_name(part) for part in node.elts)
+    )
 
 
 def is_constant(node: ast.expr) -> bool:
@@ -139,12 +145,16 @@ def bound(node: ast.stmt) -> set[str]:
 
 
 def run(found: Submission) -> dict[str, Any]:
-    """Run what was kept, piece by piece in one space; what raises is added to `problems`."""
+    """Run what was kept, one definition after the other in one space; what raises is added to
+    `problems`, and the others still count."""
     space: dict[str, Any] = {"__name__": "submission"}
     for name, code in found.parts:
-        try:
-            space = load(code, name, space)
-        except (Exception, SystemExit) as error:
-            label = name.rpartition(", ")[2]
-            found.problems.append(f"{label}: {type(error).__name__}: {error}"[:300])
+        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+        for node in ast.parse(code).body:
+            try:
+                exec(compile(ast.Module([node], []), name, "exec"), space)
+            except (Exception, SystemExit) as error:
+                cell = name.partition(", ")[2]
+                where = f"{cell}, line {node.lineno}" if cell else f"line {node.lineno}"
+                found.problems.append(f"{where}: {type(error).__name__}: {error}"[:300])
     return space

@@ -1,0 +1,337 @@
+"""Grading a folder: every kind of submission gets its row, and none stops the others."""
+
+import csv
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from lm_from_scratch.__main__ import main
+from lm_from_scratch.exercises import child, exercise
+from lm_from_scratch.exercises.child import Child, Job, verdict
+from lm_from_scratch.exercises.exercise import exercises
+from lm_from_scratch.exercises.grade import COLUMNS, Row, grade, safe, submissions, summary
+from lm_from_scratch.exercises.source import solution, stub
+from lm_from_scratch.exercises.submission import read, run
+
+RIGHT = solution("rms_norm")
+HEAD = "import torch\n\n\ndef rms_norm(x, weight, eps=1e-6):\n"
+HALF = HEAD + "    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps) * weight\n"
+LAYER = HEAD + "    return (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True) * weight\n"
+
+
+def cell(text: str, kind: str = "code", **more: object) -> dict[str, object]:
+    return {"cell_type": kind, "metadata": {}, "source": text.splitlines(True), **more}
+
+
+def notebook(*cells: dict[str, object]) -> str:
+    return json.dumps({"cells": list(cells), "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+
+
+#: What students hand in: a file, and the points that it must get (None: between 1 and 10).
+SUBMISSIONS: dict[str, tuple[str, str, float | None]] = {
+    "right": ("rms_norm.py", RIGHT, 11),
+    "right_notebook": ("work.ipynb", notebook(cell("# text", "markdown"), cell(RIGHT)), 11),
+    "right_by_torch": (
+        "a.py",
+        HEAD + "    wide = x if x.dtype == torch.float64 else x.float()\n"
+        "    y = torch.nn.functional.rms_norm(wide, weight.shape, None, eps)\n"
+        "    return y.to(x.dtype) * weight\n",
+        11,
+    ),
+    "last_definition_wins": ("a.ipynb", notebook(cell(LAYER), cell(RIGHT)), 11),
+    "one_bad_cell": ("a.ipynb", notebook(cell("def broken(:\n"), cell(RIGHT)), 11),
+    "magics": ("a.ipynb", notebook(cell("%pwd\n!ls\n" + RIGHT), cell("%%bash\nls")), 11),
+    "decorated_twice": ("a.ipynb", notebook(cell(RIGHT, id="x"), cell("check(1)", id="x")), 11),
+    "prints": ("a.py", "print('hello' * 100)\n" + RIGHT, 11),
+    "noise": ("a.py", RIGHT.replace("    precise", "    print(x)\n    precise", 1), 11),
+    "half": ("a.py", HALF, 8),
+    "layer_norm": ("a.py", LAYER, 0),
+    "stub": ("a.py", stub("rms_norm"), 0),
+    "empty": ("rms_norm.py", "", 0),
+    "empty_notebook": ("rms_norm.ipynb", notebook(), 0),
+    "docstring": ("a.py", HEAD + '    """Only this."""\n', 0),
+    "returns_none": ("a.py", HEAD + "    x * 2\n", 0),
+    "syntax_error": ("rms_norm.py", HEAD.replace("):", ""), 0),
+    "no_notebook": ("rms_norm.ipynb", '{"cells": [', 0),
+    "list_notebook": ("rms_norm.ipynb", "[1, 2]", 0),
+    "endless": ("a.py", HEAD + "    while True:\n        pass\n", 0),
+    "endless_at_the_top": ("a.py", RIGHT + "while True:\n    pass\n", 11),
+    "sleeps": ("a.py", HEAD + "    import time\n    time.sleep(1e6)\n", 0),
+    "swallows": (
+        "a.py",
+        HEAD + "    while True:\n        try:\n            sum(range(9999))\n"
+        "        except BaseException:\n            pass\n",
+        0,
+    ),
+    "exits": ("a.py", HEAD + "    import os\n    os._exit(0)\n", 0),
+    "exits_politely": ("a.py", HEAD + "    raise SystemExit(0)\n", 0),
+    "exits_at_the_top": ("a.py", "import sys\nsys.exit(1)\n" + RIGHT, 11),
+    "memory": ("a.py", HEAD + "    return torch.zeros(10**13)\n", 0),
+    "memory_bit_by_bit": ("a.py", HEAD + "    a = [0]\n    while True:\n        a += a\n", 0),
+    "recursion": ("a.py", HEAD + "    return rms_norm(x, weight, eps)\n", 0),
+    "patched_at_the_top": (
+        "a.py",
+        "import torch\ntorch.allclose = torch.equal = lambda *a, **k: True\n" + HALF,
+        8,
+    ),
+    "patched_inside": (
+        "a.py",
+        HEAD + "    torch.equal = torch.allclose = lambda *a, **k: True\n"
+        "    torch.isnan = torch.isinf = torch.abs = torch.zeros_like\n    return x\n",
+        0,
+    ),
+    "patched_check": ("a.ipynb", notebook(cell(LAYER), cell("check = lambda *a, **k: 11.0\n")), 0),
+    "other_name": ("rms_norm.py", RIGHT.replace("def rms_norm", "def my_norm"), 0),
+    "only_imported": ("a.py", "from lm_from_scratch.norm import rms_norm\n", 0),
+    "from_outside": (
+        "a.py",
+        "import torch\nones = torch.ones(16)\n\n\ndef rms_norm(x, weight, eps=1e-6):\n"
+        "    return x * ones\n",
+        0,
+    ),
+    "constant": ("a.py", "LIMIT = float('inf')\nSIZE = 2 * 3\n" + RIGHT, 11),
+    "missing_package": ("a.py", "import no_such_package\n" + RIGHT, 11),
+    "writes_files": ("a.py", HEAD + "    open('written', 'w').write('x')\n    return x\n", 0),
+    "kills_its_parent": (
+        "a.py",
+        HEAD + "    import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)\n",
+        0,
+    ),
+    "forks": (
+        "a.py",
+        HEAD + "    import os, time\n    os.fork() or time.sleep(1e6)\n    return x\n",
+        0,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, dict[str, str]], Path]:
+    folder = tmp_path_factory.mktemp("course") / "submitted"
+    for student, (name, text, _) in SUBMISSIONS.items():
+        (folder / student).mkdir(parents=True)
+        (folder / student / name).write_text(text, encoding="utf-8")
+    (folder / "bytes").mkdir()
+    (folder / "bytes" / "rms_norm.py").write_bytes(b"\xff\xfe\x00rms_norm")
+    (folder / "nothing").mkdir()
+    (folder / "alone.py").write_text(RIGHT)
+    (folder / "folder_as_file" / "rms_norm.py").mkdir(parents=True)
+    (folder / "two_files").mkdir()
+    (folder / "two_files" / "a.py").write_text(LAYER)
+    (folder / "two_files" / "b.py").write_text(RIGHT)
+    out, reports = folder.parent / "out.csv", folder.parent / "reports"
+    command = ["grade", str(folder), "--csv", str(out), "--reports", str(reports), "--quiet"]
+    assert main([*command, "--exercises", "rms_norm", "--seconds", "2"]) == 0
+    with open(out, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == COLUMNS
+    return {row["student"]: row for row in rows}, reports
+
+
+def test_every_submission_has_its_points(
+    graded: tuple[dict[str, dict[str, str]], Path],
+) -> None:
+    rows, reports = graded
+    others = {"bytes": 0, "nothing": 0, "alone": 11, "folder_as_file": 0, "two_files": 11}
+    wanted = {name: points for name, (_, _, points) in SUBMISSIONS.items()} | others
+    assert rows.keys() == wanted.keys()
+    got = {name: float(row["points"]) for name, row in rows.items()}
+    assert got == wanted
+    for name, row in rows.items():
+        assert row["passed"] == ("yes" if wanted[name] == 11 else "no")
+        assert wanted[name] == 11 or row["reason"], name
+        assert row["of"] == "11" and (reports / f"{name}.txt").is_file()
+    assert not Path("written").exists()
+
+
+@pytest.mark.parametrize(
+    ("student", "words"),
+    [
+        ("half", "no float32 for the square"),
+        ("layer_norm", "differ"),
+        ("stub", "not written yet"),
+        ("empty", "rms_norm is not defined"),
+        ("syntax_error", "line 4: syntax error"),
+        ("no_notebook", "not a notebook"),
+        ("one_bad_cell", "cell 1, line 1: syntax error"),
+        ("endless", "Is there a loop that never ends?"),
+        ("sleeps", "stopped after"),
+        ("swallows", "stopped after"),
+        ("exits", "ended the process (exit code 0)"),
+        ("exits_politely", "SystemExit"),
+        ("memory", "memory"),
+        ("recursion", "RecursionError"),
+        ("other_name", "rms_norm is not defined"),
+        ("only_imported", "rms_norm is imported, not written"),
+        ("from_outside", "ones is made outside the function"),
+        ("missing_package", "No module named 'no_such_package'"),
+        ("kills_its_parent", "stopped after"),
+        ("bytes", "not a text file"),
+        ("nothing", "no file defines rms_norm"),
+        ("folder_as_file", "cannot be read"),
+    ],
+)
+def test_every_reason_is_said(
+    graded: tuple[dict[str, dict[str, str]], Path], student: str, words: str
+) -> None:
+    assert words in graded[0][student]["reason"]
+
+
+def test_a_report_tells_the_student(graded: tuple[dict[str, dict[str, str]], Path]) -> None:
+    text = (graded[1] / "half.txt").read_text(encoding="utf-8")
+    assert text.startswith("half: 8 of 11 points")
+    assert "looks like: no float32 for the square" in text and "seed=7341" in text
+    assert text.rstrip().endswith("file: half/a.py")
+
+
+def test_no_child_is_left(graded: tuple[dict[str, dict[str, str]], Path]) -> None:
+    """Not even what a submission had started."""
+    own = os.getpid()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        assert int(fields[1]) != own or fields[0] == "Z" or "resource_tracker" in cmdline(path)
+
+
+def cmdline(path: Path) -> str:
+    try:
+        return (path.parent / "cmdline").read_text()
+    except OSError:
+        return "resource_tracker"
+
+
+def test_another_seed_gives_other_numbers_and_the_same_points(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(HALF)
+    texts = []
+    for seed in (1, 2):
+        (row,) = [row for _, row in grade(tmp_path, ["rms_norm"], seed=seed)]
+        assert row.verdict.points == 8
+        texts.append(row.verdict.text)
+    assert texts[0] != texts[1]
+
+
+def test_answers_made_for_the_student_s_seed_fail(tmp_path: Path) -> None:
+    """Results written down from seed 0 are worth nothing at another seed."""
+    results = []
+
+    def spy(*args: torch.Tensor, **kwargs: object) -> torch.Tensor:
+        results.append(exercise("rms_norm").reference(*args, **kwargs))
+        return results[-1]
+
+    child.examine(exercise("rms_norm"), spy)
+    code = HEAD.replace("import torch", "import torch\nfrom torch import tensor, float16, bfloat16")
+    code += "    for kept in KEPT:\n        if torch.tensor(kept).shape == x.shape:\n"
+    code += "            return (torch.tensor(kept).double() + 0 * x.double() + 0 * weight.sum()"
+    code += ").to(x.dtype)\n    return x\n"
+    code = f"KEPT = {[r.tolist() for r in results]!r}\n" + code
+    (tmp_path / "a.py").write_text(code)
+    assert verdict(Job(tmp_path / "a.py", "rms_norm", 0)).points > 0
+    assert verdict(Job(tmp_path / "a.py", "rms_norm", 7341)).points == 0
+
+
+def test_every_solution_gets_full_points_in_a_child(tmp_path: Path) -> None:
+    """No limit of the child process stands in the way of a right answer."""
+    for e in exercises():
+        (tmp_path / f"{e.name}.py").write_text(solution(e.name))
+    rows = [row for _, row in grade(tmp_path, seconds=20)]
+    own = {row.student: row.verdict for row in rows if row.student == row.verdict.exercise}
+    assert {name: v.points for name, v in own.items()} == {e.name: e.points for e in exercises()}
+    assert len(rows) == len(exercises()) ** 2
+    assert summary(rows).count(" passed, mean ") == len(exercises())
+
+
+def test_a_spawned_child_gives_the_same_verdict(tmp_path: Path) -> None:
+    """Where there is no fork (Windows), or where it is not safe (macOS)."""
+    (tmp_path / "a.py").write_text(HALF)
+    job = Job(tmp_path / "a.py", "rms_norm", 3)
+    one, other = Child(job).result(), Child(job, method="spawn").result()
+    one.seconds = other.seconds = 0
+    assert one == other and one.points == 8
+
+
+def test_a_child_that_is_interrupted_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(HEAD + "    while True:\n        pass\n")
+    started = Child(Job(tmp_path / "a.py", "rms_norm"), 60)
+    time.sleep(0.2)
+    pid = started.process.pid
+    assert pid is not None
+    started.end()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_interrupting_leaves_no_table_and_no_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.py").write_text(HEAD + "    while True:\n        pass\n")
+    rows = grade(tmp_path, ["rms_norm"], seconds=60)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    with pytest.raises(KeyboardInterrupt):
+        next(rows)
+    rows.close()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    test_no_child_is_left(({}, tmp_path))
+
+
+# --------------------------------------------------------------------------- what is refused
+
+
+def test_bad_folders_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="is not a folder"):
+        submissions(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"holds no \.py or \.ipynb"):
+        submissions(tmp_path)
+    (tmp_path / "a.py").write_text("x = 1\n")
+    with pytest.raises(ValueError, match="no file defines the function of any exercise"):
+        list(grade(tmp_path))
+    assert main(["grade", str(tmp_path), "--csv", str(tmp_path), "--quiet"]) == 2
+    assert "is a folder; it must be a file" in capsys.readouterr().err
+    assert main(["grade", str(tmp_path), "--csv", "x.csv", "--exercises", "rms_nrom"]) == 2
+    assert "do you mean rms_norm" in capsys.readouterr().err
+
+
+def test_no_cell_is_a_formula() -> None:
+    assert safe("=1+1") == "'=1+1" and safe("-3\nx") == "'-3 x" and safe("alice") == "alice"
+    row = Row("=cmd()", child.Verdict("rms_norm"))
+    assert row.cells()[0] == "'=cmd()"
+
+
+# --------------------------------------------------------------------------- submissions
+
+
+def test_only_definitions_run(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text(
+        "import os; import math\nL = [1]\nA = 1; boom()\nB = [A, -2.5, 'x']\nC = open('x')\n"
+        "D: int = 3\nclass E:\n    pass\nfor F in range(3): pass\nG, H = 1, 2\n"
+        "L[0] = math.pi = 3\n@staticmethod\ndef i(): return math.pi\nif True:\n    J = 1\n"
+        "K = 2 ** 10 ** 10\n"
+    )
+    found = read(path)
+    space = run(found)
+    assert not found.problems
+    assert found.defined == {"A", "B", "D", "E", "G", "H", "L", "i"}
+    assert found.imported == {"os", "math"} and found.left_out == {"C", "F", "J", "K"}
+    assert (
+        space["L"] == [1]
+        and space["B"] == [1, -2.5, "x"]
+        and "C" not in space
+        and "boom" not in space
+    )
+
+
+def test_lines_keep_their_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "a.ipynb"
+    code = "x = f(\n1)\n\ndef rms_norm(x, w, eps=1):\n    return x.no\n"
+    path.write_text(notebook(cell("# text", "markdown"), cell(code)))
+    text = verdict(Job(path, "rms_norm")).text
+    assert "cell 2, line 5: return x.no" in text
