@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from lm_from_scratch.exercises.exercise import exercise
-from lm_from_scratch.exercises.report import examine
+from lm_from_scratch.exercises.report import examine, missing
 from lm_from_scratch.exercises.submission import read, run
 
 SECONDS = 10.0  # of processor time for one file and exercise
@@ -58,6 +58,10 @@ def verdict(job: Job, seconds: float | None = None) -> Verdict:
     """Check a file in this process. It never raises for what is in the file."""
     wanted = exercise(job.name)
     result = Verdict(wanted.name, of=float(wanted.points))
+    if lacks := missing(wanted):  # before the file fails to import it
+        result.reason = f"not checked: {lacks}"
+        result.text = f"{wanted.name}: {result.reason}"
+        return result
     submission = read(job.file)
     space = run(submission)
     function = wanted.function

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from lm_from_scratch.exercises.exercise import Exercise, Wrong, exercise, exercises
 from lm_from_scratch.exercises.mutate import mutants
-from lm_from_scratch.exercises.report import examine
+from lm_from_scratch.exercises.report import examine, missing
 from lm_from_scratch.exercises.run import (
     Outcome,
     OutOfTime,
@@ -248,6 +248,9 @@ def main() -> int:
     names = [name for name in sys.argv[1:] if name != "--store"]
     bad = 0
     for found in [exercise(name) for name in names] or exercises():
+        if lacks := missing(found):
+            print(f"{found.name}: not proved: {lacks}")
+            continue
         start = time.perf_counter()
         proof = Proof(found)
         table = proof.run()

@@ -1,8 +1,11 @@
 """Check a function against all cases of an exercise, and say the result in words."""
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from lm_from_scratch.exercises.compare import Fault, describe
 from lm_from_scratch.exercises.diagnose import diagnose, explained
@@ -36,6 +39,7 @@ class Report:
     results: list[Result]
     wrong: Wrong | None = None
     written: bool = True
+    missing: str = ""  # why nothing was checked
     explains: list[int] = field(default_factory=list)  # the cases that `wrong` explains
 
     @property
@@ -58,6 +62,8 @@ class Report:
     def text(self) -> str:
         """The report that a student reads."""
         exercise = self.exercise
+        if self.missing:
+            return f"{exercise.name}: not checked: {self.missing}"
         if not self.written:
             return f"{exercise.name}: not written yet (0 of {exercise.points} points)"
         good = len(self.results) - len(self.failed)
@@ -112,6 +118,26 @@ def call_text(exercise: Exercise, number: int, seed: int) -> str:
     return text if len(text) <= 300 else f"{text[:297]}..."
 
 
+def missing(exercise: Exercise) -> str:
+    """What an exercise needs and this process has not, in words; empty if there is nothing."""
+    if not exercise.needs:
+        return ""
+    if importlib.util.find_spec(exercise.needs) is None:
+        linux = ", which exists for Linux only," if exercise.needs == "triton" else ""
+        return f"it needs the package {exercise.needs}{linux} and that is not installed here"
+    if exercise.needs == "triton":
+        try:
+            from lm_from_scratch.kernels.device import INTERPRETED as interpreted
+        except RuntimeError:  # half of it is
+            interpreted = False
+        if not interpreted and not torch.cuda.is_available():
+            return (
+                "Triton was imported before TRITON_INTERPRET=1 was set, and there is no GPU: "
+                "restart Python, and import lm_from_scratch.exercises or set it first"
+            )
+    return ""
+
+
 def examine(
     exercise: Exercise,
     function: Callable[..., Any],
@@ -131,6 +157,8 @@ def examine(
     if case is not None and not 1 <= case <= len(exercise.cases):
         raise ValueError(f"{exercise.name} has cases 1 to {len(exercise.cases)}, not {case}")
     numbers = range(len(exercise.cases)) if case is None else [case - 1]
+    if lacks := missing(exercise):
+        return Report(exercise, seed, [], written=False, missing=lacks)
     results, wants = [], {}
     share = None if seconds is None else seconds / 4
     for number in numbers:
