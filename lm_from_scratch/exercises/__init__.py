@@ -1,16 +1,7 @@
 """Exercises with checks that say what is wrong: ``check("rms_norm", rms_norm)``."""
 
-import os
-import sys
 from collections.abc import Callable
 from typing import Any
-
-import torch
-
-# Triton reads this when it is imported, which any optimizer of torch does: without a GPU, kernels
-# are interpreted. It stands before the imports below, so that nothing is imported too early.
-if "triton" not in sys.modules and not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from lm_from_scratch.exercises import progress
 from lm_from_scratch.exercises.exercise import exercise

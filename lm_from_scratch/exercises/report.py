@@ -1,6 +1,8 @@
 """Check a function against all cases of an exercise, and say the result in words."""
 
 import importlib.util
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -126,6 +128,9 @@ def missing(exercise: Exercise) -> str:
         linux = ", which exists for Linux only," if exercise.needs == "triton" else ""
         return f"it needs the package {exercise.needs}{linux} and that is not installed here"
     if exercise.needs == "triton":
+        # Triton reads this when it is imported, which any optimizer of torch does.
+        if "triton" not in sys.modules and not torch.cuda.is_available():
+            os.environ["TRITON_INTERPRET"] = "1"
         try:
             from lm_from_scratch.kernels.device import INTERPRETED as interpreted
         except RuntimeError:  # half of it is
@@ -133,7 +138,7 @@ def missing(exercise: Exercise) -> str:
         if not interpreted and not torch.cuda.is_available():
             return (
                 "Triton was imported before TRITON_INTERPRET=1 was set, and there is no GPU: "
-                "restart Python, and import lm_from_scratch.exercises or set it first"
+                "restart Python, and run the first cell of the exercise before all else"
             )
     return ""
 

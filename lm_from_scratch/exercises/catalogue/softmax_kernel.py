@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, integers, normal
 
-POISON = 7.0  # what lies around the rows: finite, so that wrong sums can be looked at
+POISON = 7.0  # what lies around the rows and in out: finite, so that wrong sums can be seen
 INF = float("inf")
 
 
@@ -271,7 +271,7 @@ EXERCISE = Exercise(
             "numbers near -96 and 88",
         ),
         Wrong(
-            "every program computes the first row",
+            "only the first row is computed",
             {"row = tl.program_id(0)": "row = 0"},
             "rows as long as the block",
         ),
