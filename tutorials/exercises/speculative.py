@@ -51,19 +51,17 @@ def accept_drafts(
 ) -> tuple[Tensor, Tensor]:
     """How many drafts of each row stand, and the token that follows them: (B,) and (B,)."""
     ### BEGIN SOLUTION
-    K = draft.shape[1]
     real = draft >= 0
     x = draft.clamp(min=0)[:, :, None]
-    p_x, q_x = p[:, :K].gather(2, x)[:, :, 0], q.gather(2, x)[:, :, 0]
+    p_x, q_x = p[:, :-1].gather(2, x)[:, :, 0], q.gather(2, x)[:, :, 0]
     accepted = real & (u[:, 1:] * q_x < p_x)
-    n = accepted.long().cumprod(1).sum(1)
-    q = F.pad(
-        q * real[:, :, None], (0, 0, 0, 1)
-    )  # no draft: nothing to subtract
+    n = accepted.cumprod(1).sum(1)
+    q = q.masked_fill(~real[:, :, None], 0)  # no draft: nothing to subtract
+    q = F.pad(q, (0, 0, 0, 1))
     rows = torch.arange(len(n))
     p, q = p[rows, n], q[rows, n]
     rest = (p - q).clamp(min=0)
-    rest = torch.where(rest.sum(1, keepdim=True) > 0, rest, p)
+    rest = torch.where(rest.any(1, keepdim=True), rest, p)
     return n, pick(rest, u[:, 0])
     ### END SOLUTION
 

@@ -87,7 +87,7 @@ def same_cache(reorder: Reorder, keys: Tensor, values: Tensor, parents: Tensor) 
 def two_steps(reorder: Reorder, keys: Tensor, values: Tensor, parents: Tensor, new: Tensor) -> Any:
     cache, found = Buffers(keys, values), {}
     for step in range(2):
-        reorder(cache, parents.roll(step, 1))
+        reorder(cache, parents)
         cache.append(new[step, 0], new[step, 1])
         found[f"after step {step + 1}"] = {
             f"{name}, step {step + 1}": part for name, part in contents(cache).items()
@@ -125,11 +125,11 @@ def two_prompts(g: Generator) -> Call:
 
 
 def three_prompts(g: Generator) -> Call:
-    return with_parents(g, [1, 1], [0, 0], [1, 0])
+    return with_parents(g, [1, 1], [0, 0], [0, 1])
 
 
-def random_parents(g: Generator) -> Call:
-    made = with_parents(g, [0, 3, 0, 3])
+def twice_the_same(g: Generator) -> Call:
+    made = with_parents(g, [0, 0, 1, 1])
     made.kwargs["new"] = normal(g, 2, 2, 2, 4, 3, 4)  # steps, keys and values, layers, B, H, D
     return made
 
@@ -160,7 +160,7 @@ def by_prompt(cache: Buffers, parents: Tensor) -> Buffers:
 
 def by_product(cache: Buffers, parents: Tensor) -> Buffers:
     """A matrix with a single 1 in each row."""
-    P, n = parents.shape
+    n = parents.shape[1]
     blocks = (parents[:, :, None] == torch.arange(n)).float()
     chosen = torch.block_diag(*blocks)  # (B, B)
     for part in cache.keys + cache.values:
@@ -251,7 +251,7 @@ EXERCISE = Exercise(
         ),
         Case(
             "two steps, new tokens between them",
-            random_parents,
+            twice_the_same,
             "two beams with one parent go on with different tokens",
             play=two_steps,
             teaching="the use in a search: no beam's new token may reach its sister",
@@ -329,6 +329,14 @@ EXERCISE = Exercise(
                 )
             },
             "parents 2, 0, 1, 3",
+        ),
+        Wrong(
+            "values become copies of the keys",
+            {
+                LOOP: "for k, v in zip(cache.keys, cache.values):\n        v.copy_(k[rows])\n"
+                "    for part in cache.keys:"
+            },
+            "parents 1, 2, 2",
         ),
         Wrong(
             "only the first layer follows",

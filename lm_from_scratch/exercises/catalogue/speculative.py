@@ -64,24 +64,25 @@ def a_gap(g: Generator) -> Call:
     one = F.one_hot(draft, V).double()
     p[:, :K] += 9 * one
     p[rows, bad] *= 1 - one[rows, bad]
-    return call(p / p.sum(-1, keepdim=True), q, draft, uniform(g, B, K + 1))
+    p = p / p.sum(-1, keepdim=True)
+    return call(p.float(), q.float(), draft, uniform(g, B, K + 1).float())
 
 
 def rejected(g: Generator) -> Call:
-    """Every first draft is impossible. q takes nearly all of some tokens and leaves others."""
+    """Every draft is impossible, and another token must come."""
     B, K, V = 80, 2, 6
     p, q, draft = some(g, B, K + 1, V), some(g, B, K, V), integers(g, 0, V, B, K)
-    p[torch.arange(B), 0, draft[:, 0]] = 0.0
+    p[:, :K] *= 1 - F.one_hot(draft, V)
     return call(p / p.sum(-1, keepdim=True), q, draft, uniform(g, B, K + 1))
 
 
 def fewer(g: Generator) -> Call:
-    """Rows with 0 to 3 drafts that are all accepted; q behind them is large and without meaning."""
+    """Rows with 0 to 3 drafts that are all accepted; q behind them has no meaning."""
     B, K, V = 40, 3, 5
     p, draft = some(g, B, K + 1, V), integers(g, 0, V, B, K)
     q = p[:, :K].clone()
     gone = torch.arange(K) >= (torch.arange(B) % (K + 1))[:, None]
-    q[gone] = 3 * uniform(g, int(gone.sum()), V)
+    q[gone] = 2 * some(g, int(gone.sum()), V)
     return call(p, q, draft.masked_fill(gone, -1), uniform(g, B, K + 1))
 
 
@@ -95,26 +96,18 @@ def greedy(g: Generator) -> Call:
     B, K, V = 24, 3, 4
     best, draft = integers(g, 0, V, B, K + 1), integers(g, 0, V, B, K)
     draft[::2] = best[::2, :K]
+    draft[1::2] = (best[1::2, :K] + 1) % V
     u = uniform(g, B, K + 1)
-    u[:, ::2] = 0.0
+    u[::3] = 0.0
     return call(F.one_hot(best, V).double(), F.one_hot(draft, V).double(), draft, u)
 
 
-def whole(g: Generator) -> Call:
-    """Drafts that were really drawn from q, near p, in float32."""
-    B, K, V = 120, 4, 9
-    z = torch.randn(B, K + 1, V, generator=g)
-    p = z.softmax(-1)
-    q = (z[:, :K] + 0.5 * torch.randn(B, K, V, generator=g)).softmax(-1)
-    draft = draw(q.flatten(0, 1).log(), torch.rand(B * K, generator=g)).view(B, K)
-    return call(p, q, draft, torch.rand(B, K + 1, generator=g))
-
-
 def nothing_left(g: Generator) -> Call:
-    """p is q but for a factor just below 1, and u is above that factor."""
+    """In half of the rows p is q but for a factor just below 1, and u is above that factor."""
     B, V = 12, 5
     p = some(g, B, 2, V)
     q = p[:, :1].clone()
+    q[::2] = some(g, B // 2, 1, V)
     p[:, :1] *= 1 - 1e-12
     u = uniform(g, B, 2)
     u[:, 1] = 1 - 1e-15
@@ -212,8 +205,7 @@ def by_draw(p: Tensor, q: Tensor, draft: Tensor, u: Tensor) -> Result:
 
 ACCEPTED = "accepted = real & (u[:, 1:] * q_x < p_x)"
 REST = "rest = (p - q).clamp(min=0)"
-FALLBACK = "rest = torch.where(rest.sum(1, keepdim=True) > 0, rest, p)"
-PAD = "q = F.pad(q * real[:, :, None], (0, 0, 0, 1))"
+FALLBACK = "rest = torch.where(rest.any(1, keepdim=True), rest, p)"
 PLACE = "p, q = p[rows, n], q[rows, n]"
 DRAWN = "pick(rest, u[:, 0])"
 
@@ -227,9 +219,8 @@ GAP, FEWER, NONE = (
     "rows with fewer drafts",
     "no draft at all",
 )
-GREEDY, WHOLE, ROUNDING = (
+GREEDY, ROUNDING = (
     "probabilities of 0 and 1, and u = 0",
-    "many rows as they come, float32",
     "nothing left over",
 )
 
@@ -240,8 +231,8 @@ EXERCISE = Exercise(
     page="6_generation/2_speculative_decoding",
     minutes=40,
     difficulty=3,
-    outcome="Write the acceptance rule of speculative decoding for a batch, so that every token has "
-    "exactly the model's distribution.",
+    outcome="Write the acceptance rule of speculative decoding for a batch, so that every token "
+    "has exactly the model's distribution.",
     reference=accept_drafts,
     after=("top_p",),
     cases=(
@@ -259,6 +250,7 @@ EXERCISE = Exercise(
             rejected,
             "the replacement is drawn from max(0, p - q) at the place of the rejected draft",
             points=2,
+            teaching="the replacement alone",
             play=judged,
         ),
         Case(
@@ -266,6 +258,7 @@ EXERCISE = Exercise(
             all_stand,
             "after K accepted drafts the token comes from p[:, K], and there is no q there",
             points=2,
+            teaching="full acceptance alone",
             play=judged,
         ),
         Case(
@@ -289,12 +282,6 @@ EXERCISE = Exercise(
             play=judged,
         ),
         Case(
-            WHOLE,
-            whole,
-            "each row has its own first rejection: index p and q with the row and its n",
-            play=judged,
-        ),
-        Case(
             ROUNDING,
             nothing_left,
             "if all weights are 0, take those of p",
@@ -305,11 +292,14 @@ EXERCISE = Exercise(
         "Three steps: judge all drafts at once, count up to the first rejection, draw one token at "
         "that place. Which distribution belongs to the place in each case?",
         "`gather` takes p and q at the drafts (clamp -1 to 0 first, and mask it). "
-        "`accepted.long().cumprod(1).sum(1)` is the number n of drafts that stand.",
-        "Set q to 0 where there is no draft, and add one place of zeros behind it with `F.pad`. Then "
-        "`p[rows, n]` and `q[rows, n]` are right for rejection and for full acceptance alike, since "
-        "max(0, p - 0) is p.",
+        "`accepted.cumprod(1).sum(1)` is the number n of drafts that stand.",
+        "Set q to 0 where there is no draft, and add one place of zeros behind it with `F.pad`. "
+        "Then `p[rows, n]` and `q[rows, n]` are right for rejection and for full acceptance alike, "
+        "since max(0, p - 0) is p.",
     ),
+    survivors={
+        "q = F.pad(q, (0, 0, 0, 1)): 1 => 2": "a second place of zeros is never looked at",
+    },
     wrong=(
         Wrong("the replacement is drawn from p", {REST: "rest = p"}, REJECTED),
         Wrong("every draft is accepted", {ACCEPTED: "accepted = real"}, ONE),
@@ -321,7 +311,7 @@ EXERCISE = Exercise(
         Wrong(
             "only drafts that p prefers are accepted, without a coin",
             {ACCEPTED: "accepted = real & (q_x < p_x)"},
-            WHOLE,
+            ONE,
         ),
         Wrong(
             "accepted with probability p(x), q left out",
@@ -361,22 +351,24 @@ EXERCISE = Exercise(
         ),
         Wrong(
             "the number that judged a draft also draws its replacement",
-            {DRAWN: "pick(rest, u[rows, (n + 1).clamp(max=K)])"},
+            {DRAWN: "pick(rest, u[rows, (n + 1).clamp(max=draft.shape[1])])"},
             REJECTED,
         ),
         Wrong(
             "after full acceptance the last q is subtracted again",
-            {PLACE: "p, q = p[rows, n], q[rows, n.clamp(max=max(K - 1, 0))]"},
+            {PLACE: "p, q = p[rows, n], q[rows, n.clamp(max=max(draft.shape[1] - 1, 0))]"},
             STAND,
         ),
         Wrong(
             "the last place gives the token, wherever the first rejection is",
-            {PLACE: "p, q = p[:, K], q[:, K]"},
+            {PLACE: "p, q = p[:, -1], q[:, -1]"},
             REJECTED,
         ),
         Wrong(
             "the token comes from one place too late",
-            {PLACE: "p, q = p[rows, (n + 1).clamp(max=K)], q[rows, (n + 1).clamp(max=K)]"},
+            {
+                PLACE: "p, q = p[rows, (n + 1).clamp(max=draft.shape[1])], q[rows, (n + 1).clamp(max=draft.shape[1])]"
+            },
             REJECTED,
         ),
         Wrong(
@@ -389,7 +381,11 @@ EXERCISE = Exercise(
             {"accepted = real &": "accepted ="},
             FEWER,
         ),
-        Wrong("q is subtracted where there is no draft", {"q * real[:, :, None]": "q"}, FEWER),
+        Wrong(
+            "q is subtracted where there is no draft",
+            {"q.masked_fill(~real[:, :, None], 0)": "q"},
+            FEWER,
+        ),
         Wrong(
             "a draft with p(x) = 0 is accepted at u = 0",
             {"* q_x < p_x": "* q_x <= p_x"},
@@ -408,10 +404,7 @@ EXERCISE = Exercise(
         ),
         Wrong(
             "K of at least 1 is taken for granted",
-            {
-                "real = draft >= 0": "real = draft >= draft[:, :1].clamp(max=0)",
-                "K = draft.shape[1]": "K = draft.shape[1]\n    draft[:, 0]",
-            },
+            {"real = draft >= 0": "real = draft >= 0\n    draft[:, 0]"},
             NONE,
         ),
     ),

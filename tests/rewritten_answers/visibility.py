@@ -1,0 +1,215 @@
+"""Answers to visibility, written from its text by a second person."""
+
+import torch
+
+
+def in_pairs(query_positions, key_positions, window=None, query_documents=None, key_documents=None):
+    """Right: one pair at a time, as the text has it."""
+    if window is not None and window < 1:
+        raise ValueError(f"a window of {window}")
+    tables = [query_positions, key_positions]
+    tables += [] if query_documents is None else [query_documents, key_documents]
+    B = max(len(table) for table in tables)
+    rows = [table.expand(B, -1).tolist() for table in tables]
+
+    def sees(b, t, s):
+        q, k = rows[0][b][t], rows[1][b][s]
+        near = window is None or q - k < window
+        together = len(rows) == 2 or rows[2][b][t] == rows[3][b][s]
+        return q != -1 and k != -1 and k <= q and near and together
+
+    T, S = query_positions.shape[1], key_positions.shape[1]
+    return torch.tensor(
+        [[[[sees(b, t, s) for s in range(S)] for t in range(T)]] for b in range(B)]
+    ).view(B, 1, T, S)
+
+
+def by_broadcast(q, k, window=None, qd=None, kd=None, /, *, near=None):
+    if window is not None and window < 1:
+        raise ValueError
+    q, k = q.unsqueeze(-1), k.unsqueeze(-2)
+    mask = (k <= q) & (k >= 0) & (q >= 0)
+    if window is not None:
+        mask = mask & near(q, k, window)
+    if qd is not None:
+        mask = mask & (qd.unsqueeze(-1) == kd.unsqueeze(-2))
+    return mask.unsqueeze(1)
+
+
+def window_without_own_key(
+    query_positions, key_positions, window=None, query_documents=None, key_documents=None
+):
+    return by_broadcast(query_positions, key_positions, window, query_documents, key_documents,
+                        near=lambda q, k, w: k >= q - w)  # fmt: skip
+
+
+def window_one_too_small(
+    query_positions, key_positions, window=None, query_documents=None, key_documents=None
+):
+    return by_broadcast(query_positions, key_positions, window, query_documents, key_documents,
+                        near=lambda q, k, w: q - k < w - 1)  # fmt: skip
+
+
+def window_over_columns(
+    query_positions, key_positions, window=None, query_documents=None, key_documents=None
+):
+    def near(q, k, w):
+        T, S = q.shape[-2], k.shape[-1]
+        rows, columns = torch.arange(S - T, S)[:, None], torch.arange(S)
+        return columns > rows - w
+
+    return by_broadcast(query_positions, key_positions, window, query_documents, key_documents,
+                        near=near)  # fmt: skip
+
+
+def window_counts_visible_keys(
+    query_positions, key_positions, window=None, query_documents=None, key_documents=None
+):
+    mask = in_pairs(query_positions, key_positions, None, query_documents, key_documents)
+    if window is None:
+        return mask
+    if window < 1:
+        raise ValueError
+    after = mask.long().flip(-1).cumsum(-1).flip(-1)
+    return mask & (after <= window)
+
+
+def triangle_of_columns(
+    query_positions, key_positions, window=None, query_documents=None, key_documents=None
+):
+    seen = in_pairs(query_positions, key_positions, window, query_documents, key_documents)
+    T, S = seen.shape[-2:]
+    B = len(seen)
+    late = torch.full((B, T), 2**40).masked_fill(query_positions < 0, -1)
+    real = in_pairs(late, key_positions, None, query_documents, key_documents)
+    return real & torch.ones(T, S, dtype=torch.bool).tril(S - T)
+
+
+def future_seen(
+    query_positions, key_positions, window=None, query_documents=None, key_documents=None
+):
+    if window is not None and window < 1:
+        raise ValueError
+    q, k = query_positions[:, None, :, None], key_positions[:, None, None, :]
+    mask = (k > -1) & (q > -1)
+    if window is not None:
+        mask = mask & ((q - k).abs() < window)
+    if query_documents is not None:
+        mask = mask & (query_documents[:, None, :, None] == key_documents[:, None, None, :])
+    return mask
+
+
+def own_key_not_seen(
+    query_positions, key_positions, window=None, query_documents=None, key_documents=None
+):
+    mask = in_pairs(query_positions, key_positions, window, query_documents, key_documents)
+    return mask & (query_positions[:, None, :, None] > key_positions[:, None, None, :])
+
+
+def position_zero_is_padding(
+    query_positions, key_positions, window=None, query_documents=None, key_documents=None
+):
+    mask = in_pairs(query_positions, key_positions, window, query_documents, key_documents)
+    return mask & (key_positions > 0)[:, None, None, :]
+
+
+def padding_queries_see(
+    query_positions, key_positions, window=None, query_documents=None, key_documents=None
+):
+    late = query_positions.masked_fill(query_positions == -1, 10**9)
+    return in_pairs(late, key_positions, window, query_documents, key_documents)
+
+
+def padding_keys_seen(
+    query_positions, key_positions, window=None, query_documents=None, key_documents=None
+):
+    q, k = query_positions[:, None, :, None], key_positions[:, None, None, :]
+    mask = (k <= q) & (q != -1)
+    if window is not None:
+        if window < 1:
+            raise ValueError("window")
+        mask = mask & (q - k < window)
+    if query_documents is not None:
+        mask = mask & (query_documents[:, None, :, None] == key_documents[:, None, None, :])
+    return mask
+
+
+def earlier_documents_too(
+    query_positions, key_positions, window=None, query_documents=None, key_documents=None
+):
+    mask = in_pairs(query_positions, key_positions, window)
+    if query_documents is None:
+        return mask
+    return mask & (key_documents[:, None, None] <= query_documents[:, None, :, None])
+
+
+def document_zero_is_padding(
+    query_positions, key_positions, window=None, query_documents=None, key_documents=None
+):
+    mask = in_pairs(query_positions, key_positions, window, query_documents, key_documents)
+    return mask if key_documents is None else mask & (key_documents > 0)[:, None, None]
+
+
+def documents_left_out(
+    query_positions, key_positions, window=None, query_documents=None, key_documents=None
+):
+    return in_pairs(query_positions, key_positions, window)
+
+
+def window_zero_is_none(
+    query_positions, key_positions, window=None, query_documents=None, key_documents=None
+):
+    if window and window < 0:
+        raise ValueError("negative window")
+    return in_pairs(query_positions, key_positions, window or None, query_documents, key_documents)
+
+
+def window_asserted(
+    query_positions, key_positions, window=None, query_documents=None, key_documents=None
+):
+    assert window is None or window >= 1
+    return in_pairs(query_positions, key_positions, window, query_documents, key_documents)
+
+
+def axis_of_heads_left_out(
+    query_positions, key_positions, window=None, query_documents=None, key_documents=None
+):
+    return in_pairs(query_positions, key_positions, window, query_documents, key_documents)[:, 0]
+
+
+def keys_before_queries(
+    query_positions, key_positions, window=None, query_documents=None, key_documents=None
+):
+    return in_pairs(
+        query_positions, key_positions, window, query_documents, key_documents
+    ).transpose(2, 3)
+
+
+def rows_of_the_queries_only(
+    query_positions, key_positions, window=None, query_documents=None, key_documents=None
+):
+    B = query_positions.shape[0]
+    return in_pairs(query_positions, key_positions, window, query_documents, key_documents)[:B]
+
+
+ANSWERS = {
+    window_without_own_key: "",
+    window_one_too_small: "",
+    window_over_columns: "",
+    window_counts_visible_keys: "",
+    triangle_of_columns: "",
+    future_seen: "",
+    own_key_not_seen: "",
+    position_zero_is_padding: "",
+    padding_queries_see: "",
+    padding_keys_seen: "",
+    earlier_documents_too: "",
+    document_zero_is_padding: "",
+    documents_left_out: "",
+    window_zero_is_none: "",
+    window_asserted: "",
+    axis_of_heads_left_out: "",
+    keys_before_queries: "",
+    rows_of_the_queries_only: "",
+}
+RIGHT = [in_pairs]
