@@ -154,9 +154,17 @@ def exercise(name: str) -> Exercise:
 
 @cache
 def exercises() -> tuple[Exercise, ...]:
-    """All exercises in the order of the learning path."""
+    """All exercises in the order of the learning path; in a chapter, `after` comes first."""
     names = [module.name for module in pkgutil.iter_modules(_folder())]
-    return tuple(sorted((exercise(name) for name in names), key=lambda found: found.key))
+    waiting = sorted((exercise(name) for name in names), key=lambda found: found.key)
+    ordered: list[Exercise] = []
+    while waiting:
+        chapter = [found for found in waiting if found.key[0] == waiting[0].key[0]]
+        left = {found.name for found in chapter}
+        first = next((found for found in chapter if not left & set(found.after)), waiting[0])
+        ordered.append(first)
+        waiting.remove(first)
+    return tuple(ordered)
 
 
 def _folder() -> list[str]:

@@ -247,9 +247,11 @@ def main() -> int:
     store = "--store" in sys.argv
     names = [name for name in sys.argv[1:] if name != "--store"]
     bad = 0
-    for found in [exercise(name) for name in names] or exercises():
-        if lacks := missing(found):
-            print(f"{found.name}: not proved: {lacks}")
+    chosen = [exercise(name) for name in names] or exercises()
+    lacks = {found.name: missing(found) for found in chosen}  # before an optimizer imports Triton
+    for found in chosen:
+        if lacks[found.name]:
+            print(f"{found.name}: not proved: {lacks[found.name]}")
             continue
         start = time.perf_counter()
         proof = Proof(found)

@@ -16,8 +16,8 @@
 #   row is cut on its own.
 # - The logits that are kept stay as they are, in their places. All others become minus infinity.
 #   Those that are minus infinity already stay so.
-# - `top_k=0` and `top_p=1.0` are off, and are the defaults: then even
-#   the least likely token stays. A `top_k` above V keeps everything.
+# - `top_k=0` and `top_p=1.0` are off, and are the defaults: then even the least likely token stays.
+#   A `top_k` above V keeps everything.
 # - Top-k also keeps tokens that are equal to the k-th largest. Top-p keeps no more than it needs:
 #   of equally likely tokens at the border only as many as it takes to reach p, and any of them will
 #   do. If the probability is exactly p after m tokens, these m are kept.

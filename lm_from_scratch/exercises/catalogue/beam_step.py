@@ -171,7 +171,7 @@ def by_sort(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
 def by_heap(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
     """Lists of triples, prompt by prompt, in float64."""
     n, V = log_probs.shape[1:]
-    rows: list[tuple[Any, Any, Any, Any]] = []
+    rows: list[tuple[Any, ...]] = []
     for own, after in zip(scores.double().tolist(), log_probs.double()):
         triples = [(own[b] + float(after[b, v]), b, v) for b in range(n) for v in range(V)]
         best = heapq.nlargest(n, [t for t in triples if t[2] != stop])
@@ -253,6 +253,13 @@ def not_refilled(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
 def by_rank_of_end(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
     best, parents, tokens, ended = beam_step(scores, log_probs, stop)
     return best, parents, tokens, ended.sort(dim=-1, descending=True).values
+
+
+def ends_by_rank(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
+    """The n best, and those among them that end, where they stand in the order."""
+    n, V = log_probs.shape[1:]
+    best, place = (scores[:, :, None] + log_probs).flatten(1).topk(n)
+    return best, place // V, place % V, best.masked_fill(place % V != stop, -math.inf)
 
 
 def in_place(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
@@ -400,6 +407,14 @@ EXERCISE = Exercise(
             {"totals[:, :, stop] = -math.inf": ""},
             END,
         ),
+        Wrong(
+            "the stop token is taken for a token like any other",
+            {
+                "totals[:, :, stop] = -math.inf": "",
+                "ends < nth_best": "ends < math.inf",
+            },
+            END,
+        ),
         Wrong("the place of an end stays empty", not_refilled, END),
         Wrong("every stop token is an end, however unlikely", {LATE: "ends < -math.inf"}, PLAIN),
         Wrong(
@@ -418,6 +433,7 @@ EXERCISE = Exercise(
         Wrong("only the best of all may end", {"topk(n).values": "topk(1).values"}, END),
         Wrong("the n-th best may not end", {LATE: "ends <= nth_best"}, ALL),
         Wrong("ends are listed by score, not by beam", by_rank_of_end, END),
+        Wrong("ends go on, and are listed by rank, not by beam", ends_by_rank, END),
         Wrong(
             "the log-probability alone of what has ended",
             {"ends = totals": "ends = log_probs"},

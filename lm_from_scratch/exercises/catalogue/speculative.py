@@ -299,6 +299,8 @@ EXERCISE = Exercise(
     ),
     survivors={
         "q = F.pad(q, (0, 0, 0, 1)): 1 => 2": "a second place of zeros is never looked at",
+        "q = q.masked_fill(~real[:, :, None], 0): 0 => 1": "nothing is left over then, so the "
+        "token is drawn from p all the same",
     },
     wrong=(
         Wrong("the replacement is drawn from p", {REST: "rest = p"}, REJECTED),
@@ -367,7 +369,8 @@ EXERCISE = Exercise(
         Wrong(
             "the token comes from one place too late",
             {
-                PLACE: "p, q = p[rows, (n + 1).clamp(max=draft.shape[1])], q[rows, (n + 1).clamp(max=draft.shape[1])]"
+                PLACE: "late = (n + 1).clamp(max=draft.shape[1])\n"
+                "    p, q = p[rows, late], q[rows, late]"
             },
             REJECTED,
         ),
