@@ -31,7 +31,7 @@ from lm_from_scratch.exercises.exercise import (
 )
 from lm_from_scratch.exercises.mutate import mutants
 from lm_from_scratch.exercises.prove import Proof, dump, proofs
-from lm_from_scratch.exercises.report import examine
+from lm_from_scratch.exercises.report import examine, missing
 from lm_from_scratch.exercises.run import OutOfTime, quiet, time_limit
 from lm_from_scratch.exercises.source import (
     answer,
@@ -54,6 +54,8 @@ NAMES = sorted(path.stem for path in sources().glob("*.py"))
 @pytest.mark.parametrize("name", NAMES)
 def test_the_checks_are_proved(name: str) -> None:
     """All gates of prove.py hold, and the stored table, which the site shows, is this one."""
+    if lacks := missing(exercise(name)):
+        pytest.skip(lacks)
     proof = Proof(exercise(name))
     table = proof.run()
     assert not proof.problems
@@ -329,11 +331,11 @@ def test_a_reference_that_fails_is_our_fault() -> None:
         (torch.tensor([1.0]), torch.tensor([math.nan]), "1 of 1 values"),
         ((1, 2), (1, 2, 3), "has 2 parts, expected 3"),
         ([torch.ones(2)], [torch.zeros(2)], "the result[0]"),
-        ({"length": 3}, {"length": 4}, "length is int 3, expected int 4"),
+        ({"length": 3}, {"length": 4}, "length is 3, expected 4"),
         ({"a": 1}, {"b": 1}, "the result is dict"),
         (1, True, "is int 1, expected bool True"),
         (0.5, 0.25, "the result is 0.5, expected 0.25"),
-        ("no", "yes", "expected str 'yes'"),
+        ("no", "yes", "expected 'yes'"),
     ],
 )
 def test_a_difference_is_seen(got: object, want: object, words: str) -> None:

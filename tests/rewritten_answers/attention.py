@@ -131,6 +131,16 @@ def cache_detached(q, k, v):
     return usual(q, k.detach(), v.detach())
 
 
+def only_float16_widened(q, k, v):
+    if q.dtype == torch.float16:
+        return usual(q, k, v)
+    g = q.size(1) // k.size(1)
+    k, v = k.repeat_interleave(g, 1), v.repeat_interleave(g, 1)
+    s = q @ k.mT / q.size(-1) ** 0.5
+    seen = torch.ones_like(s, dtype=torch.bool).tril(k.size(2) - q.size(2))
+    return s.masked_fill(~seen, -torch.inf).softmax(-1) @ v
+
+
 ANSWERS = {
     scale_forgotten: "",
     divided_by_d: "",
@@ -152,5 +162,6 @@ ANSWERS = {
     heads_and_tokens_swapped: "",
     query_scaled_in_place: "",
     cache_detached: "",
+    only_float16_widened: "",
 }
 RIGHT = [head_by_head, usual]

@@ -168,6 +168,11 @@ def plus_sign(logits, targets):
     return -chosen_rows_only(logits, targets)
 
 
+def two_axes_before_the_last(logits, targets):
+    refuse(logits, targets)
+    return chosen_rows_only(logits.flatten(1, -2), targets.flatten(1))
+
+
 ANSWERS = {
     divided_by_all_tokens: "",
     mean_of_row_means: "",
@@ -192,5 +197,6 @@ ANSWERS = {
     python_number: "",
     zero_without_gradient: "",
     plus_sign: "",
+    two_axes_before_the_last: "",
 }
 RIGHT = [chosen_rows_only]

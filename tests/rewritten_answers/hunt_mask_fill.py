@@ -102,6 +102,13 @@ def hidden_keys_erased(q, k, v, visible):
     return where_anything_is_seen(q, k * seen, v * seen, visible.any(2, True).expand_as(visible))
 
 
+def as_many_keys_as_queries(q, k, v, visible):
+    T = q.shape[2]
+    p = torch.zeros(*q.shape[:2], T, T, dtype=q.dtype)
+    p[:] = where_anything_is_seen(q, k, torch.eye(k.shape[2]).expand(*k.shape[:2], -1, -1), visible)
+    return p @ v
+
+
 ANSWERS = {
     added_minus_a_billion: "",
     added_smallest_number: "",
@@ -120,5 +127,6 @@ ANSWERS = {
     blind_rows_read_the_mean: "",
     exponentials_without_maximum: "",
     hidden_keys_erased: "",
+    as_many_keys_as_queries: "",
 }
 RIGHT = [where_anything_is_seen]

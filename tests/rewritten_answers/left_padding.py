@@ -153,6 +153,12 @@ def next_left_out(attention_mask):
     return token_by_token(attention_mask)[0]
 
 
+def next_summed_in_the_mask(attention_mask):
+    refuse(attention_mask)
+    m = attention_mask.bool()
+    return (m.cumsum(1) - 1).masked_fill(~m, -1), attention_mask.sum(1).to(torch.int64)
+
+
 ANSWERS = {
     first_token_and_onward: "",
     padding_not_marked: "",
@@ -176,5 +182,6 @@ ANSWERS = {
     both_numbers_demanded: "",
     tokens_and_padding_swapped: "",
     next_left_out: "",
+    next_summed_in_the_mask: "",
 }
 RIGHT = [token_by_token]

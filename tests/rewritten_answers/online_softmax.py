@@ -176,6 +176,18 @@ def normalised_in_every_tile(q, k, v, visible, tile):
     return out.to(q.dtype)
 
 
+def sums_in_half(q, k, v, visible, tile):
+    m, total, out = start(q)
+    total, out = total.to(q.dtype), out.to(q.dtype)
+    for s, values, seen in tiles(q, k, v, visible, tile):
+        s = s.masked_fill(~seen, -INF)
+        new = torch.maximum(m, s.amax(1, keepdim=True))
+        base = torch.where(new == -INF, 0, new)
+        f, p = (m - base).exp().to(q.dtype), (s - base).exp().to(q.dtype)
+        total, out, m = total * f + p.sum(1, keepdim=True), out * f + p @ values.to(q.dtype), new
+    return torch.where(total > 0, out / total, 0)
+
+
 ANSWERS = {
     never_put_right: "",
     only_the_sum_put_right: "",
@@ -196,5 +208,6 @@ ANSWERS = {
     no_root_of_d: "",
     scores_in_half: "",
     normalised_in_every_tile: "",
+    sums_in_half: "",
 }
 RIGHT = [log_sum_exp, update]

@@ -194,6 +194,11 @@ def values_detached(q, k, v, cu_seq_q, cu_seq_k):
     return looped(q, k.detach(), v.detach(), cu_seq_q, cu_seq_k)
 
 
+def end_of_the_keys_may_come_early(q, k, v, cu_seq_q, cu_seq_k):
+    refuse(q, k[: int(cu_seq_k[-1])], cu_seq_q, cu_seq_k)
+    return looped(q, k, v, cu_seq_q, cu_seq_k)
+
+
 ANSWERS = {
     aligned_to_the_first_key: "",
     sdpa_is_causal: "",
@@ -217,5 +222,6 @@ ANSWERS = {
     heads_before_tokens: "",
     heads_taken_for_tokens: "",
     values_detached: "",
+    end_of_the_keys_may_come_early: "",
 }
 RIGHT = [one_large_mask]

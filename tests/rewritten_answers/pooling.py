@@ -137,6 +137,12 @@ def nan_replaced_in_the_result(x, positions=None):
     return last_column(x, positions).nan_to_num(0.0)
 
 
+def as_many_positions_are_enough(x, positions=None):
+    if positions is not None and positions.numel() != x.shape[0] * x.shape[1]:
+        raise ValueError("positions do not fit")
+    return row_by_row(x, None if positions is None else positions.reshape(x.shape[:2]))
+
+
 ANSWERS = {
     last_column: "",
     largest_position: "",
@@ -159,5 +165,6 @@ ANSWERS = {
     copied_by_item: "",
     padding_overwritten: "",
     nan_replaced_in_the_result: "",
+    as_many_positions_are_enough: "",
 }
 RIGHT = [row_by_row]

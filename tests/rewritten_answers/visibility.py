@@ -77,12 +77,16 @@ def window_counts_visible_keys(
 def triangle_of_columns(
     query_positions, key_positions, window=None, query_documents=None, key_documents=None
 ):
-    seen = in_pairs(query_positions, key_positions, window, query_documents, key_documents)
-    T, S = seen.shape[-2:]
-    B = len(seen)
-    late = torch.full((B, T), 2**40).masked_fill(query_positions < 0, -1)
-    real = in_pairs(late, key_positions, None, query_documents, key_documents)
-    return real & torch.ones(T, S, dtype=torch.bool).tril(S - T)
+    if window is not None and window < 1:
+        raise ValueError
+    q, k = query_positions[:, None, :, None], key_positions[:, None, None]
+    T, S = q.shape[2], k.shape[3]
+    mask = (k >= 0) & (q >= 0) & torch.ones(T, S, dtype=torch.bool).tril(S - T)
+    if window is not None:
+        mask = mask & (q - k < window)
+    if query_documents is not None:
+        mask = mask & (query_documents[:, None, :, None] == key_documents[:, None, None])
+    return mask
 
 
 def future_seen(
@@ -192,7 +196,32 @@ def rows_of_the_queries_only(
     return in_pairs(query_positions, key_positions, window, query_documents, key_documents)[:B]
 
 
+def rows_of_the_keys_only(
+    query_positions, key_positions, window=None, query_documents=None, key_documents=None
+):
+    B = key_positions.shape[0]
+    return in_pairs(query_positions, key_positions, window, query_documents, key_documents)[:B]
+
+
+def only_zero_refused(
+    query_positions, key_positions, window=None, query_documents=None, key_documents=None
+):
+    if window == 0:
+        raise ValueError("a window of nothing")
+    return by_broadcast(query_positions, key_positions, window and max(window, 1),
+                        query_documents, key_documents, near=lambda q, k, w: q - k < w)  # fmt: skip
+
+
+def window_or_documents(
+    query_positions, key_positions, window=None, query_documents=None, key_documents=None
+):
+    if query_documents is not None:
+        return in_pairs(query_positions, key_positions, None, query_documents, key_documents)
+    return in_pairs(query_positions, key_positions, window)
+
+
 ANSWERS = {
+    rows_of_the_keys_only: "",
     window_without_own_key: "",
     window_one_too_small: "",
     window_over_columns: "",
@@ -211,5 +240,7 @@ ANSWERS = {
     axis_of_heads_left_out: "",
     keys_before_queries: "",
     rows_of_the_queries_only: "",
+    only_zero_refused: "",
+    window_or_documents: "",
 }
 RIGHT = [in_pairs]
