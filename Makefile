@@ -1,6 +1,6 @@
 # Every target that needs Python creates .venv on its first call and reuses it afterwards.
 .DEFAULT_GOAL := help
-.PHONY: help docs preview serve test lint lab bench gpu check-site clean install
+.PHONY: help docs preview serve test lint lab exercises bench gpu check-site clean install
 SHELL := /bin/sh
 PORT ?= 8000
 PY := .venv/bin/python
@@ -40,7 +40,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch "$@"
 
 docs: $(STAMP) ## build the site from nothing; every tutorial runs, a warning is an error
-	rm -rf docs/_build docs/auto_tutorials docs/api docs/generated docs/gpu
+	rm -rf docs/_build docs/auto_tutorials docs/api docs/generated docs/gpu docs/exercises
 	"$(PY)" -m sphinx -W --keep-going -b html docs "$(SITE)"
 	@echo "The site is in $(SITE). Open $(SITE)/index.html, or run: make serve"
 
@@ -65,9 +65,12 @@ check-site: $(STAMP) ## check the built site in a browser: links, mathematics, a
 	@test -f "$(SITE)/index.html" || { echo "There is no site yet. Run: make docs" >&2; exit 1; }
 	"$(PY)" -m pytest tests/site -n 2
 
-lab: $(STAMP) ## open the tutorials as notebooks in JupyterLab
+lab: $(STAMP) ## open tutorials and exercises as notebooks in JupyterLab
 	"$(PY)" docs/notebooks.py build/notebooks
 	"$(PY)" -m jupyterlab --notebook-dir=build/notebooks $(LAB_FLAGS)
+
+exercises: $(STAMP) ## for teachers: student, solution and nbgrader notebooks in build/exercises
+	"$(PY)" docs/exercises.py build/exercises
 
 bench: $(STAMP) ## run every benchmark
 	@set -e; found=0; for script in tests/bench_*.py; do \
@@ -79,6 +82,6 @@ gpu: $(if $(filter .venv/bin/python,$(PY)),$(STAMP)) ## on a GPU: test, check an
 	"$(PY)" tests/run_gpu.py
 
 clean: ## remove everything that was built; keep .venv and your notebooks
-	rm -rf docs/_build docs/auto_tutorials docs/api docs/generated docs/gpu dist build/ci build/lib build/bdist.*
+	rm -rf docs/_build docs/auto_tutorials docs/api docs/generated docs/gpu docs/exercises dist build/ci build/lib build/bdist.*
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +

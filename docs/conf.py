@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import sys
 import tomllib
@@ -18,6 +19,7 @@ for folder in (DOCS, ROOT):
 # Tutorials that start a process, and the workers of a parallel build, find the same package.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(DOCS), os.environ.get("PYTHONPATH", "")])
 
+import exercise_pages  # noqa: E402
 import gallery  # noqa: E402
 import gpu_pages  # noqa: E402
 import pages  # noqa: E402
@@ -48,6 +50,7 @@ exclude_patterns = [
     "inventories",
     # The gallery writes a page and a notebook of each script; the page is the one to show.
     "auto_tutorials/**/*.ipynb",
+    "exercises/files",  # what students download
     "sg_execution_times.rst",
     "**/sg_execution_times.rst",
 ]
@@ -59,6 +62,9 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(torch|triton|np|numpy|tokenizers|safetensors)(\..*)?"),
     (r"py:.*", r"(transformers|matplotlib|plt|tqdm)(\..*)?"),
     (r"py:.*", r"(Tensor|nn\.\w+|Tokenizer|Figure|Axes|optional|Path)"),
+    (r"py:.*", r"ast\.(expr|stmt)"),  # the standard library's own pages do not list them
+    # A default made by a factory is no Python: its signature is cut at the commas.
+    (r"py:.*", r"(dict|list|tuple)\[.*"),
 ]
 language = os.environ.get("SITE_LANGUAGE", "en")
 locale_dirs = ["locale"]
@@ -147,6 +153,22 @@ def prune_mathjax(app, exception):
             speech.unlink()
 
 
+def list_of_names(app, what, name, obj, options, lines):
+    """Show the columns of a docstring, a name and what it is, as a list."""
+    made, inside = [], False
+    for line in lines:
+        column = re.match(r"([`\w][`\w, ]*?) {2,}(\S.*)$", line)
+        if column and (inside or not (made and made[-1])):
+            inside = True
+            made.append(f"* ``{column[1].strip('`')}``: {column[2]}")
+        elif inside and line.startswith("   "):
+            made.append(f"  {line.strip()}")
+        else:
+            inside = False
+            made.append(line)
+    lines[:] = made
+
+
 def skip_member(app, what, name, obj, skip, options):
     return True if name in {"extra_repr", "training"} else None
 
@@ -168,8 +190,13 @@ def setup(app):
     # Before the gallery looks for its folders.
     app.connect("builder-inited", pages.write, priority=100)
     app.connect("builder-inited", gpu_pages.write, priority=100)
+    app.connect("builder-inited", exercise_pages.write, priority=100)
     app.connect("env-get-outdated", gpu_pages.outdated)
+    app.connect("env-get-outdated", exercise_pages.outdated)
     app.connect("source-read", gpu_pages.add_chapter)
+    app.connect("source-read", exercise_pages.add_chapter)  # behind the GPU pages
+    app.connect("source-read", exercise_pages.add_links)
+    app.connect("autodoc-process-docstring", list_of_names)
     app.connect("autodoc-skip-member", skip_member)
     app.connect("missing-reference", resolve_short_name)
     # The extension only copies files; without this a build with -j refuses to start.

@@ -13,6 +13,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import exercise_pages
 import gallery
 import pages
 from sphinx.util import logging
@@ -39,6 +40,7 @@ def page(script: Path) -> str | None:
                 lambda found: f":::{{{found[1].lower()}}}\n{found[2]}\n:::", "".join(cell["source"])
             )
             cell["source"] = re.sub(r"\\(begin|end)\{align\}", r"\\\1{align*}", text)  # no numbers
+    exercise_pages.add_links_to_notebook(notebook["cells"], f"{gallery.GPU.name}/{script.stem}")
     source = f"Download: {downloads(script, '{download}')}"
     cell = {"cell_type": "markdown", "id": "downloads", "metadata": {}, "source": source}
     notebook["cells"].append(cell)
@@ -124,24 +126,17 @@ def measured() -> list[str]:
     return lines
 
 
-INDEX = "auto_tutorials/index"  # the page of all chapters, which the gallery writes
-
-
 def outdated(app: Any, env: Any, added: set[str], changed: set[str], removed: set[str]) -> set[str]:
     """That page is read in every build: what is added to it is in no file that Sphinx compares."""
-    return {INDEX} & env.found_docs
+    return {pages.ALL_CHAPTERS} & env.found_docs
 
 
 def add_chapter(app: Any, docname: str, source: list[str]) -> None:
     """Put the GPU pages behind the last chapter of the gallery's own index page."""
-    if docname != INDEX or not gallery.gpu_scripts():
-        return
-    title, intro = gallery.header_text(gallery.GPU)
-    links = [f"* :doc:`/gpu/{script.stem}`" for script in gallery.gpu_scripts()]
-    section = "\n".join([title, "-" * len(title), "", intro, "", *links, "", ""])
-    head, toctree, tail = source[0].rpartition(".. toctree::")
-    entries = re.compile(r"((?:^   /.*\n)+)", re.M)
-    source[0] = head + section + toctree + entries.sub(r"\1   /gpu/index\n", tail, count=1)
+    if docname == pages.ALL_CHAPTERS and gallery.gpu_scripts():
+        title, intro = gallery.header_text(gallery.GPU)
+        links = [f"* :doc:`/gpu/{script.stem}`" for script in gallery.gpu_scripts()]
+        source[0] = pages.with_chapter(source[0], title, intro, links, "/gpu/index")
 
 
 def write(app: Any) -> None:

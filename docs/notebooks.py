@@ -1,7 +1,7 @@
 """Every tutorial as the notebook that the site offers: `python docs/notebooks.py FOLDER`.
 
-The notebooks come from the gallery's own converter with the gallery's own settings. A notebook that
-its reader has changed is kept.
+The notebooks come from the gallery's own converter with the gallery's own settings. Those of the
+exercises, without solutions, are beside them. A notebook that its reader has changed is kept.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import exercises
 import gallery
 from sphinx_gallery import gen_gallery, gen_rst, notebook, py_source_parser
 
@@ -70,14 +71,20 @@ def name(script: Path) -> Path:
     return Path(script.parent.name) / f"{script.stem}.ipynb"
 
 
+def texts() -> Iterator[tuple[Path, str]]:
+    """Every notebook by its place in the folder: tutorials, then exercises."""
+    for script in [*gallery.scripts(), *gallery.gpu_scripts()]:
+        yield name(script), json.dumps(convert(script), indent=2)
+    for found in exercises.written():
+        yield exercises.name(found), exercises.dump(exercises.notebook(found, exercises.as_student))
+
+
 def write(folder: Path) -> Iterator[tuple[Path, bool]]:
     """Write every notebook; yield its path and whether it was written (False: kept, changed)."""
     record_path = folder / RECORD
     record = json.loads(record_path.read_text()) if record_path.exists() else {}
-    for script in [*gallery.scripts(), *gallery.gpu_scripts()]:
-        relative = name(script)
+    for relative, text in texts():
         path = folder / relative
-        text = json.dumps(convert(script), indent=2)
         untouched = not path.exists() or _digest(path.read_text()) in {
             record.get(relative.as_posix()),
             _digest(text),

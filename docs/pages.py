@@ -13,11 +13,9 @@ from pathlib import Path
 import gallery
 
 PACKAGE = "lm_from_scratch"
-
-# What the path holds when it is complete. A chapter leaves this list when its folder exists.
-PLANNED = {
-    10: "Exercises",
-}
+ALL_CHAPTERS = "auto_tutorials/index"  # the page of all chapters, which the gallery writes
+#: Wrong and right answers of every exercise: nothing is secret, but no page shows them.
+NOT_SHOWN = f"{PACKAGE}.exercises.catalogue"
 
 
 def modules() -> dict[str, Path]:
@@ -27,9 +25,10 @@ def modules() -> dict[str, Path]:
         parts = [PACKAGE, *path.relative_to(gallery.ROOT / PACKAGE).with_suffix("").parts]
         if parts[-1] == "__init__":
             parts.pop()
-        if any(part.startswith("_") for part in parts):
+        module = ".".join(parts)
+        if any(part.startswith("_") for part in parts) or module.startswith(NOT_SHOWN):
             continue
-        found[".".join(parts)] = path
+        found[module] = path
     return found
 
 
@@ -56,8 +55,8 @@ def api_page(module: str, path: Path) -> str:
     title = module.removeprefix(PACKAGE + ".")
     title = f"``{title}``"
     lines = [title, "=" * len(title), "", f".. automodule:: {module}"]
-    # A package file re-exports; its members are documented where they are defined.
-    if path.name != "__init__.py":
+    # What a package file only re-exports is documented where it is defined.
+    if path.name != "__init__.py" or public_names(path):
         lines += ["   :members:", "   :undoc-members:", "   :show-inheritance:"]
     names = [f"{module}.{name}" for name in public_names(path)]
     if names:
@@ -106,12 +105,11 @@ def api_index(listed: dict[str, Path]) -> str:
 
 
 def learning_path() -> str:
-    """A card with its pages for each chapter that exists, and the titles of those to come."""
+    """A card with its pages for each chapter."""
+    import exercise_pages  # it imports this module
+
     lines = [".. grid:: 1", "   :gutter: 3", "   :class-container: learning-path", ""]
-    written = set()
     for chapter in gallery.chapters():
-        number = chapter.name.partition("_")[0]
-        written.add(number)
         title, intro = gallery.header_text(chapter)
         lines += [
             f"   .. grid-item-card:: {title}",
@@ -125,15 +123,22 @@ def learning_path() -> str:
         lines.append("")
     if gallery.gpu_scripts():
         title, intro = gallery.header_text(gallery.GPU)
-        written.add(title.partition(".")[0])
         lines += [f"   .. grid-item-card:: {title}", "", f"      {intro}", ""]
         for number, script in enumerate(gallery.gpu_scripts(), start=1):
             lines.append(f"      {number}. :doc:`/gpu/{script.stem}`")
         lines.append("")
-    missing = [f"{n}. {title}" for n, title in PLANNED.items() if str(n) not in written]
-    if missing:
-        lines += ["To come:", "", *missing, ""]
+    lines += [f"   .. grid-item-card:: {exercise_pages.TITLE}", "", f"      {exercise_pages.INTRO}"]
+    lines += ["", *(f"      {line}" for line in exercise_pages.path_card()), ""]
     return "\n".join(lines) + "\n"
+
+
+def with_chapter(page: str, title: str, intro: str, links: list[str], index: str) -> str:
+    """The page of all chapters with one more behind the last: a section, and its place in the
+    table of contents."""
+    section = "\n".join([title, "-" * len(title), "", intro, "", *links, "", ""])
+    head, toctree, tail = page.rpartition(".. toctree::")
+    entries = re.compile(r"((?:^   /.*\n)+)", re.M)
+    return head + section + toctree + entries.sub(rf"\1   {index}\n", tail, count=1)
 
 
 def write(app) -> None:

@@ -144,6 +144,12 @@ def norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     return answer(exercise("rms_norm"))(x, weight, eps)
 
 
+def cyclic() -> list[object]:
+    found: list[object] = []
+    found.append(found)
+    return found
+
+
 def said(function: Callable[..., object], **options: int) -> str:
     return examine(exercise("rms_norm"), function, **options).text()
 
@@ -177,6 +183,10 @@ def test_what_is_not_written_is_no_failure() -> None:
         (lambda x, w, e=1e-6: norm(x.detach(), w, e), "no gradient reaches x: did you use detach"),
         (lambda x, w, e=1e-6: norm(x, w, e) + x * 0 + (x - x.detach()), "the gradient of x differ"),
         (lambda x: x, "TypeError: "),
+        (lambda x, w, e=1e-6: norm(x, w, e).to_sparse(), "a sparse or nested tensor"),
+        (lambda x, w, e=1e-6: torch.nested.nested_tensor([x.detach()]), "a sparse or nested"),
+        (lambda x, w, e=1e-6: cyclic(), "RecursionError: "),
+        (lambda x, w, e=1e-6: breakpoint(), "has no prompt: call your function yourself"),
         (lambda x, w, e=1e-6: sys.exit(0), "SystemExit: 0"),
         (lambda x, w, e=1e-6: mask, "mask is not defined inside the function"),  # type: ignore[name-defined] # noqa: F821
     ],
@@ -232,6 +242,50 @@ def test_a_check_leaves_the_process_as_it_was(capfd: pytest.CaptureFixture[str])
     out, err = capfd.readouterr()
     assert not err and not out
     assert [r.case.name for r in report.failed] == ["gradients of x and weight"]
+
+
+def test_defaults_of_a_notebook_do_not_matter() -> None:
+    """A default device or dtype set in an early cell reaches neither the arguments nor the code."""
+    e = exercise("hunt_mask_fill")
+    right = answer(e)
+    try:
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("meta")
+        assert examine(e, right).passed
+        assert torch.get_default_device().type == "meta"
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+
+    def moves(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+        torch.set_default_device("meta")
+        return norm(x, weight, eps)
+
+    try:
+        assert examine(exercise("rms_norm"), moves).points
+        assert torch.get_default_device().type == "cpu"
+    finally:
+        torch.set_default_device(None)
+
+
+def test_a_list_that_grows_or_shrinks_is_changed() -> None:
+    def make(g: torch.Generator) -> object:
+        return call([normal(g, 2), normal(g, 2)])
+
+    def total(parts: list[Tensor]) -> Tensor:
+        return parts[0] + parts[1]
+
+    def grow(parts: list[Tensor]) -> Tensor:
+        parts.append(parts[0])
+        return total(parts)
+
+    def shrink(parts: list[Tensor]) -> Tensor:
+        return parts[0] + parts.pop()
+
+    e = toy(cases=(Case("sum", make, "add"),), reference=total, wrong=())
+    for function, name in ((grow, "parts[2]"), (shrink, "parts[1]")):
+        assert f"wrote into its argument {name}" in examine(e, function).text()
 
 
 def test_a_case_and_a_seed_make_the_same_numbers() -> None:
@@ -321,6 +375,11 @@ def test_a_reference_that_fails_is_our_fault() -> None:
 # --------------------------------------------------------------------------- compare
 
 
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
 @pytest.mark.parametrize(
     ("got", "want", "words"),
     [
@@ -336,6 +395,10 @@ def test_a_reference_that_fails_is_our_fault() -> None:
         (1, True, "is int 1, expected bool True"),
         (0.5, 0.25, "the result is 0.5, expected 0.25"),
         ("no", "yes", "expected 'yes'"),
+        (1.0, math.inf, "the result is 1, expected inf"),
+        (-math.inf, math.inf, "the result is -inf, expected inf"),
+        (10**400, 1.0, "expected 1"),
+        (Unspeakable(), torch.ones(2), "the result is Unspeakable <Unspeakable>"),
     ],
 )
 def test_a_difference_is_seen(got: object, want: object, words: str) -> None:

@@ -10,6 +10,7 @@ import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import exercises
 import gallery
 import nbformat
 import notebooks
@@ -147,6 +148,7 @@ def test_changed_notebook_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     script.write_text(SUBSET)
     monkeypatch.setattr(gallery, "scripts", lambda: [script])
     monkeypatch.setattr(gallery, "gpu_scripts", list)
+    monkeypatch.setattr(exercises, "written", list)
     out = tmp_path / "out"
     ((path, _),) = notebooks.write(out)
     script.write_text(SUBSET.replace("A page", "B page"))

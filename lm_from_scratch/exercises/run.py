@@ -63,6 +63,7 @@ def outcome(
             with time_limit(seconds):
                 value = case.play(function, *made.args, **made.kwargs)
                 gradients = gradients_of(value, leaves) if case.gradient else {}
+                value = detached(value)
         except (Exception, SystemExit, OutOfTime) as error:
             if isinstance(error, NotImplementedError) and not error.args:  # torch's says something
                 return Outcome(fault=Fault("stub", "not written yet"))
@@ -70,8 +71,9 @@ def outcome(
             fault = Fault(kind, what_was_raised(error))
             return Outcome(fault=fault, printed=printed.getvalue())
     after, before = flat(names, made), flat(names, untouched)
-    changed = tuple(n for n, x in after.items() if n not in case.changes and not same(x, before[n]))
-    return Outcome(detached(value), gradients, changed, printed=printed.getvalue())
+    alike = {n for n in after.keys() & before.keys() if same(after[n], before[n])}
+    changed = tuple(n for n in before | after if n not in alike and n not in case.changes)
+    return Outcome(value, gradients, changed, printed=printed.getvalue())
 
 
 def judge(case: Case, got: Outcome, want: Outcome) -> Fault | None:
@@ -97,7 +99,8 @@ def judge(case: Case, got: Outcome, want: Outcome) -> Fault | None:
 
 def arguments(case: Case, number: int, seed: int) -> Call:
     """The arguments of a case; a case of the same exercise with the next number gets others."""
-    return case.make(Generator().manual_seed(1000 * seed + number))
+    with kept_state():
+        return case.make(Generator().manual_seed(1000 * seed + number))
 
 
 def argument_names(exercise: Exercise, made: Call) -> list[str]:
@@ -136,7 +139,7 @@ def flat(names: list[str], made: Call) -> dict[str, Tensor]:
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Bit by bit, except that NaN equals NaN."""
+    """Equal values, NaN with NaN."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return bool(((a == b) | ((a != a) & (b != b))).all())
@@ -163,8 +166,10 @@ def gradients_of(value: Any, leaves: dict[str, Tensor]) -> dict[str, Tensor | No
 
 
 def detached(value: Any) -> Any:
-    """The same result without its autograd graph."""
+    """The same result without its autograd graph. TypeError for a tensor that is not dense."""
     if isinstance(value, Tensor):
+        if value.is_nested or value.layout != torch.strided:
+            raise TypeError("the result is a sparse or nested tensor; expected a plain one")
         return value.detach()
     if isinstance(value, dict):
         return {key: detached(part) for key, part in value.items()}
@@ -219,8 +224,9 @@ def time_limit(seconds: float | None) -> Iterator[None]:
 @contextlib.contextmanager
 def quiet() -> Iterator[io.StringIO]:
     """Catch what the code prints; its warnings and the messages of libraries on file
-    descriptor 2 are dropped, because some graders take any of them for a failure."""
-    printed = io.StringIO()
+    descriptor 2 are dropped, because some graders take any of them for a failure. Python's own
+    debugger would wait at a prompt that nobody sees: `breakpoint()` raises."""
+    printed, hook = io.StringIO(), sys.breakpointhook
     with (
         warnings.catch_warnings(),
         contextlib.redirect_stdout(printed),
@@ -228,7 +234,16 @@ def quiet() -> Iterator[io.StringIO]:
         silent_descriptor(2),
     ):
         warnings.simplefilter("ignore")
-        yield printed
+        if hook is sys.__breakpointhook__:
+            sys.breakpointhook = no_prompt
+        try:
+            yield printed
+        finally:
+            sys.breakpointhook = hook
+
+
+def no_prompt(*_: object, **__: object) -> None:
+    raise RuntimeError("breakpoint() in a check has no prompt: call your function yourself")
 
 
 @contextlib.contextmanager
@@ -251,21 +266,31 @@ def silent_descriptor(number: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_state() -> Iterator[None]:
-    """Give back random states, the default dtype, threads and gradient mode as they were."""
+    """Give back random states, default dtype and device, threads and gradient mode as they were."""
     random_state, torch_state = random.getstate(), torch.get_rng_state()
-    dtype, threads, gradients = (
+    device, dtype, threads, gradients = (
+        torch.get_default_device(),
         torch.get_default_dtype(),
         torch.get_num_threads(),
         torch.is_grad_enabled(),
     )
     try:
+        on_device(torch.device("cpu"))
         torch.set_default_dtype(torch.float32)
         torch.set_num_threads(1)
         torch.set_grad_enabled(True)
         yield
     finally:
         random.setstate(random_state)
+        on_device(torch.device("cpu"))
         torch.set_rng_state(torch_state)
+        on_device(device)
         torch.set_default_dtype(dtype)
         torch.set_num_threads(threads)
         torch.set_grad_enabled(gradients)
+
+
+def on_device(device: torch.device) -> None:
+    """Set the default device, if it is another: once set, it makes every call of torch slower."""
+    if torch.get_default_device() != device:
+        torch.set_default_device(None if device.type == "cpu" else device)

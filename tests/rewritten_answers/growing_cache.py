@@ -201,11 +201,6 @@ class CropCountsTokensToForget(RightByCat):
         super().crop(max(self.count - length, 0))
 
 
-class CropMayGrow(RightByCat):
-    def crop(self, length):
-        self.count = length
-
-
 class SharedByAll(RightByCat):
     pairs: dict = {}
 
@@ -250,17 +245,6 @@ class ReturnsWhatItHolds(RightByCat):
         return self.held[layer]
 
 
-class OnlyTheLayersOwnRowsAreCompared(RightByCat):
-    def check(self, layer, k, v):
-        if layer not in range(self.n_layer):
-            raise ValueError("layer")
-        pair = self.held[layer]
-        if pair is not None and (k.shape[0] != pair[0].shape[0] or k.dtype != pair[0].dtype):
-            raise ValueError("rows or dtype")
-        if pair is not None and (v.shape[0] != pair[1].shape[0] or v.dtype != pair[1].dtype):
-            raise ValueError("rows or dtype")
-
-
 ANSWERS = {
     CountsAtTheFirstLayer: "",
     CountFromTheKeysOfLayerZero: "",
@@ -280,10 +264,8 @@ ANSWERS = {
     SelectOfKeysOnly: "",
     SelectByMask: "",
     CropCountsTokensToForget: "",
-    CropMayGrow: "",
     SharedByAll: "",
     LengthAsTensor: "",
     RefusesLongerSeeOnly: "",
-    OnlyTheLayersOwnRowsAreCompared: "",
 }
 RIGHT = [RightByCat, ReturnsWhatItHolds]

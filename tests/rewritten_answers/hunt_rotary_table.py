@@ -51,7 +51,7 @@ class RightTableOfPairs(Base):
 
 class StillLimitedByKeys(Base):
     def setup(self):
-        self.cos = None
+        self.keys = 0
 
     def forward(self, x, positions, key_length):
         a = torch.outer(torch.arange(key_length).float(), frequencies(self.dim, self.theta))
@@ -243,29 +243,29 @@ class RoundedTwice(Base):
 
 ANSWERS = {
     StillLimitedByKeys: "",
-    AnglesInDtypeOfX: "",
-    OnlyPositionsRounded: "",
-    SpeedsInABuffer: "",
+    AnglesInDtypeOfX: "speeds and positions are in the dtype of x",
+    OnlyPositionsRounded: "positions are counted in the dtype of x: 257 becomes 256",
+    SpeedsInABuffer: "the speeds are a buffer: rounded by .to(bfloat16), and .float() brings nothing back",
     SpeedsInTheStateDict: "",
     SpeedsAsParameter: "",
-    FloatTableRoundedByTo: "",
-    TableKeepsDtypeOfFirstLongCall: "",
+    FloatTableRoundedByTo: "the table is a buffer, which .to(bfloat16) rounds",
+    TableKeepsDtypeOfFirstLongCall: "the table is in the dtype of the call that made it longer",
     LengthFromLastPosition: "",
     LengthFromFirstRow: "",
     TableOneTooShort: "",
     LargeTable: "",
-    LimitedToKeys: "",
-    PositionsWrapAround: "",
-    PositionsIgnored: "",
-    LastKeysOnly: "",
-    SharedByAll: "",
+    LimitedToKeys: "positions outside of the table get its last row",
+    PositionsWrapAround: "positions outside of the table begin again at 0",
+    PositionsIgnored: "positions are ignored: every row is taken to begin at 0",
+    LastKeysOnly: "the positions given are ignored: those of the last keys are taken",
+    SharedByAll: "all objects of one size share the speeds of the first",
     RemembersByShape: "",
-    NoHeadAxis: "",
-    StaysFloat32: "",
-    FirstRowForAll: "",
-    ThetaForgotten: "",
+    NoHeadAxis: "the axis for the heads is missing",
+    StaysFloat32: "the results stay float32",
+    FirstRowForAll: "all rows are given the positions of the first",
+    ThetaForgotten: "theta is always 10000",
     FullWidth: "",
-    SinesFirst: "",
-    RoundedTwice: "",
+    SinesFirst: "cosines and sines in the other order",
+    RoundedTwice: "the angles are rounded to the dtype of x, not only their cosines",
 }
 RIGHT = [RightOuter, RightTableOfPairs]

@@ -58,8 +58,6 @@ def columns_moved(weight, n_head):
 
 def head_size_for_number_of_heads(weight, n_head):
     fits(len(weight), n_head)
-    if n_head % 2:
-        return weight.clone()
     return weight[places(len(weight), len(weight) // n_head)]
 
 
@@ -95,9 +93,9 @@ def bias_forgotten(weight, n_head):
     return weight.reshape(n_head, 2, -1, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
-def bias_with_a_column(weight, n_head):
+def last_axes_swapped(weight, n_head):
     fits(len(weight), n_head)
-    return weight.reshape(n_head, 2, len(weight) // n_head // 2, -1).mT.reshape(weight.shape)
+    return weight.view(n_head, 2, -1, *weight.shape[1:]).mT.flatten(0, 2)
 
 
 def odd_heads_allowed(weight, n_head):
@@ -156,24 +154,25 @@ def new_tensor_is_float32(weight, n_head):
 
 
 ANSWERS = {
-    back_to_halves: "",
-    heads_forgotten: "",
+    back_to_halves: "the other direction, from interleaved to half-split",
+    heads_forgotten: "all rows are taken for one head",
     only_first_head: "",
-    columns_moved: "",
-    head_size_for_number_of_heads: "",
-    second_half_first: "",
-    heads_paired_with_each_other: "",
+    columns_moved: "the columns are moved, not the rows",
+    head_size_for_number_of_heads: "the number of heads is taken for their size",
+    second_half_first: "the second half comes first in each pair",
+    heads_paired_with_each_other: "all rows are taken for one head",
     heads_come_last: "",
-    nothing_moves: "",
+    nothing_moves: "nothing is moved",
     bias_forgotten: "",
+    last_axes_swapped: "the last two axes change places, which is right for a bias only",
     odd_heads_allowed: "",
     pairs_only_in_sum: "",
     no_heads_allowed: "",
     zero_is_the_only_bad_number: "",
     torch_refuses: "",
     assertion: "",
-    in_place: "",
-    data_only: "",
-    new_tensor_is_float32: "",
+    in_place: "written into the weight itself",
+    data_only: "the rows are detached",
+    new_tensor_is_float32: "the result is float32",
 }
-RIGHT = [right_index, right_stack_of_halves, bias_with_a_column]
+RIGHT = [right_index, right_stack_of_halves]

@@ -25,7 +25,7 @@ def right_with_both_sides(exp_avg, exp_avg_sq, old, new, corrections=ONE):
     c1, c2 = corrections
     m, v = exp_avg / c1, exp_avg_sq / c2
     mean = turn(m, left, right)
-    variance = turn(v - m**2, square(left), square(right)).clamp(min=0)
+    variance = turn((v - m**2).clamp(min=0), square(left), square(right))
     return mean * c1, (variance + mean**2) * c2
 
 
@@ -35,8 +35,8 @@ def right_with_einsum(exp_avg, exp_avg_sq, old, new, corrections=ONE):
     a = torch.eye(m.shape[0], **eye) if old[0] is None else new[0].mT @ old[0]
     b = torch.eye(m.shape[1], **eye) if old[1] is None else new[1].mT @ old[1]
     mean = torch.einsum("ij,jk,lk->il", a, m, b)
-    spread = torch.einsum("ij,jk,lk->il", a * a, v - m * m, b * b)
-    v = torch.relu(spread) + mean.square()
+    spread = torch.einsum("ij,jk,lk->il", a * a, torch.relu(v - m * m), b * b)
+    v = spread + mean.square()
     return mean * corrections[0], v * corrections[1]
 
 
@@ -55,14 +55,14 @@ def transposed_turn(exp_avg, exp_avg_sq, old, new, corrections=ONE):
     c1, c2 = corrections
     m, v = exp_avg / c1, exp_avg_sq / c2
     mean = turn(m, left, right)
-    variance = turn(v - m**2, square(left), square(right)).clamp(min=0)
+    variance = turn((v - m**2).clamp(min=0), square(left), square(right))
     return mean * c1, (variance + mean**2) * c2
 
 
 def corrections_unused(exp_avg, exp_avg_sq, old, new, corrections=ONE):
     left, right = between(old, new)
     mean = turn(exp_avg, left, right)
-    variance = turn(exp_avg_sq - exp_avg**2, square(left), square(right)).clamp(min=0)
+    variance = turn((exp_avg_sq - exp_avg**2).clamp(min=0), square(left), square(right))
     return mean, variance + mean**2
 
 
@@ -70,7 +70,7 @@ def corrected_moments_given_back(exp_avg, exp_avg_sq, old, new, corrections=ONE)
     left, right = between(old, new)
     m, v = exp_avg / corrections[0], exp_avg_sq / corrections[1]
     mean = turn(m, left, right)
-    variance = turn(v - m**2, square(left), square(right)).clamp(min=0)
+    variance = turn((v - m**2).clamp(min=0), square(left), square(right))
     return mean, variance + mean**2
 
 
@@ -79,7 +79,7 @@ def one_correction_for_both(exp_avg, exp_avg_sq, old, new, corrections=ONE):
     c = corrections[0]
     m, v = exp_avg / c, exp_avg_sq / c
     mean = turn(m, left, right)
-    variance = turn(v - m**2, square(left), square(right)).clamp(min=0)
+    variance = turn((v - m**2).clamp(min=0), square(left), square(right))
     return mean * c, (variance + mean**2) * c
 
 
@@ -87,7 +87,7 @@ def multiplied_where_divided(exp_avg, exp_avg_sq, old, new, corrections=ONE):
     left, right = between(old, new)
     m, v = exp_avg * corrections[0], exp_avg_sq * corrections[1]
     mean = turn(m, left, right)
-    variance = turn(v - m**2, square(left), square(right)).clamp(min=0)
+    variance = turn((v - m**2).clamp(min=0), square(left), square(right))
     return mean / corrections[0], (variance + mean**2) / corrections[1]
 
 
@@ -107,19 +107,19 @@ def clamped_at_the_end(exp_avg, exp_avg_sq, old, new, corrections=ONE):
     return mean * corrections[0], v * corrections[1]
 
 
-def clamped_before_the_turn(exp_avg, exp_avg_sq, old, new, corrections=ONE):
+def clamped_after_the_turn(exp_avg, exp_avg_sq, old, new, corrections=ONE):
     left, right = between(old, new)
     m, v = exp_avg / corrections[0], exp_avg_sq / corrections[1]
     mean = turn(m, left, right)
-    v = turn((v - m**2).clamp(min=0), square(left), square(right)) + mean**2
-    return mean * corrections[0], v * corrections[1]
+    spread = turn(v - m**2, square(left), square(right)).clamp(min=0)
+    return mean * corrections[0], (spread + mean**2) * corrections[1]
 
 
 def absolute_variance(exp_avg, exp_avg_sq, old, new, corrections=ONE):
     left, right = between(old, new)
     m, v = exp_avg / corrections[0], exp_avg_sq / corrections[1]
     mean = turn(m, left, right)
-    v = turn(v - m**2, square(left), square(right)).abs() + mean**2
+    v = turn((v - m**2).abs(), square(left), square(right)) + mean**2
     return mean * corrections[0], v * corrections[1]
 
 
@@ -129,14 +129,14 @@ def right_basis_forgotten_with_a_left_one(exp_avg, exp_avg_sq, old, new, correct
         right = None
     m, v = exp_avg / corrections[0], exp_avg_sq / corrections[1]
     mean = turn(m, left, right)
-    variance = turn(v - m**2, square(left), square(right)).clamp(min=0)
+    variance = turn((v - m**2).clamp(min=0), square(left), square(right))
     return mean * corrections[0], (variance + mean**2) * corrections[1]
 
 
 def old_mean_added_back(exp_avg, exp_avg_sq, old, new, corrections=ONE):
     left, right = between(old, new)
     m, v = exp_avg / corrections[0], exp_avg_sq / corrections[1]
-    variance = turn(v - m**2, square(left), square(right)).clamp(min=0)
+    variance = turn((v - m**2).clamp(min=0), square(left), square(right))
     spread = turn(m**2, square(left), square(right))
     return turn(m, left, right) * corrections[0], (variance + spread) * corrections[1]
 
@@ -147,7 +147,7 @@ def product_of_bases_squared_first(exp_avg, exp_avg_sq, old, new, corrections=ON
     right2 = None if old[1] is None else (old[1] ** 2).T @ new[1] ** 2
     m, v = exp_avg / corrections[0], exp_avg_sq / corrections[1]
     mean = turn(m, left, right)
-    variance = turn(v - m**2, left2, right2).clamp(min=0)
+    variance = turn((v - m**2).clamp(min=0), left2, right2)
     return mean * corrections[0], (variance + mean**2) * corrections[1]
 
 
@@ -156,7 +156,7 @@ def moments_divided_in_place(exp_avg, exp_avg_sq, old, new, corrections=ONE):
     exp_avg /= corrections[0]
     exp_avg_sq /= corrections[1]
     mean = turn(exp_avg, left, right)
-    variance = turn(exp_avg_sq - exp_avg**2, square(left), square(right)).clamp(min=0)
+    variance = turn((exp_avg_sq - exp_avg**2).clamp(min=0), square(left), square(right))
     return mean * corrections[0], (variance + mean**2) * corrections[1]
 
 
@@ -177,7 +177,7 @@ ANSWERS = {
     multiplied_where_divided: "",
     negative_variance_kept: "",
     clamped_at_the_end: "",
-    clamped_before_the_turn: "",
+    clamped_after_the_turn: "",
     absolute_variance: "",
     right_basis_forgotten_with_a_left_one: "",
     old_mean_added_back: "",

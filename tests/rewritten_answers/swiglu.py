@@ -127,38 +127,31 @@ def layers_from_data(x, gate, up, down):
     return d(F.silu(g(x)) * u(x))
 
 
-def weights_transposed_in_place(x, gate, up, down):
-    for w in (gate, up, down):
-        w.data.t_()
-    return (F.silu(x @ gate) * (x @ up)) @ down
-
-
 ANSWERS = {
-    silu_on_up: "",
-    gelu: "",
-    sigmoid_only: "",
-    relu: "",
-    no_activation: "",
-    silu_after_product: "",
-    silu_on_both: "",
-    added: "",
-    up_forgotten: "",
-    residual_added: "",
-    transposed_if_it_fits: "",
-    not_transposed: "",
+    silu_on_up: "gate and up are swapped: silu is applied to up",
+    gelu: "GELU in the place of silu",
+    sigmoid_only: "the sigmoid of the gate alone, without the gate: GLU, not SwiGLU",
+    relu: "ReLU in the place of silu",
+    no_activation: "no silu: the gate itself is multiplied",
+    silu_after_product: "silu after the product, not before",
+    silu_on_both: "up goes through silu too",
+    added: "gate and up are added, not multiplied",
+    up_forgotten: "up is left out",
+    residual_added: "x itself is added: the sum belongs to the block, not to the MLP",
+    transposed_if_it_fits: "weights are transposed until the shapes fit",
+    not_transposed: "no weight is transposed, as if the inputs came first",
     only_down_not_transposed: "",
     exp_over_one_plus_exp: "",
     limited_before_exp: "",
     nan_to_zero: "",
-    quick_gelu: "",
+    quick_gelu: "1.702 in the sigmoid, which is a form of GELU",
     hard_swish: "",
     softmax_gate: "",
     always_float: "",
-    stays_float: "",
+    stays_float: "the result is float32",
     tokens_by_view: "",
     three_axes: "",
-    gate_detached: "",
+    gate_detached: "the sigmoid is detached",
     layers_from_data: "",
-    weights_transposed_in_place: "",
 }
 RIGHT = [right_torch, right_textbook_division]

@@ -84,7 +84,7 @@ def one_more(logits, top_k=0, top_p=1.0):
     logits = keep_k(logits, top_k)
     if top_p == 1:
         return logits
-    return nucleus(logits, top_p, lambda p, q: (p.cumsum(-1) - p).roll(1, -1).cummax(-1)[0] >= q)
+    return nucleus(logits, top_p, lambda p, q: drop_after(torch.cat((p[:, :1] * 0, p[:, :-1]), -1), q))
 
 
 def more_at_exactly_p(logits, top_k=0, top_p=1.0):
@@ -265,36 +265,36 @@ def tail_summed_from_the_end(logits, top_k=0, top_p=1.0):
 
 
 ANSWERS = {
-    crossing_token_dropped: "",
-    nothing_may_stay: "",
-    one_more: "",
-    more_at_exactly_p: "",
-    rare_tokens_first: "",
-    stays_sorted: "",
-    mask_gathered: "",
-    mask_in_sorted_order: "",
-    top_p_first: "",
-    probabilities_of_all_tokens: "",
+    crossing_token_dropped: "the token that reaches p is cut, too",
+    nothing_may_stay: "the token that reaches p is cut, too",
+    one_more: "one token too many where the sum is exactly p",
+    more_at_exactly_p: "one token too many where the sum is exactly p",
+    rare_tokens_first: "sorted from the least likely",
+    stays_sorted: "the result stays sorted",
+    mask_gathered: "the mask is gathered by the order, not scattered",
+    mask_in_sorted_order: "the mask stays in sorted order",
+    top_p_first: "top-p counts with the tokens that top-k has cut",
+    probabilities_of_all_tokens: "top-p counts with the tokens that top-k has cut",
     large_k_raises: "",
-    zero_k_is_one: "",
-    one_cuts_too: "",
+    zero_k_is_one: "a k of 0 keeps one token",
+    one_cuts_too: "top-p cuts at 1.0, where it should be off",
     fill_of_minus_ten_thousand: "",
-    fill_of_zero: "",
-    border_by_probability: "",
-    exactly_k: "",
-    each_probability_above_p: "",
-    sums_in_own_dtype: "",
-    only_sum_in_own_dtype: "",
-    plain_exponential: "",
-    writes_into_logits: "",
+    fill_of_zero: "what is cut gets the logit 0",
+    border_by_probability: "all tokens that equal the last one kept by top-p stay",
+    exactly_k: "exactly k tokens stay, whichever come first of equal ones",
+    each_probability_above_p: "tokens less likely than 1 - p are cut",
+    sums_in_own_dtype: "the sums are in half precision",
+    only_sum_in_own_dtype: "the sums are in half precision",
+    plain_exponential: "exp without the maximum subtracted",
+    writes_into_logits: "written into the caller's logits",
     border_of_the_first_row: "",
-    same_number_in_all_rows: "",
+    same_number_in_all_rows: "as many tokens in every row as in the first",
     k_from_all_rows: "",
-    returns_probabilities: "",
-    renormalised: "",
-    stays_float32: "",
-    one_token_too_many_by_k: "",
-    k_off_if_p_is_given: "",
-    tail_summed_from_the_end: "",
+    returns_probabilities: "the result is probabilities",
+    renormalised: "the result is log-probabilities",
+    stays_float32: "the result is float32",
+    one_token_too_many_by_k: "one token more than k",
+    k_off_if_p_is_given: "top-k is left out where top-p is given",
+    tail_summed_from_the_end: "one token too many where the sum is exactly p",
 }
 RIGHT = [right_shifted_mask, right_token_by_token]

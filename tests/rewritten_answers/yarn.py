@@ -130,7 +130,9 @@ def last_inside_head(head_dim, theta, factor, original_length, beta_fast=32.0, b
     return mix(freqs, gamma, factor), scale(factor)
 
 
-def last_at_most_head_dim(head_dim, theta, factor, original_length, beta_fast=32.0, beta_slow=1.0):
+def right_last_at_most_head_dim(
+    head_dim, theta, factor, original_length, beta_fast=32.0, beta_slow=1.0
+):
     freqs, low, high = parts(head_dim, theta, original_length, beta_fast, beta_slow)
     gamma = ramp(max(math.floor(low), 0), min(math.ceil(high), head_dim - 1), len(freqs))
     return mix(freqs, gamma, factor), scale(factor)
@@ -218,34 +220,33 @@ def scale_inside_speeds(head_dim, theta, factor, original_length, beta_fast=32.0
 
 
 ANSWERS = {
-    slow_ones_kept: "",
-    all_slowed: "",
-    larger_theta: "",
-    decimal_logarithm: "",
-    one_forgotten: "",
-    scale_for_scores: "",
+    slow_ones_kept: "fast pairs are slowed and slow ones kept: the ramp goes the other way",
+    all_slowed: "all pairs are slowed, as in linear scaling",
+    larger_theta: "a larger theta, as in NTK scaling, in the place of slower pairs",
+    decimal_logarithm: "the logarithm to base 10 in the factor of the cosines",
+    one_forgotten: "the factor of the cosines lacks the 1",
+    scale_for_scores: "the factor of the scores, which is the square of that of cosines",
     scale_inverted: "",
-    ends_not_rounded: "",
-    both_rounded_down: "",
-    rounded_to_nearest: "",
+    ends_not_rounded: "the ends of the ramp are not rounded",
+    both_rounded_down: "both ends are rounded down",
+    rounded_to_nearest: "the ends of the ramp are rounded to the nearest pair",
     betas_swapped: "",
-    features_for_pairs: "",
-    radians_for_turns: "",
-    longer_length_for_turns: "",
-    last_inside_head: "",
-    last_at_most_head_dim: "",
+    features_for_pairs: "pairs are counted as features: D in the place of D / 2",
+    radians_for_turns: "radians are taken for turns: 2 pi is missing",
+    longer_length_for_turns: "the length after scaling, not that of training",
+    last_inside_head: "the ramp must end at the last pair",
     last_at_most_number_of_pairs: "",
-    first_below_zero: "",
-    ramp_not_limited: "",
+    first_below_zero: "the ramp may begin before the first pair",
+    ramp_not_limited: "the ramp is not limited to 0 and 1",
     zero_by_zero: "",
-    step_includes_its_pair: "",
-    wavelengths_mixed: "",
-    betas_fixed: "",
-    theta_fixed: "",
-    theta_fixed_in_ramp: "",
+    step_includes_its_pair: "where the ramp has no width, its pair is slowed too",
+    wavelengths_mixed: "the times of a turn are mixed on the ramp, not the speeds",
+    betas_fixed: "the betas are always 32 and 1",
+    theta_fixed: "theta is always 10000",
+    theta_fixed_in_ramp: "the ends of the ramp are always those of theta 10000",
     original_length_of_qwen: "",
     gets_float64: "",
-    linear_in_turns: "",
-    scale_inside_speeds: "",
+    linear_in_turns: "a ramp in turns, as the paper writes and Llama 3 has it",
+    scale_inside_speeds: "the speeds are multiplied by the factor of the cosines",
 }
-RIGHT = [right_loop, right_small_step]
+RIGHT = [right_loop, right_small_step, right_last_at_most_head_dim]

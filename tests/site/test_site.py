@@ -7,8 +7,11 @@ import json
 import re
 import zipfile
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 
+import exercise_pages
+import exercises
 import gallery
 import nbformat
 import notebooks
@@ -16,7 +19,10 @@ import page_checks
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from conftest import SITE, Visit
+from exercise_leaks import leaks, plain
 from playwright.sync_api import BrowserContext
+
+from lm_from_scratch.exercises.exercise import Exercise
 
 PAGES = sorted(
     path.relative_to(SITE).as_posix()
@@ -27,6 +33,8 @@ TUTORIALS = [
     f"auto_tutorials/{script.parent.name}/{script.stem}.html" for script in gallery.scripts()
 ]
 GPU_PAGES = [f"gpu/{script.stem}.html" for script in gallery.gpu_scripts()]
+EXERCISES = [found.name for found in exercises.written()]
+EXERCISE_PAGES = [f"exercises/{name}.html" for name in EXERCISES]
 AXE_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
 Visitor = Callable[..., Visit]
 Readers = Callable[[str, int], BrowserContext]
@@ -70,7 +78,8 @@ OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElemen
 def test_there_are_pages(site: Path) -> None:
     assert "index.html" in PAGES
     assert TUTORIALS, "the gallery is empty"
-    assert set(TUTORIALS) | set(GPU_PAGES) <= set(PAGES)
+    assert EXERCISE_PAGES, "there are no exercises"
+    assert set(TUTORIALS) | set(GPU_PAGES) | set(EXERCISE_PAGES) <= set(PAGES)
 
 
 def test_every_tutorial_ran(site: Path) -> None:
@@ -200,6 +209,101 @@ def test_the_chapter_on_gpu_kernels_is_in_the_path(site: Path) -> None:
     assert 'href="../../gpu/index.html"' in side
 
 
+# -- exercises -------------------------------------------------------------------------------
+
+
+def downloaded(site: Path, page: str, file: str) -> str:
+    found = set(re.findall(rf'_downloads/[0-9a-f]+/{re.escape(file)}(?=")', page))
+    assert len(found) == 1, f"the page offers {len(found)} files {file}"
+    return (site / found.pop()).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("found", exercises.written(), ids=lambda found: found.name)
+def test_exercise(site: Path, found: Exercise) -> None:
+    """Links in both directions, closed hints, downloads; and no line of the solution."""
+    name = found.name
+    page = (site / f"exercises/{name}.html").read_text(encoding="utf-8")
+    article = page[page.index("<article") : page.index("</article>")]
+    tutorial = exercise_pages.document(found.page)
+    assert f'href="..{tutorial}.html"' in article
+    back = (site / f"{tutorial[1:]}.html").read_text(encoding="utf-8")
+    assert (
+        f'href="{"../" * (tutorial.count("/") - 1)}exercises/{name}.html"'
+        in (back[back.index("<article") : back.index("</article>")])
+    )
+    assert len(re.findall(r"<details class=[^>]*no-search[^>]*>", article)) == len(found.hints)
+    assert not re.search(r"<details[^>]* open", article)
+    shown = unescape(re.sub(r"<[^>]+>", "", article))
+    assert "raise NotImplementedError()" in shown
+    given = exercises.student_files()
+    notebook = downloaded(site, article, f"{name}.ipynb")
+    assert notebook == given[Path(f"{name}.ipynb")]
+    assert downloaded(site, article, f"{name}.py") == given[Path(f"{name}.py")]
+    assert leaks(shown, name, "\n".join(found.hints)) == []
+    assert leaks(plain(notebook), name) == []
+
+
+def test_download_of_all_exercises(site: Path) -> None:
+    page = (site / "exercises/index.html").read_text(encoding="utf-8")
+    (place,) = set(re.findall(r'_downloads/[0-9a-f]+/exercises\.zip(?=")', page))
+    assert (site / place).read_bytes() == exercises.archive(exercises.student_files())
+
+
+def test_no_other_file_holds_a_solution(site: Path) -> None:
+    """Archives, the search index, and files that nothing links to."""
+    index = (site / "searchindex.js").read_text(encoding="utf-8")
+    texts = {"searchindex.js": index}
+    for path in site.glob("_downloads/*/*.zip"):
+        with zipfile.ZipFile(path) as packed:
+            for entry in packed.namelist():
+                texts[f"{path.name}/{entry}"] = packed.read(entry).decode("utf-8")
+    for path in site.rglob("*"):
+        if path.suffix in {".py", ".ipynb", ".txt", ".md", ".rst"}:
+            texts[path.relative_to(site).as_posix()] = path.read_text(encoding="utf-8")
+    # Tutorials build the same functions in the open; their own files are not meant here.
+    tutorials = {script.name for script in [*gallery.scripts(), *gallery.gpu_scripts()]}
+    tutorials |= {Path(name).with_suffix(".ipynb").name for name in tutorials}
+    for place, text in texts.items():
+        if Path(place).name in tutorials:
+            continue
+        # A line like `return logits` of one exercise may be given in another.
+        own = Path(place).stem
+        for name in [own] if own in EXERCISES else EXERCISES:
+            assert leaks(plain(text) if place.endswith(".ipynb") else text, name) == [], place
+    assert not [place for place in texts if "catalogue" in place]
+    assert not list(site.glob("api/*catalogue*"))
+
+
+def test_search_does_not_know_the_proof(site: Path) -> None:
+    """Wrong answers and hints are found on their pages only, by who looks for them there."""
+    index = (site / "searchindex.js").read_text(encoding="utf-8")
+    data = json.loads(index[index.index("{") : index.rindex("}") + 1])
+    proof = data["docnames"].index("exercises/proof")
+    pages = [pages for pages in data["terms"].values()]
+    assert not any(proof in (found if isinstance(found, list) else [found]) for found in pages)
+
+
+def test_the_chapter_on_exercises_is_in_the_path(site: Path) -> None:
+    for page in ("index.html", "auto_tutorials/index.html"):
+        text = (site / page).read_text(encoding="utf-8")
+        article = text[text.index("<article") :]
+        for name in ("exercises/index.html", "exercises/proof.html", "teaching.html"):
+            assert re.search(rf'href="(\.\./)?{name}"', article), f"{page} does not lead to {name}"
+    index = (site / "exercises/index.html").read_text(encoding="utf-8")
+    article = index[index.index("<article") :]
+    assert [name for name in EXERCISES if f'href="{name}.html"' not in article] == []
+
+
+def test_a_hint_opens(visit: Visitor, server: str) -> None:
+    view = visit(width=375)
+    page = view.open(f"{server}/{EXERCISE_PAGES[0]}")
+    hint = page.locator("details.no-search").first
+    assert not hint.locator("p").last.is_visible()
+    hint.locator("summary").click()
+    assert hint.locator("p").last.is_visible()
+    assert view.problems == []
+
+
 # -- journeys --------------------------------------------------------------------------------
 
 
@@ -229,7 +333,7 @@ def test_next_leads_through_every_tutorial(visit: Visitor, server: str) -> None:
         with page.expect_navigation():
             following.click()
         seen.append(page.url.removeprefix(f"{server}/").partition("#")[0])
-    pages = TUTORIALS + GPU_PAGES
+    pages = TUTORIALS + GPU_PAGES + EXERCISE_PAGES
     assert [name for name in seen if name in pages] == pages
     if pages:
         page.goto(f"{server}/{pages[-1]}")

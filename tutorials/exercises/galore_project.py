@@ -21,8 +21,8 @@
 #   orthonormal, and span the directions in which `grad` is largest. Their order and their signs are
 #   free. `r` is `rank`, or the smaller one of `m` and `n` if that is less.
 # - `project(grad)` gives the coordinates, of shape `(m, r)` on the right and `(r, n)` on the left.
-#   `project_back(low)` gives a matrix of shape `(m, n)`. A projection of a gradient that is square
-#   may be of any shape, and the other way round: the side is that of the basis.
+#   `project_back(low)` gives a matrix of shape `(m, n)`. Its side is that of the basis, which the
+#   shape of `low` does not tell: coordinates may be square, wide or tall on either side.
 # - The SVD and the products are computed in float32, or in float64 for a gradient of float64. Basis
 #   and results have that dtype. `wide` below converts.
 # - An optimizer holds the object for hundreds of steps. The tensors in it keep no more memory alive

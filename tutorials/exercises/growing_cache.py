@@ -28,8 +28,9 @@
 #   ones. A refused call leaves the cache as it was.
 # - `select(rows)`, a tensor of whole numbers, keeps these rows of the batch in
 #   this order. A row may be there twice.
-# - `crop(length)` forgets the tokens at this position and after it. `reset()`
-#   forgets everything, also how many rows there were and of which dtype.
+# - `crop(length)`, with at most the length that is held, forgets the tokens at this
+#   position and after it. `reset()` forgets everything, also how many rows there
+#   were and of which dtype.
 # - What the caller does with `k` and `v` afterwards does not reach the cache. `k`
 #   and `v` themselves stay as they are. Nothing that is held or returned requires
 #   a gradient. Two caches share nothing.

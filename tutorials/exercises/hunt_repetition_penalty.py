@@ -16,7 +16,8 @@
 # What holds for a right `penalise`:
 #
 # - `logits` has shape `(B, V)`, one row for each text. `idx` has shape `(B, T)` and holds the tokens
-#   that each text has so far, as int64, without padding. `penalty` is a number above 0.
+#   that each text has so far, as int64, without padding: 0 is a token like any other. `penalty` is
+#   a number above 0.
 # - In each row the tokens of this row are bent, and no others. A token that occurs several times is
 #   bent once.
 # - With a penalty above 1 a bent token never becomes more likely, whatever the sign of its logit:

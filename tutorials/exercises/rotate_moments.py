@@ -25,8 +25,8 @@
 # - `corrections` are $1 - \beta_1^t$ and $1 - \beta_2^t$. The formula is for the corrected moments,
 #   `exp_avg` divided by the first and `exp_avg_sq` by the second. The function takes and returns
 #   moments that are not corrected. Without other values both corrections are 1.
-# - A variance that comes out below 0 counts as 0. This happens in real runs, because the two moments
-#   remember the past for different times.
+# - A variance $v_j - m_j^2$ below 0 counts as 0 in the sum. This happens in real runs, because the two
+#   moments remember the past for different times.
 # - Nothing is written into the arguments, and float64 stays float64.
 
 # %%

@@ -219,6 +219,14 @@ EXERCISE = Exercise(
         ),
         Wrong(
             "the decay as an L2 penalty, part of the gradient",
+            {
+                START: f"{START}    grad = grad + weight_decay * param\n",
+                "(1 - lr * weight_decay) * ": "",
+            },
+            "decay",
+        ),
+        Wrong(
+            "the decay twice, in the gradient and apart from it",
             {START: f"{START}    grad = grad + weight_decay * param\n"},
             "decay",
         ),
@@ -323,7 +331,14 @@ EXERCISE = Exercise(
         ),
         Wrong(
             "float64 is computed in float32",
-            {"* param - lr": "* param.float().to(param.dtype) - lr"},
+            {
+                START: f"{START}    kind = param.dtype\n"
+                "    param, grad = param.float(), grad.float()\n"
+                "    exp_avg, exp_avg_sq = exp_avg.float(), exp_avg_sq.float()\n",
+                "return new, exp_avg, exp_avg_sq": (
+                    "return new.to(kind), exp_avg.to(kind), exp_avg_sq.to(kind)"
+                ),
+            },
             "the defaults, in float64",
         ),
     ),

@@ -1,6 +1,7 @@
 """Causal attention: the corner of the mask after a cache, shared key heads, scores of any size."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -88,6 +89,14 @@ def far_below(g: Generator) -> Call:
 
 def overflow(g: Generator) -> Call:
     return shifted(g, 40.0, 120.0, torch.float16)
+
+
+def in_half(function: Any, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """Both dtypes of 16 bits; bfloat16 does not overflow, but near 18000 its step is 64 or more."""
+    return {
+        "the result in float16": function(q, k, v),
+        "the result in bfloat16": function(*(x.bfloat16() for x in (q, k, v))),
+    }
 
 
 def double(g: Generator) -> Call:
@@ -216,9 +225,11 @@ EXERCISE = Exercise(
             "what hides a key must lie below every visible score, and -10000 does not",
         ),
         Case(
-            "float16, products above 65504",
+            "float16, products above 65504, and bfloat16",
             overflow,
-            "40 * 120 * 16 = 76800 is above the largest float16: multiply in float32",
+            "40 * 120 * 16 = 76800 is above the largest float16, and bfloat16 has no number between "
+            "76800 and 77312: multiply in float32",
+            play=in_half,
         ),
         Case("float64 keeps its digits", double, "only float16 and bfloat16 become float32"),
         Case(
@@ -308,6 +319,11 @@ EXERCISE = Exercise(
             "6 query heads share 3 key heads",
         ),
         Wrong(
+            "keys are repeated as 0 0 1 1 2 2, and values as 0 1 2 0 1 2",
+            {"v = v.repeat_interleave(group, dim=1)": "v = v.repeat(1, group, 1, 1)"},
+            "6 query heads share 3 key heads",
+        ),
+        Wrong(
             "the root is of the width of v",
             {"math.sqrt(q.shape[-1])": "math.sqrt(v.shape[-1])"},
             "values of another width",
@@ -324,18 +340,23 @@ EXERCISE = Exercise(
         Wrong(
             "the scores are rounded to half precision",
             {SCORES: "(q / math.sqrt(q.shape[-1])) @ k.mT"},
-            "float16, products above 65504",
+            "float16, products above 65504, and bfloat16",
         ),
         Wrong(
             "float32 only after the product, which has overflowed by then",
             {"q.to(work) @ k.to(work).mT": "(q @ k.mT).to(work)"},
-            "float16, products above 65504",
+            "float16, products above 65504, and bfloat16",
             "all its wrong results hold NaN, and all NaN look alike",
+        ),
+        Wrong(
+            "float16 becomes float32, and bfloat16 is forgotten",
+            {WORK: "torch.float32 if q.dtype == torch.float16 else q.dtype"},
+            "float16, products above 65504, and bfloat16",
         ),
         Wrong(
             "the result stays float32",
             {"weights.to(q.dtype) @ v": "weights @ v.to(work)"},
-            "float16, products above 65504",
+            "float16, products above 65504, and bfloat16",
         ),
         Wrong(
             "float64 is computed in float32", {WORK: "torch.float32"}, "float64 keeps its digits"

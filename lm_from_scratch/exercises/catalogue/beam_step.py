@@ -368,7 +368,9 @@ EXERCISE = Exercise(
         "below that. Then set the stop token to minus infinity, and take the n best again.",
     ),
     wrong=(
-        Wrong("the scores of the beams are left out", {TOTALS: "totals = log_probs"}, PLAIN),
+        Wrong(
+            "the scores of the beams are left out", {TOTALS: "totals = log_probs.clone()"}, PLAIN
+        ),
         Wrong("each beam goes on with its own best token", each_its_own, ONE),
         Wrong(
             "parent and token exchanged",
@@ -429,6 +431,19 @@ EXERCISE = Exercise(
             "an end may be among the 2n best",
             {"topk(n).values": "topk(2 * n).values"},
             LATER,
+        ),
+        Wrong(
+            "at most one candidate may end",
+            {
+                "    totals[:, :, stop] =": "    ended[ended < ended.amax(1, keepdim=True)] = "
+                "-math.inf\n    totals[:, :, stop] ="
+            },
+            ALL,
+        ),
+        Wrong(
+            "only beam 0 may end",
+            {"    totals[:, :, stop] =": "    ended[:, 1:] = -math.inf\n    totals[:, :, stop] ="},
+            END,
         ),
         Wrong("only the best of all may end", {"topk(n).values": "topk(1).values"}, END),
         Wrong("the n-th best may not end", {LATE: "ends <= nth_best"}, ALL),

@@ -44,9 +44,9 @@ def high_levels(g: Generator) -> Call:
 
 
 def unlikely(g: Generator) -> Call:
-    """One of five targets has a logit far below the others."""
-    logits, targets = normal(g, 1, 5, 8), integers(g, 0, 8, 1, 5)
-    logits[0, 2, targets[0, 2]] = -200.0
+    """One row of tokens; one of five targets has a logit far below the others."""
+    logits, targets = normal(g, 5, 8), integers(g, 0, 8, 5)
+    logits[2, targets[2]] = -200.0
     return call(logits, targets)
 
 
@@ -175,6 +175,11 @@ def view(logits: Tensor, targets: Tensor) -> Tensor:
     return causal_lm_loss(logits.view(-1, logits.shape[-1]), targets.view(-1))
 
 
+def two_axes(logits: Tensor, targets: Tensor) -> Tensor:
+    agree(logits, targets)
+    return causal_lm_loss(logits.flatten(1, -2), targets.flatten(1))
+
+
 def in_place(logits: Tensor, targets: Tensor) -> Tensor:
     loss = causal_lm_loss(logits, targets)
     targets[targets == IGNORE] = 0
@@ -226,7 +231,7 @@ EXERCISE = Exercise(
             "logit, or use logsumexp",
         ),
         Case(
-            "a target of probability exp(-200)",
+            "one axis of targets, one of probability exp(-200)",
             unlikely,
             "exp(-200) is 0 in float32, and its logarithm minus infinity: never take the logarithm "
             "of a probability that was rounded",
@@ -340,12 +345,12 @@ EXERCISE = Exercise(
         Wrong(
             "the logarithm of a softmax that is rounded to 0",
             {LOSSES: f"losses = -rows.softmax(1){PICKED}.log()"},
-            "a target of probability exp(-200)",
+            "one axis of targets, one of probability exp(-200)",
         ),
         Wrong(
             "something small is added to the probability before the logarithm",
             {LOSSES: f"losses = -(rows.softmax(1){PICKED} + 1e-9).log()"},
-            "a target of probability exp(-200)",
+            "one axis of targets, one of probability exp(-200)",
         ),
         Wrong(
             "no target at all gives NaN",
@@ -386,6 +391,11 @@ EXERCISE = Exercise(
             "a view of tensors that are not contiguous",
             view,
             "four axes in another order in memory",
+        ),
+        Wrong(
+            "only for logits with two axes or more before the last",
+            two_axes,
+            "one axis of targets, one of probability exp(-200)",
         ),
         Wrong(
             "the ignored targets are overwritten in the caller's tensor",

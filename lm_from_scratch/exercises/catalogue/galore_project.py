@@ -41,9 +41,9 @@ def there_and_back(
     for name, tensor in (("basis", basis), ("coordinates", low)):
         for word, size in zip(("rows", "columns"), tensor.shape, strict=True):
             seen[f"the number of {word} of the {name}"] = size
+    seen["the dtypes of basis and coordinates"] = f"{basis.dtype}, {low.dtype}"
     seen["the gradient, projected back"] = back
     seen["B times its own transpose"] = basis @ basis.mT
-    seen["the dtypes of basis and coordinates"] = f"{basis.dtype}, {low.dtype}"
     return seen
 
 

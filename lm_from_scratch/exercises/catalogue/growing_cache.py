@@ -177,6 +177,7 @@ def own_memory(make: Callable[..., Cache], n_layer: int, layers: Pairs) -> Any:
     return feed(cache, layers, 2, 3, ", the caller's k and v overwritten") | {
         "length of another cache": other.length,
         **feed(other, layers, 0, 1, " of another cache"),
+        **feed(cache, layers, 3, 4, ", another cache in use"),
     }
 
 
@@ -315,6 +316,19 @@ class Reserved(Reference):
 
 
 # ------------------------------------------------------------------------------- wrong answers
+
+
+class OneStore(Buffers):
+    """A count for each cache, but one store for all."""
+
+    store: dict[int, list[Tensor] | None] = {}
+
+    def reset(self) -> None:
+        self.buffers = self.store  # type: ignore[assignment]
+        self.store.update(dict.fromkeys(range(self.n_layer)))
+        self.counts = [0] * self.n_layer
+
+
 
 RESET = "self.held: list[list[Tensor]] = [[] for _ in range(self.n_layer)]"
 CROP = "[[x[:, :, :length] for x in pair] for pair in self.held]"
@@ -501,6 +515,16 @@ EXERCISE = Exercise(
             "two layers, length within a pass",
         ),
         Wrong(
+            "length counts the tokens of the first layer, before the pass is done",
+            {
+                "return self.held[-1][0].shape[2] if self.held[-1]": (
+                    "return self.held[0][0].shape[2] if self.held[0]"
+                ),
+                "held = self.length ": "held = self.held[-1][0].shape[2] if self.held[-1] else 0 ",
+            },
+            "two layers, length within a pass",
+        ),
+        Wrong(
             "tokens of a pass that stopped are kept",
             {WHOLE: KEPT},
             "a pass that stops half-way",
@@ -575,6 +599,7 @@ EXERCISE = Exercise(
             {RESET: "GrowingPairs.held = [[] for _ in range(self.n_layer)]"},
             "its own memory",
         ),
+        Wrong("each cache has its own length, but all keep one store", OneStore, "its own memory"),
         Wrong(
             "the graph of every pass is kept",
             {NEW: "new = [k, v]"},

@@ -53,11 +53,11 @@ Weights = tuple[Tensor, ...]
 def by_round(write: Write, weights: Weights, prompt: Tensor, n: int, chunk: int) -> Any:
     """The logits under the name of the round that read the tokens."""
     logits = write(Model(*weights), prompt, n, chunk)
-    T, B = prompt.shape[1], prompt.shape[0]
-    shape = (B, T + n - 1, weights[0].shape[0])
-    if not isinstance(logits, Tensor) or logits.shape != shape:
+    T = prompt.shape[1]
+    if not isinstance(logits, Tensor) or logits.dim() != 3:
         return logits
-    found, at = {}, 0
+    found: dict[str, Any] = {"the number of tokens with logits": logits.shape[1]}
+    at = 0
     sizes = [len(part) for part in torch.arange(T).split(chunk)] + [1] * (n - 1)
     for number, size in enumerate(sizes):
         found[f"the logits of round {number + 1}"] = logits[:, at : at + size]
@@ -278,9 +278,14 @@ EXERCISE = Exercise(
             "five rounds after a prompt in one piece",
         ),
         Wrong(
-            "no cache any more: the whole text is read in every round",
+            "the whole text is read again in every round, as without a cache",
             {**WHOLE, HELD: "held = None\n", MASK: "~triangle"},
             "each token is read once",
+        ),
+        Wrong(
+            "nothing is hidden at all",
+            {MASK: "torch.zeros_like(triangle[past:])"},
+            "a prompt in one piece, no past yet",
         ),
         Wrong(
             "nothing is hidden once there is a past",

@@ -65,7 +65,7 @@ def other_padding(
 
 
 def far_below(g: Generator) -> Call:
-    """Visible scores near -200000, hidden ones near 0. All products and sums are exact."""
+    """Four queries; visible scores near -200000, hidden ones near 0. All sums are exact."""
     visible = causal([2, 1], 6, "right")
     q = torch.full((2, 3, 6, 16), 200.0)
     k = torch.full((2, 3, 6, 16), -250.0)
@@ -73,7 +73,7 @@ def far_below(g: Generator) -> Call:
     k[..., 0] = integers(g, -16, 17, 2, 3, 6) / 4
     for row, n in enumerate((2, 1)):
         k[row, :, -n:] = 0.0
-    return call(q, k, normal(g, 2, 3, 6, 16), visible)
+    return call(q[:, :, 2:], k, normal(g, 2, 3, 6, 16), visible[:, :, 2:])
 
 
 def half(g: Generator) -> Call:
@@ -225,7 +225,22 @@ EXERCISE = Exercise(
             BELOW,
         ),
         Wrong(
-            "the lowest number is added, not written",
+            "hidden scores are 0, which is a score like any other",
+            {LOWEST: "0.0", WEIGHTS: "scores.softmax(-1)"},
+            ORDINARY,
+        ),
+        Wrong(
+            "a row without a key sees all of them",
+            {"hidden = ~visible": "hidden = ~visible & visible.any(-1, keepdim=True)"},
+            EMPTY,
+        ),
+        Wrong(
+            "as many keys as queries",
+            {"return weights @ v": "return weights[..., : q.shape[2]] @ v[:, :, : q.shape[2]]"},
+            BELOW,
+        ),
+        Wrong(
+            "a very low number is added, not written",
             {
                 FILL: "scores + torch.zeros_like(scores).masked_fill(hidden, "
                 "torch.finfo(scores.dtype).min)",
@@ -292,6 +307,11 @@ EXERCISE = Exercise(
                 WEIGHTS: "scores / scores.sum(-1, keepdim=True).clamp(min=1e-7)",
             },
             PADDING,
+        ),
+        Wrong(
+            "-10000 is written, and what is hidden gets no weight, so that no key has any",
+            {LOWEST: "-10000.0"},
+            BELOW,
         ),
         Wrong(
             "weights are set to 0, then divided by their sum: the largest may have been hidden",

@@ -63,7 +63,11 @@ def negative(g: Generator) -> Call:
 
 
 def rows(g: Generator) -> Call:
-    return call(sizes(g, 3, 17), own_tokens(g, 3, 4, 17), 1.5)
+    """Token 0 stands in row 1: it is no padding."""
+    idx = own_tokens(g, 3, 4, 17)
+    idx[idx == 0] = int(idx[1, 2])
+    idx[1, 2] = 0
+    return call(sizes(g, 3, 17), idx, 1.5)
 
 
 def both(g: Generator) -> Call:
@@ -290,6 +294,22 @@ EXERCISE = Exercise(
         Wrong("the tokens that have not occurred are bent", {"where(seen": "where(~seen"}, FIRST),
         Wrong("every token of the vocabulary is bent", {RESULT: "penalised"}, FIRST),
         Wrong("only the last token of each row is bent", {"(1, idx,": "(1, idx[:, -1:],"}, FIRST),
+        Wrong("the last token of each row is not bent", {"(1, idx,": "(1, idx[:, :-1],"}, FIRST),
+        Wrong(
+            "token 0 is taken for padding",
+            {"    penalised =": "    seen[:, 0] = False\n    penalised ="},
+            ROWS,
+        ),
+        Wrong(
+            "log-probabilities are bent, not logits",
+            {SEEN: f"logits = logits.log_softmax(1)\n    {SEEN}"},
+            FIRST,
+        ),
+        Wrong(
+            "a penalty below 1 is taken for 1",
+            {SEEN: f"penalty = max(penalty, 1.0)\n    {SEEN}"},
+            REWARD,
+        ),
         Wrong("the first token of each row is not bent", {"(1, idx,": "(1, idx[:, 1:],"}, FIRST),
         Wrong(
             "the smaller of quotient and product, whatever the penalty",

@@ -101,13 +101,18 @@ def unsorted(g: Generator) -> Call:
     return call(dim=8, positions=[positions], keys=[6], dtypes=[FLOAT])
 
 
+def very_far(g: Generator) -> Call:
+    positions = [integers(g, 140_000, 150_000, 2, 1) + torch.arange(3)]
+    return call(dim=4, positions=positions, keys=[7], dtypes=[FLOAT])
+
+
 def growing(g: Generator) -> Call:
     texts = [integers(g, 3, last, 2, 4) for last in (10, 40, 90, 20)]
     return call(dim=10, positions=texts, keys=[10, 40, 90, 20], dtypes=[FLOAT] * 4)
 
 
 def two_objects(g: Generator) -> Call:
-    return call(dim=8, positions=integers(g, 3, 40, 2, 5), thetas=[10000.0, 500000.0])
+    return call(dim=8, positions=integers(g, 3, 40, 2, 5), thetas=[500000.0, 10000.0])
 
 
 def saved(g: Generator) -> Call:
@@ -229,6 +234,25 @@ class ByLast(Table):
         return max(key_length, int(positions[:, -1].max()) + 1)
 
 
+class Limited(Table):
+    """As long as the longest text that its author thought of."""
+
+    def needed(self, positions: Tensor, key_length: int) -> int:
+        return min(super().needed(positions, key_length), 131072)
+
+
+class InDtypeOfCall(nn.Module):
+    """Speeds and positions in the dtype of the call."""
+
+    def __init__(self, dim: int, theta: float = 10000.0) -> None:
+        super().__init__()
+        self.speeds = 1.0 / theta ** (torch.arange(0, dim, 2) / dim)
+
+    def forward(self, x: Tensor, positions: Tensor, key_length: int) -> tuple[Tensor, Tensor]:
+        angles = positions.to(x.dtype)[:, None, :, None] * self.speeds.to(x.dtype)
+        return angles.cos(), angles.sin()
+
+
 class OneTooFew(Table):
     def needed(self, positions: Tensor, key_length: int) -> int:
         return int(positions.max())
@@ -301,7 +325,7 @@ class Shared(Table):
     """One set of speeds for all objects of a size."""
 
     def speeds(self) -> Tensor:
-        if self.theta == 10000.0:
+        if self.theta == 500000.0:
             SHARED[self.dim] = super().speeds()
         return SHARED.get(self.dim, super().speeds())
 
@@ -326,6 +350,7 @@ class Parameters(Table):
 LONG, AFTER = "a long text in bfloat16", "float32 after a call in bfloat16"
 MOVED = "float32 from a module moved to bfloat16"
 KEYS, ORDER = "positions beyond the number of keys", "the largest position is not the last"
+VERY_FAR = "positions above 100000"
 GROWN, TWO, SAVED = "longer and shorter texts in turn", "two objects", "nothing is saved"
 COS = "angles.cos().to(x.dtype), angles.sin().to(x.dtype)"
 
@@ -391,6 +416,14 @@ EXERCISE = Exercise(
             tolerance=(0.0, 1e-4),
         ),
         Case(
+            VERY_FAR,
+            very_far,
+            "no table is long enough: compute the angles, or let the table grow to the largest "
+            "position",
+            play=ask,
+            tolerance=(0.0, 5e-2),
+        ),
+        Case(
             GROWN,
             growing,
             "the same object is asked for 10, 40, 90 and 20 tokens",
@@ -439,6 +472,22 @@ EXERCISE = Exercise(
         ),
         Wrong("half mended: float32, but still cut to the number of keys", ByKeys, KEYS),
         Wrong("the last position of a row is taken for its largest", ByLast, ORDER),
+        Wrong("a table of a fixed length, if a large one", Limited, VERY_FAR),
+        Wrong("speeds and positions are in the dtype of x", InDtypeOfCall, LONG),
+        Wrong(
+            "positions are ignored: every row is taken to begin at 0",
+            {
+                "positions[:, None, :, None]": "torch.arange("
+                "positions.shape[1]).expand_as(positions)[:, None, :, None]"
+            },
+            KEYS,
+        ),
+        Wrong(
+            "all rows are given the positions of the first",
+            {"positions[:, None, :, None]": "positions[:1].expand_as(positions)[:, None, :, None]"},
+            KEYS,
+        ),
+        Wrong("theta is always 10000", {"self.theta **": "10000.0 **"}, TWO),
         Wrong("one row too few: as many as the largest position", OneTooFew, KEYS),
         Wrong("positions outside of the table get its last row", Clamped, KEYS),
         Wrong("positions outside of the table begin again at 0", Wrapped, KEYS),

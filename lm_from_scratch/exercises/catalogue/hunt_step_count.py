@@ -40,7 +40,7 @@ def run(
     now, state = copied(params), State()
     seen: dict[str, Tensor] = {}
     for step, row in enumerate(grads, start=1):
-        function(now, list(row), state, **options)
+        function(list(now), list(row), state, **options)
         for i, p in enumerate(now):
             seen[f"parameter {i} after step {step}"] = p.clone()
     return seen
@@ -52,9 +52,9 @@ def last(
     """What the last of several steps adds to each parameter."""
     now, state = copied(params), State()
     for row in grads[:-1]:
-        function(now, list(row), state, **options)
+        function(list(now), list(row), state, **options)
     before = copied(now)
-    function(now, list(grads[-1]), state, **options)
+    function(list(now), list(grads[-1]), state, **options)
     pairs = enumerate(zip(now, before, strict=True))
     return {f"the move of parameter {i} in step {len(grads)}": b - a for i, (b, a) in pairs}
 
@@ -69,12 +69,12 @@ def caught(
     """Two ordinary steps, then a refused one: what the parameters are before and after it."""
     now, state = copied(params), State()
     for row in grads:
-        function(now, list(row), state, **options)
+        function(list(now), list(row), state, **options)
     seen: dict[str, Any] = {}
     for place in reversed(range(len(now))):
         row = [sparse(p.shape) if i == place else p.sign() for i, p in enumerate(params)]
         seen[f"a call with a sparse gradient at place {place}"] = refused(
-            function, now, row, state, **options
+            function, list(now), row, state, **options
         )
         for i, p in enumerate(now):
             seen[f"parameter {i} after the refused call (sparse at place {place})"] = p.clone()
@@ -101,10 +101,10 @@ def went_on(
     for step, row in enumerate(grads, start=1):
         before = copied(now)
         if step == 2:
-            refused(function, now, [*row[:-1], sparse(params[-1].shape)], state, **options)
+            refused(function, list(now), [*row[:-1], sparse(params[-1].shape)], state, **options)
             for p, old in zip(now, before, strict=True):
                 p.copy_(old)
-        function(now, list(row), state, **options)
+        function(list(now), list(row), state, **options)
         for i, p in enumerate(now):
             seen[f"parameter {i} after step {step}"] = p.clone()
     return seen

@@ -408,6 +408,15 @@ EXERCISE = Exercise(
             "a wrong name is refused, and nothing stays set",
         ),
         Wrong(
+            "missing names pass",
+            {
+                BODY: "    if unknown := state.keys() - model.state_dict().keys():\n"
+                "        raise RuntimeError(unknown)\n"
+                + POURED.replace("\n", "\n        if name not in state:\n            continue\n", 1)
+            },
+            "a wrong name is refused, and nothing stays set",
+        ),
+        Wrong(
             "unknown names pass",
             {
                 BODY: POURED.replace(

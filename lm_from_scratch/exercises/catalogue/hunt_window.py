@@ -311,6 +311,16 @@ EXERCISE = Exercise(
             "no window at all",
         ),
         Wrong(
+            "the queries are the first tokens, not the last",
+            {"masks.append(flash_rule(T, S, left))": "masks.append(flash_rule(S, S, left)[:T])"},
+            "three queries after a cache",
+        ),
+        Wrong(
+            "True where the key is hidden",
+            {"torch.stack(masks)": "~torch.stack(masks)"},
+            "keys that the last query of each layer sees",
+        ),
+        Wrong(
             "every layer gets the mask of the first",
             {"torch.stack(masks)": "masks[0].expand(n_layers, T, S)"},
             "keys that the last query of each layer sees",

@@ -354,6 +354,11 @@ EXERCISE = Exercise(
             "encode, one group a head",
         ),
         Wrong(
+            "one ruler for all groups of a head",
+            {ENDS: over("(3, 4)")},
+            "groups of four, one with an outlier",
+        ),
+        Wrong(
             "one ruler for all tokens of a head",
             {ENDS: over("(2, 4)")},
             "encode, one group a head",
@@ -465,7 +470,11 @@ EXERCISE = Exercise(
         ),
         Wrong(
             "float64 is computed in float32",
-            {FINE: "fine = x.float()"},
+            {
+                FINE: "fine = x.float()",
+                "fine = torch.promote_types(low.dtype, torch.float32)": "fine = torch.float32",
+                "codes + low": "codes + low.float()",
+            },
             "float64 keeps its digits",
         ),
         Wrong(

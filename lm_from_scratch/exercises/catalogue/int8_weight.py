@@ -46,6 +46,7 @@ def ends(g: Generator) -> Call:
     """The largest numbers are negative, and the step is 1 or a power of 2: halves are halves."""
     weight = torch.randint(-100, 100, (3, 14), generator=g) + 0.5
     weight[:, 3] = -127
+    weight[:, 8:] += 0.25  # no halves: a cut differs from a half that goes towards 0
     weight[0, :3] = torch.tensor([0.5, 1.5, -2.5])
     return call(weight * torch.tensor([[1.0], [0.25], [8.0]]))
 
@@ -289,11 +290,21 @@ EXERCISE = Exercise(
             },
             "scale and codes",
         ),
+        Wrong(
+            "a small number is added to the divisor",
+            {"precise / self.scale": "precise / (self.scale + 1e-6)"},
+            "a row of zeros and very small rows",
+        ),
         Wrong("cut off instead of rounded", {"steps.round()": "steps.trunc()"}, "scale and codes"),
         Wrong("rounded down", {"steps.round()": "steps.floor()"}, "scale and codes"),
         Wrong(
             "a half always goes up",
             {"steps.round()": "(steps + 0.5).floor()"},
+            "negative ends and halves",
+        ),
+        Wrong(
+            "a half goes away from zero",
+            {"steps.round()": "(steps.sign() * (steps.abs() + 0.5).floor())"},
             "negative ends and halves",
         ),
         Wrong(

@@ -64,8 +64,8 @@ def one_column(g: Generator) -> Call:
 
 
 def many_columns(g: Generator) -> Call:
-    """About 300 columns, so that 8 bits of any kind are too few for a count."""
-    lengths = torch.tensor([[290], [310]]) + integers(g, 0, 5, 2, 1)
+    """Odd numbers of tokens near 300: 8 bits are too few, and bfloat16 has even numbers alone."""
+    lengths = torch.tensor([[289], [309]]) + 2 * integers(g, 0, 4, 2, 1)
     return call(torch.arange(320) >= 320 - lengths)
 
 
@@ -83,6 +83,7 @@ def refused(function: Any, attention_mask: Tensor) -> dict[str, Any]:
     return {
         **both(function, attention_mask),
         "a mask with a 2": refuse(function, attention_mask * 2),
+        "a mask of 0 and a half": refuse(function, attention_mask * 0.5),
         "an additive mask": refuse(function, attention_mask.log()),
         "a mask of one axis": refuse(function, attention_mask[0]),
         "a mask of four axes": refuse(function, attention_mask[:, None, None]),
@@ -306,6 +307,26 @@ EXERCISE = Exercise(
             "padding on both sides and between tokens",
         ),
         Wrong(
+            "positions are columns, and only the next one is counted",
+            {"real.cumsum(1) - 1": COLUMNS},
+            "padding on the left",
+        ),
+        Wrong(
+            "columns are counted from the first token on, also those of padding",
+            {POSITIONS: f"({COLUMNS} - real.int().argmax(1, keepdim=True)).where(real, PADDING)"},
+            "padding on both sides and between tokens",
+        ),
+        Wrong(
+            "positions start at 1, and the next one is one more",
+            {"real.cumsum(1) - 1": "real.cumsum(1)", "real.sum(1)": "real.sum(1) + 1"},
+            "padding on the left",
+        ),
+        Wrong(
+            "a row of padding alone goes on at -1",
+            {"real.sum(1)": "real.sum(1).where(real.any(1), -1)"},
+            "a row of padding alone",
+        ),
+        Wrong(
             "the columns up to the last token are counted, padding included",
             {"real.sum(1)": f"(({COLUMNS} + 1) * real).amax(1) - real.int().argmax(1)"},
             "padding on both sides and between tokens",
@@ -344,6 +365,19 @@ EXERCISE = Exercise(
             "320 columns, in other dtypes",
         ),
         Wrong("written into the mask itself", in_place, "padding on the left"),
+        Wrong(
+            "the next position is summed in the dtype of the mask, which is too small",
+            {"real.sum(1)": "attention_mask.sum(1).long()"},
+            "320 columns, in other dtypes",
+        ),
+        Wrong(
+            "only the smallest and the largest number are looked at",
+            {
+                CHECK: "attention_mask.dim() != 2 or attention_mask.aminmax()[0] < 0 "
+                "or attention_mask.max() > 1"
+            },
+            "what is no mask",
+        ),
         Wrong(
             "any number is accepted, an additive mask too",
             {CHECK: "attention_mask.dim() != 2"},

@@ -32,7 +32,7 @@ def rising(g: Generator) -> Call:
     warmup = number(g, 4, 9)
     wanted = (1, 2, warmup - 1, warmup)
     lr = rate(g)
-    return call(wanted, number(g, 30, 50), lr=lr, min_lr=0.25 * lr, warmup=warmup)
+    return call(wanted, number(g, 30, 50), lr=lr, min_lr=0.4 * lr, warmup=warmup)
 
 
 def falling(g: Generator) -> Call:
@@ -233,6 +233,11 @@ EXERCISE = Exercise(
             {RISE: "min_lr + (lr - min_lr) * step / warmup"},
             "the warm-up",
         ),
+        Wrong(
+            "min_lr is the lowest rate of the warm-up, too",
+            {RISE: f"max(min_lr, {RISE})"},
+            "the warm-up",
+        ),
         Wrong("no warm-up: the full rate at once", {RISE: "lr"}, "the warm-up"),
         Wrong(
             "the cosine begins with step 1, under the warm-up",
@@ -247,6 +252,14 @@ EXERCISE = Exercise(
         Wrong(
             "the cosine begins one step late",
             {"(step - warmup) /": "(step - 1 - warmup) /"},
+            "the cosine after it, down to 0",
+        ),
+        Wrong(
+            "the first step after the warm-up still has the rate lr",
+            {
+                "(step - warmup) / (steps - warmup)": "(step - warmup - 1) / "
+                "max(steps - warmup - 1, 1)"
+            },
             "the cosine after it, down to 0",
         ),
         Wrong(
@@ -275,6 +288,11 @@ EXERCISE = Exercise(
             "the cosine after it, down to 0",
         ),
         Wrong(
+            "1 + cosine is not halved",
+            {COSINE: COSINE.removeprefix("0.5 * ")},
+            "the cosine after it, down to 0",
+        ),
+        Wrong(
             "the cosine goes from 1 to -1, not to 0",
             {COSINE: "math.cos(math.pi * progress)"},
             "the cosine after it, down to 0",
@@ -300,6 +318,11 @@ EXERCISE = Exercise(
             "after the last step the rate is 0, not min_lr",
             {f"return {RESULT}": f"return {RESULT} if step <= steps else 0.0"},
             "after the last step",
+        ),
+        Wrong(
+            "without warm-up, step 1 is a warm-up all the same",
+            {"    if step <= warmup": "    warmup = max(warmup, 1)\n    if step <= warmup"},
+            "no warm-up, a long run",
         ),
         Wrong(
             "without warm-up a division by 0",

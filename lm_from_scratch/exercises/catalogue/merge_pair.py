@@ -43,7 +43,7 @@ def step(function: Callable[..., Any], words: Words, counts: list[int], new_id: 
     if not isinstance(merged, list) or not all(isinstance(word, list) for word in merged):
         raise TypeError("the second part of the result must be a list of words, each a list of ids")
     return {
-        "the pair": "None" if pair is None else f"({', '.join(map(str, pair))})",
+        "the pair": str(pair),
         "the words": [list(word) for word in merged],
         "whether the caller's lists are as before": (words, counts) == before,
     }
@@ -66,13 +66,13 @@ def one(g: Generator, low: int, high: int) -> int:
 def plain(g: Generator) -> Call:
     a, b, c, d, e = some_ids(g, 5)
     words = [[c, a, b, d], [e], [a, b, e], [d, e, c]]
-    return call(words, [one(g, 4, 9), 1, one(g, 4, 9), one(g, 1, 4)], fresh(g))
+    return call(words, [one(g, 6, 10), 1, one(g, 2, 5), one(g, 1, 4)], fresh(g))
 
 
 def frequent_word(g: Generator) -> Call:
     a, b, c, d, e, f = some_ids(g, 6)
     many = one(g, 8, 12)
-    return call([[a, b, c], [e, f], [d, a, b]], [2, many, 3], fresh(g))
+    return call([[a, b, c], [e, f], [d, a, b], [a, b, c]], [2, many, 3, 1], fresh(g))
 
 
 def twice_in_a_word(g: Generator) -> Call:
@@ -94,9 +94,10 @@ def overlap(g: Generator) -> Call:
 
 
 def tie(g: Generator) -> Call:
-    a, b, c, d = sorted(some_ids(g, 4))
-    n = one(g, 1, 6)
-    return call([[b, d], [c, a], [d, c], [b, c], [d, a]], [n] * 5, fresh(g))
+    """Ids of two and three digits: as texts they stand in another order."""
+    a, b, c, d = one(g, 10, 20), one(g, 20, 60), one(g, 60, 100), one(g, 100, 200)
+    words = [[c, d], [b, d], [c, a], [b, c], [d, c], [d, a], [c, b]]
+    return call(words, [one(g, 1, 6)] * 7, fresh(g))
 
 
 def both_directions(g: Generator) -> Call:
@@ -109,6 +110,13 @@ def borders(g: Generator) -> Call:
     a, b, c, d, e, x, y = some_ids(g, 7)
     n = one(g, 3, 8)
     return call([[x, a, y], [x, b, y], [x, c, y], [y, d], [e, y, d]], [n, n, n, n - 1, 2], fresh(g))
+
+
+def digits(g: Generator) -> Call:
+    """As text, the pair 12 3 also stands in 112 3 and in 12 34."""
+    a, b, n = one(g, 1, 10), one(g, 1, 10), one(g, 3, 8)
+    near = [[10 * one(g, 1, 10) + a, b], [a, 10 * b + one(g, 0, 10)]]
+    return call([[a, b], [*near[0], a, b], near[0], near[1]], [n, 2, 1, 1], fresh(g))
 
 
 def nothing_left(g: Generator) -> Call:
@@ -217,6 +225,33 @@ def in_place(words: Words, counts: list[int], new_id: int) -> Step:
     return pair, words
 
 
+def as_text(words: Words, counts: list[int], new_id: int) -> Step:
+    pair, merged = merge_step(words, counts, new_id)
+    if pair is None:
+        return None, merged
+    texts = [" ".join(map(str, word)) for word in words]
+    old = " ".join(map(str, pair))
+    return pair, [[int(i) for i in text.replace(old, str(new_id)).split()] for text in texts]
+
+
+def used_twice(words: Words, counts: list[int], new_id: int) -> Step:
+    pair, _ = merge_step(words, counts, new_id)
+    merged = []
+    for word in words:
+        found = [both == pair for both in pairwise(word)]
+        new = []
+        for i, before, after in zip(word, [False, *found], [*found, False]):
+            if after or not before:
+                new.append(new_id if after else i)
+        merged.append(new)
+    return pair, merged
+
+
+def equal_words(words: Words, counts: list[int], new_id: int) -> Step:
+    unique = dict(zip(map(tuple, words), counts))
+    return merge_step([list(word) for word in unique], list(unique.values()), new_id)
+
+
 def from_the_right(words: Words, counts: list[int], new_id: int) -> Step:
     pair, _ = merge_step(words, counts, new_id)
     merged = []
@@ -283,8 +318,9 @@ THREE, OVERLAP, TIE = (
     "pairs that overlap are all counted",
     "several pairs equally frequent",
 )
-DIRECTION, BORDER, NONE = (
+DIRECTION, DIGITS, BORDER, NONE = (
     "a pair and its reverse",
+    "ids with the same digits",
     "the end of a word and the start of the next",
     "no pair left",
 )
@@ -310,7 +346,8 @@ EXERCISE = Exercise(
         Case(
             WEIGHT,
             frequent_word,
-            "a pair of word i counts counts[i] times",
+            "a pair of word i counts counts[i] times, and a word that stands in the list twice "
+            "counts twice",
             play=step,
         ),
         Case(
@@ -346,6 +383,13 @@ EXERCISE = Exercise(
             both_directions,
             "(2, 3) and (3, 2) are counted and replaced apart",
             play=step,
+            teaching="the reverse alone; the ties above have it too",
+        ),
+        Case(
+            DIGITS,
+            digits,
+            "compare ids, not their digits: 12 3 is no part of 112 3",
+            play=step,
         ),
         Case(
             BORDER,
@@ -365,6 +409,9 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong("each word counts once, however frequent it is", {"+= count": "+= 1"}, WEIGHT),
+        Wrong(
+            "a pair has the count of the last word that holds it", {"+= count": "= count"}, PLAIN
+        ),
         Wrong("the first pair found wins a tie", {BEST: "max(pairs, key=lambda p: pairs[p])"}, TIE),
         Wrong(
             "only the first occurrence in a word is replaced",
@@ -376,6 +423,24 @@ EXERCISE = Exercise(
             {"new[-1] = new_id": "new[-1:] = [new_id, i]"},
             PLAIN,
         ),
+        Wrong("an id is used twice: 7 7 7 becomes 300 300", used_twice, THREE),
+        Wrong(
+            "the new id swallows what follows: 7 7 7 becomes 300",
+            {"(new[-1], i) == best": "new[-1] in (best[0], new_id) and i == best[1]"},
+            THREE,
+        ),
+        Wrong(
+            "of equal first ids the second is not looked at",
+            {BEST: "min(pairs, key=lambda pair: (-pairs[pair], pair[0]))"},
+            TIE,
+        ),
+        Wrong(
+            "ids are ordered as texts, 10 before 9",
+            {BEST: "min(pairs, key=lambda pair: (-pairs[pair], str(pair)))"},
+            TIE,
+        ),
+        Wrong("replaced as text: 12 3 is found in 112 3", as_text, DIGITS),
+        Wrong("equal words become one", equal_words, WEIGHT),
         Wrong("the larger ids win a tie", {BEST: "max(pairs, key=lambda p: (pairs[p], p))"}, TIE),
         Wrong("the second id decides a tie before the first", {BEST: SECOND}, TIE),
         Wrong(

@@ -351,6 +351,18 @@ EXERCISE = Exercise(
             "int8 from a plain checkpoint, assign=False",
         ),
         Wrong(
+            "quantised first, and converted then",
+            {
+                MATRIX: "matrix = other",
+                "return Int8Tensor.quantize(matrix)": (
+                    "made = Int8Tensor.quantize(matrix)\n"
+                    "        kind = made.dtype if assign else param.dtype\n"
+                    "        return Int8Tensor(made.codes, made.scale.to(kind))"
+                ),
+            },
+            "int8 from a plain checkpoint, assign=False",
+        ),
+        Wrong(
             "the module's dtype even with assign",
             {
                 FIRST: "if isinstance(other, Int8Tensor):\n            if assign:\n"

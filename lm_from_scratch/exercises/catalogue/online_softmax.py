@@ -89,6 +89,17 @@ def half(g: Generator) -> Call:
     return call(q.half(), k.half(), normal(g, 40, 16, dtype=torch.float16), visible, 7)
 
 
+def many(g: Generator) -> Call:
+    """One key with a weight near 1, and 60 tiles that bring 1/3000 each, with the sign of the first
+    value reversed. In float16 1 + 1/3000 is 1."""
+    q, k = torch.ones(3, 16), torch.zeros(961, 16)
+    k[:, 0] = integers(g, -16, 17, 961) / 4
+    k[0, 0] = 44.0
+    v = normal(g, 16).sign().expand(961, 16).clone()
+    v[1:] *= -1
+    return call(q.half(), k.half(), v.half(), torch.ones(3, 961, dtype=torch.bool), 16)
+
+
 def long(g: Generator) -> Call:
     return inputs(g, 6, 24, 6)
 
@@ -283,6 +294,11 @@ EXERCISE = Exercise(
             "near 180 the step of float16 is 0.125, which changes a weight by 13 %",
         ),
         Case(
+            "float16, 60 tiles of small weights",
+            many,
+            "a tile adds 1/3000 to a sum of 1, and in float16 that stays 1: keep l and a in float32",
+        ),
+        Case(
             "no tensor of all scores",
             long,
             "work on one tile at a time, and keep only m, l and a from one to the next",
@@ -364,7 +380,7 @@ EXERCISE = Exercise(
         Wrong("the mask is not used", {MASK: "pass"}, "a causal mask"),
         Wrong("hidden scores are 0", {"-torch.inf": "0.0"}, "a causal mask"),
         Wrong(
-            "hidden scores are -10000, so that a row without a key is a mean",
+            "hidden scores are a finite number, so that a row without a key is a mean",
             {"-torch.inf": "-1e4"},
             "a query that sees no key",
         ),
@@ -430,6 +446,28 @@ EXERCISE = Exercise(
                 " / math.sqrt(D)"
             },
             "float16, scores near 180",
+        ),
+        Wrong(
+            "the sums are kept in half precision",
+            {
+                "torch.zeros(T, 1)": "torch.zeros(T, 1, dtype=q.dtype)",
+                "torch.zeros(T, D)": "torch.zeros(T, D, dtype=q.dtype)",
+                "        m = new_m": "        l, a, m = l.to(q.dtype), a.to(q.dtype), new_m",
+            },
+            "float16, 60 tiles of small weights",
+        ),
+        Wrong(
+            "divided by the sum in every tile, and the quotient added to",
+            {
+                "        m = new_m": "        a, m = a / l.clamp(min=1), new_m",
+                RESULT: "a.to(q.dtype)",
+            },
+            "three tiles, the last is shorter",
+        ),
+        Wrong(
+            "one maximum for all queries, far above some of them",
+            {NEW_M: "torch.maximum(m, scores.amax())"},
+            "scores that rise or fall by 200 from tile to tile",
         ),
         Wrong("the result stays float32", {".to(q.dtype)": ""}, "float16, scores near 180"),
         Wrong("all scores exist at once", all_scores, "no tensor of all scores"),

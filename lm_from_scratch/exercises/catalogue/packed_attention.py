@@ -98,6 +98,12 @@ def refused(
             function, q, k, v, low, cu_seq_k
         ),
         "a call with bounds of keys that end too early": refuse(function, q, k, v, cu_seq_q, low),
+        "a call with one key more than the bounds": refuse(
+            function, q, torch.cat((k, k[:1])), torch.cat((v, v[:1])), cu_seq_q, cu_seq_k
+        ),
+        "a call with one query less than the bounds": refuse(
+            function, q[:-1], k, v, cu_seq_q, cu_seq_k
+        ),
         "a call with three sequences of queries and four of keys": refuse(
             function, q, k, v, cu_seq_q, four
         ),
@@ -233,6 +239,15 @@ def scaled_in_place(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k:
     y = varlen_attention(q, k, v, cu_seq_q, cu_seq_k)
     q.data /= q.shape[-1] ** 0.5
     return y
+
+
+def heads_as_tokens(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
+    """Each token mixes its heads, and no other token is read."""
+    list(spans(q, k, cu_seq_q, cu_seq_k))
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    if len(k) != len(q):
+        raise RuntimeError("the batch dimensions of SDPA do not match")
+    return F.scaled_dot_product_attention(q, k, v)
 
 
 def view(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
@@ -455,6 +470,35 @@ EXERCISE = Exercise(
             "bounds that end too early are accepted, and the last tokens are lost",
             {"bounds_q[-1] != len(q) or bounds_k[-1] != len(k)": "False"},
             "bounds that do not fit",
+        ),
+        Wrong(
+            "the last bound of the keys is not compared with M",
+            {" or bounds_k[-1] != len(k)": ""},
+            "bounds that do not fit",
+        ),
+        Wrong(
+            "the last bound of the queries is not compared with N",
+            {"bounds_q[-1] != len(q) or ": ""},
+            "bounds that do not fit",
+        ),
+        Wrong(
+            "the numbers of sequences are not compared",
+            {"strict=True": "strict=False"},
+            "bounds that do not fit",
+        ),
+        Wrong(
+            "nothing is refused",
+            {
+                "bounds_q[-1] != len(q) or bounds_k[-1] != len(k)": "False",
+                "strict=True": "strict=False",
+                "T > S": "False",
+            },
+            "bounds that do not fit",
+        ),
+        Wrong(
+            "heads are taken for tokens: SDPA wants them first",
+            heads_as_tokens,
+            "three whole sequences",
         ),
         Wrong("q is scaled in place", scaled_in_place, "three whole sequences"),
         Wrong(

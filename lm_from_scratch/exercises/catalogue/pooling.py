@@ -82,6 +82,7 @@ def other_shapes(function: Any, x: Tensor, positions: Tensor) -> dict[str, Any]:
         "a call with one position for each row": refuse(function, x, positions[:, :1]),
         "a call with too many columns": refuse(function, x[:, :-1], positions),
         "a call with positions of one axis": refuse(function, x, positions[0]),
+        "a call with the axes of positions exchanged": refuse(function, x, positions.T),
     }
 
 
@@ -336,6 +337,14 @@ EXERCISE = Exercise(
             "the states of padding are overwritten in x itself",
             in_place,
             "padding on the right",
+        ),
+        Wrong(
+            "only the number of positions is compared",
+            {
+                "positions.shape != (B, T)": "positions.numel() != B * T",
+                LAST: LAST.replace("positions", "positions.reshape(B, T)"),
+            },
+            "positions of another shape",
         ),
         Wrong(
             "positions of any shape are accepted",

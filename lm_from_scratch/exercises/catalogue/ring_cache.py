@@ -364,6 +364,16 @@ EXERCISE = Exercise(
             "the slots themselves, W = 4",
         ),
         Wrong(
+            "a ring of W + 1 slots",
+            {"self.window = window": "self.window = window + 1"},
+            "the slots themselves, W = 4",
+        ),
+        Wrong(
+            "slots are counted from 1",
+            {SLOTS: "slots = (new[last] + 1) % self.window"},
+            "the slots themselves, W = 4",
+        ),
+        Wrong(
             "of a long piece the first W tokens are kept, not the last",
             {LAST: "last = slice(self.window)"},
             "pieces longer than the window, W = 3",

@@ -193,6 +193,24 @@ EXERCISE = Exercise(
         ),
         Wrong("the mean over another axis", {"mean(-1,": "mean(0,"}, "shape and values"),
         Wrong(
+            "the mean over the tokens, not over the features",
+            {"mean(-1,": "mean(1,"},
+            "shape and values",
+        ),
+        Wrong(
+            "the standard deviation, which has the mean subtracted",
+            {SQUARE: "precise.var(-1, keepdim=True)"},
+            "shape and values",
+        ),
+        Wrong(
+            "the weight is in x before the norm",
+            {
+                WIDE: f"{WIDE}\n    precise = precise * weight",
+                RESULT: RESULT.removesuffix(" * weight"),
+            },
+            "shape and values",
+        ),
+        Wrong(
             "eps outside the root",
             {"torch.rsqrt(mean_square + eps)": "1 / (mean_square.sqrt() + eps)"},
             "eps as given",

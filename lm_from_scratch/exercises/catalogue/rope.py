@@ -201,6 +201,11 @@ EXERCISE = Exercise(
             "positions 0, 1, 2, ...",
         ),
         Wrong(
+            "the halves are swapped without a minus",
+            {TURNED: "torch.cat([a * cos + b * sin, a * sin + b * cos], dim=-1)"},
+            "positions 0, 1, 2, ...",
+        ),
+        Wrong(
             "one sign is wrong: the second half must add the sine",
             {"a * sin + b * cos": "b * cos - a * sin"},
             "positions 0, 1, 2, ...",
@@ -213,6 +218,11 @@ EXERCISE = Exercise(
         Wrong(
             "positions are ignored: every row is taken to begin at 0",
             {ANGLES: "torch.arange(x.shape[2])[:, None] * speeds"},
+            "other positions in each row, in any order",
+        ),
+        Wrong(
+            "positions are counted from the first of each row",
+            {ANGLES: "(positions - positions[:, :1])[:, None, :, None] * speeds"},
             "other positions in each row, in any order",
         ),
         Wrong(
@@ -238,6 +248,11 @@ EXERCISE = Exercise(
         Wrong(
             "the speeds grow from pair to pair: the exponent has no minus",
             {SPEEDS: "theta ** (i / half)"},
+            "positions 0, 1, 2, ...",
+        ),
+        Wrong(
+            "the angles are taken for degrees",
+            {ANGLES: f"torch.deg2rad({ANGLES})"},
             "positions 0, 1, 2, ...",
         ),
         Wrong("theta is always 10000", {SPEEDS: "1.0 / 10000.0 ** (i / half)"}, "theta as given"),
@@ -269,6 +284,14 @@ EXERCISE = Exercise(
         Wrong(
             "positions are in the dtype of x, where 257 becomes 256",
             {ANGLES: "positions.to(x.dtype)[:, None, :, None] * speeds"},
+            "bfloat16, positions above 256",
+        ),
+        Wrong(
+            "cosines, sines and products are in the dtype of x",
+            {
+                COSINES: "angles.cos().to(x.dtype), angles.sin().to(x.dtype)",
+                HALVES: "x.chunk(2, -1)",
+            },
             "bfloat16, positions above 256",
         ),
         Wrong(

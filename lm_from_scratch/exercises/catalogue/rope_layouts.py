@@ -238,6 +238,11 @@ EXERCISE = Exercise(
             {f"weight.unflatten(0, {SIZES})": "weight.reshape(n_head, 2, -1, weight.shape[1])"},
             BIAS,
         ),
+        Wrong(
+            "the last two axes change places, which is right for a bias only",
+            {"transpose(1, 2)": "transpose(-1, -2)"},
+            WEIGHT,
+        ),
         Wrong("the columns are moved, not the rows", columns, WEIGHT),
         Wrong("heads and halves change places", {"transpose(1, 2)": "transpose(0, 1)"}, BIAS),
         Wrong("nothing is moved", {MOVED: "heads.flatten(0, 2)"}, BIAS),

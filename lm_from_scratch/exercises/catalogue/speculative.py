@@ -325,6 +325,19 @@ EXERCISE = Exercise(
             {ACCEPTED: "accepted = real & (u[:, 1:] * p_x < q_x)"},
             ONE,
         ),
+        Wrong("the replacement is drawn from q", {REST: "rest = q"}, REJECTED),
+        Wrong(
+            "a rejected draft is the token all the same",
+            {
+                DRAWN: f"{DRAWN}.where((d := F.pad(draft, (0, 1), value=-1)[rows, n]) < 0, d)",
+            },
+            REJECTED,
+        ),
+        Wrong(
+            "the number that draws the token also judges the drafts",
+            {"u[:, 1:]": "u[:, :1]"},
+            ONE,
+        ),
         Wrong(
             "the replacement is drawn from max(0, q - p)",
             {

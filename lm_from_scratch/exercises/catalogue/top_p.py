@@ -80,7 +80,7 @@ def equal_at_k(g: Generator) -> Call:
 
 
 def both(g: Generator) -> Call:
-    return call(spread(g, 1, 12), top_k=4, top_p=0.6)
+    return call(spread(g, 1, 12), top_k=4, top_p=0.8)
 
 
 def forbidden(g: Generator) -> Call:
@@ -333,6 +333,22 @@ EXERCISE = Exercise(
             {SUM: "-probability", BEFORE: "before > top_p - 1"},
             P,
         ),
+        Wrong(
+            "top-k is left out where top-p is given",
+            {"if top_k:": "if top_k and top_p == 1.0:"},
+            BOTH,
+        ),
+        Wrong(
+            "the result stays sorted",
+            {P_FILL: "ordered.to(logits.dtype).masked_fill(before >= top_p, -math.inf)"},
+            P,
+        ),
+        Wrong(
+            "as many tokens in every row as in the first",
+            {SCATTER: SCATTER.replace("before >= top_p", "(before >= top_p)[:1].expand_as(order)")},
+            ROWS,
+        ),
+        Wrong("one token more than k", {"k = min(top_k,": "k = min(top_k + 1,"}, K),
         Wrong("the k-th token itself is cut", {"logits < smallest": "logits <= smallest"}, K),
         Wrong(
             "exactly k tokens stay, whichever come first of equal ones",

@@ -6,7 +6,15 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, integers
+from lm_from_scratch.exercises.exercise import (
+    Call,
+    Case,
+    Exercise,
+    Wrong,
+    call,
+    integers,
+    refusal,
+)
 from lm_from_scratch.visibility import Visibility
 
 
@@ -78,13 +86,22 @@ def smallest(g: Generator) -> Call:
     return call(places, places.clone())
 
 
-def windows_of_1_and_0(function: Callable[..., Any], queries: Tensor, keys: Tensor) -> Any:
-    alone = function(queries, keys, 1)
-    try:
-        function(queries, keys, 0)
-    except ValueError:
-        return {"window=1": alone, "window=0": "raises ValueError"}
-    return {"window=1": alone, "window=0": "raises no ValueError"}
+def together(g: Generator) -> Call:
+    """Two rows ask for one row of keys, which holds two documents; the window ends inside them."""
+    first = int(integers(g, 4, 6, 1))
+    places = torch.tensor([[*range(first), *range(9 - first)]])
+    documents = torch.tensor([[4] * first + [2] * (9 - first)])
+    columns = torch.tensor([[first - 2, first - 1, 8], [first, first + 2, 7]])
+    return call(places[0, columns], places, 3, documents[0, columns], documents)
+
+
+def small_windows(function: Callable[..., Any], queries: Tensor, keys: Tensor) -> Any:
+    refuse = refusal(ValueError)
+    return {
+        "window=1": function(queries, keys, 1),
+        "window=0": refuse(function, queries, keys, 0),
+        "window=-2": refuse(function, queries, keys, -2),
+    }
 
 
 # --------------------------------------------------------------------------- other right answers
@@ -149,6 +166,7 @@ def by_parts(q: Tensor, k: Tensor, window: Any = None, qd: Any = None, kd: Any =
 # ------------------------------------------------------------------------------- wrong answers
 
 RULE = "(key >= 0) & (key <= query)"
+TOGETHER = "documents and a window, two rows of queries for one of keys"
 QUERY = "query_positions[:, None, :, None]"
 KEY = "key_positions[:, None, None, :]"
 COLUMNS_T = "torch.arange(query_positions.shape[1])[None, None, :, None]"
@@ -212,10 +230,15 @@ EXERCISE = Exercise(
             "a slot is no position: the keys bring theirs. One row of queries is for both rows",
         ),
         Case(
-            "a window of 1, and one of 0",
+            TOGETHER,
+            together,
+            "all conditions hold at once, and either side may have one row for all",
+        ),
+        Case(
+            "a window of 1, and those below it",
             smallest,
-            "with 1 each token sees itself alone; 0 would hide everything, and is refused",
-            play=windows_of_1_and_0,
+            "with 1 each token sees itself alone; 0 and -2 would hide everything, and are refused",
+            play=small_windows,
         ),
     ),
     hints=(
@@ -363,12 +386,50 @@ EXERCISE = Exercise(
                 "if window is not None and window < 1:": "if window and window < 1:",
                 "if window is not None:\n        mask": "if window:\n        mask",
             },
-            "a window of 1, and one of 0",
+            "a window of 1, and those below it",
         ),
         Wrong(
             "as many rows as the queries have",
             {"    return mask": "    return mask[: query_positions.shape[0]]"},
             "a ring of seven slots",
+        ),
+        Wrong(
+            "as many rows as the keys have",
+            {"    return mask": "    return mask[: key_positions.shape[0]]"},
+            TOGETHER,
+        ),
+        Wrong(
+            "the window is forgotten where there are documents",
+            {"if window is not None:": "if window is not None and query_documents is None:"},
+            TOGETHER,
+        ),
+        Wrong(
+            "documents are forgotten where there is a window",
+            {"if query_documents is not None:": "if query_documents is not None and not window:"},
+            TOGETHER,
+        ),
+        Wrong(
+            "the window counts columns of visible keys, not positions",
+            {
+                "mask & (key > query - window)": "mask & "
+                "(mask.flip(-1).cumsum(-1).flip(-1) <= window)"
+            },
+            "a ring of seven slots",
+        ),
+        Wrong(
+            "document 0 is hidden, as if it were padding",
+            {"asking == asked": "(asking == asked) & (asked != 0)"},
+            "three documents in one row",
+        ),
+        Wrong(
+            "a padding query sees everything, so that its row is not empty",
+            {"    return mask": "    return mask | (query < 0)"},
+            "left padding, another number in each row",
+        ),
+        Wrong(
+            "only a window of 0 is refused",
+            {"window < 1": "window == 0"},
+            "a window of 1, and those below it",
         ),
         Wrong(
             "padding is marked in the positions of the caller",

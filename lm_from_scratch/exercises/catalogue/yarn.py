@@ -274,6 +274,11 @@ EXERCISE = Exercise(
             {FIRST: FIRST.replace("floor", "ceil"), LAST: LAST.replace("ceil", "floor")},
             USUAL,
         ),
+        Wrong(
+            "the ends of the ramp are rounded to the nearest pair",
+            {FIRST: FIRST.replace("math.floor", "round"), LAST: LAST.replace("math.ceil", "round")},
+            THETA,
+        ),
         Wrong("both ends are rounded down", {"math.ceil(": "math.floor("}, USUAL),
         Wrong(
             "radians are taken for turns: 2 pi is missing", {"2 * math.pi * turns": "turns"}, USUAL
@@ -291,6 +296,14 @@ EXERCISE = Exercise(
         Wrong(
             "the ends of the ramp are always those of theta 10000",
             {"math.log(ratio, theta)": "math.log(ratio, 10000.0)"},
+            THETA,
+        ),
+        Wrong(
+            "theta is always 10000",
+            {
+                SPEEDS: SPEEDS.replace("theta", "10000.0"),
+                "math.log(ratio, theta)": "math.log(ratio, 10000.0)",
+            },
             THETA,
         ),
         Wrong(
