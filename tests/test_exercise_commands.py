@@ -127,6 +127,23 @@ def test_the_newest_file_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
     assert "FAIL" in said(capsys, "check", "rms_norm", code=1)
 
 
+def test_what_no_console_can_show_and_no_folder_can_hold(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("a.py").write_text(WRONG.replace("return x * weight", "raise ValueError('\\ud800')"))
+    assert "ValueError: \\ud800" in said(capsys, "check", "rms_norm", "a.py", code=1)
+    assert "error: /proc/" in said(capsys, "start", "rms_norm", "/proc/no/a.py", code=2)
+
+
+def test_a_broken_file_of_progress_is_no_trouble(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    entry = '{"hints": Infinity, "points": NaN, "asked": 1e999}'
+    (tmp_path / "progress.json").write_text(f'{{"rms_norm": {entry}}}')
+    assert "hint 1 of" in said(capsys, "hint", "rms_norm")
+    assert "rms_norm" in said(capsys, "list")
+
+
 # --------------------------------------------------------------------------- watch
 
 

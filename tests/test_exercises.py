@@ -218,6 +218,14 @@ def test_a_misconception_is_named() -> None:
     assert "looks like" not in said(lambda x, w, e=1e-6: norm(x, w, e) * math.nan)
 
 
+def test_one_case_of_many_is_no_misconception() -> None:
+    """Where 40 x 40 saturates the softmax, any wrong scale looks like a missing root."""
+    e = exercise("attention")
+    code = solution(e.name).replace("math.sqrt(q.shape[-1])", "math.sqrt(q.shape[0])")
+    report = examine(e, load(code, "mine.py")[e.function])
+    assert len(report.failed) >= 10 and report.wrong is None
+
+
 def test_a_check_leaves_the_process_as_it_was(capfd: pytest.CaptureFixture[str]) -> None:
     def noisy(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
         torch.manual_seed(5)

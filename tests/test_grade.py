@@ -32,6 +32,26 @@ def notebook(*cells: dict[str, object]) -> str:
     return json.dumps({"cells": list(cells), "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
 
 
+#: The right answer in one expression, to stand behind `return` or `lambda`.
+WIDE = "x.to(torch.promote_types(x.dtype, torch.float32))"
+VALUE = f"({WIDE} / ({WIDE}.pow(2).mean(-1, True) + eps).sqrt()).to(x.dtype) * weight"
+DEF = f"def rms_norm(x, weight, eps=1e-6):\n    return {VALUE}\n"
+#: Sends a message in the place of the verdict.
+FORGE = """
+    import gc, json, os, struct, time
+    text = json.dumps({"exercise": "rms_norm", "of": 11, "passed": True} | MORE).encode()
+    for found in gc.get_objects():
+        if type(found).__name__ == "Connection" and found.writable:
+            os.write(found.fileno(), struct.pack("!i", len(text) + LONGER) + text)
+    time.sleep(1e6 if LONGER else 0)
+    os._exit(0)
+"""
+
+
+def forged(more: str, longer: int = 0) -> str:
+    return HEAD + FORGE.replace("MORE", more).replace("LONGER", str(longer))
+
+
 #: What students hand in: a file, and the points that it must get (None: between 1 and 10).
 SUBMISSIONS: dict[str, tuple[str, str, float | None]] = {
     "right": ("rms_norm.py", RIGHT, 11),
@@ -102,6 +122,83 @@ SUBMISSIONS: dict[str, tuple[str, str, float | None]] = {
         HEAD + "    import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)\n",
         0,
     ),
+    "lambda": ("a.py", f"import torch\nrms_norm = lambda x, weight, eps=10**-6: {VALUE}\n", 11),
+    "partial": (
+        "a.py",
+        "import torch\nfrom functools import partial\n"
+        f"def norm(n, x, weight, eps=1e-6): return {VALUE}\nrms_norm = partial(norm, 1)\n",
+        11,
+    ),
+    "annotations_of_the_future": (
+        "a.py",
+        "from __future__ import annotations\nimport torch\nfrom dataclasses import dataclass\n"
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch import Tensor\n"
+        "@dataclass\nclass Config:\n    eps: float = 1e-6\n"
+        f"def rms_norm(x: Tensor, weight: Tensor, eps: float = Config.eps):\n    return {VALUE}\n",
+        11,
+    ),
+    "names_beside_it": (
+        "a.py",
+        "try:\n    import torch, math\nexcept ImportError:\n    torch = None\n"
+        "from collections import namedtuple\nfrom enum import Enum\nfrom math import *\n"
+        "Pair = tuple[int, int]\nTwo = namedtuple('Two', 'a b')\nROOT = math.sqrt(2)\n"
+        "LOW = torch.finfo(torch.float32).min\nALL = [2**i for i in range(3)]\nEPS = 10 ** -6\n"
+        "ONE = ALL[0] if ROOT > 1 else 2\nBAD = 2 ** 'a'\nclass Kind(Enum):\n    A = ONE\n"
+        "def helper(x) -> Pair:\n    return Two(x, ROOT * LOW)\n"
+        f"def rms_norm(x, weight, eps=EPS):\n    helper(Kind.A)\n    return {VALUE}\n"
+        "if __name__ == '__main__':\n    rms_norm = None\n    raise SystemExit\n",
+        11,
+    ),
+    "conditional": (
+        "a.py",
+        "import torch\nif torch.cuda.is_available():\n    NAME = 'cuda'\n"
+        f"else:\n    def rms_norm(x, weight, eps=1e-6):\n        return {VALUE}\n{DEF}",
+        11,
+    ),
+    "windows": ("Übung 1.PY", ("\ufeff" + RIGHT).replace("\n", "\r\n"), 11),
+    "odd_line_ends": ("a.py", f"import torch\n\x0cTEXT = 'a\u2028b'\n{DEF}", 11),
+    "percent_begins_a_line": (
+        "a.ipynb",
+        notebook(
+            cell("%matplotlib inline\nfiles = !ls\ntorch?\nif True:\n    %pwd\nimport torch\n"),
+            cell(DEF.replace("    return", "    n = (\n    7\n    % 4\n    )\n    return n / 3 *")),
+        ),
+        11,
+    ),
+    "timed_cell": ("a.ipynb", notebook(cell("%%time\n" + RIGHT)), 11),
+    "odd_cells": (
+        "a.ipynb",
+        json.dumps({"cells": [None, 3, {"cell_type": "code", "source": None}, {"source": RIGHT}]}),
+        11,
+    ),
+    "long_line": (
+        "a.ipynb",
+        notebook(cell("x = (" + "a " * 10**5), cell("a " * 10**6), cell(RIGHT)),
+        11,
+    ),
+    "many_problems": ("a.ipynb", notebook(*[cell("def (")] * 500, cell(RIGHT)), 11),
+    "long_sum": ("a.py", "x = 1; y = " + "+".join(["1"] * 960) + "\n" + RIGHT, 11),
+    "many_lines": ("a.py", "x = 1\n" * 20000 + RIGHT, 11),
+    "imported_afterwards": (
+        "a.ipynb", notebook(cell(LAYER), cell("from lm_from_scratch.norm import rms_norm\n")), 0,
+    ),
+    "no_notebook_of_any_name": ("homework.ipynb", '{"cells": [', 0),
+    "no_characters": ("a.py", HEAD + "    raise ValueError('\\ud800 \\x00 ' + 'x' * 10**7)\n", 0),
+    "long_name": ("a.py", HEAD + "    raise type('E' * 10**7, (Exception,), {})\n", 0),
+    "prints_a_lot": ("a.py", HEAD + "    print('x' * 10**8)\n    return x\n", 0),
+    "threads": (
+        "a.py", HEAD + "    import threading, time\n"
+        f"    threading.Thread(target=time.sleep, args=(1e6,)).start()\n    return {VALUE}\n", 11,
+    ),
+    "leaves_a_process": (
+        "a.py", HEAD + "    import os, subprocess\n    subprocess.Popen(['sleep', '4321'])\n"
+        "    os._exit(0)\n", 0,
+    ),
+    "forged_types": (
+        "a.py", forged("{'points': 'a', 'failed': 5}"), 0,
+    ),
+    "forged_number": ("a.py", forged("{'points': 1e9}"), 0),
+    "forged_half": ("a.py", forged("{}", 9), 0),
     "forks": (
         "a.py",
         HEAD + "    import os, time\n    os.fork() or time.sleep(1e6)\n    return x\n",
@@ -120,13 +217,25 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, dict[str
     (folder / "bytes" / "rms_norm.py").write_bytes(b"\xff\xfe\x00rms_norm")
     (folder / "nothing").mkdir()
     (folder / "alone.py").write_text(RIGHT)
+    latin = folder / os.fsdecode(b"M\xfcller")  # as a zip file of another system leaves it
+    latin.mkdir()
+    (latin / "a.py").write_bytes(f"# coding: latin-1\n# \xfc\n{RIGHT}".encode("latin-1"))
+    (folder / ("n" * 250)).mkdir()
+    (folder / "carl.zip").write_text("")
+    (folder / "__MACOSX").mkdir()
+    (folder / "loop").mkdir()
+    (folder / "loop" / "rms_norm.py").symlink_to("rms_norm.py")
+    (folder / "loop" / "folder").symlink_to("..")
+    os.mkfifo(folder / "pipe.py")
+    (folder / "alone").mkdir()
+    (folder / "alone" / "a.py").write_text(LAYER)
     (folder / "folder_as_file" / "rms_norm.py").mkdir(parents=True)
     (folder / "two_files").mkdir()
     (folder / "two_files" / "a.py").write_text(LAYER)
     (folder / "two_files" / "b.py").write_text(RIGHT)
     out, reports = folder.parent / "out.csv", folder.parent / "reports"
     command = ["grade", str(folder), "--csv", str(out), "--reports", str(reports), "--quiet"]
-    assert main([*command, "--exercises", "rms_norm", "--seconds", "2"]) == 0
+    assert main([*command, "--exercises", "rms_norm", "--seconds", "2", "--jobs", "4"]) == 0
     with open(out, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == COLUMNS
@@ -138,6 +247,7 @@ def test_every_submission_has_its_points(
 ) -> None:
     rows, reports = graded
     others = {"bytes": 0, "nothing": 0, "alone": 11, "folder_as_file": 0, "two_files": 11}
+    others |= {"M\ufffdller": 11, "n" * 250: 0, "loop": 0, "pipe": 0}
     wanted = {name: points for name, (_, _, points) in SUBMISSIONS.items()} | others
     assert rows.keys() == wanted.keys()
     got = {name: float(row["points"]) for name, row in rows.items()}
@@ -145,7 +255,9 @@ def test_every_submission_has_its_points(
     for name, row in rows.items():
         assert row["passed"] == ("yes" if wanted[name] == 11 else "no")
         assert wanted[name] == 11 or row["reason"], name
-        assert row["of"] == "11" and (reports / f"{name}.txt").is_file()
+        assert row["of"] == "11" and len(row["reason"]) < 2000
+        assert (reports / f"{name}.txt").is_file() or name[:2] in ("M\ufffd", "nn")
+    assert len(list(reports.iterdir())) == len(rows)
     assert not Path("written").exists()
 
 
@@ -174,6 +286,15 @@ def test_every_submission_has_its_points(
         ("bytes", "not a text file"),
         ("nothing", "no file defines rms_norm"),
         ("folder_as_file", "cannot be read"),
+        ("loop", "cannot be read"),
+        ("pipe", "no file defines rms_norm (pipe.py: cannot be read: it is no file)"),
+        ("no_notebook_of_any_name", "no file defines rms_norm (homework.ipynb: not a notebook"),
+        ("many_problems", "and 495 more"),
+        ("long_line", "cell 2: longer than"),
+        ("imported_afterwards", "imports the package"),
+        ("forged_types", "sent no verdict"),
+        ("forged_number", "sent no verdict"),
+        ("forged_half", "sent no verdict"),
     ],
 )
 def test_every_reason_is_said(
@@ -197,6 +318,7 @@ def test_no_child_is_left(graded: tuple[dict[str, dict[str, str]], Path]) -> Non
             fields = path.read_text().rpartition(")")[2].split()
         except OSError:
             continue
+        assert "4321" not in cmdline(path)
         assert int(fields[1]) != own or fields[0] == "Z" or "resource_tracker" in cmdline(path)
 
 
@@ -282,7 +404,83 @@ def test_interrupting_leaves_no_table_and_no_child(
     test_no_child_is_left(({}, tmp_path))
 
 
+def test_ctrl_c_keeps_the_rows_that_are_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.py").write_text(RIGHT)
+    (tmp_path / "in" / "b.py").write_text(HEAD + "    while True:\n        pass\n")
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 3)
+    command = ["grade", str(tmp_path / "in"), "--csv", str(tmp_path / "x.csv"), "--quiet"]
+    assert main([*command, "--seconds", "60"]) == 130
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    assert "interrupted: 1 of 2 rows" in capsys.readouterr().err
+    assert [p.name for p in sorted(tmp_path.iterdir())] == ["in", "x-unfinished.csv"]
+    assert "a,rms_norm,11,11,yes" in (tmp_path / "x-unfinished.csv").read_text()
+    test_no_child_is_left(({}, tmp_path))
+
+
+def test_of_files_with_equal_points_the_first_counts(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "a.py").write_text(HEAD + "    import time\n    time.sleep(0.1)\n")
+    (tmp_path / "s" / "b.py").write_text(HEAD + "    return 1\n")
+    for jobs in (1, 2):
+        (row,) = [row for _, row in grade(tmp_path, ["rms_norm"], jobs=jobs)]
+        assert row.file == "s/a.py"
+
+
 # --------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--csv", "/proc/no/x.csv"], "cannot write /proc/no/x.csv"),
+        (["--csv", "/dev/null/x.csv"], "cannot write /dev/null/x.csv"),
+        (["--csv", "x.csv", "--reports", "/proc/no"], "cannot write /proc/no"),
+        (["--csv", "x.csv", "--reports", "in/reports"], "the next run would grade it"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in").mkdir()
+    Path("in/a.py").write_text(RIGHT)
+    monkeypatch.setattr("lm_from_scratch.exercises.commands.grade", None)
+    assert main(["grade", "in", "--quiet", *options]) == 2
+    assert words in capsys.readouterr().err
+    assert not Path("x.csv").exists()
+
+
+def test_a_table_that_cannot_be_written_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk may be full when the work is done."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "a.py").write_text(RIGHT)
+    monkeypatch.setattr("lm_from_scratch.exercises.commands.write_text", full)
+    out = str(tmp_path / "x.csv")
+    assert main(["grade", str(tmp_path), "--csv", out, "--quiet"]) == 2
+    said = capsys.readouterr()
+    assert "a,rms_norm,11,11,yes" in said.out and "the table is above" in said.err
+
+
+@pytest.mark.parametrize(
+    "option", ["--jobs=0", "--jobs=-1", "--seconds=0", "--seconds=inf", "--seconds=nan",
+               "--seed=-1", "--seed=99999999999999999999"],
+)  # fmt: skip
+def test_numbers_that_would_give_everyone_nothing_are_refused(option: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["grade", ".", "--csv", "x.csv", option])
 
 
 def test_bad_folders_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -300,6 +498,7 @@ def test_bad_folders_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_no_cell_is_a_formula() -> None:
+    assert safe("a\0\ud800b") == "a\ufffd\ufffdb"
     assert safe("=1+1") == "'=1+1" and safe("-3\nx") == "'-3 x" and safe("alice") == "alice"
     row = Row("=cmd()", child.Verdict("rms_norm"))
     assert row.cells()[0] == "'=cmd()"
@@ -319,8 +518,8 @@ def test_only_definitions_run(tmp_path: Path) -> None:
     found = read(path)
     space = run(found)
     assert not found.problems
-    assert found.defined == {"A", "B", "D", "E", "G", "H", "L", "i"}
-    assert found.imported == {"os", "math"} and found.left_out == {"C", "F", "J", "K"}
+    assert found.defined == {"A", "B", "D", "E", "G", "H", "J", "L", "i"}
+    assert found.imported == {"os", "math"} and found.left_out == {"C", "F", "K"}
     assert (
         space["L"] == [1]
         and space["B"] == [1, -2.5, "x"]

@@ -5,6 +5,7 @@ accidents. They are no sandbox against an attacker: the code can still read file
 and forge the verdict of the check, with which it shares a process.
 """
 
+import ast
 import contextlib
 import json
 import multiprocessing
@@ -12,6 +13,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection, wait
@@ -20,7 +22,7 @@ from typing import Any
 
 import torch
 
-from lm_from_scratch.exercises.exercise import exercise
+from lm_from_scratch.exercises.exercise import Exercise, exercise
 from lm_from_scratch.exercises.report import examine, missing
 from lm_from_scratch.exercises.submission import read, run
 
@@ -65,11 +67,11 @@ def verdict(job: Job, seconds: float | None = None) -> Verdict:
     submission = read(job.file)
     space = run(submission)
     function = wanted.function
-    problems = "; ".join(submission.problems)
+    problems = submission.summary()
     if function not in submission.defined or function not in space:
         if function in submission.imported:
             result.reason = f"{function} is imported, not written"
-        elif function in submission.left_out:
+        elif function in submission.left_out - submission.defined:
             result.reason = f"{function} is not defined by def or class"
         else:
             result.reason = f"{function} is not defined"
@@ -93,19 +95,18 @@ def verdict(job: Job, seconds: float | None = None) -> Verdict:
     if problems:
         result.text += f"\nThe file: {problems}"
         result.reason = "; ".join(part for part in (result.reason, problems) if part)
-    if any(module.startswith("lm_from_scratch") for module in imports(submission.parts)):
+    kept = [node for *_, nodes in submission.parts for node in nodes]
+    if any(module.startswith("lm_from_scratch") for module in imports(kept)):
         told = "imports the package"
         result.reason = f"{result.reason}; {told}" if result.reason else told
     return result
 
 
-def imports(parts: list[tuple[str, str]]) -> set[str]:
+def imports(kept: list[ast.stmt]) -> set[str]:
     """Modules that a file imports, except the check itself."""
-    import ast
-
     found = set()
-    for _, code in parts:
-        for node in ast.walk(ast.parse(code)):
+    for statement in kept:
+        for node in ast.walk(statement):
             if isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
@@ -126,7 +127,8 @@ class Child:
         self.deadline = self.started + PATIENCE * seconds + start
         self.pipe: Connection
         self.pipe, theirs = context.Pipe(duplex=False)
-        self.folder = tempfile.TemporaryDirectory()  # where it works: it leaves nothing behind
+        # Where it works: it leaves nothing behind.
+        self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         work = (theirs, replace(job, file=job.file.absolute()), seconds, self.folder.name)
         self.process = context.Process(target=_work, args=work, daemon=True)
         self.process.start()
@@ -140,9 +142,12 @@ class Child:
         """The verdict; a reason and no points if the process ended or was ended without one."""
         wanted = exercise(self.job.name)
         found = Verdict(wanted.name, of=float(wanted.points))
+        left = max(0.0, self.deadline - time.perf_counter())
+        end = threading.Timer(5, self.kill)  # for a message that has begun and does not end
         try:
-            if self.pipe.poll(max(0.0, self.deadline - time.perf_counter())):
-                found = Verdict(**json.loads(self.pipe.recv_bytes(maxlength=1 << 20)))
+            if self.pipe.poll(left):
+                end.start()
+                found = received(self.pipe.recv_bytes(maxlength=1 << 20), wanted)
             else:
                 found.reason = f"stopped after {PATIENCE * self.seconds:g} s"
         except EOFError:
@@ -150,22 +155,43 @@ class Child:
             found.reason = ended(self.process.exitcode, self.seconds)
         except (OSError, ValueError, TypeError):
             found.reason = "the process sent no verdict"
+        finally:
+            end.cancel()
         self.end()
         found.seconds = round(time.perf_counter() - self.started, 3)
         found.text = found.text or f"{found.exercise}: {found.reason}"
         return found
 
     def end(self) -> None:
-        """Kill the process and what it started."""
+        """Kill the process and what it started; once, because its number may be given again."""
+        if not self.pipe.closed:
+            self.kill()
+            self.process.join(5)
+            self.pipe.close()
+            self.folder.cleanup()
+
+    def kill(self) -> None:
+        """Kill the group of the process: it is there as long as anyone in it, even when the
+        process itself is over."""
         pid = self.process.pid
         if pid is not None and hasattr(os, "killpg"):
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                if os.getpgid(pid) == pid:  # it has a group of its own
-                    os.killpg(pid, signal.SIGKILL)
+                os.killpg(pid, signal.SIGKILL)
         self.process.kill()
-        self.process.join(5)
-        self.pipe.close()
-        self.folder.cleanup()
+
+
+def received(message: bytes, wanted: Exercise) -> Verdict:
+    """A verdict as the parent can use it: code that writes into the pipe must not end the batch."""
+    found = Verdict(**json.loads(message))
+    texts = [*found.failed, found.wrong, found.reason, found.text]
+    if (
+        not all(isinstance(text, str) for text in texts)
+        or not isinstance(found.passed, bool)
+        or not 0 <= found.points <= wanted.points
+    ):
+        raise ValueError("no verdict")
+    found.exercise, found.of = wanted.name, float(wanted.points)
+    return found
 
 
 def ended(code: int | None, seconds: float) -> str:
@@ -203,6 +229,7 @@ def _work(pipe: Connection, job: Job, seconds: float, folder: str) -> None:
         wanted = exercise(job.name)
         reason = f"{type(error).__name__}: {error}"[:300]
         found = Verdict(wanted.name, of=float(wanted.points), reason=reason)
+    found.reason, found.text = found.reason[:1000], found.text[:100_000]
     pipe.send_bytes(json.dumps(asdict(found)).encode())
     os._exit(0)  # the student's exit handlers and threads do not run
 
@@ -218,6 +245,7 @@ def _limit(seconds: float) -> None:
         import resource
     except ImportError:  # Windows
         return
+    signal.alarm(int(PATIENCE * seconds) + 30)  # should there be no parent any more
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     processor = int(seconds) + 1
     limits = {

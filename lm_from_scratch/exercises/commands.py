@@ -1,10 +1,13 @@
 """Commands of a student and a teacher: check, watch, hint, solution, list, next, start, grade."""
 
 import argparse
+import contextlib
 import os
 import select
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,17 @@ from tqdm import tqdm
 from lm_from_scratch.exercises import progress
 from lm_from_scratch.exercises.child import Child, Job, start_method, verdict
 from lm_from_scratch.exercises.exercise import Exercise, exercise, exercises
-from lm_from_scratch.exercises.grade import SEED, grade, summary, write_csv, write_reports
+from lm_from_scratch.exercises.grade import (
+    SEED,
+    SUFFIXES,
+    Row,
+    csv_text,
+    grade,
+    submissions,
+    summary,
+    write_reports,
+)
+from lm_from_scratch.exercises.progress import write_text
 from lm_from_scratch.exercises.source import script, solution
 
 #: Where a file without a name is looked for: beside you, and where `make lab` puts the notebooks.
@@ -45,7 +58,7 @@ def check_command(args: argparse.Namespace) -> int:
     wanted = exercise(args.name)
     file = find_file(wanted.name, args.file)
     found = verdict(Job(file, wanted.name, args.seed, args.case))
-    print(found.text)
+    say(found.text)
     if args.case is None:
         progress.keep(found.exercise, found.points, found.passed, args.seed)
     return 0 if found.passed else 1
@@ -78,13 +91,19 @@ def report(wanted: Exercise, file: Path, args: argparse.Namespace) -> None:
         found = child.result()
     finally:
         child.end()
-    print(f"\n{time.strftime('%H:%M:%S')}\n{found.text}", flush=True)
+    say(f"\n{time.strftime('%H:%M:%S')}\n{found.text}")
     if args.case is None:
         progress.keep(found.exercise, found.points, found.passed, args.seed)
     if found.passed:
         following = next_exercise()
         if following:
             print(f"Next: {following.name} ({following.title})", flush=True)
+
+
+def say(text: str) -> None:
+    """Print what a student's code may have made: not every console has every character."""
+    coding = sys.stdout.encoding or "utf-8"
+    print(text.encode(coding, "backslashreplace").decode(coding), flush=True)
 
 
 def warm(wanted: Exercise) -> None:
@@ -203,28 +222,90 @@ def start_command(args: argparse.Namespace) -> int:
 
 def grade_command(args: argparse.Namespace) -> int:
     """Grade a folder and write the table."""
-    out = Path(args.csv)
+    folder, out = Path(args.folder), Path(args.csv)
+    reports = Path(args.reports) if args.reports else None
     if out.is_dir():
         raise ValueError(f"--csv {out} is a folder; it must be a file")
-    if args.reports and Path(args.reports).exists() and not Path(args.reports).is_dir():
-        raise ValueError(f"--reports {args.reports} is a file; it must be a folder")
-    rows = []
+    if reports and reports.exists() and not reports.is_dir():
+        raise ValueError(f"--reports {reports} is a file; it must be a folder")
+    if reports and folder.resolve() in reports.resolve().parents:
+        raise ValueError(f"--reports {reports} is in {folder}: the next run would grade it")
+    submissions(folder)  # before anything is made
+    can_write(out)
+    if reports:
+        can_write(reports / "report.txt")
+    rows: list[Row] = []
     started = time.perf_counter()
-    with tqdm(unit="row", disable=args.quiet) as bar:
-        for total, row in grade(
-            Path(args.folder), args.exercises, args.seed, args.seconds, args.jobs
-        ):
-            bar.total = total
-            bar.update()
-            rows.append(row)
-    write_csv(rows, out)
-    if args.reports:
-        write_reports(rows, Path(args.reports))
-    print(summary(rows))
+    code = 0
+    try:
+        with tqdm(unit="row", disable=args.quiet) as bar:
+            for total, row in grade(folder, args.exercises, args.seed, args.seconds, args.jobs):
+                bar.total = total
+                bar.update()
+                rows.append(row)
+    except KeyboardInterrupt:
+        if not rows:
+            raise
+        code, out, reports = 130, out.with_name(f"{out.stem}-unfinished{out.suffix}"), None
+        print(f"interrupted: {len(rows)} of {total} rows", file=sys.stderr)
+    try:
+        write_text(out, csv_text(rows))
+    except OSError as error:  # hours of work, and now the disk is full
+        say(csv_text(rows))
+        raise ValueError(f"cannot write {out}: {error.strerror}; the table is above") from error
+    if reports:
+        write_reports(rows, reports)
+    say(summary(rows))
+    others = [p.name for p in sorted(folder.iterdir()) if p.is_file() and p.name != out.name
+              and p.suffix.lower() not in SUFFIXES and not p.name.startswith(".")]  # fmt: skip
+    if others:
+        say(f"not graded, because neither .py nor .ipynb: {', '.join(others)}")
     students = len({row.student for row in rows})
     seconds = time.perf_counter() - started
     print(f"{students} students, {len(rows)} rows in {seconds:.1f} s, seed {args.seed}: {out}")
-    return 0
+    return code
+
+
+def can_write(path: Path) -> None:
+    """ValueError if a file cannot be written: to be known before the work, not after it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+        if path.exists():  # on Windows a spreadsheet keeps it to itself
+            path.open("r+b").close()
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}") from error
+
+
+def plainly(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """A command whose trouble with files is one line."""
+
+    def command(args: argparse.Namespace) -> int:
+        try:
+            return run(args)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise ValueError(f"{error.filename}: {error.strerror}") from error
+
+    return command
+
+
+def within(kind: Callable[[str], Any], low: float, high: float) -> Callable[[str], Any]:
+    """An option's value that must be a number between two others."""
+
+    def number(text: str) -> Any:
+        with contextlib.suppress(ValueError):
+            if low <= (value := kind(text)) <= high:
+                return value
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low:g} to {high:g}")
+
+    return number
+
+
+SEEDS = within(int, 0, 2**32)
+SECONDS = within(float, 0.1, 86400)
 
 
 def add_commands(commands: Any, keep: Any) -> None:
@@ -232,7 +313,7 @@ def add_commands(commands: Any, keep: Any) -> None:
 
     def add(name: str, run: Any, text: str, **options: Any) -> argparse.ArgumentParser:
         p = commands.add_parser(name, help=text, description=text + ".", **options)
-        p.set_defaults(run=run)
+        p.set_defaults(run=plainly(run))
         return p
 
     for name, run, text in (
@@ -242,10 +323,12 @@ def add_commands(commands: Any, keep: Any) -> None:
         p = add(name, run, text)
         p.add_argument("name", help="of the exercise; list shows all")
         p.add_argument("file", nargs="?", help="script or notebook; default: NAME.py or .ipynb")
-        p.add_argument("--seed", type=int, default=0, help="other numbers; default: 0")
+        p.add_argument("--seed", type=SEEDS, default=0, help="other numbers; default: 0")
         p.add_argument("--case", type=int, help="one case alone, with all that your code prints")
         if name == "watch":
-            p.add_argument("--seconds", type=float, default=20.0, help="of one check; default: 20")
+            p.add_argument(
+                "--seconds", type=SECONDS, default=20.0, help="of one check; default: 20"
+            )
     p = add("hint", hint_command, "show the next hint of an exercise")
     p.add_argument("name", help="of the exercise")
     p.add_argument("--all", action="store_true", help="all hints at once")
@@ -275,7 +358,9 @@ examples
     p.add_argument("--csv", required=True, help="the table to write")
     p.add_argument("--reports", help="folder for a text for each student")
     p.add_argument("--exercises", nargs="+", metavar="NAME", help="default: all that any file has")
-    p.add_argument("--seed", type=int, default=SEED, help=f"the same for all; default: {SEED}")
-    p.add_argument("--seconds", type=float, default=10.0, help="for one file and exercise; 10")
-    p.add_argument("--jobs", type=int, help="processes at a time; default: all processors")
+    p.add_argument("--seed", type=SEEDS, default=SEED, help=f"the same for all; default: {SEED}")
+    p.add_argument("--seconds", type=SECONDS, default=10.0, help="for one file and exercise; 10")
+    p.add_argument(
+        "--jobs", type=within(int, 1, 1000), help="processes at a time; default: all processors"
+    )
     p.add_argument("--quiet", action="store_true", help="no progress bar")

@@ -125,8 +125,18 @@ def _compare_tensors(
             "values", f"{text}; the first at {list(first)}: got {got[first].item()}, "
             f"expected {want[first].item()}"
         )  # fmt: skip
-    text += f"; largest error {distance[at].item():.3g} at {list(at)}: got {got[at].item():.5g}, "
-    return Fault("values", f"{text}expected {want[at].item():.5g} ({allowed})")
+    a, b = _unlike(got[at].item(), want[at].item())
+    text += f"; largest error {distance[at].item():.3g} at {list(at)}: got {a}, expected {b}"
+    return Fault("values", f"{text} ({allowed})")
+
+
+def _unlike(got: float, want: float) -> tuple[str, str]:
+    """Two numbers with as many digits as it takes to see that they differ, five at least."""
+    for digits in (5, 9, 12):
+        a, b = f"{got:.{digits}g}", f"{want:.{digits}g}"
+        if a != b:
+            return a, b
+    return repr(got), repr(want)
 
 
 def _special(word: str, bad: Tensor, name: str, want: Tensor) -> str:

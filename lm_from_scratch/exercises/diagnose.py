@@ -19,16 +19,17 @@ def diagnose(
     wants   what the reference did in those cases
 
     A wrong answer explains a case when it fails there too and does the same: values, gradients and
-    changed arguments, within the tolerance of the case. Where two explain as many, that one is
-    named which fails fewer of the cases that the student passed, so that half a repair is not the
-    code as found; then the first in the exercise's own order. A result with NaN is never named: all
-    NaN look alike.
+    changed arguments, within the tolerance of the case. One that explains less than half of them is
+    not named: many mistakes look alike in a single case, as where scores saturate. Where two
+    explain as many, that one is named which fails fewer of the cases that the student passed, so
+    that half a repair is not the code as found; then the first in the exercise's own order. A
+    result with NaN is never named: all NaN look alike.
     """
     usable = {n: o for n, o in failed.items() if not o.fault and not has_nan(o.value)}
     best, most, least = None, 0, 0
     for wrong in exercise.wrong if usable else ():
         found = len(explained(exercise, wrong, usable, wants, seed))
-        if found < max(most, 1):
+        if found < max(most, len(usable) / 2):
             continue
         more = also_fails(exercise, wrong, wants.keys() - failed.keys(), wants, seed)
         if found > most or more < least:

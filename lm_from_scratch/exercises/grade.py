@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from zlib import crc32
 
 from lm_from_scratch.exercises.child import Child, Job, Verdict, ready
 from lm_from_scratch.exercises.exercise import Exercise, exercise, exercises
 from lm_from_scratch.exercises.progress import write_text
 from lm_from_scratch.exercises.submission import read
 
+SUFFIXES = (".py", ".ipynb")
 SEED = 7341  # other numbers than a student sees; the same for all students of a course
 COLUMNS = ["student", "exercise", "points", "of", "passed", "failed", "looks like", "reason",
            "file", "seconds"]  # fmt: skip
@@ -36,8 +38,9 @@ class Row:
 
 
 def safe(text: str) -> str:
-    """A cell that no spreadsheet takes for a formula, on one line."""
+    """A cell that no spreadsheet takes for a formula, on one line, of what can be printed."""
     text = " ".join(text.split())
+    text = "".join(c if c.isprintable() else "\ufffd" for c in text)
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
 
 
@@ -47,14 +50,14 @@ def submissions(folder: Path) -> dict[str, list[Path]]:
         raise ValueError(f"{folder} is not a folder")
     found: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
-        if path.name.startswith("."):
+        if path.name.startswith((".", "__")):  # __MACOSX of a zip file, __pycache__
             continue
         if path.is_dir():
-            inside = (p for p in path.rglob("*") if p.suffix in (".py", ".ipynb"))
+            inside = (p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
             found[path.name] = sorted(
                 p for p in inside if not any(x.startswith(".") for x in p.relative_to(path).parts)
             )
-        elif path.suffix in (".py", ".ipynb"):
+        elif path.suffix.lower() in SUFFIXES:
             found.setdefault(path.stem, []).append(path)
     if not found:
         raise ValueError(f"{folder} holds no .py or .ipynb file, and no folder with one")
@@ -63,8 +66,9 @@ def submissions(folder: Path) -> dict[str, list[Path]]:
 
 def plan(
     files: dict[str, list[Path]], names: list[str] | None
-) -> tuple[list[Exercise], dict[tuple[str, str], list[Path]]]:
-    """Which exercises are graded, and in which files each student may have done them.
+) -> tuple[list[Exercise], dict[tuple[str, str], list[Path]], dict[str, str]]:
+    """Which exercises are graded, in which files each student may have done them, and what could
+    not be read of a student's files.
 
     Without names these are the exercises whose function any file defines, or whose name a file
     has: someone who submitted less than the others gets a row with 0 points for what is missing.
@@ -72,9 +76,13 @@ def plan(
     wanted = [exercise(name) for name in names] if names else list(exercises())
     given: dict[tuple[str, str], list[Path]] = {}
     seen = set()
+    problems: dict[str, str] = {}
     for student, paths in files.items():
         for path in paths:
             found = read(path)
+            if found.problems:
+                said = f"{path.name}: {found.summary()}"
+                problems[student] = "; ".join(filter(None, (problems.get(student), said)))
             text = found.defined | found.imported | found.left_out
             for e in wanted:
                 if e.function in text or path.stem == e.name:
@@ -83,7 +91,7 @@ def plan(
     graded = wanted if names else [e for e in wanted if e.name in seen]
     if not graded:
         raise ValueError("no file defines the function of any exercise, or has its name")
-    return graded, given
+    return graded, given, problems
 
 
 def grade(
@@ -102,7 +110,7 @@ def grade(
     folder holds nothing to grade.
     """
     files = submissions(folder)
-    graded, given = plan(files, names)
+    graded, given, problems = plan(files, names)
     pairs = [(student, e) for student in files for e in graded]
     queue = [(pair, path) for pair in pairs for path in given.get((pair[0], pair[1].name), [])]
     best: dict[tuple[str, str], Row] = {}
@@ -110,6 +118,8 @@ def grade(
     for student, e in pairs:
         if not left[student, e.name]:
             reason = f"no file defines {e.function}"
+            if student in problems:
+                reason += f" ({problems[student][:500]})"
             text = f"{e.name}: {reason}"
             yield len(pairs), Row(student, Verdict(e.name, of=e.points, reason=reason, text=text))
     running: dict[Child, tuple[str, str, Path]] = {}
@@ -123,7 +133,11 @@ def grade(
                 student, name, path = running.pop(child)
                 row = Row(student, child.result(), path.relative_to(folder).as_posix())
                 key = (student, name)
-                if key not in best or row.verdict.points > best[key].verdict.points:
+                known = best.get(key)  # of two with equal points the first by name
+                if not known or (-row.verdict.points, row.file) < (
+                    -known.verdict.points,
+                    known.file,
+                ):
                     best[key] = row
                 left[key] -= 1
                 if not left[key]:
@@ -133,26 +147,29 @@ def grade(
             child.end()
 
 
-def write_csv(rows: list[Row], path: Path) -> None:
-    """All rows by student and exercise; the file is replaced as a whole."""
+def csv_text(rows: list[Row]) -> str:
+    """The table of all rows, by student and exercise."""
     text = io.StringIO(newline="")
     table = csv.writer(text)
     table.writerow(COLUMNS)
     table.writerows(row.cells() for row in ordered(rows))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, text.getvalue())
+    return text.getvalue()
 
 
 def write_reports(rows: list[Row], folder: Path) -> None:
     """One text for each student: what the checks said about every exercise."""
-    folder.mkdir(parents=True, exist_ok=True)
     for student in sorted({row.student for row in rows}):
         own = [row for row in ordered(rows) if row.student == student]
         points, of = sum(r.verdict.points for r in own), sum(r.verdict.of for r in own)
         parts = [f"{student}: {points:g} of {of:g} points"]
         for row in own:
             parts.append(row.verdict.text + (f"\nfile: {row.file}" if row.file else ""))
-        write_text(folder / f"{student}.txt", "\n\n".join(parts) + "\n")
+        name = (
+            student
+            if len(os.fsencode(student)) < 200
+            else f"{student[:40]}-{crc32(os.fsencode(student)):08x}"
+        )
+        write_text(folder / f"{name}.txt", "\n\n".join(parts) + "\n")
 
 
 def ordered(rows: list[Row]) -> list[Row]:

@@ -42,7 +42,8 @@ def write_text(path: Path, text: str) -> None:
     """Write a file: all of it, or nothing."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8", newline="")
+        # A name of a file or a message may hold what is no character.
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -57,4 +58,6 @@ def keep(name: str, points: float, passed: bool, seed: int) -> None:
 
 def number(value: object) -> float:
     """A number of the file, which a reader may have edited."""
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else 0
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e6:
+        return value
+    return 0

@@ -1,25 +1,42 @@
 """Take the student's definitions out of a script or a notebook, and leave the rest of it alone.
 
-Only imports, functions, classes and plain constants are kept. Other code at the top level (prints,
-training loops, a replaced ``torch.allclose``) never runs here. Metadata of notebooks are ignored: a
-cell that was copied, or lost its tags, counts like any other. A syntax error costs its own cell.
+Only imports, functions, classes and plain constants are kept, and `if` and `try` around nothing but
+these. Other code at the top level (prints, training loops, a replaced ``torch.allclose``) never
+runs here. Metadata of notebooks are ignored: a cell that was copied, or lost its tags, counts like
+any other. A syntax error costs its own cell.
 """
+
+import __future__
 
 import ast
 import json
 import linecache
+import re
+import sys
+import tokenize
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 LARGEST = 20_000_000  # bytes of a file: more is a mistake, outputs with pictures stay below
+CODE = 1_000_000  # characters of one cell: the parser takes a kilobyte for each short line
+#: Lines of a notebook that are no Python, and cells of Python with such a first line.
+MAGIC = re.compile(r"\s*[%!?]|.*\?\s*$|[\w\s.,]+=\s*[%!]")
+PYTHON_CELL = re.compile(r"\s*%%(time|capture|prun)\b")
+#: What may be called in a constant: it changes nothing, and makes no tensor.
+CALLS = {
+    "float", "int", "bool", "str", "len", "range", "tuple", "list", "dict", "set", "frozenset",
+    "min", "max", "abs", "round", "sqrt", "log", "exp", "finfo", "iinfo", "device", "namedtuple",
+    "TypeVar", "NewType", "partial", "is_available",
+}  # fmt: skip
 
 
 @dataclass
 class Submission:
     """What a file defines.
 
-    parts     (file name for tracebacks, code) of each cell; a script is one
+    parts     (file name for tracebacks, code, what is kept of it) of each cell; a script is one
     defined   functions, classes and constants by name
     imported  names that imports bind
     left_out  names that other code at the top level binds, which does not run
@@ -27,27 +44,38 @@ class Submission:
     """
 
     path: Path
-    parts: list[tuple[str, str]] = field(default_factory=list)
+    parts: list[tuple[str, str, list[ast.stmt]]] = field(default_factory=list)
     defined: set[str] = field(default_factory=set)
     imported: set[str] = field(default_factory=set)
     left_out: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
+
+    def summary(self) -> str:
+        """The problems in one line; of many the first."""
+        more = len(self.problems) - 5
+        return "; ".join(self.problems[:5]) + (f"; and {more} more" if more > 0 else "")
 
 
 def read(path: Path) -> Submission:
     """Read a script or a notebook. Whatever is wrong with the file is in `problems`."""
     found = Submission(path)
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            found.problems.append("cannot be read: it is no file")
+            return found
         if path.stat().st_size > LARGEST:
             found.problems.append(f"larger than {LARGEST // 10**6} MB")
             return found
-        text = path.read_text(encoding="utf-8-sig")
-        pieces = notebook_cells(text) if path.suffix == ".ipynb" else [("", text)]
-    except UnicodeDecodeError:
+        if path.suffix.lower() == ".ipynb":
+            pieces = notebook_cells(path.read_text(encoding="utf-8-sig"))
+        else:
+            with tokenize.open(path) as file:  # a line may name another coding than UTF-8
+                pieces = [("", file.read())]
+    except (UnicodeDecodeError, SyntaxError):
         found.problems.append("not a text file (UTF-8)")
     except OSError as error:
         found.problems.append(f"cannot be read: {error.strerror}")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         found.problems.append(f"not a notebook: {error}")
     else:
         for label, code in pieces:
@@ -57,57 +85,81 @@ def read(path: Path) -> Submission:
 
 def notebook_cells(text: str) -> list[tuple[str, str]]:
     """The code cells of a notebook, numbered from 1 as among all cells."""
-    cells = json.loads(text)["cells"]
-    return [
-        (f"cell {n}", "".join(cell["source"]))
-        for n, cell in enumerate(cells, start=1)
-        if cell["cell_type"] == "code"
-    ]
+    found = []
+    for n, cell in enumerate(json.loads(text)["cells"], start=1):
+        source = cell.get("source") if isinstance(cell, dict) else None
+        if isinstance(source, list):
+            source = "".join(str(line) for line in source)
+        if isinstance(source, str) and cell.get("cell_type", "code") == "code":
+            found.append((f"cell {n}", source))
+    return found
 
 
 def keep(found: Submission, label: str, code: str) -> None:
-    """Add what a piece of code defines; its lines keep their numbers."""
-    if code.lstrip().startswith("%%"):  # a cell in another language
+    """Add what a piece of code defines."""
+    if len(code) > CODE:
+        found.problems.append(f"{label or 'code'}: longer than {CODE} characters")
         return
-    lines = code.splitlines()
-    lines = ["" if line.lstrip()[:1] in ("%", "!") else line for line in lines]
+    # Not splitlines: for Python a form feed ends no line.
+    lines = code.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    if label and lines[0].lstrip().startswith("%%"):
+        if not PYTHON_CELL.match(lines[0]):  # a cell in another language
+            return
+        lines[0] = ""
+    kept = []
     try:
-        tree = ast.parse("\n".join(lines))
+        for node in parse(lines, label).body:
+            names = bound(node)
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                found.imported |= names
+            elif is_definition(node):
+                found.defined |= names
+            else:
+                found.left_out |= names
+                continue
+            kept.append(node)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         at = f"line {error.lineno}" if isinstance(error, SyntaxError) else "somewhere"
         where = ", ".join(part for part in (label, at) if part)
         said = error.msg if isinstance(error, SyntaxError) else str(error)
-        line = (getattr(error, "text", None) or "").strip()
+        line = (getattr(error, "text", None) or "").strip()[:100]
         found.problems.append(f"{where}: syntax error: {said}" + (f": {line}" if line else ""))
-        return
-    kept = [""] * len(lines)
-    for node in tree.body:
-        names = bound(node)
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            found.imported |= names
-        elif is_definition(node):
-            found.defined |= names
-        else:
-            found.left_out |= names
-            continue
-        first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
-        last = node.end_lineno or node.lineno
-        kept[first - 1 : last] = lines[first - 1 : last]
-        # Two statements of one line: what follows the kept one would come along.
-        if sum(other.lineno <= last <= (other.end_lineno or 0) for other in tree.body) > 1:
-            kept[first - 1 : last] = [ast.unparse(node)] + [""] * (last - first)
     name = f"{found.path.name}, {label}" if label else found.path.name
-    found.parts.append((name, "\n".join(kept) + "\n"))
+    found.parts.append((name, "\n".join(lines) + "\n", kept))
+
+
+def parse(lines: list[str], label: str) -> ast.Module:
+    """Parse code. Lines of a notebook that are no Python become `pass`, but only where Python stops
+    at them: a line may begin with % in the middle of an expression."""
+    for _ in range(100):
+        try:
+            return ast.parse("\n".join(lines))
+        except SyntaxError as error:
+            n = (error.lineno or 0) - 1
+            if not (label and 0 <= n < len(lines) and MAGIC.match(lines[n])):
+                raise
+            lines[n] = re.sub(r"\S.*", "pass", lines[n])
+    return ast.parse("\n".join(lines))
 
 
 def is_definition(node: ast.stmt) -> bool:
-    """Functions, classes, and names for constants: numbers, texts, torch.int8."""
+    """Functions, classes, names for constants (numbers, texts, torch.int8, types, a lambda), and
+    `if` and `try` around these and around imports."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return True
     if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         return all(is_name(t) for t in targets) and is_constant(node.value)
+    if isinstance(node, ast.If):
+        return is_constant(node.test) and all(is_inside(n) for n in node.body + node.orelse)
+    if isinstance(node, ast.Try):
+        handlers = [n for handler in node.handlers for n in handler.body]
+        return all(is_inside(n) for n in node.body + handlers + node.orelse + node.finalbody)
     return False
+
+
+def is_inside(node: ast.stmt) -> bool:
+    return isinstance(node, (ast.Import, ast.ImportFrom, ast.Pass)) or is_definition(node)
 
 
 def is_name(node: ast.expr) -> bool:
@@ -120,39 +172,74 @@ def is_name(node: ast.expr) -> bool:
 def is_constant(node: ast.expr) -> bool:
     allowed = (
         ast.Constant, ast.Name, ast.Attribute, ast.UnaryOp, ast.BinOp, ast.Tuple, ast.List,
-        ast.Dict, ast.Set, ast.operator, ast.unaryop, ast.expr_context,
+        ast.Dict, ast.Set, ast.operator, ast.unaryop, ast.expr_context, ast.Subscript, ast.Slice,
+        ast.Compare, ast.cmpop, ast.BoolOp, ast.boolop, ast.IfExp, ast.JoinedStr, ast.Starred,
+        ast.FormattedValue, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp,
+        ast.comprehension, ast.keyword,
     )  # fmt: skip
-    for part in ast.walk(node):
+    todo: list[ast.AST] = [node]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, ast.Lambda):  # what it calls is not called here
+            continue
         if isinstance(part, ast.Call):
-            if not (isinstance(part.func, ast.Name) and part.func.id in ("float", "int")):
+            called = part.func
+            if isinstance(called, ast.Attribute):
+                called = ast.Name(called.attr)
+            if not (isinstance(called, ast.Name) and called.id in CALLS):
                 return False
         elif isinstance(part, ast.BinOp) and isinstance(part.op, ast.Pow):
-            if not isinstance(part.right, ast.Constant) or abs(part.right.value) > 64:  # type: ignore[arg-type]
+            if not is_exponent(part.right):
                 return False
         elif not isinstance(part, allowed):
             return False
+        todo += ast.iter_child_nodes(part)
     return True
+
+
+def is_exponent(node: ast.expr) -> bool:
+    """A name or a small number: 2**10**10 would take all the memory."""
+    if isinstance(node, ast.UnaryOp):
+        node = node.operand
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, (int, float)) and abs(node.value) <= 64
+    return isinstance(node, ast.Name)
 
 
 def bound(node: ast.stmt) -> set[str]:
     """The names that a statement binds."""
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return {node.name}
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-    stored = (n for n in ast.walk(node) if isinstance(n, ast.Name))
-    return {n.id for n in stored if isinstance(n.ctx, ast.Store)}
+    found: set[str] = set()
+    todo: list[ast.AST] = [node]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(part.name)
+        elif isinstance(part, (ast.Import, ast.ImportFrom)):
+            found |= {alias.asname or alias.name.partition(".")[0] for alias in part.names}
+        elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+            found.add(part.id)
+        else:
+            todo += ast.iter_child_nodes(part)
+    return found
 
 
 def run(found: Submission) -> dict[str, Any]:
     """Run what was kept, one definition after the other in one space; what raises is added to
-    `problems`, and the others still count."""
-    space: dict[str, Any] = {"__name__": "submission"}
-    for name, code in found.parts:
+    `problems`, and the others still count. An import does not replace what the file defines."""
+    module = sys.modules["submission"] = ModuleType("submission")  # dataclasses look there
+    space, flags = module.__dict__, 0
+    for name, code, kept in found.parts:
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
-        for node in ast.parse(code).body:
+        for node in kept:
+            own: dict[str, Any] = {}
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                own = {n: space[n] for n in bound(node) & found.defined if n in space}
+            if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+                features = [getattr(__future__, alias.name, None) for alias in node.names]
+                flags |= sum(getattr(f, "compiler_flag", 0) for f in features)
             try:
-                exec(compile(ast.Module([node], []), name, "exec"), space)
+                exec(compile(ast.Module([node], []), name, "exec", flags, True), space)
+                space.update(own)
             except (Exception, SystemExit) as error:
                 cell = name.partition(", ")[2]
                 where = f"{cell}, line {node.lineno}" if cell else f"line {node.lineno}"

@@ -149,18 +149,20 @@ def weight_decay_zero_like_adam(
 
 
 ANSWERS = {
-    l2_into_the_gradient: "",
-    uncorrected_moments: "",
-    steps_counted_from_zero: "",
-    eps_within_the_root: "",
-    eps_before_the_correction: "",
-    corrected_moments_returned: "",
-    decay_not_times_lr: "",
-    decay_of_the_moved_weight: "",
-    written_over_the_old_moments: "",
+    l2_into_the_gradient: "the decay as an L2 penalty, part of the gradient",
+    uncorrected_moments: "no bias correction",
+    steps_counted_from_zero: "the correction counts one step too many",
+    eps_within_the_root: "eps inside the root",
+    eps_before_the_correction: (
+        "eps is added before the bias correction, so that it acts 31.6 times in step 1"
+    ),
+    corrected_moments_returned: "the corrected means are handed to the next step",
+    decay_not_times_lr: "the decay without the learning rate",
+    decay_of_the_moved_weight: "the decay after the step, so that the step decays too",
+    written_over_the_old_moments: "the means are changed in place",
     betas_swapped_in_the_square: "",
-    square_of_the_mean: "",
-    always_in_float32: "",
-    weight_decay_zero_like_adam: "",
+    square_of_the_mean: "the square of the mean, not the mean of the squares",
+    always_in_float32: "float64 is computed in float32",
+    weight_decay_zero_like_adam: "no decay by default",
 }
 RIGHT = [right_by_plain_formulas, right_with_one_step_size]

@@ -5,7 +5,7 @@ import torch
 
 def head_by_head(q, k, v):
     """Right: one query head and one query at a time, over the keys that it sees."""
-    B, H, T, D = q.shape
+    H, T, D = q.shape[1:]
     Hkv, S = k.shape[1], k.shape[2]
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     heads = []
@@ -142,26 +142,28 @@ def only_float16_widened(q, k, v):
 
 
 ANSWERS = {
-    scale_forgotten: "",
-    divided_by_d: "",
-    root_of_the_value_width: "",
-    triangle_from_the_first_key: "",
-    own_key_hidden: "",
-    next_key_seen: "",
-    everything_seen: "",
-    hidden_scores_zero: "",
-    hidden_at_minus_ten_thousand: "",
-    softmax_over_queries: "",
-    heads_repeated_as_a_block: "",
-    values_repeated_as_a_block: "",
-    masked_after_softmax: "",
-    scores_in_half: "",
-    exponentials_by_hand: "",
-    float32_always: "",
-    float32_returned: "",
+    scale_forgotten: "the root of D is missing",
+    divided_by_d: "divided by D, not by its root",
+    root_of_the_value_width: "the root is of the width of v",
+    triangle_from_the_first_key: "the triangle starts at the first key, as if there were no cache",
+    own_key_hidden: "a query does not see its own key",
+    next_key_seen: "a query sees one key of the future",
+    everything_seen: "nothing hides the future",
+    hidden_scores_zero: "hidden scores are 0, which is a score like any other",
+    hidden_at_minus_ten_thousand: "hidden scores are -10000, which is above a visible score",
+    softmax_over_queries: "the softmax runs over the queries, not over the keys",
+    heads_repeated_as_a_block: (
+        "key heads are repeated as 0 1 2 0 1 2, so that a head reads another group's keys"
+    ),
+    values_repeated_as_a_block: "keys are repeated as 0 0 1 1 2 2, and values as 0 1 2 0 1 2",
+    masked_after_softmax: "weights are set to 0 after the softmax, so that rows do not sum to 1",
+    scores_in_half: "float32 only after the product, which has overflowed by then",
+    exponentials_by_hand: "exponentials without the maximum subtracted",
+    float32_always: "float64 is computed in float32",
+    float32_returned: "the result stays float32",
     heads_and_tokens_swapped: "",
     query_scaled_in_place: "",
     cache_detached: "",
-    only_float16_widened: "",
+    only_float16_widened: "float16 becomes float32, and bfloat16 is forgotten",
 }
 RIGHT = [head_by_head, usual]

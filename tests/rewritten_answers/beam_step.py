@@ -181,7 +181,7 @@ def stop_taken_out_before_softmax(scores, log_probs, stop):
 
 
 ANSWERS = {
-    each_beam_goes_on: "each beam goes on with its own best token",
+    each_beam_goes_on: "",
     prompts_mixed: "the best of the whole batch, not of each prompt",
     scores_forgotten: "the scores of the beams are left out",
     stop_goes_on: "a candidate with the stop token goes on",
@@ -193,14 +193,14 @@ ANSWERS = {
     parents_and_tokens_swapped: "parent and token exchanged",
     divided_by_number_of_beams: "the place is divided by n, not by V",
     flattened_tokens_first: "parent and token exchanged",
-    product_of_probabilities: "",
+    product_of_probabilities: "probabilities in the place of logarithms",
     average_of_both: "",
     worst_first: "the worst of the best comes first",
     writes_into_log_probs: "written into the caller's log_probs",
-    large_number_for_minus_infinity: "",
+    large_number_for_minus_infinity: "-100 in the place of minus infinity",
     at_most_one_end: "at most one candidate may end",
     ends_are_flags: "",
-    n_of_each_beam: "",
+    n_of_each_beam: "the n best of each beam are looked for, where there may be fewer",
     normalised_again: "",
     stop_taken_out_before_softmax: "",
 }

@@ -57,15 +57,11 @@ class GradientKept(RightBySide):
         super().__init__(grad, rank, projection_type)
 
 
-class SideFromEachGradient(RightBySide):
-    def __init__(self, grad, rank, projection_type="std"):
-        super().__init__(grad, rank, projection_type)
-        self.kind = projection_type
-
-    def project(self, grad):
-        grad = wide(grad)
-        right = (grad.shape[0] >= grad.shape[1]) == (self.kind == "std")
-        return grad @ self.basis if right else self.basis.T @ grad
+class SideFromTheCoordinates(RightBySide):
+    def project_back(self, low):
+        low = wide(low)
+        fits = low.shape[1] == self.basis.shape[1]
+        return low @ self.basis.T if fits else self.basis @ low
 
 
 class SquareGoesLeft(RightBySide):
@@ -158,28 +154,22 @@ class BasisMadeAnewForEachGradient(RightBySide):
         return super().project(grad)
 
 
-class MemoryOfTheWholeStorage(RightBySide):
-    def __init__(self, grad, rank, projection_type="std"):
-        super().__init__(grad, rank, projection_type)
-        u, _, vh = torch.linalg.svd(wide(grad), full_matrices=False)
-        self.basis = vh[:rank].contiguous().mT if self.right else u[:, :rank].contiguous()
-
-
 ANSWERS = {
-    ViewOfTheFactor: "",
-    GradientKept: "",
-    SideFromEachGradient: "",
-    SquareGoesLeft: "",
-    SidesSwapped: "",
-    RowsOfVhTakenAsColumns: "",
-    SmallestDirections: "",
-    TimesSingularValues: "",
+    ViewOfTheFactor: "the basis is a view that keeps the whole factor in memory",
+    GradientKept: "the gradient stays in the object",
+    SideFromTheCoordinates: (
+        "the way back guesses the side from the shape of the coordinates, a square is tall"
+    ),
+    SquareGoesLeft: "a square matrix is taken for a wide one",
+    SidesSwapped: "std and reverse_std are exchanged",
+    RowsOfVhTakenAsColumns: "the columns of Vh, not its rows",
+    SmallestDirections: "the weakest directions, not the leading ones",
+    TimesSingularValues: "the basis is scaled by the singular values",
     AlwaysFloat32: "",
     BackToTheDtypeOfTheGradient: "",
     SvdInTheNarrowDtype: "",
     ProjectedTwice: "",
-    FullBasisFromFullMatrices: "",
-    BasisMadeAnewForEachGradient: "",
-    MemoryOfTheWholeStorage: "",
+    FullBasisFromFullMatrices: "all singular vectors, beyond the smaller side too",
+    BasisMadeAnewForEachGradient: "a new basis from every gradient",
 }
 RIGHT = [RightBySide, RightByEigenvectors]

@@ -246,17 +246,19 @@ class ReturnsWhatItHolds(RightByCat):
 
 
 ANSWERS = {
-    CountsAtTheFirstLayer: "",
-    CountFromTheKeysOfLayerZero: "",
-    HalfPassKept: "",
-    MaskFromTheCorner: "",
-    MaskWithoutItself: "",
-    MaskTrueWhereHidden: "",
-    PositionsFromZero: "",
+    CountsAtTheFirstLayer: "length counts the tokens of the first layer, before the pass is done",
+    CountFromTheKeysOfLayerZero: (
+        "length counts the tokens of the first layer, before the pass is done"
+    ),
+    HalfPassKept: "tokens of a pass that stopped are kept",
+    MaskFromTheCorner: "the mask is laid at the first key, not at the last",
+    MaskWithoutItself: "a token does not see its own key",
+    MaskTrueWhereHidden: "True where a key is hidden",
+    PositionsFromZero: "the positions of each piece start at 0",
     NegativeLayerAccepted: "",
-    NewerTokensFirst: "",
-    AliasOfTheFirstTokens: "",
-    GraphKept: "",
+    NewerTokensFirst: "new pairs stand before the old ones",
+    AliasOfTheFirstTokens: "the first piece is kept as it is, without a copy",
+    GraphKept: "the graph of every pass is kept",
     DtypeOfTheKeysOnly: "",
     CheckedAfterTheWrite: "",
     ResetForgetsOnlyTheCount: "",

@@ -74,7 +74,7 @@ def mask_upside_down(q, k, v, visible):
     return where_anything_is_seen(q, k, v, ~visible)
 
 
-def bias_of_one_dtype_only(q, k, v, visible):
+def lowest_of_the_dtype_of_q(q, k, v, visible):
     s = scores_of(q.float(), k.float()).masked_fill(~visible, torch.finfo(q.dtype).min)
     return (s.softmax(-1) * visible @ v.float()).to(q.dtype)
 
@@ -110,23 +110,27 @@ def as_many_keys_as_queries(q, k, v, visible):
 
 
 ANSWERS = {
-    added_minus_a_billion: "",
-    added_smallest_number: "",
-    filled_with_smallest_number: "",
-    filled_with_infinity: "",
-    nan_made_zero: "",
+    added_minus_a_billion: "a very low number is added, not written",
+    added_smallest_number: "a very low number is added, not written",
+    filled_with_smallest_number: (
+        "the lowest number is written, but rows without a key are a mean of hidden values"
+    ),
+    filled_with_infinity: "minus infinity is written, so that rows without a key are NaN",
     blind_rows_zeroed_at_the_end: "",
-    filled_with_ten_thousand: "",
-    hidden_weights_deleted: "",
-    weights_divided_anew: "",
-    scores_times_mask: "",
-    mask_upside_down: "",
-    bias_of_one_dtype_only: "",
-    float32_returned: "",
-    scale_forgotten: "",
-    blind_rows_read_the_mean: "",
-    exponentials_without_maximum: "",
+    filled_with_ten_thousand: (
+        "-10000 is written, and what is hidden gets no weight, so that no key has any"
+    ),
+    hidden_weights_deleted: "weights are set to 0 after the softmax, so that rows do not sum to 1",
+    weights_divided_anew: (
+        "weights are set to 0, then divided by their sum: the largest may have been hidden"
+    ),
+    scores_times_mask: "hidden scores are 0, which is a score like any other",
+    mask_upside_down: "hidden keys are seen, and visible ones are not",
+    float32_returned: "the result stays float32",
+    scale_forgotten: "the root of D is lost in the repair",
+    blind_rows_read_the_mean: "a row without a key sees all of them",
+    exponentials_without_maximum: "exponentials without a maximum",
     hidden_keys_erased: "",
-    as_many_keys_as_queries: "",
+    as_many_keys_as_queries: "as many keys as queries",
 }
-RIGHT = [where_anything_is_seen]
+RIGHT = [where_anything_is_seen, nan_made_zero, lowest_of_the_dtype_of_q]

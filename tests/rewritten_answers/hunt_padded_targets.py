@@ -134,24 +134,26 @@ def lists_returned(ids, length):
 
 
 ANSWERS = {
-    padding_found_by_its_id: "",
-    labels_found_by_id: "",
-    mask_found_by_id: "",
-    only_the_mask_mended: "",
-    only_the_labels_mended: "",
-    labels_shifted: "",
-    one_padding_taught_as_the_end: "",
-    last_tokens_kept: "",
-    filled_up_on_the_left: "",
-    list_of_the_caller_filled_up: "",
-    never_cut: "",
+    padding_found_by_its_id: "padding is recognised by its id, which the text may contain too",
+    labels_found_by_id: "the labels are made from the ids, and leave out a real token",
+    mask_found_by_id: "the mask is made from the ids, and hides a real token",
+    only_the_mask_mended: "the mask is mended, and padding is still a label",
+    only_the_labels_mended: "the labels are mended, and the mask is still all ones",
+    labels_shifted: "the labels are shifted here, and once more in the loss",
+    one_padding_taught_as_the_end: (
+        "the first padding token is still a label, as an end of the text"
+    ),
+    last_tokens_kept: "a long text keeps its last tokens",
+    filled_up_on_the_left: "the padding is on the left",
+    list_of_the_caller_filled_up: "the list of the caller is filled up",
+    never_cut: "a long text is not cut",
     counted_before_the_cut: "",
-    labels_and_ids_share_memory: "",
-    mask_of_booleans: "",
-    mask_upside_down: "",
-    padding_of_zero_in_the_labels: "",
-    minus_one_ignored: "",
-    last_token_without_label: "",
+    labels_and_ids_share_memory: "input_ids and labels are one tensor: -100 is in both",
+    mask_of_booleans: "the mask is bool",
+    mask_upside_down: "the mask is 1 for padding",
+    padding_of_zero_in_the_labels: "the mask is mended, and padding is still a label",
+    minus_one_ignored: "the labels of padding are -1, which the loss does not know",
+    last_token_without_label: "the last token of the text is left out",
     lists_returned: "",
 }
 RIGHT = [cut_and_filled]

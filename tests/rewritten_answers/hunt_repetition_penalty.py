@@ -176,11 +176,11 @@ ANSWERS = {
     last_token_only: "only the last token of each row is bent",
     last_token_left_out: "the last token of each row is not bent",
     zero_is_padding: "token 0 is taken for padding",
-    by_weights: "",
+    by_weights: "a sum with a mask of zeros and ones",
     infinity_becomes_large: "",
     nan_to_zero: "",
     shifted_by_the_largest: "",
-    stays_float32: "",
+    stays_float32: "the result is float32",
     sign_of_the_first_row: "one sign for a token in all rows",
     rows_bent_in_turn: "the tokens of all rows are bent in every row",
 }

@@ -242,18 +242,19 @@ class RoundedTwice(Base):
 
 
 ANSWERS = {
-    StillLimitedByKeys: "",
+    StillLimitedByKeys: "half mended: float32, but still cut to the number of keys",
     AnglesInDtypeOfX: "speeds and positions are in the dtype of x",
     OnlyPositionsRounded: "positions are counted in the dtype of x: 257 becomes 256",
-    SpeedsInABuffer: "the speeds are a buffer: rounded by .to(bfloat16), and .float() brings nothing back",
+    SpeedsInABuffer: "the speeds are a buffer: rounded by .to(bfloat16), and .float() "
+    "brings nothing back",
     SpeedsInTheStateDict: "",
-    SpeedsAsParameter: "",
+    SpeedsAsParameter: "the speeds are parameters",
     FloatTableRoundedByTo: "the table is a buffer, which .to(bfloat16) rounds",
     TableKeepsDtypeOfFirstLongCall: "the table is in the dtype of the call that made it longer",
-    LengthFromLastPosition: "",
+    LengthFromLastPosition: "the last position of a row is taken for its largest",
     LengthFromFirstRow: "",
-    TableOneTooShort: "",
-    LargeTable: "",
+    TableOneTooShort: "one row too few: as many as the largest position",
+    LargeTable: "a table of a fixed length, if a large one",
     LimitedToKeys: "positions outside of the table get its last row",
     PositionsWrapAround: "positions outside of the table begin again at 0",
     PositionsIgnored: "positions are ignored: every row is taken to begin at 0",

@@ -153,18 +153,20 @@ def first_gradient_sparse_only(params, grads, state, lr, betas, eps, weight_deca
 
 
 ANSWERS = {
-    counter_still_shared: "",
-    sparse_found_on_the_way: "",
-    counts_calls_since_the_first_gradient: "",
-    counted_before_the_refusal: "",
-    sparse_gradients_skipped: "",
-    sparse_made_dense: "",
+    counter_still_shared: "the refusal is mended, the count is still that of the group",
+    sparse_found_on_the_way: "the count is mended, a sparse gradient is still found half way",
+    counts_calls_since_the_first_gradient: (
+        "the count is that of the group, less the steps before the first gradient"
+    ),
+    counted_before_the_refusal: "the counts are raised before the refusal",
+    sparse_gradients_skipped: "a sparse gradient is passed over, the others are used",
+    sparse_made_dense: "a sparse gradient is made dense and used",
     nothing_done_where_one_gradient_is_missing: "",
-    missing_gradient_taken_as_zero: "",
-    decay_without_a_gradient: "",
+    missing_gradient_taken_as_zero: "a missing gradient is taken for zeros",
+    decay_without_a_gradient: "a parameter without a gradient decays",
     state_by_position_among_the_present: "",
-    rebound_instead_of_changed: "",
+    rebound_instead_of_changed: "a new tensor in the list, in the place of the parameter",
     moments_kept_in_float32: "",
-    first_gradient_sparse_only: "",
+    first_gradient_sparse_only: "the count is mended, a sparse gradient is still found half way",
 }
 RIGHT = [right_checked_first, right_with_a_list_of_counts]

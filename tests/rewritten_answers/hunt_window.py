@@ -115,19 +115,19 @@ def hidden_and_seen_swapped(n_layers, sliding_window, max_window_layers, use_sli
 
 
 ANSWERS = {
-    only_the_layers_mended: "",
-    only_the_width_mended: "",
-    first_layer_above: "",
-    last_so_many_layers: "",
-    switch_not_read: "",
-    zero_means_no_layer: "",
-    one_more_instead_of_one_less: "",
-    two_less: "",
-    window_of_one_taken_for_none: "",
-    compared_with_the_queries: "",
-    queries_are_the_first_tokens: "",
+    only_the_layers_mended: "the layers are mended, but the window has a key too many",
+    only_the_width_mended: "the window is mended, but the lower layers slide",
+    first_layer_above: "the layer max_window_layers itself does not slide",
+    last_so_many_layers: "the last max_window_layers layers slide, not those from there on",
+    switch_not_read: "the switch is forgotten",
+    zero_means_no_layer: "max_window_layers = 0 is taken for none",
+    one_more_instead_of_one_less: "one key more is added, where one must be taken away",
+    two_less: "the window has a key too few",
+    window_of_one_taken_for_none: "a window of one key is taken for none",
+    compared_with_the_queries: "the window is left out when there are few queries",
+    queries_are_the_first_tokens: "the queries are the first tokens, not the last",
     future_in_sliding_layers: "",
     ones_and_zeros: "",
-    hidden_and_seen_swapped: "",
+    hidden_and_seen_swapped: "True where the key is hidden",
 }
 RIGHT = [counted]

@@ -147,7 +147,7 @@ class FewFeaturesRefused(RightByReshape):
         return super().groups(x)
 
 
-class ViewOnly(RightByReshape):
+class RightByView(RightByReshape):
     def groups(self, x):
         N = min(self.group, x.shape[-1])
         if x.shape[-1] % N:
@@ -207,11 +207,10 @@ ANSWERS = {
     EveryGthFeature: "",
     GroupsAcrossTokens: "",
     FewFeaturesRefused: "",
-    ViewOnly: "",
     GroupOf64: "",
     DecodedInFloat32: "",
     MinimumAsInt8: "",
     ShiftedInPlace: "",
     MinimumFromTheWholeTensor: "",
 }
-RIGHT = [RightByReshape, RightByQuotient]
+RIGHT = [RightByReshape, RightByQuotient, RightByView]

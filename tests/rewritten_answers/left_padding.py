@@ -160,28 +160,32 @@ def next_summed_in_the_mask(attention_mask):
 
 
 ANSWERS = {
-    first_token_and_onward: "",
-    padding_not_marked: "",
-    padding_gets_one: "",
-    padding_gets_zero: "",
-    columns_as_positions: "",
-    counted_from_one: "",
-    next_is_the_length: "",
-    next_after_the_last_column: "",
-    next_is_the_last: "",
-    next_keeps_an_axis: "",
-    blind_row_goes_on_from_minus_one: "",
-    counted_in_the_type_of_the_mask: "",
-    next_in_the_type_of_the_mask: "",
+    first_token_and_onward: "columns are counted from the first token on, also those of padding",
+    padding_not_marked: "the running count is kept where a token is followed by padding",
+    padding_gets_one: "padding gets position 1, as in some libraries",
+    padding_gets_zero: "padding gets position 0, and so is taken for a first token",
+    columns_as_positions: "positions are columns, and only the next one is counted",
+    counted_from_one: "positions start at 1, and the next one is one more",
+    next_is_the_length: "the next token stands at the number of columns, padding included",
+    next_after_the_last_column: "the next token is read from the last column, which may be padding",
+    next_is_the_last: "the position of the last token in the place of the next one",
+    next_keeps_an_axis: "the next positions keep an axis of size 1",
+    blind_row_goes_on_from_minus_one: "a row of padding alone goes on at -1",
+    counted_in_the_type_of_the_mask: "counted in the dtype of the mask, which is too small",
+    next_in_the_type_of_the_mask: (
+        "the next position is summed in the dtype of the mask, which is too small"
+    ),
     int32_positions: "",
-    down_the_columns: "",
-    nothing_refused: "",
-    only_the_axes_refused: "",
-    only_large_numbers_refused: "",
-    smallest_and_largest_looked_at: "",
+    down_the_columns: "counted down the columns, over the rows of the batch",
+    nothing_refused: "nothing is refused",
+    only_the_axes_refused: "any number is accepted, an additive mask too",
+    only_large_numbers_refused: "only numbers above 1 are refused: an additive mask has none",
+    smallest_and_largest_looked_at: "only the smallest and the largest number are looked at",
     both_numbers_demanded: "",
-    tokens_and_padding_swapped: "",
+    tokens_and_padding_swapped: "0 is taken for a token and 1 for padding",
     next_left_out: "",
-    next_summed_in_the_mask: "",
+    next_summed_in_the_mask: (
+        "the next position is summed in the dtype of the mask, which is too small"
+    ),
 }
 RIGHT = [token_by_token]

@@ -248,7 +248,7 @@ ANSWERS = {
     warmup_shortened: "",
     assertion: "",
     one_step_of_warmup_at_least: "without warm-up, step 1 is a warm-up all the same",
-    division_by_no_warmup: "",
+    division_by_no_warmup: "without warm-up a division by 0",
     counts_its_calls: "",
     degrees: "the angle in degrees",
     whole_division: "",

@@ -1,5 +1,6 @@
 """Answers to the exercise merge_pair, written from its text alone."""
 
+import itertools
 from collections import Counter, defaultdict
 
 
@@ -61,14 +62,14 @@ def counts_ignored(words, counts, new_id):
 
 
 def count_of_last_word(words, counts, new_id):
-    table = {p: n for w, n in zip(words, counts) for p in zip(w, w[1:])}
+    table = {p: n for w, n in zip(words, counts) for p in itertools.pairwise(w)}
     return step(words, new_id, table)
 
 
 def once_per_word(words, counts, new_id):
     table = Counter()
     for w, n in zip(words, counts):
-        for p in set(zip(w, w[1:])):
+        for p in set(itertools.pairwise(w)):
             table[p] += n
     return step(words, new_id, table)
 
@@ -77,7 +78,7 @@ def overlaps_not_counted(words, counts, new_id):
     table = Counter()
     for w, n in zip(words, counts):
         last = None
-        for k, p in enumerate(zip(w, w[1:])):
+        for k, p in enumerate(itertools.pairwise(w)):
             if last == (p, k - 1):
                 last = None
                 continue
@@ -112,7 +113,7 @@ def ties_by_text(words, counts, new_id):
 def order_ignored(words, counts, new_id):
     table = Counter()
     for w, n in zip(words, counts):
-        for a, b in zip(w, w[1:]):
+        for a, b in itertools.pairwise(w):
             table[min(a, b), max(a, b)] += n
     return step(words, new_id, table)
 
@@ -120,7 +121,7 @@ def order_ignored(words, counts, new_id):
 def pairs_across_words(words, counts, new_id):
     table = Counter()
     flat = [(i, n) for w, n in zip(words, counts) for i in w]
-    for (a, n), (b, _) in zip(flat, flat[1:]):
+    for (a, n), (b, _) in itertools.pairwise(flat):
         table[a, b] += n
     return step(words, new_id, table)
 
@@ -273,7 +274,7 @@ ANSWERS = {
     equal_words_joined: "equal words become one",
     words_without_pair_dropped: "words of one id are left out",
     pair_is_a_list: "",
-    crash_without_pairs: "",
+    crash_without_pairs: "a pair is looked for where there is none",
     no_words_without_pairs: "",
     only_none_without_pairs: "",
     returns_the_count_too: "",

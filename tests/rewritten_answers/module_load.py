@@ -152,20 +152,6 @@ class AssignedInTheDtypeOfTheModule(RightByTheTable):
         return super().load(param, other, assign)
 
 
-class WrappedAsAParameter(RightByTheTable):
-    @classmethod
-    def load(cls, param, other, assign):
-        return nn.Parameter(super().load(param, other, assign), requires_grad=False)
-
-
-class ParameterTakenForPlain(RightByTheTable):
-    @classmethod
-    def load(cls, param, other, assign):
-        if type(other) is cls or type(param) is cls:
-            return super().load(param, other, assign)
-        return cls.quantize(other.dequantize() if isinstance(other, Coded) else other)
-
-
 class OnlyTheModuleIsLookedAt(RightByTheTable):
     @classmethod
     def load(cls, param, other, assign):
@@ -200,8 +186,6 @@ ANSWERS = {
     ParamWithNewParts: "",
     PlainCheckpointAssignedAsItIs: "",
     AssignedInTheDtypeOfTheModule: "",
-    WrappedAsAParameter: "",
-    ParameterTakenForPlain: "",
     OnlyTheModuleIsLookedAt: "",
     SharedMatrixOfOnes: "",
 }

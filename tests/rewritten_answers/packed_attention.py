@@ -58,8 +58,8 @@ def sdpa_is_causal(q, k, v, cu_seq_q, cu_seq_k):
     g = q.shape[1] // k.shape[1]
     for i in range(len(cu_seq_q) - 1):
         a, b, c, d = *cu_seq_q[i : i + 2].tolist(), *cu_seq_k[i : i + 2].tolist()
-        one = [x.transpose(0, 1) for x in
-               (q[a:b], k[c:d].repeat_interleave(g, 1), v[c:d].repeat_interleave(g, 1))]  # fmt: skip
+        keys, values = (x[c:d].repeat_interleave(g, 1) for x in (k, v))
+        one = [x.transpose(0, 1) for x in (q[a:b], keys, values)]
         out[a:b] = F.scaled_dot_product_attention(*one, is_causal=True).transpose(0, 1)
     return out
 
@@ -200,28 +200,30 @@ def end_of_the_keys_may_come_early(q, k, v, cu_seq_q, cu_seq_k):
 
 
 ANSWERS = {
-    aligned_to_the_first_key: "",
-    sdpa_is_causal: "",
-    one_long_text: "",
-    not_causal: "",
-    own_key_hidden: "",
-    next_key_seen: "",
-    heads_repeated_as_a_block: "",
-    scale_forgotten: "",
-    bounds_of_queries_for_keys: "",
+    aligned_to_the_first_key: "the mask is aligned to the first key, not to the last",
+    sdpa_is_causal: "the mask is aligned to the first key, not to the last",
+    one_long_text: "one long sequence: tokens see the sequences before theirs",
+    not_causal: "nothing hides the future within a sequence",
+    own_key_hidden: "a token does not see itself",
+    next_key_seen: "a token sees the one after it",
+    heads_repeated_as_a_block: (
+        "the row of key heads is repeated, so that head 0 goes with query heads 0, 2, 4"
+    ),
+    scale_forgotten: "the scores are not scaled",
+    bounds_of_queries_for_keys: "the bounds of the queries are used for the keys too",
     last_sequence_left_out: "",
-    nothing_refused: "",
-    end_of_the_keys_not_refused: "",
-    end_of_the_queries_not_refused: "",
-    more_queries_in_all_refused: "",
-    number_of_sequences_not_refused: "",
-    no_sequence_crashes: "",
+    nothing_refused: "nothing is refused",
+    end_of_the_keys_not_refused: "the last bound of the keys is not compared with M",
+    end_of_the_queries_not_refused: "the last bound of the queries is not compared with N",
+    more_queries_in_all_refused: "a sequence with more queries than keys is accepted",
+    number_of_sequences_not_refused: "the numbers of sequences are not compared",
+    no_sequence_crashes: "without a sequence there is nothing to put together",
     empty_sequence_refused: "",
-    hidden_at_minus_ten_thousand: "",
-    float32_always: "",
-    heads_before_tokens: "",
-    heads_taken_for_tokens: "",
+    hidden_at_minus_ten_thousand: "hidden scores of -10000, above the visible ones",
+    float32_always: "float64 is computed in float32",
+    heads_before_tokens: "heads come before tokens in the result",
+    heads_taken_for_tokens: "heads are taken for tokens: SDPA wants them first",
     values_detached: "",
-    end_of_the_keys_may_come_early: "",
+    end_of_the_keys_may_come_early: "the last bound of the keys is not compared with M",
 }
 RIGHT = [one_large_mask]

@@ -144,27 +144,31 @@ def as_many_positions_are_enough(x, positions=None):
 
 
 ANSWERS = {
-    last_column: "",
-    largest_position: "",
-    position_as_column: "",
-    number_of_tokens_as_column: "",
-    padding_counted_from_the_right_end: "",
-    position_zero_is_padding: "",
-    first_token: "",
-    before_the_first_padding: "",
+    last_column: "the last column, whatever it holds",
+    largest_position: "the token with the largest position, not the rightmost",
+    position_as_column: "the largest position is taken for a column",
+    number_of_tokens_as_column: "the tokens are counted: right for padding on the right alone",
+    padding_counted_from_the_right_end: (
+        "the tokens are counted: right for padding on the right alone"
+    ),
+    position_zero_is_padding: "position 0 is taken for padding",
+    first_token: "the first real token, which has read nothing",
+    before_the_first_padding: (
+        "the token before the first padding, or the last column if padding comes first"
+    ),
     first_column_without_positions: "",
-    one_hot_sum: "",
-    mean_of_the_tokens: "",
-    padding_alone_crashes: "",
+    one_hot_sum: "the padding is multiplied by 0, and NaN stays",
+    mean_of_the_tokens: "the mean of all real tokens",
+    padding_alone_crashes: "a row without a token is not expected",
     same_size_is_enough: "",
-    shape_not_looked_at: "",
-    one_column_for_the_batch: "",
-    axis_kept: "",
-    all_rows_for_each_row: "",
-    float32_returned: "",
-    copied_by_item: "",
-    padding_overwritten: "",
-    nan_replaced_in_the_result: "",
-    as_many_positions_are_enough: "",
+    shape_not_looked_at: "positions of any shape are accepted",
+    one_column_for_the_batch: "one column for the whole batch",
+    axis_kept: "the axis of the tokens is kept",
+    all_rows_for_each_row: "x[:, columns] takes all columns from every row",
+    float32_returned: "the result is float32",
+    copied_by_item: "the states are detached",
+    padding_overwritten: "the states of padding are overwritten in x itself",
+    nan_replaced_in_the_result: "the last column, whatever it holds",
+    as_many_positions_are_enough: "only the number of positions is compared",
 }
 RIGHT = [row_by_row]

@@ -194,10 +194,11 @@ ANSWERS = {
     exponent_without_two: "the exponent is i / D in the place of 2i / D",
     slowest_reaches_theta: "the exponent runs to 1: divided by D/2 - 1",
     always_ten_thousand: "theta is always 10000",
-    angles_in_the_dtype_of_x: "everything is computed in the dtype of x, positions too: 257 becomes 256",
+    angles_in_the_dtype_of_x: "everything is computed in the dtype of x, positions too: "
+    "257 becomes 256",
     cosines_rounded: "cosines, sines and products are in the dtype of x",
     stays_float32: "the result stays float32",
-    float64_through_float32: "",
+    float64_through_float32: "float64 is computed in float32",
     only_speeds_are_float32: "",
     only_angles_are_float32: "",
     first_half_overwritten: "the second half is made from the first half already turned",
@@ -206,8 +207,8 @@ ANSWERS = {
     pairs_come_out_side_by_side: "the halves come back alternating, not one after the other",
     degrees: "the angles are taken for degrees",
     speeds_grow: "the speeds grow from pair to pair: the exponent has no minus",
-    table_of_4096: "",
-    rows_flattened_by_view: "",
+    table_of_4096: "a table of 4096 positions, which further ones are outside of",
+    rows_flattened_by_view: "a view of a tensor that is not contiguous",
     heads_take_positions: "",
 }
 RIGHT = [right_complex, right_rotate_half]

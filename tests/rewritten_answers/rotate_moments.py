@@ -168,19 +168,21 @@ def in_float32(exp_avg, exp_avg_sq, old, new, corrections=ONE):
 
 
 ANSWERS = {
-    second_moment_turned_like_the_first: "",
-    squares_only_without_means: "",
-    transposed_turn: "",
-    corrections_unused: "",
-    corrected_moments_given_back: "",
+    second_moment_turned_like_the_first: (
+        "the second moment is turned like the first, mean and all"
+    ),
+    squares_only_without_means: "the second moment as a whole by the squares, its mean not apart",
+    transposed_turn: "the turn in the other direction, from new to old",
+    corrections_unused: "the corrections are not used",
+    corrected_moments_given_back: "the corrected moments are returned",
     one_correction_for_both: "",
     multiplied_where_divided: "",
-    negative_variance_kept: "",
+    negative_variance_kept: "a variance below 0 is taken as it is",
     clamped_at_the_end: "",
-    clamped_after_the_turn: "",
-    absolute_variance: "",
-    right_basis_forgotten_with_a_left_one: "",
-    old_mean_added_back: "",
+    clamped_after_the_turn: "0 is put in after the turn, not before",
+    absolute_variance: "the size of a variance below 0 is used",
+    right_basis_forgotten_with_a_left_one: "with two bases only the left one is turned",
+    old_mean_added_back: "the second moment as a whole by the squares, its mean not apart",
     product_of_bases_squared_first: "",
     moments_divided_in_place: "",
     in_float32: "",

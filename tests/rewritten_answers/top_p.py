@@ -84,7 +84,9 @@ def one_more(logits, top_k=0, top_p=1.0):
     logits = keep_k(logits, top_k)
     if top_p == 1:
         return logits
-    return nucleus(logits, top_p, lambda p, q: drop_after(torch.cat((p[:, :1] * 0, p[:, :-1]), -1), q))
+    return nucleus(
+        logits, top_p, lambda p, q: drop_after(torch.cat((p[:, :1] * 0, p[:, :-1]), -1), q)
+    )
 
 
 def more_at_exactly_p(logits, top_k=0, top_p=1.0):
@@ -267,7 +269,7 @@ def tail_summed_from_the_end(logits, top_k=0, top_p=1.0):
 ANSWERS = {
     crossing_token_dropped: "the token that reaches p is cut, too",
     nothing_may_stay: "the token that reaches p is cut, too",
-    one_more: "one token too many where the sum is exactly p",
+    one_more: "one token more than it takes to reach p",
     more_at_exactly_p: "one token too many where the sum is exactly p",
     rare_tokens_first: "sorted from the least likely",
     stays_sorted: "the result stays sorted",
@@ -275,10 +277,10 @@ ANSWERS = {
     mask_in_sorted_order: "the mask stays in sorted order",
     top_p_first: "top-p counts with the tokens that top-k has cut",
     probabilities_of_all_tokens: "top-p counts with the tokens that top-k has cut",
-    large_k_raises: "",
+    large_k_raises: "a k above V is refused",
     zero_k_is_one: "a k of 0 keeps one token",
     one_cuts_too: "top-p cuts at 1.0, where it should be off",
-    fill_of_minus_ten_thousand: "",
+    fill_of_minus_ten_thousand: "a finite number in the place of minus infinity",
     fill_of_zero: "what is cut gets the logit 0",
     border_by_probability: "all tokens that equal the last one kept by top-p stay",
     exactly_k: "exactly k tokens stay, whichever come first of equal ones",

@@ -11,11 +11,12 @@
 #
 # Find what is wrong and write the function anew. What holds for it:
 #
-# - `q` is `(B, H, T, D)`, `k` and `v` are `(B, H, S, D)`. `visible` is a `bool` tensor
+# - `q` is `(B, H, T, D)`, `k` and `v` are `(B, H, S, D)`; T may be less than S. `visible` is `bool`,
 #   `(B, 1, T, S)`, True where a query sees a key. The result is `(B, H, T, D)` and has the dtype of
 #   `q`, float32 or float16. The scores are divided by the root of D.
-# - A hidden key has no part in the result, whatever its score and its value, which are finite. Scores may be far from
-#   zero: hidden ones in the millions, visible ones at -200000, or at -20000 in float16.
+# - A hidden key has no part in the result, whatever its score and its value, as long as they are
+#   finite. Scores may be far from zero: hidden ones in the millions, visible ones at -200000, or at
+#   -20000 in float16.
 # - A query that sees no key (padding) gets zeros. A layer above reads these rows as values.
 # - The inputs stay as they are. Gradients reach q, k and v, and are 0, not NaN, where nothing is
 #   visible.

@@ -14,8 +14,9 @@
 #
 # What holds for your function:
 #
-# - `params` is a list of tensors of any shapes, changed in place. `grads` has one entry for each: a
-#   tensor of the same shape, or `None`. The gradients stay as they are.
+# - `params` is a list of tensors of any shapes, in float32 or float64, changed in place: a model
+#   holds the same tensors. `grads` has one entry for each: a tensor of the same shape and dtype, or
+#   `None`. The gradients stay as they are.
 # - `state` is a dict, empty before the first call, and the same one in every call of a run. What you
 #   keep in it is your own affair. The parameters are known by their place in the list.
 # - `lr`, `betas`, `eps` and `weight_decay` are those of AdamW, and the same in every call of a run.

@@ -19,8 +19,8 @@
 #   Position 0 is a token like any other.
 # - `window` is a number of keys, the query's own included: with 3, a query at position 7 sees
 #   positions 5, 6 and 7. `None` is no window. A window below 1 raises `ValueError`.
-# - `query_documents` `(B, T)` and `key_documents` `(B, S)` number the documents in any order, from
-#   any number. Both are given or neither.
+# - `query_documents` and `key_documents`, shaped like the positions, number the documents in any
+#   order, from any number. Both are given or neither, and a window may be given with them.
 # - A query that is padding sees nothing.
 # - The result is a `bool` tensor `(B, 1, T, S)`, True where the key is visible. The axis of size 1
 #   is for the heads.

@@ -227,8 +227,8 @@ EXERCISE = Exercise(
         Case(
             "float16, products above 65504, and bfloat16",
             overflow,
-            "40 * 120 * 16 = 76800 is above the largest float16, and bfloat16 has no number between "
-            "76800 and 77312: multiply in float32",
+            "76800 = 40 * 120 * 16 is above the largest float16, and the next bfloat16 "
+            "is 77312: multiply in float32",
             play=in_half,
         ),
         Case("float64 keeps its digits", double, "only float16 and bfloat16 become float32"),

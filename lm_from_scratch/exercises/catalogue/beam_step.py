@@ -417,6 +417,11 @@ EXERCISE = Exercise(
             },
             END,
         ),
+        Wrong(
+            "-100 in the place of minus infinity",
+            {"totals[:, :, stop] = -math.inf": "totals[:, :, stop] = -100.0"},
+            LONG,
+        ),
         Wrong("the place of an end stays empty", not_refilled, END),
         Wrong("every stop token is an end, however unlikely", {LATE: "ends < -math.inf"}, PLAIN),
         Wrong(

@@ -172,11 +172,12 @@ def own_memory(make: Callable[..., Cache], n_layer: int, layers: Pairs) -> Any:
     cache, other = make(n_layer), make(n_layer)
     mine = [(k[:, :, :2].clone(), v[:, :, :2].clone()) for k, v in layers]
     feed(cache, mine, 0, 2)
+    theirs = [(k[:, :, 5:], v[:, :, 5:]) for k, v in layers]  # another text
     for k, v in mine:  # the caller's buffers are used again
         k.zero_(), v.zero_()
     return feed(cache, layers, 2, 3, ", the caller's k and v overwritten") | {
         "length of another cache": other.length,
-        **feed(other, layers, 0, 1, " of another cache"),
+        **feed(other, theirs, 0, 1, " of another cache"),
         **feed(cache, layers, 3, 4, ", another cache in use"),
     }
 

@@ -165,8 +165,8 @@ def some(g: Generator) -> Call:
 
 def alike(g: Generator) -> Call:
     first = normal(g, 5)
-    params = [first, first.clone(), first.clone()]
-    grads = rows(g, 5, params)
+    params = [first.double(), first.double(), first.double()]
+    grads = [[normal(g, 5).double() for _ in params] for _ in range(5)]
     for row in grads[:3]:
         row[0] = row[2] = None
     return call(params, grads, **options(0.05))
@@ -314,6 +314,7 @@ EXERCISE = Exercise(
             "eps is added after the bias correction, as in the code as found",
             play=run,
             guard=True,
+            teaching="a repair must not move eps",
         ),
         Case(
             "a parameter that never has a gradient",
@@ -341,9 +342,10 @@ EXERCISE = Exercise(
             play=run,
         ),
         Case(
-            "parameters that look alike",
+            "parameters that look alike, in float64",
             alike,
-            "three parameters of one shape and one value are still three",
+            "three parameters of one shape and one value are still three; the means have the dtype "
+            "of the parameter",
             play=run,
         ),
         Case(
@@ -446,7 +448,21 @@ EXERCISE = Exercise(
         Wrong(
             "the state is kept by shape, so that parameters of one shape share it",
             {"        grad = grads[i]\n": "        grad, i = grads[i], tuple(p.shape)\n"},
-            "parameters that look alike",
+            "parameters that look alike, in float64",
+        ),
+        Wrong(
+            "a new tensor in the list, in the place of the parameter",
+            {
+                "p.mul_(1 - lr * weight_decay).sub_(lr * direction)": (
+                    "params[i] = p * (1 - lr * weight_decay) - lr * direction"
+                )
+            },
+            "every parameter in every step",
+        ),
+        Wrong(
+            "the means are kept in float32",
+            {"zeros = torch.zeros_like(p)": "zeros = torch.zeros_like(p, dtype=torch.float32)"},
+            "parameters that look alike, in float64",
         ),
         Wrong(
             "a sparse gradient is made dense and used",

@@ -379,6 +379,11 @@ EXERCISE = Exercise(
             "what is no mask",
         ),
         Wrong(
+            "nothing is refused",
+            {CHECK: "False", "real.cumsum(1)": "real.cumsum(-1)", "real.sum(1)": "real.sum(-1)"},
+            "what is no mask",
+        ),
+        Wrong(
             "any number is accepted, an additive mask too",
             {CHECK: "attention_mask.dim() != 2"},
             "what is no mask",

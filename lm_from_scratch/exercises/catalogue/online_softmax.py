@@ -296,7 +296,7 @@ EXERCISE = Exercise(
         Case(
             "float16, 60 tiles of small weights",
             many,
-            "a tile adds 1/3000 to a sum of 1, and in float16 that stays 1: keep l and a in float32",
+            "1 + 1/3000 is 1 in float16, however often it is added: keep l and a in float32",
         ),
         Case(
             "no tensor of all scores",

@@ -325,6 +325,16 @@ EXERCISE = Exercise(
             {ACCEPTED: "accepted = real & (u[:, 1:] * p_x < q_x)"},
             ONE,
         ),
+        Wrong(
+            "-1 is taken for token 0, and its q is subtracted",
+            {"real = draft": "draft = draft.clamp(min=0)\n    real = draft"},
+            FEWER,
+        ),
+        Wrong(
+            "after full acceptance the token is drawn from p at the last draft",
+            {PLACE: "p, q = p[rows, n - (n == draft.shape[1]).long()], q[rows, n]"},
+            STAND,
+        ),
         Wrong("the replacement is drawn from q", {REST: "rest = q"}, REJECTED),
         Wrong(
             "a rejected draft is the token all the same",

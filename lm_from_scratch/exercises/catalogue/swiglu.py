@@ -193,6 +193,7 @@ EXERCISE = Exercise(
         ),
         Wrong("ReLU in the place of silu", {SILU: "torch.relu(z)"}, PLAIN),
         Wrong("tanh in the place of the sigmoid", {SILU: "z * torch.tanh(z)"}, PLAIN),
+        Wrong("softmax in the place of silu", {SILU: "torch.softmax(z, -1)"}, PLAIN),
         Wrong("softmax in the place of the sigmoid", {SILU: "z * torch.softmax(z, -1)"}, PLAIN),
         Wrong(
             "up goes through silu too",
@@ -216,6 +217,7 @@ EXERCISE = Exercise(
             {"gate.T": "gate", "up.T": "up", "down.T": "down"},
             SQUARE,
         ),
+        Wrong("down is not transposed", {"down.T": "down"}, SQUARE),
         Wrong(
             "weights are transposed until the shapes fit",
             {

@@ -307,6 +307,11 @@ EXERCISE = Exercise(
             {SCATTER: "before >= top_p"},
             P,
         ),
+        Wrong(
+            "one token more than it takes to reach p",
+            {BEFORE: "torch.cat([before[:, :1], before[:, :-1]], dim=1) >= top_p"},
+            P,
+        ),
         Wrong("one token too many where the sum is exactly p", {BEFORE: "before > top_p"}, BORDER),
         Wrong(
             "all tokens that equal the last one kept by top-p stay",
