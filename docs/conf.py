@@ -20,9 +20,11 @@ for folder in (DOCS, ROOT):
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(DOCS), os.environ.get("PYTHONPATH", "")])
 
 import exercise_pages  # noqa: E402
+import exercise_proof  # noqa: E402
 import gallery  # noqa: E402
 import gpu_pages  # noqa: E402
 import pages  # noqa: E402
+import teaching  # noqa: E402
 from sphinx.util.nodes import make_refnode  # noqa: E402
 
 project = "lm_from_scratch"
@@ -191,6 +193,8 @@ def setup(app):
     app.connect("builder-inited", pages.write, priority=100)
     app.connect("builder-inited", gpu_pages.write, priority=100)
     app.connect("builder-inited", exercise_pages.write, priority=100)
+    app.connect("builder-inited", exercise_proof.write, priority=100)
+    app.connect("builder-inited", teaching.write, priority=100)
     app.connect("env-get-outdated", gpu_pages.outdated)
     app.connect("env-get-outdated", exercise_pages.outdated)
     app.connect("source-read", gpu_pages.add_chapter)

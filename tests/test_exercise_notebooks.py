@@ -13,12 +13,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import exercise_pages
+import exercise_proof
 import exercises
 import gallery
 import nbclient
 import nbformat
 import pages
 import pytest
+import teaching
 from exercise_leaks import leaks, plain, secrets
 
 from lm_from_scratch.exercises.exercise import Exercise
@@ -273,13 +275,13 @@ def test_markup_in_the_catalogue_is_text() -> None:
 
 
 def test_the_proof_page_says_what_is_stored() -> None:
-    tables = exercise_pages.stored()
+    tables = exercise_proof.stored()
     assert list(tables) == [found.name for found in EXERCISES]
-    totals = exercise_pages.totals(tables.values())
+    totals = exercise_proof.totals(tables.values())
     assert totals["mutants"] == totals["killed"] + totals["explained"]
     assert totals["wrong"] == totals["named"] + totals["errors"] + totals["alike"]
     assert totals["wrong"] >= 12 * totals["exercises"]
-    text = exercise_pages.proof()
+    text = exercise_proof.proof()
     assert text.startswith("---\nno-search: true\n---\n")
     assert f"| wrong answers, written by hand | {totals['wrong']} |" in text
     for found in EXERCISES:
@@ -292,15 +294,15 @@ def test_the_proof_page_says_what_is_stored() -> None:
 
 def test_a_row_of_the_matrix() -> None:
     table = {"cases": [{}] * 5}
-    assert exercise_pages.strip(table, {"case": 3, "rejected by": [1, 3, 5]}) == "1·[3]·5"
+    assert exercise_proof.strip(table, {"case": 3, "rejected by": [1, 3, 5]}) == "1·[3]·5"
     table = {"cases": [{}] * 11}
     row = {"case": 10, "rejected by": [2, 10, 11]}
-    assert exercise_pages.strip(table, row) == "·2·······[a]b"
+    assert exercise_proof.strip(table, row) == "·2·······[a]b"
 
 
 # -- the teacher's tables --------------------------------------------------------------------
 
-PLANS = [(exercise_pages.SIX_WEEKS, 2), (exercise_pages.TWELVE_WEEKS, 3)]
+PLANS = [(teaching.SIX_WEEKS, 2), (teaching.TWELVE_WEEKS, 3)]
 
 
 @pytest.mark.parametrize(("weeks", "hardest"), PLANS, ids=["6", "12"])
@@ -309,7 +311,7 @@ def test_plans(weeks: dict[str, list[str]], hardest: int) -> None:
     listed = [page for pages_read in weeks.values() for page in pages_read]
     assert len(set(listed)) == len(listed)
     assert all(exercise_pages.script(page).is_file() for page in listed)
-    taken = exercise_pages.plan(weeks, hardest)
+    taken = teaching.plan(weeks, hardest)
     week_of = {found.name: week for week, members in enumerate(taken) for found in members}
     assert len(week_of) == sum(map(len, taken))
     for members in taken:
@@ -320,19 +322,19 @@ def test_plans(weeks: dict[str, list[str]], hardest: int) -> None:
                 found.page in part for part in list(weeks.values())[: week_of[found.name] + 1]
             )
             assert all(week_of[name] <= week_of[found.name] for name in found.after)
-    text = exercise_pages.plan_table(weeks, hardest)
+    text = teaching.plan_table(weeks, hardest)
     total = re.search(r"\| \*\*(\d+) min\*\* \| \*\*(\d+) min\*\* \|", text)
-    reading = sum(exercise_pages.reading_minutes(page) for page in listed)
+    reading = sum(teaching.reading_minutes(page) for page in listed)
     work = sum(found.minutes for members in taken for found in members)
     assert total and int(total[1]) + int(total[2]) == reading + work
 
 
 def test_the_long_plan_has_every_page_and_exercise() -> None:
-    weeks = exercise_pages.TWELVE_WEEKS
+    weeks = teaching.TWELVE_WEEKS
     listed = {page for pages_read in weeks.values() for page in pages_read}
     assert {f"{path.parent.name}/{path.stem}" for path in gallery.scripts()} <= listed
     left = {f"gpu/{path.stem}" for path in gallery.gpu_scripts()} - listed
-    taken = {found.name for members in exercise_pages.plan(weeks) for found in members}
+    taken = {found.name for members in teaching.plan(weeks) for found in members}
     assert {found.page for found in EXERCISES if found.name not in taken} <= left
 
 
@@ -342,7 +344,7 @@ def test_the_long_plan_has_every_page_and_exercise() -> None:
      ("1_gpt2/1_tokens", 30), ("gpu/9_cross_entropy", 40)],
 )  # fmt: skip
 def test_reading_minutes(page: str, minutes: int) -> None:
-    assert exercise_pages.reading_minutes(page) == minutes
+    assert teaching.reading_minutes(page) == minutes
 
 
 def test_pages_are_in_an_order_that_can_be_followed() -> None:
@@ -356,7 +358,7 @@ def test_pages_are_in_an_order_that_can_be_followed() -> None:
 
 
 def test_outcomes_and_graph_name_every_exercise() -> None:
-    outcomes, graph = exercise_pages.outcomes(), exercise_pages.graph()
+    outcomes, graph = teaching.outcomes(), teaching.graph()
     for found in EXERCISES:
         assert f"</exercises/{found.name}>" in outcomes
         assert f">{found.name}</text>" in graph

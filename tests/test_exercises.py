@@ -205,6 +205,8 @@ def test_a_report_names_the_line_the_call_and_the_way_back() -> None:
     assert 'again: check("rms_norm", rms_norm, case=1)' in text
     assert text.count("hint:") == 1 and "printed: here torch.Size([3, 5, 16])" in text
     alone = said(load(code, "mine.py")["rms_norm"], case=3, seed=5)
+    beside = f"{ROOT / 'lm_from_scratch'}_of_mine/a.py"  # no part of the package
+    assert "line 3: return x.view(7)" in said(load(code, beside)["rms_norm"], case=1)
     assert "0 of 1 checks" in alone and "case=3, seed=5" in alone
 
 

@@ -24,8 +24,8 @@ from lm_from_scratch.exercises.exercise import Call, Case, Exercise
 
 #: Code in these places is not the student's.
 FOREIGN = (
-    *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")},
-    str(Path(__file__).parents[1]),
+    *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")},
+    str(Path(__file__).parents[1]) + os.sep,
     "<frozen",
 )
 

@@ -93,9 +93,7 @@ def decay_of_the_moved_weight(
 ):
     m = betas[0] * exp_avg + (1 - betas[0]) * grad
     v = betas[1] * exp_avg_sq + (1 - betas[1]) * grad**2
-    param = param - lr * (m / (1 - betas[0] ** step)) / (
-        (v / (1 - betas[1] ** step)).sqrt() + eps
-    )
+    param = param - lr * (m / (1 - betas[0] ** step)) / ((v / (1 - betas[1] ** step)).sqrt() + eps)
     return param - lr * weight_decay * param, m, v
 
 

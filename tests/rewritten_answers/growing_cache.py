@@ -202,7 +202,7 @@ class CropCountsTokensToForget(RightByCat):
 
 
 class SharedByAll(RightByCat):
-    pairs: dict = {}
+    pairs: dict = {}  # noqa: RUF012
 
     @property
     def held(self):

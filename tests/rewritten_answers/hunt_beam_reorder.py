@@ -20,7 +20,9 @@ def right_by_gather(cache, parents):
     L = cache.length
     for x in (*cache.keys, *cache.values):
         used = x[:, :, :L].unflatten(0, (P, n))
-        x[:, :, :L] = torch.stack([one[p] for one, p in zip(used, parents, strict=True)]).flatten(0, 1)
+        x[:, :, :L] = torch.stack([one[p] for one, p in zip(used, parents, strict=True)]).flatten(
+            0, 1
+        )
     return cache
 
 
@@ -83,7 +85,7 @@ def nothing_returned(cache, parents):
 
 
 def offset_by_the_prompts(cache, parents):
-    P, n = parents.shape
+    P, _n = parents.shape
     rows = (parents + P * torch.arange(P)[:, None]).flatten()
     for x in cache.keys + cache.values:
         x.copy_(x[rows])
@@ -91,7 +93,7 @@ def offset_by_the_prompts(cache, parents):
 
 
 def beams_interleaved(cache, parents):
-    P, n = parents.shape
+    P, _n = parents.shape
     rows = (parents * P + torch.arange(P)[:, None]).T.flatten()
     for x in cache.keys + cache.values:
         x.copy_(x[rows])
@@ -170,22 +172,22 @@ def length_counted_on(cache, parents):
 
 
 ANSWERS = {
-    row_by_row_in_place: "",
-    keys_only: "",
-    first_prompt_for_all: "",
-    first_layer_only: "",
-    new_tensors_in_the_lists: "",
-    lists_kept_tensors_new: "",
+    row_by_row_in_place: "a parent is overwritten before it is read",
+    keys_only: "values stay behind",
+    first_prompt_for_all: "the second prompt follows the beams of the first",
+    first_layer_only: "only the first layer follows",
+    new_tensors_in_the_lists: "new tensors in the lists, instead of new numbers in the tensors",
+    lists_kept_tensors_new: "new tensors in the lists, instead of new numbers in the tensors",
     data_swapped_under_the_object: "",
-    pairs_returned: "",
-    nothing_returned: "",
-    offset_by_the_prompts: "",
+    pairs_returned: "the result is a tuple of tensors",
+    nothing_returned: "nothing is returned",
+    offset_by_the_prompts: "the rows of a prompt begin at its number times the number of prompts",
     beams_interleaved: "",
     offset_added_to_the_argument: "",
-    inverse_direction: "",
-    view_kept_as_old: "",
-    copied_list_of_the_same_tensors: "",
-    last_token_left_out: "",
+    inverse_direction: "parents are taken for children: beam i is written to row parents[i]",
+    view_kept_as_old: "a parent is overwritten before it is read",
+    copied_list_of_the_same_tensors: "a parent is overwritten before it is read",
+    last_token_left_out: "the newest token stays behind",
     last_token_alone: "",
     values_with_the_reordered_rows_twice: "",
     new_buffers_returned: "",

@@ -134,7 +134,7 @@ def no_cache_at_all(model, prompt, n, chunk):
         scores = q @ k.mT / math.sqrt(q.shape[-1])
         scores = scores.masked_fill(~torch.ones(T, T, dtype=torch.bool).tril(), -math.inf)
         logits = model.logits(x + scores.softmax(-1) @ v)
-        if T == prompt.shape[1] + n - 1:
+        if prompt.shape[1] + n - 1 == T:
             return logits
         ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
 
@@ -150,9 +150,7 @@ def keys_of_generated_tokens_not_held(model, prompt, n, chunk):
         S = min(old, T) + size
         return torch.ones(size, S).tril(S - size)
 
-    return generate(
-        model, prompt, n, chunk, keep=lambda k, v: (k[:, :T], v[:, :T]), mask=mask
-    )
+    return generate(model, prompt, n, chunk, keep=lambda k, v: (k[:, :T], v[:, :T]), mask=mask)
 
 
 def cut_to_new_tokens_after_the_layer(model, prompt, n, chunk):
@@ -186,23 +184,25 @@ def prompt_used_as_the_buffer(model, prompt, n, chunk):
 
 
 ANSWERS = {
-    positions_from_zero: "",
-    position_one_too_high: "",
-    mask_from_the_corner: "",
-    no_mask_after_the_first_piece: "",
-    no_mask_at_all: "",
+    positions_from_zero: "the positions of every round start at 0",
+    position_one_too_high: "positions go on one too far after the prompt",
+    mask_from_the_corner: "the first rows of the triangle are taken, not the last",
+    no_mask_after_the_first_piece: "nothing is hidden once there is a past",
+    no_mask_at_all: "nothing is hidden at all",
     old_keys_hidden: "",
-    itself_hidden_after_the_first_piece: "",
+    itself_hidden_after_the_first_piece: "a query sees one key too few",
     token_of_the_first_row_for_all: "",
-    token_of_the_first_position: "",
+    token_of_the_first_position: "the next token is chosen by the first new logits, not the last",
     one_round_more: "",
     one_round_less: "",
     new_keys_in_front: "",
     prompt_in_one_piece: "",
-    no_cache_at_all: "",
+    no_cache_at_all: "the whole text is read again in every round, as without a cache",
     only_the_last_logits: "",
     keys_of_generated_tokens_not_held: "",
-    cut_to_new_tokens_after_the_layer: "",
+    cut_to_new_tokens_after_the_layer: (
+        "the whole text is read again in every round, as without a cache"
+    ),
     likeliest_of_the_whole_batch: "",
     prompt_used_as_the_buffer: "",
 }

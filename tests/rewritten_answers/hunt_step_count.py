@@ -95,9 +95,7 @@ def sparse_made_dense(params, grads, state, lr, betas, eps, weight_decay):
             move(p, g, state.setdefault(i, new(p)), lr, betas, eps, weight_decay)
 
 
-def nothing_done_where_one_gradient_is_missing(
-    params, grads, state, lr, betas, eps, weight_decay
-):
+def nothing_done_where_one_gradient_is_missing(params, grads, state, lr, betas, eps, weight_decay):
     if any(g is None for g in grads):
         return
     right_checked_first(params, grads, state, lr, betas, eps, weight_decay)

@@ -52,7 +52,7 @@ class StepBeforeItIsRounded(RightByReshape):
 
 class DividedBy256(RightByReshape):
     def ruler(self, x):
-        low, step, g = super().ruler(x)
+        low, _step, g = super().ruler(x)
         return low, ((g.amax(-1, keepdim=True) - g.amin(-1, keepdim=True)) / 256).to(x.dtype), g
 
 
@@ -110,7 +110,7 @@ class SymmetricRuler(RightByReshape):
 
 class OneRulerForTheHead(RightByReshape):
     def ruler(self, x):
-        low, step, g = super().ruler(x)
+        low, _step, g = super().ruler(x)
         lowest = g.amin((-2, -1), keepdim=True).expand(low.shape)
         highest = g.amax((-2, -1), keepdim=True).expand(low.shape)
         return lowest.to(x.dtype), ((highest - lowest) / 255).to(x.dtype), g
@@ -191,26 +191,26 @@ class MinimumFromTheWholeTensor(RightByReshape):
 
 
 ANSWERS = {
-    StepBeforeItIsRounded: "",
-    DividedBy256: "",
-    CutNotRounded: "",
-    CodesWrapAround: "",
-    NotANumberForEqualOnes: "",
+    StepBeforeItIsRounded: "codes are counted in the step before it is rounded",
+    DividedBy256: "256 steps from the smallest to the largest number, not 255",
+    CutNotRounded: "codes are cut off, not rounded",
+    CodesWrapAround: "a code of 256 becomes 0",
+    NotANumberForEqualOnes: "a group of equal numbers is divided by 0",
     StepNotBelowEps: "",
-    EpsAddedToTheStep: "",
-    NarrowArithmetic: "",
-    AlwaysFloat32: "",
-    ProductRoundedFirst: "",
+    EpsAddedToTheStep: "a small constant is added to the step",
+    NarrowArithmetic: "the range is computed in half precision",
+    AlwaysFloat32: "float64 is computed in float32",
+    ProductRoundedFirst: "decode computes in half precision",
     SymmetricRuler: "",
-    OneRulerForTheHead: "",
-    RemainderDropped: "",
-    EveryGthFeature: "",
+    OneRulerForTheHead: "one ruler for all groups of a head",
+    RemainderDropped: "features behind the last whole group are dropped",
+    EveryGthFeature: "every fourth feature is a group, not four neighbours",
     GroupsAcrossTokens: "",
     FewFeaturesRefused: "",
-    GroupOf64: "",
-    DecodedInFloat32: "",
+    GroupOf64: "another group than 32 by default",
+    DecodedInFloat32: "decode returns float32",
     MinimumAsInt8: "",
     ShiftedInPlace: "",
-    MinimumFromTheWholeTensor: "",
+    MinimumFromTheWholeTensor: "one ruler for the whole tensor",
 }
 RIGHT = [RightByReshape, RightByQuotient, RightByView]

@@ -1,7 +1,6 @@
 """Answers to module_load that were written from its text alone."""
 
 import torch
-from torch import nn
 
 from lm_from_scratch.exercises.source import load, stub
 
@@ -172,21 +171,25 @@ class SharedMatrixOfOnes(RightByTheTable):
 
 ANSWERS = {
     CheckpointItself: "",
-    CopiedThoughAssigned: "",
-    AssignUnused: "",
-    ScaleSharedWhereTheDtypeAgrees: "",
-    CodesShared: "",
-    DtypeOfTheCheckpoint: "",
-    QuantisedFirstThenConverted: "",
-    CodesMadeAnew: "",
-    PlainModuleBecomesCoded: "",
-    PlainStaysPlainWhenAssigned: "",
-    MatrixInTheDtypeOfTheCheckpoint: "",
+    CopiedThoughAssigned: "assign=True makes a copy",
+    AssignUnused: "assign is not used: all is as with assign=False",
+    ScaleSharedWhereTheDtypeAgrees: (
+        "the module's dtype without a copy: .to(dtype) may be the same tensor"
+    ),
+    CodesShared: "the codes are shared",
+    DtypeOfTheCheckpoint: "the checkpoint's dtype without assign",
+    QuantisedFirstThenConverted: "quantised first, and converted then",
+    CodesMadeAnew: "codes are decoded and rounded a second time",
+    PlainModuleBecomesCoded: "a plain module becomes quantised without assign",
+    PlainStaysPlainWhenAssigned: "a plain module stays plain with assign",
+    MatrixInTheDtypeOfTheCheckpoint: "a plain module gets the checkpoint's dtype without assign",
     CopiedIntoTheModule: "",
     ParamWithNewParts: "",
-    PlainCheckpointAssignedAsItIs: "",
-    AssignedInTheDtypeOfTheModule: "",
-    OnlyTheModuleIsLookedAt: "",
+    PlainCheckpointAssignedAsItIs: (
+        "assign=True takes a plain matrix as it is, and the module is no longer quantised"
+    ),
+    AssignedInTheDtypeOfTheModule: "the module's dtype even with assign",
+    OnlyTheModuleIsLookedAt: "codes are decoded and rounded a second time",
     SharedMatrixOfOnes: "",
 }
 RIGHT = [RightByTheTable, RightWithDetach]

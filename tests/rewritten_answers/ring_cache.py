@@ -207,7 +207,7 @@ class GrowsForEver(RightAllPlusNew):
 
 
 class SharedPositions(RightAllPlusNew):
-    shared: dict = {}
+    shared: dict = {}  # noqa: RUF012
 
     def reset(self):
         super().reset()

@@ -322,13 +322,12 @@ class Reserved(Reference):
 class OneStore(Buffers):
     """A count for each cache, but one store for all."""
 
-    store: dict[int, list[Tensor] | None] = {}
+    store: dict[int, list[Tensor] | None] = {}  # noqa: RUF012
 
     def reset(self) -> None:
         self.buffers = self.store  # type: ignore[assignment]
         self.store.update(dict.fromkeys(range(self.n_layer)))
         self.counts = [0] * self.n_layer
-
 
 
 RESET = "self.held: list[list[Tensor]] = [[] for _ in range(self.n_layer)]"

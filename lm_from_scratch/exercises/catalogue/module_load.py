@@ -381,6 +381,14 @@ EXERCISE = Exercise(
             "int8 from int8, assign=True",
         ),
         Wrong(
+            "assign is not used: all is as with assign=False",
+            {
+                "            if assign:\n": "            if False:\n",
+                MATRIX: "matrix = other.to(param.dtype)",
+            },
+            "int8 from a plain checkpoint, assign=True",
+        ),
+        Wrong(
             "assign turned round",
             {BODY: f"        assign = not assign\n{BODY}"},
             "int8 from a plain checkpoint, assign=False",

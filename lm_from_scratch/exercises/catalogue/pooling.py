@@ -170,7 +170,6 @@ EXERCISE = Exercise(
     outcome="Write the pooling of a causal classifier so that it finds the last real token "
     "wherever the padding stands.",
     reference=last_token,
-    after=("left_padding",),
     cases=(
         Case(
             "padding on the right",
