@@ -14,7 +14,6 @@ A check without planted wrong answers is a draft. `prove` runs every gate over o
 """
 
 import json
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -242,9 +241,15 @@ def proofs() -> Path:
 
 
 def dump(table: dict[str, Any]) -> str:
-    """The stored form of a proof."""
-    text = json.dumps(table, indent=1, ensure_ascii=False)
-    return re.sub(r"\[\s+([\d,\s]+?)\s+\]", lambda f: f"[{' '.join(f[1].split())}]", text) + "\n"
+    """The stored form of a proof: a line for each case and each wrong answer."""
+    parts = []
+    for key, value in table.items():
+        text = json.dumps(value, ensure_ascii=False)
+        if isinstance(value, list):
+            rows = ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in value)
+            text = f"[\n{rows}\n ]"
+        parts.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def main() -> int:

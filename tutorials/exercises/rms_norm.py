@@ -20,6 +20,7 @@
 import torch
 from torch import Tensor
 
+
 # %%
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     """Scale each vector of the last axis to a mean square of 1, then by the weight."""
@@ -28,6 +29,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     mean_square = precise.pow(2).mean(-1, keepdim=True)
     return (precise * torch.rsqrt(mean_square + eps)).to(x.dtype) * weight
     ### END SOLUTION
+
 
 # %%
 from lm_from_scratch.exercises import check

@@ -166,7 +166,7 @@ def some(g: Generator) -> Call:
 def alike(g: Generator) -> Call:
     first = normal(g, 5)
     params = [first.double(), first.double(), first.double()]
-    grads = [[normal(g, 5).double() for _ in params] for _ in range(5)]
+    grads: list[list[Tensor | None]] = [[normal(g, 5).double() for _ in params] for _ in range(5)]
     for row in grads[:3]:
         row[0] = row[2] = None
     return call(params, grads, **options(0.05))
