@@ -8,10 +8,6 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("MPLBACKEND", "agg")
-# A check keeps what was solved: not in the home of who runs the tests.
-os.environ["LM_FROM_SCRATCH_PROGRESS"] = os.path.join(
-    tempfile.gettempdir(), f"lm-{os.getpid()}.json"
-)
 
 import pytest
 import torch
@@ -30,6 +26,9 @@ from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.quantize import QuantizedWeight
 
 torch.set_num_threads(1)
+# A check keeps what was solved: not in the home of who runs the tests.
+PROGRESS = tempfile.TemporaryDirectory()  # removed when the process ends
+os.environ["LM_FROM_SCRATCH_PROGRESS"] = os.path.join(PROGRESS.name, "progress.json")
 settings.register_profile(
     "tests",
     deadline=None,
