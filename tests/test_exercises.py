@@ -298,6 +298,17 @@ def test_a_list_that_grows_or_shrinks_is_changed() -> None:
         assert f"wrote into its argument {name}" in examine(e, function).text()
 
 
+def test_a_check_holds_under_inference_mode_and_autocast() -> None:
+    for name in ("rms_norm", "attention", "hunt_tied_weights"):
+        e = exercise(name)
+        with torch.inference_mode():
+            assert examine(e, answer(e)).passed, name
+            assert torch.is_inference_mode_enabled()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert examine(e, answer(e)).passed, name
+            assert torch.is_autocast_enabled("cpu")
+
+
 def test_a_case_and_a_seed_make_the_same_numbers() -> None:
     seen: list[Tensor] = []
 

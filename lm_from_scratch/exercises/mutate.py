@@ -1,8 +1,9 @@
 """Small automatic changes of a program: each should break it, and a good check should see it.
 
-One change at a time: another operator or comparison, another constant, a conversion left out, two
-arguments swapped, a condition reversed, a statement left out. Most are mistakes that people make.
-Where a change does not matter, the proof wants a reason in writing.
+One change at a time: another operator or comparison, another constant; a conversion, an operand, a
+keyword or an end of a slice left out; two arguments swapped, a condition reversed, a statement left
+out. Most are mistakes that people make. Where a change does not matter, the proof wants a reason in
+writing.
 """
 
 import ast
@@ -15,6 +16,8 @@ OPERATORS: dict[type, type] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq, ast.And: ast.Or, ast.Or: ast.And, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
 }  # fmt: skip
+REVERSED: dict[type, type] = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE}
+BUILTINS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 CONVERSIONS = {
     "float", "double", "half", "to", "type_as", "contiguous", "clone", "detach", "long", "bool",
     "abs", "sqrt", "rsqrt", "exp", "log", "clamp", "masked_fill", "round", "transpose", "mT",
@@ -85,15 +88,19 @@ def _skipped(node: ast.AST, statement: ast.stmt) -> bool:
 
 def changes(node: ast.AST) -> Iterator[ast.AST]:
     """What can stand in the place of one node."""
-    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        yield ast.BinOp(node.left, OPERATORS[type(node.op)](), node.right)
+    if isinstance(node, ast.BinOp):
+        if type(node.op) in OPERATORS:
+            yield ast.BinOp(node.left, OPERATORS[type(node.op)](), node.right)
+        yield node.left
     elif isinstance(node, ast.AugAssign) and type(node.op) in OPERATORS:
         yield ast.AugAssign(node.target, OPERATORS[type(node.op)](), node.value)
         yield ast.Pass()
-    elif isinstance(node, ast.Compare) and type(node.ops[0]) in OPERATORS:
-        yield ast.Compare(
-            node.left, [OPERATORS[type(node.ops[0])](), *node.ops[1:]], node.comparators
-        )
+    elif isinstance(node, ast.Compare):
+        for place, op in enumerate(node.ops):
+            for table in (OPERATORS, REVERSED):
+                if type(op) in table:
+                    ops = [*node.ops[:place], table[type(op)](), *node.ops[place + 1 :]]
+                    yield ast.Compare(node.left, ops, node.comparators)
     elif isinstance(node, ast.BoolOp):
         yield ast.BoolOp(OPERATORS[type(node.op)](), node.values)
     elif isinstance(node, ast.UnaryOp):
@@ -109,8 +116,20 @@ def changes(node: ast.AST) -> Iterator[ast.AST]:
     elif isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute) and node.func.attr in CONVERSIONS:
             yield node.func.value
-        if len(node.args) == 2 and all(isinstance(a, ast.Name) for a in node.args):
-            yield ast.Call(node.func, node.args[::-1], node.keywords)
+        for place, pair in enumerate(zip(node.args, node.args[1:])):
+            if all(isinstance(argument, ast.Name) for argument in pair):
+                args = [*node.args[:place], *pair[::-1], *node.args[place + 2 :]]
+                yield ast.Call(node.func, args, node.keywords)
+        for left_out in node.keywords:
+            kept = [keyword for keyword in node.keywords if keyword is not left_out]
+            yield ast.Call(node.func, node.args, kept)
+    elif isinstance(node, ast.Slice):
+        if node.lower:
+            yield ast.Slice(None, node.upper, node.step)
+        if node.upper:
+            yield ast.Slice(node.lower, None, node.step)
+    elif isinstance(node, ast.Name) and node.id in BUILTINS:
+        yield ast.Name(BUILTINS[node.id], node.ctx)
     elif isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
         yield ast.Pass()
 

@@ -190,7 +190,8 @@ def what_was_raised(error: BaseException) -> str:
         cell = own[-1].filename.partition(", cell ")[2]  # of a submitted notebook
         text += f"\n{f'cell {cell}, ' if cell else ''}line {own[-1].lineno}: {own[-1].line}"
     if isinstance(error, NameError) and error.name:
-        text += f"\n{error.name} is not defined inside the function: pass it in, or build it inside"
+        text += f"\n{error.name} is not defined inside the function: a typo, a missing import, or "
+        text += "made outside of it?"
     return text
 
 
@@ -278,8 +279,9 @@ def kept_state() -> Iterator[None]:
         on_device(torch.device("cpu"))
         torch.set_default_dtype(torch.float32)
         torch.set_num_threads(1)
-        torch.set_grad_enabled(True)
-        yield
+        with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+            torch.set_grad_enabled(True)
+            yield
     finally:
         random.setstate(random_state)
         on_device(torch.device("cpu"))

@@ -262,6 +262,11 @@ EXERCISE = Exercise(
             "rows without a number above 0",
         ),
     ),
+    survivors={
+        "top = tl.max(value, axis=0): tl.max(value, axis=0) => tl.max(value)": (
+            "a block of one axis has no other"
+        ),
+    },
     right={
         "the lowest finite number as padding": {OTHER: "other=-3.4028234e38"},
         "masked lanes are set after the load": {

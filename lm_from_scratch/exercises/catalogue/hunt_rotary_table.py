@@ -518,6 +518,12 @@ EXERCISE = Exercise(
         Wrong("the table is saved with the model", Saved, SAVED),
         Wrong("the speeds are parameters", Parameters, SAVED),
     ),
+    survivors={
+        "i2 = torch.arange(0, self.dim, 2, device=positions.device): "
+        "torch.arange(0, self.dim, 2, device=positions.device) => torch.arange(0, self.dim, 2)": (
+            "the processor is the default device; a GPU would show it"
+        ),
+    },
     right={
         "a float32 table, as long as the largest position": Table,
         "a buffer, made again after a conversion": Rebuilt,

@@ -92,6 +92,8 @@ def refused(
     four = cu_seq_k[[0, 1, 2, 3, 3]]  # the fourth sequence is empty
     more = cu_seq_q.clone()
     more[1] += 1
+    later = cu_seq_q.clone()
+    later[1] -= 1
     return {
         "the result": function(q, k, v, cu_seq_q, cu_seq_k),
         "a call with bounds of queries that end too early": refuse(
@@ -112,6 +114,9 @@ def refused(
         ),
         "a call with four queries and three keys in a sequence": refuse(
             function, q, k, v, more, cu_seq_k
+        ),
+        "a call with one query too many in the second sequence": refuse(
+            function, q, k, v, later, cu_seq_k
         ),
     }
 
@@ -484,6 +489,11 @@ EXERCISE = Exercise(
         Wrong(
             "the numbers of sequences are not compared",
             {"strict=True": "strict=False"},
+            "bounds that do not fit",
+        ),
+        Wrong(
+            "only the first sequence is refused",
+            {"T > S": "T > S and a == 0"},
             "bounds that do not fit",
         ),
         Wrong(

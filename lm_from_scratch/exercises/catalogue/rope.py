@@ -333,6 +333,13 @@ EXERCISE = Exercise(
             "heads and tokens transposed in memory",
         ),
     ),
+    survivors={
+        "i = torch.arange(half, device=x.device, dtype=wide.dtype): "
+        "torch.arange(half, device=x.device, dtype=wide.dtype) => "
+        "torch.arange(half, dtype=wide.dtype)": (
+            "the processor is the default device; a GPU would show it"
+        ),
+    },
     right={
         "complex numbers, in float64": by_complex_numbers,
         "both halves at once, as in transformers": by_rotate_half,

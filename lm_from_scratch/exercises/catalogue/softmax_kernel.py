@@ -341,6 +341,14 @@ EXERCISE = Exercise(
             "float16",
         ),
     ),
+    survivors={
+        "p = e / tl.sum(e, axis=0): tl.sum(e, axis=0) => tl.sum(e)": (
+            "a block of one axis has no other"
+        ),
+        "e = tl.exp(value - tl.max(value, axis=0)): tl.max(value, axis=0) => tl.max(value)": (
+            "a block of one axis has no other"
+        ),
+    },
     right={
         "powers of 2, of the number times log2(e)": {
             E: "e = tl.exp2((value - tl.max(value, axis=0)) * 1.4426950408889634)"

@@ -301,6 +301,9 @@ EXERCISE = Exercise(
         "q = F.pad(q, (0, 0, 0, 1)): 1 => 2": "a second place of zeros is never looked at",
         "q = q.masked_fill(~real[:, :, None], 0): 0 => 1": "nothing is left over then, so the "
         "token is drawn from p all the same",
+        "p_x, q_x = (p[:, :-1].gather(2, x)[:, :, 0], q.gather(2, x)[:, :, 0]): :-1 => :": (
+            "gather reads no more places than x has"
+        ),
     },
     wrong=(
         Wrong("the replacement is drawn from p", {REST: "rest = p"}, REJECTED),

@@ -295,6 +295,14 @@ EXERCISE = Exercise(
     survivors={
         "def cut_tail(logits: Tensor, top_k: int=0, top_p: float=1.0) -> Tensor:"
         ": 1.0 => 2.0": "top-p is off at 2.0 as well",
+        "ordered, order = logits.float().sort(dim=1, descending=True): "
+        "logits.float().sort(dim=1, descending=True) => logits.float().sort(descending=True)": (
+            "dimension 1 is the last one, which is the default"
+        ),
+        "smallest = logits.topk(k, dim=1).values[:, -1:]: "
+        "logits.topk(k, dim=1) => logits.topk(k)": (
+            "dimension 1 is the last one, which is the default"
+        ),
     },
     wrong=(
         Wrong(
