@@ -98,12 +98,10 @@ class Report:
         most = 10 if len(self.results) > 1 else 1000
         for line in result.outcome.printed.splitlines()[:most]:
             lines += indent(f"printed: {line[:200]}")
-        seed = f", seed={self.seed}" if self.seed else ""
-        name, function = self.exercise.name, self.exercise.function
-        return [
-            *lines,
-            *indent(f'again: check("{name}", {function}, case={result.number + 1}{seed})'),
-        ]
+        case, seed = result.number + 1, f", seed={self.seed}" if self.seed else ""
+        option = f" --seed {self.seed}" if self.seed else ""
+        call = f'check("{self.exercise.name}", {self.exercise.function}, case={case}{seed})'
+        return [*lines, *indent(f"again: {call}; in a terminal: --case {case}{option}")]
 
 
 def indent(text: str) -> list[str]:
