@@ -51,11 +51,13 @@ TWELVE_WEEKS = {
     "Kernels": ["gpu/1_swiglu", "gpu/2_softmax", "gpu/3_rms_norm", "gpu/4_rope"],
 }  # fmt: skip
 SIX_WEEKS = {
-    "Tokens and the model": ["1_gpt2/1_tokens", "1_gpt2/2_gpt2", "1_gpt2/4_sampling"],
+    "Tokens, the model, training": ["1_gpt2/1_tokens", "1_gpt2/2_gpt2", "1_gpt2/3_training"],
     "The blocks of Qwen2": ["2_qwen2/1_rms_norm", "2_qwen2/2_rope", "2_qwen2/3_swiglu"],
     "Attention": ["3_attention/1_attention", "3_attention/2_masks"],
     "Caches": ["5_caching/1_why_cache", "5_caching/2_kinds_of_cache", "5_caching/4_padded_batches"],
-    "Training": ["1_gpt2/3_training", "7_optimizers/1_adamw", "7_optimizers/2_galore"],
+    "Sampling, and optimizers": [
+        "1_gpt2/4_sampling", "7_optimizers/1_adamw", "7_optimizers/2_galore",
+    ],
     "Generation, and tensors that are swapped": [
         "6_generation/1_beam_search", "8_quantized_weights/1_swapping_tensors",
         "8_quantized_weights/2_conversions",
@@ -125,7 +127,7 @@ def plan_table(weeks: dict[str, list[str]], hardest: int = 3) -> str:
             f"**{number + 1}. {title}.** {read}",
             " ".join([f"**{minutes[0]} min.**", ", ".join(map(link, there))]),
             " ".join([f"**{minutes[1]} min,** {reading} of them to read.",
-                      ", ".join(map(link, home))]),
+                      ", ".join(map(link, home))]) if home else f"**{reading} min** to read.",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cell.strip() for cell in cells)} |")
     count = sum(map(len, taken))

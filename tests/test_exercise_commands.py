@@ -86,6 +86,29 @@ def test_the_solution_is_shown_where_nothing_can_be_kept(
     assert said(capsys, "solution", "rms_norm") == solution("rms_norm")
 
 
+def test_a_progress_that_cannot_be_kept_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LM_FROM_SCRATCH_PROGRESS", "/proc/no/such/place.json")
+    assert said(capsys, "hint", "rms_norm").count("hint ") >= len(exercise("rms_norm").hints)
+    Path("rms_norm.py").write_text(solution("rms_norm"))
+    assert "/proc/no/such/place.json cannot be written" in said(capsys, "check", "rms_norm")
+    assert "Nothing is kept yet" in said(capsys, "list")
+
+
+def test_a_loop_that_never_ends_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.py").write_text(WRONG.replace("return x * weight", "while True: pass"))
+    text = said(capsys, "check", "rms_norm", "a.py", "--seconds", "1", code=1)
+    assert "Is there a loop that never ends?" in text
+
+
+def test_an_interrupted_check_is_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("a.py").write_text(WRONG.replace("return x * weight", "raise KeyboardInterrupt"))
+    assert said(capsys, "check", "rms_norm", "a.py", code=130) == "interrupted\n"
+
+
 def test_next_follows_the_path(capsys: pytest.CaptureFixture[str]) -> None:
     first, second = exercises()[:2]
     assert said(capsys, "next").startswith(f"{first.name}: ")
@@ -194,6 +217,8 @@ def test_watch_checks_after_every_save(tmp_path: Path) -> None:
         watch.until("exit code 3")
         file.write_text(WRONG.replace("return x * weight", "while True: pass"))
         watch.until("Is there a loop that never ends?")
+        file.write_text(WRONG.replace("return x * weight", "while True: pass  # again"))
+        time.sleep(0.6)  # it is being checked now, and a save ends that
         other = tmp_path / "other.py"
         other.write_text(solution("rms_norm"))
         other.replace(file)

@@ -42,6 +42,7 @@ from lm_from_scratch.exercises.source import (
     source,
     sources,
     stub,
+    title,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -72,7 +73,7 @@ def test_an_exercise_is_complete(name: str) -> None:
     assert 6 <= len(e.cases) <= 12 and e.points >= 6
     assert all(other in NAMES and other != name for other in e.after), e.after
     assert bool(e.hunt) == name.startswith("hunt_")
-    assert e.outcome.endswith(".") and e.title
+    assert e.outcome.endswith(".") and e.title == title(name).replace("`", "")
 
 
 @pytest.mark.parametrize("name", NAMES)

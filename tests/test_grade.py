@@ -236,7 +236,7 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, dict[str
     out, reports = folder.parent / "out.csv", folder.parent / "reports"
     command = ["grade", str(folder), "--csv", str(out), "--reports", str(reports), "--quiet"]
     assert main([*command, "--exercises", "rms_norm", "--seconds", "2", "--jobs", "4"]) == 0
-    with open(out, newline="", encoding="utf-8") as file:
+    with open(out, newline="", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == COLUMNS
     return {row["student"]: row for row in rows}, reports
@@ -300,7 +300,8 @@ def test_every_submission_has_its_points(
 def test_every_reason_is_said(
     graded: tuple[dict[str, dict[str, str]], Path], student: str, words: str
 ) -> None:
-    assert words in graded[0][student]["reason"]
+    row = graded[0][student]
+    assert words in row["looks like"] + row["reason"]
 
 
 def test_a_report_tells_the_student(graded: tuple[dict[str, dict[str, str]], Path]) -> None:

@@ -75,7 +75,7 @@ def verdict(job: Job, seconds: float | None = None) -> Verdict:
             result.reason = f"{function} is not defined by def or class"
         else:
             result.reason = f"{function} is not defined"
-        result.reason += f" ({problems})" if problems else ""
+        result.reason = f"{problems}; so {result.reason}" if problems else result.reason
         result.text = f"{wanted.name}: {result.reason}"
         return result
     report = examine(wanted, space[function], job.seed, job.case, seconds)
@@ -87,7 +87,7 @@ def verdict(job: Job, seconds: float | None = None) -> Verdict:
     if not report.written:
         result.reason = "not written yet"
     elif faults:
-        result.reason = result.wrong or faults[0]
+        result.reason = faults[0]
     for name in sorted(submission.left_out):
         told = f"{name} is not defined inside"
         if told in result.text:

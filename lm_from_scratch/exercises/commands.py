@@ -14,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from lm_from_scratch.exercises import progress
-from lm_from_scratch.exercises.child import Child, Job, start_method, verdict
+from lm_from_scratch.exercises.child import Child, Job, Verdict, start_method, verdict
 from lm_from_scratch.exercises.exercise import Exercise, exercise, exercises
 from lm_from_scratch.exercises.grade import (
     SEED,
@@ -31,6 +31,7 @@ from lm_from_scratch.exercises.source import script, solution
 
 #: Where a file without a name is looked for: beside you, and where `make lab` puts the notebooks.
 PLACES = (Path("."), Path("build/notebooks/exercises"))
+Stamp = tuple[int, int, int]
 POLL = 0.25  # seconds: editors and network drives do not always report a change
 
 
@@ -57,11 +58,18 @@ def check_command(args: argparse.Namespace) -> int:
     """Check a file; the exit code is 0 only if all cases pass."""
     wanted = exercise(args.name)
     file = find_file(wanted.name, args.file)
-    found = verdict(Job(file, wanted.name, args.seed, args.case))
-    say(found.text)
-    if args.case is None:
-        progress.keep(found.exercise, found.points, found.passed, args.seed)
+    found = verdict(Job(file, wanted.name, args.seed, args.case), args.seconds)
+    show(found, args)
     return 0 if found.passed else 1
+
+
+def show(found: Verdict, args: argparse.Namespace) -> None:
+    """Print a report and keep its result."""
+    say(found.text)
+    if args.case is None and not progress.keep(
+        found.exercise, found.points, found.passed, args.seed
+    ):
+        print(f"This is not kept: {progress.path()} cannot be written.", flush=True)
 
 
 def watch_command(args: argparse.Namespace) -> int:
@@ -70,30 +78,32 @@ def watch_command(args: argparse.Namespace) -> int:
     file = find_file(wanted.name, args.file)
     warm(wanted)
     print(f"Watching {file}. Enter checks again, Ctrl-C ends.", flush=True)
-    before: Any = None
     try:
         while True:
             now = stamp(file)
-            if now != before and now is not None:
-                before = now
-                report(wanted, file, args)
-            elif entered():
-                report(wanted, file, args)
+            if now is not None:
+                report(wanted, file, args, now)
+            while stamp(file) in (now, None) and not entered():
+                pass
     except KeyboardInterrupt:
         print()
     return 0
 
 
-def report(wanted: Exercise, file: Path, args: argparse.Namespace) -> None:
-    """One check in a child, so that no loop or crash ends the watch."""
+def report(wanted: Exercise, file: Path, args: argparse.Namespace, now: Stamp) -> None:
+    """One check in a child, so that no loop or crash ends the watch. A save ends it: what it would
+    say is about another text."""
     child = Child(Job(file, wanted.name, args.seed, args.case), args.seconds)
     try:
+        while not child.is_done():
+            if stamp(file) not in (now, None):
+                return
+            child.pipe.poll(POLL)
         found = child.result()
     finally:
         child.end()
-    say(f"\n{time.strftime('%H:%M:%S')}\n{found.text}")
-    if args.case is None:
-        progress.keep(found.exercise, found.points, found.passed, args.seed)
+    print(f"\n{time.strftime('%H:%M:%S')}")
+    show(found, args)
     if found.passed:
         following = next_exercise()
         if following:
@@ -114,7 +124,7 @@ def warm(wanted: Exercise) -> None:
         examine(wanted, wanted.reference)
 
 
-def stamp(file: Path) -> tuple[int, int, int] | None:
+def stamp(file: Path) -> Stamp | None:
     """What changes when a file is saved; None while an editor replaces it."""
     try:
         status = file.stat()
@@ -142,12 +152,16 @@ def entered() -> bool:
 def hint_command(args: argparse.Namespace) -> int:
     """The next hint; each request shows one more."""
     wanted = exercise(args.name)
+    hints = wanted.hints
     seen = int(progress.number(progress.load().get(wanted.name, {}).get("hints")))
-    seen = min(max(seen, 0) + 1, len(wanted.hints))
-    for number in range(1 if args.all else seen, (len(wanted.hints) if args.all else seen) + 1):
-        print(f"hint {number} of {len(wanted.hints)}: {wanted.hints[number - 1]}")
-    progress.update(wanted.name, hints=len(wanted.hints) if args.all else seen)
-    if args.all or seen == len(wanted.hints):
+    seen = len(hints) if args.all else min(max(seen, 0) + 1, len(hints))
+    everything = args.all
+    if not progress.update(wanted.name, hints=seen):  # without it, this would be the first for ever
+        print(f"{progress.path()} cannot be written: here are all hints.")
+        everything, seen = True, len(hints)
+    for number in range(1 if everything else seen, seen + 1):
+        print(f"hint {number} of {len(hints)}: {hints[number - 1]}")
+    if seen == len(hints):
         print(f"This was the last one. Then: python -m lm_from_scratch solution {wanted.name}")
     return 0
 
@@ -156,15 +170,12 @@ def solution_command(args: argparse.Namespace) -> int:
     """The solution: after the exercise is solved, or when it is asked for again."""
     wanted = exercise(args.name)
     known = progress.load().get(wanted.name, {})
-    if not known.get("passed") and not progress.number(known.get("asked")):
-        progress.update(wanted.name, asked=1)
-        if progress.load().get(wanted.name, {}).get("asked"):
-            left = len(wanted.hints) - int(progress.number(known.get("hints")))
-            hints = f"{left} hints are left (python -m lm_from_scratch hint {wanted.name}). "
-            print(
-                f"{wanted.name} is not solved yet. {hints if left > 0 else ''}Ask again to see it."
-            )
-            return 1
+    first = not known.get("passed") and not progress.number(known.get("asked"))
+    if first and progress.update(wanted.name, asked=1):
+        left = len(wanted.hints) - int(progress.number(known.get("hints")))
+        hints = f"Hints left: {left} (python -m lm_from_scratch hint {wanted.name}). "
+        print(f"{wanted.name} is not solved yet. {hints if left > 0 else ''}Ask again to see it.")
+        return 1
     print(solution(wanted.name), end="")
     return 0
 
@@ -185,7 +196,8 @@ def list_command(args: argparse.Namespace) -> int:
         done += bool(entry.get("passed"))
         stars = "*" * found.difficulty
         print(f"  {mark:>5}  {found.name:<24} {stars:<3} {found.minutes:>3} min  {found.title}")
-    print(f"{done} of {len(exercises())} done; * is easy, *** is hard. Kept in {progress.path()}")
+    kept = f"Kept in {progress.path()}" if progress.path().is_file() else "Nothing is kept yet"
+    print(f"{done} of {len(exercises())} done; * is easy, *** is hard. {kept}.")
     return 0
 
 
@@ -262,7 +274,7 @@ def grade_command(args: argparse.Namespace) -> int:
         say(f"not graded, because neither .py nor .ipynb: {', '.join(others)}")
     students = len({row.student for row in rows})
     seconds = time.perf_counter() - started
-    print(f"{students} students, {len(rows)} rows in {seconds:.1f} s, seed {args.seed}: {out}")
+    print(f"students: {students}, rows: {len(rows)}, {seconds:.1f} s, seed {args.seed}: {out}")
     return code
 
 
@@ -286,6 +298,9 @@ def plainly(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Name
             return run(args)
         except BrokenPipeError:
             raise
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
         except OSError as error:
             raise ValueError(f"{error.filename}: {error.strerror}") from error
 
@@ -325,10 +340,9 @@ def add_commands(commands: Any, keep: Any) -> None:
         p.add_argument("file", nargs="?", help="script or notebook; default: NAME.py or .ipynb")
         p.add_argument("--seed", type=SEEDS, default=0, help="other numbers; default: 0")
         p.add_argument("--case", type=int, help="one case alone, with all that your code prints")
-        if name == "watch":
-            p.add_argument(
-                "--seconds", type=SECONDS, default=20.0, help="of one check; default: 20"
-            )
+        p.add_argument(
+            "--seconds", type=SECONDS, default=20.0, help="of processor time; default: 20"
+        )
     p = add("hint", hint_command, "show the next hint of an exercise")
     p.add_argument("name", help="of the exercise")
     p.add_argument("--all", action="store_true", help="all hints at once")

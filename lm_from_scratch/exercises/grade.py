@@ -149,7 +149,8 @@ def grade(
 
 def csv_text(rows: list[Row]) -> str:
     """The table of all rows, by student and exercise."""
-    text = io.StringIO(newline="")
+    text = io.StringIO("\ufeff", newline="")  # by which a spreadsheet knows that it is UTF-8
+    text.seek(1)
     table = csv.writer(text)
     table.writerow(COLUMNS)
     table.writerows(row.cells() for row in ordered(rows))

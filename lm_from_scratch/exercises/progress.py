@@ -4,7 +4,6 @@ The file is ``~/.lm_from_scratch/progress.json``, or where ``LM_FROM_SCRATCH_PRO
 be copied to another machine. A file that cannot be written or read never stops a check.
 """
 
-import contextlib
 import json
 import os
 from pathlib import Path
@@ -28,14 +27,18 @@ def load() -> dict[str, dict[str, Any]]:
     return {str(name): entry for name, entry in entries if isinstance(entry, dict)}
 
 
-def update(name: str, **changes: Any) -> None:
-    """Change what is known about one exercise; the file is replaced as a whole."""
+def update(name: str, **changes: Any) -> bool:
+    """Change what is known about one exercise; the file is replaced as a whole. False if it cannot
+    be written."""
     known = load()
     known[name] = {**known.get(name, {}), **changes}
     target = path()
-    with contextlib.suppress(OSError):
+    try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_text(target, json.dumps(known, indent=1, sort_keys=True) + "\n")
+    except OSError:
+        return False
+    return True
 
 
 def write_text(path: Path, text: str) -> None:
@@ -49,11 +52,11 @@ def write_text(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def keep(name: str, points: float, passed: bool, seed: int) -> None:
-    """Keep a result if it is better than what is known of its exercise."""
+def keep(name: str, points: float, passed: bool, seed: int) -> bool:
+    """Keep a result if it is better than what is known of its exercise; False if it cannot be."""
     known = load().get(name, {})
-    if points > number(known.get("points")) or (passed and not known.get("passed")):
-        update(name, points=points, passed=passed, seed=seed)
+    better = points > number(known.get("points")) or (passed and not known.get("passed"))
+    return not better or update(name, points=points, passed=passed, seed=seed)
 
 
 def number(value: object) -> float:

@@ -102,7 +102,9 @@ class Proof:
         if report.written or report.points or "not written yet" not in report.text():
             self.problems.append(f"the stub is not taken for one: {report.text()}")
         if len(exercise.right) < LEAST_RIGHT:
-            self.problems.append(f"{len(exercise.right)} right answers, {LEAST_RIGHT} are needed")
+            self.problems.append(
+                f"{len(exercise.right)} right answers beside the solution, {LEAST_RIGHT} are needed"
+            )
         answers = {"the reference": exercise.reference, "the solution": answer(exercise)}
         answers |= {label: answer(exercise, given) for label, given in exercise.right.items()}
         for label, function in answers.items():
@@ -265,7 +267,12 @@ def main() -> int:
             continue
         start = time.perf_counter()
         proof = Proof(found)
-        table = proof.run()
+        try:
+            table = proof.run()
+        except ValueError as error:  # a change that is not found in the solution
+            print(f"{found.name}: {error}")
+            bad += 1
+            continue
         print(
             f"{found.name}: {len(table['wrong'])} wrong and {len(table['right'])} right answers, "
             f"{table['killed']} of {table['mutants']} mutants, {time.perf_counter() - start:.1f} s"

@@ -73,13 +73,15 @@ class Report:
             f"{exercise.name}: {good} of {len(self.results)} checks, {self.points:g} of "
             f"{exercise.points} points (seed {self.seed})"
         ]
-        told = False
+        told, said = False, set()
         for result in self.results:
             worth = "must hold" if result.case.guard else f"{result.case.points}"
             mark = "FAIL" if result.fault else "ok  "
             lines.append(f"  {mark} {result.number + 1:>2} {result.case.name} [{worth}]")
             if result.fault:
-                lines += indent(result.fault.text)
+                repeated = result.fault.text in said
+                lines += indent("the same" if repeated else result.fault.text)
+                said.add(result.fault.text)
                 if self.wrong and result.number == min(self.explains):
                     lines += indent(f"looks like: {self.wrong.label}")
                 if not told:
