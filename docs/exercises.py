@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import re
 import sys
 import zipfile
 from collections.abc import Callable
@@ -64,8 +63,7 @@ def as_student(cell: Cell) -> str:
 
 def as_solution(cell: Cell) -> str:
     """A cell with the solution, without markers; the hidden tests are left out."""
-    text = re.sub(rf"^ *({source.BEGIN}|{source.END})\n?", "", cell.text, flags=re.M)
-    return source.HIDDEN.sub("", text).rstrip("\n")
+    return source.HIDDEN.sub("", source.solved(cell.text)).rstrip("\n")
 
 
 def grading(found: Exercise, cell: Cell, number: int) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from lm_from_scratch.exercises.grade import (
     write_reports,
 )
 from lm_from_scratch.exercises.progress import write_text
+from lm_from_scratch.exercises.report import examine
 from lm_from_scratch.exercises.source import script, solution
 
 #: Where a file without a name is looked for: beside you, and where `make lab` puts the notebooks.
@@ -118,8 +119,6 @@ def say(text: str) -> None:
 
 def warm(wanted: Exercise) -> None:
     """Run the reference once, so that a child has all it needs in memory."""
-    from lm_from_scratch.exercises.report import examine
-
     if start_method() == "fork":
         examine(wanted, wanted.reference)
 

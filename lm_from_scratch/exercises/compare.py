@@ -41,10 +41,10 @@ def compare(
     Tensors are compared within the tolerance of the expected dtype, or the one given; whole
     numbers, booleans and texts exactly; lists, tuples and dicts part by part.
     """
-    if isinstance(want, Tensor):
-        return _compare_tensors(got, want, tolerance, name)
     if got is None and want is not None:
         return Fault("type", f"{name} is None: is there a return statement?")
+    if isinstance(want, Tensor):
+        return _compare_tensors(got, want, tolerance, name)
     if isinstance(want, dict):
         if not isinstance(got, dict) or got.keys() != want.keys():
             return Fault("type", f"{name} is {_brief(got)}; expected {_brief(want)}")
@@ -82,8 +82,6 @@ def compare(
 def _compare_tensors(
     got: Any, want: Tensor, tolerance: Tolerance | None, name: str
 ) -> Fault | None:
-    if got is None:
-        return Fault("type", f"{name} is None: is there a return statement?")
     if not isinstance(got, Tensor):
         return Fault("type", f"{name} is {_brief(got)}; expected a tensor {describe(want)}")
     if got.shape != want.shape:
@@ -97,37 +95,35 @@ def _compare_tensors(
     got, want = got.detach(), want.detach()
     if not want.is_floating_point():
         wrong = got != want
-        allowed = "exactly"
-        distance = wrong.double()
-    else:
-        relative, absolute = tolerance or TOLERANCES[want.dtype]
-        allowed = f"allowed {absolute:.0e} + {relative:.0e}*|expected|"
-        g, w = got.double(), want.double()
-        bad = _isnan(g) & ~_isnan(w)
+        if not bool(wrong.any()):
+            return None
+        at = _index(wrong.flatten().to(torch.uint8).argmax(), want)
+        return Fault(
+            "values", f"{_how_many(wrong, got, want, name)}; the first at {list(at)}: "
+            f"got {got[at].item()}, expected {want[at].item()}"
+        )  # fmt: skip
+    relative, absolute = tolerance or TOLERANCES[want.dtype]
+    g, w = got.double(), want.double()
+    for word, bad in (("NaN", _isnan(g) & ~_isnan(w)), ("infinite", _isinf(g) & (g != w))):
         if bool(bad.any()):
-            return Fault("values", _special("NaN", bad, name, want))
-        bad = _isinf(g) & (g != w)
-        if bool(bad.any()):
-            return Fault("values", _special("infinite", bad, name, want))
-        distance = _where((g == w) | (_isnan(g) & _isnan(w)), torch.zeros_like(w), _abs(g - w))
-        wrong = ~(distance <= absolute + relative * _abs(w))
-        wrong |= _isinf(w)
-        wrong &= ~((g == w) | (_isnan(g) & _isnan(w)))
+            return Fault("values", _special(word, bad, name, want))
+    equal = (g == w) | (_isnan(g) & _isnan(w))
+    distance = _where(equal, torch.zeros_like(w), _abs(g - w))
+    wrong = ~equal & (~(distance <= absolute + relative * _abs(w)) | _isinf(w))
     if not bool(wrong.any()):
         return None
     at = _index(_where(wrong, distance.nan_to_num(nan=math.inf), -1.0).argmax(), want)
+    a, b = _unlike(got[at].item(), want[at].item())
+    text = f"{_how_many(wrong, got, want, name)}; largest error {distance[at].item():.3g} at "
+    text += f"{list(at)}: got {a}, expected {b}"
+    return Fault("values", f"{text} (allowed {absolute:.0e} + {relative:.0e}*|expected|)")
+
+
+def _how_many(wrong: Tensor, got: Tensor, want: Tensor, name: str) -> str:
     text = f"{int(wrong.sum())} of {want.numel()} values of {name} differ"
     if want.numel() > 1 and not bool(got.any()) and bool(want.any()):
         text += f"; {name} is all {'False' if got.dtype == torch.bool else 'zeros'}"
-    if not want.is_floating_point():
-        first = _index(wrong.flatten().to(torch.uint8).argmax(), want)
-        return Fault(
-            "values", f"{text}; the first at {list(first)}: got {got[first].item()}, "
-            f"expected {want[first].item()}"
-        )  # fmt: skip
-    a, b = _unlike(got[at].item(), want[at].item())
-    text += f"; largest error {distance[at].item():.3g} at {list(at)}: got {a}, expected {b}"
-    return Fault("values", f"{text} ({allowed})")
+    return text
 
 
 def _unlike(got: float, want: float) -> tuple[str, str]:

@@ -12,8 +12,8 @@ from lm_from_scratch.exercises.source import answer
 
 def diagnose(
     exercise: Exercise, failed: dict[int, Outcome], wants: dict[int, Outcome], seed: int
-) -> Wrong | None:
-    """The wrong answer that explains most of the failed cases, or None.
+) -> tuple[Wrong | None, list[int]]:
+    """The wrong answer that explains most of the failed cases, or None; and these cases.
 
     failed  what the student's function did, by the number of each case that it failed
     wants   what the reference did in those cases
@@ -26,15 +26,17 @@ def diagnose(
     result with NaN is never named: all NaN look alike.
     """
     usable = {n: o for n, o in failed.items() if not o.fault and not has_nan(o.value)}
-    best, most, least = None, 0, 0
+    best: Wrong | None = None
+    cases: list[int] = []
+    least = 0
     for wrong in exercise.wrong if usable else ():
-        found = len(explained(exercise, wrong, usable, wants, seed))
-        if found < max(most, len(usable) / 2):
+        found = explained(exercise, wrong, usable, wants, seed)
+        if len(found) < max(len(cases), len(usable) / 2):
             continue
         more = also_fails(exercise, wrong, wants.keys() - failed.keys(), wants, seed)
-        if found > most or more < least:
-            best, most, least = wrong, found, more
-    return best
+        if len(found) > len(cases) or more < least:
+            best, cases, least = wrong, found, more
+    return best, cases
 
 
 def also_fails(
@@ -58,8 +60,6 @@ def explained(
     """The numbers of the failed cases that a wrong answer explains."""
     function, numbers = answer(exercise, wrong.answer), []
     for number, got in failed.items():
-        if got.fault or has_nan(got.value):
-            continue
         theirs = outcome(exercise, number, function, seed)
         case = exercise.cases[number]
         if judge(case, theirs, wants[number]) and alike(case, got, theirs):

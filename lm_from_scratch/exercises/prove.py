@@ -48,9 +48,8 @@ class Proof:
         exercise: Exercise,
         right_seeds: int = RIGHT_SEEDS,
         wrong_seeds: int = WRONG_SEEDS,
-        progress: Callable[[str], None] = lambda text: None,
     ):
-        self.exercise, self.progress = exercise, progress
+        self.exercise = exercise
         self.right_seeds, self.wrong_seeds = right_seeds, wrong_seeds
         self.wants: dict[tuple[int, int], Outcome] = {}
         self.problems: list[str] = []
@@ -108,7 +107,6 @@ class Proof:
         answers = {"the reference": exercise.reference, "the solution": answer(exercise)}
         answers |= {label: answer(exercise, given) for label, given in exercise.right.items()}
         for label, function in answers.items():
-            self.progress(f"right: {label}")
             for seed in range(self.right_seeds):
                 for number in self.numbers():
                     if why := self.rejects(number, function, seed):
@@ -127,7 +125,6 @@ class Proof:
     def wrong(self, planted: Wrong) -> dict[str, Any]:
         """Gates 2 and 6 for one wrong answer."""
         exercise = self.exercise
-        self.progress(f"wrong: {planted.label}")
         function = answer(exercise, planted.answer)
         expected = next(n for n in self.numbers() if exercise.cases[n].name == planted.case)
         for seed in range(self.wrong_seeds):
@@ -159,7 +156,6 @@ class Proof:
         given = solution(exercise.name)[: -len(own)]
         survived, total = [], 0
         for label, code in mutants(own):
-            self.progress(f"mutant: {label}")
             total += 1
             self.killers[f"mutant {label}"] = by = self.killed(given + code, total)
             if not by:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lm_from_scratch.exercises.compare import Fault, describe
-from lm_from_scratch.exercises.diagnose import diagnose, explained
+from lm_from_scratch.exercises.diagnose import diagnose
 from lm_from_scratch.exercises.exercise import Case, Exercise, Wrong
 from lm_from_scratch.exercises.run import (
     Outcome,
@@ -179,6 +179,5 @@ def examine(
     if all(result.fault and result.fault.kind == "stub" for result in results):
         return Report(exercise, seed, [], written=False)
     failed = {result.number: result.outcome for result in results if result.fault}
-    wrong = diagnose(exercise, failed, wants, seed) if failed else None
-    explains = explained(exercise, wrong, failed, wants, seed) if wrong else []
+    wrong, explains = diagnose(exercise, failed, wants, seed)
     return Report(exercise, seed, results, wrong, explains=explains)

@@ -74,31 +74,33 @@ def student(text: str) -> str:
     return HIDDEN.sub("", stub)
 
 
-def solution(name: str, whole: bool = True) -> str:
-    """The solution's code; whole: with the given cells before it, so that it runs alone."""
-    parts = []
-    for cell in source(name):
-        if cell.is_solution:
-            parts.append(re.sub(rf"^ *{BEGIN}\n|^ *{END}\n?", "", cell.text + "\n", flags=re.M))
-            break
-        if cell.kind == "code" and whole and not_a_check(cell):
-            parts.append(cell.text)
+def solved(text: str) -> str:
+    """A cell's text with the solution, without its markers."""
+    return re.sub(rf"^ *{BEGIN}\n|^ *{END}\n?", "", f"{text}\n", flags=re.M)
+
+
+def program(name: str, own: Callable[[str], str]) -> str:
+    """The given code and the cell of the solution, `own` of it, as a script that runs alone. A
+    cell that only shows the check, as in a bug hunt, is no part of it."""
+    parts = [
+        own(cell.text) if cell.is_solution else cell.text
+        for cell in source(name)
+        if cell.kind == "code" and "exercises import check" not in cell.text
+    ]
     return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def not_a_check(cell: Cell) -> bool:
-    """A given cell that only shows the check, as in a bug hunt, is no part of the code."""
-    return "exercises import check" not in cell.text
+def solution(name: str, whole: bool = True) -> str:
+    """The solution's code; whole: with the given cells before it, so that it runs alone."""
+    if whole:
+        return program(name, solved)
+    (own,) = (solved(cell.text).strip("\n") for cell in source(name) if cell.is_solution)
+    return own + "\n"
 
 
 def stub(name: str) -> str:
     """The code a student starts from, as a script that runs alone."""
-    parts = [
-        student(cell.text)
-        for cell in source(name)
-        if cell.kind == "code" and (cell.is_solution or (not cell.is_check and not_a_check(cell)))
-    ]
-    return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
+    return program(name, student)
 
 
 def script(name: str) -> str:

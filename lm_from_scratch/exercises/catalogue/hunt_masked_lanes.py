@@ -3,31 +3,22 @@
 Triton is imported when a case is played, not here: it exists for Linux only.
 """
 
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, normal
-
-POISON = 7.0  # what lies around the rows and in out: finite, so that wrong numbers can be seen
-
-
-class AsKernel:
-    """torch's maximum, called as a kernel."""
-
-    def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
-        def launch(x: Tensor, tops: Tensor, out: Tensor, width: int, BLOCK: int) -> None:
-            best = x.amax(1)
-            tops.copy_(best)
-            out.copy_(x - best[:, None])
-
-        return launch
+from lm_from_scratch.exercises.launch import POISON, AsKernel, check_kernel, launch
 
 
-REFERENCE: Any = AsKernel()
+def by_torch(programs: int, x: Tensor, tops: Tensor, out: Tensor, width: int, BLOCK: int) -> None:
+    best = x.amax(1)
+    tops.copy_(best)
+    out.copy_(x - best[:, None])
+
+
+REFERENCE: Any = AsKernel(by_torch)
 
 # ----------------------------------------------------------------------------------------- plays
 
@@ -35,16 +26,9 @@ REFERENCE: Any = AsKernel()
 def launched(kernel: Any, x: Tensor, BLOCK: int) -> tuple[dict[str, Any], int]:
     """Both results, and how many numbers around them were written. All lie in a memory of more
     than any slip in an address can reach."""
-    from lm_from_scratch.kernels.device import INTERPRETED
-
-    if kernel is not REFERENCE and not hasattr(kernel, "fn"):
-        raise TypeError("this is no kernel: is @triton.jit missing?")
-    written = kernel is REFERENCE or INTERPRETED  # a compiler cannot raise it
-    if not written and "raise NotImplementedError" in inspect.getsource(kernel.fn):
-        raise NotImplementedError
+    device = check_kernel(kernel)
     rows, width = x.shape
     margin = (rows + 2) * 2 * BLOCK
-    device = "cpu" if INTERPRETED else "cuda"
 
     def memory(*shape: int) -> tuple[Tensor, Tensor]:
         whole = torch.full((2 * margin,), POISON, device=device)
@@ -57,12 +41,7 @@ def launched(kernel: Any, x: Tensor, BLOCK: int) -> tuple[dict[str, Any], int]:
         memory(rows, width),
     )
     source.copy_(x)
-    try:
-        kernel[(rows,)](source, tops, out, width, BLOCK=BLOCK)
-    except Exception as error:
-        while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:
-            error = error.__cause__  # type: ignore[assignment]
-        raise error
+    launch(kernel, rows, source, tops, out, width, BLOCK=BLOCK)
     if not torch.equal(source, x.to(device)):
         raise ValueError("your kernel wrote into x")
     outside = int((all_out != POISON).sum() + (all_tops != POISON).sum())

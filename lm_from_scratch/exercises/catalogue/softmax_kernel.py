@@ -3,34 +3,25 @@
 Triton is imported when a case is played, not here: it exists for Linux only.
 """
 
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, integers, normal
+from lm_from_scratch.exercises.launch import POISON, AsKernel, check_kernel, launch
 
-POISON = 7.0  # what lies around the rows and in out: finite, so that wrong sums can be seen
 INF = float("inf")
 
 
-class AsKernel:
-    """torch's softmax, called as a kernel: what the package's own kernel is held against, and
-    hundreds of times faster than an interpreted one."""
-
-    def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
-        def launch(
-            x: Tensor, out: Tensor, x_stride: int, out_stride: int, width: int, BLOCK: int
-        ) -> None:
-            rows = x.as_strided((grid[0], width), (x_stride, 1)).float()
-            out.as_strided((grid[0], width), (out_stride, 1)).copy_(rows.softmax(-1))
-
-        return launch
+def by_torch(
+    programs: int, x: Tensor, out: Tensor, x_stride: int, out_stride: int, width: int, BLOCK: int
+) -> None:
+    rows = x.as_strided((programs, width), (x_stride, 1)).float()
+    out.as_strided((programs, width), (out_stride, 1)).copy_(rows.softmax(-1))
 
 
-REFERENCE: Any = AsKernel()
+REFERENCE: Any = AsKernel(by_torch)
 
 # ----------------------------------------------------------------------------------------- plays
 
@@ -40,16 +31,9 @@ def launched(
 ) -> tuple[Tensor, Tensor]:
     """The rows of `out`, and all of its memory. Both matrices lie in a memory of more than any
     slip in a stride or a mask can reach."""
-    from lm_from_scratch.kernels.device import INTERPRETED
-
-    if kernel is not REFERENCE and not hasattr(kernel, "fn"):
-        raise TypeError("this is no kernel: is @triton.jit missing?")
-    written = kernel is REFERENCE or INTERPRETED  # a compiler cannot raise it
-    if not written and "raise NotImplementedError" in inspect.getsource(kernel.fn):
-        raise NotImplementedError
+    device = check_kernel(kernel)
     rows, width = x.shape
     margin = (rows + 1) * (x_stride + out_stride + BLOCK)
-    device = "cpu" if INTERPRETED else "cuda"
 
     def matrix(stride: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         memory = torch.full((2 * margin,), POISON, dtype=dtype, device=device)
@@ -57,12 +41,7 @@ def launched(
 
     (_, source), (memory, out) = matrix(x_stride, x.dtype), matrix(out_stride, torch.float32)
     source.copy_(x)
-    try:
-        kernel[(rows,)](source, out, x_stride, out_stride, width, BLOCK=BLOCK)
-    except Exception as error:
-        while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:
-            error = error.__cause__  # type: ignore[assignment]
-        raise error
+    launch(kernel, rows, source, out, x_stride, out_stride, width, BLOCK=BLOCK)
     if not bool(((source == x.to(device)) | source.isnan()).all()):
         raise ValueError("your kernel wrote into x")
     return out.cpu(), memory.cpu()
