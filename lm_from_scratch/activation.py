@@ -24,12 +24,14 @@ from torch.autograd.function import once_differentiable
 
 
 def gelu(x: Tensor) -> Tensor:
-    r"""The exact GELU, :math:`x \cdot \tfrac{1}{2} (1 + \mathrm{erf}(x / \sqrt{2}))`."""
+    r"""The exact GELU of ``x`` (any shape), :math:`x \cdot \tfrac{1}{2} (1 + \mathrm{erf}(x /
+    \sqrt{2}))`."""
     return 0.5 * x * (1.0 + torch.erf(x / math.sqrt(2.0)))
 
 
 def gelu_new(x: Tensor) -> Tensor:
-    r"""GPT-2's GELU, :math:`\tfrac{x}{2} (1 + \tanh(\sqrt{2/\pi} (x + 0.044715 x^3)))`."""
+    r"""GPT-2's GELU of ``x`` (any shape), :math:`\tfrac{x}{2} (1 + \tanh(\sqrt{2/\pi} (x + 0.044715
+    x^3)))`."""
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
 
 
@@ -44,7 +46,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    r"""The gated product :math:`\mathrm{silu}(\mathrm{gate}) \odot \mathrm{up}`, elementwise."""
+    r"""The gated product :math:`\mathrm{silu}(\mathrm{gate}) \odot \mathrm{up}`, elementwise, of
+    two tensors of one shape (..., F)."""
     return F.silu(gate) * up
 
 
@@ -67,7 +70,8 @@ class SwiGLUFunction(torch.autograd.Function):
 
 
 class GatedMLP(nn.Module):
-    """Three maps without biases; with ``silu`` as ``activation`` the product is :func:`swiglu`."""
+    """Three maps without biases, of ``x`` (..., C) to (..., F) and back; with ``silu`` as
+    ``activation`` the product is :func:`swiglu`."""
 
     def __init__(self, n_embd: int, intermediate_size: int, activation: str = "silu") -> None:
         super().__init__()
@@ -81,12 +85,13 @@ class GatedMLP(nn.Module):
 
 
 def gated_silu(gate: Tensor, up: Tensor) -> Tensor:
-    """:func:`swiglu`, through :class:`SwiGLUFunction` where a backward pass may follow."""
+    """:func:`swiglu`, through :class:`SwiGLUFunction` where a backward pass may follow; ``gate``
+    and ``up`` have one shape (..., F)."""
     return SwiGLUFunction.apply(gate, up) if torch.is_grad_enabled() else swiglu(gate, up)
 
 
 def gated(act: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
-    """The gated product with any activation."""
+    """The gated product with any activation, of ``gate`` and ``up`` of one shape (..., F)."""
     return act(gate) * up
 
 

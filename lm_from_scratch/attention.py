@@ -6,8 +6,9 @@ r"""Attention: a query takes the mean of the values, weighted by how well their 
    y_t = \sum_s a_{ts} v_s
 
 over the keys that :mod:`~lm_from_scratch.visibility` lets the query see. Every kind of attention is
-a function with one signature, ``(q, k, v, visibility, dropout)``, and the same result:
-:data:`ATTENTION_KINDS` lists them and :func:`use_attention_` puts one into a built model.
+a function with one signature, ``(q, k, v, visibility, dropout)``, for q (B, H, T, D), k
+(B, Hkv, S, D) and v (B, Hkv, S, D); the result is (B, H, T, D). :data:`ATTENTION_KINDS` lists them
+and :func:`use_attention_` puts one into a built model.
 
 Two of them stand here: ``formula`` is the equation, ``sdpa`` the fused kernel of torch, which the
 models use. ``tiled`` is in :mod:`~lm_from_scratch.online_softmax`, ``flex`` in
@@ -54,7 +55,10 @@ def attention_weights(q: Tensor, k: Tensor, visibility: Visibility) -> Tensor:
 def formula_attention(
     q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout: float = 0.0
 ) -> Tensor:
-    """Attention as written above, (B, H, T, D): every weight exists in memory at once."""
+    """Attention as written above, (B, H, T, D): every weight exists in memory at once.
+
+    Raises ``ValueError`` for shapes that do not fit.
+    """
     check_shapes(q, k, v, visibility)
     weights = F.dropout(attention_weights(q, k, visibility), p=dropout)
     return weights @ repeat_kv(v, q.shape[1])
@@ -67,6 +71,8 @@ def sdpa_attention(
 
     ``is_causal`` is used only when queries and keys are the same tokens: for fewer queries than
     keys torch aligns the triangle to the first key, which is wrong after a cache.
+
+    Raises ``ValueError`` for shapes that do not fit.
     """
     check_shapes(q, k, v, visibility)
     mask = None if visibility.is_causal or visibility.is_full else visibility.mask
@@ -88,7 +94,8 @@ def sdpa_attention(
 
 
 def one_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """Query heads that share a key head are queries of one head, which reads its keys once.
+    """Query heads of q (B, H, 1, D) that share a key head are queries of one head, which reads its
+    keys k (B, Hkv, S, D) and values v (B, Hkv, S, D) once. The ``mask`` is (B or 1, 1, 1, S).
 
     For a query alone torch's float32 kernel for a CPU, and the copies for it, take a third of the
     time of its bfloat16 kernel.
@@ -114,7 +121,10 @@ ATTENTION_KINDS: dict[str, AttentionFunction] = {
 
 
 def attention_layers(model: nn.Module) -> list[Any]:
-    """The attention modules of a built model, in order: those with an ``attend`` function."""
+    """The attention modules of a built model, in order: those with an ``attend`` function.
+
+    Raises ``ValueError`` if there are none.
+    """
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "attend")]
     if not layers:
         raise ValueError(f"{type(model).__name__} has no attention layer (no module with `attend`)")
@@ -122,7 +132,10 @@ def attention_layers(model: nn.Module) -> list[Any]:
 
 
 def use_attention_(model: nn.Module, kind: str) -> None:
-    """Make every attention layer of a built model compute with the named kind."""
+    """Make every attention layer of a built model compute with the named kind.
+
+    Raises ``ValueError`` for a name that is not in :data:`ATTENTION_KINDS`.
+    """
     if kind not in ATTENTION_KINDS:
         raise ValueError(f"attention kind {kind!r} is not one of {sorted(ATTENTION_KINDS)}")
     for layer in attention_layers(model):

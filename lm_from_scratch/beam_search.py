@@ -76,7 +76,8 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """For each prompt the ``num_return_sequences`` finished hypotheses of best score, best first.
 
-    There are fewer where fewer exist. The other arguments are those of :func:`beam_steps`.
+    There are fewer where fewer exist. The other arguments are those of :func:`beam_steps`. Raises
+    ``ValueError`` for numbers out of range, and as :func:`beam_steps`.
     """
     if num_beams >= 1 and not 1 <= num_return_sequences <= num_beams:
         raise ValueError(
@@ -108,8 +109,8 @@ def beam_steps(
 ) -> Iterator[list[list[Hypothesis]]]:
     """Yield, step after step, the candidates of every prompt, most likely first: the search tree.
 
-    They are the ``num_beams`` best ways to continue each beam, and one more for every stop token.
-    A prompt whose search is over has none. It is over when ``num_beams`` hypotheses have finished
+    They are the ``num_beams`` best ways to continue each beam, and one more for every stop token. A
+    prompt whose search is over has none. It is over when ``num_beams`` hypotheses have finished
     and, with ``early_stopping``
 
     ``True``
@@ -125,7 +126,8 @@ def beam_steps(
     candidate. What is left is not normalised again, so that a search in which tokens are forbidden
     ranks texts as the model does. Any empty ``cache`` will do.
 
-    All arguments are checked here and now; the model runs when the first step is asked for.
+    All arguments are checked here and now; the model runs when the first step is asked for. Raises
+    ``ValueError`` for numbers out of range, prompts that the model cannot read, and a cache in use.
     """
     if num_beams < 1:
         raise ValueError(f"num_beams={num_beams} must be at least 1")

@@ -43,6 +43,8 @@ from lm_from_scratch.swap import swap_parameters_
 from lm_from_scratch.tokenizer import Tokenizer
 
 #: The small models that come with the package; their READMEs say how they were made.
+#:
+#: :meta hide-value:
 PRETRAINED = Path(__file__).parent / "pretrained"
 SHIPPED = PRETRAINED / "gpt2-docs"
 
@@ -90,7 +92,10 @@ QWEN2_ABSENT: dict[str, Any] = {
 
 
 def config_from_dict(config: Mapping[str, Any]) -> Config:
-    """A config from the contents of a ``config.json``; keys that it does not know pass."""
+    """A config from the contents of a ``config.json``; keys that it does not know pass.
+
+    Raises ``ValueError`` for another ``model_type``, and for what our models do not do.
+    """
     model_type = config.get("model_type")
     if model_type == "gpt2":
         return gpt2_config_from_dict(config)
@@ -109,6 +114,8 @@ def config_to_dict(config: Config) -> dict[str, Any]:
 
 
 def gpt2_config_from_dict(config: Mapping[str, Any]) -> GPT2Config:
+    """The config of a GPT-2 ``config.json``. Raises ``ValueError`` for what our model does not
+    do."""
     for key, off in NOT_SUPPORTED.items():
         if config.get(key, off) != off:
             raise ValueError(f"{key}={config[key]} is not supported, only {key}={off}")
@@ -117,13 +124,17 @@ def gpt2_config_from_dict(config: Mapping[str, Any]) -> GPT2Config:
 
 
 def gpt2_config_to_dict(config: GPT2Config) -> dict[str, Any]:
+    """The inverse of :func:`gpt2_config_from_dict`."""
     values = {GPT2_NAMES.get(f.name, f.name): getattr(config, f.name) for f in fields(config)}
     return {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **values}
 
 
 def qwen2_config_from_dict(config: Mapping[str, Any]) -> Qwen2Config:
     """Old configs say ``rope_theta`` and ``rope_scaling``, new ones ``rope_parameters``; the layers
-    that slide are listed in new ones, and follow from two numbers and a switch in old ones."""
+    that slide are listed in new ones, and follow from two numbers and a switch in old ones.
+
+    Raises ``ValueError`` for what our model does not do.
+    """
     config = {**QWEN2_ABSENT, **config}
     names = {f.name: QWEN2_NAMES.get(f.name, f.name) for f in fields(Qwen2Config)}
     for derived in (
@@ -160,6 +171,8 @@ def qwen2_config_from_dict(config: Mapping[str, Any]) -> Qwen2Config:
 
 
 def qwen2_config_to_dict(config: Qwen2Config) -> dict[str, Any]:
+    """The inverse of :func:`qwen2_config_from_dict`. Raises ``ValueError`` for a scaling that the
+    file cannot express."""
     values = {QWEN2_NAMES.get(f.name, f.name): getattr(config, f.name) for f in fields(config)}
     scaling = values.pop("rope_scaling")
     if isinstance(scaling, DynamicNTKScaling) and scaling.original_length != config.block_size:
@@ -205,8 +218,8 @@ def from_pretrained(folder: str | Path) -> CausalLM:
     like ``gpt2`` or ``Qwen/Qwen2-0.5B``. ``gpt2-docs`` and ``qwen2-docs`` are in the package.
 
     The model comes back in evaluation mode, in the dtype of the file, and with the quantised
-    weights that :func:`save_pretrained` wrote. A missing, unexpected or wrongly shaped tensor
-    raises a ``ValueError`` that names it.
+    weights that :func:`save_pretrained` wrote. Raises ``ValueError`` for a folder that cannot be
+    read, and names a missing, unexpected or wrongly shaped tensor.
     """
     folder = local_folder(folder)
     contents = read_json(folder / "config.json")
@@ -218,7 +231,10 @@ def from_pretrained(folder: str | Path) -> CausalLM:
 
 
 def classifier_from_pretrained(folder: str | Path) -> SequenceClassifier | TokenClassifier:
-    """Read a classifier, like :func:`from_pretrained`; which one, its ``config.json`` says."""
+    """Read a classifier, like :func:`from_pretrained`; which one, its ``config.json`` says.
+
+    Raises ``ValueError`` for a folder with anything else.
+    """
     folder = local_folder(folder)
     contents = read_json(folder / "config.json")
     config = config_from_dict(contents)
@@ -259,7 +275,10 @@ def _fill(model: AnyModel, folder: Path, contents: Mapping[str, Any]) -> AnyMode
 
 
 def shipped() -> list[str]:
-    """The names of the models that come with the package."""
+    """The names of the models that come with the package. Raises ``ValueError`` if it lies in a zip
+    file, where no model can be mapped into memory."""
+    if not PRETRAINED.is_dir():
+        raise ValueError(f"there is no folder {PRETRAINED}; install the package, unpacked")
     return sorted(path.parent.name for path in PRETRAINED.glob("*/config.json"))
 
 
@@ -267,6 +286,8 @@ def load_shipped(name: str = "gpt2-docs") -> tuple[CausalLM, Tokenizer]:
     """A small model that comes with the package, in float32, and its tokenizer.
 
     ``gpt2-docs`` and ``qwen2-docs`` have the same size, and were trained alike on the same text.
+
+    Raises ``ValueError`` for another name.
     """
     folder = PRETRAINED / name
     if not (folder / "config.json").is_file():
@@ -289,7 +310,8 @@ def save_pretrained(
     give ``transformers`` padded rows, set it there, to a token that no text ends with.
 
     A folder that holds what this function writes, and nothing else, is replaced as a whole; any
-    other is refused.
+    other is left as it is. Raises ``ValueError`` for it, and for a model with adapters or of
+    several dtypes.
     """
     folder = Path(folder).resolve()
     check_replaceable(folder, WRITTEN)
@@ -305,7 +327,10 @@ def save_pretrained(
 def write_model(
     model: CausalLM | Classifier, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> None:
-    """Write ``config.json`` and the weights into an existing folder."""
+    """Write ``config.json`` and the weights into an existing folder.
+
+    Raises ``ValueError`` for several dtypes.
+    """
     model = getattr(model, "_orig_mod", model)  # of a compiled model, the model
     dtypes = {parameter.dtype for parameter in model.parameters()}
     if len(dtypes) > 1:
@@ -360,7 +385,10 @@ def frozen_digest(model: nn.Module) -> str | None:
 
 def local_folder(name: str | Path) -> Path:
     """``name`` itself if it is a folder; else the package's model, or the hub's files, of that name
-    (fetched once)."""
+    (fetched once).
+
+    Raises ``ValueError`` if there is none.
+    """
     folder = Path(name)
     if folder.is_dir():
         if not (folder / "config.json").is_file() and (folder / "model" / "config.json").is_file():
@@ -384,6 +412,7 @@ def local_folder(name: str | Path) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises ``ValueError`` for anything else."""
     if not path.is_file():
         raise ValueError(f"{path.parent} has no {path.name}")
     try:
@@ -403,7 +432,10 @@ def write_json(path: Path, contents: Mapping[str, Any]) -> None:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of ``model.safetensors``, or of the shards that its index names."""
+    """All tensors of ``model.safetensors``, or of the shards that its index names.
+
+    Raises ``ValueError`` if they are not there.
+    """
     index = folder / "model.safetensors.index.json"
     if (folder / "model.safetensors").is_file():
         files = ["model.safetensors"]
@@ -426,7 +458,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def read_file(path: Path) -> dict[str, Tensor]:
-    """The tensors of one safetensors file."""
+    """The tensors of one safetensors file. Raises ``ValueError`` for a damaged one."""
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
@@ -437,7 +469,8 @@ def rename(tensors: Mapping[str, Tensor], model: CausalLM | Classifier) -> dict[
     """From a checkpoint's names and layout to those of ``model``.
 
     Files of a bare backbone have no ``transformer.`` or ``model.`` prefix. A stored head must equal
-    the token embedding where ours is the embedding.
+    the token embedding where ours is the embedding. Raises ``ValueError`` for a name that stands
+    there twice, and for a head that our model cannot have.
     """
     tied = not isinstance(model, Classifier) and not hasattr(model, "lm_head")
     renamed = {}
@@ -467,7 +500,7 @@ def _our_name(name: str, model: CausalLM | Classifier) -> str:
 
 
 def check_tensors(loaded: Mapping[str, Tensor], wanted: Mapping[str, Tensor], where: Path) -> None:
-    """Raise one ``ValueError`` that lists everything missing, unexpected or of the wrong shape.
+    """Raises ``ValueError`` that lists everything missing, unexpected or of the wrong shape.
 
     Codes must be integers of their own dtype, scales finite, and all other tensors of one dtype.
     """
@@ -541,7 +574,10 @@ def describe(quantized: Mapping[str, QuantizedWeight]) -> dict[str, Any]:
 
 
 def quantize_skeleton(model: CausalLM | Classifier, described: Any, where: Path) -> None:
-    """Give a model on the meta device quantised weights as :func:`describe` tells; no numbers."""
+    """Give a model on the meta device quantised weights as :func:`describe` tells; no numbers.
+
+    Raises ``ValueError`` for a description that is not of this model.
+    """
     if described is None:
         return
     if not isinstance(described, Mapping) or described.get("format") != FORMAT:
@@ -639,7 +675,7 @@ def read_shares(tensors: dict[str, Tensor], folder: Path, alone: bool) -> None:
     """Fill the tensors, or the pieces of them that this process has, from all files of a folder.
 
     It does not matter how many processes wrote the files. Names and shapes are compared before the
-    first tensor is filled, and no piece may be missing.
+    first tensor is filled, and no piece may be missing. Raises ``ValueError`` otherwise.
     """
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
@@ -687,7 +723,7 @@ def load_training_state(
     """Put the checkpoint into the model and the optimizer; return the number of its last step.
 
     The run that goes on must be the run that was begun: a different model, schedule or data order
-    is refused, with the first value that differs.
+    is refused. Raises ``ValueError`` with the first value that differs.
     """
     record = read_json(checkpoint / "training.json")
     if not isinstance(record.get("recipe"), dict) or type(record.get("step")) is not int:
@@ -740,7 +776,8 @@ def temporary_folder(target: Path, processes: Processes = ALONE) -> Iterator[Pat
 
 
 def check_replaceable(folder: Path, written: str) -> None:
-    """Refuse a file, and a folder with files whose names ``written``, a pattern, does not match."""
+    """Raises ``ValueError`` for a file, and for a folder with files whose names ``written``, a
+    pattern, does not match."""
     if folder.exists():
         if not folder.is_dir():
             raise ValueError(f"{folder} is a file, not a folder")
@@ -766,10 +803,13 @@ def replace_folder(temporary: Path, target: Path) -> None:
     if not target.exists():
         temporary.rename(target)
         return
+    here = os.path.exists(".") and target.samefile(".")
     target.rename(old)
     try:
         temporary.rename(target)
     except OSError:
         old.rename(target)
         raise
+    if here:
+        os.chdir(target)  # the folder in which the program stands is the one that goes away
     shutil.rmtree(old, ignore_errors=True)

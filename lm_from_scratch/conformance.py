@@ -93,7 +93,8 @@ class Case:
 
 
 def oracle(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention (B, H, T, D) in float64: one row, one head, one query after the other."""
+    """Attention (B, H, T, D) of q (B, H, T, D), k and v (B, Hkv, S, D) in float64: one row, one
+    head, one query after the other."""
     q, k, v = q.double(), k.double(), v.double()
     B, H, T, D = q.shape
     Hkv, S = k.shape[1:3]
@@ -198,7 +199,8 @@ def largest_error(ours: Iterable[Tensor], wanted: Iterable[Tensor]) -> float:
 def measure(
     attend: AttentionFunction, case: Case, dtype: torch.dtype, want: Tensor, gradients: list[Tensor]
 ) -> tuple[float | None, float | None, str | None]:
-    """Forward error, gradient error, and what the kind said if it refused."""
+    """Errors beside ``want`` (B, H, T, D) and its ``gradients``: forward, gradient, and what the
+    kind said if it refused."""
     q, k, v, upstream = case.tensors(dtype)
 
     def mean_result(*inputs: Tensor) -> Tensor:

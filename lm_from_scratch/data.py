@@ -113,13 +113,13 @@ def read_texts(path: str | Path, chunk: int | None = None) -> list[Document]:
     """The reader's own text: each text file of a folder is a document.
 
     A single file is cut between paragraphs into documents of about ``chunk`` characters: 4000, or
-    less if the file would not give about twenty.
+    less if the file would not give about twenty. Raises ``ValueError`` where there is no text.
     """
     path = Path(path)
     if path.is_dir():
         suffixes = {".txt", ".md", ".rst", ".py"}
         files = sorted(p for p in path.rglob("*") if p.suffix in suffixes and p.is_file())
-        texts = [(str(p.relative_to(path)), _read(p)) for p in files]
+        texts = [(_name(p.relative_to(path)), _read(p)) for p in files]
         documents = [Document(name, name, text) for name, text in texts if text.strip()]
         if not documents:
             raise ValueError(f"no text in the folder {path}: it needs {sorted(suffixes)} files")
@@ -133,11 +133,16 @@ def read_texts(path: str | Path, chunk: int | None = None) -> list[Document]:
         if len(chunks[-1]) >= chunk:
             chunks.append("")
         chunks[-1] += paragraph + "\n\n"
-    names = [f"{path.name}#{i}" for i in range(len(chunks))]
+    names = [f"{_name(Path(path.name))}#{i}" for i in range(len(chunks))]
     found = [Document(n, n, t.strip()) for n, t in zip(names, chunks, strict=True) if t.strip()]
     if not found:
         raise ValueError(f"{path} holds no text")
     return found
+
+
+def _name(path: Path) -> str:
+    """Readable where the bytes of a file name are no UTF-8, as on old disks."""
+    return os.fsencode(path).decode(errors="replace")
 
 
 def _read(path: Path) -> str:
@@ -153,7 +158,10 @@ def load_split(names: Sequence[str], held_out: float) -> tuple[list[Document], l
 
 
 def load_corpus(name: str) -> list[Document]:
-    """A corpus by its name, or the text at a path. ``name*3`` repeats it three times."""
+    """A corpus by its name, or the text at a path. ``name*3`` repeats it three times.
+
+    Raises ``ValueError`` for a name or a path that is none.
+    """
     name, star, times = name.partition("*")
     if star and not (times.isascii() and times.isdigit()):
         raise ValueError(f"corpus {name + star + times!r}: after * a whole number is needed")
@@ -168,7 +176,7 @@ def split(
 
     A group's side depends on its name alone; at least one group goes to each side. A held-out
     paragraph of 40 characters or more that also stands in the training text is removed; a document
-    that loses more than half is dropped.
+    that loses more than half is dropped. Raises ``ValueError`` where one side would be empty.
     """
     if not 0.0 < held_out < 1.0:
         raise ValueError(f"held_out={held_out} must be above 0 and below 1")
@@ -235,6 +243,7 @@ class TokenFile:
 
     @cached_property
     def tokens(self) -> np.ndarray:
+        """The token ids (n_tokens,), read from the disk where they are needed."""
         return np.memmap(self.path, dtype=self.dtype, mode="r", shape=(self.n_tokens,))
 
 
@@ -300,6 +309,8 @@ class Batch:
     documents: Tensor | None = None
 
     def to(self, device: torch.device | str) -> "Batch":
+        """The same on another device."""
+
         def move(t: Tensor | None) -> Tensor | None:
             return None if t is None else t.to(device)
 
@@ -312,7 +323,8 @@ class Batch:
 
 
 def packed_positions(idx: Tensor, eos_token_id: int) -> tuple[Tensor, Tensor]:
-    """Positions and document numbers (B, T) of packed rows: each eos begins a new document."""
+    """Positions and document numbers (B, T) of packed rows ``idx`` (B, T): each eos begins a new
+    document."""
     starts = idx == eos_token_id
     column = torch.arange(idx.shape[1], device=idx.device).expand_as(idx)
     last_start = torch.where(starts, column, 0).cummax(dim=1).values
@@ -327,7 +339,8 @@ def padded_batch(
 ) -> Batch:
     """Sequences of unequal length in one batch, padded on the left or on the right.
 
-    With a ``block_size`` every sequence is cut to its first ``block_size`` tokens.
+    With a ``block_size`` every sequence is cut to its first ``block_size`` tokens. Raises
+    ``ValueError`` for an empty sequence, and for another side.
     """
     if block_size is not None and block_size < 1:
         raise ValueError(f"block_size={block_size} must be at least 1")
@@ -353,7 +366,8 @@ class PackedBatches:
     Each epoch cuts the stream into rows of ``block_size`` at a new random offset and draws the rows
     in a new random order, so nothing but the number of the next batch is needed to go on after an
     interruption. With ``isolate`` a token sees its own document alone; without it, everything
-    before it in its row, as GPT-2 was trained.
+    before it in its row, as GPT-2 was trained. Raises ``ValueError`` for sizes below 1, for a file
+    that is too short, and for a negative number.
     """
 
     def __init__(
@@ -409,7 +423,10 @@ def packed_batch(
 def sequential_batches(
     file: TokenFile, batch_size: int, block_size: int, isolate: bool = True
 ) -> Iterator[Batch]:
-    """Every token of the file once, in order: for the held-out loss."""
+    """Every token of the file once, in order: for the held-out loss.
+
+    Raises ``ValueError`` for sizes below 1, and for a file that is too short.
+    """
     for name, value in (("batch_size", batch_size), ("block_size", block_size)):
         if value < 1:
             raise ValueError(f"{name}={value} must be at least 1")
@@ -423,3 +440,24 @@ def sequential_batches(
         batch = packed_batch(file, starts, block_size, isolate)
         batch.targets[-1, : rows[-1] - starts[-1]] = IGNORE  # the last row reaches back
         yield batch
+
+
+def pieces(documents: Sequence[Document], tokenizer: Tokenizer, length: int, count: int) -> Batch:
+    """``count`` pieces of documents, taken evenly from all there are; ``idx`` is (count, length).
+
+    Each piece is read alone and begins as a document does, with end-of-text: a batch without
+    positions, on which models with other caches or other weights are compared.
+
+    Raises ``ValueError`` for a ``length`` below 1, and if there are fewer pieces than ``count``.
+    """
+    if length < 1:
+        raise ValueError(f"length={length} must be at least 1")
+    found = []
+    for document in documents:
+        ids = tokenizer.encode(document.text)
+        for i in range(0, len(ids) - length + 1, length):
+            found.append([tokenizer.eos_token_id, *ids[i : i + length]])
+    if not 1 <= count <= len(found):
+        raise ValueError(f"count={count} is not in 1 ... {len(found)}, the pieces of that length")
+    chosen = torch.tensor(found)[torch.linspace(0, len(found) - 1, count).long()]
+    return Batch(chosen[:, :-1], chosen[:, 1:])

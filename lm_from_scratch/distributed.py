@@ -62,7 +62,7 @@ class Processes:
         become the shares of this process, on its device; no process holds a whole model there.
 
         Quantised weights are the same in every process from the start: DDP sends none of them, and
-        FSDP, which cannot cut them, raises a ``ValueError``.
+        FSDP cannot cut them. Raises ``ValueError`` for these.
         """
         quantized = list(quantized_weights(module))
         if self.parallel == "ddp":
@@ -152,7 +152,9 @@ def processes(parallel: str | None, device: str = "cpu") -> Iterator[Processes]:
 
     ``parallel`` is ``"ddp"``, ``"fsdp"`` or ``None``. On ``"cuda"`` every process has a GPU of its
     own. One process reports an error, the first that meets it; the others leave with exit code 2.
-    An exchange that fails because another process has gone raises :class:`ProcessLost`.
+    Raises ``ProcessLost`` where an exchange fails because another process has gone.
+
+    Raises ``ValueError`` where the environment is not one of torchrun.
     """
     try:
         check_environment(parallel, device)
@@ -212,7 +214,7 @@ def watching_signals(say: Callable[[], None], seconds: float = 10.0) -> Iterator
 
 
 def check_environment(parallel: str | None, device: str) -> None:
-    """Raise a ``ValueError`` if this is not how ``torchrun`` would start such a run here."""
+    """Raises ``ValueError`` if this is not how ``torchrun`` would start such a run here."""
     size = int(os.environ.get("WORLD_SIZE", 1))
     if parallel is None:
         if size > 1:

@@ -60,10 +60,12 @@ class Running:
 
     @property
     def said(self) -> list[int]:
+        """The new tokens."""
         return self.tokens[self.start :]
 
     @property
     def finished(self) -> bool:
+        """Whether its last token is a stop token, or the last that it may say."""
         said = self.said
         full = len(said) >= self.request.max_new_tokens
         return full or (bool(said) and said[-1] in self.request.stop_tokens)
@@ -99,6 +101,8 @@ class Engine:
         for step in engine.run():
             ...
         engine.results[number]  # or engine.errors[number]
+
+    Raises ``ValueError`` for sizes below 1, and for a pool that is not for this model.
     """
 
     def __init__(
@@ -132,7 +136,10 @@ class Engine:
         self._submitted = 0
 
     def submit(self, request: Request) -> int:
-        """Put a request into the queue; its number."""
+        """Put a request into the queue; its number.
+
+        Raises ``ValueError`` for a prompt that the model or the pool cannot hold.
+        """
         prompt = check_prompts(
             self.model, [request.prompt], request.max_new_tokens, request.stop_tokens
         )
@@ -155,7 +162,10 @@ class Engine:
 
     def step(self) -> Step:
         """Admit what fits; read a piece of each prompt that is not read yet; then one token for
-        each of the others."""
+        each of the others.
+
+        Raises ``ValueError`` where others hold blocks that a request needs.
+        """
         done = Step()
         self._admit(done)
         ready = [r for r in self.running if len(r.tokens) - r.row.length == 1]

@@ -49,6 +49,7 @@ def mask_function(visibility: Visibility, B: int) -> Callable[..., Tensor]:
 
 @cache
 def compiled_flex_attention() -> Callable[..., Any]:
+    """torch's function, compiled once for the process."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention)
@@ -75,7 +76,8 @@ def uncompiled() -> Iterator[None]:
 def flex_attention(
     q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout: float = 0.0
 ) -> Tensor:
-    """Attention by ``torch.nn.attention.flex_attention``. No dropout; no gradients on a CPU."""
+    """Attention of q (B, H, T, D), k and v (B, Hkv, S, D) by ``torch.nn.attention.flex_attention``.
+    Raises ``ValueError`` for dropout, for gradients on a CPU, and for shapes that do not fit."""
     from torch.nn.attention import flex_attention as module
 
     if dropout > 0:

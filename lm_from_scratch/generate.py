@@ -44,9 +44,11 @@ def prefill(
     cache: Cache,
     chunk: int | None = None,
 ) -> Tensor:
-    """Run the prompts ``idx`` (B, T) through the model; the logits (B, V) of the last column.
+    """Run the prompts ``idx`` (B, T) at ``positions`` (B, T) through the model; the logits (B, V)
+    of the last column.
 
     In pieces of ``chunk`` columns, the largest tensors are as wide as a piece, not as the prompt.
+    Raises ``ValueError`` for a ``chunk`` below 1.
     """
     check_chunk("chunk", chunk)
     pieces = idx.split(chunk or idx.shape[1], dim=1)
@@ -85,14 +87,15 @@ def generate(
     ``max_new_tokens``. ``processors`` change the logits before the ``sampler`` does.
 
     Any empty ``cache`` will do; without one, the smallest that loses nothing is made. (To go on
-    from a filled one, use :func:`prefill` and :func:`decode`.) Prompts are
-    read in pieces of ``prefill_chunk`` tokens.
+    from a filled one, use :func:`prefill` and :func:`decode`.) Prompts are read in pieces of
+    ``prefill_chunk`` tokens.
 
     Row ``i`` draws from its own random numbers, seeded with ``seed + i``: what it says does not
     depend on the other rows, and row 1 of seed 0 is row 0 of seed 1. The model runs in evaluation
     mode; between two yields it is in the mode in which it was given.
 
-    All arguments are checked here and now; the model runs when the first token is asked for.
+    All arguments are checked here and now; the model runs when the first token is asked for. Raises
+    ``ValueError`` for prompts that the model cannot read, and for a cache in use.
     """
     if num_return_sequences < 1:
         raise ValueError(f"num_return_sequences={num_return_sequences} must be at least 1")
@@ -110,19 +113,19 @@ def generate(
 
 
 def check_seed(seed: int, rows: int) -> None:
-    """Refuse a seed that cannot be counted up for so many rows."""
+    """Raises ``ValueError`` for a seed that cannot be counted up for so many rows."""
     if type(seed) is not int or not 0 <= seed < 2**63 - rows:
         raise ValueError(f"seed={seed} must be in 0 ... 2**63 - 1")
 
 
 def check_chunk(name: str, chunk: int | None) -> None:
-    """Refuse a piece of no tokens."""
+    """Raises ``ValueError`` for a piece of no tokens."""
     if chunk is not None and (type(chunk) is not int or chunk < 1):
         raise ValueError(f"{name}={chunk} must be a whole number of at least 1")
 
 
 def check_empty(cache: KVCache | LayeredCache) -> None:
-    """Refuse a cache that is in use, or keeps nothing."""
+    """Raises ``ValueError`` for a cache that is in use, or keeps nothing."""
     if not isinstance(cache, KVCache | LayeredCache):
         raise ValueError(f"the cache is a {type(cache).__name__}: it must keep keys and values")
     if cache.batch is not None:
@@ -135,7 +138,8 @@ def check_prompts(
     max_new_tokens: int,
     stop_tokens: Collection[int] = (),
 ) -> list[list[int]]:
-    """The prompts as lists, if the model can read them and write as much after them."""
+    """The prompts as lists. Raises ``ValueError`` if the model cannot read them, or write as much
+    after them."""
     config = model.config
     if isinstance(prompts, Tensor):
         prompts = prompts.tolist()
@@ -277,7 +281,8 @@ def generate_text(
 def until(pieces: Iterable[str], stop: Collection[str]) -> Iterator[str]:
     """The text of ``pieces`` up to the first of the ``stop`` strings, which is not part of it.
 
-    What could be the beginning of a stop string waits until it is known.
+    What could be the beginning of a stop string waits until it is known. Raises ``ValueError`` for
+    an empty stop string.
     """
     stop = [stop] if isinstance(stop, str) else stop
     if "" in stop:
@@ -309,7 +314,8 @@ def forward_seconds(model: CausalLM, idx: Tensor, repeats: int = 5) -> float:
     """The median time of one forward pass over ``idx`` (B, T), in seconds.
 
     In evaluation mode, without gradients, after one pass that is not counted: the first one pays
-    for memory and kernels that later ones find ready.
+    for memory and kernels that later ones find ready. Raises ``ValueError`` for ``repeats`` below
+    1.
     """
     if repeats < 1:
         raise ValueError(f"repeats={repeats} must be at least 1")
@@ -325,7 +331,8 @@ def forward_seconds(model: CausalLM, idx: Tensor, repeats: int = 5) -> float:
 
 
 def as_prompts(idx: Tensor, attention_mask: Tensor | None = None) -> list[list[int]]:
-    """The rows of a padded tensor (B, T) as prompts: only what its mask (1 for tokens) keeps."""
+    """The rows of a padded ``idx`` (B, T) as prompts: only what its ``attention_mask`` (B, T), 1
+    for tokens, keeps. Raises ``ValueError`` for another shape."""
     if attention_mask is None:
         return idx.tolist()
     if attention_mask.shape != idx.shape:

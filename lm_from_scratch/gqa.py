@@ -14,9 +14,11 @@ from lm_from_scratch.visibility import Visibility
 
 
 def repeat_kv(x: Tensor, n_head: int) -> Tensor:
-    """(B, Hkv, S, D) to (B, H, S, D): each head ``H / Hkv`` times in a row, as 0 0 0 1 1 1.
+    """``x`` (B, Hkv, S, D) to (B, H, S, D): each head ``H / Hkv`` times in a row, as 0 0 0 1 1 1.
 
     (Tiling, as 0 1 0 1 0 1, would give some query heads the keys of another group.)
+
+    Raises ``ValueError`` where H = ``n_head`` is no multiple of Hkv.
     """
     if n_head % x.shape[1] != 0:
         raise ValueError(f"{n_head} query heads cannot share {x.shape[1]} key heads evenly")
@@ -24,7 +26,8 @@ def repeat_kv(x: Tensor, n_head: int) -> Tensor:
 
 
 def check_shapes(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility) -> None:
-    """Refuse queries (B, H, T, D), keys and values (B, Hkv, S, D) that do not fit together."""
+    """Raises ``ValueError`` for q (B, H, T, D), k and v (B, Hkv, S, D) that do not fit together, or
+    to the visibility."""
     if q.dim() != 4 or k.dim() != 4 or k.shape != v.shape:
         raise ValueError(
             f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: q must be (B, H, T, D), "

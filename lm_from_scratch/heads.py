@@ -10,6 +10,9 @@ padding token may be a token of the text as well.
 
 The losses are functions. Low-precision logits are cast up to float32 in all of them, and a loss to
 which nothing contributes is 0, not NaN.
+
+Source: Radford et al., *Improving Language Understanding by Generative Pre-Training*, 2018, which
+classifies by the state of the last token.
 """
 
 import torch
@@ -25,7 +28,10 @@ Backbone = GPT2Model | Qwen2Model
 
 
 class Classifier(nn.Module):
-    """A backbone, and the linear map ``score`` from its states to one logit for each label."""
+    """A backbone, and the linear map ``score`` from its states to one logit for each label.
+
+    Raises ``ValueError`` for no labels, and for a model with a head.
+    """
 
     def __init__(self, backbone: Backbone, n_labels: int, bias: bool) -> None:
         super().__init__()
@@ -45,11 +51,12 @@ class Classifier(nn.Module):
 
     @property
     def backbone(self) -> Backbone:
+        """The model without its head, under its name of the checkpoint."""
         return getattr(self, self.prefix)
 
 
 class SequenceClassifier(Classifier):
-    """Logits (B, n_labels): what is this sequence?"""
+    """Logits (B, n_labels) of ``idx`` (B, T) at ``positions`` (B, T): what is this sequence?"""
 
     def __init__(self, backbone: Backbone, n_labels: int) -> None:
         super().__init__(backbone, n_labels, bias=False)
@@ -60,12 +67,14 @@ class SequenceClassifier(Classifier):
         return self.classify(self.backbone(idx, positions, None, cache), positions)
 
     def classify(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Logits (B, n_labels) from hidden states (B, T, C), wherever these come from."""
+        """Logits (B, n_labels) from hidden states ``x`` (B, T, C) at ``positions`` (B, T), wherever
+        these come from."""
         return self.score(last_token(x, positions))
 
 
 class TokenClassifier(Classifier):
-    """Logits (B, T, n_labels): what is this token? It knows the tokens before, not those after."""
+    """Logits (B, T, n_labels) of ``idx``, at ``positions`` and in ``documents`` (B, T): what is
+    this token? It knows the tokens before, not those after."""
 
     def __init__(self, backbone: Backbone, n_labels: int, dropout: float = 0.1) -> None:
         super().__init__(backbone, n_labels, bias=True)
@@ -81,15 +90,17 @@ class TokenClassifier(Classifier):
         return self.classify(self.backbone(idx, positions, documents, cache))
 
     def classify(self, x: Tensor) -> Tensor:
-        """Logits (B, T, n_labels) from hidden states (B, T, C), wherever these come from."""
+        """Logits (B, T, n_labels) from hidden states ``x`` (B, T, C), wherever these come from."""
         return self.score(self.dropout(x))
 
 
 def last_token(x: Tensor, positions: Tensor | None = None) -> Tensor:
-    """The states (B, C) of the last real token of each row of ``x`` (B, T, C).
+    """The states (B, C) of the last real token of each row of ``x`` (B, T, C) at ``positions``
+    (B, T).
 
     Without ``positions`` no token is padding, and the last column is taken. A row that is all
-    padding has no last token: column 0 is taken, which means nothing.
+    padding has no last token: column 0 is taken, which means nothing. Raises ``ValueError`` for
+    positions of another shape.
     """
     if positions is None:
         return x[:, -1]
@@ -104,7 +115,8 @@ def last_token(x: Tensor, positions: Tensor | None = None) -> Tensor:
 
 
 def regression_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean squared error of ``logits`` (B, n) and values (B, n), or (B,) where n is 1."""
+    """Mean squared error of ``logits`` (B, n) and ``labels`` (B, n), or (B,) where n is 1. Raises
+    ``ValueError`` for others."""
     if logits.shape[-1] == 1 and labels.shape == logits.shape[:-1]:
         labels = labels[..., None]
     check_shape("labels", labels, logits.shape)
@@ -114,7 +126,8 @@ def regression_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def single_label_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy of ``logits`` (B, n) and class numbers (B,); -100 does not count."""
+    """Mean cross-entropy of ``logits`` (B, n) and class numbers ``labels`` (B,); -100 does not
+    count. Raises ``ValueError`` for other shapes and numbers."""
     check_shape("labels", labels, logits.shape[:-1])
     if labels.is_floating_point():
         raise ValueError(f"labels have dtype {labels.dtype}; class numbers must be integers")
@@ -124,7 +137,8 @@ def single_label_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def multi_label_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean binary cross-entropy of ``logits`` (B, n) and, for each label, how true it is (B, n)."""
+    """Mean binary cross-entropy of ``logits`` (B, n) and, for each of the ``labels`` (B, n), how
+    true it is. Raises ``ValueError`` outside 0 to 1, and for other shapes."""
     check_shape("labels", labels, logits.shape)
     check_range(labels, 1)
     work = torch.promote_types(logits.dtype, torch.float32)
@@ -141,8 +155,8 @@ LOSSES = {
 
 
 def problem_type_of(logits: Tensor, labels: Tensor) -> str:
-    """What the labels look like: one logit is a regression, a whole number for each row a class,
-    anything else a mark for each label."""
+    """What ``labels`` (B,) or (B, n) look like beside ``logits`` (B, n): one logit is a regression,
+    a whole number for each row a class, anything else a mark for each label."""
     if logits.shape[-1] == 1:
         return "regression"
     if not labels.is_floating_point() and labels.shape == logits.shape[:-1]:
@@ -151,9 +165,11 @@ def problem_type_of(logits: Tensor, labels: Tensor) -> str:
 
 
 def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None = None) -> Tensor:
-    """The loss called ``problem_type``; without one, that which the labels look like.
+    """The loss of ``logits`` (B, n) and ``labels`` (B,) or (B, n) called ``problem_type``; without
+    one, that which the labels look like.
 
-    The choice is made for these labels alone and stored nowhere.
+    The choice is made for these labels alone and stored nowhere. Raises ``ValueError`` for an
+    unknown name, and as the losses.
     """
     if problem_type is None:
         problem_type = problem_type_of(logits, labels)
@@ -165,9 +181,10 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
 def token_classification_loss(
     logits: Tensor, labels: Tensor, positions: Tensor | None = None
 ) -> Tensor:
-    """Mean cross-entropy of ``logits`` (B, T, n) and class numbers (B, T).
+    """Mean cross-entropy of ``logits`` (B, T, n) and class numbers ``labels`` (B, T).
 
-    -100 does not count, and neither does padding, whatever its label.
+    -100 does not count, and neither does padding, where ``positions`` (B, T) are -1, whatever its
+    label. Raises ``ValueError`` for other shapes and numbers.
     """
     if positions is None:
         return single_label_loss(logits, labels)
@@ -181,12 +198,13 @@ def token_classification_loss(
 
 
 def check_shape(name: str, tensor: Tensor, shape: torch.Size) -> None:
+    """Raises ``ValueError`` for another shape."""
     if tensor.shape != shape:
         raise ValueError(f"{name} have shape {tuple(tensor.shape)}; it must be {tuple(shape)}")
 
 
 def check_range(labels: Tensor, most: int) -> None:
-    """Refuse labels outside 0, ..., ``most``, NaN among them."""
+    """Raises ``ValueError`` for labels outside 0, ..., ``most``, NaN among them."""
     if labels.numel() == 0:
         return
     low, high = labels.min().item(), labels.max().item()

@@ -26,7 +26,10 @@ def forbid(tokens: Collection[int]) -> LogitProcessor:
 
 
 def add_bias(bias: Mapping[int, float]) -> LogitProcessor:
-    """Add a number to the logits of some tokens: positive makes them likelier."""
+    """Add a number to the logits of some tokens: positive makes them likelier.
+
+    Raises ``ValueError`` for an id that no vocabulary, or not this one, has.
+    """
     ids = list(bias)
     if any(token < 0 for token in ids):
         raise ValueError(f"token id {min(ids)} must not be negative")
@@ -53,7 +56,10 @@ def min_length(n: int, stop_tokens: Collection[int]) -> LogitProcessor:
 
 
 def no_repeat_ngram(n: int) -> LogitProcessor:
-    """No ``n`` tokens stand in a row twice: what would complete them again is forbidden."""
+    """No ``n`` tokens stand in a row twice: what would complete them again is forbidden.
+
+    Raises ``ValueError`` for ``n`` below 1.
+    """
     if n < 1:
         raise ValueError(f"n={n} must be at least 1")
 

@@ -45,7 +45,8 @@ from lm_from_scratch.swap import swap_parameters_
 
 
 class LoRALinear(nn.Linear):
-    """A linear map with an adapter: ``lora_a`` (r, in) and ``lora_b`` (out, r)."""
+    """A linear map with an adapter: ``lora_a`` (r, in) and ``lora_b`` (out, r), for ``x``
+    (..., in)."""
 
     lora_a: nn.Parameter
     lora_b: nn.Parameter
@@ -54,6 +55,7 @@ class LoRALinear(nn.Linear):
 
     @property
     def rank(self) -> int:
+        """r."""
         return self.lora_a.shape[0]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -66,10 +68,12 @@ class LoRALinear(nn.Linear):
 
 
 def nothing(name: str) -> bool:
+    """Selects no name."""
     return False
 
 
 def everything(name: str) -> bool:
+    """Selects every name."""
     return True
 
 
@@ -88,36 +92,18 @@ def add_lora_(
     which other parameters stay trainable (norms, the head of a classifier). The result of the model
     does not change before the first step. Make the optimizer afterwards.
 
-    What ``peft`` has no place for is refused: to train a weight or a bias of those linear maps, or
-    an embedding that is the head, too.
+    Raises ``ValueError`` for numbers out of range, for a model with adapters, and for what ``peft``
+    has no place for: to train a weight or a bias of those linear maps, or an embedding that is the
+    head, too.
     """
-    if type(rank) is not int or rank < 1:
-        raise ValueError(f"rank={rank!r} must be an integer, at least 1")
-    if not isinstance(alpha, int | float) or not 0.0 < alpha < math.inf:
-        raise ValueError(f"alpha={alpha!r} must be a positive number")
-    if not isinstance(dropout, int | float) or not 0.0 <= dropout < 1.0:
-        raise ValueError(f"dropout={dropout!r} must be in [0, 1)")
-    if type(seed) is not int:
-        raise ValueError(f"seed={seed!r} must be an integer")
+    check_numbers(rank, alpha, dropout, seed)
     if adapters(model):
         raise ValueError("the model has adapters already: merge_lora_ or a new model comes first")
     maps = backbone_linears(model)
     linears = {name: module for name, module in maps.items() if select(name)}
     if not linears:
         raise ValueError("no linear map was selected")
-    holders = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
-    for name, module in linears.items():
-        if holders[id(module.weight)] > 1:
-            raise ValueError(
-                f"{name} shares its weight: merging would change the other module, too"
-            )
-        if type(module) is not nn.Linear:
-            raise ValueError(f"{name} is a {type(module).__name__}, not a plain nn.Linear")
-        if rank > min(module.in_features, module.out_features):
-            raise ValueError(
-                f"rank={rank} exceeds what {name} can have, "
-                f"{min(module.in_features, module.out_features)}"
-            )
+    check_linears(model, linears, rank)
     extra = {name: p for name, p in model.named_parameters() if also_train(name)}
     for name, parameter in extra.items():
         if isinstance(parameter, QuantizedWeight):
@@ -145,6 +131,35 @@ def add_lora_(
         adapted.alpha, adapted.dropout = alpha, dropout
 
 
+def check_numbers(rank: int, alpha: float, dropout: float, seed: int) -> None:
+    """Raises ``ValueError`` for numbers that no adapter can have."""
+    if type(rank) is not int or rank < 1:
+        raise ValueError(f"rank={rank!r} must be an integer, at least 1")
+    if not isinstance(alpha, int | float) or not 0.0 < alpha < math.inf:
+        raise ValueError(f"alpha={alpha!r} must be a positive number")
+    if not isinstance(dropout, int | float) or not 0.0 <= dropout < 1.0:
+        raise ValueError(f"dropout={dropout!r} must be in [0, 1)")
+    if type(seed) is not int:
+        raise ValueError(f"seed={seed!r} must be an integer")
+
+
+def check_linears(model: nn.Module, linears: dict[str, nn.Linear], rank: int) -> None:
+    """Raises ``ValueError`` for a linear map of the model that cannot have an adapter."""
+    holders = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
+    for name, module in linears.items():
+        if holders[id(module.weight)] > 1:
+            raise ValueError(
+                f"{name} shares its weight: merging would change the other module, too"
+            )
+        if type(module) is not nn.Linear:
+            raise ValueError(f"{name} is a {type(module).__name__}, not a plain nn.Linear")
+        if rank > min(module.in_features, module.out_features):
+            raise ValueError(
+                f"rank={rank} exceeds what {name} can have, "
+                f"{min(module.in_features, module.out_features)}"
+            )
+
+
 def backbone_linears(model: nn.Module) -> dict[str, nn.Linear]:
     """The linear maps of the backbone, or of a model that has none, by their names in the model."""
     inside = set(getattr(model, "backbone", model).modules())
@@ -167,7 +182,7 @@ def merge_lora_(model: nn.Module) -> None:
     The sum is taken in float64 and rounded once, to the weight's dtype. A quantised weight becomes
     a plain one: rounding the sum to codes again would lose most of a small change (``quantize_``
     does it, if you ``select`` the weights that had adapters). The new weights are swapped in; they
-    stay frozen.
+    stay frozen. Raises ``ValueError`` for a model without adapters.
     """
     found = adapters(model)
     if not found:
@@ -221,6 +236,7 @@ def their_name(name: str) -> str:
 
 
 def our_name(name: str) -> str:
+    """What we call a parameter of ``peft``."""
     name = name.removeprefix(PREFIX)
     for ours, theirs in NAMES.items():
         name = name.removesuffix(theirs) + ours if name.endswith(theirs) else name
@@ -231,7 +247,8 @@ def save_lora(model: nn.Module, folder: str | Path) -> None:
     """Write the adapters, and whatever else is trained, to a folder that ``peft`` can load.
 
     Like there, a module that is trained in part is written whole. A folder that holds adapters and
-    nothing else is replaced; any other is refused.
+    nothing else is replaced; any other is left as it is. Raises ``ValueError`` for it, and for a
+    model without adapters or with unequal ones.
     """
     model = getattr(model, "_orig_mod", model)  # of a compiled model, the model
     found = adapters(model)
@@ -272,7 +289,13 @@ def save_lora(model: nn.Module, folder: str | Path) -> None:
 
 
 def load_lora_(model: nn.Module, folder: str | Path) -> None:
-    """Add the adapters that :func:`save_lora` or ``peft`` wrote to a built model, in place."""
+    """Add the adapters that :func:`save_lora` or ``peft`` wrote to a built model, in place. Raises
+    ``ValueError`` for a file that does not fit, and for an option of ``peft`` that is not
+    supported.
+
+    Raises ``ValueError`` for a file that does not fit, and for an option of ``peft`` that is not
+    supported.
+    """
     folder = Path(folder)
     config = read_json(folder / "adapter_config.json")
     for key, plain in PLAIN.items():

@@ -27,8 +27,8 @@ IGNORE = -100  # a target that does not count
 def next_token_targets(idx: Tensor, positions: Tensor | None = None) -> Tensor:
     """The token that follows each token of ``idx`` (B, T), or -100 where none does.
 
-    None follows the last column, a padding token, or the last token of a packed document. All
-    three are seen in the positions: the next one must be exactly one higher.
+    None follows the last column, a padding token, or the last token of a packed document. All three
+    are seen in the ``positions`` (B, T): the next one must be exactly one higher.
     """
     targets = torch.full_like(idx, IGNORE)
     targets[:, :-1] = idx[:, 1:]
@@ -42,7 +42,7 @@ def causal_lm_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy of ``logits`` (B, T, V) over the ``targets`` (B, T) that are not -100.
 
     The result is 0 (with a gradient of 0), not NaN, if no target counts. Low-precision logits are
-    cast up to float32.
+    cast up to float32. Raises ``ValueError`` for other shapes.
     """
     if logits.shape[:-1] != targets.shape:
         raise ValueError(
@@ -62,8 +62,8 @@ def causal_lm_loss(logits: Tensor, targets: Tensor) -> Tensor:
 def chunked_causal_lm_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: int = 1024) -> Tensor:
     r"""``causal_lm_loss(F.linear(x, weight), targets)`` without holding the logits (N, V).
 
-    ``x`` (B, T, C) are hidden states, ``weight`` (V, C) the head. For one token with state
-    :math:`x`, target y and logits :math:`z = W x`,
+    ``x`` (B, T, C) are hidden states, ``weight`` (V, C) the head, ``targets`` (B, T) token ids. For
+    one token with state :math:`x`, target y and logits :math:`z = W x`,
 
     .. math::
 
@@ -74,7 +74,8 @@ def chunked_causal_lm_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: in
     of two chunks together is the ``logaddexp`` of their log-sums. Backward computes the logits of
     each chunk again; with their gradient :math:`G` (N, chunk), :math:`G W` is the chunk's share of
     the gradient of x, and :math:`G^\top x` is the gradient of its rows of W. Tokens whose target is
-    -100 are left out from the start.
+    -100 are left out from the start. Raises ``ValueError`` for other shapes, targets outside the
+    vocabulary, and a ``chunk`` below 1.
 
     Sources: Milakov, Gimelshein, *Online normalizer calculation for softmax*, 2018,
     arXiv:1805.02867; Wijmans et al., *Cut Your Losses in Large-Vocabulary Language Models*, 2024,
@@ -133,7 +134,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def matrix_rows(weight: Tensor, rows: slice) -> Tensor:
-    """Rows of W as plain numbers, also of a quantised W."""
+    """Rows of a ``weight`` (V, C) as plain numbers, also of a quantised one."""
     if isinstance(weight, QuantizedWeight):
         return weight.look_up(torch.arange(len(weight), device=weight.device)[rows])
     return weight[rows]

@@ -33,7 +33,8 @@ from torch.autograd.function import once_differentiable
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
-    """The formula above over the last dimension of ``x`` (..., C).
+    """The formula above over the last dimension of ``x`` (..., C), with ``weight`` (C,) and
+    ``bias`` (C,).
 
     Half-precision inputs are computed in float32: the square of an activation of 300 does not fit
     into float16, whose largest number is 65504.
@@ -46,7 +47,8 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
 
 
 class LayerNorm(nn.Module):
-    """LayerNorm over the last ``n_embd`` features, with a weight (ones) and a bias (zeros).
+    """LayerNorm of ``x`` (..., C) over its C = ``n_embd`` features, with a weight (ones) and a bias
+    (zeros).
 
     ``forward`` calls torch's fused kernel, which computes :func:`layer_norm` in one pass over
     memory. The tests hold the two equal, in value and in gradient.
@@ -66,7 +68,7 @@ class LayerNorm(nn.Module):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    """RMSNorm over the last dimension of ``x`` (..., C).
+    """RMSNorm over the last dimension of ``x`` (..., C), times the ``weight`` (C,).
 
     Half-precision inputs are computed in float32 and rounded *before* the weight multiplies them,
     in the order of the published models; float64 stays float64.
@@ -114,15 +116,20 @@ class RMSNormFunction(torch.autograd.Function):
 
 
 def fast_rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    """:func:`rms_norm` through :class:`RMSNormFunction`."""
+    """:func:`rms_norm` of ``x`` (..., C) and ``weight`` (C,) through :class:`RMSNormFunction`.
+
+    Raises ``ValueError`` where their C differ.
+    """
+    if x.shape[-1] != weight.shape[0]:
+        raise ValueError(f"x has {x.shape[-1]} features, and the weight {weight.shape[0]}")
     return RMSNormFunction.apply(x, weight, eps)
 
 
 class RMSNorm(nn.Module):
-    """RMSNorm over the last ``n_embd`` features, with a weight (ones) and no bias.
+    """RMSNorm of ``x`` (..., C) over its C = ``n_embd`` features, with a weight (ones) and no bias.
 
     ``normalise`` is the function that computes it, :func:`rms_norm` with a faster gradient; the
-    tests hold the two equal, in value and in gradient.
+    tests hold the two equal, in value and in gradient. Raises ``ValueError`` for another C.
     """
 
     normalise: Callable[[Tensor, Tensor, float], Tensor]

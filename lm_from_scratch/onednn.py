@@ -21,13 +21,15 @@ from lm_from_scratch.quantize import quantized_weights
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias`` by oneDNN, for float32 on a CPU. Any strides will do."""
+    """``x @ weight.T + bias`` by oneDNN, for ``x`` (..., in), ``weight`` (out, in) and ``bias``
+    (out,) of float32 on a CPU, with any strides."""
     # torch's own compiler emits this operator; it has no public name, so the tests watch over it
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 def onednn_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` by oneDNN for float32 matrices on a CPU, by torch's default for all others.
+    """``a @ b`` by oneDNN for float32 matrices ``a`` (m, k) and ``b`` (k, n) on a CPU, by torch's
+    default for all others.
 
     An optimizer multiplies with it when told so: ``optimizer.matmul = onednn_matmul``, for
     :class:`~lm_from_scratch.optim.galore.GaLore`.
@@ -58,7 +60,8 @@ class OneDNNFunction(torch.autograd.Function):
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Like ``F.linear``, in value and gradient, for float32 tensors on a CPU."""
+    """Like ``F.linear`` of ``x`` (..., in), ``weight`` (out, in) and ``bias`` (out,), in value and
+    gradient. Raises ``ValueError`` for what is not float32 on a CPU."""
     for name, tensor in (("x", x), ("weight", weight)):
         if tensor.device.type != "cpu" or tensor.dtype != torch.float32:
             raise ValueError(
@@ -68,7 +71,7 @@ def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
 
 class OneDNNLinear(nn.Linear):
-    """A linear layer that computes with :func:`onednn_linear`."""
+    """A linear layer for ``x`` (..., in) that computes with :func:`onednn_linear`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return onednn_linear(x, self.weight, self.bias)
@@ -77,7 +80,8 @@ class OneDNNLinear(nn.Linear):
 def use_onednn_(model: nn.Module) -> None:
     """Make every ``nn.Linear`` and the tied head of a built float32 model compute with oneDNN.
 
-    The layers keep their parameters: an optimizer that was built before goes on working.
+    The layers keep their parameters: an optimizer that was built before goes on working. Raises
+    ``ValueError`` for quantised weights, and for what is not float32 on a CPU.
     """
     if not torch.backends.mkldnn.is_available():
         raise ValueError("this torch was built without oneDNN")
@@ -97,6 +101,7 @@ def use_onednn_(model: nn.Module) -> None:
 
 
 def refuse_quantized(model: nn.Module) -> None:
+    """Raises ``ValueError`` for a model with quantised weights."""
     for name in quantized_weights(model):
         raise ValueError(f"{name} is quantised: it has products of its own, not oneDNN's")
 
@@ -105,7 +110,10 @@ def refuse_quantized(model: nn.Module) -> None:
 
 
 class Packed:
-    """A weight (out, in) in oneDNN's own layout, and the map it stands for."""
+    """A weight (out, in) in oneDNN's own layout, and the map it stands for.
+
+    Raises ``ValueError`` when it is called with another weight or dtype, or with gradients.
+    """
 
     def __init__(self, weight: Tensor, rows: int) -> None:
         self.layout = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
@@ -128,7 +136,8 @@ class Packed:
 
 
 class PackedLinear(nn.Linear):
-    """A linear layer for inference, whose weight oneDNN has laid out for itself, once."""
+    """A linear layer for inference, for ``x`` (..., in), whose weight oneDNN has laid out for
+    itself, once."""
 
     packed: Packed
 
@@ -148,7 +157,8 @@ def use_packed_weights_(model: nn.Module, rows: int = 1) -> None:
     The parameters stay where they are, for saving and for packing again, so the weights are held
     twice, and a packed model cannot be copied. It refuses to run where gradients are enabled, or
     when its weights have changed (torch does not count a change through ``weight.data``, and
-    neither does this). For float32 and bfloat16 on a CPU.
+    neither does this). For float32 and bfloat16 on a CPU. Raises ``ValueError`` for any other
+    model.
     """
     if rows < 1:
         raise ValueError(f"rows={rows} must be at least 1")

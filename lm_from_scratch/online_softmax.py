@@ -67,7 +67,8 @@ def key_tiles(visibility: Visibility, queries: slice, tile: int) -> Iterator[sli
 
 
 def tile_scores(q: Tensor, k: Tensor, visibility: Visibility, at: tuple[slice, slice]) -> Tensor:
-    """The scores of one tile, -inf where the key is hidden; ``q`` and ``k`` hold the tile alone."""
+    """The scores (B, H, t, s) of one tile, -inf where the key is hidden; ``q`` (B, H, t, D) and
+    ``k`` (B, H, s, D) hold the tile alone."""
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     return scores.masked_fill(~visibility.rule(*at), -torch.inf)
 
@@ -128,7 +129,8 @@ class TiledAttention(torch.autograd.Function):
 def attend_in_tiles(
     q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, tile: int = TILE
 ) -> Tensor:
-    """:func:`tiled_attention` with tiles of another size."""
+    """:func:`tiled_attention` of q (B, H, T, D), k and v (B, Hkv, S, D) with tiles of another size.
+    Raises ``ValueError`` for a ``tile`` below 1, and for shapes that do not fit."""
     if tile < 1:
         raise ValueError(f"tile={tile} must be at least 1")
     check_shapes(q, k, v, visibility)
@@ -141,7 +143,8 @@ def attend_in_tiles(
 def tiled_attention(
     q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout: float = 0.0
 ) -> Tensor:
-    """Attention whose (T, S) scores never exist at once, forward or backward. No dropout."""
+    """Attention whose (T, S) scores never exist at once, forward or backward, of q (B, H, T, D), k
+    and v (B, Hkv, S, D). Raises ``ValueError`` for dropout, and for shapes that do not fit."""
     if dropout > 0:
         raise ValueError(f"tiled attention has no dropout, but dropout={dropout}: use sdpa")
     return attend_in_tiles(q, k, v, visibility)

@@ -26,6 +26,9 @@ COLOURS = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000",
 )  # fmt: skip
 
+#: For what is not data: guides and lines that connect, and areas where nothing is.
+GREY, LIGHT_GREY = "#767676", "#E4E4E4"
+
 STYLE: dict[str, Any] = {
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
@@ -67,18 +70,62 @@ def curves(
 ) -> "Figure":
     """Lines by name, each given as (x, y), and horizontal reference ``levels`` by name."""
     made, (ax,) = figure()
-    for name, (x, y) in series.items():
-        ax.plot(x, y, label=name)
+    dashes = ("-", "--", "-.", ":")  # a colour is never the only difference
+    for i, (name, (x, y)) in enumerate(series.items()):
+        ax.plot(x, y, dashes[i % 4], label=name)
     for i, (name, level) in enumerate((levels or {}).items()):
         colour = (COLOURS[7], COLOURS[3], COLOURS[4])[i % 3]  # yellow is for areas, not for lines
-        ax.axhline(level, linestyle="--", linewidth=1.2, color=colour, label=name)
+        ax.axhline(level, linestyle=dashes[1 + i % 3], linewidth=1.2, color=colour, label=name)
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.legend(frameon=False)
     return made
 
 
+def error_histogram(ax: "Axes", errors: Tensor, title: str) -> None:
+    """Draw how often each of the rounding ``errors`` (any shape) occurs, in steps. The line: an
+    even spread."""
+    ax.hist(errors.detach().cpu().flatten().numpy(), 41, density=True, color=COLOURS[0])
+    ax.axhline(1.0, color=COLOURS[7], linestyle="--", linewidth=1.2)
+    ax.set(title=title, xlabel="error / step", ylabel="density")
+
+
+def mask_map(
+    ax: "Axes", mask: Tensor, queries: Sequence[object], keys: Sequence[object], title: str = ""
+) -> None:
+    """Draw a ``mask`` (T, S): blue where a query (row) may see a key (column), grey elsewhere."""
+    from matplotlib.colors import ListedColormap
+
+    T, S = mask.shape
+    two = ListedColormap([LIGHT_GREY, COLOURS[0]])
+    ax.imshow(mask.float().cpu().numpy(), cmap=two, vmin=0, vmax=1)
+    ax.set_xticks(range(S), [str(key) for key in keys], fontsize=8)
+    ax.set_yticks(range(T), [str(query) for query in queries], fontsize=8)
+    ax.set_xticks([s - 0.5 for s in range(1, S)], minor=True)
+    ax.set_yticks([t - 0.5 for t in range(1, T)], minor=True)
+    ax.grid(False)
+    ax.grid(which="minor", color="white", linewidth=1.2)
+    ax.tick_params(which="both", length=0)
+    ax.set_title(title, fontsize=10)
+
+
+def number_map(ax: "Axes", values: Tensor, largest: float, decimals: int = 0) -> None:
+    """Draw a matrix of ``values`` (rows, columns) in shades up to ``largest``, numbers written in.
+
+    A number that rounds to 0 is left out.
+    """
+    ax.imshow(values.cpu().numpy(), cmap="Blues", vmin=0.0, vmax=largest, aspect="auto")
+    for row, line in enumerate(values.tolist()):
+        for column, value in enumerate(line):
+            text = f"{value:.{decimals}f}"
+            if float(text) != 0:
+                colour = "white" if value > 0.65 * largest else "black"
+                ax.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
+    ax.grid(False)
+
+
 def attention_map(ax: "Axes", weights: Tensor, labels: Sequence[str], title: str = "") -> None:
-    """Draw one map (T, S): row t shows where token t looks. Labels are token texts."""
+    """Draw one map of ``weights`` (T, S): row t shows where token t looks. Labels are token
+    texts."""
     ax.imshow(weights.cpu().numpy(), cmap="Blues", vmin=0.0, vmax=1.0)
     names = [printable(label) for label in labels]
     ax.set_xticks(range(weights.shape[1]), names[: weights.shape[1]], rotation=90, fontsize=8)
@@ -90,7 +137,10 @@ def attention_map(ax: "Axes", weights: Tensor, labels: Sequence[str], title: str
 def visualize_attention(
     model: CausalLM, tokenizer: Tokenizer, text: str, layer: int = 0, head: int = 0
 ) -> "Figure":
-    """The attention weights of one head while the model reads ``text`` as a new document."""
+    """The attention weights of one head while the model reads ``text`` as a new document.
+
+    Raises ``ValueError`` for a layer or a head that is not there.
+    """
     n_layer, n_head = model.config.n_layer, model.config.n_head
     if not 0 <= layer < n_layer:
         raise ValueError(f"layer={layer} is not in 0 ... {n_layer - 1}")
@@ -109,7 +159,8 @@ def visualize_attention(
 def attention_maps(
     model: CausalLM, idx: Tensor, attention_mask: Tensor | None = None
 ) -> list[Tensor]:
-    """The attention weights (B, H, T, T) of every layer while the model reads ``idx`` (B, T)."""
+    """The attention weights (B, H, T, T) of every layer while the model reads ``idx`` (B, T), of
+    which ``attention_mask`` (B, T) says what is padding."""
     positions = None if attention_mask is None else positions_from_mask(attention_mask)
     with evaluating(model), record_attention(model) as maps:
         model(idx, positions)

@@ -79,7 +79,8 @@ class QuantizedWeight(Tensor):
         raise NotImplementedError
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """``x @ W.T + bias``; a subclass may have another way."""
+        """``x @ W.T + bias`` of ``x`` (..., K) and ``bias`` (N,); a subclass may have another
+        way."""
         return product(x, self, bias)
 
     # ------------------------------------------------------------------------- being a tensor
@@ -116,6 +117,7 @@ class QuantizedWeight(Tensor):
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
+        """Bytes of what it holds."""
         return sum(getattr(self, name).nbytes for name in self.held)
 
     @classmethod
@@ -153,6 +155,8 @@ class Int8Weight(QuantizedWeight):
 
     @classmethod
     def quantize(cls, weight: Tensor, group_size: int | None = None) -> Self:
+        """Round each number of ``weight`` (N, K) to the nearest code of its group. Raises
+        ``ValueError`` as :func:`check`."""
         group_size = check(weight, group_size)
         groups = precise(weight).unflatten(1, (-1, group_size))  # (N, G, K / G)
         scale = (groups.abs().amax(dim=2) / 127).to(weight.dtype)  # (N, G)
@@ -206,6 +210,8 @@ class Int4Weight(QuantizedWeight):
 
     @classmethod
     def quantize(cls, weight: Tensor, group_size: int | None = None) -> Self:
+        """Round each number of ``weight`` (N, K) to the nearest code of its group. Raises
+        ``ValueError`` as :func:`check`, and for an odd K."""
         group_size = check(weight, group_size, longest=64)
         if weight.shape[1] % 2:
             raise ValueError(
@@ -285,7 +291,8 @@ WEIGHTS: dict[int, type[QuantizedWeight]] = {8: Int8Weight, 4: Int4Weight}
 
 
 def check(weight: Tensor, group_size: int | None, longest: int = sys.maxsize) -> int:
-    """``group_size``, or by default a row or ``longest``, if it can cut ``weight`` into groups."""
+    """``group_size``, or by default a row or ``longest``, if it can cut ``weight`` (N, K) into
+    groups. Raises ``ValueError`` if it cannot."""
     if isinstance(weight, QuantizedWeight):
         raise ValueError(f"the weight is an {type(weight).__name__} already")
     if weight.dim() != 2 or not weight.is_floating_point() or 0 in weight.shape:
@@ -309,12 +316,13 @@ def check(weight: Tensor, group_size: int | None, longest: int = sys.maxsize) ->
 
 
 def precise(weight: Tensor) -> Tensor:
-    """In float32 at least: bfloat16 would round a number to a wrong code."""
+    """The ``weight`` (N, K) in float32 at least: bfloat16 would round a number to a wrong code."""
     return weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
 
 
 def nonzero(scale: Tensor) -> Tensor:
-    """A group of equal numbers has no step: anything but 0 will do to divide by."""
+    """``scale`` (N, G) to divide by: a group of equal numbers has no step, and anything but 0
+    will do."""
     return torch.where(scale == 0, 1, scale)
 
 
@@ -334,7 +342,8 @@ KERNEL_HALVES = [half for half in (16, 32) if kernel_reads(half)]
 
 
 def product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
-    """``x @ W.T + bias``: by the kernel for few rows, else by decoding the whole weight once."""
+    """``x @ W.T + bias`` of ``x`` (..., K) and ``bias`` (N,): by the kernel for few rows, else
+    by decoding the whole weight once."""
     rows = x.reshape(-1, x.shape[-1])
     suits = x.device.type == "cpu" and x.dtype == weight.dtype and x.dtype in KERNEL_DTYPES
     few = 0 < len(rows) <= weight.few_rows
@@ -365,7 +374,9 @@ class QuantizedLinear(torch.autograd.Function):
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``F.linear`` with a quantised weight, in value and gradient."""
+    """``F.linear`` of ``input`` (..., K) with a quantised ``weight`` (N, K) and a ``bias`` (N,),
+    in value and gradient. Raises ``ValueError`` where dtypes or shapes do not agree, and for a
+    weight that requires a gradient."""
     x = input
     if not isinstance(weight, QuantizedWeight):
         raise NotImplementedError("F.linear is implemented for a quantised weight, not for x")
@@ -398,7 +409,9 @@ def embedding(
     *_: Any,
     **__: Any,
 ) -> Tensor:
-    """``F.embedding`` with a quantised weight. The other arguments matter for a gradient only."""
+    """``F.embedding`` of indices ``input`` (any shape) with a quantised ``weight`` (N, K).
+    Raises ``ValueError`` for a weight that requires a gradient, and ``IndexError`` for an index
+    that is no row. The other arguments matter for a gradient only."""
     idx = input
     if not isinstance(weight, QuantizedWeight):
         raise NotImplementedError("F.embedding is implemented for a quantised weight")
@@ -415,6 +428,7 @@ def embedding(
 
 
 def check_frozen(weight: QuantizedWeight) -> None:
+    """Raises ``ValueError`` for a weight that requires a gradient."""
     if weight.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             f"an {type(weight).__name__} has no gradient: give it requires_grad_(False), and train "
@@ -423,7 +437,8 @@ def check_frozen(weight: QuantizedWeight) -> None:
 
 
 def module_load(self: Tensor, other: Tensor, assign: bool = False) -> Tensor:
-    """What ``load_state_dict`` swaps into a module, if either tensor is quantised.
+    """What ``load_state_dict`` swaps into a module, if either of ``self`` and ``other``, of one
+    shape (N, K), is quantised.
 
     Without ``assign`` the module's tensor keeps its class, dtype and device, and takes the values.
     With it the checkpoint's dtype and device win, and its class if it is quantised; a plain tensor
@@ -440,7 +455,10 @@ def to_copy(
     device: torch.device | None = None,
     **_: Any,
 ) -> QuantizedWeight:
-    """Another device moves all; another dtype changes the scales, not the codes."""
+    """Another device moves all; another dtype changes the scales, not the codes.
+
+    Raises ``ValueError`` for an integer dtype.
+    """
     if dtype is not None and not dtype.is_floating_point:
         raise ValueError(f"an {type(weight).__name__} cannot stand for a matrix of {dtype}")
     return weight.apply_to_held(
@@ -449,7 +467,8 @@ def to_copy(
 
 
 def copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """Values only: the class, dtype and device of ``target`` stay."""
+    """Values only, of ``source`` (N, K): the class, dtype and device of ``target`` (N, K) stay.
+    Raises ``ValueError`` for another shape."""
     if target.shape != source.shape:
         raise ValueError(f"shape {tuple(source.shape)} does not fit into {tuple(target.shape)}")
     if not isinstance(target, QuantizedWeight):
@@ -473,6 +492,7 @@ def empty_like(
     device: torch.device | None = None,
     **_: Any,
 ) -> QuantizedWeight:
+    """A weight of the same sizes, with any numbers."""
     return weight.apply_to_held(
         lambda t: torch.empty_like(t, dtype=dtype if t.is_floating_point() else None, device=device)
     )
@@ -486,6 +506,8 @@ def share_memory_(weight: QuantizedWeight) -> QuantizedWeight:
 
 
 def set_data(weight: Tensor, data: Tensor) -> None:
+    """Raises ``ValueError``: ``data`` (any shape) is no way to change a quantised ``weight``
+    (N, K)."""
     raise ValueError(
         "weight.data = ... would change the dtype that a quantised weight shows, not what it "
         "holds: use weight.copy_(), or swap_parameters_ of lm_from_scratch.swap"
@@ -528,13 +550,14 @@ def quantize_(
 
     These are the weights of every ``nn.Linear`` and of the head, tied or not; ``select`` says by
     name which of them. An embedding that is only looked up, norms and biases stay as they are. The
-    quantised weights are swapped in: an optimizer that holds a weight, or a module that shares
-    it, goes on holding it. They need no gradient. All are quantised, or none.
+    quantised weights are swapped in: an optimizer that holds a weight, or a module that shares it,
+    goes on holding it. They need no gradient. All are quantised, or none.
 
     ``group_size`` is the length of a group; by default a row with 8 bits and 64 with 4 bits.
 
     A result of the model that still has a graph holds the weights: free it first, or compute it
-    under ``torch.no_grad()``.
+    under ``torch.no_grad()``. Raises ``ValueError``, and changes nothing, for other ``bits``, a
+    ``group_size`` that does not fit, and a layer that is no plain one.
     """
     if type(bits) is not int or bits not in WEIGHTS:
         raise ValueError(f"bits={bits!r} must be one of {sorted(WEIGHTS, reverse=True)}")
@@ -565,7 +588,8 @@ def dequantize_(model: nn.Module) -> None:
 
 
 def multiplied(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The weights of every ``nn.Linear`` and of the head, by name."""
+    """The weights of every ``nn.Linear`` and of the head, by name. Raises ``ValueError`` for a head
+    that computes with another function."""
     found = set()
     for module in model.modules():
         project = getattr(module, "project", F.linear)

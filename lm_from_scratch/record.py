@@ -1,4 +1,4 @@
-"""Looking inside a built model: attention weights and hidden states of every layer.
+"""Looking inside a built model: attention weights, hidden states, and what autograd keeps.
 
 Nothing in a model file knows of this. A recorder wraps what is there for as long as a ``with``
 block lasts, and the model's results stay the same.
@@ -87,3 +87,24 @@ def record_hidden_states(model: nn.Module) -> Iterator[list[list[Tensor]]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def record_saved(*modules: nn.Module) -> Iterator[dict[int, int]]:
+    """Inside the ``with`` block: the bytes of each storage that autograd keeps for backward.
+
+    A storage counts once, however many tensors share it. Those of the parameters of ``modules``
+    do not count, because they are there anyway. ``sum(saved.values())`` is the total.
+    """
+    parameters = [p for module in modules for p in module.parameters()]
+    own = {p.untyped_storage()._cdata for p in parameters}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            saved[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield saved

@@ -50,12 +50,12 @@ class Traceable(Subclass):
 
 
 def numbers(tensor: Tensor) -> Tensor:
-    """The plain tensor with the numbers, of a subclass or not."""
+    """The plain tensor with the numbers of a ``tensor`` (any shape), of a subclass or not."""
     return tensor.payload if isinstance(tensor, Subclass) else tensor.detach()
 
 
 def share(a: Tensor, b: Tensor) -> bool:
-    """Whether the numbers of two tensors lie in one storage."""
+    """Whether the numbers of two tensors ``a`` and ``b`` (any shape) lie in one storage."""
     return numbers(a).untyped_storage().data_ptr() == numbers(b).untyped_storage().data_ptr()
 
 
@@ -77,6 +77,7 @@ class Tied(nn.Module):
 
     @property
     def weight(self) -> Tensor:
+        """The parameter of the embedding."""
         return self.embed.weight
 
 
@@ -95,18 +96,22 @@ def overwrite_on_conversion() -> Iterator[None]:
 
 
 def assign(module: Tied) -> None:
+    """``module.weight = nn.Parameter(...)``."""
     module.embed.weight = nn.Parameter(module.weight.detach().bfloat16())
 
 
 def swap(module: Tied) -> None:
+    """``torch.utils.swap_tensors``."""
     torch.utils.swap_tensors(module.weight, nn.Parameter(module.weight.detach().bfloat16()))
 
 
 def load(module: Tied) -> None:
+    """``load_state_dict``, which copies."""
     module.load_state_dict(module.checkpoint)
 
 
 def load_assign(module: Tied) -> None:
+    """``load_state_dict(assign=True)``."""
     module.load_state_dict(module.checkpoint, assign=True)
 
 
@@ -187,18 +192,20 @@ def observe(conversion: Callable[[Tied], object], wrap: Wrap = torch.clone) -> O
 
 
 def view(module: Tied) -> Callable[[], str]:
+    """Hold a view of the weight."""
     with torch.no_grad():
         held = module.weight.view(-1)
     return lambda: "follows" if share(held, module.weight) else "left"
 
 
 def weak(module: Tied) -> Callable[[], str]:
+    """Hold a weak reference to the weight."""
     held = weakref.ref(module.weight)
     return lambda: "follows" if held() is module.weight else "left"
 
 
 def graph(module: Tied, x: Tensor) -> Callable[[], str]:
-    """The gradient of ``x``, if it is wanted, needs the weight's numbers."""
+    """Hold a graph: the gradient of ``x`` (2, 4), if it is wanted, needs the weight's numbers."""
     loss = F.linear(x, module.weight).sum()
 
     def look() -> str:

@@ -81,7 +81,10 @@ class Cost:
         return self.operations / self.bytes
 
     def floor(self, gpu: GPU, unit: Unit = "scalar") -> float:
-        """The least seconds on ``gpu``, where ``unit`` does the computing."""
+        """The least seconds on ``gpu``, where ``unit`` does the computing.
+
+        Raises ``ValueError`` for another unit.
+        """
         if unit not in ("matrix", "scalar"):
             raise ValueError(f"unit={unit!r} is neither 'matrix' nor 'scalar'")
         rate = gpu.matrix if unit == "matrix" else gpu.scalar
@@ -99,6 +102,7 @@ class Result:
     seconds: dict[str, list[float]]  #: of each repetition, by implementation: see :data:`MARKERS`
 
     def median(self, implementation: str) -> float:
+        """Seconds."""
         return statistics.median(self.seconds[implementation])
 
     def shares(self, gpu: GPU) -> dict[str, float]:
@@ -123,6 +127,7 @@ class Measurements:
         return GPU(self.provenance["device"], bandwidth=copy, matrix=matmul, scalar=matmul)
 
     def of(self, kernel: str) -> list[Result]:
+        """The results of one kernel."""
         return [result for result in self.results if result.kernel == kernel]
 
 
@@ -135,7 +140,10 @@ def find_file() -> Path | None:
 
 
 def measurements(path: Path | str | None = None) -> Measurements | None:
-    """What a GPU measured, or None where none has: the file at ``path``, or the stored one."""
+    """What a GPU measured, or None where none has: the file at ``path``, or the stored one.
+
+    Raises ``ValueError`` for a file of another form.
+    """
     found = find_file() if path is None else Path(path)
     if found is None:
         return None
@@ -158,6 +166,7 @@ def measurements(path: Path | str | None = None) -> Measurements | None:
 
 
 def check_keys(where: str, entry: dict[str, Any], keys: set[str]) -> None:
+    """Raises ``ValueError`` for other keys."""
     if set(entry) != keys:
         raise ValueError(f"{where} has the keys {sorted(entry)}, expected {sorted(keys)}")
 
@@ -166,8 +175,8 @@ def show(kernel: str, cost: Cost, path: Path | str | None = None) -> None:
     """Draw the roof, the intensity of ``cost`` under it, and what a GPU measured of ``kernel``.
 
     As long as nothing is stored the roof is the H100's of the datasheet. A sentence is printed
-    where ``kernel`` was not measured, else its share of the roof. Either depends on the stored
-    file alone, not on the machine.
+    where ``kernel`` was not measured, else its share of the roof. Either depends on the stored file
+    alone, not on the machine. Raises ``ValueError`` for a cost without bytes or operations.
     """
     import matplotlib.pyplot as plt
 

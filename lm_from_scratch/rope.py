@@ -57,6 +57,7 @@ def inverse_frequencies(
     r"""The angles per position :math:`\theta^{-2i/D}` (D/2,), from 1 down to almost 1/theta.
 
     (Their inverses, up to :math:`2\pi`, are the wavelengths; hence the usual name ``inv_freq``.)
+    Raises ``ValueError`` for an odd ``head_dim`` and a ``theta`` of 1 or less.
     """
     _check_sizes(head_dim, theta)
     return _frequencies(head_dim, theta, device, dtype)
@@ -75,7 +76,8 @@ def rotation(positions: Tensor, inv_freq: Tensor, factor: float = 1.0) -> tuple[
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn queries or keys ``x`` (B, H, T, D) whose pairs are half-split: features i and i + D/2.
+    """Turn queries or keys ``x`` (B, H, T, D) whose pairs are half-split: features i and i + D/2;
+    ``cos`` and ``sin`` (B or 1, 1, T, D/2) are those of :func:`rotation`.
 
     With x = (a, b) in halves the matrix above reads (a, b) (cos, cos) + (b, a) (-sin, sin).
     Half-precision ``x`` is turned in the float32 of ``cos`` and ``sin``, and cast back once.
@@ -88,7 +90,8 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def apply_rope_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """:func:`apply_rope` for pairs that stand side by side: features 2i and 2i + 1."""
+    """:func:`apply_rope` of ``x`` (B, H, T, D), ``cos`` and ``sin`` (B or 1, 1, T, D/2) for
+    pairs that stand side by side: features 2i and 2i + 1."""
     a, b = x[..., 0::2], x[..., 1::2]
     return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2).to(x.dtype)
 
@@ -100,15 +103,19 @@ def _swap_layout(weight: Tensor, n_head: int, shape: tuple[int, int]) -> Tensor:
 
 
 def to_interleaved(weight: Tensor, n_head: int) -> Tensor:
-    """The rows of a q or k projection (H*D, C), or its bias (H*D,), from half-split to interleaved.
+    """The rows of the ``weight`` (H*D, C) of a q or k projection, or of its bias (H*D,), from
+    half-split to interleaved.
 
     ``n_head`` is the number of *its* heads: for k the key heads.
+
+    Raises ``ValueError`` where the rows are not such heads of whole pairs.
     """
     return _swap_layout(weight, n_head, (2, -1))
 
 
 def to_half_split(weight: Tensor, n_head: int) -> Tensor:
-    """The inverse of :func:`to_interleaved`."""
+    """The inverse of :func:`to_interleaved`: ``weight`` (H*D, C) or (H*D,). Raises ``ValueError``
+    where the rows are not ``n_head`` heads of whole pairs."""
     return _swap_layout(weight, n_head, (-1, 2))
 
 
@@ -130,6 +137,8 @@ def _slow_down(inv_freq: Tensor, factor: float, keep: Tensor) -> Tensor:
 class LinearScaling:
     """Every pair turns ``factor`` times slower, as if positions were divided by it.
 
+    Raises ``ValueError`` for a ``factor`` below 1.
+
     Source: Chen et al., *Position Interpolation*, 2023, arXiv:2306.15595.
     """
 
@@ -141,6 +150,8 @@ class LinearScaling:
     def frequencies(
         self, positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype = torch.float32
     ) -> tuple[Tensor, float]:
+        """Frequencies (D/2,), the same for all ``positions`` (B, T), and the factor of cos and sin:
+        1."""
         return inverse_frequencies(head_dim, theta, positions.device, dtype) / self.factor, 1.0
 
 
@@ -159,6 +170,8 @@ class DynamicNTKScaling:
     As the base grows with the sequence, keys in a cache were turned by an older base: beyond L, the
     cached and the full computation differ. That is the method, and so in transformers too.
 
+    Raises ``ValueError`` for a ``factor`` or an ``original_length`` below 1.
+
     Source: Peng et al., *YaRN*, 2023, arXiv:2309.00071, which describes it.
     """
 
@@ -172,7 +185,8 @@ class DynamicNTKScaling:
     def frequencies(
         self, positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype = torch.float32
     ) -> tuple[Tensor, float]:
-        """Frequencies (B, 1, D/2): one set for each row."""
+        """Frequencies (B, 1, D/2), a set for each row of ``positions`` (B, T), and 1. Raises
+        ``ValueError`` for a ``head_dim`` that is odd or below 4."""
         _check_sizes(head_dim, theta)
         if head_dim < 4:
             raise ValueError(f"head_dim={head_dim} must be at least 4: the exponent is D / (D - 2)")
@@ -194,6 +208,8 @@ class YaRNScaling:
     cos and sin grow by ``attention_factor`` (so scores grow by its square, which makes attention
     sharper): :math:`0.1 \, m \ln s + 1`, with m = 1, or a ratio of two such where ``mscale`` and
     ``mscale_all_dim`` are given (DeepSeek).
+
+    Raises ``ValueError`` for numbers that are no scaling, like ``beta_fast`` below ``beta_slow``.
 
     Source: Peng et al., *YaRN*, 2023, arXiv:2309.00071.
     """
@@ -230,6 +246,7 @@ class YaRNScaling:
     def frequencies(
         self, positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype = torch.float32
     ) -> tuple[Tensor, float]:
+        """Frequencies (D/2,), the same for all ``positions`` (B, T), and :meth:`magnitude`."""
         inv_freq = inverse_frequencies(head_dim, theta, positions.device, dtype)
         ends = [  # the i, a real number, whose pair makes that many turns
             head_dim * math.log(self.original_length / (2 * math.pi * turns), theta) / 2
@@ -249,6 +266,9 @@ class Llama3Scaling:
     """As YaRN, with a ramp linear in turns, from ``low_freq_factor`` (slowed) to
     ``high_freq_factor`` (kept), and cos and sin not grown.
 
+    Raises ``ValueError`` for numbers that are no scaling, like ``high_freq_factor`` below
+    ``low_freq_factor``.
+
     Source: Meta's code for Llama 3.1, ``apply_scaling``; the models: 2024, arXiv:2407.21783.
     """
 
@@ -266,6 +286,8 @@ class Llama3Scaling:
     def frequencies(
         self, positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype = torch.float32
     ) -> tuple[Tensor, float]:
+        """Frequencies (D/2,), the same for all ``positions`` (B, T), and the factor of cos and sin:
+        1."""
         inv_freq = inverse_frequencies(head_dim, theta, positions.device, dtype)
         turns = self.original_length * inv_freq / (2 * math.pi)
         keep = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
@@ -281,6 +303,8 @@ class RotaryEmbedding(nn.Module):
     It holds numbers and no tensor, so there is nothing for ``.to(torch.bfloat16)`` to round, for
     the meta device to lose, or for a longer sequence to outgrow: each call computes from the
     positions it gets, which costs little beside a single layer.
+
+    Raises ``ValueError`` for an odd ``head_dim`` and a ``theta`` of 1 or less.
     """
 
     def __init__(
@@ -293,7 +317,8 @@ class RotaryEmbedding(nn.Module):
         self.scaling = scaling
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin (B, 1, T, D/2), float64 for a model of that dtype, else float32."""
+        """cos and sin (B, 1, T, D/2) of ``positions`` (B, T), float64 for a model of that dtype,
+        else float32."""
         work = torch.promote_types(dtype, torch.float32)
         if self.scaling is None:
             inv_freq = inverse_frequencies(self.head_dim, self.theta, positions.device, work)
@@ -322,7 +347,8 @@ def scaling_from_dict(
 
     ``block_size`` is the config's ``max_position_embeddings``: the original length where the
     dictionary names none, and for ``dynamic`` in any case, as in transformers. Keys that no scaling
-    has are ignored; a rotation that this module does not have is refused.
+    has are ignored. Raises ``ValueError`` for a rotation that this module does not have, and where
+    a key is missing.
     """
     given = {key: value for key, value in rope_parameters.items() if value is not None}
     for key, value in given.items():

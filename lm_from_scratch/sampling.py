@@ -77,7 +77,8 @@ def keep_typical(logits: Tensor, p: float) -> Tensor:
 
 
 def check_logits(logits: Tensor) -> None:
-    """Refuse a row without a largest finite logit: it has no likeliest token and no softmax."""
+    """Raises ``ValueError`` for a row of ``logits`` (B, V) without a largest finite one: it has no
+    likeliest token and no softmax."""
     largest = logits.max(dim=-1).values
     if not largest.isfinite().all():
         row = int((~largest.isfinite()).nonzero()[0, 0])
@@ -92,6 +93,7 @@ def draw(logits: Tensor, u: Tensor) -> Tensor:
 
     The probabilities are laid end to end on the line from 0 to 1; the token is the one whose piece
     ``u`` falls into. One number per row lets every row have a source of randomness of its own.
+    Raises ``ValueError`` where no token can be chosen.
     """
     check_logits(logits)
     wide = torch.float32 if logits.device.type == "mps" else torch.float64  # mps has no float64
@@ -107,6 +109,8 @@ class Sampler:
 
     ``temperature=0`` is greedy: the most likely token. ``top_k=0``, ``top_p=1``, ``min_p=0`` and
     ``typical_p=1`` are off.
+
+    Raises ``ValueError`` for a number out of range, and where no token can be chosen.
     """
 
     temperature: float = 1.0
@@ -135,7 +139,8 @@ class Sampler:
             raise ValueError(f"repetition_penalty={self.repetition_penalty} must be above 0")
 
     def logits(self, logits: Tensor, seen: Tensor) -> Tensor:
-        """The bent and cut logits (B, V); -inf where a token cannot be drawn."""
+        """The bent and cut ``logits`` (B, V), where ``seen`` (B, V) marks the tokens in the row so
+        far; -inf where a token cannot be drawn."""
         if self.repetition_penalty != 1.0:
             logits = apply_repetition_penalty(logits, seen, self.repetition_penalty)
         if self.temperature not in (0.0, 1.0):

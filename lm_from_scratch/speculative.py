@@ -40,6 +40,7 @@ from lm_from_scratch.generate import (
     evaluating,
     prefill,
 )
+from lm_from_scratch.logit_processors import LogitProcessor
 from lm_from_scratch.models import CausalLM
 from lm_from_scratch.sampling import Sampler, check_logits, draw
 from lm_from_scratch.visibility import PADDING
@@ -67,7 +68,11 @@ def accept(p: Tensor, q: Tensor, draft: Tensor, u: Tensor) -> tuple[Tensor, Tens
 
 
 def distribution(sampler: Sampler, logits: Tensor, seen: Tensor) -> Tensor:
-    """The probabilities (B, V) that ``sampler`` draws from; greedy ones are 0 and 1."""
+    """The probabilities (B, V) that ``sampler`` draws from, by ``logits`` (B, V) and the tokens
+    ``seen`` (B, V); greedy ones are 0 and 1.
+
+    Raises ``ValueError`` where no token can be chosen.
+    """
     wide = torch.float32 if logits.device.type == "mps" else torch.float64  # mps has no float64
     logits = sampler.logits(logits.float(), seen)
     check_logits(logits)
@@ -98,7 +103,8 @@ class PromptLookup:
 
     What followed the last earlier occurrence of the last ``ngram`` tokens is the draft. If they did
     not occur, fewer are looked up, down to ``shortest``. A copy that reaches the end of the row
-    goes on with what it has copied, so a loop is drafted as a loop.
+    goes on with what it has copied, so a loop is drafted as a loop. Raises ``ValueError`` for a
+    ``shortest`` that is not in 1 ... ``ngram``.
     """
 
     ngram: int = 3
@@ -109,6 +115,7 @@ class PromptLookup:
             raise ValueError(f"shortest={self.shortest} must be in 1 ... ngram={self.ngram}")
 
     def start(self, model: CausalLM, sampler: Sampler, longest: int, n_draft: int) -> Propose:
+        """Proposes what :meth:`look_up` finds, for any model."""
         return lambda rows, wanted, generators: (list(map(self.look_up, rows, wanted)), None)
 
     def look_up(self, row: Sequence[int], n: int) -> list[int]:
@@ -134,6 +141,8 @@ class ModelDrafter:
     prefill_chunk: int | None = None
 
     def start(self, model: CausalLM, sampler: Sampler, longest: int, n_draft: int) -> Propose:
+        """Proposes tokens of the draft model, from a cache of its own. Raises ``ValueError`` for
+        another vocabulary, and for rows that it has no positions for."""
         own, other = self.model.config, model.config
         if own.vocab_size != other.vocab_size:
             raise ValueError(
@@ -206,21 +215,23 @@ def speculate(
     seed: int = 0,
     cache: KVCache | LayeredCache | None = None,
     prefill_chunk: int | None = None,
+    processors: Sequence[LogitProcessor] = (),
 ) -> Iterator[Pass]:
     """Like :func:`lm_from_scratch.generate.generate`, with up to ``n_draft`` drafts for each pass.
 
     Yields one :class:`Pass` for the prompts, which proposes nothing, and one for every pass after
     it. Each row goes on from where its own draft was cut. Tokens have the distribution that
     ``generate`` gives them; with ``temperature=0`` they are the same, up to rounding (a wider pass
-    may take its sums in another order). A repetition penalty counts, at each place, the draft
-    before it.
+    may take its sums in another order). A repetition penalty and the ``processors`` count, at each
+    place, the draft before it; drafts are drawn without ``processors``.
 
     Row ``i`` draws from its own random numbers, seeded with ``seed + i``: for its drafts, for their
     judgement, for the token after them. A ``cache`` needs the room that ``generate`` needs; where
     it slides, a ``slack`` of ``n_draft``. In a batch a growing one keeps the columns of rejected
     drafts where another row accepted its own; a static or paged one uses them again.
 
-    All arguments are checked here and now; the model runs when the first pass is asked for.
+    All arguments are checked here and now; the model runs when the first pass is asked for. Raises
+    ``ValueError`` as ``generate``, and for a sliding cache with too little slack.
     """
     prompts = check_prompts(model, prompts, max_new_tokens, stop_tokens)
     if n_draft < 1:
@@ -241,8 +252,9 @@ def speculate(
     propose = drafter.start(model, sampler, longest, n_draft)
     ends = frozenset(stop_tokens)
     return _passes(
-        model, propose, prompts, max_new_tokens, sampler, n_draft, ends, seed, cache, prefill_chunk
-    )
+        model, propose, prompts, max_new_tokens, sampler, processors, n_draft, ends, seed, cache,
+        prefill_chunk,
+    )  # fmt: skip
 
 
 def _passes(
@@ -251,6 +263,7 @@ def _passes(
     rows: list[list[int]],
     max_new_tokens: int,
     sampler: Sampler,
+    processors: Sequence[LogitProcessor],
     n_draft: int,
     stop_tokens: frozenset[int],
     seed: int,
@@ -267,7 +280,7 @@ def _passes(
     drafts: list[list[int]] = [[] for _ in rows]
     q = None
     while True:
-        counts, following = _judge(sampler, logits, rows, drafts, q, generators)
+        counts, following = _judge(sampler, processors, logits, rows, drafts, q, generators)
         gained: list[list[int]] = []
         for i, (n, token) in enumerate(zip(counts, following, strict=True)):
             new = [*drafts[i][:n], token] if left[i] else []
@@ -293,6 +306,7 @@ def _passes(
 
 def _judge(
     sampler: Sampler,
+    processors: Sequence[LogitProcessor],
     logits: Tensor,
     rows: list[list[int]],
     drafts: list[list[int]],
@@ -302,8 +316,13 @@ def _judge(
     """:func:`accept`, from logits (B, K + 1, V) at the last token of each row and at its draft."""
     V = logits.shape[-1]
     seen = seen_before(rows, drafts, V).to(logits.device)  # (B, K + 1, V)
-    places = zip(logits.unbind(dim=1), seen.unbind(dim=1), strict=True)
-    p = torch.stack([distribution(sampler, *place) for place in places], dim=1)  # (B, K + 1, V)
+    places = []
+    for k, (here, marks) in enumerate(zip(logits.unbind(dim=1), seen.unbind(dim=1), strict=True)):
+        here = here.float()  # (B, V)
+        for process in processors:
+            here = process(here, [[*row, *draft[:k]] for row, draft in zip(rows, drafts)])
+        places.append(distribution(sampler, here, marks))
+    p = torch.stack(places, dim=1)  # (B, K + 1, V)
     draft = padded([torch.tensor(d, dtype=torch.long) for d in drafts], PADDING).to(p.device)
     q = F.one_hot(draft.clamp(min=0), V) if q is None else q  # (B, K, V)
     u = uniform(generators, [len(d) + 1 for d in drafts])  # (B, K + 1)

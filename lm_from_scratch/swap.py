@@ -38,8 +38,9 @@ def swap_(pairs: Iterable[tuple[str, Tensor, Tensor]]) -> None:
     """Swap each tensor with the other of its pair; on failure swap back and raise.
 
     torch refuses to swap a tensor whose numbers someone else holds as well: a view of it, a weak
-    reference, or a graph that still needs it. The ``ValueError`` names the tensor. A graph that
-    only ends in the tensor is no reason to refuse: its backward pass raises instead.
+    reference, or a graph that still needs it. Raises ``ValueError`` then, with the name of the
+    tensor. A graph that only ends in the tensor is no reason to refuse: its backward pass raises
+    instead.
     """
     pairs = list(pairs)
     for name, *both in pairs:
@@ -61,10 +62,10 @@ def swap_(pairs: Iterable[tuple[str, Tensor, Tensor]]) -> None:
 
 
 def is_held(tensor: Tensor) -> bool:
-    """Whether torch will refuse to swap ``tensor`` because of who else holds it.
+    """Whether torch will refuse to swap ``tensor`` (any shape) because of who else holds it.
 
-    To try is no way to ask. torch lets a tensor go that only the ``AccumulateGrad`` node of a
-    graph holds, and makes that node raise from then on, even if the other tensor is refused.
+    To try is no way to ask. torch lets a tensor go that only the ``AccumulateGrad`` node of a graph
+    holds, and makes that node raise from then on, even if the other tensor is refused.
     """
     if weakref.getweakrefs(tensor):
         return True
@@ -81,7 +82,8 @@ def swap_parameters_(model: nn.Module, new: dict[str, Tensor]) -> None:
     """Give the named parameters of a built model these contents, which may be of another class.
 
     Whoever holds one of them (an optimizer, a tied module) holds the new contents then. Gradients
-    of the old contents go with them. Shapes must agree. All are swapped, or none.
+    of the old contents go with them. Shapes must agree. All are swapped, or none. Raises
+    ``ValueError`` for a name that is not there, another shape, and a tensor that cannot be swapped.
     """
     old = dict(model.named_parameters())
     for name, tensor in new.items():

@@ -85,7 +85,8 @@ class Tokenizer:
     """Text to token ids and back. ``decode(encode(text)) == text`` for every string.
 
     A text that happens to contain ``<|endoftext|>`` is encoded letter by letter: only the program
-    may end a document, not what a document says.
+    may end a document, not what a document says. Raises ``ValueError`` for a backend that cannot
+    end a document.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
@@ -106,8 +107,9 @@ class Tokenizer:
     ) -> "Tokenizer":
         """Learn a byte-level BPE vocabulary of at most ``vocab_size`` tokens from ``texts``.
 
-        The 256 bytes and the special tokens come first; the rest are merges. A small corpus may
-        run out of pairs before the vocabulary is full.
+        The 256 bytes and the special tokens come first; the rest are merges. A small corpus may run
+        out of pairs before the vocabulary is full. Raises ``ValueError`` for a ``vocab_size`` that
+        is too small.
         """
         smallest = 256 + len(special_tokens)
         if vocab_size < smallest:
@@ -131,7 +133,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
-        """Read a ``tokenizer.json``, or the one inside a folder."""
+        """Read a ``tokenizer.json``, or the one inside a folder. Raises ``ValueError`` if there is
+        none that can be read."""
         path = Path(path)
         if path.is_dir():
             path = path / "tokenizer.json"
@@ -153,6 +156,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
+        """How many tokens there are."""
         return self.backend.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
@@ -160,6 +164,7 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of several texts. Raises ``ValueError`` for text that is not Unicode."""
         for text in texts:
             try:
                 text.encode()
@@ -172,7 +177,10 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the token ids, special tokens included."""
+        """The text of the token ids, special tokens included.
+
+        Raises ``ValueError`` for an id that is none.
+        """
         for token in ids:
             if not 0 <= token < self.vocab_size:
                 raise ValueError(f"token id {token} is not in 0 ... {self.vocab_size - 1}")

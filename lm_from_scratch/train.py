@@ -57,7 +57,10 @@ GALORE = ("rank", "update_proj_gap", "scale", "projection_type", "moments", "bas
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """The numbers that define a run, together with the model's and the data's."""
+    """The numbers that define a run, together with the model's and the data's.
+
+    Raises ``ValueError`` for a number out of range, and for options that exclude each other.
+    """
 
     steps: int
     lr: float = 1e-3
@@ -189,7 +192,8 @@ def residual_dropout_(model: Qwen2ForCausalLM, dropout: float) -> None:
     """In training, drop a share of the embeddings, and of what every attention and MLP adds.
 
     GPT-2 has these three in its config. Qwen2 has none of them, because it sees each text about
-    once; a small model that reads a small corpus many times needs them.
+    once; a small model that reads a small corpus many times needs them. Raises ``ValueError`` for a
+    share outside [0, 1).
     """
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout={dropout} must be in [0, 1)")
@@ -221,7 +225,8 @@ class Loss(nn.Module):
         positions: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """The mean loss over the targets (B, T) of the tokens ``idx`` (B, T)."""
+        """The mean loss over the targets (B, T) of the tokens ``idx``, at ``positions`` and in
+        ``documents`` (B, T)."""
         with autocast(idx.device, self.dtype):
             if self.chunked:
                 x = self.model.backbone(idx, positions, documents)
@@ -244,7 +249,8 @@ def evaluate(
 ) -> float:
     """The mean loss over every target of the batches, in nats per token.
 
-    In several processes ``model`` is the wrapped :class:`Loss`, and each takes its rows.
+    In several processes ``model`` is the wrapped :class:`Loss`, and each takes its rows. Raises
+    ``ValueError`` if there is no target.
     """
     loss_of = loss_module(model, dtype)
     device = next(model.parameters()).device
@@ -287,7 +293,8 @@ def train(
 
     In several ``processes`` all of them call this with the same arguments, and take and close the
     same steps. A batch is shared out by rows, so the run is that of one process, but for rounding
-    and for the random numbers of dropout. It may be resumed in another number of processes.
+    and for the random numbers of dropout. It may be resumed in another number of processes. Raises
+    ``ValueError`` for a model without anything to train, and for numbers that do not fit together.
     """
     if config.eval_every and not held_out:
         raise ValueError(f"eval_every={config.eval_every} needs held-out batches")
@@ -297,29 +304,12 @@ def train(
     frozen = frozen_digest(model) if folder is not None else None  # before FSDP cuts the weights
     loss_of = processes.wrap(Loss(model, config.dtype, config.chunked_loss), blocks(model))
     optimizer = make_optimizer(model, config)
-    free = ("eval_every", "checkpoint_every")  # they do not change the weights
-    recipe: dict[str, Any] = {
-        "model": asdict(model.config),
-        "train": {name: value for name, value in asdict(config).items() if name not in free},
-        "data": {
-            "text": batches.file.key,
-            "batch_size": batches.batch_size,
-            "block_size": batches.block_size,
-            "seed": batches.seed,
-            "isolate": batches.isolate,
-        },
-    }
-    if frozen is not None:
-        recipe["frozen"] = frozen
-    if maps := adapters(model):
-        recipe["adapters"] = {name: [m.rank, m.alpha, m.dropout] for name, m in maps.items()}
-    recipe = json.loads(json.dumps(recipe))  # as it will be read back: tuples become lists
+    recipe = recipe_of(model, config, batches, frozen)
     done = 0
     if folder is not None and (found := latest_checkpoint(folder)) is not None:
         done = load_training_state(found, model, optimizer, recipe, processes)
 
     device = next(model.parameters()).device
-
     n, in_backward = config.grad_accumulation, config.update_in_backward
 
     def steps() -> Generator[Step, None, None]:
@@ -355,8 +345,31 @@ def train(
     return steps()
 
 
+def recipe_of(
+    model: CausalLM, config: TrainConfig, batches: PackedBatches, frozen: str | None
+) -> dict[str, Any]:
+    """All that the weights of a run depend on; ``frozen`` is the digest of the frozen ones."""
+    free = ("eval_every", "checkpoint_every")  # they do not change the weights
+    recipe: dict[str, Any] = {
+        "model": asdict(model.config),
+        "train": {name: value for name, value in asdict(config).items() if name not in free},
+        "data": {
+            "text": batches.file.key,
+            "batch_size": batches.batch_size,
+            "block_size": batches.block_size,
+            "seed": batches.seed,
+            "isolate": batches.isolate,
+        },
+    }
+    if frozen is not None:
+        recipe["frozen"] = frozen
+    if maps := adapters(model):
+        recipe["adapters"] = {name: [m.rank, m.alpha, m.dropout] for name, m in maps.items()}
+    return json.loads(json.dumps(recipe))  # as it will be read back: tuples become lists
+
+
 def check_shared(config: TrainConfig, batch_size: int, processes: Processes) -> None:
-    """Raise a ``ValueError`` if these processes cannot share a run."""
+    """Raises ``ValueError`` if these processes cannot share a run."""
     if batch_size % processes.size != 0:
         raise ValueError(
             f"batch_size={batch_size} cannot be shared evenly by {processes.size} processes"
@@ -379,9 +392,9 @@ def optimizer_step(
 
     Each part counts by its number of targets, so that splitting a batch does not change the step,
     whether into parts or among processes (where ``model`` is the wrapped :class:`Loss`). A step
-    without any target changes nothing. A gradient that is not finite stops the run before it
-    reaches the weights. With ``update_in_backward`` the weights are updated when the last backward
-    pass ends, and there is no norm of all gradients to return (NaN).
+    without any target changes nothing. A gradient that is not finite raises ``FloatingPointError``
+    before it reaches the weights. With ``update_in_backward`` the weights are updated when the last
+    backward pass ends, and there is no norm of all gradients to return (NaN).
     """
     loss_of = loss_module(model, config.dtype, config.chunked_loss)
     device = next(model.parameters()).device

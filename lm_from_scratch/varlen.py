@@ -1,15 +1,18 @@
 r"""Attention over sequences of different lengths, laid end to end without padding.
 
-Padding costs what tokens cost. Here N tokens of all sequences stand in one row, and
-``cu_seq`` (*cumulative sequence lengths*: 0, then the sum of the lengths so far) says where each
-begins: sequence ``i`` is ``cu_seq[i] : cu_seq[i + 1]``. Attention stays within a sequence and is
-causal there. A sequence may have fewer queries than keys, when the earlier tokens come from a
-cache; its queries are then the *last* ones: causality is aligned to the bottom right.
+Padding costs what tokens cost. Here N tokens of all sequences stand in one row, and ``cu_seq``
+(*cumulative sequence lengths*: 0, then the sum of the lengths so far) says where each begins:
+sequence ``i`` is ``cu_seq[i] : cu_seq[i + 1]``. Attention stays within a sequence and is causal
+there. A sequence may have fewer queries than keys, when the earlier tokens come from a cache; its
+queries are then the *last* ones: causality is aligned to the bottom right.
 
 :func:`varlen_attention` computes this, and :func:`packed_attention` brings a padded batch to this
 form and back.
 
 Shapes: N queries and M keys of all sequences, H query heads, Hkv key and value heads, D features.
+
+Source: Zhai et al., *ByteTransformer*, 2022, arXiv:2210.03052, which leaves padding out of
+attention.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,7 +28,8 @@ from lm_from_scratch.visibility import Visibility
 
 
 def boundaries(name: str, cu_seq: Tensor, n_tokens: int) -> list[int]:
-    """The cumulative lengths as numbers, which rise from 0 to the number of tokens."""
+    """The cumulative lengths ``cu_seq`` (I + 1,) of I sequences as numbers. Raises
+    ``ValueError`` unless they rise from 0 to the number of tokens."""
     bounds: list[int] = cu_seq.tolist()
     if bounds[:1] != [0] or bounds[-1] != n_tokens or bounds != sorted(bounds):
         raise ValueError(f"{name}={bounds} must rise from 0 to the number of tokens, {n_tokens}")
@@ -40,10 +44,12 @@ def varlen_attention(
     cu_seq_k: Tensor,
     window: int | None = None,
 ) -> Tensor:
-    """Causal attention (N, H, D) of q (N, H, D) to k and v (M, Hkv, D) within each sequence.
+    """Causal attention (N, H, D) of q (N, H, D) to k and v (M, Hkv, D) within each sequence;
+    ``cu_seq_q`` and ``cu_seq_k`` (I + 1,) say where each of the I begins.
 
     Half precision on CUDA goes through torch's fused ``varlen_attn``; that path was not run on a
-    GPU here. Everything else goes through SDPA, one sequence after the other.
+    GPU here. Everything else goes through SDPA, one sequence after the other. Raises ``ValueError``
+    for lengths that do not fit, and for a sequence with more queries than keys.
     """
     if k.shape != v.shape:
         raise ValueError(f"k has shape {tuple(k.shape)}, v {tuple(v.shape)}; they must agree")
@@ -71,7 +77,8 @@ def varlen_attention(
 
 
 def one_sequence(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
-    """Attention (T, H, D) of one sequence: its T queries are the last of its S tokens."""
+    """Attention (T, H, D) of one sequence, q (T, H, D), k and v (S, Hkv, D): its T queries are the
+    last of its S tokens."""
     T, S = q.shape[0], k.shape[0]
     query_positions = torch.arange(S - T, S, device=q.device)[None]
     key_positions = torch.arange(S, device=q.device)[None]
@@ -96,7 +103,7 @@ def fused_varlen_attention(
     bounds_k: list[int],
     window: int | None,
 ) -> Tensor:
-    """The same in one kernel for all sequences, on CUDA."""
+    """The same of q (N, H, D), k and v (M, Hkv, D) in one kernel for all sequences, on CUDA."""
     from torch.nn.attention.varlen import varlen_attn
 
     def longest(bounds: list[int]) -> int:
@@ -121,7 +128,8 @@ def sequences(visibility: Visibility, B: int) -> Iterator[tuple[Tensor, Tensor]]
     """The columns of queries and of keys of each sequence, as indices into the flattened batch.
 
     A sequence is what stands in one row and one document; padding is in none. One without queries
-    or without keys is left out: no result depends on it.
+    or without keys is left out: no result depends on it. Raises ``ValueError`` where the order of
+    the tokens does not say what they see.
     """
     T, S = visibility.query_length, visibility.key_length
     query_positions = visibility.query_positions.expand(B, -1)
@@ -142,7 +150,8 @@ def sequences(visibility: Visibility, B: int) -> Iterator[tuple[Tensor, Tensor]]
 
 
 def check_order(row: int, queries: Tensor, keys: Tensor) -> None:
-    """Refuse positions of a sequence from which its place alone would give the wrong keys."""
+    """Raises ``ValueError`` for positions of a sequence from which its place alone would give the
+    wrong keys."""
     for found, needed, rule in (
         (keys, keys[0], "the keys of a sequence must stand in order, without gaps"),
         (queries, keys[-1] - len(queries) + 1, "the queries must be the last of a sequence"),
@@ -164,11 +173,13 @@ def cumulative(parts: Iterable[Tensor]) -> Tensor:
 def packed_attention(
     q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout: float = 0.0
 ) -> Tensor:
-    """Attention of a batch with its padding taken out: :func:`varlen_attention` on real tokens.
+    """Attention of a batch with its padding taken out: :func:`varlen_attention` on the real tokens
+    of q (B, H, T, D), k and v (B, Hkv, S, D).
 
     The sequences are read from the positions, which makes a GPU wait. Their tokens must stand in
-    order, and the queries be the last ones; a ``ValueError`` names the row where they do not.
-    No dropout: the fused kernel has none.
+    order, and the queries be the last ones; a ``ValueError`` names the row where they do not. No
+    dropout: the fused kernel has none. Raises ``ValueError`` for dropout, for shapes that do not
+    fit, and for a mask.
     """
     if dropout > 0:
         raise ValueError(f"packed attention has no dropout, but dropout={dropout}: use sdpa")

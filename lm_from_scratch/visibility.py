@@ -8,6 +8,9 @@ cache, sliding windows and packed documents are all this sentence.
 A window of W keys includes the query's own: positions :math:`t - W + 1, \dots, t`.
 
 Shapes: B batch, T queries, S keys.
+
+Source of packing without a view of other documents: Krell et al., *Efficient Sequence Packing
+without Cross-contamination*, 2021, arXiv:2107.02027.
 """
 
 from dataclasses import dataclass, field, replace
@@ -19,9 +22,11 @@ PADDING = -1  # the position of a token that is not there
 
 
 def positions_from_mask(attention_mask: Tensor) -> Tensor:
-    """The positions (B, T) of a mask (B, T) of 1 (or True) for tokens and 0 (or False) for padding.
+    """The positions (B, T) of an ``attention_mask`` (B, T) of 1 (or True) for tokens and 0 (or
+    False) for padding.
 
-    Real tokens count 0, 1, 2, ... wherever the padding stands; padding gets -1.
+    Real tokens count 0, 1, 2, ... wherever the padding stands; padding gets -1. Raises
+    ``ValueError`` for other shapes and numbers.
     """
     if attention_mask.dim() != 2:
         raise ValueError(
@@ -34,9 +39,10 @@ def positions_from_mask(attention_mask: Tensor) -> Tensor:
 
 
 def allowed_from_additive_mask(mask: Tensor) -> Tensor:
-    """What a mask (B, 1, T, S) of numbers that are added to the scores lets through, as bool.
+    """What a ``mask`` (B, 1, T, S) of numbers that are added to the scores lets through, as bool.
 
     It holds 0 where a key may be seen, and the most negative number or minus infinity elsewhere.
+    Raises ``ValueError`` for other shapes and numbers.
     """
     if mask.dim() != 4 or mask.shape[1] != 1 or not mask.is_floating_point():
         raise ValueError(
@@ -59,7 +65,8 @@ class Visibility:
     it (reading one would make a GPU wait, and a compiled graph break).
 
     Positions alone do not separate documents: two that are packed into one row both have a token at
-    position 0, and see each other unless their document numbers differ.
+    position 0, and see each other unless their document numbers differ. Raises ``ValueError`` for a
+    window below 1, documents of one side alone, and an ``allowed`` of another dtype or shape.
     """
 
     query_positions: Tensor  # (B, T), or (1, T) where all rows are alike
@@ -128,8 +135,10 @@ class Visibility:
 
     @property
     def query_length(self) -> int:
+        """T."""
         return self.query_positions.shape[1]
 
     @property
     def key_length(self) -> int:
+        """S."""
         return self.key_positions.shape[1]

@@ -725,6 +725,30 @@ def test_tensors_that_do_not_fit_are_refused(kind, tmp_path) -> None:
         load_cache(tmp_path / "changed")
 
 
+@pytest.mark.parametrize("history", ["dense", "padded", "holes"])
+@pytest.mark.parametrize("kind", ["growing", "static", "by window"])
+def test_positions_that_the_kind_never_has_are_refused(kind, history, tmp_path) -> None:
+    """A changed position would let a query see a key of another place, without an error."""
+    cache, path = filled("qwen2, W = 4 in two layers", kind, history)[0], tmp_path / "my.cache"
+    save_cache(cache, path)
+    load_cache(path)
+    description, whole = about(path)
+    for name, positions in whole.items():
+        if not name.endswith("positions"):
+            continue
+        own = description["parts"][int(name[0])] if "parts" in description else description
+        changes = {"below padding": (positions < 0, -2), "moved": (positions == 1, 0)}
+        if own["kind"] == "GrowingCache" and history != "dense":
+            del changes["moved"]  # rows may be fed in any order
+        for where, value in changes.values():
+            if not where.any():
+                continue
+            tensors = {**whole, name: positions.masked_fill(where, value)}
+            save_file(tensors, path, {convert.FORMAT: json.dumps(description)})
+            with pytest.raises(ValueError, match=f"holds position {value}, which a"):
+                load_cache(path)
+
+
 def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path) -> None:
     class Own(GrowingCache):
         pass

@@ -381,6 +381,7 @@ def test_a_link_and_the_current_folder_can_be_saved_to(tmp_path, monkeypatch) ->
     monkeypatch.chdir(tmp_path / "real")
     save_pretrained(tiny_gpt2(seed=2), ".")
     assert torch.equal(from_pretrained(tmp_path / "real")(idx), tiny_gpt2(seed=2)(idx))
+    assert torch.equal(from_pretrained(".")(idx), tiny_gpt2(seed=2)(idx))
 
 
 @pytest.mark.parametrize("fails_at", [0, 1])

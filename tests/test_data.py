@@ -1,6 +1,9 @@
 """data.py: corpora, a split without a leak, and batches that say where every token stands."""
 
 import json
+import os
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -90,6 +93,15 @@ def test_corpora_by_name_repetition_and_path(tmp_path) -> None:
     chunks = read_texts(tmp_path / "long.txt", chunk=4000)
     assert 3 <= len(chunks) <= 5
     assert "\n\n".join(d.text for d in chunks) == long
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="such a name exists on Linux alone")
+def test_a_file_name_that_is_no_utf8(tmp_path) -> None:
+    for i in range(20):
+        name = os.fsencode(tmp_path) + b"/caf\xe9 %d.txt" % i
+        Path(os.fsdecode(name)).write_text(f"text {i} " * 9, encoding="utf-8")
+    train, held_out = data.load_split([str(tmp_path)], 0.2)
+    assert "caf\ufffd 0.txt" in {d.name for d in [*train, *held_out]}
 
 
 def test_bad_corpora_are_refused(tmp_path) -> None:
@@ -316,3 +328,25 @@ def test_a_small_file_still_gives_about_twenty_documents(tmp_path) -> None:
     path = tmp_path / "small.txt"
     path.write_text("\n\n".join(f"paragraph {i} of a small file" for i in range(300)))
     assert 15 <= len(read_texts(path)) <= 25
+
+
+def test_pieces_begin_like_documents_and_are_taken_evenly() -> None:
+    documents, _ = data.split(data.reference())
+    tokenizer = Tokenizer.train([d.text for d in documents[:20]], 300)
+    batch = data.pieces(documents[:20], tokenizer, 32, 7)
+    assert batch.idx.shape == batch.targets.shape == (7, 32) and batch.positions is None
+    assert (batch.idx[:, 0] == tokenizer.eos_token_id).all()
+    assert torch.equal(batch.idx[:, 1:], batch.targets[:, :-1])
+    text = tokenizer.decode(batch.targets[0].tolist())
+    assert documents[0].text.startswith(text)
+    last = [d for d in documents[:20] if len(tokenizer.encode(d.text)) >= 32][-1]
+    assert tokenizer.decode(batch.targets[-1].tolist()) in last.text
+
+
+def test_pieces_that_are_not_there_are_refused() -> None:
+    documents, _ = data.split(data.reference())
+    tokenizer = Tokenizer.train([documents[0].text], 300)
+    with pytest.raises(ValueError, match=r"count=3 is not in 1 \.\.\. 0"):
+        data.pieces(documents[:1], tokenizer, 10**6, 3)
+    with pytest.raises(ValueError, match="length=0 must be at least 1"):
+        data.pieces(documents[:1], tokenizer, 0, 3)

@@ -457,7 +457,9 @@ def test_ctrl_c_stops_all_processes_after_the_same_step(text, tmp_path) -> None:
 def test_a_bad_value_is_one_line_of_one_process(text, tmp_path) -> None:
     code, _, errors = two_processes("--corpus", text, "--out", tmp_path / "run", "--batch-size", 3)
     assert code == 2
-    assert errors == "error: batch_size=3 cannot be shared evenly by 2 processes\n"
+    # without a network torch warns that this machine's name is not known
+    ours = [line for line in errors.splitlines() if "hostname of the client socket" not in line]
+    assert ours == ["error: batch_size=3 cannot be shared evenly by 2 processes"]
 
 
 def test_the_command_names_what_is_missing(tmp_path, capsys, monkeypatch) -> None:

@@ -320,7 +320,9 @@ def test_no_child_is_left(graded: tuple[dict[str, dict[str, str]], Path]) -> Non
         except OSError:
             continue
         assert "4321" not in cmdline(path)
-        assert int(fields[1]) != own or fields[0] == "Z" or "resource_tracker" in cmdline(path)
+        words = cmdline(path)  # other tests of this process leave two helpers of multiprocessing
+        helper = "resource_tracker" in words or "multiprocessing.forkserver" in words
+        assert int(fields[1]) != own or fields[0] == "Z" or helper
 
 
 def cmdline(path: Path) -> str:

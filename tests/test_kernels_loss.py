@@ -31,7 +31,7 @@ from lm_from_scratch.kernels.loss import (
     chunked_causal_lm_loss,
     cross_entropy,
     linear_cross_entropy,
-    tile_of,
+    tile_sizes,
 )
 from lm_from_scratch.loss import IGNORE
 from lm_from_scratch.quantize import WEIGHTS
@@ -301,11 +301,11 @@ def test_the_fused_loss_of_logits_with_a_common_offset(offset: float) -> None:
 def test_the_tile_fits_the_rows() -> None:
     """Rows that are not aligned take more registers: see compile_kernels.py."""
     x, weight = leaves((33, 64), (99, 64), dtype=HALF)
-    assert tile_of(x, weight) == TILES[2]
+    assert tile_sizes(x, weight) == TILES[2]
     for rows in ((x[:, :63], weight[:, :63]), (x.flatten()[1:-63].view(32, 64), weight)):
-        assert tile_of(*rows) == UNALIGNED
-    assert tile_of(x, weight.flatten()[8:-56].view(98, 64)) == TILES[2]
-    assert tile_of(x[:, :63].float(), weight[:, :63].float()) == TILES[4]
+        assert tile_sizes(*rows) == UNALIGNED
+    assert tile_sizes(x, weight.flatten()[8:-56].view(98, 64)) == TILES[2]
+    assert tile_sizes(x[:, :63].float(), weight[:, :63].float()) == TILES[4]
 
 
 def test_the_logits_are_not_rounded() -> None:

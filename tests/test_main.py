@@ -4,10 +4,14 @@ import json
 import shlex
 import subprocess
 import sys
+import zipfile
+from pathlib import Path
 
 import pytest
+import torch
 from conftest import SMALL, tiny_gpt2
 
+import lm_from_scratch
 from lm_from_scratch.__main__ import PRESETS, main, only_run_in, parser
 from lm_from_scratch.checkpoint import from_pretrained, save_pretrained
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
@@ -307,9 +311,24 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path, capsys) -> None:
 
 
 def test_a_reader_that_stops_early_is_no_error() -> None:
-    command = f"{sys.executable} -m lm_from_scratch generate --max-new-tokens 40 | head -c 3"
+    python = shlex.quote(sys.executable)
+    command = f"{python} -m lm_from_scratch generate --max-new-tokens 40 | head -c 3"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
-    assert "Traceback" not in done.stderr
+    assert len(done.stdout) == 3 and "Traceback" not in done.stderr
+
+
+def test_a_package_in_a_zip_file_has_no_model(tmp_path) -> None:
+    package = Path(lm_from_scratch.__file__).parent
+    with zipfile.ZipFile(tmp_path / "lm.zip", "w") as archive:
+        for path in package.rglob("*.py"):
+            archive.write(path, path.relative_to(package.parent))
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); "
+        "from lm_from_scratch.checkpoint import load_shipped; load_shipped()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "lm.zip")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "lm.zip" in done.stderr and "install the package, unpacked" in done.stderr
 
 
 def test_doctor_finds_all_well_and_names_what_is_missing(capsys, monkeypatch, tmp_path) -> None:
@@ -320,6 +339,24 @@ def test_doctor_finds_all_well_and_names_what_is_missing(capsys, monkeypatch, tm
     assert main(["doctor"]) == 1
     said = capsys.readouterr().out
     assert "MEND  the shipped model" in said and "-> install the package again" in said
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "line"), [(1.0, "ok    more threads"), (1.2, "note  1 thread")]
+)
+def test_doctor_compares_with_one_thread(slowdown, line, capsys, monkeypatch) -> None:
+    now = [2]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: now.append(n))
+    monkeypatch.setattr(
+        "lm_from_scratch.__main__.forward_seconds",
+        lambda model, idx, repeats: 0.005 * (slowdown if now[-1] == 2 else 1.0),
+    )
+    assert main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    assert line in said and "5.0 ms" in said
+    assert ("export OMP_NUM_THREADS=1" in said) == (slowdown > 1.1)
+    assert now[-1] == 2
 
 
 @pytest.mark.parametrize("command", [[], ["train"], ["generate"], ["doctor"]])

@@ -168,3 +168,10 @@ def test_a_float32_weight_over_bfloat16_activations_gives_float32() -> None:
     layer = RMSNorm(8)
     assert layer(x).dtype == rms_norm(x, layer.weight).dtype == torch.float32
     assert repr(layer) == "RMSNorm(8, eps=1e-06)"
+
+
+def test_rms_norm_refuses_another_width() -> None:
+    """A width of 1 would be spread over all features, with no error at all."""
+    for width in (16, 1):
+        with pytest.raises(ValueError, match=f"x has {width} features, and the weight 8"):
+            RMSNorm(8)(torch.ones(2, width))

@@ -7,7 +7,16 @@ import torch
 from conftest import tiny_gpt2, token_ids
 
 from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.plot import attention_maps, curves, printable, visualize_attention
+from lm_from_scratch.plot import (
+    attention_maps,
+    curves,
+    error_histogram,
+    figure,
+    mask_map,
+    number_map,
+    printable,
+    visualize_attention,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +56,32 @@ def test_maps_of_padded_rows_are_those_of_the_row_alone() -> None:
         assert (ours[:, :, :, :3] == 0).all() and (ours[:, :, :3] == 0).all()
 
 
+def test_mask_map_has_a_row_for_each_query() -> None:
+    mask = torch.tensor([[True, False, False], [True, True, False]])
+    _, (ax,) = figure()
+    mask_map(ax, mask, [4, 5], ["a", "b", -1], "two queries")
+    np.testing.assert_array_equal(np.asarray(ax.images[0].get_array()), mask.float().numpy())
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["4", "5"]
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["a", "b", "-1"]
+    assert ax.get_title() == "two queries"
+
+
+def test_number_map_writes_what_does_not_round_to_0() -> None:
+    _, (ax,) = figure()
+    number_map(ax, torch.tensor([[0.4, 12.0], [99.6, 0.5]]), largest=100)
+    written = {t.get_position(): (t.get_text(), t.get_color()) for t in ax.texts}
+    assert written == {(1, 0): ("12", "black"), (0, 1): ("100", "white")}
+    number_map(ax, torch.tensor([[0.04, 0.06]]), largest=1, decimals=1)
+    assert [t.get_text() for t in ax.texts[2:]] == ["0.1"]
+
+
+def test_no_two_curves_differ_by_colour_alone() -> None:
+    series = {str(i): ([1, 2], [i, i]) for i in range(4)}
+    lines = curves(series, "x", "y", {"a": 1.0, "b": 2.0, "c": 3.0}).axes[0].get_lines()
+    assert len({line.get_linestyle() for line in lines[:4]}) == 4
+    assert len({line.get_linestyle() for line in lines[4:]}) == 3
+
+
 def test_curves_draw_the_series_and_levels() -> None:
     drawn = curves({"a": ([1, 2], [3.0, 4.0])}, "x", "y", levels={"limit": 5.0})
     lines = drawn.axes[0].get_lines()
@@ -64,3 +99,11 @@ def test_drawing_leaves_the_callers_style_alone() -> None:
     before = dict(plt.rcParams)
     curves({"a": ([1], [1.0])}, "x", "y")
     assert dict(plt.rcParams) == before
+
+
+def test_a_histogram_of_errors_has_area_one_and_a_title() -> None:
+    _, (ax,) = figure()
+    error_histogram(ax, torch.linspace(-0.5, 0.5, 4001).view(-1, 1), "8 bits")
+    area = sum(bar.get_width() * bar.get_height() for bar in ax.patches)
+    assert area == pytest.approx(1) and ax.get_title() == "8 bits"
+    assert ax.patches[7].get_height() == pytest.approx(1, abs=0.05)

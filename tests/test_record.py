@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import hf_twin, tiny_gpt2, tiny_qwen2, token_ids
 
-from lm_from_scratch.record import record_attention, record_hidden_states
+from lm_from_scratch.record import record_attention, record_hidden_states, record_saved
 
 
 def test_recording_returns_real_weights_and_changes_nothing() -> None:
@@ -89,3 +89,19 @@ def test_hidden_states_are_recorded_from_embeddings_too_and_no_hook_stays() -> N
         record_hidden_states(torch.nn.Linear(2, 2)),
     ):
         pass
+
+
+def test_saved_bytes_are_counted_once_and_without_the_parameters() -> None:
+    layer = torch.nn.Linear(5, 3)
+    x = torch.randn(7, 5, requires_grad=True)
+    with record_saved(layer) as saved:
+        y = layer(x)  # keeps x and the weight
+    assert sum(saved.values()) == x.nbytes
+    with record_saved(layer) as saved:
+        (y.exp() + layer(x) + layer(x.view(7, 5))).sum()  # exp keeps its result; x is one storage
+    assert sum(saved.values()) == x.nbytes + y.nbytes
+    with record_saved() as saved:
+        layer(x)
+    assert sum(saved.values()) == x.nbytes + layer.weight.nbytes
+    layer(x).exp()
+    assert len(saved) == 2  # nothing is counted behind the block

@@ -22,6 +22,7 @@ from lm_from_scratch.cache import (
     cache_for,
 )
 from lm_from_scratch.generate import complete, evaluating, generate
+from lm_from_scratch.logit_processors import forbid, min_length, no_repeat_ngram
 from lm_from_scratch.sampling import GREEDY, Sampler
 from lm_from_scratch.speculative import (
     ModelDrafter,
@@ -795,3 +796,19 @@ def test_a_row_without_a_likeliest_token_is_refused(sampler) -> None:
     assert next(passes).tokens  # the prompts
     with pytest.raises(ValueError, match="largest logit of row 1 is nan"):
         next(passes)
+
+
+@pytest.mark.parametrize("drafter", [PromptLookup(), ModelDrafter(NEAR), ModelDrafter(SMALL)])
+@pytest.mark.parametrize("name", ["gpt2", "mixed"])
+def test_processors_judge_every_draft_after_the_drafts_before_it(name, drafter) -> None:
+    """No pair twice: what is forbidden at a place depends on the drafts before it."""
+    rules = [no_repeat_ngram(2), forbid([3]), min_length(20, [7])]
+    options = dict(stop_tokens=[7], processors=rules)
+    wanted = complete(generate(MODELS[name], PROMPTS, 24, GREEDY, **options))
+    found = rows_of(speculate(MODELS[name], drafter, PROMPTS, 24, GREEDY, n_draft=3, **options))
+    assert found == wanted
+    plain = complete(generate(MODELS[name], PROMPTS, 24, GREEDY, stop_tokens=[7]))
+    assert plain != wanted  # the rules matter here
+    for prompt, row in zip(PROMPTS, found, strict=True):
+        pairs = list(itertools.pairwise([*prompt, *row]))
+        assert len(set(pairs)) == len(pairs) and 3 not in row

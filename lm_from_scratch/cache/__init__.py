@@ -23,7 +23,7 @@ Three functions give a cache another form, and three take it back: :func:`to_leg
 :func:`from_legacy` plain tensors, :func:`to_transformers` and :func:`from_transformers` the caches
 of that library, :func:`save_cache` and :func:`load_cache` a file.
 
-Layout everywhere: keys and values are (B, H, S, D), in and out. All kinds obey one law: a full
+Layout everywhere: keys and values are (B, Hkv, S, D), in and out. All kinds obey one law: a full
 forward pass equals any division of it into passes through the cache.
 """
 

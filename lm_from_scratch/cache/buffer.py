@@ -39,6 +39,7 @@ class Buffer:
 
     @property
     def slots(self) -> int:
+        """How many there are."""
         return self.parts[0].shape[2] if self.parts else 0
 
     def write(self, where: slice | Tensor, new: Tensor) -> None:
@@ -52,16 +53,18 @@ class Buffer:
                 part[rows, :, where] = value.transpose(1, 2)  # (B, T, H, ...)
 
     def read(self, where: slice) -> Tensor:
-        """What is in these slots, (B, H, S, D)."""
+        """What is in these slots, (B, Hkv, S, D)."""
         return self.codec.decode([part[:, :, where] for part in self.parts])
 
     def select(self, rows: Tensor) -> None:
+        """Keep the ``rows`` (N,), in that order."""
         self.parts = [part[rows] for part in self.parts]
         if self.held is not None:
             self.held = len(rows), *self.held[1:]
 
     @property
     def nbytes(self) -> int:
+        """Bytes held."""
         return sum(part.nbytes for part in self.parts)
 
 

@@ -28,9 +28,13 @@ from torch import Tensor
 class Codec(Protocol):
     """From numbers (B, H, T, D) to what is kept, tensors (B, H, T, ...), and back."""
 
-    def encode(self, x: Tensor) -> list[Tensor]: ...
+    def encode(self, x: Tensor) -> list[Tensor]:
+        """What is kept of ``x`` (B, H, T, D)."""
+        ...
 
-    def decode(self, parts: Sequence[Tensor]) -> Tensor: ...
+    def decode(self, parts: Sequence[Tensor]) -> Tensor:
+        """The numbers (B, H, T, D) of what was kept, or of some of its T columns."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -38,9 +42,11 @@ class Exact:
     """Keep every number as it is."""
 
     def encode(self, x: Tensor) -> list[Tensor]:
+        """``x`` (B, H, T, D) itself."""
         return [x]
 
     def decode(self, parts: Sequence[Tensor]) -> Tensor:
+        """The only part."""
         return parts[0]
 
 
@@ -51,7 +57,8 @@ EXACT = Exact()
 class Quantized:
     """Keep ``bits`` bits of each number, with a minimum and a step for each ``group`` of features.
 
-    A head with fewer features than ``group`` is one group.
+    A head with fewer features than ``group`` is one group. Raises ``ValueError`` for other ``bits``
+    than 4 and 8, and a ``group`` that is not possible.
     """
 
     bits: int = 8
@@ -66,8 +73,9 @@ class Quantized:
             )
 
     def encode(self, x: Tensor) -> list[Tensor]:
-        """Codes (B, H, T, G, N) of G groups of N features, two in a byte for 4 bits (N / 2), and
-        minimum and step (B, H, T, G, 1)."""
+        """Of ``x`` (B, H, T, D) the codes (B, H, T, G, N) of G groups of N features, two in a byte
+        for 4 bits (N / 2), and minimum and step (B, H, T, G, 1). Raises ``ValueError`` where D
+        cannot be cut so."""
         group = min(self.group, x.shape[-1])
         if x.shape[-1] % group or (self.bits == 4 and group % 2):
             raise ValueError(
@@ -87,6 +95,7 @@ class Quantized:
         return [codes, low, step]
 
     def decode(self, parts: Sequence[Tensor]) -> Tensor:
+        """The numbers (B, H, T, D), each at most half a step from what it was."""
         codes, low, step = parts
         if self.bits == 4:
             codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)

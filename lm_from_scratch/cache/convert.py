@@ -1,7 +1,7 @@
 """Caches in other forms: tuples of tensors, the caches of ``transformers``, and files.
 
 The *legacy* form that other code exchanges is a tuple with a pair for each layer: keys and values
-(B, H, S, D) in the order of their positions. A row that holds fewer keys than others is padded on
+(B, Hkv, S, D) in the order of their positions. A row that holds fewer keys than others is padded on
 the left, with zeros. The positions (B, S) say which key is which, -1 for padding, so that
 ``positions >= 0`` is the mask. A layer that slides may hold fewer keys, S' < S; they belong to the
 last S' columns of the positions. A key that it lacks there is zero, and too old for its window.
@@ -28,6 +28,7 @@ from lm_from_scratch.cache.interface import Cache, KVCache, check_positions
 from lm_from_scratch.cache.layered import LayeredCache, cache_for
 from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
 from lm_from_scratch.cache.slots import SlidingCache, SlotCache, StaticCache
+from lm_from_scratch.visibility import PADDING
 
 # -------------------------------------------------------------------------------------- in memory
 
@@ -36,7 +37,7 @@ def to_legacy(cache: Cache) -> tuple[tuple[tuple[Tensor, Tensor], ...], Tensor]:
     """The keys and values of every layer, and their positions (B, S).
 
     They are copies, contiguous, and decoded where the cache is quantised. A sliding cache gives
-    what it still holds.
+    what it still holds. Raises ``ValueError`` for an empty cache.
     """
     if not isinstance(cache, KVCache | LayeredCache) or cache.batch is None:
         raise ValueError(f"the {type(cache).__name__} is empty: there is nothing to convert")
@@ -51,8 +52,8 @@ def to_legacy(cache: Cache) -> tuple[tuple[tuple[Tensor, Tensor], ...], Tensor]:
 
 
 def _in_order(k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys, values (B, H, S, D) and positions (B, S) in the order of the positions, padding first,
-    without the columns in which every row is padding."""
+    """Keys, values (B, Hkv, S, D) and positions (B, S) in the order of the positions, padding
+    first, without the columns in which every row is padding."""
     longest = int((positions >= 0).sum(dim=1).max())
     order = positions.argsort(dim=1, stable=True)[:, -longest:]
     columns = order[:, None, :, None]  # (B, 1, S, 1)
@@ -68,6 +69,8 @@ def from_legacy(
 
     ``positions`` (B, S) are those of the layers with the most keys; without them, 0, ..., S - 1.
     Where all rows of all layers hold just these, the cache goes on without positions.
+
+    Raises ``ValueError`` for pairs and positions that do not fit the cache, or one another.
     """
     cache = GrowingCache(len(pairs)) if into is None else into
     if len(pairs) != len(cache.layers) or cache.batch is not None:
@@ -108,6 +111,7 @@ def to_transformers(cache: Cache) -> Any:
     It counts columns, where ours counts positions; the rows stand in it with padding on the left.
     To go on, the model needs ``position_ids``, and an ``attention_mask`` over ``cache.length``
     earlier columns and the new ones, 0 in the first ``cache.length - cache.lengths`` of each row.
+    Raises ``ValueError`` for an empty cache, and for rows with gaps where a layer slides.
     """
     from transformers import DynamicCache
 
@@ -139,6 +143,9 @@ def from_transformers(
     ``positions`` (B, ``theirs.get_seq_length()``) are those of all columns that it was fed; without
     them no column is padding. The result is what :func:`cache_for` makes for its windows, or
     ``into``. Where a layer has lost keys, it goes on with positions: ``cache.lengths``.
+
+    Raises ``ValueError`` for an empty layer or one of an unknown kind, and for positions that do
+    not fit.
     """
     from transformers import cache_utils as hf
 
@@ -184,7 +191,8 @@ KINDS: dict[str, tuple[type[BufferCache], tuple[str, ...]]] = {
 def save_cache(cache: KVCache | LayeredCache, path: str | Path) -> None:
     """Write a cache of any kind to one file, of a pool only the blocks that its rows hold.
 
-    The file gets its name when it is complete: a program that is killed leaves the old one.
+    The file gets its name when it is complete: a program that is killed leaves the old one. Raises
+    ``ValueError`` for a kind or a codec that is not of this package, and for a folder.
     """
     path = Path(path)
     if path.is_dir():
@@ -208,8 +216,8 @@ def load_cache(
 ) -> KVCache | LayeredCache:
     """A cache from a file that :func:`save_cache` wrote.
 
-    The rows of a paged cache go to ``pool``, or to a new one as large as the old. A file that is
-    damaged, or that describes what cannot be, is refused with the reason.
+    The rows of a paged cache go to ``pool``, or to a new one as large as the old. Raises
+    ``ValueError``, with the reason, for a file that is damaged, or that describes what cannot be.
     """
     try:
         with safe_open(path, "pt", str(device)) as file:
@@ -302,6 +310,7 @@ def _build(
     last = int(positions.max())
     if last < 0 or (length is not None and (len(positions), length) != (1, last + 1)):
         raise ValueError(f"positions up to {last} do not fit to dense_length={length}")
+    _check_places(cache, positions, dense=length is not None)
     buffers = [*cache.keys, *cache.values]
     for i, (buffer, (_, H, slots, D, dtype)) in enumerate(zip(buffers, sizes, strict=True)):
         like = torch.zeros(batch, H, 1, D, dtype=getattr(torch, dtype), device=positions.device)
@@ -312,6 +321,27 @@ def _build(
             room.copy_(stored)
     cache.positions, cache.dense_length = positions.clone(), None if length is None else last + 1
     return cache
+
+
+def _check_places(cache: BufferCache, positions: Tensor, dense: bool) -> None:
+    """Raises ``ValueError`` for ``positions`` (B, slots) that no cache of that kind makes."""
+    places = torch.arange(positions.shape[1], device=positions.device)
+    held = positions >= 0
+    if isinstance(cache, SlidingCache):
+        wrong = held & (positions % cache.slots != places)
+    elif isinstance(cache, SlotCache):
+        wrong = held & (positions != places)
+    else:
+        wrong = (positions != places) & dense  # where rows are alike, nothing is padding
+    wrong |= positions < PADDING
+    if isinstance(cache, SlotCache):
+        wrong |= held & (places == cache.slots)  # the slot for what is not kept
+    if wrong.any():
+        row, column = wrong.nonzero()[0].tolist()
+        raise ValueError(
+            f"slot {column} of row {row} holds position {int(positions[row, column])}, which a "
+            f"{type(cache).__name__} never keeps there"
+        )
 
 
 def _expect(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:

@@ -17,7 +17,8 @@ from lm_from_scratch.visibility import Visibility
 
 
 def check_positions(positions: Tensor, x: Tensor) -> None:
-    """Refuse positions that do not fit the tokens ``x`` (B, T, ...), and masks of bool or floats.
+    """Raises ``ValueError`` for positions that do not fit the tokens ``x`` (B, T, ...), and for
+    masks of bool or floats.
 
     A mask of integers cannot be told from positions without reading them, and passes.
     """
@@ -34,9 +35,11 @@ def check_positions(positions: Tensor, x: Tensor) -> None:
 
 
 def place(x: Tensor, positions: Tensor | None, start: int) -> Tensor:
-    """Positions for the tokens ``x`` (B, T, ...): those given, or ``start``, ``start + 1``, ...
+    """Positions for the tokens ``x`` (B, T, ...): the ``positions`` (B, T) given, or ``start``,
+    ``start + 1``, ...
 
-    The result is (B, T), or (1, T) where no positions were given and all rows are alike.
+    The result is (B, T), or (1, T) where no positions were given and all rows are alike. Raises
+    ``ValueError`` if there is no token, or the positions do not fit.
     """
     B, T = x.shape[:2]
     if B == 0 or T == 0:
@@ -48,7 +51,7 @@ def place(x: Tensor, positions: Tensor | None, start: int) -> Tensor:
 
 
 def check_documents(x: Tensor, positions: Tensor | None, documents: Tensor | None) -> None:
-    """Refuse document numbers that do not fit the tokens ``x`` (B, T, ...)."""
+    """Raises ``ValueError`` for document numbers that do not fit the tokens ``x`` (B, T, ...)."""
     if documents is None:
         return
     if positions is None:
@@ -72,7 +75,9 @@ class Cache(ABC):
     def see(
         self, x: Tensor, positions: Tensor | None, documents: Tensor | None, n_layer: int
     ) -> Visibility:
-        """Which keys the new tokens ``x`` (B, T, ...) see: those held, and one another."""
+        """Which keys the new tokens ``x`` (B, T, ...) at ``positions`` (B, T) and ``documents``
+        (B, T) see: those held, and one another. Raises ``ValueError`` for tokens that this cache
+        cannot take."""
 
     def see_by_layer(
         self,
@@ -81,7 +86,9 @@ class Cache(ABC):
         documents: Tensor | None,
         windows: Sequence[int | None],
     ) -> list[Visibility]:
-        """The same for every layer of a model, whose layers have these ``windows``."""
+        """The same of ``x`` (B, T, ...), ``positions`` (B, T) and ``documents`` (B, T) for every
+        layer of a model, whose layers have these ``windows``. Raises ``ValueError`` as :meth:`see`,
+        and for a window that the cache does not keep."""
         visibility = self.see(x, positions, documents, len(windows))
         within = {window: visibility.within(window) for window in set(windows)}
         return [within[window] for window in windows]
@@ -107,6 +114,7 @@ class NoCache(Cache):
         return self
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """k and v (B, H, T, D) as they are."""
         return k, v
 
 
@@ -165,7 +173,7 @@ class Layer:
         self.cache, self.index = cache, index
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Hand over the new keys and values (B, H, T, D); get all that the queries may see.
+        """Hand over the new keys k and values v (B, H, T, D); get all that the queries may see.
 
         The result may be a view of the cache: do not write into it.
         """
@@ -179,6 +187,8 @@ class KVCache(Cache):
     the tokens came with their positions (then it is ``None``), and padding stays hidden for ever.
 
     ``len(cache)`` is not defined on purpose: an empty cache must not be falsy. Use ``length``.
+
+    Raises ``ValueError`` for ``n_layer`` below 1, and for a layer that is not there.
     """
 
     dense_length: int | None
@@ -196,6 +206,12 @@ class KVCache(Cache):
     def see(
         self, x: Tensor, positions: Tensor | None, documents: Tensor | None, n_layer: int
     ) -> Visibility:
+        """Which keys the new tokens ``x`` (B, T, ...) at ``positions`` (B, T) see: those held, and
+        one another.
+
+        Raises ``ValueError`` for another number of layers or rows, for ``documents`` (B, T), and
+        where positions are missing.
+        """
         if n_layer != len(self.layers):
             raise ValueError(f"the cache has {len(self.layers)} layers, the model {n_layer}")
         if documents is not None:
@@ -218,7 +234,9 @@ class KVCache(Cache):
         will see. What is held already does not change."""
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """What :meth:`Layer.update` does, for the layer of that number."""
+        """What :meth:`Layer.update` does with k and v (B, H, T, D), for the layer of that number.
+        Raises ``ValueError`` out of turn, for tensors with gradients, and for k and v that do not
+        agree."""
         if layer != self._next_layer:
             wanted = "see" if self._next_layer is None else f"layer {self._next_layer}"
             raise ValueError(
@@ -283,8 +301,8 @@ class KVCache(Cache):
 
     @abstractmethod
     def contents(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """What a layer that is not empty holds: keys and values (B, H, S, D), in the order in which
-        they lie there, and the position of each, (B, S); -1 where nothing is."""
+        """What a layer that is not empty holds: keys and values (B, Hkv, S, D), in the order in
+        which they lie there, and the position of each, (B, S); -1 where nothing is."""
 
     @abstractmethod
     def reset(self) -> None:
@@ -294,7 +312,7 @@ class KVCache(Cache):
         """Forget every token that stands at position ``length`` or after it.
 
         A number for all rows, or a tensor (B,) with one for each. What follows is as if these
-        tokens had never been fed.
+        tokens had never been fed. Raises ``ValueError`` as :meth:`check_crop`.
         """
         self.check_crop(length)
         self._next_layer = None  # a pass that has begun is over
@@ -302,7 +320,7 @@ class KVCache(Cache):
             self._crop(length)
 
     def check_crop(self, length: int | Tensor) -> None:
-        """Refuse a length to which the cache cannot go back."""
+        """Raises ``ValueError`` for a length to which the cache cannot go back."""
         if not isinstance(length, Tensor):
             if type(length) is not int:
                 raise ValueError(f"length={length!r} must be an integer, or a tensor of them")
@@ -322,7 +340,8 @@ class KVCache(Cache):
     def _crop(self, length: int | Tensor) -> None: ...
 
     def select(self, rows: Tensor) -> None:
-        """Keep the given ``rows``, in that order; one may stand there twice."""
+        """Keep the given ``rows`` (N,), in that order; one may stand there twice. Raises
+        ``ValueError`` for rows that are not there."""
         if self.batch is None:
             raise ValueError("the cache is empty: it has no rows to select")
         rows = torch.as_tensor(rows)
@@ -336,13 +355,17 @@ class KVCache(Cache):
     def _select(self, rows: Tensor) -> None: ...
 
     def reorder(self, rows: Tensor) -> None:
-        """:meth:`select` as beam search needs it: the number of rows stays."""
+        """:meth:`select` as beam search needs it: the number of ``rows`` (B,) stays. Raises
+        ``ValueError`` for another number."""
         if self.batch is not None and rows.shape != (self.batch,):
             raise ValueError(f"rows={rows.tolist()} must name {self.batch} rows")
         self.select(rows)
 
     def repeat(self, times: int) -> None:
-        """Every row ``times`` times, side by side: several continuations of one prompt."""
+        """Every row ``times`` times, side by side: several continuations of one prompt.
+
+        Raises ``ValueError`` for ``times`` below 1.
+        """
         if times < 1:
             raise ValueError(f"times={times} must be at least 1")
         self.select(torch.arange(self.batch or 0).repeat_interleave(times))

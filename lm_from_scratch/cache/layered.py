@@ -14,7 +14,8 @@ from lm_from_scratch.visibility import Visibility
 class LayeredCache(Cache):
     """Several caches that share a model's layers: layer ``i`` belongs to ``parts[owner[i]]``.
 
-    The layers of a part are numbered from 0 in it, in the order of the model's layers.
+    The layers of a part are numbered from 0 in it, in the order of the model's layers. Raises
+    ``ValueError`` where ``owner`` does not give every part its layers.
     """
 
     def __init__(self, parts: Sequence[KVCache], owner: Sequence[int]) -> None:
@@ -38,6 +39,8 @@ class LayeredCache(Cache):
     def see(
         self, x: Tensor, positions: Tensor | None, documents: Tensor | None, n_layer: int
     ) -> Visibility:
+        """Raises ``ValueError``: the layers see different keys of ``x``, ``positions`` and
+        ``documents`` (B, T)."""
         raise ValueError("the layers of a LayeredCache see different keys: use `see_by_layer`")
 
     def see_by_layer(
@@ -47,6 +50,9 @@ class LayeredCache(Cache):
         documents: Tensor | None,
         windows: Sequence[int | None],
     ) -> list[Visibility]:
+        """Which keys the tokens ``x`` (B, T, ...) at ``positions`` (B, T) see, layer by layer.
+        Raises ``ValueError`` for another number of layers, for ``documents`` (B, T), and as the
+        parts."""
         if len(windows) != len(self.owner):
             raise ValueError(f"the cache has {len(self.owner)} layers, the model {len(windows)}")
         seen = []
@@ -57,39 +63,48 @@ class LayeredCache(Cache):
 
     @property
     def batch(self) -> int | None:
+        """Rows, or ``None`` while the cache is empty."""
         return self.parts[0].batch
 
     @property
     def length(self) -> int:
+        """Tokens in the longest row."""
         return self.parts[0].length
 
     @property
     def lengths(self) -> Tensor:
+        """Tokens of each row, padding not counted, (B,)."""
         return self.parts[0].lengths
 
     @property
     def nbytes(self) -> int:
+        """Bytes held for keys and values, used or not."""
         return sum(part.nbytes for part in self.parts)
 
     def reset(self) -> None:
+        """Forget all tokens."""
         for part in self.parts:
             part.reset()
 
     def crop(self, length: int | Tensor) -> None:
+        """:meth:`KVCache.crop` of all parts, or of none."""
         for part in self.parts:
             part.check_crop(length)  # all of them, before the first is changed
         for part in self.parts:
             part.crop(length)
 
     def select(self, rows: Tensor) -> None:
+        """Keep the given ``rows`` (N,), in that order."""
         for part in self.parts:
             part.select(rows)
 
     def reorder(self, rows: Tensor) -> None:
+        """:meth:`select` of ``rows`` (B,): their number stays."""
         for part in self.parts:
             part.reorder(rows)
 
     def repeat(self, times: int) -> None:
+        """Every row ``times`` times, side by side."""
         for part in self.parts:
             part.repeat(times)
 

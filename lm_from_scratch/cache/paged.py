@@ -31,7 +31,10 @@ class Row:
 
 
 class BlockPool:
-    """``n_blocks`` blocks of ``block_size`` slots for every layer, and who uses them."""
+    """``n_blocks`` blocks of ``block_size`` slots for every layer, and who uses them.
+
+    Raises ``ValueError`` for a size below 1.
+    """
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class BlockPool:
         self.free = list(range(n_blocks))[::-1]
 
     def allocate(self) -> int:
-        """A block that nobody uses."""
+        """A block that nobody uses. Raises ``ValueError`` if there is none."""
         if not self.free:
             raise ValueError(f"all {len(self.users)} blocks of the pool are in use")
         block = self.free.pop()
@@ -63,14 +66,17 @@ class BlockPool:
         return block
 
     def share(self, block: int) -> int:
-        """One more user of a block."""
+        """One more user of a block. Raises ``ValueError`` for one that nobody uses."""
         if self.users[block] < 1:
             raise ValueError(f"block {block} is shared, but nobody uses it")
         self.users[block] += 1
         return block
 
     def release(self, block: int) -> None:
-        """One user less; the last one frees the block."""
+        """One user less; the last one frees the block.
+
+        Raises ``ValueError`` for one that nobody uses.
+        """
         if self.users[block] < 1:
             raise ValueError(f"block {block} is released, but nobody uses it")
         self.users[block] -= 1
@@ -100,7 +106,10 @@ class BlockPool:
         return (table * self.block_size + inside).flatten()[: row.length]
 
     def cut(self, row: Row, length: int) -> None:
-        """Shorten a row, and give back the blocks that it does not need any more."""
+        """Shorten a row, and give back the blocks that it does not need any more.
+
+        Raises ``ValueError`` for a length beyond it.
+        """
         if not 0 <= length <= row.length:
             raise ValueError(f"length={length} is not in 0 ... {row.length}, the row's length")
         needed = -(-length // self.block_size)
@@ -110,6 +119,7 @@ class BlockPool:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the pool, used or not."""
         return self.keys.nbytes + self.values.nbytes
 
 
@@ -117,7 +127,8 @@ class PagedCache(KVCache):
     """Some rows of a pool, as a cache. Between two passes rows may come and go.
 
     The tokens of a row go on where the row ends; padding among them takes no slot. Without ``rows``
-    the first pass makes them. ``reset`` gives the blocks back.
+    the first pass makes them. ``reset`` gives the blocks back. Raises ``ValueError`` where a row
+    stands there twice, tokens do not follow on it, or the pool is full.
     """
 
     def __init__(self, pool: BlockPool, rows: list[Row] | None = None) -> None:
@@ -213,7 +224,7 @@ class PagedCache(KVCache):
                     f"{(new.shape[1], new.shape[3])} in {new.dtype}"
                 )
             memory[self._write] = new.transpose(1, 2)[self._real]  # (N, H, D)
-            seen.append(memory[self._read].transpose(1, 2))  # (B, H, S, D)
+            seen.append(memory[self._read].transpose(1, 2))  # (B, Hkv, S, D)
         return seen[0], seen[1]
 
     def _finish(self) -> None:

@@ -3,6 +3,8 @@ r"""Caches of a fixed size: the position of a token says where it is kept.
 A static cache keeps position :math:`p` in slot :math:`p`, and is full when the slots are. A sliding
 cache keeps it in slot :math:`p \bmod S`, over the token S positions before it, which a window of
 :math:`W \le S` keys does not reach any more. Padding has no position, so it takes no slot.
+
+Source of the ring: Jiang et al., *Mistral 7B*, 2023, arXiv:2310.06825.
 """
 
 from collections.abc import Sequence
@@ -40,7 +42,8 @@ class StaticCache(SlotCache):
     Every pass returns all slots, so the shapes are the same in every step, and a compiled graph can
     be used again. (Give positions then: without them the length would be compiled in.) Unused slots
     are hidden by their position, -1. Attention reads them all the same: a long cache for a short
-    text costs time, where :class:`GrowingCache` with ``reserve`` does not.
+    text costs time, where :class:`GrowingCache` with ``reserve`` does not. Raises ``ValueError``
+    for a ``capacity`` below 1, and for a token beyond it.
     """
 
     def __init__(self, n_layer: int, capacity: int, codec: Codec = EXACT) -> None:
@@ -80,8 +83,9 @@ class StaticCache(SlotCache):
 class SlidingCache(SlotCache):
     """A ring of ``window + slack`` slots, for layers that see ``window`` keys, their own included.
 
-    Memory does not grow with the text. A model with a layer that sees further is refused.
-    ``slack`` tokens can be taken back with ``crop``; what they pushed out is gone without it.
+    Memory does not grow with the text. A model with a layer that sees further is refused. ``slack``
+    tokens can be taken back with ``crop``; what they pushed out is gone without it. Raises
+    ``ValueError`` for a ``window`` below 1 and a negative ``slack``.
     """
 
     def __init__(self, n_layer: int, window: int, slack: int = 0, codec: Codec = EXACT) -> None:
@@ -100,6 +104,9 @@ class SlidingCache(SlotCache):
         documents: Tensor | None,
         windows: Sequence[int | None],
     ) -> list[Visibility]:
+        """Which keys the new tokens ``x`` (B, T, ...) at ``positions`` (B, T) see, layer by layer.
+        Raises ``ValueError`` for a layer that sees further than the ring, and for ``documents``
+        (B, T)."""
         for layer, window in enumerate(windows):
             if window is None or window > self.window:
                 keys = "all keys" if window is None else f"{window} keys"
@@ -153,6 +160,7 @@ class SlidingCache(SlotCache):
         super()._finish()
 
     def check_crop(self, length: int | Tensor) -> None:
+        """Raises ``ValueError`` for more tokens than ``slack`` lets take back."""
         super().check_crop(length)
         if self.positions is None:
             return

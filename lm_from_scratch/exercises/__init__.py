@@ -11,14 +11,14 @@ from lm_from_scratch.exercises.report import examine
 def check(name: str, function: Callable[..., Any], seed: int = 0, case: int | None = None) -> float:
     """Check your answer to an exercise, print what is wrong, and return the points.
 
-    name      of the exercise: ``python -m lm_from_scratch list`` shows all of them
-    function  what you wrote
-    seed      other numbers in the same cases
-    case      the number of one case, to repeat it alone; what your code prints is then shown
+    * ``name``: of the exercise: ``python -m lm_from_scratch list`` shows all of them
+    * ``function``: what you wrote
+    * ``seed``: other numbers in the same cases
+    * ``case``: the number of one case, to repeat it alone; what your code prints is then shown
 
     The points are a finite number from 0 to the exercise's maximum. A result that is better than
-    those before is kept (`progress.py`). Nothing here stops a loop that never ends: interrupt it
-    as any other cell. ValueError if there is no such exercise or case.
+    those before is kept (`progress.py`). Nothing here stops a loop that never ends: interrupt it as
+    any other cell. Raises ``ValueError`` if there is no such exercise or case.
     """
     wanted = exercise(name)
     report = examine(wanted, function, seed, case)

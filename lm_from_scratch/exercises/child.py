@@ -181,7 +181,10 @@ class Child:
 
 
 def received(message: bytes, wanted: Exercise) -> Verdict:
-    """A verdict as the parent can use it: code that writes into the pipe must not end the batch."""
+    """A verdict as the parent can use it: code that writes into the pipe must not end the batch.
+
+    Raises ``ValueError`` for a message that is no verdict.
+    """
     found = Verdict(**json.loads(message))
     texts = [*found.failed, found.wrong, found.reason, found.text]
     if (

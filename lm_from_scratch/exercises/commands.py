@@ -31,13 +31,15 @@ from lm_from_scratch.exercises.report import examine
 from lm_from_scratch.exercises.source import script, solution
 
 #: Where a file without a name is looked for: beside you, and where `make lab` puts the notebooks.
+#:
+#: :meta hide-value:
 PLACES = (Path("."), Path("build/notebooks/exercises"))
 Stamp = tuple[int, int, int]
 POLL = 0.25  # seconds: editors and network drives do not always report a change
 
 
 def find_file(name: str, given: str | None) -> Path:
-    """The student's file; ValueError says where it was looked for."""
+    """The student's file; Raises ``ValueError`` that says where it was looked for."""
     if given is not None:
         path = Path(given)
         if not path.is_file():
@@ -218,7 +220,10 @@ def next_command(args: argparse.Namespace) -> int:
 
 
 def start_command(args: argparse.Namespace) -> int:
-    """Write the exercise as a script to work in."""
+    """Write the exercise as a script to work in.
+
+    Raises ``ValueError`` for a file that is there already.
+    """
     wanted = exercise(args.name)
     path = Path(args.file or f"{wanted.name}.py")
     if path.suffix != ".py":
@@ -232,7 +237,10 @@ def start_command(args: argparse.Namespace) -> int:
 
 
 def grade_command(args: argparse.Namespace) -> int:
-    """Grade a folder and write the table."""
+    """Grade a folder and write the table.
+
+    Raises ``ValueError`` where the table cannot be written.
+    """
     folder, out = Path(args.folder), Path(args.csv)
     reports = Path(args.reports) if args.reports else None
     if out.is_dir():
@@ -278,7 +286,8 @@ def grade_command(args: argparse.Namespace) -> int:
 
 
 def can_write(path: Path) -> None:
-    """ValueError if a file cannot be written: to be known before the work, not after it."""
+    """Raises ``ValueError`` if a file cannot be written: to be known before the work, not after
+    it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
@@ -290,7 +299,7 @@ def can_write(path: Path) -> None:
 
 
 def plainly(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """A command whose trouble with files is one line."""
+    """A command whose trouble with files is one line. Raises ``ValueError`` with that line."""
 
     def command(args: argparse.Namespace) -> int:
         try:

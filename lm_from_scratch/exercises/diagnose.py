@@ -15,8 +15,8 @@ def diagnose(
 ) -> tuple[Wrong | None, list[int]]:
     """The wrong answer that explains most of the failed cases, or None; and these cases.
 
-    failed  what the student's function did, by the number of each case that it failed
-    wants   what the reference did in those cases
+    * ``failed``: what the student's function did, by the number of each case that it failed
+    * ``wants``: what the reference did in those cases
 
     A wrong answer explains a case when it fails there too and does the same: values, gradients and
     changed arguments, within the tolerance of the case. One that explains less than half of them is

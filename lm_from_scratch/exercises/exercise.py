@@ -41,16 +41,16 @@ def direct(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 class Case:
     """One check of an exercise.
 
-    make       (generator) -> `call(...)`: the arguments, from nothing but the generator
-    hint       shown when this is the first case that fails
-    play       ``(function, *args, **kwargs)`` -> result: what is done with the student's function.
-               A cache is filled in several calls, a basis B is turned into B Bᵀ, a refusal into
-               the name of its exception. The reference is played in the same way
-    tolerance  (relative, absolute) for floating-point values; None takes that of the dtype
-    gradient   whether gradients of all floating-point arguments are compared too
-    changes    arguments that the function may write into; all others must stay as they are
-    guard      worth no points, but without it there are none: what a bug hunt must not break
-    teaching   why the case is kept although others catch all that it catches
+    * ``make``: (generator) -> `call(...)`: the arguments, from nothing but the generator
+    * ``hint``: shown when this is the first case that fails
+    * ``play``: ``(function, *args, **kwargs)`` -> result: what is done with the student's function.
+      A cache is filled in several calls, a basis B is turned into B Bᵀ, a refusal into
+      the name of its exception. The reference is played in the same way
+    * ``tolerance``: (relative, absolute) for floating-point values; None takes that of the dtype
+    * ``gradient``: whether gradients of all floating-point arguments are compared too
+    * ``changes``: arguments that the function may write into; all others must stay as they are
+    * ``guard``: worth no points, but without it there are none: what a bug hunt must not break
+    * ``teaching``: why the case is kept although others catch all that it catches
     """
 
     name: str
@@ -69,10 +69,10 @@ class Case:
 class Wrong:
     """An answer that must be rejected.
 
-    label    the misconception, a phrase about the idea: "the mean is subtracted"
-    answer   a function, or changes to the text of the solution: {old: new}, each old found once
-    case     the name of the case that rejects it, for every seed
-    unnamed  why its result cannot be told from that of another wrong answer, if it cannot
+    * ``label``: the misconception, a phrase about the idea: "the mean is subtracted"
+    * ``answer``: a function, or changes to the text of the solution: {old: new}, each old once
+    * ``case``: the name of the case that rejects it, for every seed
+    * ``unnamed``: why its result cannot be told from that of another wrong answer, if it cannot
     """
 
     label: str
@@ -85,20 +85,22 @@ class Wrong:
 class Exercise:
     """An exercise without its text, which is in `tutorials/exercises/`.
 
-    name        of the exercise, of its file here and of its source
-    function    what the student defines; no other exercise has a function of this name
-    page        the tutorial that it belongs to, as "2_qwen2/1_rms_norm"
-    minutes     for a student who has read that page
-    difficulty  1 (a few lines from the page), 2 (an idea to transfer), 3 (several ideas at once)
-    outcome     what a student can do afterwards, for the teacher's guide
-    after       exercises to do before
-    reference   the package's own function, so that the check cannot drift from the lesson
-    hints       from a nudge to nearly the solution
-    right       other right answers, by what makes them different: functions, or changes of the
-                solution. They keep the tolerances honest
-    survivors   automatic mutants of the solution that no case rejects, with the reason
-    hunt        of a bug hunt: the ids of its defects in the bug museum
-    needs       a package that the exercise needs beside torch
+    * ``name``: of the exercise, of its file here and of its source
+    * ``function``: what the student defines; no other exercise has a function of this name
+    * ``page``: the tutorial that it belongs to, as "2_qwen2/1_rms_norm"
+    * ``minutes``: for a student who has read that page
+    * ``difficulty``: 1 (a few lines from the page), 2 (an idea to transfer), 3 (several at once)
+    * ``outcome``: what a student can do afterwards, for the teacher's guide
+    * ``after``: exercises to do before
+    * ``reference``: the package's own function, so that the check cannot drift from the lesson
+    * ``hints``: from a nudge to nearly the solution
+    * ``right``: other right answers, by what makes them different: functions, or changes of the
+      solution. They keep the tolerances honest
+    * ``survivors``: automatic mutants of the solution that no case rejects, with the reason
+    * ``hunt``: of a bug hunt: the ids of its defects in the bug museum
+    * ``needs``: a package that the exercise needs beside torch
+
+    Raises ``ValueError`` where names or hints do not belong together.
     """
 
     name: str
@@ -142,7 +144,7 @@ class Exercise:
 
 
 def exercise(name: str) -> Exercise:
-    """One exercise by its name; ValueError, with the nearest names, if there is none."""
+    """One exercise by its name. Raises ``ValueError``, with the nearest names, if there is none."""
     known = [module.name for module in pkgutil.iter_modules(_folder())]
     if name not in known:
         from difflib import get_close_matches

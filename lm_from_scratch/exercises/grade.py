@@ -45,7 +45,10 @@ def safe(text: str) -> str:
 
 
 def submissions(folder: Path) -> dict[str, list[Path]]:
-    """Files by student: FOLDER/student/.../file or FOLDER/student.file, scripts and notebooks."""
+    """Files by student: FOLDER/student/.../file or FOLDER/student.file, scripts and notebooks.
+
+    Raises ``ValueError`` if there are none.
+    """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
     found: dict[str, list[Path]] = {}
@@ -70,8 +73,9 @@ def plan(
     """Which exercises are graded, in which files each student may have done them, and what could
     not be read of a student's files.
 
-    Without names these are the exercises whose function any file defines, or whose name a file
-    has: someone who submitted less than the others gets a row with 0 points for what is missing.
+    Without names these are the exercises whose function any file defines, or whose name a file has:
+    someone who submitted less than the others gets a row with 0 points for what is missing. Raises
+    ``ValueError`` if nothing can be graded.
     """
     wanted = [exercise(name) for name in names] if names else list(exercises())
     given: dict[tuple[str, str], list[Path]] = {}
@@ -103,8 +107,8 @@ def grade(
 ) -> Iterator[tuple[int, Row]]:
     """Grade every student; yield (how many rows there are in all, one row), as they are done.
 
-    seconds  of processor time for one file and exercise
-    jobs     processes at a time; None takes the number of processors
+    * ``seconds``: of processor time for one file and exercise
+    * ``jobs``: processes at a time; None takes the number of processors
 
     Where several files of a student define the function, the best one counts. ValueError if the
     folder holds nothing to grade.
@@ -174,6 +178,7 @@ def write_reports(rows: list[Row], folder: Path) -> None:
 
 
 def ordered(rows: list[Row]) -> list[Row]:
+    """By student, and then in the order of the learning path."""
     place = {e.name: n for n, e in enumerate(exercises())}
     return sorted(rows, key=lambda row: (row.student, place[row.verdict.exercise]))
 

@@ -26,8 +26,8 @@ class AsKernel:
 
 
 def check_kernel(kernel: Any) -> str:
-    """The device that a kernel runs on. TypeError if it is none, NotImplementedError if it is a
-    stub that would only fail to compile."""
+    """The device that a kernel runs on. Raises ``TypeError`` if it is none,
+    ``NotImplementedError`` if it is a stub that would only fail to compile."""
     from lm_from_scratch.kernels.device import INTERPRETED
 
     if not isinstance(kernel, AsKernel):

@@ -92,6 +92,7 @@ class Proof:
         return f"{fault.kind}: {fault.text}" if fault else ""
 
     def numbers(self) -> range:
+        """Of all cases."""
         return range(len(self.exercise.cases))
 
     def right(self) -> None:
@@ -118,9 +119,11 @@ class Proof:
                 break
 
     def stub(self) -> Callable[..., Any]:
-        return load(stub(self.exercise.name), f"<stub {self.exercise.name}>")[
-            self.exercise.function
-        ]
+        """The function as a student finds it. Raises ``ValueError`` where the script has none."""
+        defined = load(stub(self.exercise.name), f"<stub {self.exercise.name}>")
+        if self.exercise.function not in defined:
+            raise ValueError(f"the script defines no {self.exercise.function}")
+        return defined[self.exercise.function]
 
     def wrong(self, planted: Wrong) -> dict[str, Any]:
         """Gates 2 and 6 for one wrong answer."""
@@ -192,9 +195,11 @@ class Proof:
         return by
 
     def kills(self, number: int) -> int:
+        """How many wrong answers and mutants a case rejects."""
         return sum(number in by for by in self.killers.values())
 
     def alone(self, number: int) -> int:
+        """How many of them no other case rejects."""
         return sum(by == [number] for by in self.killers.values())
 
     def cases(self) -> None:
@@ -215,7 +220,7 @@ class Proof:
 
 
 def trivial_answers() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Answers that take no thought."""
+    """Answers that take no thought. Raises ``ValueError`` from the last of them."""
 
     def first(args: tuple[Any, ...]) -> Any:
         return next((x for x in args if isinstance(x, Tensor)), torch.zeros(()))

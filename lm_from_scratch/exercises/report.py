@@ -107,6 +107,7 @@ class Report:
 
 
 def indent(text: str) -> list[str]:
+    """The lines of a text, below the line of a case."""
     return [f"          {line}" for line in text.splitlines()]
 
 
@@ -152,12 +153,12 @@ def examine(
 ) -> Report:
     """Check a function against the reference.
 
-    case     the number of one case, from 1; None runs all of them
-    seconds  processor time: a case that takes a quarter of it is stopped and loses its points, and
-             those after it get less. None waits for ever
+    * ``case``: the number of one case, from 1; None runs all of them
+    * ``seconds``: processor time: a case that takes a quarter of it is stopped and gets no points,
+      and those after it get less. None waits for ever
 
-    A wrong answer never raises here: whatever the function does is in the report. ValueError for
-    a case that does not exist.
+    A wrong answer never raises here: whatever the function does is in the report. Raises
+    ``ValueError`` for a case that does not exist, ``RuntimeError`` where the reference fails.
     """
     if case is not None and not 1 <= case <= len(exercise.cases):
         raise ValueError(f"{exercise.name} has cases 1 to {len(exercise.cases)}, not {case}")

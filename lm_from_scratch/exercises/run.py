@@ -23,6 +23,8 @@ from lm_from_scratch.exercises.compare import GRADIENT_TOLERANCE, Fault, compare
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise
 
 #: Code in these places is not the student's.
+#:
+#: :meta hide-value:
 FOREIGN = (
     *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")},
     str(Path(__file__).parents[1]) + os.sep,
@@ -50,7 +52,7 @@ def outcome(
 ) -> Outcome:
     """Play one case with a function. Exceptions become a fault; Ctrl-C passes through.
 
-    seconds  end a loop that has taken so much processor time; None waits for ever
+    * ``seconds``: end a loop that has taken so much processor time; None waits for ever
     """
     case = exercise.cases[number]
     made, untouched = arguments(case, number, seed), arguments(case, number, seed)
@@ -116,6 +118,7 @@ def argument_names(exercise: Exercise, made: Call) -> list[str]:
 
 
 def values(made: Call) -> list[Any]:
+    """All arguments, in their order."""
     return [*made.args, *made.kwargs.values()]
 
 
@@ -146,6 +149,7 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 
 def require_gradients(names: list[str], made: Call) -> dict[str, Tensor]:
+    """The floating-point arguments by name, which require gradients from now on."""
     found = flat(names, made)
     return {n: x.requires_grad_() for n, x in found.items() if x.is_floating_point()}
 
@@ -166,7 +170,8 @@ def gradients_of(value: Any, leaves: dict[str, Tensor]) -> dict[str, Tensor | No
 
 
 def detached(value: Any) -> Any:
-    """The same result without its autograd graph. TypeError for a tensor that is not dense."""
+    """The same result without its autograd graph. Raises ``TypeError`` for a tensor that is not
+    dense."""
     if isinstance(value, Tensor):
         if value.is_nested or value.layout != torch.strided:
             raise TypeError("the result is a sparse or nested tensor; expected a plain one")
@@ -244,11 +249,13 @@ def quiet() -> Iterator[io.StringIO]:
 
 
 def no_prompt(*_: object, **__: object) -> None:
+    """Raises ``RuntimeError``: nobody could answer."""
     raise RuntimeError("breakpoint() in a check has no prompt: call your function yourself")
 
 
 @contextlib.contextmanager
 def silent_descriptor(number: int) -> Iterator[None]:
+    """Nothing that is written to the descriptor appears."""
     sys.stderr.flush()
     try:
         saved = os.dup(number)

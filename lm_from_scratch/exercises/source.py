@@ -137,7 +137,10 @@ def _loaded(name: str, file: str, changes: tuple[tuple[str, str], ...], function
 def answer(
     exercise: Exercise, given: Callable[..., Any] | Mapping[str, str] | None = None
 ) -> Callable[..., Any]:
-    """A planted answer as a function: the solution, with changes, or the function itself."""
+    """A planted answer as a function: the solution, with changes, or the function itself.
+
+    Raises ``ValueError`` for a change that is not found once.
+    """
     if given is not None and not isinstance(given, Mapping):
         return given
     changes = tuple((given or {}).items())

@@ -36,11 +36,11 @@ CALLS = {
 class Submission:
     """What a file defines.
 
-    parts     (file name for tracebacks, code, what is kept of it) of each cell; a script is one
-    defined   functions, classes and constants by name
-    imported  names that imports bind
-    left_out  names that other code at the top level binds, which does not run
-    problems  what could not be read, in words
+    * ``parts``: (file name for tracebacks, code, what is kept of it) of each cell; a script is one
+    * ``defined``: functions, classes and constants by name
+    * ``imported``: names that imports bind
+    * ``left_out``: names that other code at the top level binds, which does not run
+    * ``problems``: what could not be read, in words
     """
 
     path: Path
@@ -159,6 +159,7 @@ def is_definition(node: ast.stmt) -> bool:
 
 
 def is_inside(node: ast.stmt) -> bool:
+    """What may stand in an ``if`` or a ``try``."""
     return isinstance(node, (ast.Import, ast.ImportFrom, ast.Pass)) or is_definition(node)
 
 
@@ -170,6 +171,7 @@ def is_name(node: ast.expr) -> bool:
 
 
 def is_constant(node: ast.expr) -> bool:
+    """An expression that changes nothing, and ends soon."""
     allowed = (
         ast.Constant, ast.Name, ast.Attribute, ast.UnaryOp, ast.BinOp, ast.Tuple, ast.List,
         ast.Dict, ast.Set, ast.operator, ast.unaryop, ast.expr_context, ast.Subscript, ast.Slice,

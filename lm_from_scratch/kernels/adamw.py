@@ -68,7 +68,11 @@ def adamw_(
     weight_decay: float = 1e-2,
     max_exp_avg_sq: Tensor | None = None,
 ) -> None:
-    """:func:`adamw` that overwrites ``param``, ``exp_avg`` and ``exp_avg_sq``."""
+    """:func:`adamw` that overwrites ``param``, ``exp_avg`` and ``exp_avg_sq``; ``grad`` and
+    ``max_exp_avg_sq`` have the same shape.
+
+    Raises ``ValueError`` as :func:`adamw`, and for a tensor that cannot be overwritten.
+    """
     check(param, grad, exp_avg, exp_avg_sq, step, lr, betas, max_exp_avg_sq)
     check_overwritten("adamw", param=param, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
     beta1, beta2 = betas
@@ -97,10 +101,12 @@ def adamw(
     max_exp_avg_sq: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`lm_from_scratch.optim.adamw.adamw` without AMSGrad: the new parameter and moments,
-    each in the dtype of the old one, on copies. No gradient flows through the step.
+    each in the dtype of the old one, on copies. ``param``, ``grad``, ``exp_avg``, ``exp_avg_sq``
+    and ``max_exp_avg_sq`` have one shape. No gradient flows through the step.
 
     Half-precision tensors are computed in float32 and rounded once, at the end. ``step`` and ``lr``
-    may be tensors of one number, which the host does not read.
+    may be tensors of one number, which the host does not read. Raises ``ValueError`` for AMSGrad,
+    for tensors that do not fit or are not where kernels run, and for gradients.
     """
     new = param.clone(), exp_avg.clone(), exp_avg_sq.clone()
     adamw_(new[0], grad, *new[1:], step, lr, betas, eps, weight_decay, max_exp_avg_sq)
@@ -117,6 +123,7 @@ def check(
     betas: tuple[float, float],
     max_exp_avg_sq: Tensor | None,
 ) -> None:
+    """Raises ``ValueError`` for what the kernel cannot do."""
     instead = "lm_from_scratch.optim.adamw.adamw can do that"
     tensors = dict(param=param, grad=grad, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
     check_device("adamw", **tensors)
@@ -140,13 +147,15 @@ def check(
 
 
 def check_numbers(kernel: str, **numbers: Number) -> None:
+    """Raises ``ValueError`` for a tensor of several numbers."""
     for name, x in numbers.items():
         if isinstance(x, Tensor) and x.numel() != 1:
             raise ValueError(f"{kernel}: {name} has shape {tuple(x.shape)}; it must be one number")
 
 
 def check_overwritten(kernel: str, **tensors: Tensor) -> None:
-    """Refuse to write to what ``expand`` made: one number in several places, of several programs.
+    """Raises ``ValueError`` for what ``expand`` made: one number in several places, of several
+    programs.
 
     Other ways to overlap, as those of ``as_strided``, are not looked for.
     """
@@ -195,6 +204,7 @@ class AdamW(reference.AdamW):
     """
 
     def check_group(self, group: dict[str, Any]) -> None:
+        """Raises ``ValueError`` also for an option that needs another step."""
         super().check_group(group)
         use = "use lm_from_scratch.optim.AdamW"
         for name in ("amsgrad", "differentiable", "foreach", "fused"):
@@ -211,6 +221,7 @@ class AdamW(reference.AdamW):
             check_overwritten(type(self).__name__, parameter=p)
 
     def update_one(self, p: Tensor, group: dict[str, Any]) -> None:
+        """The step of one parameter, in one launch."""
         state, grad = self.state[p], p.grad
         assert grad is not None
         step = state["step"].add_(1)

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from lm_from_scratch.gqa import check_shapes
 from lm_from_scratch.kernels.device import check_device
+from lm_from_scratch.kernels.softmax import LOWEST
 from lm_from_scratch.visibility import Visibility
 
 NO_WINDOW = 2**31 - 1  # keys
@@ -127,7 +128,7 @@ def flash_forward_kernel(
     t = tile * BLOCK_T + tl.arange(0, BLOCK_T)
     first, whole, whole_end, end = key_tiles(rule, ranges, b, tile, T, S, window, BLOCK_T, BLOCK_S)
     q_tile = load_rows(q, q_strides, b, h, tile * BLOCK_T, T, D, BLOCK_T, WIDE)
-    m = tl.full((BLOCK_T,), -3.4e38, tl.float32)  # finite: exp2(-inf - m) is 0, never NaN
+    m = tl.full((BLOCK_T,), LOWEST, tl.float32)
     l = tl.zeros((BLOCK_T,), tl.float32)
     a = tl.zeros((BLOCK_T, WIDE), tl.float32)
     for MASKED in tl.static_range(0 if rule[0] is None else 1, 2):
@@ -248,10 +249,12 @@ def flash_dk_dv_kernel(
 def flash_attention(
     q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout: float = 0.0
 ) -> Tensor:
-    """:func:`lm_from_scratch.online_softmax.tiled_attention` of heads up to 256. No dropout.
+    """:func:`lm_from_scratch.online_softmax.tiled_attention` of q (B, H, T, D), k and v
+    (B, Hkv, S, D), D up to 256.
 
     Half-precision weights are rounded before they meet the values, as in the formula. The result
-    (B, H, T, D) lies in memory as (B, T, H, D), the order in which a model reads it.
+    (B, H, T, D) lies in memory as (B, T, H, D), the order in which a model reads it. Raises
+    ``ValueError`` for dropout, for shapes and dtypes that do not fit, and where kernels do not run.
     """
     if dropout > 0:
         raise ValueError(f"flash attention has no dropout, but dropout={dropout}: use sdpa")
@@ -300,11 +303,12 @@ def tile_sizes(
 
 
 def rows_together(x: Tensor) -> Tensor:
+    """``x`` (..., D) with a last stride of 1."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def by_tokens(like: Tensor) -> Tensor:
-    """An empty (B, H, T, D) that lies in memory as (B, T, H, D)."""
+    """An empty tensor like ``like`` (B, H, T, D) that lies in memory as (B, T, H, D)."""
     B, H, T, D = like.shape
     return like.new_empty(B, T, H, D).transpose(1, 2)
 
@@ -320,7 +324,8 @@ def indexed(rule: list[Tensor | None], B: int) -> tuple[Any, ...]:
 
 
 def extremes(x: Tensor, positions: Tensor, tile: int) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest ``x`` (B, tiles) among the real tokens of each tile."""
+    """The smallest and the largest ``x`` (B, tiles) among the real tokens of each tile, by their
+    ``positions`` (B, T)."""
     x, real = torch.broadcast_tensors(x.long(), positions >= 0)
     tiles = max(1, triton.cdiv(x.shape[1], tile))
     fill = (0, tiles * tile - x.shape[1])
@@ -347,7 +352,8 @@ def tiles_needed(rule: list[Tensor | None], window: int, BLOCK_T: int, BLOCK_S: 
 
 
 def ranges_of(needed: Tensor, B: int) -> Tensor:
-    """(B, tiles, 2): the first needed tile of the last dimension, and one after the last."""
+    """(B, tiles, 2): the first tile of the last dimension that is ``needed`` (B, tiles, tiles),
+    and one after the last."""
     tile = torch.arange(needed.shape[-1], device=needed.device)
     first = tile.where(needed, needed.shape[-1]).amin(-1)
     end = (tile + 1).where(needed, 0).amax(-1)

@@ -49,7 +49,10 @@ class Compiled:
 
     @cached_property
     def resources(self) -> tuple[int, int]:
-        """Registers per thread, and bytes of its stack, from the bundled ``cuobjdump``."""
+        """Registers per thread, and bytes of its stack, from the bundled ``cuobjdump``.
+
+        Raises ``RuntimeError`` if that says nothing.
+        """
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "kernel.cubin"
             path.write_bytes(self.cubin)
@@ -87,12 +90,15 @@ class NoDriver:
         self.arch = arch
 
     def get_current_target(self) -> GPUTarget:
+        """The architecture."""
         return GPUTarget("cuda", self.arch, 32)
 
     def get_current_device(self) -> int:
+        """Any number."""
         return self.arch  # the key under which a kernel is kept
 
     def get_current_stream(self, device: Any = None) -> int:
+        """Any number."""
         return 0
 
 
@@ -101,7 +107,7 @@ def compiled_for(arch: int) -> Iterator[list[Compiled]]:
     """Compile each kernel that is launched within the block, for ``arch``; nothing runs.
 
     Yields the list that they are added to. What is launched several times is compiled once and
-    listed each time.
+    listed each time. Raises ``RuntimeError`` in a process whose kernels are interpreted.
     """
     if device.INTERPRETED:
         raise RuntimeError("kernels of this process are interpreted: unset TRITON_INTERPRET")

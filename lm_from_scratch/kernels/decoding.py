@@ -129,11 +129,13 @@ def merge_kernel(
 def decode_attention(
     q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout: float = 0.0
 ) -> Tensor:
-    """:func:`lm_from_scratch.attention.sdpa_attention` for one query in each row, no gradient.
+    """:func:`lm_from_scratch.attention.sdpa_attention` of q (B, H, 1, D), k and v (B, Hkv, S, D),
+    no gradient.
 
     Where the visibility is dense, no position is read, and keys before the window are not visited.
     Otherwise its mask says what is hidden: padding, unused slots, a window, documents, ``allowed``.
-    It is made once and serves all layers.
+    It is made once and serves all layers. Raises ``ValueError`` for dropout, gradients, shapes and
+    dtypes that do not fit, and where kernels do not run.
     """
     check_shapes(q, k, v, visibility)
     mask = None if visibility.dense else visibility.mask
@@ -144,7 +146,7 @@ def decode_attention(
 
 
 def check_decoding(kernel: str, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> None:
-    """Raise a ``ValueError`` for what the kernel cannot do, whatever the layout of the keys."""
+    """Raises ``ValueError`` for what the kernel cannot do, whatever the layout of the keys."""
     if q.shape[2] != 1:
         raise ValueError(
             f"{kernel}: q has T={q.shape[2]} queries in a row, the kernel takes 1: use "
@@ -197,7 +199,9 @@ def attend_in_splits(
     lengths: Tensor | None = None,
     page_size: int = 1,
 ) -> Tensor:
-    """Launch both kernels. ``strides`` are those of a row, a head and a key, in k and in v."""
+    """Launch both kernels for ``q`` (B, H, 1, D). ``k`` and ``v`` lie as the ``strides`` say; a
+    ``mask`` (B or 1, 1, 1, S) hides keys, a ``table`` (B, pages) and ``lengths`` (B,) say where
+    they are. ``strides`` are those of a row, a head and a key, in k and in v."""
     q = q if q.stride(3) == 1 else q.contiguous()
     B, H, _, D = q.shape
     out = torch.empty(B, H, 1, D, dtype=q.dtype, device=q.device)

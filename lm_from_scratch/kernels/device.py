@@ -28,7 +28,7 @@ compiling_only = False
 
 
 def check_device(kernel: str, **tensors: Tensor | None) -> None:
-    """Raise a ``ValueError`` unless ``kernel`` can run on these tensors, given by their names.
+    """Raises ``ValueError`` unless ``kernel`` can run on these tensors, given by their names.
 
     They must be on one device, a CUDA one, or the CPU in a process whose kernels are interpreted;
     and those of floating point of one of the :data:`DTYPES`. The interpreter computes bfloat16
@@ -66,7 +66,7 @@ def check_device(kernel: str, **tensors: Tensor | None) -> None:
 
 
 def check_alike(kernel: str, **tensors: Tensor) -> None:
-    """Raise a ``ValueError`` unless the tensors have one shape and one dtype, a floating one."""
+    """Raises ``ValueError`` unless the tensors have one shape and one dtype, a floating one."""
     (first, like), *rest = tensors.items()
     if not like.is_floating_point():
         raise ValueError(f"{kernel}: {first} is {like.dtype}; kernels compute in {DTYPES}")

@@ -71,10 +71,13 @@ def galore_step_(
     weight_decay: float = 1e-2,
     scale: float = 0.25,
 ) -> None:
-    """:func:`galore_step` that overwrites the parameter and the moments.
+    """:func:`galore_step` that overwrites the ``param`` (m, n) and the moments ``exp_avg`` and
+    ``exp_avg_sq`` (r or m, r or n), with its ``grad`` (m, n) and the bases ``left`` (m, r) and
+    ``right`` (n, r).
 
     The parameter and its gradient have one dtype and any strides. Bases and moments are float32,
-    and the moments contiguous.
+    and the moments contiguous. Raises ``ValueError`` for others, without a basis, for gradients,
+    and where kernels do not run.
     """
     check_step(param, grad, left, right, exp_avg, exp_avg_sq)
     check_overwritten("galore_step", param=param)  # moments are contiguous
@@ -100,7 +103,9 @@ def galore_step(
     weight_decay: float = 1e-2,
     scale: float = 0.25,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`lm_from_scratch.optim.galore.galore_step`, on copies, and without a gradient."""
+    """:func:`lm_from_scratch.optim.galore.galore_step`, on copies, and without a gradient: of
+    ``param`` (m, n), ``grad`` (m, n), ``left`` (m, r), ``right`` (n, r), ``exp_avg`` and
+    ``exp_avg_sq`` (r or m, r or n)."""
     param, exp_avg, exp_avg_sq = (
         tensor.clone(memory_format=torch.contiguous_format)
         for tensor in (param, exp_avg, exp_avg_sq)
@@ -118,6 +123,7 @@ def check_step(
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
 ) -> None:
+    """Raises ``ValueError`` for what the kernels cannot do."""
     others = dict(left=left, right=right, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
     check_device("galore_step", param=param, grad=grad, **others)
     check_alike("galore_step", param=param, grad=grad)
@@ -220,6 +226,8 @@ class GaLore(reference.GaLore, AdamW):
     """
 
     def check_group(self, group: dict[str, Any]) -> None:
+        """Raises ``ValueError`` also for a weight of more dimensions whose memory is not a
+        matrix."""
         super().check_group(group)
         for p in tensors_of(group):
             if is_projected(p, group) and p.dim() > 2 and not p.is_contiguous():
@@ -229,12 +237,15 @@ class GaLore(reference.GaLore, AdamW):
                 )
 
     def coordinates(self, grad: Tensor, state: dict[str, Tensor]) -> Tensor:
+        """The ``grad`` (m, n) in the coordinates of the basis. Raises ``ValueError`` as
+        :func:`galore_step_`."""
         left, right = state.get("left"), state.get("right")
         check_step(grad, grad, left, right, state["exp_avg"], state["exp_avg_sq"])
         return project_forward(grad, left, right).nan_to_num_()  # as in the reference
 
     @torch.no_grad()
     def update_projected(self, p: Tensor, low: Tensor, group: dict[str, Any]) -> None:
+        """The step of one matrix from its projected gradient ``low`` (r or m, r or n)."""
         state = self.state[p]
         state["age"] += 1
         state["step"] += 1

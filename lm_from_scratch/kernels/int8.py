@@ -12,7 +12,7 @@ The kernel reads the byte.
 An int8 code has 7 bits and a sign, which float16 and bfloat16 hold exactly, so the codes are cast
 and multiplied as they are. A scale for each row of the weight is a factor of the sum. A scale for
 each group of ``group_size`` numbers is a factor of the tile, which is rounded to the dtype of x
-then, as :meth:`~lm_from_scratch.quantize.Int8Weight.dequantize` does it.
+then, as :meth:`~lm_from_scratch.quantize.QuantizedWeight.dequantize` does it.
 
 The gradient of x needs every code, too, and has as many operations as the forward pass has with as
 many rows as training has: there the decoded matrix costs little, and PyTorch multiplies it.
@@ -80,10 +80,12 @@ def int8_linear_kernel(
 
 
 def linear(input: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor:
-    """:func:`lm_from_scratch.quantize.linear` of x (..., K) and an 8-bit weight (N, K).
+    """:func:`lm_from_scratch.quantize.linear` of ``input`` (..., K), an 8-bit ``weight`` (N, K) and
+    a ``bias`` (N,).
 
     A weight with groups needs those of 16 numbers or a multiple. The sum is float32, of products
-    that are not rounded; the result is rounded once, with its scale and bias.
+    that are not rounded; the result is rounded once, with its scale and bias. Raises ``ValueError``
+    for another weight, other groups, and where kernels do not run.
     """
     if not isinstance(weight, Int8Weight):
         raise ValueError(
@@ -106,6 +108,8 @@ class KernelInt8Weight(Int8Weight):
         return cls.wrap(weight.shape, weight.group_size, codes=weight.codes, scale=weight.scale)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """``x @ W.T + bias`` of ``x`` (..., K) and ``bias`` (N,). Raises ``ValueError`` where
+        kernels do not run."""
         check_device("int8 linear", x=x, codes=self.codes, scale=self.scale, bias=bias)
         check_groups(self)
         return int8_linear(x, self.codes, self.scale, bias)
@@ -121,6 +125,7 @@ def use_int8_kernel_(model: nn.Module) -> int:
     """Let the 8-bit weights of a built model be multiplied by the kernel; how many there are.
 
     All are changed, or none. What else holds a weight, a tied embedding or an optimizer, follows.
+    Raises ``ValueError`` for groups that the kernel does not take, and where it does not run.
     """
     found = {n: w for n, w in quantized_weights(model).items() if isinstance(w, Int8Weight)}
     for name, weight in found.items():
@@ -131,6 +136,7 @@ def use_int8_kernel_(model: nn.Module) -> int:
 
 
 def check_groups(weight: Int8Weight, name: str = "weight") -> None:
+    """Raises ``ValueError`` for groups that the kernel does not take."""
     if weight.group_size != weight.shape[1] and weight.group_size % 16:
         raise ValueError(
             f"int8 linear: {name} has group_size={weight.group_size}; the kernel takes multiples "

@@ -68,6 +68,8 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def check_dtypes(kernel: str, targets: Tensor, **numbers: Tensor) -> None:
+    """Raises ``ValueError`` for numbers that are not floating, and targets that are not
+    integers."""
     for name, tensor in numbers.items():
         if not tensor.is_floating_point():
             raise ValueError(f"{kernel}: {name} is {tensor.dtype}; it must be floating point")
@@ -127,6 +129,8 @@ def causal_lm_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
     The gradient is a new tensor; the logits stay as they are. No value is read by the host, so a
     target outside the vocabulary is not refused: the loss is then NaN, and so is its gradient.
+
+    Raises ``ValueError`` for other shapes and dtypes, and where kernels do not run.
     """
     check_device("causal_lm_loss", logits=logits, targets=targets)
     check_dtypes("causal_lm_loss", targets, logits=logits)
@@ -140,6 +144,7 @@ def causal_lm_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def mean(losses: Tensor, targets: Tensor) -> Tensor:
+    """The mean of ``losses`` over the ``targets`` (of the same shape) that count."""
     return losses.sum() / (targets != IGNORE).sum().clamp(min=1)
 
 
@@ -277,7 +282,8 @@ def chunked_causal_lm_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: in
     Logits stay in float32. Backward holds the gradient of ``chunk`` logits of each token. Tokens
     that do not count are computed and masked, since to leave them out the host would have to wait
     for their number; for the same reason, a target outside the vocabulary is not refused: the loss
-    is then NaN, and so are the gradients.
+    is then NaN, and so are the gradients. Raises ``ValueError`` for other shapes and dtypes, a
+    quantised weight, a ``chunk`` below 1, and where kernels do not run.
     """
     if isinstance(weight, QuantizedWeight):
         raise ValueError(
@@ -305,7 +311,8 @@ def chunked_causal_lm_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: in
     return mean(linear_cross_entropy(x, weight, targets, chunk)[0], targets)
 
 
-def tile_of(x: Tensor, weight: Tensor) -> dict[str, int]:
+def tile_sizes(x: Tensor, weight: Tensor) -> dict[str, int]:
+    """Block sizes for ``x`` (..., C) and ``weight`` (V, C), by their dtype and alignment."""
     # what the compiler looks for: multiples of 16, of addresses and of numbers in a row alike
     aligned = all(n % 16 == 0 for n in (x.shape[-1], x.data_ptr(), weight.data_ptr()))
     return TILES[x.itemsize] if aligned or x.itemsize == 4 else UNALIGNED
@@ -318,7 +325,7 @@ def linear_cross_entropy(
     """The loss of each token, its m and its log l, in float32."""
     x, weight, targets = x.contiguous(), weight.contiguous(), targets.contiguous()
     N, (V, C) = targets.numel(), weight.shape
-    tile = tile_of(x, weight)
+    tile = tile_sizes(x, weight)
     splits = triton.cdiv(V, SPLIT)
     maxima = torch.empty(splits, N, dtype=torch.float32, device=x.device)
     sums = torch.empty_like(maxima)
@@ -351,7 +358,7 @@ def linear_cross_entropy_backward(
     x, weight, targets = x.contiguous().flatten(0, -2), weight.contiguous(), targets.contiguous()
     grad = grad.contiguous()
     (N, C), V = x.shape, len(weight)
-    tile, chunk = tile_of(x, weight), min(chunk, V)
+    tile, chunk = tile_sizes(x, weight), min(chunk, V)
     grad_logits = torch.empty(N, chunk, dtype=x.dtype, device=x.device)
     grad_x = torch.zeros(x.shape if of_x else 0, dtype=torch.float32, device=x.device)
     grad_weight = torch.empty_like(weight if of_weight else weight[:0])

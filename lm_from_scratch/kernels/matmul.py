@@ -85,9 +85,11 @@ def matmul_kernel(
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """:func:`torch.matmul` of two matrices (M, K) and (K, N) of one dtype, with any strides.
+    """:func:`torch.matmul` of two matrices ``a`` (M, K) and ``b`` (K, N) of one dtype, with any
+    strides.
 
-    Sums are float32, of products that are not rounded; the result is rounded once.
+    Sums are float32, of products that are not rounded; the result is rounded once. Raises
+    ``ValueError`` for others, and where kernels do not run.
     """
     check_device("matmul", a=a, b=b)
     check_shapes("matmul", a, b)
@@ -95,10 +97,12 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def addmm(out_in: Tensor, a: Tensor, b: Tensor, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
-    """``beta * out_in + alpha * (a @ b)``, as :func:`torch.addmm`, without a gradient.
+    """``beta * out_in + alpha * (a @ b)`` of ``out_in`` (M, N), ``a`` (M, K) and ``b`` (K, N), as
+    :func:`torch.addmm`, without a gradient.
 
     ``out_in`` and the result (M, N) may have another dtype than ``a`` and ``b``; the sum is
-    float32, and rounded once.
+    float32, and rounded once. Raises ``ValueError`` for others, for gradients, and where kernels do
+    not run.
     """
     check_device("addmm", out_in=out_in, a=a, b=b)
     check_shapes("addmm", a, b)
@@ -114,6 +118,7 @@ def addmm(out_in: Tensor, a: Tensor, b: Tensor, beta: float = 1.0, alpha: float 
 
 
 def check_shapes(kernel: str, a: Tensor, b: Tensor) -> None:
+    """Raises ``ValueError`` unless a (M, K) and b (K, N) can be multiplied."""
     fit = a.dim() == b.dim() == 2 and a.shape[1] == b.shape[0]
     if not fit or a.dtype != b.dtype or not a.is_floating_point():
         raise ValueError(
@@ -124,8 +129,8 @@ def check_shapes(kernel: str, a: Tensor, b: Tensor) -> None:
 
 
 def is_aligned(x: Tensor) -> bool:
-    """Whether a matrix can be moved 16 bytes at a time: Triton must find its address, its length
-    along memory and its other stride to be multiples of 16."""
+    """Whether a matrix ``x`` (M, N) can be moved 16 bytes at a time: Triton must find its
+    address, its length along memory and its other stride to be multiples of 16."""
     return x.data_ptr() % 16 == 0 and any(
         x.stride(i) == 1 and x.shape[i] % 16 == x.stride(1 - i) % 16 == 0 for i in (0, 1)
     )
@@ -139,7 +144,8 @@ def launch(
     beta: float = 0.0,
     alpha: float = 1.0,
 ) -> None:
-    """Write ``a @ b``, or ``beta * out_in + alpha * (a @ b)``, into ``out``.
+    """Write ``a @ b`` of ``a`` (M, K) and ``b`` (K, N), or ``beta * out_in + alpha * (a @ b)``,
+    into ``out`` (M, N); ``out_in`` is (M, N), too.
 
     ``out`` may be ``out_in``, but not share memory with ``a`` or ``b``. ``a`` may be narrower than
     ``b``, as a gradient of bfloat16 is that meets a basis of float32. Nothing is checked, and

@@ -29,7 +29,8 @@ from lm_from_scratch.visibility import Visibility
 def kernel_attention(
     q: Tensor, k: Any, v: Any, visibility: Visibility, dropout: float = 0.0
 ) -> Tensor:
-    """Attention by the kernel for what there is: one query or many, keys in a tensor or in pages.
+    """Attention by the kernel for what there is of ``q`` (B, H, T, D): one query or many, keys in a
+    tensor or in pages.
 
     Chosen from types and shapes alone; no kernel is tried and then another.
     """
@@ -59,7 +60,7 @@ def use_kernels_(model: nn.Module, only: Collection[str] | None = None) -> dict[
     functions of ``loss`` that :func:`~lm_from_scratch.train.train` will use. ``only`` chooses some
     of them by name. An optimizer that was built before goes on working.
 
-    A ``ValueError``, before anything is changed, if the model is not where kernels run (a CUDA
+    Raises ``ValueError``, before anything is changed, if the model is not where kernels run (a CUDA
     device), is float64, or has nothing of what ``only`` names. The kernels have no attention
     dropout: a model that asks for it is refused when it is called.
     """

@@ -80,7 +80,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     """:func:`lm_from_scratch.norm.rms_norm` of ``x`` (..., C) with a ``weight`` (C,).
 
     The statistics of half-precision inputs are computed in float32; the order of rounding, and the
-    dtype of the result where ``x`` and ``weight`` differ, are those of the reference.
+    dtype of the result where ``x`` and ``weight`` differ, are those of the reference. Raises
+    ``ValueError`` for other shapes and dtypes, and where kernels do not run.
     """
     check_device("rms_norm", x=x, weight=weight)
     if not (x.is_floating_point() and weight.is_floating_point()):

@@ -51,10 +51,12 @@ def write_kernel(
 
 
 def write_pages(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-    """Write new keys and values (B, Hkv, T, D) of a layer into its memory (slots, Hkv, D).
+    """Write new keys ``k`` and values ``v`` (B, Hkv, T, D) of a layer into its memory, ``keys`` and
+    ``values`` (N, Hkv, D) of N slots.
 
     ``slots`` (B, T) says where each token goes; -1 where it goes nowhere. It must be below the
-    number of slots, which is not checked, since reading it would make the GPU wait.
+    number of slots, which is not checked, since reading it would make the GPU wait. Raises
+    ``ValueError`` for other shapes and dtypes, and where kernels do not run.
     """
     check_device("write_pages", k=k, v=v, keys=keys, values=values, slots=slots)
     check_alike("write_pages", k=k, v=v)
@@ -121,11 +123,14 @@ class Paged:
 def paged_attention(
     q: Tensor, k: Paged, v: Paged, visibility: Visibility, dropout: float = 0.0
 ) -> Tensor:
-    """:func:`~lm_from_scratch.kernels.decoding.decode_attention` over keys that lie in pages.
+    """:func:`~lm_from_scratch.kernels.decoding.decode_attention` of ``q`` (B, H, 1, D) over keys
+    that lie in pages.
 
     A query is the last token of its row, and sees all of them, or those in the window. ``k`` and
     ``v`` must hold the very same tensors as table and lengths: to compare their numbers would make
-    the GPU wait. So the numbers of the pages are not checked either.
+    the GPU wait. So the numbers of the pages are not checked either. Raises ``ValueError`` where
+    they differ, for what pages cannot hide, and as
+    :func:`~lm_from_scratch.kernels.decoding.check_decoding`.
     """
     if visibility.allowed is not None or visibility.key_documents is not None:
         raise ValueError(
@@ -154,7 +159,7 @@ def paged_attention(
 
 
 def check_tables(k: Paged, v: Paged) -> None:
-    """Raise a ``ValueError`` unless the kernel can follow the pages: a table that is too short
+    """Raises ``ValueError`` unless the kernel can follow the pages: a table that is too short
     would be read behind its end."""
     sizes, others = ((x.page_size, x.longest) for x in (k, v))
     if k.table is not v.table or k.lengths is not v.lengths or sizes != others:

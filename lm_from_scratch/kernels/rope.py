@@ -68,18 +68,22 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     constants: there is no gradient for them.
 
     Half-precision x is turned in float32 and rounded once, at the end.
+
+    Raises ``ValueError`` for other shapes and dtypes, and where kernels do not run.
     """
     check("apply_rope", x, cos, sin)
     return turn(x, cos, sin, False, False)
 
 
 def apply_rope_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """:func:`apply_rope` for pairs that stand side by side: features 2i and 2i + 1."""
+    """:func:`apply_rope` of ``x`` (B, H, T, D), ``cos`` and ``sin`` (B or 1, 1, T, D/2) for
+    pairs that stand side by side: features 2i and 2i + 1. Raises ``ValueError`` as it does."""
     check("apply_rope_interleaved", x, cos, sin)
     return turn(x, cos, sin, True, False)
 
 
 def check(kernel: str, x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Raises ``ValueError`` for what the kernel cannot turn."""
     check_device(kernel, x=x, cos=cos, sin=sin)
     if x.dim() != 4 or x.shape[-1] % 2 != 0 or not x.is_floating_point():
         raise ValueError(

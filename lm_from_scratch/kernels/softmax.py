@@ -83,7 +83,8 @@ def softmax_backward_kernel(grad, out, grad_x, width, BLOCK: tl.constexpr):
 def softmax(x: Tensor) -> Tensor:
     """``torch.softmax(x, dim=-1)`` of a tensor (..., C). A row of -inf becomes a row of NaN.
 
-    Half-precision inputs are computed in float32 and rounded once, at the end.
+    Half-precision inputs are computed in float32 and rounded once, at the end. Raises
+    ``ValueError`` for other dtypes, and where kernels do not run.
     """
     check_device("softmax", x=x)
     if not x.is_floating_point() or x.dim() == 0:

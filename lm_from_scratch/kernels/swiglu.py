@@ -52,9 +52,11 @@ def swiglu_backward_kernel(grad, gate, up, grad_gate, grad_up, n, BLOCK: tl.cons
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """:func:`lm_from_scratch.activation.swiglu` of two tensors of one shape (...) and dtype.
+    """:func:`lm_from_scratch.activation.swiglu` of ``gate`` and ``up``, of one shape (...) and
+    dtype.
 
-    Half-precision inputs are computed in float32 and rounded once, at the end.
+    Half-precision inputs are computed in float32 and rounded once, at the end. Raises
+    ``ValueError`` for others, and where kernels do not run.
     """
     check_device("swiglu", gate=gate, up=up)
     check_alike("swiglu", gate=gate, up=up)

@@ -10,7 +10,9 @@ state of a token into a score for every possible next token:
    x &\leftarrow x + \mathrm{MLP}(\mathrm{LayerNorm}(x))
 
 Submodules carry the names of the published checkpoints (``wte``, ``c_attn``, ...), so weights load
-by name. Shapes: B batch, T tokens, C = n_embd, H = n_head, D = C / H, V = vocab_size.
+by name; the files hold (in, out), so :mod:`~lm_from_scratch.checkpoint` transposes. Shapes:
+B batch, T tokens, S keys (with those of the cache), C = n_embd, H = n_head, D = C / H,
+V = vocab_size.
 
 Source: Radford et al., *Language Models are Unsupervised Multitask Learners*, 2019.
 """
@@ -31,7 +33,10 @@ from lm_from_scratch.visibility import Visibility
 
 @dataclass(frozen=True, kw_only=True)
 class GPT2Config:
-    """The numbers that define a GPT-2. The defaults are those of the smallest published one."""
+    """The numbers that define a GPT-2. The defaults are those of the smallest published one.
+
+    Raises ``ValueError`` for a number that no model can have.
+    """
 
     vocab_size: int = 50257
     block_size: int = 1024  # the longest sequence: there is one embedding for each position
@@ -78,6 +83,7 @@ class GPT2Config:
 
     @property
     def head_dim(self) -> int:
+        """D, the features of a head."""
         return self.n_embd // self.n_head
 
     @property
@@ -101,7 +107,8 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 class Attention(nn.Module):
-    """Causal self-attention with H heads. ``attend`` is the function that computes it."""
+    """Causal self-attention of ``x`` (B, T, C) with H heads. ``visibility`` says which keys a query
+    sees: none after itself. ``attend`` is the function that computes it."""
 
     attend: AttentionFunction
 
@@ -125,7 +132,8 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear maps with an activation between them, applied to every token alone."""
+    """Two linear maps with an activation between them, applied to every token of ``x`` (B, T, C)
+    alone."""
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
@@ -140,7 +148,8 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention moves information between tokens, the MLP works on each of them."""
+    """One layer: attention moves information between the tokens of ``x`` (B, T, C), the MLP works
+    on each of them."""
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
@@ -155,7 +164,10 @@ class Block(nn.Module):
 
 
 class GPT2Model(nn.Module):
-    """From token ids to hidden states: everything but the head."""
+    """From token ids to hidden states: everything but the head.
+
+    Raises ``ValueError`` for ids that are not (B, T), and for more tokens than there are positions.
+    """
 
     prefix = "transformer"  # its name in a checkpoint
 
@@ -236,6 +248,7 @@ class GPT2LMHeadModel(nn.Module):
 
     @property
     def backbone(self) -> GPT2Model:
+        """The model without its head."""
         return self.transformer
 
     @property
@@ -251,7 +264,9 @@ class GPT2LMHeadModel(nn.Module):
         cache: Cache = NO_CACHE,
         keep: slice | Tensor = slice(None),
     ) -> Tensor:
-        """Logits (B, T, V). ``keep`` chooses the columns to compute them for: ``slice(-1, None)``
-        is the last, all that generation needs; a tensor of indices works too."""
+        """Logits (B, T, V) of the token ids ``idx``, at ``positions`` and in ``documents`` (B, T),
+        which are as in :class:`GPT2Model`. ``keep`` chooses the columns to compute them for:
+        ``slice(-1, None)`` is the last, all that generation needs; a tensor of indices works too.
+        """
         x = self.transformer(idx, positions, documents, cache)
         return self.project(x[:, keep], self.head_weight)

@@ -41,6 +41,7 @@ class Qwen2Config:
     Which layers slide is said by ``layer_types``, one word for each layer, or by
     ``max_window_layers``: layers with that index *and above* slide (the first releases of the code
     had it the other way round). A layer that slides sees ``sliding_window`` keys, its own included.
+    Raises ``ValueError`` for a number that no model can have.
     """
 
     vocab_size: int = 151936
@@ -157,7 +158,7 @@ SIZES: dict[str, dict[str, int | bool]] = {
 
 
 class Attention(nn.Module):
-    """Causal self-attention: H query heads share Hkv key and value heads.
+    """Causal self-attention of ``x`` (B, T, C): H query heads share Hkv key and value heads.
 
     ``attend`` is the function that computes it, ``rotate`` the one that turns queries and keys to
     their positions. The keys are turned before they enter the cache, and never touched again.
@@ -196,7 +197,8 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention moves information between tokens, the MLP works on each of them."""
+    """One layer: attention moves information between the tokens of ``x`` (B, T, C), the MLP works
+    on each of them."""
 
     def __init__(self, config: Qwen2Config) -> None:
         super().__init__()
@@ -217,7 +219,10 @@ class Block(nn.Module):
 
 
 class Qwen2Model(nn.Module):
-    """From token ids, or embeddings, to hidden states: everything but the head."""
+    """From token ids, or embeddings, to hidden states: everything but the head.
+
+    Raises ``ValueError`` for ids that are not (B, T).
+    """
 
     prefix = "model"  # its name in a checkpoint
 
@@ -271,7 +276,8 @@ class Qwen2Model(nn.Module):
         documents: Tensor | None = None,
         cache: Cache = NO_CACHE,
     ) -> Tensor:
-        """The same from embeddings ``x`` (B, T, C), which need not be those of tokens."""
+        """The same from embeddings ``x`` (B, T, C), which need not be those of tokens, at
+        ``positions`` and in ``documents`` (B, T). Raises ``ValueError`` for another shape."""
         if x.dim() != 3 or x.shape[2] != self.config.n_embd:
             raise ValueError(
                 f"x has shape {tuple(x.shape)}; it must be (batch, tokens, "
@@ -303,6 +309,7 @@ class Qwen2ForCausalLM(nn.Module):
 
     @property
     def backbone(self) -> Qwen2Model:
+        """The model without its head."""
         return self.model
 
     @property
@@ -319,7 +326,9 @@ class Qwen2ForCausalLM(nn.Module):
         cache: Cache = NO_CACHE,
         keep: slice | Tensor = slice(None),
     ) -> Tensor:
-        """Logits (B, T, V). ``keep`` chooses the columns to compute them for: ``slice(-1, None)``
-        is the last, all that generation needs; a tensor of indices works too."""
+        """Logits (B, T, V) of the token ids ``idx``, at ``positions`` and in ``documents`` (B, T),
+        which are as in :class:`Qwen2Model`. ``keep`` chooses the columns to compute them for:
+        ``slice(-1, None)`` is the last, all that generation needs; a tensor of indices works too.
+        """
         x = self.model(idx, positions, documents, cache)
         return self.project(x[:, keep], self.head_weight)

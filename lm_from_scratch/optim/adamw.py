@@ -12,8 +12,8 @@ square, and divides one by the root of the other:
    d_t = \frac{\hat m_t}{\sqrt{\hat v_t} + \epsilon}
 
 Both means start at 0, so the first of them are too small; the hats correct that. The direction
-:math:`d_t` has no unit: multiply the loss by 1000, and it stays. Where a gradient keeps its sign
-it is near 1 in size, where the sign flips it is near 0. AdamW then moves the weight, and shrinks it
+:math:`d_t` has no unit: multiply the loss by 1000, and it stays. Where a gradient keeps its sign it
+is near 1 in size, where the sign flips it is near 0. AdamW then moves the weight, and shrinks it
 apart from its gradient:
 
 .. math::
@@ -50,7 +50,8 @@ def adam_direction(
     eps: float = 1e-8,
     max_exp_avg_sq: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    r"""The direction :math:`d_t`, then the new :math:`m_t` and :math:`v_t`, all of one shape.
+    r"""The direction :math:`d_t`, then the new :math:`m_t` and :math:`v_t`, all of one shape with
+    the ``grad``, its means ``exp_avg`` and ``exp_avg_sq``, of any shape.
 
     ``step`` is :math:`t`, 1 for the first. :math:`\epsilon` is added after the bias correction.
     Given ``max_exp_avg_sq``, the largest :math:`v` so far (AMSGrad), the direction divides by the
@@ -77,7 +78,8 @@ def adamw(
     weight_decay: float = 1e-2,
     max_exp_avg_sq: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """The new parameter, then what :func:`adam_direction` returns behind its direction."""
+    """The new ``param``, of one shape with ``grad``, ``exp_avg``, ``exp_avg_sq`` and
+    ``max_exp_avg_sq``, any shape, then what :func:`adam_direction` returns behind its direction."""
     direction, *moments = adam_direction(
         grad, exp_avg, exp_avg_sq, step, betas, eps, max_exp_avg_sq
     )
@@ -95,9 +97,9 @@ class AdamW(torch.optim.Optimizer):
     all parameters at once, one pass over memory. ``capturable`` keeps the step count on the
     device; ``differentiable`` lets gradients flow through the step.
 
-    A sparse gradient raises a ``ValueError``, one that is not finite a ``FloatingPointError``,
-    before any parameter or state is changed. The check of finiteness reads one number back from
-    the device, which ``capturable`` and ``differentiable`` do without.
+    Raises ``ValueError`` for a sparse gradient and ``FloatingPointError`` for one that is not
+    finite, before any parameter or state is changed. The check of finiteness reads one number back
+    from the device, which ``capturable`` and ``differentiable`` do without.
     """
 
     optional = frozenset[str]()  # state that need not be in a file
@@ -134,14 +136,17 @@ class AdamW(torch.optim.Optimizer):
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters; what it does not say, the defaults say."""
+        """Add a group of parameters; what it does not say, the defaults say.
+
+        Raises ``ValueError`` as :meth:`check_group`.
+        """
         if isinstance(param_group["params"], Iterator):  # it can be read only once
             param_group = {**param_group, "params": list(param_group["params"])}
         self.check_group({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
     def check_group(self, group: dict[str, Any]) -> None:
-        """Raise a ``ValueError`` for an option that is unknown or out of range."""
+        """Raises ``ValueError`` for an option that is unknown or out of range."""
         known = {*self.defaults, "params", "param_names", "initial_lr"}  # the last: of schedulers
         if unknown := group.keys() - known:
             raise ValueError(
@@ -171,7 +176,11 @@ class AdamW(torch.optim.Optimizer):
                 raise ValueError(f"fused=True is for real parameters, not for {p.dtype}")
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move every parameter that has a gradient; returns what ``closure`` returned."""
+        """Move every parameter that has a gradient; returns what ``closure`` returned.
+
+        Raises ``ValueError`` for a gradient that is sparse, ``FloatingPointError`` for one that is
+        not finite.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -235,7 +244,7 @@ class AdamW(torch.optim.Optimizer):
         return {"step": torch.Size(), **dict.fromkeys(moment_names(group), p.shape)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in every optimizer of torch, the options of the groups come from the file, too. A
+        """As in every optimizer of torch, the options of the groups come from the file, too. Raises
         ``ValueError``, before anything is changed, if it is of another optimizer or does not fit a
         parameter."""
         for group in state_dict["param_groups"]:
@@ -270,7 +279,7 @@ class AdamW(torch.optim.Optimizer):
         ]
 
     def group_of(self, p: Tensor) -> dict[str, Any]:
-        """The group that a parameter belongs to."""
+        """The group that a parameter belongs to. Raises ``ValueError`` if it is in none."""
         for group in self.param_groups:
             if any(p is other for other in group["params"]):
                 return group
@@ -318,7 +327,8 @@ def torch_step(
 
 
 def check_gradients(params: Iterable[Tensor], group: dict[str, Any]) -> None:
-    """Raise for a gradient that is sparse, or that holds a number that is not finite."""
+    """Raises ``ValueError`` for a gradient that is sparse, ``FloatingPointError`` for one that is
+    not finite."""
     with_grad = [(i, p, p.grad) for i, p in enumerate(params) if p.grad is not None]
     for i, p, grad in with_grad:
         if grad.layout is not torch.strided:

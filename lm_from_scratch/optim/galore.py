@@ -69,7 +69,8 @@ def sides(shape: tuple[int, int], projection_type: str) -> tuple[bool, bool]:
 def project(
     grad: Tensor, left: Tensor | None, right: Tensor | None, *, matmul: Matmul = torch.matmul
 ) -> Tensor:
-    r"""Coordinates :math:`P^\top G Q` of a gradient (m, n); a basis that is ``None`` is absent."""
+    r"""Coordinates :math:`P^\top G Q` of a ``grad`` (m, n) in the bases ``left`` (m, r) and
+    ``right`` (n, r); one that is ``None`` is absent."""
     if left is not None:
         grad = matmul(left.mT, grad)  # (r, n)
     if right is not None:
@@ -80,7 +81,8 @@ def project(
 def project_back(
     low: Tensor, left: Tensor | None, right: Tensor | None, *, matmul: Matmul = torch.matmul
 ) -> Tensor:
-    r"""The matrix :math:`P R Q^\top`, of shape (m, n), that has the coordinates ``low``."""
+    r"""The matrix :math:`P R Q^\top`, of shape (m, n), that has the coordinates ``low``
+    (r or m, r or n) in the bases ``left`` (m, r) and ``right`` (n, r)."""
     if left is not None:
         low = matmul(left, low)
     if right is not None:
@@ -102,7 +104,9 @@ def galore_step(
     weight_decay: float = 1e-2,
     scale: float = 0.25,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The new parameter (m, n), then the new moments, by the formulas above.
+    """The new ``param`` (m, n), then the new moments ``exp_avg`` and ``exp_avg_sq``
+    (r or m, r or n), from ``grad`` (m, n) and the bases ``left`` (m, r) and ``right`` (n, r), by
+    the formulas above.
 
     A step of :class:`GaLore` between two changes of the basis. Computed in the dtype of the
     moments, which may be wider than that of the parameter and its gradient.
@@ -157,7 +161,8 @@ def singular_basis(
 def leading_left(
     grad: Tensor, rank: int, method: str, start: Tensor | None, matmul: Matmul = torch.matmul
 ) -> Tensor:
-    """An orthonormal basis (m, r) of the leading left singular vectors of ``grad`` (m, n)."""
+    """An orthonormal basis (m, r) of the leading left singular vectors of ``grad`` (m, n), from the
+    basis ``start`` (m, r)."""
     m, n = grad.shape
     gram = matmul(grad, grad.mT) if m <= n else matmul(grad.mT, grad)  # (s, s), s the smaller side
     if method == "subspace" and start is not None:
@@ -173,19 +178,21 @@ def leading_left(
 
 
 def orthonormal(columns: Tensor) -> Tensor:
-    """The orthonormal basis that Gram and Schmidt would make of the columns, in their order."""
+    """The orthonormal basis that Gram and Schmidt would make of the ``columns`` (m, r), in their
+    order."""
     q, r = torch.linalg.qr(columns)
     return (q * torch.where(r.diagonal() < 0, -1.0, 1.0)).contiguous()
 
 
 def signed(columns: Tensor) -> Tensor:
-    """The columns, those turned round whose largest entry is negative; never a view."""
+    """The ``columns`` (m, r), those turned round whose largest entry is negative; never a view."""
     entry = columns.gather(0, columns.abs().argmax(0, keepdim=True))  # (1, r)
     return (columns * torch.where(entry < 0, -1.0, 1.0)).contiguous()
 
 
 def random_basis(grad: Tensor, rank: int, left: bool, right: bool, seed: int) -> tuple[Any, Any]:
-    """Orthonormal bases of random directions, which depend on ``seed`` alone."""
+    """Orthonormal bases of random directions for a ``grad`` (m, n), which depend on ``seed``
+    alone."""
     generator = torch.Generator().manual_seed(seed)
     dtype = torch.promote_types(grad.dtype, torch.float32)
     rank = min(rank, *grad.shape)
@@ -204,7 +211,8 @@ def rotate_moments(
     new: tuple[Tensor | None, Tensor | None],
     corrections: tuple[float, float] = (1.0, 1.0),
 ) -> tuple[Tensor, Tensor]:
-    r"""The moments of the same gradients in the coordinates of another basis.
+    r"""The moments ``exp_avg`` and ``exp_avg_sq`` (r or m, r or n) of the same gradients in the
+    coordinates of another basis.
 
     The first moment is linear, so it is turned exactly, as far as the new basis can express it:
     :math:`m' = C m` with :math:`C = P_{new}^\top P_{old}`. The second moment is not: the mean of
@@ -226,7 +234,8 @@ def rotate_moments(
 
 
 def without_rounding(low: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
-    """Coordinates in a new basis, of which those that are only rounding are set to zero.
+    """Coordinates ``low`` (r or m, r or n) in new bases ``left`` (m, r) and ``right`` (n, r), of
+    which those that are only rounding are set to zero.
 
     A gradient of few tokens has fewer directions than the basis; the coordinates along the others
     should be 0. With two bases, everything beside the diagonal should be. What stands there instead
@@ -244,8 +253,8 @@ def without_rounding(low: Tensor, left: Tensor | None, right: Tensor | None) -> 
 
 
 def captured_energy(low: Tensor, grad: Tensor) -> Tensor:
-    r"""The share :math:`\lVert R \rVert^2 / \lVert G \rVert^2` of a gradient that its projection
-    keeps; 1 for a gradient of zeros."""
+    r"""The share :math:`\lVert R \rVert^2 / \lVert G \rVert^2` of a ``grad`` (m, n) that its
+    projection ``low`` (r or m, r or n) keeps; 1 for a gradient of zeros."""
     grad = grad.to(low.dtype)
     scale = mean_size(grad)
     total, kept = (whole((x / scale).square().sum()) for x in (grad, low))
@@ -253,8 +262,9 @@ def captured_energy(low: Tensor, grad: Tensor) -> Tensor:
 
 
 def mean_size(x: Tensor) -> Tensor:
-    """The mean size of the entries, or 1 if all are 0. Divided by it, no square is too small or too
-    large for its dtype. (A largest entry would be one of no rows, on a process that has none.)"""
+    """The mean size of the entries of ``x`` (any shape), or 1 if all are 0. Divided by it, no
+    square is too small or too large for its dtype. (A largest entry would be one of no rows, on a
+    process that has none.)"""
     size = whole((x.abs() / x.numel()).sum())
     return torch.where(size > 0, size, 1.0)
 
@@ -354,6 +364,7 @@ class GaLore(AdamW):
         )
 
     def check_group(self, group: dict[str, Any]) -> None:
+        """Raises ``ValueError`` for an option that is unknown, out of range, or not of GaLore."""
         super().check_group(group)
         for name in ("amsgrad", "foreach", "capturable", "differentiable"):
             if group[name]:
@@ -405,14 +416,14 @@ class GaLore(AdamW):
         return low
 
     def coordinates(self, grad: Tensor, state: dict[str, Tensor]) -> Tensor:
-        """The gradient (m, n) in the coordinates of the basis."""
+        """The ``grad`` (m, n) in the coordinates of the basis."""
         wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
         low = project(wide, state.get("left"), state.get("right"), matmul=self.matmul)
         # the gradient is finite: where the sum of its entries is not, the largest number stands
         return placed(low, like=grad, rows="left" not in state).nan_to_num()
 
     def make_basis(self, p: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
-        """A new basis for ``p`` from its gradient (m, n), and what that means for the moments."""
+        """A new basis for ``p`` from its ``grad`` (m, n), and what that means for the moments."""
         state, gathered = self.state[p], whole(grad)
         found = bool(gathered.any())  # no direction of a gradient of zeros is better than another
         if "age" in state and not found:
@@ -453,7 +464,7 @@ class GaLore(AdamW):
 
     @torch.no_grad()
     def update_projected(self, p: Tensor, low: Tensor, group: dict[str, Any]) -> None:
-        """The step of one matrix from its projected gradient."""
+        """The step of one matrix from its projected gradient ``low`` (r or m, r or n)."""
         state, lr = self.state[p], group["lr"]
         state["age"] += 1
         if group["fused"]:  # the direction is what a weight of 0 becomes, at a learning rate of -1
@@ -544,6 +555,6 @@ def is_projected(p: Tensor, group: dict[str, Any]) -> bool:
 
 
 def matrix(grad: Tensor | None) -> Tensor:
-    """A gradient as a matrix (out, everything else)."""
+    """A ``grad`` as a matrix (out, everything else)."""
     assert grad is not None
     return grad.flatten(1)

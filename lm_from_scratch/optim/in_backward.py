@@ -45,9 +45,9 @@ def update_in_backward(optimizer: AdamW, grad_accumulation: int = 1) -> Iterator
     the basis expresses it. A function between the backward pass and the step, like clipping by the
     norm, finds no gradients. A scheduler wants ``optimizer.step()`` before its own, as always.
 
-    A gradient that is not finite raises from ``backward``; layers behind it are updated by then.
-    Another optimizer than those of :mod:`lm_from_scratch.optim`, and contexts of one parameter
-    inside each other, are a ``ValueError``.
+    ``backward`` raises ``FloatingPointError`` for a gradient that is not finite; layers behind it
+    are updated by then. Raises ``ValueError`` for another optimizer than those of
+    :mod:`lm_from_scratch.optim`, and for contexts of one parameter inside each other.
     """
     if type(grad_accumulation) is not int or grad_accumulation < 1:
         raise ValueError(f"grad_accumulation={grad_accumulation!r} must be at least 1")

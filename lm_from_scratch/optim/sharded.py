@@ -1,7 +1,8 @@
 """Tensors that are spread over several processes, and the same functions for those that are not.
 
 FSDP2 keeps its parameters, and the gradients and states that belong to them, as ``DTensor``: each
-process holds some rows. The functions here leave every other tensor as it is.
+process holds some rows. The functions here, for tensors of any shape, leave every other tensor as
+it is.
 """
 
 from typing import Any
