@@ -2,6 +2,7 @@
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -48,6 +49,24 @@ def test_from_start_to_done(capsys: pytest.CaptureFixture[str]) -> None:
     assert progress.load()["rms_norm"] == {"points": 11.0, "passed": True, "seed": 0}
     assert " done  rms_norm" in said(capsys, "list")
     assert f"1 of {len(exercises())} done" in said(capsys, "list")
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_an_answer_in_the_root_of_a_clone_disturbs_no_tool(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`make lint` and `git status` pass over what `start` writes there, and see `setup.py`."""
+    for name in (".gitignore", "pyproject.toml", "setup.py"):
+        shutil.copy(ROOT / name, name)
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    said(capsys, "start", "rms_norm")
+    lint = [sys.executable, "-m", "ruff", "check", "--no-cache", "."]
+    subprocess.run(lint, check=True, stdout=subprocess.DEVNULL)
+    command = ["git", "status", "--short", "--untracked-files=all"]
+    seen = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert sorted(seen.split()[1::2]) == [".gitignore", "pyproject.toml", "setup.py"]
+    Path("setup.py").write_text("import os\n")
+    assert subprocess.run(lint, stdout=subprocess.DEVNULL, check=False).returncode == 1
 
 
 def test_a_case_and_a_seed_alone(capsys: pytest.CaptureFixture[str]) -> None:

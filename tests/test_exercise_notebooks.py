@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import course
 import exercise_pages
 import exercise_proof
 import exercises
@@ -323,8 +324,9 @@ def test_plans(weeks: dict[str, list[str]], hardest: int) -> None:
             )
             assert all(week_of[name] <= week_of[found.name] for name in found.after)
     text = teaching.plan_table(weeks, hardest)
+    assert all(f"</exercises/{name}>` (`{name}`)" in text for name in week_of)
     total = re.search(r"\| \*\*(\d+) min\*\* \| \*\*(\d+) min\*\* \|", text)
-    reading = sum(teaching.reading_minutes(page) for page in listed)
+    reading = sum(course.minutes(page) for page in listed)
     work = sum(found.minutes for members in taken for found in members)
     assert total and int(total[1]) + int(total[2]) == reading + work
 
@@ -336,15 +338,6 @@ def test_the_long_plan_has_every_page_and_exercise() -> None:
     left = {f"gpu/{path.stem}" for path in gallery.gpu_scripts()} - listed
     taken = {found.name for members in teaching.plan(weeks) for found in members}
     assert {found.page for found in EXERCISES if found.name not in taken} <= left
-
-
-@pytest.mark.parametrize(
-    ("page", "minutes"),
-    [("2_qwen2/2_rope", 40), ("1_gpt2/2_gpt2", 30), ("3_attention/4_conformance", 25),
-     ("1_gpt2/1_tokens", 30), ("gpu/9_cross_entropy", 40)],
-)  # fmt: skip
-def test_reading_minutes(page: str, minutes: int) -> None:
-    assert teaching.reading_minutes(page) == minutes
 
 
 def test_pages_are_in_an_order_that_can_be_followed() -> None:
@@ -361,7 +354,8 @@ def test_outcomes_and_graph_name_every_exercise() -> None:
     outcomes, graph = teaching.outcomes(), teaching.graph()
     for found in EXERCISES:
         assert f"</exercises/{found.name}>" in outcomes
-        assert f">{found.name}</text>" in graph
+        assert f'href="exercises/{found.name}.html"' in graph
+        assert f">{found.name}</tspan>" in graph
     assert graph.count("marker-end") == sum(len(found.after) for found in EXERCISES)
 
 

@@ -489,6 +489,12 @@ def test_a_proof_sees_a_weak_check() -> None:
     assert "a mutant survives without a reason" in text
 
 
+def test_a_proof_names_a_function_that_the_script_lacks() -> None:
+    e = replace(exercise("rms_norm"), function="norm")
+    with pytest.raises(ValueError, match="the script defines no norm"):
+        Proof(e, right_seeds=1, wrong_seeds=1).run()
+
+
 def test_a_proof_sees_a_check_that_is_too_strict() -> None:
     e = exercise("rms_norm")
     strict = replace(e, cases=tuple(replace(c, tolerance=(0.0, 0.0)) for c in e.cases))

@@ -21,9 +21,9 @@ You will learn
 Before you start
 ----------------
 
-You need matrix products, the softmax, and the page on tokens, where text becomes integers. Reading takes about thirty
-minutes. A CPU is enough, and ``transformers`` must be installed (the package's ``test`` extra brings it). Nothing is
-downloaded: the model of this page is small, and its weights are random.
+You need matrix products, the softmax, and the page on tokens, where text becomes integers. A CPU is enough, and
+``transformers`` must be installed (the package's ``test`` extra brings it). Nothing is downloaded: the model of this
+page is small, and its weights are random.
 
 Letters name axes, here and in the package: B rows of a batch, T tokens of a row, S keys, C features of a token,
 H heads, D = C / H features of a head, V entries of the vocabulary.
@@ -61,6 +61,8 @@ import torch.nn.functional as F
 import transformers
 from safetensors.torch import load_file
 
+from lm_from_scratch.models import randomize_
+
 torch.set_grad_enabled(False)
 transformers.utils.logging.disable_progress_bar()
 
@@ -72,17 +74,14 @@ def random_gpt2(folder, std):
     config = transformers.GPT2Config(**sizes, **no_ids)
     model = transformers.GPT2LMHeadModel(config).eval()
     model.set_attn_implementation("eager")  # no fused kernel
-    generator = torch.Generator().manual_seed(0)
-    for name, parameter in sorted(model.named_parameters()):
-        parameter.normal_(0.0, std, generator=generator)
-        if ".ln_" in name and name.endswith("weight"):
-            parameter.add_(1.0)
+    randomize_(model, std=std)
     model.save_pretrained(folder)
     return model
 
 
 folder = tempfile.TemporaryDirectory()
 oracle = random_gpt2(f"{folder.name}/large", std=0.25)
+assert transformers.GPT2Config().initializer_range == 0.02
 
 # %%
 # The model is now a file. This page reads its tensors and uses nothing else of it.
@@ -349,24 +348,14 @@ cases = {
 # In the figure, blue is visible and grey is hidden. The labels are positions, so -1 marks padding.
 
 # sphinx_gallery_thumbnail_number = 1
-from matplotlib.colors import ListedColormap
+from lm_from_scratch.plot import COLOURS, figure, mask_map
 
-from lm_from_scratch.plot import COLOURS, figure
-
-colours = ListedColormap(["#EEEEEE", COLOURS[0]])
 made, axes = figure(5.0, 6.8, rows=3, columns=2)
 for ax, (title, visibility) in zip(axes, cases.items()):
-    mask = visibility.mask[0, 0]  # (T, S)
-    rows, columns = mask.shape
-    ax.imshow(mask.numpy(), cmap=colours, vmin=0, vmax=1)
-    ax.set_xticks(range(columns), visibility.key_positions[0].tolist())
-    ax.set_yticks(range(rows), visibility.query_positions[0].tolist())
-    ax.set_xticks([s - 0.5 for s in range(1, columns)], minor=True)
-    ax.set_yticks([t - 0.5 for t in range(1, rows)], minor=True)
-    ax.grid(False)
-    ax.grid(which="minor", color="white", linewidth=1.5)
-    ax.tick_params(which="both", length=0)
-    ax.set(title=title, xlabel="key", ylabel="query")
+    queries = visibility.query_positions[0].tolist()
+    keys = visibility.key_positions[0].tolist()
+    mask_map(ax, visibility.mask[0, 0], queries, keys, title)
+    ax.set(xlabel="key", ylabel="query")
 plt.show()
 
 # %%
@@ -414,53 +403,9 @@ for title, visibility in cases.items():
 assert 12 * 1024**2 * 4 == 48 * 2**20  # H T T numbers of 4 bytes
 
 # %%
-# Training keeps such tensors until the backward pass. The next lines count the bytes that torch really keeps, for
-# the formula and for the fused kernel, which computes the weights in small tiles and forgets them.
-
-
-def kept_for_backward(attend, tokens):
-    visibility = NO_CACHE.see(torch.zeros(1, tokens), None, None, 1)
-    shape = (1, 12, tokens, 64)
-    q, k, v = (torch.randn(shape, requires_grad=True) for _ in range(3))
-    bytes_at = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        bytes_at[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    watch = torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept)
-    with torch.enable_grad(), watch:
-        attend(q, k, v, visibility)
-    return sum(bytes_at.values()) / 2**20
-
-
-lengths = [128, 256, 512, 1024]
-formula = [kept_for_backward(formula_attention, n) for n in lengths]
-fused = [kept_for_backward(sdpa_attention, n) for n in lengths]
-
-made, (ax,) = figure(5.0, 3.4)
-ax.plot(lengths, formula, marker="o", label="formula")
-ax.plot(lengths, fused, marker="s", linestyle="--", label="fused")
-ax.set_xscale("log", base=2)
-ax.set_yscale("log", base=2)
-ax.set_xticks(lengths, [str(n) for n in lengths])
-ax.set_yticks([1, 4, 16, 64, 256], ["1", "4", "16", "64", "256"])
-ax.set(xlabel="T", ylabel="MiB", title="kept for backward, one layer")
-ax.legend(frameon=False)
-plt.show()
-
-# %%
-# From 512 to 1024 tokens, the formula keeps more than 3.5 times as much and the fused kernel about twice as
-# much. Both still compute a score for every visible pair.
-
-growth = formula[-1] / formula[-2], fused[-1] / fused[-2]
-print(f"formula {growth[0]:.2f} times, fused {growth[1]:.2f} times")
-assert 3.5 < growth[0] < 4.0
-assert 1.9 < growth[1] < 2.1
-assert formula[-1] > 48 > 3 * fused[-1]
-
-# %%
+# Training keeps them until the backward pass, unless a kernel computes them in small tiles and forgets them. The page
+# on attention, from the formula to tiles, counts both.
+#
 # The MLP
 # -------
 #
@@ -500,10 +445,10 @@ difference = gelu_new(u) - gelu(u)
 made, (above, below) = figure(5.0, 4.8, rows=2)
 above.plot(u, gelu(u), label="gelu")
 above.plot(u, u.relu(), linestyle="--", label="relu")
-above.set(title="gelu and relu", xlabel="u")
+above.set(title="GELU and ReLU", xlabel="u")
 above.legend(frameon=False)
 below.plot(u, 1e4 * difference)
-below.set(title="gelu_new - gelu", xlabel="u", ylabel="difference, 1e-4")
+below.set(title="Difference of gelu_new and gelu", xlabel="u", ylabel="1e-4")
 plt.show()
 
 # %%
@@ -727,7 +672,7 @@ for part, label in enumerate(labels):
     start = [a + b for a, b in zip(start, width)]
 ax.invert_yaxis()
 ax.grid(False)
-ax.set(xlabel="percent", xlim=(0, 100), title="parameters and multiply-adds")
+ax.set(xlabel="percent", xlim=(0, 100), title="Parameters and multiply-adds")
 made.legend(loc="outside lower center", ncols=2, frameon=False)
 plt.show()
 
@@ -788,8 +733,7 @@ check("document 1", row[0, 5:], model(idx[:1, 5:])[0])
 
 # %%
 # A mask alone is not enough. If the padding is hidden but still counted, every real token is read at a wrong place.
-# Old mistakes are numbered G1, G2, ... on these pages, and this one is G5. The forward pass of ``transformers``
-# counts this way when it gets no ``position_ids``.
+# This mistake is G5. The forward pass of ``transformers`` counts this way when it gets no ``position_ids``.
 
 given = dict(attention_mask=attention_mask)
 mask_only = oracle(idx, **given).logits[0, 4:]
@@ -926,8 +870,6 @@ assert moved["epsilon outside root", 0.02] > moved["epsilon outside root", 0.25]
 # %%
 # Bug museum
 # ----------
-#
-# Here are two mistakes that real programs contained. Their numbers are the same on all pages.
 #
 # G25: a mask of -10000
 # ~~~~~~~~~~~~~~~~~~~~~
@@ -1066,10 +1008,11 @@ place(torch.zeros(1, 3), positions=None, start=cache.length)
 # * G5 in the wild: `logits with and without position_ids <https://github.com/huggingface/transformers/issues/18388>`_.
 
 import platform
-from importlib.metadata import version
+
+import lm_from_scratch
 
 folder.cleanup()
 print("python", platform.python_version())
 print("torch", torch.__version__)
 print("transformers", transformers.__version__)
-print("lm_from_scratch", version("lm_from_scratch"))
+print("lm_from_scratch", lm_from_scratch.__version__)

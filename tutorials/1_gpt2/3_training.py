@@ -52,7 +52,6 @@ from lm_from_scratch.data import (
     Batch,
     PackedBatches,
     load_corpus,
-    packed_batch,
     padded_batch,
     sequential_batches,
     split,
@@ -60,7 +59,7 @@ from lm_from_scratch.data import (
 )
 from lm_from_scratch.loss import IGNORE, causal_lm_loss, next_token_targets
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
-from lm_from_scratch.plot import COLOURS, figure
+from lm_from_scratch.plot import COLOURS, GREY, figure
 from lm_from_scratch.tokenizer import Tokenizer
 
 train_documents, held_out_documents = split(load_corpus("reference"))
@@ -227,34 +226,9 @@ print(inspect.getsource(next_token_targets))
 # The shift happens here, once, in the open. The model does not shift and the loss does not shift: a
 # shift in two places teaches a model to predict the token after the next one.
 #
-# The rows of a token file are full. One end-of-text token stands between two documents and does two
-# things: it is the last *target* of one document, which teaches the model to stop, and it is the first
-# *input* of the next one, at position 0.
-
-end = int(
-    np.flatnonzero(train_file.tokens == tokenizer.eos_token_id)[1]
-)  # of the first document
-row = packed_batch(train_file, [end - 3], block_size=6)
-print(
-    "tokens   ",
-    [ascii(piece)[1:-1] for piece in tokenizer.pieces(row.idx[0].tolist())],
-)
-print(
-    "targets  ",
-    [ascii(piece)[1:-1] for piece in tokenizer.pieces(row.targets[0].tolist())],
-)
-print("positions", row.positions[0].tolist())
-print("documents", row.documents[0].tolist())
-
-assert row.targets[0, 2] == row.idx[0, 3] == tokenizer.eos_token_id
-assert row.positions[0].tolist() == [0, 1, 2, 0, 1, 2]
-assert row.documents[0, 3] == row.documents[0, 2] + 1
-assert (
-    torch.equal(row.targets[:, :-1], row.idx[:, 1:])
-    and (row.targets != IGNORE).all()
-)
-
-# %%
+# The rows of a token file are full, and the page on tokens showed one: an end-of-text token is the last target of
+# one document and the first input of the next.
+#
 # The gradient is what was predicted minus what came
 # --------------------------------------------------
 #
@@ -304,7 +278,7 @@ for token in frequency.topk(5).indices.tolist():
     )
 
 # %%
-# AdamW: one step of the optimiser
+# AdamW: one step of the optimizer
 # --------------------------------
 #
 # The gradients of different weights differ a lot in size.
@@ -566,7 +540,7 @@ fig, (ax,) = figure(5.6, 4.0)
 ax.plot(
     [s.step for s in history],
     [s.loss for s in history],
-    color="#BBBBBB",
+    color=GREY,
     linewidth=0.8,
 )
 ax.plot(
@@ -580,7 +554,7 @@ ax.text(
     np.mean([s.loss for s in history[-50:]]),
     "batch",
     va="center",
-    color="#666666",
+    color=GREY,
 )
 ax.text(508, final, "held out", va="center", color=COLOURS[0])
 for colour, (name, level) in zip(
@@ -687,8 +661,8 @@ print(f"loss {by_heart[0]:.2f} -> {by_heart[-1]:.3f}")
 assert by_heart[-1] < 0.1
 
 # %%
-# A broken run looks like this. The optimiser is built first; then weights are loaded with
-# ``assign=True``, which *replaces* the parameters of the model. The optimiser still holds the old ones.
+# A broken run looks like this. The optimizer is built first; then weights are loaded with
+# ``assign=True``, which *replaces* the parameters of the model. The optimizer still holds the old ones.
 # Each step runs without an error, and the model never changes.
 
 student = fresh()
@@ -704,7 +678,7 @@ ax.plot(stuck, linestyle="--", color=COLOURS[3])
 ax.text(
     22,
     stuck[-1],
-    "optimiser holds other parameters",
+    "optimizer holds other parameters",
     va="center",
     color=COLOURS[3],
 )
@@ -831,7 +805,7 @@ fig, (ax,) = figure(5.6, 3.8)
 ax.plot(
     range(window, len(log) + 1),
     smooth,
-    color="#888888",
+    color=GREY,
     linewidth=1.0,
     label="batch",
 )
@@ -895,7 +869,7 @@ bpb = {
 bpb = dict(sorted(bpb.items(), key=lambda item: item[1], reverse=True))
 
 fig, (ax,) = figure(5.4, 3.2)
-colours = [COLOURS[0] if "model" in name else "#999999" for name in bpb]
+colours = [COLOURS[0] if "model" in name else GREY for name in bpb]
 bars = ax.barh(list(bpb), list(bpb.values()), color=colours)
 ax.bar_label(bars, fmt="%.2f", padding=3)
 ax.invert_yaxis()
@@ -994,7 +968,7 @@ for part in (
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # An earlier trainer padded each text to one length and used the ids themselves as targets, padding
-# included. Here are sixteen short texts in rows of 64 tokens, with a padding token of their own.
+# included. (Its mask was no help: it was made from the padded row, and was all ones, which is G6.) Here are sixteen short texts in rows of 64 tokens, with a padding token of their own.
 
 pad = V
 short = [document.text.split("\n")[0] for document in train_documents[:16]]
@@ -1035,8 +1009,10 @@ for name, shown in [("wrong", wrong), ("right", right)]:
 
 # %%
 # The wrong trainer reports a loss that looks like success. Real tokens cost more than twice as much, and more
-# than they cost the model that was trained on real tokens alone. The greedy output is padding. The mended line is ``next_token_targets(idx, positions)``: it sees in the positions where
-# the padding is, and writes -100 there.
+# than they cost the model that was trained on real tokens alone. The greedy output is padding.
+#
+# The mended line is ``next_token_targets(idx, positions)``: it sees in the positions where the padding is, and
+# writes -100 there.
 
 reported, true, said = outcome["wrong"]
 assert true > 2 * reported
@@ -1140,18 +1116,18 @@ plt.show()
 # Sources
 # -------
 #
-# * `Loshchilov and Hutter, Decoupled Weight Decay Regularization <https://arxiv.org/abs/1711.05101>`_, 2019: AdamW.
-# * `Loshchilov and Hutter, SGDR <https://arxiv.org/abs/1608.03983>`_, 2017: the cosine schedule.
-# * `Radford et al., Language Models are Unsupervised Multitask Learners <https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf>`_, 2019: GPT-2.
-# * `Fixing Gradient Accumulation <https://huggingface.co/blog/gradient_accumulation>`_, Hugging Face, 2024: the mean of the means in a widely used trainer.
-# * `Delétang et al., Language Modeling Is Compression <https://arxiv.org/abs/2309.10668>`_, 2023.
-# * `Karpathy, A Recipe for Training Neural Networks <https://karpathy.github.io/2019/04/25/recipe/>`_, 2019: the loss at the start, and overfitting one batch.
+# * Loshchilov, Hutter: `Decoupled Weight Decay Regularization <https://arxiv.org/abs/1711.05101>`_, 2019. AdamW.
+# * Loshchilov, Hutter: `SGDR <https://arxiv.org/abs/1608.03983>`_, 2017. The cosine schedule.
+# * Radford et al.: `Language Models are Unsupervised Multitask Learners <https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf>`_, 2019. GPT-2.
+# * Hugging Face: `Fixing Gradient Accumulation <https://huggingface.co/blog/gradient_accumulation>`_, 2024. The mean of the means in a widely used trainer.
+# * Delétang et al.: `Language Modeling Is Compression <https://arxiv.org/abs/2309.10668>`_, 2023.
+# * Karpathy: `A Recipe for Training Neural Networks <https://karpathy.github.io/2019/04/25/recipe/>`_, 2019. The loss at the start, and overfitting one batch.
 
-import sys
+import platform
 
 import lm_from_scratch
 
-print("python", sys.version.split()[0])
+folder.cleanup()
+print("python", platform.python_version())
 print("torch", torch.__version__)
 print("lm_from_scratch", lm_from_scratch.__version__)
-folder.cleanup()

@@ -113,7 +113,7 @@ assert quoted > len(titles) / 2
 
 import matplotlib.pyplot as plt
 
-from lm_from_scratch.plot import COLOURS, figure, printable
+from lm_from_scratch.plot import COLOURS, GREY, figure, printable
 
 sharp, example, flat = ordered[0], ordered[len(ordered) // 2], ordered[-1]
 logits = by_text[example]
@@ -127,7 +127,7 @@ def bars(panels: dict[str, Tensor], title: str) -> None:
     for ax, (name, z), colour in zip(axes, panels.items(), COLOURS):
         p = z.softmax(-1)
         shares = [*p[top].tolist(), 1 - p[top].sum().item()]
-        ax.barh(range(11), shares, color=[colour] * 10 + ["#888888"])
+        ax.barh(range(11), shares, color=[colour] * 10 + [GREY])
         ax.set_yticks(
             range(11), [*labels, "..."] if ax is axes[0] else [""] * 11
         )
@@ -676,6 +676,7 @@ assert third < fourth == 50
 # ``transformers`` has a class for each step. On random logits each gives the same numbers as ours, and
 # so does the whole chain.
 
+import transformers
 from transformers import (
     LogitsProcessorList,
     RepetitionPenaltyLogitsProcessor,
@@ -788,8 +789,11 @@ assert calm < real_surprise < wild
 # Bug museum
 # ----------
 #
-# **G9: the penalty that rewards.** The old program divided the logit of every token that had occurred,
-# as the formula of the CTRL paper says. Divide a negative logit by 2 and it moves *up*, towards zero.
+# G9: the penalty that rewards
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# An old program divided the logit of every token that had occurred, as the formula of the CTRL paper
+# says. Divide a negative logit by 2 and it moves *up*, towards zero.
 
 z = torch.tensor([[1.5, -1.5, -1.65]])
 has_occurred = torch.tensor([[False, False, True]])
@@ -822,9 +826,11 @@ print(
 assert 0.3 < wrong.float().mean() < 0.7
 
 # %%
-# **G14: one token too many.** The old top-p removed a token when the sum *up to the token before it*
-# exceeded p. Take two equally likely tokens and p = 0.5. The first reaches p, but does not exceed it,
-# so the second stays.
+# G14: one token too many
+# ~~~~~~~~~~~~~~~~~~~~~~~
+#
+# The same program's top-p removed a token when the sum *up to the token before it* exceeded p. Take two
+# equally likely tokens and p = 0.5. The first reaches p, but does not exceed it, so the second stays.
 
 
 def old_top_p(logits: Tensor, p: float) -> Tensor:
@@ -894,12 +900,11 @@ torch.testing.assert_close(old_top_p(z, 0.9), keep_top_p(z, 0.9))
 # * Keskar, McCann, Varshney, Xiong, Socher: `CTRL <https://arxiv.org/abs/1909.05858>`_, 2019. The repetition penalty.
 # * `The logits processors of transformers <https://github.com/huggingface/transformers/blob/main/src/transformers/generation/logits_process.py>`_.
 
-import sys
-
-import transformers
+import platform
 
 import lm_from_scratch
 
-print("python", sys.version.split()[0], "torch", torch.__version__)
+print("python", platform.python_version())
+print("torch", torch.__version__)
 print("transformers", transformers.__version__)
 print("lm_from_scratch", lm_from_scratch.__version__)

@@ -58,7 +58,14 @@ from lm_from_scratch.checkpoint import SHIPPED, load_shipped
 from lm_from_scratch.data import Batch, load_corpus, padded_batch, split
 from lm_from_scratch.generate import evaluating
 from lm_from_scratch.loss import IGNORE, causal_lm_loss
-from lm_from_scratch.plot import COLOURS, attention_map, attention_maps, figure
+from lm_from_scratch.plot import (
+    COLOURS,
+    GREY,
+    attention_map,
+    attention_maps,
+    figure,
+    number_map,
+)
 from lm_from_scratch.record import record_attention
 from lm_from_scratch.visibility import Visibility
 
@@ -111,6 +118,7 @@ print("recording changes no logit")
 # it, from the same queries and keys. So the formula must give the same maps, and so must another program:
 # ``transformers`` reads the same weights from the same folder.
 
+import transformers
 from transformers import GPT2LMHeadModel
 from transformers.utils import logging
 
@@ -303,22 +311,9 @@ for name, marked in stories.items():
 fig, axes = figure(5.4, 7.4, 2, 3)
 for ax, (name, (scores, uniform)) in zip(axes, found.items()):
     ratio = scores / uniform
-    ax.imshow(ratio.numpy(), cmap="Blues", vmin=0.0, vmax=6.0, aspect="auto")
-    for l in range(L):
-        for h in range(H):
-            shade = "white" if ratio[l, h] > 3.6 else "black"
-            ax.text(
-                h,
-                l,
-                f"{ratio[l, h]:.1f}",
-                ha="center",
-                va="center",
-                color=shade,
-                fontsize=9,
-            )
+    number_map(ax, ratio, largest=6.0, decimals=1)
     ax.set_title(name, fontsize=10)
     ax.set(xticks=range(H), yticks=range(L), xlabel="head", ylabel="layer")
-    ax.grid(False)
 fig.suptitle("Scores of all heads, in units of looking everywhere")
 plt.show()
 
@@ -533,8 +528,8 @@ previous_head, induction_head = (
 
 fig, (top, bottom) = figure(5.4, 5.0, 2, 1)
 top.plot(list(losses), list(losses.values()), color=COLOURS[7])
-top.axhline(math.log(V), linestyle="--", linewidth=1.2, color="#888888")
-top.text(STEPS, math.log(V), "log V", ha="right", va="bottom", color="#666666")
+top.axhline(math.log(V), linestyle="--", linewidth=1.2, color=GREY)
+top.text(STEPS, math.log(V), "log V", ha="right", va="bottom", color=GREY)
 top.set(ylabel="loss, nats", ylim=(0.8, 3.1))
 top.set_title("The loss waits at log V, then falls")
 for name, best, colour in [
@@ -673,10 +668,8 @@ assert mute[1] > 0.9 * intact[1]
 
 fig, (ax,) = figure(5.4, 2.8)
 ax.barh(list(result), [loss for loss, _ in result.values()], color=COLOURS[0])
-ax.axvline(math.log(V), color="#888888", linestyle="--", linewidth=1.2)
-ax.text(
-    math.log(V) - 0.05, 4, "log V", ha="right", va="center", color="#666666"
-)
+ax.axvline(math.log(V), color=GREY, linestyle="--", linewidth=1.2)
+ax.text(math.log(V) - 0.05, 4, "log V", ha="right", va="center", color=GREY)
 ax.invert_yaxis()
 ax.grid(False, axis="y")
 ax.set(xlabel="loss, nats")
@@ -736,7 +729,7 @@ for name, best, marker in [
         *point, marker, color=COLOURS[3], markersize=8, label=f"{name} head"
     )
 fig.legend(loc="outside lower center", ncols=2, frameon=False)
-ax.axhline(0.0, color="#888888", linewidth=1.0)
+ax.axhline(0.0, color=GREY, linewidth=1.0)
 ax.set(
     xlabel="entropy of the map (1: looks everywhere)",
     ylabel="added loss without the head",
@@ -947,25 +940,25 @@ assert error > 0.5
 # * The specimen copies with two kinds of heads in two layers. Without the lower one, the upper ones go blind.
 # * The flattest map of the shipped model belongs to a head that is more than twice as needed as the median one.
 #
-# This is the end of the first chapter. You have followed a language model from text to single heads.
+# You have followed a language model from text to single heads. The next chapter turns it into a Qwen2, part by part.
 #
 # Sources
 # -------
 #
-# * `Olsson et al., In-context Learning and Induction Heads <https://arxiv.org/abs/2209.11895>`_, 2022.
-# * `Elhage et al., A Mathematical Framework for Transformer Circuits <https://transformer-circuits.pub/2021/framework/index.html>`_, 2021: how heads compose.
-# * `Jain and Wallace, Attention is not Explanation <https://arxiv.org/abs/1902.10186>`_, 2019.
-# * `Wiegreffe and Pinter, Attention is not not Explanation <https://arxiv.org/abs/1908.04626>`_, 2019: the reply.
-# * `Kobayashi et al., Attention is Not Only a Weight <https://arxiv.org/abs/2004.10102>`_, 2020: weights and norms of values.
-# * `Xiao et al., Efficient Streaming Language Models with Attention Sinks <https://arxiv.org/abs/2309.17453>`_, 2023.
+# * Olsson et al.: `In-context Learning and Induction Heads <https://arxiv.org/abs/2209.11895>`_, 2022.
+# * Elhage et al.: `A Mathematical Framework for Transformer Circuits <https://transformer-circuits.pub/2021/framework/index.html>`_, 2021. How heads compose.
+# * Jain, Wallace: `Attention is not Explanation <https://arxiv.org/abs/1902.10186>`_, 2019.
+# * Wiegreffe, Pinter: `Attention is not not Explanation <https://arxiv.org/abs/1908.04626>`_, 2019. The reply.
+# * Kobayashi et al.: `Attention is Not Only a Weight <https://arxiv.org/abs/2004.10102>`_, 2020. Weights and norms of values.
+# * Xiao et al.: `Efficient Streaming Language Models with Attention Sinks <https://arxiv.org/abs/2309.17453>`_, 2023.
+# * G2 in the wild: `alignment of the causal mask <https://github.com/pytorch/pytorch/issues/108108>`_ and
+#   `is_causal with a cache <https://github.com/pytorch/pytorch/issues/144858>`_.
 
-import sys
-
-import transformers
+import platform
 
 import lm_from_scratch
 
-print("python", sys.version.split()[0])
+print("python", platform.python_version())
 print("torch", torch.__version__)
 print("transformers", transformers.__version__)
 print("lm_from_scratch", lm_from_scratch.__version__)

@@ -20,10 +20,10 @@ You will learn
 Before you start
 ----------------
 
-Read the page on GPT-2, block by block. You need derivatives of quotients. Reading takes about thirty minutes. A CPU is
-enough, and ``transformers`` must be installed. Nothing is downloaded.
+Read the page on GPT-2, block by block. You need derivatives of quotients. A CPU is enough, and ``transformers`` must
+be installed. Nothing is downloaded.
 
-B is the number of rows, T of tokens in a row, and C of features of a token.
+Letters name axes: B rows, T tokens, C features of a token.
 
 Two steps of four
 -----------------
@@ -47,6 +47,7 @@ import time
 import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
+import transformers
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from lm_from_scratch.norm import layer_norm, rms_norm
@@ -106,7 +107,7 @@ torch.testing.assert_close(
 # a circle with radius :math:`\sqrt{2}`. LayerNorm also forgets the common level of the features, and then only a sign is left.
 
 # sphinx_gallery_thumbnail_number = 1
-from lm_from_scratch.plot import COLOURS, curves, figure
+from lm_from_scratch.plot import COLOURS, GREY, curves, figure
 
 points = torch.randn(24, 2, generator=generator) + torch.tensor([0.8, 0.3])
 ones, zeros = torch.ones(2), torch.zeros(2)
@@ -120,7 +121,7 @@ assert (by_layer.abs() - 1).abs().max() < 0.01
 made, axes = figure(6.4, 3.7, columns=2)
 for ax, (title, image) in zip(axes, images.items()):
     for start, end in zip(points, image):
-        ax.plot(*zip(start, end), color="#BBBBBB", linewidth=0.8)
+        ax.plot(*zip(start, end), color=GREY, linewidth=0.8)
     ax.plot(*points.T, "o", color=COLOURS[0], markersize=4, label="before")
     ax.plot(*image.T, "D", color=COLOURS[3], markersize=5, label="after")
     ax.set(title=title, xlabel="$x_1$", ylabel="$x_2$", aspect="equal")
@@ -246,7 +247,6 @@ for eps in (1e-6, 1e-5):
 
 made = curves(series, "a", "root mean square after the norm")
 (ax,) = made.axes
-ax.lines[1].set_linestyle("--")
 ax.set(xscale="log", title="RMSNorm of a x: invariant down to the root of eps")
 plt.show()
 
@@ -473,6 +473,8 @@ assert torch.autograd.gradgradcheck(rms_norm, ordinary)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lm_from_scratch.record import record_saved
+
 
 class Traffic(TorchDispatchMode):
     count = 0
@@ -486,15 +488,9 @@ class Traffic(TorchDispatchMode):
 
 
 def kept_bytes(norm, x):
-    storages = {}
-
-    def pack(t):
-        storages[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+    with record_saved() as saved:
         norm(x)
-    return sum(storages.values())
+    return sum(saved.values())
 
 
 def step(norm, x, g):
@@ -586,8 +582,8 @@ for ours, theirs in zip(*pairs):
     torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=1e-5)
 
 # %%
-# A block has two of them, and one stands behind the last block. On the ``meta`` device, tensors have a shape but no
-# memory, so the published model can be counted here.
+# A block has two of them, and one stands behind the last block. On the ``meta`` device the published model can be counted
+# here.
 
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 
@@ -612,8 +608,8 @@ assert weights / total < 1e-4
 # ~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # Defects of early Qwen2 code are numbered Q1, Q2, ... on these pages. This one is in today's code, too: it casts to
-# float32 without asking what it got. For half precision this widens. For
-# float64 it narrows, and nobody is told, because the result is cast back.
+# float32 without asking what it got. For half precision this widens. For float64 it narrows, and nobody is told,
+# because the result is cast back.
 
 
 def norm_in_float32(x, weight, eps=1e-6):
@@ -652,14 +648,12 @@ assert accepted == {"norm_in_float32": False, "rms_norm": True}
 # Here are two wrong norms inside a whole model of four blocks. Its matrices have standard deviation 0.25 and its norm
 # weights lie around 1. The row named "formula" has no mistake: it is ``rms_norm`` instead of ``RMSNormFunction``.
 
+from lm_from_scratch.models import randomize_
+
 sizes = dict(vocab_size=97, n_layer=4, n_head=6, n_kv_head=2, n_embd=48)
 config = Qwen2Config(**sizes, intermediate_size=112, eos_token_id=2)
 model = Qwen2ForCausalLM(config)
-generator = torch.Generator().manual_seed(0)
-with torch.no_grad():
-    for name, parameter in sorted(model.named_parameters()):
-        parameter.normal_(0.0, 0.25, generator=generator)
-        parameter += "norm" in name
+randomize_(model)
 idx = torch.randint(3, 97, (2, 12), generator=generator)
 
 
@@ -769,8 +763,10 @@ assert answers == [True, False, True, True]
 # * The norm of ``transformers``: `modeling_qwen2.py <https://github.com/huggingface/transformers/blob/main/src/transformers/models/qwen2/modeling_qwen2.py>`_.
 
 import platform
-from importlib.metadata import version
+
+import lm_from_scratch
 
 print("python", platform.python_version())
-for package_name in ("torch", "transformers", "lm_from_scratch"):
-    print(package_name, version(package_name))
+print("torch", torch.__version__)
+print("transformers", transformers.__version__)
+print("lm_from_scratch", lm_from_scratch.__version__)

@@ -1,6 +1,6 @@
 r"""
-Positions as rotations
-======================
+RoPE: positions as rotations
+============================
 
 Attention is a mean, and a mean does not know the order of what it averages. GPT-2 adds a learnt vector for each
 position. Qwen2, Llama and many others turn queries and keys instead, by an angle that grows with the position.
@@ -21,8 +21,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on GPT-2, for attention, and the one on RMSNorm. You need sine and cosine; complex numbers help. Reading
-takes about forty minutes. A CPU is enough, ``transformers`` must be installed, and nothing is downloaded.
+Read the page on GPT-2, for attention, and the one on RMSNorm. You need sine and cosine; complex numbers help. A CPU is
+enough, ``transformers`` must be installed, and nothing is downloaded.
 
 Letters name axes: B rows, T tokens, C features of a token, H query heads, Hkv key heads, D features of a head.
 
@@ -50,7 +50,7 @@ import torch.nn.functional as F
 import transformers
 from torch import nn
 
-from lm_from_scratch.plot import COLOURS, figure
+from lm_from_scratch.plot import COLOURS, GREY, figure
 from lm_from_scratch.rope import (
     RotaryEmbedding,
     apply_rope,
@@ -83,7 +83,7 @@ for ax, pair in zip(axes, (0, 1, 2)):
             ax.text(1.18 * a, 1.18 * b, t, ha="center", va="center")
     ax.set(xlim=(-1.4, 1.4), ylim=(-1.4, 1.4), aspect="equal")
     ax.set(xticks=(-1, 0, 1), yticks=(-1, 0, 1), xlabel="a", ylabel="b")
-    ax.set_title(f"pair {pair}: {inv_freq[pair]:.2g} rad")
+    ax.set_title(f"Pair {pair}: {inv_freq[pair]:.2g} rad")
 plt.show()
 
 # %%
@@ -162,11 +162,11 @@ image = scores.numpy()
 shown = left.imshow(image, cmap="RdBu", vmin=-limit, vmax=limit)
 made.colorbar(shown, ax=left, shrink=0.7)
 left.grid(False)
-left.set(title="score", xlabel="position of the key, n")
+left.set(title="Score", xlabel="position of the key, n")
 left.set(ylabel="position of the query, m")
 right.plot(wave.sum(-1), label="all 16 pairs")
 right.plot(wave[:, 8:].sum(-1), linestyle="--", label="the 8 slow pairs")
-right.set(title="score by distance", xlabel="m - n")
+right.set(title="Score by distance", xlabel="m - n")
 right.legend(frameon=False)
 plt.show()
 
@@ -347,12 +347,12 @@ markers = dict(zip(scalings, "os^x"))
 made, (above, below) = figure(5.6, 5.4, rows=2)
 above.semilogy(2 * math.pi / before, marker="o")
 above.axhline(L, color=COLOURS[3], linestyle="--", label=f"L = {L}")
-above.set(title="wavelength of a pair, in tokens", xlabel="pair i")
+above.set(title="Wavelength of a pair, in tokens", xlabel="pair i")
 above.legend(frameon=False)
 for name in ratio:
     line = dict(linestyle=styles[name], marker=markers[name], markersize=5)
     below.plot(ratio[name], label=name, **line)
-below.set(title="speed after scaling / before", xlabel="pair i")
+below.set(title="Speed after scaling / before", xlabel="pair i")
 below.set(ylim=(0, 1.1))
 below.legend(frameon=False)
 plt.show()
@@ -433,9 +433,9 @@ for (name, row), colour in zip(table.items(), colours):
     gap = (row[4 * L] - near).view(len(rows), -1, 128).mean((0, 2))
     line = dict(linestyle=styles.get(name, "-"), color=colour)
     ax.plot(middle, gap, marker=markers.get(name, "D"), label=name, **line)
-ax.axvline(L, color="#888888", linewidth=1)
-ax.axhline(0, color="#888888", linewidth=1)
-ax.set(title="loss minus loss with 256 keys", xlabel="position in the row")
+ax.axvline(L, color=GREY, linewidth=1)
+ax.axhline(0, color=GREY, linewidth=1)
+ax.set(title="Loss minus loss with 256 keys", xlabel="position in the row")
 made.legend(loc="outside lower center", ncols=3, frameon=False)
 plt.show()
 
@@ -510,7 +510,7 @@ assert torch.equal(to_half_split(order, n_head=2), torch.arange(16))
 # The test takes a Qwen2 with random weights of standard deviation 0.25, with 6 query heads on 2 key heads. Its query and
 # key weights are converted, biases too, and its rotation is replaced by the other one.
 
-from lm_from_scratch.models import qwen2
+from lm_from_scratch.models import qwen2, randomize_
 
 
 def random_qwen2(std):
@@ -519,11 +519,7 @@ def random_qwen2(std):
         n_embd=48, intermediate_size=112, eos_token_id=None,
     )  # fmt: skip
     model = qwen2.Qwen2ForCausalLM(config).eval()
-    generator = torch.Generator().manual_seed(0)
-    for name, parameter in sorted(model.named_parameters()):
-        parameter.normal_(0.0, std, generator=generator)
-        if "norm" in name:
-            parameter.add_(1.0)
+    randomize_(model, std=std)
     return model
 
 
@@ -838,9 +834,10 @@ assert same < 1e-6 and moved > 0.01  # 4
 # * `The rotation of Qwen2 in transformers <https://github.com/huggingface/transformers/blob/main/src/transformers/models/qwen2/modeling_qwen2.py>`_. Half-split.
 
 import platform
-from importlib.metadata import version
+
+import lm_from_scratch
 
 print("python", platform.python_version())
 print("torch", torch.__version__)
 print("transformers", transformers.__version__)
-print("lm_from_scratch", version("lm_from_scratch"))
+print("lm_from_scratch", lm_from_scratch.__version__)

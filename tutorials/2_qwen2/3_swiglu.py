@@ -21,11 +21,11 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on RMSNorm and on rotary positions. Reading takes about thirty minutes. A CPU is enough, and
-``transformers`` must be installed. Nothing is downloaded.
+Read the pages on RMSNorm and on rotary positions. A CPU is enough, and ``transformers`` must be installed. Nothing is
+downloaded.
 
-B rows, T tokens, S keys, C features of a token, H query heads, Hkv key and value heads, D features of a head, I features
-inside the MLP, L layers.
+Letters name axes: B rows, T tokens, S keys, C features of a token, H query heads, Hkv key and value heads, D features of
+a head. L is the number of layers and I the width of the MLP.
 
 A gate
 ------
@@ -52,6 +52,7 @@ import transformers
 from transformers.models.qwen2 import modeling_qwen2
 
 from lm_from_scratch.activation import GatedMLP, swiglu
+from lm_from_scratch.models import randomize_
 from lm_from_scratch.plot import COLOURS, figure
 
 print(inspect.getsource(swiglu))
@@ -62,11 +63,11 @@ lines = {"silu": F.silu(z), "gelu": F.gelu(z), "relu": F.relu(z)}
 made, (left, right) = figure(6.8, 3.4, columns=2)
 for (name, y), style in zip(lines.items(), ("-", "--", ":")):
     left.plot(z, y, style, label=name)
-left.set(xlim=(-4, 4), ylim=(-0.5, 4), xlabel="z", title="functions of one z")
+left.set(xlim=(-4, 4), ylim=(-0.5, 4), xlabel="z", title="Functions of one z")
 for u, style in zip((2.0, 1.0, -0.5, -1.0), ("-", "--", ":", "-.")):
     y = swiglu(z, torch.full_like(z, u))
     right.plot(z, y, style, label=f"u = {u:g}")
-right.set(xlim=(-4, 4), ylim=(-4.5, 8.5), xlabel="g", title="swiglu(g, u)")
+right.set(xlim=(-4, 4), ylim=(-4.5, 8.5), xlabel="g", title="SwiGLU(g, u)")
 for ax in (left, right):
     ax.legend(frameon=False)
 plt.show()
@@ -108,16 +109,6 @@ torch.testing.assert_close(leaf.grad, sigma * (1 + z * (1 - sigma)))
 C, width, H, Hkv = 48, 112, 6, 2
 D = C // H
 
-
-def random_weights(module, std=0.25):
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in sorted(module.named_parameters()):
-            parameter.normal_(0.0, std, generator=generator)
-            parameter += "norm" in name
-    return module.eval()
-
-
 config = transformers.Qwen2Config(
     vocab_size=97,
     hidden_size=C,
@@ -128,7 +119,8 @@ config = transformers.Qwen2Config(
     rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     attn_implementation="eager",
 )
-oracle = random_weights(modeling_qwen2.Qwen2DecoderLayer(config, layer_idx=0))
+oracle = modeling_qwen2.Qwen2DecoderLayer(config, layer_idx=0).eval()
+randomize_(oracle)
 for name, parameter in oracle.named_parameters():
     print(f"{name:32} {tuple(parameter.shape)}")
 assert len(list(oracle.parameters())) == 12
@@ -458,7 +450,7 @@ for (name, results), style in zip(added.items(), ("^--", "v-.")):
     places = [i + 1 for i in range(n_layer)]
     ax.plot(places, size, style, label=f"added by {name}, later tokens")
 ax.set(xlabel="after block", ylabel="root mean square", yscale="log")
-ax.set_title("the state grows from block to block")
+ax.set_title("The state grows from block to block")
 ax.legend(frameon=False)
 plt.show()
 
@@ -621,7 +613,8 @@ print("Hkv   error of the block")
 tiled_error = {}
 for n_kv_head in (1, 2, 3, 6):
     numbers = sizes | {"n_layer": 1, "n_kv_head": n_kv_head}
-    grouped = random_weights(Block(Qwen2Config(**numbers)))
+    grouped = Block(Qwen2Config(**numbers)).eval()
+    randomize_(grouped)
     wrong = copy.deepcopy(grouped)
     grouped.self_attn.attend = formula_attention
     wrong.self_attn.attend = lambda q, k, v, visibility, dropout: (
@@ -707,8 +700,10 @@ for name, t in new.named_parameters():
 # * The block of ``transformers``: `modeling_qwen2.py <https://github.com/huggingface/transformers/blob/main/src/transformers/models/qwen2/modeling_qwen2.py>`_.
 
 import platform
-from importlib.metadata import version
+
+import lm_from_scratch
 
 print("python", platform.python_version())
-for package_name in ("torch", "transformers", "lm_from_scratch"):
-    print(package_name, version(package_name))
+print("torch", torch.__version__)
+print("transformers", transformers.__version__)
+print("lm_from_scratch", lm_from_scratch.__version__)

@@ -21,8 +21,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on GPT-2, on rotary positions, and on Qwen2. A CPU is enough, ``transformers`` and ``tokenizers`` must be
-installed, and nothing is downloaded. Reading takes thirty minutes.
+Read the pages on GPT-2, on rotary positions, and on Qwen2. A CPU is enough, ``transformers`` and ``tokenizers`` must
+be installed, and nothing is downloaded.
 
 Letters name axes: B rows, T queries, S keys, C features of a token, H query heads, Hkv key heads, D features of a head.
 
@@ -66,6 +66,7 @@ def row(name, ours, other, where, results):
 # their files. The Qwen2 has four layers, 6 query heads on 2 key heads, and a sliding window of 4 keys from layer 2 on.
 
 from lm_from_scratch.checkpoint import from_pretrained
+from lm_from_scratch.models import randomize_
 
 folder = tempfile.TemporaryDirectory()
 no_ids = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
@@ -73,11 +74,7 @@ no_ids = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
 
 def twins(name, model):
     """The model of transformers with random weights, and ours with the same."""
-    generator = torch.Generator().manual_seed(0)
-    for key, parameter in sorted(model.eval().named_parameters()):
-        parameter.normal_(0.0, 0.25, generator=generator)
-        if key.endswith("weight") and parameter.dim() == 1:
-            parameter.add_(1.0)
+    randomize_(model.eval())
     model.set_attn_implementation("eager")
     model.save_pretrained(f"{folder.name}/{name}")
     return model, from_pretrained(f"{folder.name}/{name}")
@@ -618,7 +615,7 @@ ax.plot(floor, names, "x", color=COLOURS[3], label="converted")
 ax.axvline(5e-5, color=COLOURS[7], linewidth=1, label="5e-5")
 ax.axvline(1e-3, color=COLOURS[7], linewidth=1, linestyle="--", label="1e-3")
 ax.set_xscale("log")
-ax.set(title="largest difference", xlabel="absolute, exact ones at 1e-8")
+ax.set(title="Largest difference", xlabel="absolute, exact ones at 1e-8")
 made.legend(loc="outside lower center", ncols=4, frameon=False)
 plt.show()
 
@@ -644,7 +641,8 @@ assert (outside(x) - usual).abs().max() < 1e-3
 #
 # `The window was reported for Mistral <https://github.com/huggingface/transformers/issues/29623>`_ and `again more than a year
 # later <https://github.com/huggingface/transformers/issues/39408>`_. The layers were `questioned when the code had
-# changed and its documentation had not <https://github.com/huggingface/transformers/issues/35896>`_.
+# changed and its documentation had not <https://github.com/huggingface/transformers/issues/35896>`_, and
+# `once more <https://github.com/huggingface/transformers/issues/38787>`_.
 #
 # The old path is rebuilt as an attention function: flash's rule as a dense mask, cut off at the diagonal because the
 # call was causal. The logits are compared with today's library.
@@ -765,11 +763,12 @@ assert len(table) == 15
 # * Zhang, Sennrich: `Root Mean Square Layer Normalization <https://arxiv.org/abs/1910.07467>`_, 2019.
 
 import platform
-from importlib.metadata import version
+
+import lm_from_scratch
 
 folder.cleanup()
 print("python", platform.python_version())
 print("torch", torch.__version__)
 print("transformers", transformers.__version__)
 print("tokenizers", tokenizers.__version__)
-print("lm_from_scratch", version("lm_from_scratch"))
+print("lm_from_scratch", lm_from_scratch.__version__)

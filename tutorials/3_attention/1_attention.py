@@ -21,8 +21,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on GPT-2, block by block. You need the softmax and derivatives of quotients. Reading takes about forty
-minutes. A CPU is enough, and nothing is downloaded.
+Read the page on GPT-2, block by block. You need the softmax and derivatives of quotients. A CPU is enough, and nothing
+is downloaded.
 
 Letters name axes: B rows of a batch, H query heads, Hkv key and value heads, T queries, S keys, D features of a head.
 
@@ -37,6 +37,8 @@ Each query takes a mean of the values. Its weights are the softmax of its scores
    P_{tj} &= \frac{e^{s_{tj}}}{\sum_i e^{s_{ti}}} \\
    y_t &= \sum_j P_{tj} \, v_j
 
+The letters of this page are those of FlashAttention: P is the weight that other pages call a, and j counts keys.
+
 The package writes it with two matrix products. What a query may see is a ``Visibility``, which the next page is about;
 here it is causal.
 """
@@ -49,7 +51,6 @@ import weakref
 
 import matplotlib.pyplot as plt
 import torch
-import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from lm_from_scratch.attention import (
@@ -229,7 +230,7 @@ print(inspect.getsource(TiledAttention.forward))
 # the figure numbers the tiles in the order of their visit.
 
 # sphinx_gallery_thumbnail_number = 2
-from lm_from_scratch.plot import COLOURS, attention_map, curves, figure
+from lm_from_scratch.plot import COLOURS, GREY, attention_map, curves, figure
 
 visibility = causal(10, 10)
 made, (ax,) = figure(4.6, 4.6)
@@ -355,6 +356,9 @@ assert worst < 1e-12
 # %%
 # The tiled softmax is no approximation. In exact arithmetic the two are equal; here they round in another order.
 #
+# The four keys from the cache would find G2 of the page on attention maps, the triangle in the wrong corner:
+# ``sdpa_attention`` sets torch's ``is_causal`` only where queries and keys are the same tokens.
+#
 # Memory, counted
 # ---------------
 #
@@ -362,8 +366,9 @@ assert worst < 1e-12
 # mode sees the result of every operation, from the inputs to their gradients, and adds up the bytes that are alive. It
 # cannot see what a kernel allocates inside itself.
 
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from lm_from_scratch.record import record_saved
 
 
 class Peak(TorchDispatchMode):
@@ -387,16 +392,9 @@ class Peak(TorchDispatchMode):
 
 
 def counted(attend, T):
-    saved = {}
-
-    def keep(x):
-        storage = x.untyped_storage()
-        saved[storage.data_ptr()] = storage.nbytes()
-        return x
-
     with Peak() as mode:
         leaves = [x.requires_grad_() for x in draw(1, 4, 4, T, T, 32)]
-        with saved_tensors_hooks(keep, lambda x: x):
+        with record_saved() as saved:
             y = attend(*leaves, causal(T, T))
         y.sum().backward()
     return sum(saved.values()), mode.peak
@@ -424,13 +422,13 @@ series = {
 }
 made = curves(series, "T", "peak, MiB")
 (ax,) = made.axes
-for line, style, marker in zip(ax.lines, ("-", "--", "-."), "osD"):
-    line.set(linestyle=style, marker=marker, markersize=5)
+for line, marker in zip(ax.lines, "osD"):
+    line.set(marker=marker, markersize=5)
 for power, kind, factor in ((2, "formula", 2.0), (1, "sdpa", 0.5)):
     end = factor * peak[kind, 2048] / 2**20
     guide = [end * (T / 2048) ** power for T in lengths]
     label = f"$T^{power}$" if power > 1 else "$T$"
-    ax.plot(lengths, guide, ":", color="#555555", linewidth=1.2)
+    ax.plot(lengths, guide, ":", color=GREY, linewidth=1.2)
     shift = dict(textcoords="offset points", ha="center")
     ax.annotate(
         label, (lengths[2], guide[2]), (0, 5 if power > 1 else -15), **shift
@@ -520,8 +518,8 @@ for backward in (False, True):
 # The scale keeps the entropy
 # ---------------------------
 #
-# If queries and keys have independent entries with variance 1, a score without the root has variance D. The entropy of
-# the weights tells how many keys a query really averages: it is :math:`\log S` for a plain mean and 0 for a single key.
+# Without the root a score of independent entries has variance D, as the page on GPT-2 showed. The entropy of the weights
+# tells how many keys a query really averages: it is :math:`\log S` for a plain mean and 0 for a single key.
 #
 # For many normal scores with variance 1, the mean of :math:`e^s` is near :math:`e^{1/2}` and the weighted mean of s is
 # near 1. So the entropy, the log-sum-exp minus the weighted mean, is near :math:`\log S + 1/2 - 1`, whatever D is.
@@ -680,43 +678,11 @@ use_attention_(gpt2, "sdpa")
 # Bug museum
 # ----------
 #
-# The triangle in the wrong corner
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-#
-# SDPA has a switch ``is_causal``. With fewer queries than keys it aligns the triangle to the *first* key. After a cache
-# the queries are the last tokens, so every one of them sees too little. The counts come from values of 1 at one key and
-# 0 elsewhere: a key is seen if its weight is not 0.
-
-q, k, v = draw(2, 3, 3, 3, 7, 5)
-one_hot = torch.eye(7).expand(2, 3, 7, 7)
-
-
-def keys_seen(**options):
-    weights = F.scaled_dot_product_attention(q, k, one_hot, **options)
-    return (weights[0, 0] > 0).sum(-1).tolist()
-
-
-print("is_causal:", keys_seen(is_causal=True))
-print("the mask: ", keys_seen(attn_mask=causal(3, 7).mask))
-assert keys_seen(is_causal=True) == [1, 2, 3]
-assert keys_seen(attn_mask=causal(3, 7).mask) == [5, 6, 7]
-
-want = formula_attention(q, k, v, causal(3, 7))
-wrong = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-print(f"error {(wrong - want).abs().max():.1f}")
-assert (wrong - want).abs().max() > 0.5
-torch.testing.assert_close(sdpa_attention(q, k, v, causal(3, 7)), want)
-
-# %%
-# Without a cache both corners are the same, so a test with a full text passes. With one query after a cache, the query
-# sees the first key alone. ``sdpa_attention`` sets the switch only where queries and keys are the same tokens. The
-# check that finds it is a chunk after a past. The next page meets the same corner in a mask that was written by hand.
-#
 # Q30: minus infinity, minus minus infinity
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# Defects of earlier Qwen2 code are numbered Q1, Q2, ... on these pages. Q30 includes masks that give NaN where a row
-# sees no key. In tiles it is worse: a *tile* without a visible key is enough.
+# The page that assembles Qwen2 showed Q30: a fill of minus infinity gives NaN where a row sees no key. In tiles it is
+# worse: a *tile* without a visible key is enough.
 #
 # The recurrence on paper starts with :math:`m = -\infty`. If the first tile is hidden, the new maximum is
 # :math:`-\infty` too, and the factor is :math:`e^{-\infty + \infty}`. The next lines plant this start in a copy of the
@@ -807,8 +773,7 @@ for tile in (1, 2, 7):
 #   equal the formula's to 1e-12 in float64, for five sizes of tiles.
 # * From 1024 to 2048 tokens, the peak of the formula grows by more than 3.8, that of tiles and of the fused kernel by
 #   at most 2.01.
-# * Wrong scale, wrong axis, wrong corner and infinity fail without an error message. A chunk after a past and padding
-#   that fills a tile find two of them.
+# * Wrong scale, wrong axis and infinity fail without an error message. Padding that fills a tile finds the last.
 #
 # All kinds asked a ``Visibility`` who sees whom. The next page makes every mask from positions.
 #
@@ -822,13 +787,12 @@ for tile in (1, 2, 7):
 # * Dao et al.: `FlashAttention <https://arxiv.org/abs/2205.14135>`_, 2022. Tiles in the fast memory of a GPU, and the
 #   backward pass.
 # * `Flash-Decoding <https://pytorch.org/blog/flash-decoding/>`_, 2023. Merging parts of one row.
-# * The corner in the wild: `alignment of the causal mask <https://github.com/pytorch/pytorch/issues/108108>`_ and
-#   `is_causal with a cache <https://github.com/pytorch/pytorch/issues/144858>`_.
 # * NaN in the wild: `rows without any key <https://github.com/pytorch/pytorch/issues/103749>`_.
 
 import platform
-from importlib.metadata import version
+
+import lm_from_scratch
 
 print("python", platform.python_version())
 print("torch", torch.__version__)
-print("lm_from_scratch", version("lm_from_scratch"))
+print("lm_from_scratch", lm_from_scratch.__version__)

@@ -21,8 +21,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on masks. A CPU and thirty minutes are enough. Two paths of this page exist for GPUs only and **were not
-run**: the compiled FlexAttention, and the fused ``varlen_attn`` of PyTorch.
+Read the page on masks. A CPU is enough. Two paths of this page exist for GPUs only and **were not run**: the compiled
+FlexAttention, and the fused ``varlen_attn`` of PyTorch.
 
 Letters name axes: B rows, T queries, S keys, H query heads, Hkv key heads, D features of a head, N tokens of all
 documents together.
@@ -48,7 +48,7 @@ import torch
 
 from lm_from_scratch.checkpoint import load_shipped
 from lm_from_scratch.data import docstrings
-from lm_from_scratch.plot import COLOURS, figure
+from lm_from_scratch.plot import COLOURS, LIGHT_GREY, figure
 
 gpt2, tokenizer = load_shipped()
 texts = [document.text for document in docstrings()]
@@ -92,7 +92,7 @@ for x, style, label in (
 ):
     ax.axvline(x, color=COLOURS[3], linestyle=style, label=label)
 ax.set(xlabel="tokens", ylabel="documents", yscale="log")
-ax.set_title("lengths of the documents", fontsize=10)
+ax.set_title("Lengths of the documents", fontsize=10)
 ax.legend(frameon=False)
 plt.show()
 assert widths.mean() > 2 * lengths.float().mean()
@@ -141,7 +141,7 @@ made, axes = figure(6.4, 4.2, rows=2)
 axes[0].get_gridspec().set_height_ratios([3, 1.4])
 for ax, (name, (rows_of, width)) in zip(axes, pictures.items()):
     for r, row in enumerate(rows_of):
-        ax.broken_barh([(0, width)], (r - 0.4, 0.8), color="#D0D0D0")
+        ax.broken_barh([(0, width)], (r - 0.4, 0.8), color=LIGHT_GREY)
         first = 0
         for ids in row:
             at = [(first, len(ids))]
@@ -210,6 +210,7 @@ assert counted == sum(len(ids) - 1 for ids in small) == 19
 # batch, and packed. The weights are large and the numbers are float64, so that a small difference would show.
 
 from lm_from_scratch.attention import use_attention_
+from lm_from_scratch.models import randomize_
 from lm_from_scratch.models.qwen2 import (
     FULL,
     SLIDING,
@@ -231,17 +232,9 @@ tiny = Qwen2Config(
 )
 
 
-@torch.no_grad()
-def large_weights(model):
-    generator = torch.Generator().manual_seed(0)
-    for name, parameter in sorted(model.named_parameters()):
-        parameter.normal_(0.0, 0.25, generator=generator)
-        if "norm" in name or "ln_" in name:
-            parameter.add_(1.0)
-    return model
-
-
-qwen2 = large_weights(Qwen2ForCausalLM(tiny)).double()
+qwen2 = Qwen2ForCausalLM(tiny)
+randomize_(qwen2)
+qwen2.double()
 
 
 def loss_and_gradients(*batches):
@@ -548,7 +541,7 @@ def grid(found):  # 0 hidden, 1 mixed, 2 fully visible
 # The block mask agrees with one counted from the rule of the last page. The picture shows the blocks, and in dark the
 # scores that are visible.
 
-shades = ListedColormap(["#FFFFFF", COLOURS[1], COLOURS[5]])
+shades = ListedColormap(["white", COLOURS[1], COLOURS[5]])
 made, axes = figure(6.4, 2.5, columns=3)
 for ax, (name, found) in zip(axes, blocks.items()):
     kinds = grid(found)
@@ -691,7 +684,8 @@ assert counted > 1.5 and middle > 1.2
 # Which test sees the missing restart? In a Qwen2 it hides, because rotation knows differences of positions alone. In a
 # GPT-2 it does not.
 
-learned = large_weights(copy.deepcopy(gpt2))
+learned = copy.deepcopy(gpt2)
+randomize_(learned)
 batch = packed(first_fit(some, 128), 128)
 real = batch.positions >= 0
 running = torch.where(real, torch.arange(128), -1)
@@ -760,8 +754,6 @@ assert leak_right[parts[0] :].abs().max() == 0.0
 # 2. The loss of a packed batch is the mean of the losses of its documents.
 # 3. A row of k documents of equal length has k times as many scores under a mask as with cumulative lengths.
 # 4. Right padding changes neither the loss nor the gradients of a causal model.
-#
-# One of them is. Decide first; the code tries all four.
 
 two = [packed([row], 11) for row in ([first, second], [second, first])]
 with torch.no_grad():
@@ -818,8 +810,9 @@ assert abs(mean - nats["positions and documents"]) > 0.01
 # * Press et al.: `ALiBi <https://arxiv.org/abs/2108.12409>`_, 2021.
 
 import platform
-from importlib.metadata import version
+
+import lm_from_scratch
 
 print("python", platform.python_version())
 print("torch", torch.__version__)
-print("lm_from_scratch", version("lm_from_scratch"))
+print("lm_from_scratch", lm_from_scratch.__version__)

@@ -20,8 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on GPT-2 and on training. Reading takes about half an hour. A CPU is enough, ``transformers`` must be
-installed (the package's ``test`` extra brings it), and nothing is downloaded.
+Read the pages on GPT-2 and on training. A CPU is enough, ``transformers`` must be installed (the package's ``test``
+extra brings it), and nothing is downloaded.
 
 Letters name axes: B rows of a batch, T tokens, C features of a state, V entries of the vocabulary, K labels.
 
@@ -409,7 +409,7 @@ curve = {
 # %%
 # The figure shows the mean of the draws, and the range from the worst to the best.
 
-from lm_from_scratch.plot import COLOURS, figure
+from lm_from_scratch.plot import COLOURS, figure, number_map
 
 made, (ax,) = figure(5.0, 3.4)
 styles = {
@@ -519,7 +519,7 @@ for side, (colour, marker) in markers.items():
 ax.plot([40, 100], [40, 100], color="black", linestyle=":", linewidth=1.2)
 ax.set(xlim=(40, 100), ylim=(40, 100))
 ax.set(xlabel="naive Bayes, right, %", ylabel="probe, right, %")
-ax.set_title("three modules, two labels of each")
+ax.set_title("Three modules, two labels of each")
 ax.legend(frameon=False)
 plt.show()
 
@@ -621,7 +621,7 @@ for row, (name, right) in enumerate(correct.items()):
     ax.plot(100 * rate[name], row, marker="o", color=COLOURS[0])
 ax.set_yticks(range(len(correct)), list(correct))
 ax.invert_yaxis()
-ax.set(xlim=(0, 100), xlabel="right, %", title="accuracy, 95 % interval")
+ax.set(xlim=(0, 100), xlabel="right, %", title="Accuracy, 95 % interval")
 plt.show()
 
 only = {
@@ -667,17 +667,10 @@ assert confusion.diag().sum() == correct["fine-tuned"].sum()
 percent = 100 * confusion / confusion.sum(1, keepdim=True)
 
 made, (ax,) = figure(5.4, 5.0)
-ax.imshow(percent.numpy(), cmap="Blues", vmin=0, vmax=100)
-for i in range(K):
-    for j in range(K):
-        if percent[i, j] >= 1:
-            colour = "white" if percent[i, j] > 50 else "black"
-            text = f"{percent[i, j]:.0f}"
-            ax.text(j, i, text, ha="center", va="center", color=colour)
+number_map(ax, percent, largest=100)
 ax.set_xticks(range(K), LABELS, rotation=45, ha="right")
 ax.set_yticks(range(K), LABELS)
-ax.grid(False)
-ax.set(xlabel="answer", ylabel="package", title="confusion, fine-tuned")
+ax.set(xlabel="answer", ylabel="package", title="Confusion, fine-tuned")
 plt.show()
 
 # %%
@@ -701,6 +694,7 @@ for i in wrong[:4]:
 import transformers
 
 from lm_from_scratch.checkpoint import config_from_dict
+from lm_from_scratch.models import randomize_
 from lm_from_scratch.models.qwen2 import Qwen2Model
 
 PAD = 0
@@ -718,12 +712,8 @@ config = transformers.Qwen2Config(
     num_labels=3,
 )
 oracle = transformers.Qwen2ForSequenceClassification(config).eval()
+randomize_(oracle)
 generator = torch.Generator().manual_seed(0)
-with torch.no_grad():
-    for name, parameter in sorted(oracle.named_parameters()):
-        parameter.normal_(0.0, 0.25, generator=generator)
-        if "norm" in name:
-            parameter.add_(1.0)
 
 tiny = SequenceClassifier(Qwen2Model(config_from_dict(config.to_dict())), 3)
 print(tiny.load_state_dict(oracle.state_dict(), strict=True))
@@ -945,10 +935,9 @@ print(inspect.getsource(classification_loss))
 # 2. Gradient checking saves memory: it computes parts of the forward pass again instead of keeping them.
 # 3. ``keys_to_ignore_at_inference = ["past_key_values"]`` does not stop a Qwen2 from returning its cache.
 # 4. A classifier with K labels that is right in 1 of K cases can be worse than a constant answer.
-#
-# One of them is. Decide first; the code tries all four.
 
 from lm_from_scratch.gradient_checkpointing import use_gradient_checkpointing_
+from lm_from_scratch.record import record_saved
 
 
 def gradient(classifier):
@@ -958,18 +947,9 @@ def gradient(classifier):
 
 
 def kept_bytes(classifier):
-    weights = {p.untyped_storage().data_ptr() for p in classifier.parameters()}
-    sizes = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            sizes[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept):
+    with record_saved(classifier) as saved:
         classifier(ids.repeat(1, 8))
-    return sum(sizes.values())
+    return sum(saved.values())
 
 
 everything = gradient(tiny)

@@ -20,9 +20,10 @@ You will learn
 Before you start
 ----------------
 
-Read the page on kinds of cache. You need a CPU and ``transformers``; nothing is downloaded. Reading takes half an
-hour. Letters name axes: B rows, T new tokens, S keys, H heads, Hkv key and value heads, D features of a head, V
-entries of the vocabulary. A head is cut into groups of N features.
+Read the page on kinds of cache. You need a CPU and ``transformers``; nothing is downloaded.
+
+Letters name axes: B rows, T new tokens, S keys, H heads, Hkv key heads, D features of a head, V entries of the
+vocabulary. A head is cut into groups of N features.
 
 The two models come with the package. They have 8 layers, 2.1 million parameters and heads with D = 32, and were
 trained on Python's documentation. The text is held-out documentation, in pieces of 256 tokens that each begin as a
@@ -41,8 +42,8 @@ import torch.nn.functional as F
 
 from lm_from_scratch.cache import EXACT, GrowingCache, NoCache, Quantized
 from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.data import reference, split
-from lm_from_scratch.plot import COLOURS, figure
+from lm_from_scratch.data import pieces, reference, split
+from lm_from_scratch.plot import COLOURS, error_histogram, figure
 
 torch.set_grad_enabled(False)
 
@@ -53,14 +54,8 @@ for name in ("gpt2-docs", "qwen2-docs"):
     size = sum(parameter.numel() for parameter in model.parameters())
     assert model.config.head_dim == 32 and abs(size / 2.1e6 - 1) < 0.05
 
-pieces = []
-for document in split(reference())[1]:
-    ids = tokenizer.encode(document.text)
-    for i in range(0, len(ids) - 255, 256):
-        pieces.append([tokenizer.eos_token_id, *ids[i : i + 256]])
-some = torch.linspace(0, len(pieces) - 1, 12).long()
-pieces = torch.tensor(pieces)[some]
-idx, targets = pieces[:, :-1], pieces[:, 1:]  # (B, T)
+batch = pieces(split(reference())[1], tokenizer, length=256, count=12)
+idx, targets = batch.idx, batch.targets  # (B, T)
 idx.shape
 
 # %%
@@ -108,9 +103,7 @@ for ax, bits in zip(axes, (8, 4), strict=True):
     codec = Quantized(bits, group=32)
     codes, low, step = codec.encode(keys.double())
     moved = (codec.decode([codes, low, step]) - keys).unsqueeze(-2) / step
-    ax.hist(moved.flatten().numpy(), 41, density=True, color=COLOURS[0])
-    ax.axhline(1.0, color=COLOURS[7], linestyle="--", linewidth=1.2)
-    ax.set(title=f"{bits} bits", xlabel="error / step", ylabel="density")
+    error_histogram(ax, moved, f"{bits} bits")
     rms = moved.pow(2).mean().sqrt().item()
     print(f"{bits} bits: largest {moved.abs().max():.3f} steps, rms {rms:.3f}")
     assert moved.abs().max() < 0.5 + 1e-4
@@ -324,8 +317,8 @@ for name, colour, marks in zip(models, COLOURS, ("ox", "^+")):
     look = dict(color=colour, marker=marks[1], markersize=9, linestyle="")
     axes[0].loglog([size], [rms], label=f"{name}, bfloat16", **look)
     axes[1].errorbar([size], [rise], [error], **look)
-axes[0].set(title="error of the logits", ylabel="rms")
-axes[1].set(title="rise of the held-out loss", ylabel="nats", xscale="log")
+axes[0].set(title="Error of the logits", ylabel="rms")
+axes[1].set(title="Rise of the held-out loss", ylabel="nats", xscale="log")
 for ax in axes:
     ax.set_xlabel("bytes per token")
     ax.set_xticks([1024, 2048, 4096], ["1024", "2048", "4096"])
@@ -372,7 +365,7 @@ plt.show()
 
 # %%
 # Rounded keys move the logits more than rounded values do: their mean square is more than 1.5 times as large. And the
-# squares add up within 30 percent, over keys and values and over layers, as those of independent errors do.
+# squares add up within 30 per cent, over keys and values and over layers, as those of independent errors do.
 #
 # Channels
 # --------
@@ -500,7 +493,7 @@ for bits, colour, marker in ((4, COLOURS[1], "s"), (8, COLOURS[0], "o")):
     ax.scatter(bound[seen][few], moved[seen][few], label=f"{bits} bits", **dots)
 ends = [bound[seen].min().item(), 3.0]
 ax.plot(ends, ends, color=COLOURS[7], linewidth=1.2, label="the bound")
-ax.set(title="error of a score", xlabel="bound d", ylabel="measured")
+ax.set(title="Error of a score", xlabel="bound d", ylabel="measured")
 ax.set(xscale="log", yscale="log", ylim=(1e-5, 5))
 ax.legend(frameon=False, loc="lower right")
 plt.show()
@@ -756,28 +749,20 @@ assert cache.length == 40 and cache.contents(0)[0].dtype == torch.float32
 # Which sentence is false?
 # ------------------------
 #
-# 1. ``DynamicCache.update`` of ``transformers`` works in place.
-# 2. To encode what came back from the codec gives the same codes again.
-# 3. With 8 bits and groups of 8, a float32 cache shrinks to half its size.
-# 4. A group of equal numbers, which has the step 0, comes back exactly.
+# 1. The attention weights of a query that sees rounded keys do not sum to 1.
+# 2. With 8 bits and groups of 8, a float32 cache shrinks to half its size.
+# 3. A group of equal numbers, which has the step 0, comes back exactly.
 
-layer = DynamicLayer()
-layer.update(k, k)
-held = layer.keys
-layer.update(k[:, :, :1], k[:, :, :1])
-print("the same memory:", held.data_ptr() == layer.keys.data_ptr())
-assert held.data_ptr() != layer.keys.data_ptr() and held.shape[2] == 40
-
-for bits in (8, 4):
-    codec = Quantized(bits, 32)
-    once = codec.encode(long)
-    assert torch.equal(codec.encode(codec.decode(once))[0], once[0])
+total = after.sum(-1)  # of the weights that the rounded keys gave above
+print(f"sums: {total.min():.6f} to {total.max():.6f}")
+torch.testing.assert_close(total, torch.ones_like(total))
 assert per_number[torch.float32, 8, 8] / 4 == 0.5
 same = torch.full((1, 1, 1, 8), 3.7)
 assert torch.equal(Quantized(4).decode(Quantized(4).encode(same)), same)
 
 # %%
-# The first one is false: ``torch.cat`` makes a new tensor, and the old one is as long as before.
+# The first one is false. The softmax divides by the sum of whatever scores it is given; the weights move, and their sum
+# does not.
 #
 # Exercises
 # ---------
@@ -817,9 +802,10 @@ assert torch.equal(Quantized(4).decode(Quantized(4).encode(same)), same)
 # * Hugging Face: `KV cache strategies <https://huggingface.co/docs/transformers/kv_cache>`_, and `the post on their quantised cache <https://huggingface.co/blog/kv-cache-quantization>`_, 2024.
 
 import platform
-from importlib.metadata import version
+
+import lm_from_scratch
 
 print("python", platform.python_version())
 print("torch", torch.__version__)
 print("transformers", transformers.__version__)
-print("lm_from_scratch", version("lm_from_scratch"))
+print("lm_from_scratch", lm_from_scratch.__version__)

@@ -19,8 +19,7 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on sampling and on kinds of cache. A CPU and thirty minutes are enough; ``transformers`` must be
-installed.
+Read the pages on sampling and on kinds of cache. A CPU is enough; ``transformers`` must be installed.
 
 Letters name axes: V entries of the vocabulary, n beams, t new tokens.
 
@@ -216,41 +215,8 @@ assert cache.contents(0)[0].equal(before[parents])
 assert not cache.contents(0)[0].equal(before)
 
 # %%
-# This copies all keys and values at each step. A paged cache copies none of them: a row is a table of blocks, and two
-# rows may hold the same block. Only a block that a row writes into must be its own: if it is shared, that one is
-# copied.
-
-from lm_from_scratch.cache import BlockPool, PagedCache
-
-config = model.config
-pool = BlockPool(config.n_layer, config.n_head, config.head_dim, 80, 4)
-long = [end, *tokenizer.encode("The value of the argument is the name of")]
-long += tokenizer.encode(" a file, or None if there is no such file.")
-held, listed, bitwise = [], [], []
-
-
-class Watched(PagedCache):
-    def select(self, rows):
-        before = self.pool.keys.clone()
-        super().select(rows)
-        bitwise.append(before.equal(self.pool.keys))
-        listed.append(sum(len(row.table) for row in self.rows))
-        held.append(len({block for row in self.rows for block in row.table}))
-
-
-paged = beam_search(model, [long], 16, 4, cache=Watched(pool))
-plain = beam_search(model, [long], 16, 4)
-print(len(long), "tokens of prompt, 4 beams, blocks of 4")
-print("blocks that the rows list:", listed)
-print("blocks that exist:        ", held)
-assert paged[0][0].tokens == plain[0][0].tokens
-assert all(bitwise) and len(bitwise) == 15
-assert held[0] == -(-len(long) // 4) and listed[0] == 4 * held[0]
-assert held[-1] < listed[-1] / 2
-
-# %%
-# Selecting rows did not change one key in the pool. The blocks of the prompt exist once for all four beams, and the
-# beams share the beginning of what they say, too.
+# This copies all keys and values at each step. The page on paged memory shows a cache whose rows share what they have
+# in common, and which copies none of them.
 #
 # All texts as an oracle
 # ----------------------
@@ -258,7 +224,7 @@ assert held[-1] < listed[-1] / 2
 # With a vocabulary of six and texts of four tokens there are :math:`6^4` texts, and each can be asked for its
 # probability. The model is a tiny GPT-2 with large random weights; forty prompts get their likeliest text both ways.
 
-from lm_from_scratch.models import build
+from lm_from_scratch.models import build, randomize_
 from lm_from_scratch.models.gpt2 import GPT2Config
 
 six = GPT2Config(
@@ -266,12 +232,9 @@ six = GPT2Config(
     eos_token_id=None, bos_token_id=None,
 )  # fmt: skip
 tiny = build(six).eval()
-generator = torch.Generator().manual_seed(0)
-for name, parameter in sorted(tiny.named_parameters()):
-    parameter.normal_(0.0, 0.25, generator=generator)
-    if "ln_" in name and name.endswith("weight"):
-        parameter.add_(1.0)
+randomize_(tiny)
 
+generator = torch.Generator().manual_seed(0)
 texts = torch.tensor(list(itertools.product(range(6), repeat=4)))
 starts = torch.randint(6, (40, 3), generator=generator).tolist()
 best = {}
@@ -330,7 +293,7 @@ for i, (ax, data) in enumerate(zip(axes, (lengths, sums))):
     ax.set_xscale("log", base=2)
     ax.set_xticks(widths, [str(n) for n in widths])
     ax.set_xlabel("beams n")
-    ax.set_title(["mean length t", "mean log p(y | x)"][i])
+    ax.set_title(["Mean length t", "Mean log p(y | x)"][i])
 axes[0].set_ylim(0, 32)
 axes[1].legend(title="length penalty", fontsize=9)
 plt.show()
@@ -570,7 +533,9 @@ print(text(said["8 beams"][0][:40]))
 # A prompt of T tokens is read once. Each of the other :math:`t - 1` steps runs n rows, where greedy search runs one. A
 # hook counts the tokens that enter the model.
 
-counted = []
+long = [end, *tokenizer.encode("The value of the argument is the name of")]
+long += tokenizer.encode(" a file, or None if there is no such file.")
+config, counted = model.config, []
 hook = model.register_forward_pre_hook(
     lambda module, args: counted.append(args[0].numel())
 )
@@ -703,8 +668,7 @@ assert lost and not rises and abs(four) < 1e-3
 #
 # * Three beams found a likelier text than greedy search for at least 6 of 16 prompts, and one full forward pass confirmed
 #   every log-probability. For one other prompt and length they found a less likely one.
-# * A step ranks :math:`n V` candidates, and the rows of the cache follow the beams. Selecting rows of a paged
-#   cache copied no key, and it held less than half of the blocks that its rows listed.
+# * A step ranks :math:`n V` candidates, and the rows of the cache follow the beams.
 # * With all texts of a tiny vocabulary as the oracle, :math:`V^{t-1}` beams were always right.
 # * Under sums, 16 beams gave texts less than half as long as one beam did, and the records of a search proved a text of
 #   six tokens to be the likeliest of all up to 30.

@@ -21,7 +21,7 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on the cache and on padded batches first. A CPU and thirty minutes are enough; nothing is downloaded.
+Read the pages on the cache and on padded batches first. A CPU is enough; nothing is downloaded.
 
 Letters name axes: B rows, S keys, H heads, D features of a head, P slots of a block.
 
@@ -100,11 +100,8 @@ assert statistics.median(lengths) * 4 < max(lengths)
 # %%
 # The longest answer has more than four times as many tokens as the median one. Everything below follows from that.
 #
-# Part 1: paged memory
-# --------------------
-#
 # What fixed rows waste
-# ~~~~~~~~~~~~~~~~~~~~~
+# ---------------------
 #
 # A row that cannot move or grow must be reserved at the length that it may reach: here the model's 256 positions. While
 # an answer is written, its row holds :math:`n` tokens of them. Sum over all passes of all requests, and the share of
@@ -157,7 +154,7 @@ assert in_blocks == sorted(in_blocks, reverse=True)
 # the longest row is the old scheme: the curve ends on the dotted line.
 #
 # Blocks and a block table
-# ~~~~~~~~~~~~~~~~~~~~~~~~
+# ------------------------
 #
 # One pool owns the memory. A row is a list of block numbers, its *table*, and the position :math:`p` of a token says
 # where its key and value lie:
@@ -246,7 +243,7 @@ assert pool.slots(rows["A"])[13] == 4 * block + slot
 
 # %%
 # Sharing, and copy on write
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~
+# --------------------------
 #
 # Nothing says that a block belongs to one row. The pool counts the users of every block, and a copy of a row is a copy
 # of its table. Only a write needs care: a row that writes into a block with other users copies the block first, and
@@ -299,7 +296,7 @@ assert dense.nbytes == 3 * before
 
 # %%
 # What reading costs
-# ~~~~~~~~~~~~~~~~~~
+# ------------------
 #
 # The attention of this package wants keys (B, H, S, D) in one tensor. A ``GrowingCache`` gives a view of its memory. A
 # paged one gathers the blocks of every row into a new tensor, in every layer, for every token: a copy of all that it
@@ -362,11 +359,8 @@ torch.testing.assert_close(along_the_table(q, 2, row, pool), gathered)
 print("attention along the table: equal")
 
 # %%
-# Part 2: continuous batching
-# ---------------------------
-#
 # Batches that start and end together
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# -----------------------------------
 #
 # Put eight requests into one padded batch, wait for the longest answer, take the next eight. A *pass* is one call of
 # the model, and its *places* are rows times columns.
@@ -401,7 +395,7 @@ def ended(request, said):
 
 # %%
 # One step of an engine
-# ~~~~~~~~~~~~~~~~~~~~~
+# ---------------------
 #
 # The engine decides anew at every step which requests it runs. It admits what fits, runs one pass over the prompts that
 # are not read yet, and one over the others, a token each. A request that has finished gives its row and its blocks back
@@ -707,8 +701,10 @@ assert list(runs.values()) == [0, 8 * 96, 11 * 96]
 # Bug museum
 # ----------
 #
-# **The shared block that was not copied.** Leave ``own`` out, and two rows with a common prompt write their first
-# tokens into the same slot of its last block.
+# The shared block that was not copied
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# Leave ``own`` out, and two rows with a common prompt write their first tokens into the same slot of its last block.
 
 prompt = [end, *tokenizer.encode("The value of the")]
 assert len(prompt) % 4
@@ -741,9 +737,11 @@ assert right == expected and wrong != expected
 # before any write into it. The check that finds the mistake compares each row with the same row alone; a test of a
 # single row cannot, because its blocks have one user.
 #
-# **The block that was known by its own tokens only.** Keys and values depend on the token, on its position, and above
-# the first layer on all tokens before it. A lookup by the block's own tokens finds a block that stood after another
-# beginning, at other positions.
+# The block that was known by its own tokens only
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# Keys and values depend on the token, on its position, and above the first layer on all tokens before it. A lookup by
+# the block's own tokens finds a block that stood after another beginning, at other positions.
 
 
 class OwnTokensOnly(Engine):
@@ -825,8 +823,8 @@ assert pool.nbytes == cache.nbytes == 64 * per_token
 #   beginnings.
 # * More rows raised the throughput and the time between two tokens.
 #
-# Generation ends here. A model reads a text once, keeps what it has read, and serves many readers at a time; each gets
-# the answer that it would have got alone.
+# A model now reads a text once, keeps what it has read, and serves many readers at a time; each gets the answer that it
+# would have got alone. The next chapter turns to training: how a gradient becomes a step.
 #
 # Sources
 # -------

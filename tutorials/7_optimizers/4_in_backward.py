@@ -20,8 +20,7 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on AdamW and on GaLore first. You need to know what the backward pass does, and one CPU core for less
-than a minute.
+Read the pages on AdamW and on GaLore first. You need to know what the backward pass does, and one CPU core.
 
 Every byte of a step
 --------------------
@@ -102,8 +101,10 @@ from lm_from_scratch.loss import (
     next_token_targets,
 )
 from lm_from_scratch.models.qwen2 import SIZES, Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.optim import AdamW, GaLore, update_in_backward
+from lm_from_scratch.optim import AdamW, update_in_backward
 from lm_from_scratch.plot import COLOURS, figure
+from lm_from_scratch.record import record_saved
+from lm_from_scratch.train import TrainConfig, make_optimizer
 
 
 def fresh_model(tied=False, n_layer=4):
@@ -142,12 +143,8 @@ def adamw(model):
 
 def galore(model, rank=16, **options):
     """The matrices of the blocks are projected, as on the page before."""
-    blocks = model.backbone.layers
-    matrices = [p for p in blocks.parameters() if p.dim() == 2]
-    known = {id(p) for p in matrices}
-    others = [p for p in model.parameters() if id(p) not in known]
-    groups = [{"params": matrices, "rank": rank, **options}, {"params": others}]
-    return GaLore(groups, fused=True)
+    config = TrainConfig(steps=1, optimizer="galore", rank=rank, **options)
+    return make_optimizer(model, config)
 
 
 def size(tensors):
@@ -173,29 +170,21 @@ def timeline(make, inside=False, rows=2, checkpointing=False, chunked=False):
 
 
 # %%
-# Is the count right? There is a second way to find what the forward pass leaves behind. Autograd tells a pair of
-# hooks of each tensor that it saves for the backward pass. Their distinct storages, without the weights, plus the loss
-# itself, must be all that our count calls *everything else*.
+# Is the count right? There is a second way to find what the forward pass leaves behind. ``record_saved`` of the package
+# hears of each tensor that autograd saves for the backward pass. Their distinct storages, without the weights, plus the
+# loss itself, must be all that our count calls *everything else*.
 
 model = fresh_model()
-saved = {}
-
-
-def pack(x):
-    saved[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
-    return x.detach()
-
-
 watch = Timeline(model, adamw(model))
-with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), watch:
+with record_saved(model) as saved, watch:
     loss = loss_of(model, tokens(2))
 
 held = [*model.parameters(), *model.buffers()]
-for x in held:
+for x in model.buffers():
     saved.pop(x.untyped_storage()._cdata, None)
 by_hooks = sum(saved.values()) + loss.nbytes
 by_count = watch.bytes()
-print(f"saved for backward: {by_hooks} bytes by hooks, {by_count[3]} counted")
+print(f"saved for backward: {by_hooks} bytes, counted {by_count[3]}")
 assert by_count == [size(held), 0, 0, by_hooks]
 
 # %%
@@ -210,11 +199,13 @@ MB = 1e6
 
 
 AREAS = [COLOURS[i] for i in (0, 5, 3, 1)]
+HATCHES = ["", "..", "//", ""]
 
 
 def draw(ax, watch, title, top):
     rows = torch.tensor(watch.rows).T / MB
-    ax.stackplot(range(rows.shape[1]), rows, labels=KINDS, colors=AREAS)
+    look = dict(labels=KINDS, colors=AREAS, hatch=HATCHES, edgecolor="white")
+    ax.stackplot(range(rows.shape[1]), rows, linewidth=0, **look)
     for mark in watch.marks:
         ax.axvline(mark, color=COLOURS[7], linewidth=0.8, linestyle=":")
     ax.set(title=title, ylim=(0, top), xlim=(0, rows.shape[1] - 1))
@@ -231,27 +222,27 @@ plt.show()
 # forward pass adds activations, saved for the backward pass. The backward pass uses them up from the last to the first,
 # and leaves gradients in their place.
 #
-# With P weights in float32, the gradients are as large as the weights, and the two moments twice that. At the end of
+# With M weights in float32, the gradients are as large as the weights, and the two moments twice that. At the end of
 # the backward pass we hold
 #
 # .. math::
 #
-#    \underbrace{4 P}_{\text{weights}} + \underbrace{8 P}_{\text{moments}} + \underbrace{4 P}_{\text{gradients}} = 16 P
+#    \underbrace{4 M}_{\text{weights}} + \underbrace{8 M}_{\text{moments}} + \underbrace{4 M}_{\text{gradients}} = 16 M
 #
 # bytes. The count adds the step numbers (4 bytes for each tensor) and a small buffer of the rotation.
 
 params = list(model.parameters())
-P = sum(p.numel() for p in params)
+M = sum(p.numel() for p in params)
 W = size([*params, *model.buffers()])
 G = size(params)
 largest = max(p.nbytes for p in params)
 rows = torch.tensor(plain.rows)
 held = rows[:, :3].sum(1)
-assert held.max() == 16 * P + 4 * len(params) + size(model.buffers())
+assert held.max() == 16 * M + 4 * len(params) + size(model.buffers())
 
 peak = rows.sum(1).argmax().item()
 where = sum(peak >= mark for mark in plain.marks)
-print("weights", P, "in", len(params), "tensors")
+print("weights", M, "in", len(params), "tensors")
 print("peak during the", ("forward pass", "backward pass", "step")[where])
 for kind, count in zip(KINDS, rows[peak].tolist()):
     print(f"{kind:16} {count / MB:5.2f} MB")
@@ -524,7 +515,8 @@ made, (ax,) = figure(6.4, 3.6)
 left = torch.zeros(len(parts))
 for i, kind in enumerate(KINDS):
     width = torch.tensor([rows[i] / MB for rows in parts.values()])
-    ax.barh(list(parts), width, left=left, color=AREAS[i], label=kind)
+    look = dict(color=AREAS[i], hatch=HATCHES[i], edgecolor="white")
+    ax.barh(list(parts), width, left=left, label=kind, **look)
     left += width
 ax.invert_yaxis()
 ax.set(xlabel="MB alive at the peak", title="512 tokens: six ways to train")
@@ -717,8 +709,6 @@ assert by_own.norm() > 1.5 * c and cosine < 0.99
 # Clipped alone, the result is longer than c, and it points elsewhere: large gradients were cut, small ones were not.
 # Training in this package refuses the combination instead of doing something similar.
 
-from lm_from_scratch.train import TrainConfig
-
 try:
     TrainConfig(steps=200, update_in_backward=True)
 except ValueError as error:
@@ -726,9 +716,9 @@ except ValueError as error:
 print(refusal)
 
 # %%
-# The exact norm can be bought with a second forward and backward pass, which is the way of LOMO (see the sources). The first one only
-# measures. The loss of the second carries the factor, and with it every gradient. Dropout must draw the same random
-# numbers in both.
+# The exact norm can be bought with a second forward and backward pass, which is the way of LOMO (see the sources). The
+# first one only measures. The loss of the second carries the factor, and with it every gradient. Dropout must draw the
+# same random numbers in both.
 
 
 def clipped_step(model, optimizer, idx, c):
@@ -898,7 +888,8 @@ assert train(2, kind=early)[1] == all_of_them
 # 1. GaLore shrinks the gradients.
 # 2. Updates in backward change the result a little, because later layers move before earlier gradients exist.
 # 3. A tied weight gets two updates in one backward pass.
-# 4. A weight used in two segments of *reentrant* checkpointing (which runs a backward pass inside the backward pass) gets two updates in one backward pass.
+# 4. A weight used in two segments of *reentrant* checkpointing (which runs a backward pass inside the backward pass)
+#    gets two updates in one backward pass.
 #
 # The table of peaks decided 1, and equality bit for bit decided 2. The code counts for 3 and 4.
 
@@ -935,8 +926,9 @@ for reentrant in (False, True):
 #
 # 1. *Easy.* Draw the timeline for 1, 2, 4, ..., 64 rows, and find where updates in backward stop saving anything. A
 #    right answer shows that it is where the activations reach about the size of the gradients. Hint: ``peak_of``.
-# 2. *Easy.* Let a hook of your own, registered before the context is entered, clip each value of the gradient to a range instead of its norm. A right answer says whether
-#    this needs to know other gradients, and whether the direction stays. Hint: ``p.grad.clamp_(-c, c)``.
+# 2. *Easy.* Let a hook of your own, registered before the context is entered, clip each value of the gradient to a range
+#    instead of its norm. A right answer says whether this needs to know other gradients, and whether the direction
+#    stays. Hint: ``p.grad.clamp_(-c, c)``.
 # 3. *Medium.* Count a step of GaLore that makes a new basis. A right answer names the largest tensors that it makes
 #    besides the gradient. Hint: ``update_proj_gap=1``, count the second step, and note ``function`` and the
 #    sizes of ``out``.
@@ -957,7 +949,7 @@ for reentrant in (False, True):
 # * Clipping by the norm of all gradients takes a second pass. All-or-nothing steps and loss scaling are lost.
 #
 # All this was one process. Many models are trained by several at once, and each gradient is then a mean over all of
-# them. The next page, One model, several processes, shows what they hold and what they send.
+# them. The next page, One model, two processes, shows what they hold and what they send.
 #
 # Sources
 # -------

@@ -22,17 +22,17 @@ Before you start
 
 Read the pages on AdamW, on GaLore and on the memory of a training step. Everything runs on one CPU: PyTorch's *gloo*
 moves tensors between processes without a GPU. Two processes on one CPU make nothing faster; the page compares results
-and counts bytes. It takes about half an hour to read.
+and counts bytes.
 
 How much a process holds
 ------------------------
 
-AdamW in float32 holds 4 bytes for each weight, 4 for its gradient and 8 for the two moments. With P weights and N
+AdamW in float32 holds 4 bytes for each weight, 4 for its gradient and 8 for the two moments. With M weights and N
 processes there are two ways to put them:
 
 .. math::
 
-   \text{DDP: } 16 P \text{ bytes in each process,} \qquad \text{FSDP: } \frac{16 P}{N} \text{ bytes in each process}
+   \text{DDP: } 16 M \text{ bytes in each process,} \qquad \text{FSDP: } \frac{16 M}{N} \text{ bytes in each process}
 
 *DDP* (distributed data parallel) keeps everything everywhere. *FSDP* (fully sharded data parallel) cuts every weight,
 gradient and moment into N pieces, its *shards*, one for each process.
@@ -78,11 +78,11 @@ def elements(model, optimizer, shares):
 
 def gigabytes(model, kind, shares=1):
     """Weights, gradients, state of one process in float32."""
-    P = sum(p.numel() for p in model.parameters())
+    M = sum(p.numel() for p in model.parameters())
     rank = model.config.n_embd // 4
     config = TrainConfig(steps=1, optimizer=kind, rank=rank)
     state = elements(model, make_optimizer(model, config), shares)
-    return [4e-9 * x for x in (P / shares, P / shares, state)]
+    return [4e-9 * x for x in (M / shares, M / shares, state)]
 
 
 with torch.device("meta"):
@@ -95,17 +95,17 @@ print(
 )
 totals = {}
 for name, model in models.items():
-    P = sum(p.numel() for p in model.parameters())
+    M = sum(p.numel() for p in model.parameters())
     row = [sum(gigabytes(model, "adamw", N)) for N in (1, 2, 8)]
     row += [sum(gigabytes(model, "galore", N)) for N in (1, 8)]
     totals[name] = row
     cells = "{:10.2f} {:6.2f} {:6.2f} {:12.2f} {:6.2f}".format(*row)
-    print(f"{name:18} {P / 1e6:5.0f} M {cells}")
+    print(f"{name:18} {M / 1e6:5.0f} M {cells}")
     for N, total in zip((1, 2, 8), row):
-        assert math.isclose(total, 16e-9 * P / N)
+        assert math.isclose(total, 16e-9 * M / N)
 
-P = sum(p.numel() for p in models["Qwen2-7B"].parameters())
-assert 16e-9 * P > 120 and 16e-9 * P / 8 < 16  # one 80 GB GPU, eight of them
+M = sum(p.numel() for p in models["Qwen2-7B"].parameters())
+assert 16e-9 * M > 120 and 16e-9 * M / 8 < 16  # one 80 GB GPU, eight of them
 for row in totals.values():
     assert row[3] < row[0] and row[4] > row[2]
 
@@ -737,7 +737,7 @@ for rank, (first, last) in enumerate(one["between"] for one in both):
     assert first == W and last == W / 2
 
 # %%
-# So with accumulation a process holds 4 P bytes of gradients between passes, not 4 P / N. If memory is what you lack,
+# So with accumulation a process holds 4 M bytes of gradients between passes, not 4 M / N. If memory is what you lack,
 # take fewer rows in each process and more processes before you accumulate.
 #
 # GaLore under FSDP2
@@ -1010,8 +1010,8 @@ assert sends == sorted(sends) and sends[-1] < 2  # 4
 #   Accumulation keeps whole gradients between passes.
 # * A killed run went on in one process, and ended where it would have ended.
 #
-# This ends the chapter on optimizers and training. The next chapter is about using large models where memory is small:
-# tensors swapped in and out, and quantised weights.
+# This ends the chapter on optimizers and training. The next chapter gives a model that is built already other weights:
+# of 8 or 4 bits, and with adapters that are trained beside them.
 #
 # Sources
 # -------

@@ -22,7 +22,7 @@ Before you start
 ----------------
 
 Read the page on swapping two tensors: it takes the exchange itself apart, and shows what a flag does that is left on.
-This page is about modules. One CPU core, half an hour. Nothing is downloaded.
+This page is about modules. One CPU core is enough. Nothing is downloaded.
 """
 
 import inspect
@@ -245,8 +245,8 @@ assert not stranded(module, optimizer) and not module.weight.is_meta
 # A loss that waits
 # -----------------
 #
-# Between forward and backward the graph holds parameters as well. Two things can hold one: a node that needs its
-# numbers for a gradient, and ``AccumulateGrad``, the node at which the gradient arrives.
+# Between forward and backward the graph holds parameters as well: a node that needs the numbers for a gradient, and
+# ``AccumulateGrad``, at which the gradient arrives.
 #
 # ``.data =`` asks neither. The graph was recorded in float32 and delivers float32, to a parameter that is bfloat16
 # by then.
@@ -260,8 +260,8 @@ print("parameter and gradient:", *dtypes)
 assert dtypes == (torch.bfloat16, torch.float32)
 
 # %%
-# A swap is stricter. If a node needs the numbers, the swap is refused. If only ``AccumulateGrad`` holds the parameter,
-# the swap is done and the node is *poisoned*: it raises when a gradient arrives.
+# A swap is stricter, for the reasons of the page before: it is refused, or the node at which the gradient would arrive
+# is poisoned.
 
 for name, x_needs in (("the graph needs it", True), ("it ends there", False)):
     module = Tied()
@@ -569,10 +569,11 @@ except RuntimeError as error:
 # * PyTorch: the swap in `Module.to <https://github.com/pytorch/pytorch/pull/117167>`_, `for subclasses without the flag <https://github.com/pytorch/pytorch/pull/122755>`_, and `after a backward pass <https://github.com/pytorch/pytorch/pull/127313>`_, 2024.
 
 import platform
-from importlib.metadata import version
+
+import lm_from_scratch
 
 assert len(table) == 13
 
 print("python", platform.python_version())
 print("torch", torch.__version__)
-print("lm_from_scratch", version("lm_from_scratch"))
+print("lm_from_scratch", lm_from_scratch.__version__)

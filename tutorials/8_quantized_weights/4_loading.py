@@ -21,8 +21,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on swapping tensors, on conversions and on a quantised weight first. One CPU core, half an hour. Nothing
-is downloaded.
+Read the pages on swapping tensors, on conversions and on a quantised weight first. One CPU core is enough. Nothing is
+downloaded.
 
 Three ways into a module
 ------------------------
@@ -325,9 +325,8 @@ def quantize_on_arrival():
 
 
 # %%
-# We count the bytes of all tensors that are alive, after every operation. A dispatch mode sees the operations and keeps
-# a weak reference to each storage. A tensor of a safetensors file is a part of the file that the system maps into
-# memory; it counts in full.
+# We count the bytes of all tensors that are alive, after every operation, as the page on one gradient at a time does. A
+# tensor of a safetensors file is a part of the file that the system maps into memory; it counts in full.
 
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -372,8 +371,8 @@ for name, peak in peaks.items():
     print(f"{name:20} peak {peak / 1e6:5.2f} MB")
 
 # %%
-# The three models give equal logits, bit for bit. The first way holds the plain model twice. The second holds it
-# once, and the quantised one beside it. The third never holds more than the quantised model and what it takes to quantise one
+# The three models give equal logits, bit for bit. The first way holds the plain model twice. The second holds it once,
+# and the quantised one beside it. The third never holds more than the quantised model and what it takes to quantise one
 # weight.
 
 for other in logits.values():
@@ -507,8 +506,11 @@ print("equal logits:", *theirs[0, -1, :3].tolist())
 # Bug museum
 # ----------
 #
-# **T4.** A handler of ``module_load`` that ignores ``assign`` breaks law 1. PyTorch's tutorial on ``swap_tensors`` has
-# one: whatever comes is wrapped and swapped in. Nobody asked to assign, and yet the bfloat16 module turns float32, and
+# T4: a handler that ignores assign
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# A handler of ``module_load`` that ignores ``assign`` breaks law 1. PyTorch's tutorial on ``swap_tensors`` has one:
+# whatever comes is wrapped and swapped in. Nobody asked to assign, and yet the bfloat16 module turns float32, and
 # shares its memory with the checkpoint. Who changes the checkpoint later changes the model.
 
 
@@ -542,8 +544,11 @@ for handler in (careless, quantize.module_load):
 # The check that finds it: load a checkpoint of another dtype without ``assign``, look at the dtype, change the checkpoint
 # and look at the module.
 #
-# **T5.** The same handler begins with ``assert type(other) is Tensor``. So it knows one of three combinations. A module
-# cannot even load what it has saved.
+# T5: a handler for one class
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# The same handler begins with ``assert type(other) is Tensor``. So it knows one of three combinations. A module cannot
+# even load what it has saved.
 
 
 def strict(self, other, assign=False):
@@ -571,7 +576,10 @@ for name, into, x in (
     assert ours == into
 
 # %%
-# **T11.** This one is in torch itself. A state dict carries ``_metadata``, one small dictionary for each module, and
+# T11: a state dict that remembers
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# This one is in torch itself. A state dict carries ``_metadata``, one small dictionary for each module, and
 # ``load_state_dict(assign=True)`` notes there that it assigns. The note stays in *your* state dict. The next model that
 # loads it by default finds the note, and assigns too. See
 # `pytorch#188166 <https://github.com/pytorch/pytorch/issues/188166>`_.
@@ -633,8 +641,8 @@ assert not stays_tied(False) and stays_tied(True)
 #
 # 1. *Easy.* Complete the table: int4 into a plain module, and an int4 module. A right answer finds the five laws
 #    unchanged, and one more row that the handler makes. Hint: ``SOURCES``, and the line that counts twenty rows.
-# 2. *Easy.* Draw the timeline of ``quantize_on_arrival`` for 4 bits in groups of 32. A right answer explains why its final bytes are not
-#    half of those of 8 bits. Hint: scales and zeros of groups, and the tensors that stay plain.
+# 2. *Easy.* Draw the timeline of ``quantize_on_arrival`` for 4 bits in groups of 32. A right answer explains why its
+#    final bytes are not half of those of 8 bits. Hint: scales and zeros of groups, and the tensors that stay plain.
 # 3. *Medium.* Load a plain checkpoint into a quantised module with ``assign=True`` and the flag off, so that it stays
 #    quantised. A right answer replaces the tensors of the state dict before loading, and says who still loses. Hint: a
 #    pre-hook of ``load_state_dict``.

@@ -9,7 +9,7 @@
 # Both start at 0, so the first ones are too small. The bias correction mends that:
 #
 # $$\hat m_t = \frac{m_t}{1 - \beta_1^t} \qquad \hat v_t = \frac{v_t}{1 - \beta_2^t} \qquad
-# d_t = \frac{\hat m_t}{\sqrt{\hat v_t} + \varepsilon}$$
+# d_t = \frac{\hat m_t}{\sqrt{\hat v_t} + \epsilon}$$
 #
 # The weight moves against $d_t$, and the decay shrinks it apart from its gradient:
 #
@@ -24,8 +24,8 @@
 #   is 1e-2.
 # - The result is three tensors: the new parameter, then $m_t$ and $v_t$ as the next step needs
 #   them, all in the dtype of `param`. In float64 nothing is rounded to float32.
-# - $\varepsilon$ stands where the formula has it, and a gradient may be as small as $\varepsilon$.
-# - Nothing is written into the four tensors: the caller replaces the old ones.
+# - $\epsilon$ stands where the formula has it, and a gradient may be as small as $\epsilon$.
+# - The four tensors stay as they are: the caller replaces the old ones.
 
 # %%
 import torch

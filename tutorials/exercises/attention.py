@@ -5,7 +5,7 @@
 # earlier tokens, so there are T queries and S keys with T at most S, and the queries are the *last*
 # T of the S tokens. Each query takes a mean of the values that it may see:
 #
-# $$y_t = \sum_s P_{ts}\, v_s, \qquad P_{ts} = \mathrm{softmax}_s\!\left(\frac{q_t \cdot k_s}{\sqrt{D}}\right)$$
+# $$y_t = \sum_s a_{ts}\, v_s, \qquad a_{ts} = \mathrm{softmax}_s\!\left(\frac{q_t \cdot k_s}{\sqrt{D}}\right)$$
 #
 # What holds for your function:
 #

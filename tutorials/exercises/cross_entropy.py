@@ -4,9 +4,9 @@
 # A language model gives every token of the vocabulary a logit $z_j$. The loss of one token is the negative
 # logarithm of the probability that the model gave to the token $y$ which really came next:
 #
-# $$\ell = -\log \frac{e^{z_y}}{\sum_j e^{z_j}}$$
+# $$\mathcal{L} = -\log \frac{e^{z_y}}{\sum_j e^{z_j}}$$
 #
-# The loss of a batch is the mean of $\ell$ over all tokens that have a target. The last token of a row and all
+# The loss of a batch is the mean of $\mathcal{L}$ over all tokens that have a target. The last token of a row and all
 # padding have none: their target is -100, and they do not count. Write this loss without `F.cross_entropy` and
 # `F.nll_loss`.
 #

@@ -2,11 +2,11 @@
 # # Project a gradient, and project back
 #
 # GaLore keeps Adam's two moments in a few directions of the gradient. It takes the $r$ leading
-# singular vectors of one gradient $G$ of shape $(m, n)$ as the columns of a basis $B$, and uses them
-# for many gradients after it. The basis stands on one side:
+# singular vectors of one gradient $G$ of shape $(m, n)$ as the columns of a basis, and uses them
+# for many gradients after it. The basis stands on one side, $Q$ on the right or $P$ on the left:
 #
-# $$R = G B, \quad \tilde G = R B^\top \quad \text{(right)} \qquad
-# R = B^\top G, \quad \tilde G = B R \quad \text{(left)}$$
+# $$R = G Q, \quad \tilde G = R Q^\top \quad \text{(right)} \qquad
+# R = P^\top G, \quad \tilde G = P R \quad \text{(left)}$$
 #
 # Write this as a class with a basis and two methods.
 #
@@ -27,7 +27,7 @@
 #   and results have that dtype. `wide` below converts.
 # - An optimizer holds the object for hundreds of steps. The tensors in it keep no more memory alive
 #   than the numbers of the basis need: neither the gradient nor the rest of the SVD.
-# - Nothing is written into the arguments.
+# - The arguments stay as they are.
 
 # %%
 import torch

@@ -4,12 +4,12 @@
 # Write the norm of Qwen2. For each vector of the last axis, divide by the root of the mean square,
 # then multiply by a weight for each feature:
 #
-# $$y_i = \frac{x_i}{\sqrt{\frac{1}{d}\sum_j x_j^2 + \varepsilon}}\, w_i$$
+# $$y_c = \frac{x_c}{\sqrt{\frac{1}{C}\sum_i x_i^2 + \epsilon}}\, w_c$$
 #
 # What holds for your function:
 #
-# - `x` has shape `(..., d)`, with any number of axes before the last, and any order in memory.
-#   `weight` has shape `(d,)`. `eps` is 1e-6 if the caller does not give it.
+# - `x` has shape `(..., C)`, with any number of axes before the last, and any order in memory.
+#   `weight` has shape `(C,)`. `eps` is 1e-6 if the caller does not give it.
 # - The result has the shape and the dtype of `x`.
 # - In float16 and bfloat16 the squares and the mean are computed in float32. The normalised vector
 #   is then rounded to the dtype of `x`, *before* the weight multiplies it. In float64 nothing is

@@ -27,7 +27,7 @@
 #   moments that are not corrected. Without other values both corrections are 1.
 # - A variance $v_j - m_j^2$ below 0 counts as 0 in the sum. This happens in real runs, because the two
 #   moments remember the past for different times.
-# - Nothing is written into the arguments, and float64 stays float64.
+# - The arguments stay as they are, and float64 stays float64.
 
 # %%
 import torch

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Who sees whom
 #
-# Write the one rule that makes every mask of this course: causal, padded, after a cache, with a
+# Write the one rule that makes every mask of these pages: causal, padded, after a cache, with a
 # window, for documents in one row, for a ring buffer. Each token carries its *position*: where it
 # stands in its own sequence, or -1 if it is padding or an unused slot. A key is visible to a query
 # if

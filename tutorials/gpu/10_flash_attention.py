@@ -17,10 +17,10 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on softmax and on matrix products as kernels, and the one on what a query may see. Reading takes half an
-hour. Without a GPU the kernels are interpreted, at small sizes.
+Read the pages on softmax and on matrix products as kernels, and the one on what a query may see. Without a GPU the
+kernels are interpreted, at small sizes.
 
-H is the number of query heads, Hkv of key heads, T of queries, S of keys, and D of features of a head.
+Letters name axes: H query heads, Hkv key heads, T queries, S keys, D features of a head.
 """
 
 import os
@@ -42,7 +42,7 @@ import matplotlib.pyplot as plt
 import torch.nn.functional as F
 
 from lm_from_scratch.attention import formula_attention
-from lm_from_scratch.plot import COLOURS, figure
+from lm_from_scratch.plot import COLOURS, LIGHT_GREY, figure
 from lm_from_scratch.roofline import GPUS, Cost, show
 from lm_from_scratch.visibility import Visibility, positions_from_mask
 
@@ -91,7 +91,7 @@ assert apart.intensity < ridge < cost.intensity
 # needs thousands: it waits for the matrix units, and half of their work is skipped.
 #
 # One thing is not counted. Every tile of queries reads the keys of its head again. All keys and values together are 4 MiB, which stay
-# in the second cache of the chip.
+# in the L2 cache.
 
 assert 2 * 2 * HKV * T * D == 4 * 2**20
 
@@ -323,20 +323,21 @@ rules = {
     "three documents": Visibility(places, places, numbers, numbers),
 }
 made, axes = figure(9.0, 3.2, columns=3)
+colours = LIGHT_GREY, COLOURS[1], COLOURS[0]
 counted = {}
 for ax, (name, rule) in zip(axes, rules.items()):
     mask = rule.mask[0, 0].view(8, 64, 8, 64).float().mean(dim=(1, 3))
     state = (mask > 0).int() + (mask == 1).int()  # 0, 1 or 2
     counted[name] = [(state == i).sum().item() for i in range(3)]
-    colours = plt.matplotlib.colors.ListedColormap(
-        ["#EEEEEE", COLOURS[1], COLOURS[0]]
-    )
-    ax.imshow(state.numpy(), cmap=colours, vmin=0, vmax=2)
+    cmap = plt.matplotlib.colors.ListedColormap(colours)
+    ax.imshow(state.numpy(), cmap=cmap, vmin=0, vmax=2)
+    for i, j in (state == 1).nonzero().tolist():
+        ax.text(j, i, "/", ha="center", va="center")
     ax.grid(False)
     ax.set(title=name, xlabel="tile of keys", ylabel="tile of queries")
 handles = [
-    plt.Rectangle((0, 0), 1, 1, color=colour)
-    for colour in ("#EEEEEE", COLOURS[1], COLOURS[0])
+    plt.Rectangle((0, 0), 1, 1, facecolor=colour, hatch=hatch)
+    for colour, hatch in zip(colours, ("", "//", ""))
 ]
 made.legend(
     handles,
@@ -368,7 +369,7 @@ for function in (sees, key_tiles, flash_forward_kernel):
     print(inspect.getsource(function.fn))
 
 # %%
-# What it has more:
+# It has more than ``attend``:
 #
 # * **Two loops.** ``MASKED`` is 0 and then 1, and the compiler writes the body twice. The first goes over the tiles seen as a whole, and has no mask. The second takes
 #   the others, on both sides of them.

@@ -20,9 +20,9 @@ You will learn
 Before you start
 ----------------
 
-Read the page on flash attention. Half an hour. Without a GPU the kernels are interpreted, at small sizes.
+Read the page on flash attention. Without a GPU the kernels are interpreted, at small sizes.
 
-H is the number of query heads, Hkv of key heads, T of queries, S of keys, and D of features of a head.
+Letters name axes: H query heads, Hkv key heads, T queries, S keys, D features of a head.
 """
 
 import os
@@ -272,7 +272,7 @@ assert same(dk, wanted[1], 2e-4) and same(dv, wanted[2], 2e-4)
 # ------------------
 #
 # The second kernel has :math:`dS` at hand, and :math:`dS\, K` is what dQ wants. But it is one part of dQ for each tile of keys, in as many programs. They would have to
-# add to the same numbers, with atomic additions in float32. Count both at full size: what the additions move to and from the second cache, and the two products
+# add to the same numbers, with atomic additions in float32. Count both at full size: what the additions move to and from the L2 cache, and the two products
 # that are saved.
 
 parts = 4 * 14 * visited * TILE * 64  # bytes: a float32 tile of dQ for each
@@ -284,18 +284,9 @@ print(f"two products: {saved:.0f} microseconds of an H100")
 assert parts == visited * 14 * 64 * 64 * 4
 
 # %%
-# Only a GPU can say which is faster. But there is a second reason. Float32 sums depend on the order, and programs finish in
-# any order. Here are the same three parts, added in two orders.
-
-parts_of_dq = torch.tensor([1.0, 1e8, -1e8])
-forwards = (parts_of_dq[0] + parts_of_dq[1]) + parts_of_dq[2]
-backwards = (parts_of_dq[2] + parts_of_dq[1]) + parts_of_dq[0]
-print("the same sum in both orders:", bool(forwards == backwards))
-assert forwards == 0 and backwards == 1
-
-# %%
-# With atomic additions two runs of one training step can differ. Without them they are equal, bit by bit, and a bug can be found by
-# running again. The package pays with two products.
+# Only a GPU can say which is faster. But there is a second reason, the one of the page on
+# RMSNorm: atomic additions have no order, so two runs of one training step can differ. Without them the runs are equal,
+# bit by bit, and a bug can be found by running again. The package pays with two products.
 
 products = {
     "forward": 2,
@@ -324,7 +315,7 @@ print(inspect.getsource(flash_dq_kernel.fn))
 print(inspect.getsource(flash_dk_dv_kernel.fn))
 
 # %%
-# What they have more:
+# They have more than the kernels above:
 #
 # * **Delta.** The first kernel computes it on its way, and writes it for the second, which is launched behind it.
 # * **Transposed scores.** The second computes keys by queries, so that no weights have to be turned round for the products behind them.
@@ -386,7 +377,7 @@ assert repeats
 # How fast
 # --------
 #
-# The 7 products are counted here. What is measured counts the forward pass and its gradient together, and the products that are needed.
+# The 7 products are counted here. ``make gpu`` measures the forward pass and its gradient together, and counts the products that are needed.
 
 show("flash_attention with gradient", cost)
 

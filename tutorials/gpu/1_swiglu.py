@@ -19,8 +19,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on SwiGLU in the chapter on Qwen2. Reading takes half an hour. You need Linux and the package ``triton``. A GPU
-is not needed: without one, the same kernels are interpreted at small sizes, and every verdict on this page stays the same.
+Read the page on SwiGLU in the chapter on Qwen2. You need Linux and the package ``triton``. A GPU is not needed:
+without one, the same kernels are interpreted at small sizes, and every verdict on this page stays the same.
 """
 
 import os
@@ -40,7 +40,7 @@ import inspect
 import matplotlib.pyplot as plt
 
 from lm_from_scratch.activation import swiglu as reference
-from lm_from_scratch.plot import COLOURS, figure
+from lm_from_scratch.plot import COLOURS, GREY, figure
 from lm_from_scratch.roofline import GPUS, Cost, show
 
 SHAPE = (7, 701) if DEVICE == "cpu" else (8192, 4863)
@@ -58,7 +58,7 @@ def matches(ours, theirs, tolerance=1e-5):
 # Count first
 # -----------
 #
-# SwiGLU takes two tensors of one shape, and its result has this shape too. With :math:`\sigma` the sigmoid function,
+# SwiGLU takes two tensors of one shape, and its result has this shape too. With :math:`\sigma` the logistic function,
 #
 # .. math::
 #
@@ -183,7 +183,7 @@ print(owner.view(3, 16)[:, ::5].tolist())
 assert torch.equal(owner.cpu(), torch.arange(48, dtype=torch.int32) // 16)
 
 # %%
-# A GPU has more than a hundred processors. It hands programs to them until all have run, many at a time and in no
+# A GPU has more than a hundred processors (*streaming multiprocessors*). It hands programs to them until all have run, many at a time and in no
 # promised order. Inside a program, a block is shared among 4 groups of 32 threads. Triton does this
 # part for you.
 #
@@ -239,12 +239,12 @@ assert matches(buffer[:37], x + y) and (buffer[37:] == -1).all()
 
 offsets = torch.arange(48)
 made, (ax,) = figure(7.2, 1.9)
-for inside, colour, label in (
-    (offsets < 37, COLOURS[0], "inside"),
-    (offsets >= 37, "#BBBBBB", "masked"),
+for inside, colour, marker, label in (
+    (offsets < 37, COLOURS[0], "s", "inside"),
+    (offsets >= 37, GREY, "x", "masked"),
 ):
     ax.scatter(
-        offsets[inside] % 16, offsets[inside] // 16, marker="s", s=110,
+        offsets[inside] % 16, offsets[inside] // 16, marker=marker, s=110,
         color=colour, label=label,
     )  # fmt: skip
 ax.set(
@@ -288,7 +288,7 @@ assert matches(out, reference(gate, up))
 # The gradient
 # ------------
 #
-# Let :math:`y'` be the gradient of the result. The product rule gives both gradients. The derivative of the sigmoid is
+# Let :math:`y'` be the gradient of the result. The product rule gives both gradients. The derivative of the logistic function is
 # :math:`\sigma (1 - \sigma)`.
 #
 # .. math::
@@ -296,7 +296,7 @@ assert matches(out, reference(gate, up))
 #    u' &= y' \, g \, \sigma \\
 #    g' &= y' \, u \, \sigma \, (1 + g (1 - \sigma))
 #
-# The kernel below computes the sigmoid again instead of reading a stored one. Operations are free here, bytes are not.
+# The kernel below computes :math:`\sigma` again instead of reading a stored one. Operations are free here, bytes are not.
 
 
 @triton.jit

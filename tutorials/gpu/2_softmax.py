@@ -20,8 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on SwiGLU as a kernel, and the one on attention for the online softmax. Reading takes half an hour. Without a GPU the
-kernels are interpreted.
+Read the page on SwiGLU as a kernel, and the one on attention for the online softmax. Without a GPU the kernels are
+interpreted.
 """
 
 import os
@@ -41,7 +41,7 @@ import inspect
 import matplotlib.pyplot as plt
 import numpy as np
 
-from lm_from_scratch.plot import COLOURS, figure
+from lm_from_scratch.plot import COLOURS, GREY, figure
 from lm_from_scratch.roofline import GPUS, Cost, show
 
 ROWS, WIDTH = (5, 300) if DEVICE == "cpu" else (8192, 4000)
@@ -64,7 +64,7 @@ def matches(ours, theirs, tolerance=1e-6):
 #
 # .. math::
 #
-#    p_c = \frac{e^{x_c - m}}{s}, \qquad s = \sum_i e^{x_i - m}
+#    p_c = \frac{e^{x_c - m}}{\ell}, \qquad \ell = \sum_i e^{x_i - m}
 #
 # Without m the result would be the same on paper. In float32 an exponential overflows above 88, and with m the
 # largest exponent is 0.
@@ -191,15 +191,15 @@ assert matches(out, expected)
 # ---------------
 #
 # A longer row is read block by block. But the sum needs the maximum, and the maximum is known at the end. One could read the row once
-# for the maximum and again for the sum. The *online* sum does both at once. It is kept relative to the
+# for the maximum and again for the sum. The *online* sum of the page on attention does both at once. It is kept relative to the
 # maximum so far. When a block B raises this from m to :math:`m'`, all that was summed is too large or too small by one
 # factor:
 #
 # .. math::
 #
-#    s' = s \, e^{m - m'} + \sum_{i \in B} e^{x_i - m'}
+#    \ell' = e^{m - m'} \ell + \sum_{i \in B} e^{x_i - m'}
 #
-# The kernel writes m and s after each block, to show them.
+# The kernel writes m and :math:`\ell` after each block, to show them.
 
 
 @triton.jit
@@ -225,10 +225,10 @@ blocks = triton.cdiv(150, 16)
 tops, totals = torch.empty(2, blocks, device=DEVICE)
 online_sum[(1,)](row, tops, totals, 150, BLOCK=16)
 m = row.max()
-s = torch.exp(row - m).sum()
+l = torch.exp(row - m).sum()
 print("maximum matches:", bool(tops[-1] == m))
-print("sum matches:", matches(totals[-1], s))
-assert tops[-1] == m and matches(totals[-1], s)
+print("sum matches:", matches(totals[-1], l))
+assert tops[-1] == m and matches(totals[-1], l)
 known = torch.stack([row[: 16 * (i + 1)].exp().sum() for i in range(blocks)])
 print("each step matches:", matches(totals * tops.exp(), known, 1e-3))
 assert matches(totals * tops.exp(), known, 1e-3)
@@ -237,7 +237,7 @@ assert falls.any() and rises[falls].all()
 
 made, axes = figure(8.0, 3.0, columns=2)
 steps = range(1, blocks + 1)
-axes[0].plot(row.cpu(), ".", color="#BBBBBB", label="row")
+axes[0].plot(row.cpu(), ".", color=GREY, label="row")
 axes[0].step(
     [16 * i for i in range(blocks + 1)],
     [*tops.tolist(), tops[-1].item()],
@@ -248,11 +248,11 @@ axes[0].step(
 axes[0].set(title="maximum so far", xlabel="place in the row", ylabel="x")
 axes[0].legend(frameon=False)
 axes[1].plot(steps, totals.cpu(), "o-", color=COLOURS[3])
-axes[1].set(title="sum relative to it", xlabel="blocks read", ylabel="s")
+axes[1].set(title="sum relative to it", xlabel="blocks read", ylabel="ℓ")
 plt.show()
 
 # %%
-# On the right, s falls only where m rises. Elsewhere it grows. After each block, :math:`s \, e^{m}` is the plain sum of what was
+# On the right, :math:`\ell` falls only where m rises. Elsewhere it grows. After each block, :math:`\ell \, e^{m}` is the plain sum of what was
 # read. Attention over long contexts rests on the same correction, and so does the loss over a large vocabulary.
 #
 # Minus infinity in the input
@@ -373,8 +373,8 @@ for name, row in (("hidden places last", last), ("first", first)):
     tops, totals = torch.empty(2, 3, device=DEVICE)
     with np.errstate(invalid="ignore"):
         online_sum[(1,)](row, tops, totals, 37, BLOCK=16)
-    s = torch.exp(row - row.max()).sum()
-    verdicts.append(matches(totals[-1], s))
+    l = torch.exp(row - row.max()).sum()
+    verdicts.append(matches(totals[-1], l))
     print(
         f"{name}, sum matches: {verdicts[-1]}, NaN: {bool(totals[-1].isnan())}"
     )
@@ -459,7 +459,7 @@ assert answers == [True, True, False, True]
 #    form has 4 + 3.
 # 3. *Medium.* A row of 64 numbers gives each of 128 threads half a number. Let a program take several rows, as a block of shape
 #    (rows, columns). A right answer equals the reference when the number of rows is odd. Hint: ``tl.max(value, axis=1)``, and a mask with two parts.
-# 4. *Hard.* Take the kernel apart for one row of a million numbers: the first launch writes m and s of each part of the row,
+# 4. *Hard.* Take the kernel apart for one row of a million numbers: the first launch writes m and :math:`\ell` of each part of the row,
 #    the second joins them and writes p. A right answer has many programs for a single row. Hint: the correction joins two parts as
 #    it joins two blocks.
 #

@@ -19,10 +19,10 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on positions as rotations, on SwiGLU and on RMSNorm as a kernel. Reading takes half an hour. Without a GPU
-the kernels are interpreted, which is slow and exact enough.
+Read the pages on positions as rotations, on SwiGLU and on RMSNorm as a kernel. Without a GPU the kernels are
+interpreted, which is slow and exact enough.
 
-Letters: B rows of a batch, H heads, T tokens, D features of a head. A head has D/2 pairs.
+Letters name axes: B rows of a batch, H heads, T tokens, D features of a head.
 """
 
 import os
@@ -94,8 +94,7 @@ assert cost.floor(GPUS["H100"]) == cost.bytes / GPUS["H100"].bandwidth
 # %%
 # Less than one operation per byte: memory decides, as with SwiGLU. The angles are less than a hundredth of the traffic.
 #
-# What does PyTorch move? A mode that sees every operation adds up the tensors that go in and come out. On the ``meta``
-# device it can do so at full size, because nothing is computed there.
+# What does PyTorch move? The mode of the page on SwiGLU counts it, at full size.
 
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

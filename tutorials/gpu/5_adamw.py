@@ -19,7 +19,7 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on AdamW and on SwiGLU as a kernel. Reading takes half an hour. Without a GPU the kernels are interpreted.
+Read the pages on AdamW and on SwiGLU as a kernel. Without a GPU the kernels are interpreted.
 
 Letters: :math:`\theta` is a weight, :math:`g` its gradient, :math:`m` and :math:`v` the running means of :math:`g` and
 :math:`g^2`, :math:`\eta` the learning rate, :math:`t` the step, 1 for the first.
@@ -94,9 +94,10 @@ assert floor == cost.bytes / GPUS["H100"].bandwidth
 
 # %%
 # What does PyTorch move? ``torch.optim.AdamW`` takes its *foreach* form on a GPU by default. It launches one operation for
-# all tensors together: first all are decayed, then all :math:`m` are updated, and so on. The next mode sees each operation. A
-# tensor among the arguments is read, once. A result is written, and so is an argument that the operation declares to
-# overwrite.
+# all tensors together: first all are decayed, then all :math:`m` are updated, and so on.
+#
+# The next mode sees each operation. A tensor among the arguments is read, once. A result is written, and so is an argument
+# that the operation declares to overwrite.
 
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -216,8 +217,8 @@ print("rounded to float32 once, wrong by less than 1e-7:", once < 1e-7)
 assert error > 1e-5 and once < 1e-7
 
 # %%
-# Every :math:`v` would carry this error, a hundred times larger than the rounding of float32. (An interpreted kernel hides it: the
-# interpreter leaves a float argument in the float64 of Python. So the page subtracts tensors to show it.)
+# Every :math:`v` would carry this error, a hundred times larger than the rounding of float32. An interpreted kernel hides it: the
+# interpreter leaves a float argument in the float64 of Python. So the page subtracts tensors to show it.
 #
 # A new number is not a new kernel
 # --------------------------------

@@ -20,8 +20,7 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on SwiGLU and on softmax as kernels. Reading takes half an hour. Without a GPU the kernels are
-interpreted.
+Read the pages on SwiGLU and on softmax as kernels. Without a GPU the kernels are interpreted.
 
 Letters: C = A B, where A is (M, K), B is (K, N) and C is (M, N).
 """
@@ -111,11 +110,13 @@ intensity = [tiled(**FULL, BLOCK_M=s, BLOCK_N=s).intensity for s in blocks]
 assert tiled(**FULL, BLOCK_M=1, BLOCK_N=1).bytes == each
 made, (ax,) = figure(6.4, 3.6)
 ax.plot(blocks, intensity, "o-", color=COLOURS[0], label="counted")
-for (name, gpu), colour in zip(GPUS.items(), COLOURS[1:]):
+for (name, gpu), colour, style in zip(
+    GPUS.items(), COLOURS[2:], ("--", ":", "-.")
+):
     if name != "H200":
         needs = gpu.matrix / gpu.bandwidth
         label = f"{name} computes above"
-        ax.axhline(needs, linestyle="--", color=colour, label=label)
+        ax.axhline(needs, linestyle=style, color=colour, label=label)
 ax.set(xscale="log", yscale="log", xlabel="side of a tile")
 ax.set(ylabel="operations per byte", xticks=blocks, xticklabels=blocks)
 ax.set_title("What a tile saves")

@@ -20,7 +20,7 @@ You will learn
 Before you start
 ----------------
 
-Read the page on the matrix product. Reading takes half an hour. Any machine with Linux will do.
+Read the page on the matrix product. Any machine with Linux will do.
 
 An architecture has a number: ``sm_80`` is the A100, ``sm_86`` a desktop card of its time, ``sm_90`` the H100, ``sm_100``
 the B200, ``sm_120`` a desktop card of that time.
@@ -246,7 +246,7 @@ assert spilled[100].spills == more_warps.spills == 0
 # right and late. With 8 warps each thread has half as many sums, and all is well. The B200 keeps them in tensor memory,
 # and needs registers for them at the end only.
 #
-# There is another way to run out. Let a linear map have 895 inputs and 4,863 outputs. Numbers move one by one now, and
+# There is another way to run out. Let a linear map have 895 inputs and 4863 outputs. Numbers move one by one now, and
 # each needs an address of its own, which takes two registers. Beside 128 sums there is no room for them. Where a
 # matrix is not aligned, the package takes a smaller tile.
 

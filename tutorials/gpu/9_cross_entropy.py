@@ -10,7 +10,6 @@ How often must they be read? And if a row is to become one number, must it be in
 You will learn
 --------------
 
-* how an online softmax finds the sum and the maximum in one pass,
 * what PyTorch's loss reads and writes, operation by operation,
 * how partial sums of a row merge, so that many programs share it,
 * how a matrix product and a loss become one kernel, which holds no logits,
@@ -19,11 +18,11 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on softmax and on matrix products as kernels. Reading takes forty minutes. Without a GPU the kernels are
-interpreted.
+Read the pages on softmax and on matrix products as kernels. Without a GPU the kernels are interpreted.
 
-Letters: N tokens, V entries of the vocabulary, C features of a hidden state. A token has the logits :math:`z` and the target
-:math:`y`.
+Letters name axes: N tokens, V entries of the vocabulary, C features of a hidden state.
+
+A token has the logits :math:`z` and the target :math:`y`.
 """
 
 import os
@@ -40,11 +39,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 import inspect
 
-import matplotlib.pyplot as plt
 import torch.nn.functional as F
 
 from lm_from_scratch import loss as reference
-from lm_from_scratch.plot import COLOURS, figure
 from lm_from_scratch.roofline import GPUS, Cost, show
 
 N, V, C = (45, 301, 37) if DEVICE == "cpu" else (1000, 32_001, 240)
@@ -79,7 +76,7 @@ def verdict(text, found, expected=True):
 #    \frac{\partial \mathcal{L}}{\partial z_j} &= e^{z_j - \mathrm{lse}} - [j = y]
 #
 # The log-sum-exp, short lse, is all that the loss needs of a row besides the logit of the target. Forward has to read the
-# logits once. Backward has to read them once and write their gradient. With 8,192 tokens of Qwen2-0.5B, in bfloat16:
+# logits once. Backward has to read them once and write their gradient. With 8192 tokens of Qwen2-0.5B, in bfloat16:
 
 FULL_N, FULL_V, FULL_C = 8192, 151_936, 896
 number = FULL_N * FULL_V
@@ -136,49 +133,9 @@ assert (torch_bytes, in_float32) == (36, 24)
 # One pass
 # --------
 #
-# The largest logit has to come out of every exponential, or it overflows. It is known only after the last logit, so it seems that
-# a row must be read twice. The *online* softmax does with one pass. It keeps the largest logit so far, m, and the sum :math:`\ell`
-# relative to it. When a block brings a larger one, a factor puts the old sum right.
-#
-# .. math::
-#
-#    m' &= \max(m, \max_j z_j) \\
-#    \ell' &= e^{m - m'} \ell + \sum_j e^{z_j - m'}
-#
-# After the last block, the lse is :math:`m + \log \ell`. The figure follows one row of 20 blocks.
-
-row = 2 * torch.randn(640, generator=torch.Generator().manual_seed(1))
-blocks = row.view(20, 32)
-m, l = torch.tensor(torch.finfo(torch.float32).min), torch.tensor(0.0)
-path = []
-for block in blocks:
-    new_m = torch.maximum(m, block.max())
-    l = l * torch.exp(m - new_m) + torch.exp(block - new_m).sum()
-    m = new_m
-    path.append((m.item(), (m + l.log()).item()))
-
-made, (ax,) = figure(6.4, 3.3)
-maxima, sums = zip(*path)
-ax.step(
-    range(20),
-    maxima,
-    "--",
-    where="post",
-    color=COLOURS[1],
-    label="m, the largest so far",
-)
-ax.plot(sums, color=COLOURS[0], label="m + log l, the log-sum-exp so far")
-ax.plot(19, row.logsumexp(0).item(), "o", color=COLOURS[3], label="torch")
-ax.set(title="One pass over a row of logits", xlabel="block", ylabel="logit")
-ax.set_xticks(range(0, 20, 2))
-ax.legend(frameon=False)
-plt.show()
-verdict("matches torch", matches(m + l.log(), row.logsumexp(0)))
-
-# %%
-# As a kernel: a program for each row, and a loop over its blocks. ``m`` does not start at :math:`-\infty`, because
-# :math:`-\infty - (-\infty)` is NaN. It starts at the lowest finite number: no finite logit is below it, and a place that holds
-# nothing, :math:`-\infty`, adds :math:`e^{-\infty - m} = 0`.
+# The online sum of the page on softmax reads a row once. It keeps m, the largest logit so far, and :math:`\ell`, the sum
+# relative to it. After the last block, the lse is :math:`m + \log \ell`. A program takes a row, and m starts at the
+# lowest finite number, as there.
 
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 BLOCK = 128 if DEVICE == "cpu" else 4096
@@ -238,9 +195,10 @@ verdict("log l - (z - m) matches torch", matches(apart, truth))
 
 # %%
 # It has three things more. The logits may be a view of a larger tensor, such as all but the last token of each sequence: two
-# strides say where a row begins, and nothing is copied. Half precision is cast up after the load. And a target outside the
-# vocabulary makes the loss NaN. PyTorch's loss on a CPU raises an error there. A GPU would have to stop and send the targets to
-# the host first.
+# strides say where a row begins, and nothing is copied. Half precision is cast up after the load.
+#
+# And a target outside the vocabulary makes the loss NaN. PyTorch's loss on a CPU raises an error there. A GPU would have to
+# stop and send the targets to the host first.
 
 wrong = targets.clone()
 wrong[1] = V
@@ -369,7 +327,7 @@ def backward(grad, x, weight, targets, m, log_l, chunk):
     (N, C), V = x.shape, len(weight)
     G = torch.empty(N, chunk, device=DEVICE)
     grad_x, grad_weight = torch.zeros_like(x), torch.empty_like(weight)
-    tile = kernels.tile_of(x, weight)
+    tile = kernels.tile_sizes(x, weight)
     grid = triton.cdiv(N, tile["BLOCK_N"]), triton.cdiv(chunk, tile["BLOCK_V"])
     for first in range(0, V, chunk):
         kernels.linear_cross_entropy_backward_kernel[grid](
@@ -392,9 +350,10 @@ for name, a, b in zip(("x", "W"), ours, expected):
 
 # %%
 # What is gained is memory. At the peak of PyTorch's backward pass there are three float32 tensors of N times V numbers: the kept
-# log-softmax, the gradient that arrives at it, and the one that leaves. They are the 12 bytes of the table above. The loss in one
-# pass has the logits and their gradient. The fused loss holds G, the sum for x, and m and :math:`\ell` of each part. The gradient of
-# W is not counted, as all three have it.
+# log-softmax, the gradient that arrives at it, and the one that leaves. They are the 12 bytes of the table above.
+#
+# The loss in one pass has the logits and their gradient. The fused loss holds G, the sum for x, and m and :math:`\ell` of each
+# part. The gradient of W is not counted, as all three have it.
 
 chunk = inspect.signature(kernels.chunked_causal_lm_loss).parameters["chunk"]
 chunk = chunk.default
@@ -621,7 +580,7 @@ assert answers == [True, True, False, True]
 #
 # 1. *Easy.* Let ``log_sum_kernel`` start with m and :math:`\ell` of 0 instead. A right answer gives a row for which that is exact, and
 #    one for which it gives infinity or 0. Hint: what if all logits are -1000?
-# 2. *Easy.* Count bytes and operations for 16 tokens instead of 8,192. A right answer says which floor decides for the fused loss then, and from
+# 2. *Easy.* Count bytes and operations for 16 tokens instead of 8192. A right answer says which floor decides for the fused loss then, and from
 #    how many tokens on it is the other one. Hint: W is read once, whatever N is.
 # 3. *Medium.* Add label smoothing to both passes: a share of the target is spread evenly over the vocabulary. A right answer matches
 #    ``F.cross_entropy(..., label_smoothing=0.1)`` in value and gradient. Hint: forward needs one more running sum.
@@ -632,7 +591,7 @@ assert answers == [True, True, False, True]
 # Summary
 # -------
 #
-# * An online softmax reads a row once: a larger maximum corrects the sum so far by one factor.
+# * The loss needs m and :math:`\log \ell` of a row, which an online sum finds in one pass.
 # * By count, the loss in one pass moves 6 bytes per logit in bfloat16, PyTorch's 36.
 # * The sums of parts merge, so a row can be shared by many programs.
 # * Fused with the head, the loss holds no logits: less than a hundredth of PyTorch's memory, for a fourth product.
