@@ -1,59 +1,66 @@
-"""Decoding beside transformers, and beside the limit that memory sets: ``make bench``.
+"""Decoding beside transformers, and beside the limit that memory sets; cost as the context grows.
 
 One token reads every weight once, so no step can be faster than the bytes of the weights divided by
-the bandwidth, which is measured in the same run as a large matrix-vector product. Ours and theirs
-have the same random weights and take turns, so that a slow moment of the machine meets both. A
-round's ratio compares neighbours; the table gives the median, and the smallest and largest ratio.
-A run reads its prompt, too, so the share of the limit is a little more than what is printed. Equal
-greedy tokens are expected in float32; in bfloat16 a near-tie may part them.
+the bandwidth of a large matrix-vector product. Ours and theirs have the same random weights. A run
+reads its prompt, too, so the share of the limit is a little more than what is shown. Equal greedy
+tokens are expected in float32; in bfloat16 a near-tie may part them.
 
-The second part measures the time of one token at several lengths of the context, for each cache,
-between two moments at which a growing one doubles.
+The second benchmark measures one token at several lengths of the context, for each cache, between
+two moments at which a growing one doubles. What a cache holds does not change its time, so it is
+filled with random numbers.
 """
 
-import argparse
 import copy
-import json
-import platform
-import statistics
+import dataclasses
 import tempfile
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import measure
 import torch
+from measure import Row, Size
 
-from lm_from_scratch.cache import GrowingCache, StaticCache, cache_for
+from lm_from_scratch.cache import GrowingCache, cache_for, from_legacy, to_transformers
 from lm_from_scratch.checkpoint import from_pretrained, save_pretrained
 from lm_from_scratch.generate import decode, prefill
 from lm_from_scratch.models import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import SIZES, GPT2Config
+from lm_from_scratch.models.qwen2 import SIZES as QWEN2_SIZES
 from lm_from_scratch.models.qwen2 import Qwen2Config
 from lm_from_scratch.onednn import use_packed_weights_
 
 SHAPES: dict[str, Config] = {
     "10 M parameters": GPT2Config(
-        vocab_size=8192,
-        block_size=2304,
-        n_layer=10,
-        n_head=8,
-        n_embd=256,
-        bos_token_id=0,
+        vocab_size=8192, block_size=2304, n_layer=10, n_head=8, n_embd=256, bos_token_id=0,
         eos_token_id=0,
     ),
     "GPT-2 small": GPT2Config(block_size=2304, **SIZES["gpt2"]),
-    "Qwen2-0.5B": Qwen2Config(block_size=2304, eos_token_id=None),
-}
-#: The shapes whose cost is followed as the context grows.
-CONTEXTS: dict[str, Config] = {
-    "GPT-2 small": SHAPES["GPT-2 small"],
-    "Qwen2 of that size, W = 256": Qwen2Config(
-        vocab_size=50257, block_size=2304, n_layer=12, n_head=12, n_kv_head=2, n_embd=768,
-        intermediate_size=2048, sliding_window=256, max_window_layers=0, eos_token_id=None,
+    "Qwen2-0.5B": Qwen2Config(
+        block_size=2304, eos_token_id=None, **QWEN2_SIZES["Qwen2-0.5B"]  # type: ignore[arg-type]
     ),
 }  # fmt: skip
 PROMPT = 64
+THEIRS = "transformers"
+#: Over transformers, and share of the limit: shape, dtype, rows, kind.
+TARGETS: dict[tuple[str, str, int, str], tuple[float, float | None]] = {
+    ("10 M parameters", "float32", 1, "ours"): (1.65, None),
+    ("GPT-2 small", "float32", 1, "ours, packed"): (1.15, 0.9),
+    ("GPT-2 small", "float32", 8, "ours, packed"): (1.9, None),
+    ("GPT-2 small", "bfloat16", 1, "ours, packed"): (1.9, None),
+    ("GPT-2 small", "bfloat16", 8, "ours, packed"): (1.7, None),
+    ("Qwen2-0.5B", "float32", 1, "ours, packed"): (1.08, 0.9),
+    ("Qwen2-0.5B", "float32", 8, "ours, packed"): (1.9, None),
+    ("Qwen2-0.5B", "bfloat16", 1, "ours, packed"): (1.55, 0.8),
+    ("Qwen2-0.5B", "bfloat16", 8, "ours, packed"): (1.45, None),
+}
+
+
+def shapes(size: Size) -> dict[str, Config]:
+    """Those of a run: all; without the largest to try; one tiny model for the tests."""
+    if size.smoke:
+        tiny = dict(vocab_size=96, n_layer=2, n_head=2, n_embd=64, bos_token_id=0, eos_token_id=0)
+        return {"smoke": dataclasses.replace(SHAPES["GPT-2 small"], **tiny)}
+    return {name: SHAPES[name] for name in list(SHAPES)[: 2 if size.quick else None]}
 
 
 def twins(config: Config, dtype: torch.dtype) -> tuple[CausalLM, Any]:
@@ -94,18 +101,6 @@ def their_run(model, idx: torch.Tensor, n: int) -> Callable[[], torch.Tensor]:
     return run
 
 
-def seconds_of(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def bandwidth() -> float:
-    """Bytes a second that a matrix-vector product over 1 GiB reads."""
-    matrix, vector = torch.ones(2**14, 2**14), torch.ones(2**14)
-    return matrix.nbytes / min(seconds_of(lambda: matrix @ vector) for _ in range(5))
-
-
 def weight_bytes(model: CausalLM) -> int:
     """Bytes that one token reads: every matrix, but of a table that is only looked up, a row."""
     looked_up = [
@@ -116,136 +111,96 @@ def weight_bytes(model: CausalLM) -> int:
     return sum(p.nbytes for p in model.parameters() if all(p is not t for t in looked_up))
 
 
-def in_turns(
-    runs: dict[str, Callable[[], object]], rounds: int
-) -> tuple[dict[str, list[float]], list[float]]:
-    """Seconds of each run and the bandwidth, round by round."""
-    seconds: dict[str, list[float]] = {kind: [] for kind in runs}
-    bandwidths = []
-    for _ in range(rounds):
-        bandwidths.append(bandwidth())
-        for kind, run in runs.items():
-            seconds[kind].append(seconds_of(run))
-    return seconds, bandwidths
-
-
-def compare(config: Config, dtype: torch.dtype, batch: int, n: int, rounds: int) -> dict[str, Any]:
-    """Tokens a second of each, and what they are of transformers' and of the limit."""
-    ours, theirs = twins(config, dtype)
-    packed = copy.deepcopy(ours)
-    use_packed_weights_(packed, rows=batch)
+def prompt(config: Config, batch: int, length: int = PROMPT) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1)
-    idx = torch.randint(0, config.vocab_size, (batch, PROMPT), generator=generator)
-    runs: dict[str, Callable[[], Any]] = {
-        "transformers": their_run(theirs, idx, n),
-        "ours": our_run(ours, idx, n),
-        "ours, packed": our_run(packed, idx, n),
-    }
-    texts = {kind: run() for kind, run in runs.items()}  # which warms up, too
-    same = {kind: torch.equal(text, texts["transformers"]) for kind, text in texts.items()}
-    seconds, bandwidths = in_turns(runs, rounds)
-    limits = [weight_bytes(ours) / each for each in bandwidths]  # seconds a step
-    rows: dict[str, Any] = {}
-    for kind, times in seconds.items():
-        ratios = [b / a for a, b in zip(times, seconds["transformers"], strict=True)]
-        shares = [limit * n / a for a, limit in zip(times, limits, strict=True)]
-        rows[kind] = {
-            "tokens_per_second": round(batch * n / statistics.median(times), 1),
-            "over_transformers": round(statistics.median(ratios), 2),
-            "from": round(min(ratios), 2),
-            "to": round(max(ratios), 2),
-            "share_of_limit": round(statistics.median(shares), 2),
-            "greedy_tokens_equal": same[kind],
-        }
-    return rows
+    return torch.randint(0, config.vocab_size, (batch, length), generator=generator)
 
 
-def context(config: Config, batch: int, lengths: list[int], rounds: int) -> dict[str, Any]:
-    """Milliseconds of one token after so many others, for every way to remember them."""
-    ours, theirs = twins(config, torch.float32)
-    n_layer, longest = config.n_layer, max(lengths) + 2 * rounds + 2
-    makers = {
-        "growing": lambda: GrowingCache(n_layer),
-        "preallocated": lambda: GrowingCache(n_layer, reserve=longest),
-        "static": lambda: StaticCache(n_layer, longest),
-    }
-    if None not in config.windows:
-        makers["sliding"] = lambda: cache_for(config.windows)
-    table: dict[str, Any] = {kind: {} for kind in (*makers, "transformers", "no cache")}
-    generator = torch.Generator().manual_seed(1)
-    for length in lengths:
-        idx = torch.randint(0, config.vocab_size, (batch, length), generator=generator)
-        token = idx[:, -1]
-        runs: dict[str, Callable[[], object]] = {}
-        for kind, make in makers.items():
-            cache = make()
-            prefill(ours, idx, None, cache, chunk=256)
-            runs[kind] = lambda cache=cache, token=token: decode(ours, token, None, cache)
-        with torch.no_grad():
-            past = theirs(idx, logits_to_keep=1).past_key_values
-
-        @torch.no_grad()
-        def theirs_step(past=past, token=token) -> None:
-            theirs(token[:, None], past_key_values=past)
-
-        runs["transformers"] = theirs_step
-        runs["no cache"] = torch.no_grad()(lambda idx=idx: ours(idx, keep=slice(-1, None)))
-        times: dict[str, list[float]] = {kind: [] for kind in runs}
-        for number in range(rounds + 1):
-            for kind, run in runs.items():
-                if kind == "no cache" and number > 1:
-                    continue  # one is enough: it takes seconds
-                took = seconds_of(run)
-                if number:
-                    times[kind].append(1000 * took)
-        for kind, took in times.items():
-            table[kind][length] = round(statistics.median(took), 2)
-    return table
-
-
-def new_report(out: Path) -> dict[str, Any]:
-    """What a report in that file begins with: the machine, torch, and GB/s that memory gives."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    return {
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} thread(s)",
-        "torch": torch.__version__,
-        "bandwidth": round(bandwidth() / 1e9, 1),
-    }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each model; default 5")
-    parser.add_argument("--tokens", type=int, default=128, help="tokens of a run; default 128")
-    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--out", default="build/bench/decoding.json")
-    args = parser.parse_args()
-    out = Path(args.out)
-    report = new_report(out)
-    print(f"bandwidth {report['bandwidth']} GB/s")
-    for shape in args.shapes:
-        for dtype in args.dtypes:
+def rows(size: Size) -> Iterator[Row]:
+    for shape, config in shapes(size).items():
+        for dtype in ("float32", "bfloat16"):
+            ours, theirs = twins(config, getattr(torch, dtype))
             for batch in (1, 8):
-                rows = compare(
-                    SHAPES[shape], getattr(torch, dtype), batch, args.tokens, args.rounds
-                )
-                report[f"{shape}, {dtype}, batch {batch}"] = rows
-                print(f"\n{shape}, {dtype}, batch {batch}", flush=True)
-                for kind, row in rows.items():
-                    print(f"  {kind:20}", row, flush=True)
-    for shape in CONTEXTS if "GPT-2 small" in args.shapes else ():
-        for batch in (1, 8):
-            lengths = [64, 256, 512, 1024, 2048]
-            table = context(CONTEXTS[shape], batch, lengths, args.rounds)
-            report[f"context, {shape}, batch {batch}"] = table
-            print(f"\n{shape}, milliseconds of one token after n others, batch {batch}")
-            for kind, row in table.items():
-                growth = row[2048] / row[64]
-                print(f"  {kind:14}", row, f"2048 over 64: {growth:.2f}", flush=True)
-    out.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"\nwritten to {out}")
+                packed = copy.deepcopy(ours)
+                use_packed_weights_(packed, rows=batch)
+                n = 4 if size.smoke else 16 if shape == "Qwen2-0.5B" or batch > 1 else 32
+                idx = prompt(config, batch)
+                runs: dict[str, Callable[[], torch.Tensor]] = {
+                    THEIRS: their_run(theirs, idx, n),
+                    "ours": our_run(ours, idx, n),
+                    "ours, packed": our_run(packed, idx, n),
+                }
+                texts = {kind: run() for kind, run in runs.items()}  # which warms up, too
+                title = f"{shape}, {dtype}, batch {batch}"
+                limits = {"bandwidth": measure.bandwidth(size)}
+                times = measure.in_turns(runs, size.rows(3), limits, warm_up=False, title=title)
+                for kind in list(runs)[1:]:
+                    same = torch.equal(texts[kind], texts[THEIRS])
+                    target, share = TARGETS.get((shape, dtype, batch, kind), (None, None))
+                    yield times.row(
+                        title, kind, THEIRS, tokens=batch * n, limit="bandwidth",
+                        work=weight_bytes(ours) * n, target=target, target_share=share,
+                        note=f"greedy tokens {'equal' if same else 'part at a near-tie'}",
+                    )  # fmt: skip
 
 
-if __name__ == "__main__":
-    main()
+def filled(config: Config, batch: int, length: int, reserve: int = 0) -> GrowingCache:
+    """A cache with ``length`` random columns."""
+    heads = getattr(config, "n_kv_head", config.n_head)
+    shape = (batch, heads, length, config.n_embd // config.n_head)
+    pairs = [(torch.randn(shape), torch.randn(shape)) for _ in range(config.n_layer)]
+    cache = GrowingCache(config.n_layer, reserve=reserve)
+    from_legacy(pairs, into=cache)
+    return cache
+
+
+def context(size: Size) -> Iterator[Row]:
+    """Milliseconds of one token after so many others, for every way to remember them."""
+    ((shape, config),) = list(shapes(size).items())[-1:] if size.quick else [
+        ("GPT-2 small", SHAPES["GPT-2 small"])
+    ]  # fmt: skip
+    ours, theirs = twins(config, torch.float32)
+    lengths = (16, 32) if size.smoke else (256, 2048) if size.quick else (256, 512, 1024, 2048)
+    steps: dict[tuple[int, int], dict[str, float]] = {}
+    for batch in (1, 8):
+        for length in lengths:
+            idx = prompt(config, batch, length)
+            caches = {
+                "growing": filled(config, batch, length),
+                "preallocated": filled(config, batch, length, reserve=length + 64),
+            }
+            past = to_transformers(caches["growing"])
+            runs: dict[str, Callable[[], object]] = {
+                kind: lambda cache=cache, token=idx[:, -1]: decode(ours, token, None, cache)
+                for kind, cache in caches.items()
+            }
+
+            @torch.no_grad()
+            def step(past: Any = past, token: torch.Tensor = idx[:, -1:]) -> None:
+                theirs(token, past_key_values=past)
+
+            runs[THEIRS] = step
+            title = f"{shape}, token {length + 1}, batch {batch}"
+            times = measure.in_turns(runs, size.rounds + 2, title=title)
+            for kind in caches:
+                target = None
+                if (length, kind) == (2048, "preallocated"):
+                    target = {1: 1.6, 8: 3.5}[batch]
+                yield times.row(title, kind, THEIRS, target=target)
+            steps[batch, length] = {k: min(seconds) for k, seconds in times.seconds.items()}
+            if batch == 1:  # everything again, for one token
+                every = torch.no_grad()(lambda idx=idx: ours(idx, keep=slice(-1, None)))
+                runs = {"no cache": every, "preallocated": runs["preallocated"]}
+                times = measure.in_turns(runs, size.rows(2), title=title)
+                target = 50.0 if length == 2048 else None
+                yield times.row(title, "preallocated", "no cache", target=target)
+    for batch in (1, 8):  # how much dearer a token gets, against how much dearer theirs gets
+        first, last = (steps[batch, length] for length in (lengths[0], lengths[-1]))
+        growth = {kind: [last[kind] / first[kind]] for kind in first}
+        title = f"{shape}, token {lengths[-1] + 1} over token {lengths[0] + 1}, batch {batch}"
+        ours, theirs = growth["preallocated"], growth[THEIRS]
+        yield measure.compare(title, "preallocated", THEIRS, "times", ours, theirs)
+        if batch == 1:
+            yield measure.compare(
+                title, "preallocated", measure.AIM, "times", ours, [1.3], target=1.0
+            )

@@ -1,34 +1,30 @@
-"""GaLore beside galore-torch and pytorch_optimizer: ``make bench``.
+"""GaLore beside galore-torch and pytorch_optimizer.
 
-Five parts: which shapes, ranks and dtypes each implementation can update at all, and whether the
-result is the closed form; seconds of a step, between two bases and with a new one; how much of a
-real gradient's energy the cheaper bases keep; bytes of state; and the most memory that one training
-step takes. The model is the 60M configuration of the paper (58 M parameters, 56 projected matrices,
-rank 128), with gradients of real text.
+What is compared: which types, shapes, ranks and dtypes an implementation can update at all, with
+the closed form as result; a step between two bases; new bases, and how much of a real gradient's
+energy the cheaper ones keep; bytes of state; and the most memory that training steps take. The
+model is the 60M configuration of the paper (58 M parameters, 56 projected matrices, rank 128), with
+gradients of real text.
 
-The peers take part if they are installed:
-``pip install --no-deps galore-torch==1.0 pytorch_optimizer==4.1.0``.
+The peers take part if they are installed. ``make bench`` puts them into a folder of its own,
+without the libraries that galore-torch asks for and these rows do not need.
 """
 
-import argparse
 import importlib.machinery
 import importlib.util
 import itertools
-import json
-import platform
 import statistics
-import subprocess
 import sys
-import time
 import types
 import warnings
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import measure
 import torch
-from bench_qwen2 import peak_megabytes
+from measure import Row, Size
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from lm_from_scratch.data import reference
 from lm_from_scratch.loss import causal_lm_loss
@@ -45,32 +41,57 @@ from lm_from_scratch.optim.galore import (
 from lm_from_scratch.tokenizer import Tokenizer
 
 RANK, GAP, SCALE = 128, 200, 0.25
+RENEWED = 14  # matrices of two layers: new bases for all take long
+OURS = (
+    "ours, svd", "ours, gram", "ours, gram, oneDNN", "ours, subspace", "ours, subspace, oneDNN"
+)  # fmt: skip
 SIXTY_M = dict(
     vocab_size=32000, block_size=256, n_layer=8, n_head=8, n_kv_head=8, n_embd=512,
     intermediate_size=1376, tie_word_embeddings=False, eos_token_id=None,
 )  # fmt: skip
+TINY = SIXTY_M | dict(vocab_size=1024, n_embd=160, intermediate_size=192, n_layer=1)
+THEIRS, OTHERS, PLAIN = "galore-torch 1.0", "pytorch_optimizer 4.1", "torch's fused AdamW"
+
+
+def rows(size: Size) -> Iterator[Row]:
+    kinds = peers()
+    yield from correct_cells(kinds, size)
+    model, kept = real_gradients(2 if size.smoke else 6 if size.quick else 8, size)
+    yield from step_times(kinds, model, kept, size)
+    if measure.has_peak():
+        kinds_of_step = ("AdamW", "GaLore", "AdamW in backward", "GaLore in backward")
+        held = {
+            kind: [measure.in_a_process("bench_galore", "grown", kind, size.smoke)]
+            for kind in kinds_of_step
+        }
+        for kind in kinds_of_step[1:]:
+            yield measure.compare(
+                "training steps of 64 tokens", kind, "AdamW", "MB", held[kind], held["AdamW"]
+            )
 
 
 def peers() -> dict[str, Any]:
     """The optimizer classes that are installed."""
     found: dict[str, Any] = {"ours": GaLore}
+    stand_ins: dict[str, types.ModuleType] = {}
     if importlib.util.find_spec("bitsandbytes") is None:  # galore-torch imports it for its 8 bits
-        names = ("bitsandbytes", "bitsandbytes.optim", "bitsandbytes.optim.optimizer")
-        modules = {name: types.ModuleType(name) for name in names}
-        for name, module in modules.items():
-            module.__spec__ = importlib.machinery.ModuleSpec(name, None)
-        modules[names[-1]].Optimizer2State = object  # type: ignore[attr-defined]
-        sys.modules.update(modules)
+        for name in ("bitsandbytes", "bitsandbytes.optim", "bitsandbytes.optim.optimizer"):
+            stand_ins[name] = types.ModuleType(name)
+            stand_ins[name].__spec__ = importlib.machinery.ModuleSpec(name, None)
+        stand_ins[name].Optimizer2State = object  # type: ignore[attr-defined]
+    sys.modules.update(stand_ins)
     for name, module, attribute in (
-        ("galore-torch 1.0", "galore_torch", "GaLoreAdamW"),
-        ("pytorch_optimizer 4.1", "pytorch_optimizer", "GaLore"),
+        (THEIRS, "galore_torch", "GaLoreAdamW"),
+        (OTHERS, "pytorch_optimizer", "GaLore"),
     ):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 found[name] = getattr(importlib.import_module(module), attribute)
         except ImportError:
-            print(f"{name} is not installed, and takes no part")
+            tqdm.write(f"{name} is not installed, and takes no part")
+    for name in stand_ins:  # who asks for it later shall not find it
+        del sys.modules[name]
     return found
 
 
@@ -79,7 +100,7 @@ def build(
     **options: Any,
 ) -> Any:  # fmt: skip
     """An optimizer of one implementation; galore-torch has a name of its own for the type."""
-    if name == "galore-torch 1.0":
+    if name == THEIRS:
         group = {"proj_type" if k == "projection_type" else k: v for k, v in group.items()}
         options["no_deprecation_warning"] = True
     groups = [{"params": matrices, **group}] + ([{"params": others}] if others else [])
@@ -89,16 +110,15 @@ def build(
 # ------------------------------------------------------------------ 1. what works, and is right
 
 
-def correctness(kinds: dict[str, Any]) -> dict[str, dict[str, str]]:
+def correctness(kinds: dict[str, Any], size: Size) -> dict[str, dict[str, str]]:
     """Two steps on one basis against the closed form, for each shape, rank, type and dtype."""
     report: dict[str, dict[str, str]] = {}
     shapes = {"tall": (24, 10), "wide": (10, 24), "square": (16, 16)}
     types_ = ("std", "reverse_std", "left", "right", "full", "random")
     for name, kind in kinds.items():
         for type_, (shape_name, shape) in itertools.product(types_, shapes.items()):
-            for rank, dtype in itertools.product(
-                (1, 4, min(shape)), (torch.float32, torch.float64, torch.bfloat16)
-            ):
+            dtypes = (torch.float32, torch.float64, torch.bfloat16)[: 1 if size.smoke else None]
+            for rank, dtype in itertools.product((1, 4, min(shape)), dtypes):
                 key = f"{type_}, {shape_name}, rank {rank}, {str(dtype)[6:]}"
                 try:
                     report.setdefault(key, {})[name] = verdict(
@@ -153,27 +173,41 @@ def verdict(
     return "ok" if error < bound else f"off by {error:.1e}"
 
 
+def correct_cells(kinds: dict[str, Any], size: Size) -> Iterator[Row]:
+    """How many combinations each implementation gets right."""
+    table = correctness(kinds, size)
+    right = {name: sum(cells[name] == "ok" for cells in table.values()) for name in kinds}
+    for peer in list(kinds)[1:]:
+        failed = [key for key, cells in table.items() if cells[peer] != "ok"]
+        types_ = sorted({key.partition(",")[0] for key in failed})
+        yield Row(
+            setting="types, shapes, ranks and dtypes that are right", kind="ours", peer=peer,
+            unit=f"of {len(table)}", ours=right["ours"], theirs=right[peer], rounds=1,
+            ratio=measure.spread([right["ours"] / right[peer]]), target=1.0,
+            note=f"theirs fails for {', '.join(types_)}" if failed else "",
+        )  # fmt: skip
+
+
 # ------------------------------------------------------------------------------- 2. and 3. time
 
 
-def real_gradients(steps: int) -> tuple[Qwen2ForCausalLM, list[dict[str, Tensor]]]:
-    """The 60M model and its gradients at the first and the last of ``steps`` training steps."""
+def real_gradients(steps: int, size: Size) -> tuple[Qwen2ForCausalLM, list[dict[str, Tensor]]]:
+    """The 60M model, and its gradients at the middle and the last of ``steps`` training steps."""
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config(**SIXTY_M))  # type: ignore[arg-type]
-    texts = [document.text for document in reference()]
-    tokenizer = Tokenizer.train(texts, 4096)
+    model = Qwen2ForCausalLM(Qwen2Config(**TINY if size.smoke else SIXTY_M))  # type: ignore
+    texts = [document.text for document in reference()][: 2 if size.smoke else None]
+    tokenizer = Tokenizer.train(texts, 1024 if size.smoke else 4096)
     ids = torch.tensor([token for text in texts for token in tokenizer.encode(text)])
     optimizer = AdamW(model.parameters(), lr=1e-3, fused=True)
     kept = []
     for step in range(steps):
-        start = step * 1024
-        rows = ids[start : start + 1028].view(4, 257)
+        rows = ids[step * 1024 :][:1028].view(4, 257)
         optimizer.zero_grad()
         causal_lm_loss(model(rows[:, :-1]), rows[:, 1:]).backward()
-        if step in (0, steps // 2, steps - 1):
+        if step in (steps // 2, steps - 1):
             kept.append({n: p.grad.clone() for n, p in model.named_parameters()})  # type: ignore
         optimizer.step()
-    return model, kept
+    return model, [kept[0], kept[-1]]
 
 
 def matrices_of(model: Qwen2ForCausalLM) -> list[str]:
@@ -182,73 +216,80 @@ def matrices_of(model: Qwen2ForCausalLM) -> list[str]:
 
 
 def step_times(
-    kinds: dict[str, Any], model: Qwen2ForCausalLM, grads: dict[str, Tensor], rounds: int
-) -> dict[str, Any]:
-    """Seconds of a step of the whole model and of its matrices, steady and with a new basis."""
-    names = matrices_of(model)
-    made: dict[str, Callable[[], None]] = {}
-    refresh: dict[str, Callable[[], None]] = {}
+    kinds: dict[str, Any], model: Qwen2ForCausalLM, kept: list[dict[str, Tensor]], size: Size
+) -> Iterator[Row]:
+    """A step of the whole model between two bases, and new bases for two of its layers."""
+    names, grads = matrices_of(model), kept[-1]
+    steps: dict[str, Callable[[], object]] = {}
+    renewals: dict[str, Callable[[], object]] = {}
     group = dict(rank=RANK, update_proj_gap=GAP, scale=SCALE, projection_type="std")
-    for part, chosen in (("whole", list(grads)), ("matrices", names)):
-        variants: list[tuple[str, str, Any, dict[str, Any]]] = [
-            (name, name, kind, {}) for name, kind in kinds.items() if name != "ours"
-        ]
-        for basis in ("svd", "gram", "subspace"):
-            variants.append((f"ours, {basis}", "ours", GaLore, {"basis": basis, "fused": True}))
-            if basis != "svd":  # which has no product
-                options = {"basis": basis, "fused": True}
-                variants.append((f"ours, {basis}, oneDNN", "ours", GaLore, options))
-        variants.append(("fused AdamW", "adamw", AdamW, {"fused": True}))
-        for label, name, kind, options in variants:
-            params = {n: nn.Parameter(grads[n].clone()) for n in chosen}
-            for n, p in params.items():
-                p.grad = grads[n]
-            matrices = [params[n] for n in names]
-            others = [p for n, p in params.items() if n not in names]
-            if name == "adamw":
-                optimizer = AdamW(params.values(), fused=True)
-            else:
-                optimizer = build(name, kind, matrices, others, group, **options)
-            if "oneDNN" in label:
-                optimizer.matmul = onednn_matmul
-            made[f"{part}: {label}"] = optimizer.step
-            if name != "adamw" and part == "matrices":
-                refresh[label] = renewal(name, optimizer)
-    seconds: dict[str, list[float]] = {label: [] for label in made}
-    for number in range(rounds + 1):
-        for label, step in made.items():
-            start = time.perf_counter()
-            step()
-            if number:
-                seconds[label].append(time.perf_counter() - start)
-    news: dict[str, list[float]] = {label: [] for label in refresh}
-    for _ in range(3):
-        for label, renew in refresh.items():
-            start = time.perf_counter()
-            renew()
-            news[label].append(time.perf_counter() - start)
-    report: dict[str, Any] = {}
-    peer = "galore-torch 1.0" if "galore-torch 1.0" in kinds else "ours, svd"
-    for label, times in seconds.items():
-        base = seconds[f"{label.split(':')[0]}: {peer}"]
-        report[f"steady step, {label}"] = row(times, base, peer)
-    for label, times in news.items():
-        report[f"new bases, {label}"] = row(times, news[peer], peer)
-    if peer in news:
-        whole = statistics.median(seconds[f"whole: {peer}"])
-        theirs = whole + statistics.median(news[peer]) / GAP
-        for label in news:
-            ours = statistics.median(seconds[f"whole: {label}"])
-            ours += statistics.median(news[label]) / GAP
-            report[f"amortised over {GAP} steps, {label}"] = {
-                f"over {peer}": round(theirs / ours, 2)
-            }
-    return report
+    variants: dict[str, tuple[Any, dict[str, Any]]] = {
+        name: (kind, {}) for name, kind in kinds.items() if name != "ours"
+    }
+    for label in OURS:
+        variants[label] = (GaLore, {"basis": label.split(", ")[1], "fused": True})
+    megabytes = {}
+    for label, (kind, options) in variants.items():
+        # a step is timed with one of our bases: between two bases, all cost the same
+        timed = "ours" not in label or "gram" in label
+        chosen = list(grads) if timed else names[:RENEWED]
+        params = {n: nn.Parameter(grads[n].clone()) for n in chosen}
+        for n, p in params.items():
+            p.grad = grads[n]
+        matrices = [p for n, p in params.items() if n in names]
+        others = [p for n, p in params.items() if n not in names]
+        optimizer = build(label, kind, matrices, others, group, **options)
+        if "oneDNN" in label:
+            optimizer.matmul = onednn_matmul
+        optimizer.step()
+        if timed:
+            steps[label] = optimizer.step
+            megabytes["ours" if "ours" in label else label] = [held(optimizer) / 1e6]
+        renewals[label] = renewal("ours" if "ours" in label else label, optimizer)
+    params = {n: nn.Parameter(grads[n].clone()) for n in grads}
+    for n, p in params.items():
+        p.grad = grads[n]
+    plain = AdamW(params.values(), fused=True)
+    plain.step()
+    megabytes["AdamW"] = [held(plain) / 1e6]
+    steps[PLAIN] = plain.step
+    for peer in megabytes:
+        if peer != "ours":
+            ours, theirs = megabytes["ours"], megabytes[peer]
+            yield measure.compare("bytes of state", "ours", peer, "MB", ours, theirs, target=1.0)
+    times = measure.in_turns(steps, size.rounds, title="steps of GaLore")
+    peers = [kind for kind in (THEIRS, OTHERS, PLAIN) if kind in steps]
+    for peer in peers:
+        for label in ("ours, gram", "ours, gram, oneDNN"):
+            target = 2.4 if peer == THEIRS else None
+            yield times.row("a step between two bases", label, peer, target=target)
+    news = measure.in_turns(renewals, size.rows(2), title="new bases", warm_up=False)
+    energy = energies(model, kept)
+    for peer in (kind for kind in peers if kind in renewals):
+        for label in [label for label in renewals if "ours" in label]:
+            exact = "subspace" not in label
+            target = (None if "svd" in label else 3.5) if exact else 15.0
+            least, median = energy[label.split(", ")[1]]
+            note = f"of the best energy, at least {least:.4f}, median {median:.4f}"
+            aim = target if peer == THEIRS else None
+            yield news.row("new bases of two layers", label, peer, target=aim, note=note)
+    # the basis is made once in GAP steps; the two layers are a part of all matrices
+    share = len(names) / min(RENEWED, len(names)) / GAP
+    for label in ("ours, gram, oneDNN", "ours, subspace, oneDNN"):
+        both = {
+            kind: [a + share * statistics.median(news.seconds[kind]) for a in times.seconds[steady]]
+            for kind, steady in ((label, OURS[2]), *((p, p) for p in peers if p != PLAIN))
+        }
+        for peer in list(both)[1:]:
+            aim = 2.4 if peer == THEIRS else None
+            ours, theirs = ([1e3 * s for s in both[kind]] for kind in (label, peer))
+            title = f"a step with its part of the new bases, one in {GAP} steps"
+            yield measure.compare(title, label, peer, "ms", ours, theirs, target=aim)
 
 
 def renewal(name: str, optimizer: Any) -> Callable[[], None]:
     """Make all bases anew, as the optimizer does when they are due, and nothing else."""
-    params = [p for group in optimizer.param_groups for p in group["params"]]
+    params = optimizer.param_groups[0]["params"][:RENEWED]
 
     def renew() -> None:
         for p in params:
@@ -258,46 +299,32 @@ def renewal(name: str, optimizer: Any) -> Callable[[], None]:
             else:
                 projector = state["projector"]
                 side = "right" if p.shape[0] >= p.shape[1] else "left"
-                arguments = (RANK, side) if name == "galore-torch 1.0" else (side,)
+                arguments = (RANK, side) if name == THEIRS else (side,)
                 made = projector.get_orthogonal_matrix(p.grad, *arguments)
                 projector.ortho_matrix = made
 
     return renew
 
 
-def row(times: list[float], base: list[float], peer: str) -> dict[str, float]:
-    ratios = [b / a for a, b in zip(times, base, strict=True)]
-    return {
-        "ms": round(1000 * statistics.median(times), 1),
-        f"over {peer}": round(statistics.median(ratios), 2),
-        "from": round(min(ratios), 2),
-        "to": round(max(ratios), 2),
-    }
-
-
-def energies(model: Qwen2ForCausalLM, kept: list[dict[str, Tensor]]) -> dict[str, Any]:
-    """Shares of the last gradient's best energy that cheaper bases keep: least and median."""
+def energies(
+    model: Qwen2ForCausalLM, kept: list[dict[str, Tensor]]
+) -> dict[str, tuple[float, float]]:
+    """The share of the last gradient's best energy that each basis keeps: least and median."""
     shares: dict[str, list[float]] = {}
-    for n in matrices_of(model):
-        old, grad = kept[1][n], kept[-1][n]
+    for n in matrices_of(model)[:RENEWED]:
+        old, grad = kept[0][n], kept[-1][n]
         left, right = sides((grad.shape[0], grad.shape[1]), "std")
         exact = singular_basis(grad, RANK, left, right, "svd")
         stale = singular_basis(old, RANK, left, right, "svd")
         best = captured_energy(project(grad, *exact), grad)
         for name, basis in (
-            ("stale", stale),
+            ("svd", exact),
             ("gram", singular_basis(grad, RANK, left, right, "gram")),
             ("subspace", singular_basis(grad, RANK, left, right, "subspace", stale)),
         ):
             share = captured_energy(project(grad, *basis), grad) / best
             shares.setdefault(name, []).append(share.item())
-        shares.setdefault("of the whole gradient", []).append(best.item())
-    return {
-        f"energy, {name}": {
-            "least": round(min(values), 5), "median": round(statistics.median(values), 5)
-        }
-        for name, values in shares.items()
-    }  # fmt: skip
+    return {name: (min(values), statistics.median(values)) for name, values in shares.items()}
 
 
 # ------------------------------------------------------------------------------ 4. and 5. memory
@@ -323,24 +350,12 @@ def held(optimizer: torch.optim.Optimizer) -> int:
     return sum(seen.values())
 
 
-KINDS_OF_STEP = ("AdamW", "GaLore", "AdamW in backward", "GaLore in backward")
-
-
-def memory_of(kind: str) -> int:
-    """MB that a process of its own grows by in three training steps, weights not counted."""
-    code = f"from bench_galore import grow; grow({kind!r})"
-    found = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True,
-        check=True,
-    )  # fmt: skip
-    return int(found.stdout.split()[-1])
-
-
-def grow(kind: str) -> None:
-    model = Qwen2ForCausalLM(Qwen2Config(**SIXTY_M))  # type: ignore[arg-type]
+def grown(kind: str, tiny: bool) -> float:
+    """MB that this process grows by in three training steps, weights not counted."""
+    model = Qwen2ForCausalLM(Qwen2Config(**TINY if tiny else SIXTY_M))  # type: ignore[arg-type]
     names = matrices_of(model)
-    idx = torch.randint(0, 32000, (1, 64))
-    before = peak_megabytes()
+    idx = torch.randint(0, model.config.vocab_size, (1, 64))
+    before = measure.peak_megabytes()
     params = dict(model.named_parameters())
     others = [p for n, p in params.items() if n not in names]
     optimizer: AdamW
@@ -361,62 +376,4 @@ def grow(kind: str) -> None:
             steps()
     else:
         steps()
-    print(peak_megabytes() - before)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="steps of each; default 7")
-    parser.add_argument("--stale", type=int, default=12, help="training steps; default 12")
-    parser.add_argument("--out", default="build/bench/galore.json")
-    args = parser.parse_args()
-    out = Path(args.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    kinds = peers()
-    machine = f"{platform.machine()}, {torch.get_num_threads()} thread(s)"
-    report: dict[str, Any] = {"machine": machine, "torch": torch.__version__}
-
-    table = report["correctness"] = correctness(kinds)
-    print(f"\n{len(table)} combinations of type, shape, rank and dtype; what is not ok:")
-    for name in kinds:
-        wrong = {key: row_[name] for key, row_ in table.items() if row_[name] != "ok"}
-        print(f"  {name}: {len(wrong)}")
-        for key, text in wrong.items():
-            print(f"    {key}: {text[:90]}")
-
-    model, kept = real_gradients(args.stale)
-    for name, part in (
-        ("time", step_times(kinds, model, kept[-1], args.rounds)),
-        ("energy", energies(model, kept)),
-    ):
-        report[name] = part
-        print()
-        for label, values in part.items():
-            print(f"  {label:45}" + ", ".join(f"{k} {v}" for k, v in values.items()))
-
-    names = matrices_of(model)
-    group = dict(rank=RANK, update_proj_gap=GAP, scale=SCALE, projection_type="std")
-    print("\nmegabytes of state")
-    report["state"] = {}
-    for name, kind in {"AdamW": AdamW, **kinds}.items():
-        params = {n: nn.Parameter(g.clone()) for n, g in kept[-1].items()}
-        for n, p in params.items():
-            p.grad = kept[-1][n]
-        others = [p for n, p in params.items() if n not in names]
-        matrices = [params[n] for n in names]
-        own = {} if name == "AdamW" else group
-        optimizer = build(name, kind, matrices, others, own)
-        optimizer.step()
-        report["state"][name] = round(held(optimizer) / 1e6, 1)
-        print(f"  {name:25}{report['state'][name]}")
-    print("\nmegabytes that three training steps of one row of 64 tokens add to the weights")
-    report["memory"] = {}
-    for kind_of_step in KINDS_OF_STEP:
-        report["memory"][kind_of_step] = memory_of(kind_of_step)
-        print(f"  {kind_of_step:25}{report['memory'][kind_of_step]}")
-    out.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"\nwritten to {out}")
-
-
-if __name__ == "__main__":
-    main()
+    return max(measure.peak_megabytes() - before, 0.1)

@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import measure
 import torch
 from torch import nn
 from tqdm import tqdm
@@ -79,10 +80,9 @@ def run(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300, help="of 1,024 tokens; default 300")
-    parser.add_argument("--out", default="build/bench/galore_loss.json")
+    parser.add_argument("--out", default=measure.ROOT / "docs" / "galore_loss.json", type=Path)
     args = parser.parse_args()
-    out = Path(args.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = args.out
     found: dict[str, float] = json.loads(out.read_text()) if out.is_file() else {}
 
     with tempfile.TemporaryDirectory() as folder:
@@ -98,9 +98,7 @@ def main() -> None:
             key = f"{kind} | lr {lr:.4g}, others {others_lr:.4g} | seed {seed} | {args.steps} steps"
             if key not in found:
                 found[key] = round(run(kind, lr, others_lr, seed, args.steps, data), 5)
-                temporary = out.with_suffix(".tmp")
-                temporary.write_text(json.dumps(found, indent=2) + "\n")
-                temporary.replace(out)
+                measure.write(found, out)
                 print(f"{key}: {found[key]:.4f}", flush=True)
             return found[key]
 

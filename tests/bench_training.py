@@ -1,135 +1,104 @@
-"""Training throughput beside transformers' GPT-2, in one run: ``make bench``.
+"""Training throughput beside transformers' GPT-2.
 
 All models have the same size and get the same batches, the same fused AdamW and the same clipping.
-Their steps alternate, so that a slow moment of the machine meets all. The limit is what the
-machine's own matrix product reaches in the same run; in float32, oneDNN may pass it.
+What a switch brings is ours only as far as transformers, with the same switch, does not gain it
+too: bfloat16 and ``torch.compile`` are compared at equal switches, and once with what is shipped.
 """
 
-import argparse
-import json
-import platform
-import statistics
-import time
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
+import measure
 import torch
+from measure import Row, Size
 from transformers import GPT2Config as HFConfig
 from transformers import GPT2LMHeadModel as HFModel
 
 from lm_from_scratch.data import Batch
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.onednn import use_onednn_
-from lm_from_scratch.train import TrainConfig, autocast, optimizer_step, parameter_groups
+from lm_from_scratch.train import Loss, TrainConfig, autocast, optimizer_step, parameter_groups
 
 #: vocabulary, tokens, rows, layers, heads, width
 SHAPES = {
-    "10 M parameters": (8192, 256, 8, 10, 8, 256),
-    "the shipped model": (4096, 256, 16, 8, 4, 128),
+    "GPT-2, 10 M parameters": (8192, 256, 8, 10, 8, 256),
+    "GPT-2, the shipped model": (4096, 256, 16, 8, 4, 128),
 }
+THEIRS, COMPILED = "transformers", "transformers bf16, compiled"
 
 
-def matmul_flops(dtype: torch.dtype) -> float:
-    """Operations per second of one large matrix product."""
-    a, b = (torch.randn(2048, 2048).to(dtype) for _ in range(2))
-    a @ b
-    start = time.perf_counter()
-    for _ in range(3):
-        a @ b
-    return 3 * 2 * 2048**3 / (time.perf_counter() - start)
+def rows(size: Size) -> Iterator[Row]:
+    for title, shape in list(SHAPES.items())[: 1 if size.quick else None]:
+        yield from compare(title, (97, 16, 2, 2, 2, 16) if size.smoke else shape, size)
 
 
-def hf_step(model: HFModel, optimizer: torch.optim.Optimizer, batch: Batch, dtype: str) -> None:
-    optimizer.zero_grad(set_to_none=True)
-    with autocast(torch.device("cpu"), dtype):
-        loss = model(batch.idx, labels=batch.idx).loss
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="steps of each model; default 7")
-    parser.add_argument("--out", default="build/bench/training.json")
-    args = parser.parse_args()
-    out = Path(args.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    machine = f"{platform.machine()}, {torch.get_num_threads()} thread(s)"
-    report = {"machine": machine, "torch": torch.__version__}
-    for name, shape in SHAPES.items():
-        report[name] = compare(name, shape, args.rounds)
-    out.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"\nwritten to {out}")
-
-
-def compare(title: str, shape: tuple[int, ...], rounds: int) -> dict[str, object]:
-    """Both models at one shape, step by step in turn."""
+def compare(title: str, shape: tuple[int, ...], size: Size) -> Iterator[Row]:
     V, T, B, L, H, C = shape
     torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=V, block_size=T, n_layer=L, n_head=H, n_embd=C, embd_pdrop=0.0,
-        resid_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None,
+    sizes = dict(
+        vocab_size=V, n_layer=L, n_head=H, n_embd=C, embd_pdrop=0.0, resid_pdrop=0.0,
+        attn_pdrop=0.0, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
-    ours, with_onednn = GPT2LMHeadModel(config), GPT2LMHeadModel(config)
-    use_onednn_(with_onednn)
-    theirs = HFModel(
-        HFConfig(
-            vocab_size=V, n_positions=T, n_layer=L, n_head=H, n_embd=C, embd_pdrop=0.0,
-            resid_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None, use_cache=False,
-        )
-    ).train()  # fmt: skip
-    n = sum(p.numel() for p in ours.parameters())
-    assert n == sum(p.numel() for p in theirs.parameters())
-    models = {"transformers": theirs, "ours": ours, "ours, oneDNN": with_onednn}
-    adam = {
-        name: torch.optim.AdamW(parameter_groups(model, 0.1), fused=True)
-        for name, model in models.items()
-    }
     idx = torch.randint(0, V, (B, T + 1))
     batch = Batch(idx[:, :-1].contiguous(), idx[:, 1:].contiguous())
+    n = 0
+
+    def our_step(dtype: str, onednn: bool = False, compile: bool = False) -> Callable[[], object]:
+        nonlocal n
+        model = GPT2LMHeadModel(GPT2Config(block_size=T, **sizes))
+        n = sum(p.numel() for p in model.parameters())
+        if onednn:
+            use_onednn_(model)
+        adam = torch.optim.AdamW(parameter_groups(model, 0.1), fused=True)
+        loss_of = Loss(model, dtype)
+        if compile:
+            loss_of.forward = measure.compiled(loss_of.forward, size)  # type: ignore[method-assign]
+        config = TrainConfig(steps=1, dtype=dtype)
+        return lambda: optimizer_step(loss_of, adam, [batch], config)
+
+    def their_step(dtype: str, compile: bool = False) -> Callable[[], object]:
+        model = HFModel(HFConfig(n_positions=T, use_cache=False, **sizes)).train()
+        adam = torch.optim.AdamW(parameter_groups(model, 0.1), fused=True)
+
+        def loss_of() -> torch.Tensor:
+            with autocast(torch.device("cpu"), dtype):
+                return model(batch.idx, labels=batch.idx).loss
+
+        loss = measure.compiled(loss_of, size) if compile else loss_of
+
+        def step() -> None:
+            adam.zero_grad(set_to_none=True)
+            loss().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            adam.step()
+
+        return step
+
+    runs = {
+        THEIRS: their_step("float32"),
+        "ours": our_step("float32"),
+        "ours, oneDNN": our_step("float32", onednn=True),
+        "transformers bf16": their_step("bfloat16"),
+        "ours bf16": our_step("bfloat16"),
+    }
+    compile = "10 M" in title
+    if compile:
+        runs[COMPILED] = their_step("bfloat16", compile=True)
+        runs["ours bf16, compiled"] = our_step("bfloat16", compile=True)
+    limits = {
+        "matrix product fp32": measure.multiplying(torch.float32, size),
+        "matrix product bf16": measure.multiplying(torch.bfloat16, size),
+    }
+    times = measure.in_turns(runs, size.rounds, limits, title=title)
     # 6 operations for each weight and token, and attention's two products
-    operations = B * T * (6 * n + 12 * L * C * T / 2)
-    report: dict[str, object] = {"parameters": n, "batch": [B, T], "layers": L, "width": C}
-    print(f"\n{title}: {n} parameters, {L} layers, width {C}, batch {B} x {T}")
-    for dtype, torch_dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
-        train_config = TrainConfig(steps=1, dtype=dtype)
-        seconds: dict[str, list[float]] = {
-            name: [] for name in models if dtype == "float32" or "oneDNN" not in name
-        }
-        limits = []
-        for round_number in range(rounds + 1):
-            for name in seconds:
-                start = time.perf_counter()
-                if name == "transformers":
-                    hf_step(theirs, adam[name], batch, dtype)
-                else:
-                    optimizer_step(models[name], adam[name], [batch], train_config)
-                if round_number:  # the first round warms up
-                    seconds[name].append(time.perf_counter() - start)
-            limits.append(matmul_flops(torch_dtype))
-        rows = {
-            name: {
-                "tokens_per_second": round(B * T / statistics.median(times)),
-                "slowest": round(B * T / max(times)),
-                "fastest": round(B * T / min(times)),
-                "share_of_matmul": round(
-                    operations / statistics.median(times) / statistics.median(limits), 3
-                ),
-            }
-            for name, times in seconds.items()
-        }
-        peer = seconds["transformers"]
-        for name, times in seconds.items():
-            ratios = [b / a for a, b in zip(times, peer, strict=True)]
-            rows[name]["over_transformers"] = round(statistics.median(ratios), 2)
-            rows[name]["from"] = round(min(ratios), 2)
-            rows[name]["to"] = round(max(ratios), 2)
-        report[dtype] = rows
-        print(f"  {dtype}")
-        for name, row in rows.items():
-            print(f"    {name:13}" + ", ".join(f"{key} {value}" for key, value in row.items()))
-    return report
-
-
-if __name__ == "__main__":
-    main()
+    work = B * T * (6 * n + 12 * L * C * T / 2)
+    fp32 = 1.35 if compile else None
+    pairs: list[tuple[str, str, float | None]] = [
+        ("ours", THEIRS, fp32),
+        ("ours, oneDNN", THEIRS, fp32),
+        ("ours bf16", "transformers bf16", 1.0),
+    ]
+    if compile:
+        pairs += [("ours bf16, compiled", COMPILED, 1.0), ("ours bf16, compiled", THEIRS, 2.8)]
+    for kind, peer, target in pairs:
+        limit = "matrix product bf16" if "bf16" in kind else "matrix product fp32"
+        yield times.row(title, kind, peer, tokens=B * T, limit=limit, work=work, target=target)
