@@ -19,12 +19,19 @@ for folder in (DOCS, ROOT):
 # Tutorials that start a process, and the workers of a parallel build, find the same package.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(DOCS), os.environ.get("PYTHONPATH", "")])
 
+import architecture  # noqa: E402
+import benchmarks  # noqa: E402
+import course  # noqa: E402
 import exercise_pages  # noqa: E402
 import exercise_proof  # noqa: E402
 import gallery  # noqa: E402
 import gpu_pages  # noqa: E402
+import landing  # noqa: E402
+import museum  # noqa: E402
 import pages  # noqa: E402
+import symbols  # noqa: E402
 import teaching  # noqa: E402
+import translation  # noqa: E402
 from sphinx.util.nodes import make_refnode  # noqa: E402
 
 project = "lm_from_scratch"
@@ -44,6 +51,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_exercise",
     "sphinx_togglebutton",
+    "terms",
 ]
 exclude_patterns = [
     "_build",
@@ -83,6 +91,7 @@ autodoc_preserve_defaults = True
 # Triton exists on machines with a GPU only; its pages are built everywhere.
 autodoc_mock_imports = [] if importlib.util.find_spec("triton") else ["triton"]
 python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 70  # longer: an argument a line, which a phone can show
 toc_object_entries_show_parents = "hide"
 autodoc_inherit_docstrings = False  # nn.Module's text on `forward` says nothing about ours
 add_module_names = False
@@ -107,13 +116,14 @@ html_theme = "pydata_sphinx_theme"
 html_title = "lm_from_scratch"
 html_favicon = "_static/favicon.svg"
 html_static_path = ["_static"]
+templates_path = ["_templates"]
 html_css_files = ["site.css"]
 html_js_files = [("a11y.js", {"defer": "defer"})]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_search_summary = False  # summaries are fetched, which a copy opened from disk cannot do
-html_context = {"default_mode": "auto"}
-html_sidebars = {"index": [], "glossary": [], "search": []}
+html_context = {"default_mode": "auto", **translation.context(language)}
+html_sidebars = {"index": [], "course": [], "benchmarks": [], "search": []}
 html_theme_options = {
     "logo": {
         "text": "lm_from_scratch",
@@ -128,7 +138,7 @@ html_theme_options = {
     "navigation_depth": 3,
     "header_links_before_dropdown": 6,
     "navbar_align": "left",
-    "navbar_end": ["theme-switcher"],
+    "navbar_end": ["language_switch.html", "theme-switcher"],
     "navbar_persistent": ["search-button"],
     "secondary_sidebar_items": ["page-toc", "sg_download_links"],
     "footer_start": ["copyright"],
@@ -189,14 +199,24 @@ def resolve_short_name(app, env, node, contnode):
 
 
 def setup(app):
+    app.connect("config-inited", benchmarks.begin)
+    app.connect("build-finished", benchmarks.finish)
     # Before the gallery looks for its folders.
     app.connect("builder-inited", pages.write, priority=100)
+    app.connect("builder-inited", architecture.write, priority=100)
     app.connect("builder-inited", gpu_pages.write, priority=100)
     app.connect("builder-inited", exercise_pages.write, priority=100)
     app.connect("builder-inited", exercise_proof.write, priority=100)
+    app.connect("builder-inited", museum.write, priority=100)
+    app.connect("builder-inited", symbols.write, priority=100)
     app.connect("builder-inited", teaching.write, priority=100)
+    app.connect("builder-inited", benchmarks.write, priority=100)
+    app.connect("builder-inited", course.write, priority=100)
+    app.connect("builder-inited", landing.write, priority=100)
     app.connect("env-get-outdated", gpu_pages.outdated)
     app.connect("env-get-outdated", exercise_pages.outdated)
+    app.connect("env-get-outdated", course.outdated)
+    app.connect("doctree-read", course.add_strip)
     app.connect("source-read", gpu_pages.add_chapter)
     app.connect("source-read", exercise_pages.add_chapter)  # behind the GPU pages
     app.connect("source-read", exercise_pages.add_links)

@@ -32,8 +32,10 @@ INDEX = "/exercises/index"
 
 
 def kind(found: Exercise) -> str:
+    import museum  # it imports this module
+
     if found.hunt:
-        return f"bug hunt ({found.hunt})"
+        return f"bug hunt ({museum.with_links(found.hunt)})"
     return "kernel" if found.key[0] == 9 else "write"
 
 
@@ -152,6 +154,8 @@ def how_to_check(found: Exercise, cell: str) -> list[str]:
 
 
 def index() -> str:
+    import museum  # it imports this module
+
     found = exercises.written()
     hunts = sum(bool(one.hunt) for one in found)
     lines = [f"# {TITLE}", "", INTRO, ""]
@@ -171,7 +175,7 @@ def index() -> str:
         "5. Nothing leaves your machine, and nothing is secret: the package is the answer key.",
         "",
         "In a **bug hunt** you get code with a mistake that a real project has had. The code in "
-        "brackets is its number in the project's list of such defects. Find the mistake, and mend "
+        "brackets is its number in the {doc}`/museum`. Find the mistake, and mend "
         "it without breaking the rest.",
         "",
         "All files: {download}`notebooks and scripts <files/exercises.zip>`. How the checks are "
@@ -180,13 +184,29 @@ def index() -> str:
     ]
     for title, members in by_chapter().items():
         lines += [f"## Chapter {title}", ""]
-        lines += ["| exercise | kind | work | page |", "|---|---|---|---|"]
+        lines += ["| exercise | kind | minutes | difficulty | page |", "|---|---|---|---|---|"]
         for one in members:
             lines.append(
-                f"| {link(one)} | {kind(one)} | {one.minutes} min, {DIFFICULTY[one.difficulty]} | "
+                f"| {link(one)} | {kind(one)} | {one.minutes} | {DIFFICULTY[one.difficulty]} | "
                 f"{{doc}}`{document(one.page)}` |"
             )
         lines.append("")
+    lines += ["## By difficulty", ""]
+    for difficulty, name in DIFFICULTY.items():
+        members = sorted(
+            (one for one in found if one.difficulty == difficulty), key=lambda one: one.minutes
+        )
+        listed = ", ".join(f"{link(one)} ({one.minutes})" for one in members)
+        lines += [f"* **{name.capitalize()}**, the shortest first, with minutes: {listed}."]
+    lines += ["", "## Bug hunts", "", "| hunt | mistake | minutes | difficulty |"]
+    lines += ["|---|---|---|---|"]
+    for one in found:
+        if one.hunt:
+            mistake = text(museum.with_links(one.hunt))
+            lines.append(
+                f"| {link(one)} | {mistake} | {one.minutes} | {DIFFICULTY[one.difficulty]} |"
+            )
+    lines.append("")
     lines += ["```{toctree}", ":hidden:", "", *(f"/exercises/{one.name}" for one in found)]
     lines += ["/exercises/proof", "/teaching", "```", ""]
     return "\n".join(lines)

@@ -129,5 +129,7 @@ def reset_state(gallery_conf: dict[str, Any], fname: str | None, when: str) -> N
         for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning):
             warnings.filterwarnings("ignore", category=category, module=r"(?!lm_from_scratch)")
         warnings.filterwarnings("ignore", category=ResourceWarning)
+        # torch 2.15 says so when it compiles on that release alone
+        warnings.filterwarnings("ignore", "Guards may run slower on Python 3.13.0", RuntimeWarning)
     else:
         warnings.filters[:] = FILTERS

@@ -23,6 +23,9 @@ ALERT = re.compile(
     r'<div class="alert alert-\w+"><strong>(Note|Warning)</strong>\n\n(.*?)\n\n</div>', re.S
 )
 
+#: Where the outputs come from, as gpu_notebooks.py says it: a sentence, versions and a date.
+ORIGIN = re.compile(r"^(The outputs on this page come from .*?) \((.*)\)\.$", re.M)
+
 
 def page(script: Path) -> str | None:
     """The stored notebook of a script as a page: alerts and formulas look like those of the other
@@ -39,7 +42,9 @@ def page(script: Path) -> str | None:
             text = ALERT.sub(
                 lambda found: f":::{{{found[1].lower()}}}\n{found[2]}\n:::", "".join(cell["source"])
             )
-            cell["source"] = re.sub(r"\\(begin|end)\{align\}", r"\\\1{align*}", text)  # no numbers
+            text = re.sub(r"\\(begin|end)\{align\}", r"\\\1{align*}", text)  # no numbers
+            # Versions and a date are no prose: a translation would be out of date with each run.
+            cell["source"] = ORIGIN.sub(r"\1.\n\n```text\n\2\n```", text)
     exercise_pages.add_links_to_notebook(notebook["cells"], f"{gallery.GPU.name}/{script.stem}")
     source = f"Download: {downloads(script, '{download}')}"
     cell = {"cell_type": "markdown", "id": "downloads", "metadata": {}, "source": source}
@@ -94,14 +99,17 @@ def measured() -> list[str]:
         return ["No GPU has measured these kernels yet: ``make gpu`` does."]
     names = list(MARKERS)
     lines = [
-        "Measured on {device} with driver {driver}, torch {torch} and triton {triton}, {date}. A "
-        "copy moved {copy:.2f} TB/s, a matrix product in bfloat16 ran at {matmul:.0f} "
-        "TFLOP/s.".format(
-            **stored.provenance,
+        ".. code-block:: text",
+        "",
+        "   {device}, driver {driver}, torch {torch}, triton {triton}, {date}".format(
+            **stored.provenance
+        ),
+        "   copy {copy:.2f} TB/s, matrix product in bfloat16 {matmul:.0f} TFLOP/s".format(
             copy=stored.ceilings["copy"] / 1e12,
             matmul=stored.ceilings["matmul"] / 1e12,
-        )
-        + " A share is that of this roof; each time is a median in microseconds.",
+        ),
+        "",
+        "A share is that of the roof which these two make; each time is a median in microseconds.",
         "",
         ".. list-table::",
         "   :header-rows: 1",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import gallery
@@ -16,6 +17,29 @@ PACKAGE = "lm_from_scratch"
 ALL_CHAPTERS = "auto_tutorials/index"  # the page of all chapters, which the gallery writes
 #: Wrong and right answers of every exercise: nothing is secret, but no page shows them.
 NOT_SHOWN = f"{PACKAGE}.exercises.catalogue"
+
+#: The index of the API: what one looks for, and the modules and packages where it is.
+GROUPS = {
+    "Layers": ["norm", "rope", "activation", "heads", "lora"],
+    "Models": ["models", "gradient_checkpointing"],
+    "Attention": ["visibility", "attention", "gqa", "online_softmax", "varlen", "flex"]
+    + ["conformance", "record"],
+    "Key-value cache": ["cache"],
+    "Generation": ["generate", "sampling", "logit_processors", "beam_search", "speculative"]
+    + ["engine"],
+    "Text and tokens": ["tokenizer", "data"],
+    "Training": ["train", "loss", "distributed"],
+    "Optimizers": ["optim"],
+    "Quantised and swapped weights": ["quantize", "swap", "references", "onednn"],
+    "Files": ["checkpoint", "pretrained"],
+    "Kernels for a GPU": ["kernels", "roofline"],
+    "Figures": ["plot"],
+    "Checks of the exercises": ["exercises"],
+}
+#: Names that an index leaves out: what others call, and the inside of a kernel.
+INSIDE = re.compile(r"^(check|keep|backward)(_|$)|_(kernel|forward|backward)$")
+#: What makes of a function an object that autodoc passes over.
+WRAPPED = r"triton\.jit|torch\.library\.custom_op"
 
 
 def modules() -> dict[str, Path]:
@@ -46,6 +70,18 @@ def public_names(path: Path) -> list[str]:
     return [name for name in names if not name.startswith("_")]
 
 
+def documented(path: Path) -> list[str]:
+    """The public names that have a place on an API page, to which a link can lead."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    wrapped = {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and any(re.match(WRAPPED, ast.unparse(decorator)) for decorator in node.decorator_list)
+    }
+    return [name for name in public_names(path) if name not in wrapped]
+
+
 def has_objects(path: Path) -> bool:
     """Whether a file says anything: an empty package file gets no page."""
     return bool(summary(path) or public_names(path))
@@ -54,19 +90,11 @@ def has_objects(path: Path) -> bool:
 def api_page(module: str, path: Path) -> str:
     title = module.removeprefix(PACKAGE + ".")
     title = f"``{title}``"
-    lines = [title, "=" * len(title), "", f".. automodule:: {module}"]
+    lines = [title, "=" * len(title), "", *used_on(module, path), f".. automodule:: {module}"]
     # What a package file only re-exports is documented where it is defined.
     if path.name != "__init__.py" or public_names(path):
-        lines += ["   :members:", "   :undoc-members:", "   :show-inheritance:"]
-    names = [f"{module}.{name}" for name in public_names(path)]
-    if names:
-        lines += ["", ".. minigallery::", "   :add-heading: Tutorials that use it"]
-        lines += ["   :heading-level: -", ""]
-        lines += [f"   {name}" for name in names]
-    users = [script for script in gallery.gpu_scripts() if uses(script, module)]
-    if users:
-        lines += ["", "GPU pages that use it", "---------------------", ""]
-        lines += [f"* :doc:`/gpu/{script.stem}`" for script in users]
+        # What is not documented is `forward`, or an override: its class or its base says it.
+        lines += ["   :members:", "   :show-inheritance:"]
     if path.name != "__init__.py":
         source = Path("../..") / path.relative_to(gallery.ROOT)
         lines += ["", "The whole file", "--------------", ""]
@@ -74,39 +102,92 @@ def api_page(module: str, path: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def uses(script: Path, module: str) -> bool:
-    """Whether a script imports a module, or something from it."""
-    parent, _, name = module.rpartition(".")
-    text = script.read_text(encoding="utf-8")
-    imports = rf"^(from {re.escape(module)} import|import {re.escape(module)}\b)"
-    return bool(
-        re.search(imports, text, re.M)
-        or re.search(rf"^from {re.escape(parent)} import .*\b{name}\b", text, re.M)
+def used_on(module: str, path: Path) -> list[str]:
+    """Links to the pages that use a module, and to the exercises; many of them folded."""
+    links = [
+        f":doc:`/auto_tutorials/{script.parent.name}/{script.stem}`"
+        for script in gallery.scripts()
+        if uses(script, module, path)
+    ]
+    links += [f":doc:`/gpu/{s.stem}`" for s in gallery.gpu_scripts() if uses(s, module, path)]
+    catalogue = gallery.ROOT / NOT_SHOWN.replace(".", "/")
+    links += [
+        f":doc:`/exercises/{file.stem}`"
+        for file in sorted(catalogue.glob("[a-z]*.py"))
+        if uses(file, module, path)
+    ]
+    if not links:
+        return []
+    if len(links) <= 4:
+        return ["Used on: " + ", ".join(links) + ".", ""]
+    rows = [f"   * {link}" for link in links]
+    return [f".. dropdown:: {len(links)} pages use it", "", *rows, ""]
+
+
+def uses(script: Path, module: str, path: Path) -> bool:
+    """Whether a script imports a module, or something that it defines from the package above."""
+    found, (parent, _, name) = imported(script), module.rpartition(".")
+    above = {f"{parent}.{public}" for public in [name, *public_names(path)]}
+    return module in {source for source, _ in found} or not above.isdisjoint(
+        f"{source}.{name}" for source, name in found
     )
 
 
+@cache
+def imported(script: Path) -> set[tuple[str, str]]:
+    """Module and name of all that a script imports; a module as a whole has an empty name."""
+    found = set()
+    for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            found |= {(node.module or "", alias.name) for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {(alias.name, "") for alias in node.names}
+    return found
+
+
+def grouped(listed: dict[str, Path]) -> dict[str, list[str]]:
+    """The modules of each group; a package brings its own. One that no group names is last."""
+    left = list(listed)
+    groups = {}
+    for title, names in GROUPS.items():
+        roots = [f"{PACKAGE}.{name}" for name in names]
+        own = [m for root in roots for m in left if m == root or m.startswith(f"{root}.")]
+        groups[title] = own
+        left = [module for module in left if module not in own]
+    return groups | ({"Others": left} if left else {})
+
+
 def api_index(listed: dict[str, Path]) -> str:
+    """The modules by what one looks for, each with its line and the names that it defines."""
     title = "API"
-    lines = [
-        title,
-        "=" * len(title),
+    lines = [title, "=" * len(title), ""]
+    lines += [
+        "One page per file of the package, by what you look for. Each file holds one concept, and "
+        "its page begins with the tutorials and exercises that use it.",
         "",
-        "One page per file of the package. Each file holds one concept. A page links to the "
-        "tutorials that use its functions.",
+        "What depends on what, and why: :doc:`/architecture`.",
         "",
     ]
-    for module, path in listed.items():
-        name = module.removeprefix(PACKAGE + ".")
-        line = f"* :doc:`{name} <{module}>`"
-        lines.append(f"{line}: {summary(path)}" if summary(path) else line)
-    lines += ["", ".. toctree::", "   :hidden:", ""]
-    lines += [f"   {module}" for module in listed]
+    groups = grouped(listed)
+    for title, modules_ in groups.items():
+        lines += [title, "-" * len(title), ""]
+        for module in modules_:
+            path = listed[module]
+            lines += [f"* :doc:`{module.removeprefix(PACKAGE + '.')} <{module}>`: {summary(path)}"]
+            names = [name for name in documented(path) if not INSIDE.search(name)]
+            if names and not module.startswith(f"{PACKAGE}.exercises."):
+                links = ", ".join(f":py:obj:`~{module}.{name}`" for name in names)
+                lines += ["", f"  {links}", ""]
+        lines.append("")
+    lines += [".. toctree::", "   :hidden:", "", "   /architecture"]
+    lines += [f"   {module}" for own in groups.values() for module in own]
     return "\n".join(lines) + "\n"
 
 
 def learning_path() -> str:
     """A card with its pages for each chapter."""
-    import exercise_pages  # it imports this module
+    import course  # both import this module
+    import exercise_pages
 
     lines = [".. grid:: 1", "   :gutter: 3", "   :class-container: learning-path", ""]
     for chapter in gallery.chapters():
@@ -120,13 +201,13 @@ def learning_path() -> str:
         for page_number, script in enumerate(gallery.pages(chapter), start=1):
             page = f"/auto_tutorials/{chapter.name}/{script.stem}"
             lines.append(f"      {page_number}. :doc:`{page}`")
-        lines.append("")
+        lines += ["", f"      {course.time_to_read(chapter)}.", ""]
     if gallery.gpu_scripts():
         title, intro = gallery.header_text(gallery.GPU)
         lines += [f"   .. grid-item-card:: {title}", "", f"      {intro}", ""]
         for number, script in enumerate(gallery.gpu_scripts(), start=1):
             lines.append(f"      {number}. :doc:`/gpu/{script.stem}`")
-        lines.append("")
+        lines += ["", f"      {course.time_to_read(gallery.GPU)}.", ""]
     lines += [f"   .. grid-item-card:: {exercise_pages.TITLE}", "", f"      {exercise_pages.INTRO}"]
     lines += ["", *(f"      {line}" for line in exercise_pages.path_card()), ""]
     return "\n".join(lines) + "\n"

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import re
-import textwrap
-from html import escape
 from pathlib import Path
 from typing import Any
 
+import course
 import exercises
 import gallery
 import pages
-from exercise_pages import by_chapter, document, hours, link, lower, script, text
+from exercise_pages import by_chapter, document, hours, link, lower, text
 
 from lm_from_scratch.exercises.exercise import Exercise
-
-#: Of every page that says nothing else under "Before you start".
-READING_MINUTES = 30
 
 #: Weeks of a course: a name, and the pages to read. The exercises are those of these pages.
 TWELVE_WEEKS = {
@@ -65,17 +60,6 @@ SIX_WEEKS = {
 }  # fmt: skip
 
 
-def reading_minutes(page: str) -> int:
-    """What a page says under "Before you start": "about thirty minutes", "half an hour"."""
-    said = re.search(r"Before you start\n#? ?-+\n(.*?)\n#? ?-{3,}", script(page).read_text(), re.S)
-    words = " ".join((said[1] if said else "").replace("#", " ").split())
-    if "half an hour" in words.lower():
-        return 30
-    numbers = {"twenty-five": 25, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60}
-    found = re.search(rf"\b({'|'.join(numbers)}) minutes", words)
-    return numbers[found[1]] if found else READING_MINUTES
-
-
 def plan(weeks: dict[str, list[str]], hardest: int = 3) -> list[list[Exercise]]:
     """The exercises of each week: those of its pages, none before what it builds on.
 
@@ -111,13 +95,18 @@ def split(members: list[Exercise]) -> tuple[list[Exercise], list[Exercise]]:
     return there, [found for found in members if found not in there]
 
 
+def named(found: Exercise) -> str:
+    """A link, and the name that commands and files have."""
+    return f"{link(found)} (`{found.name}`)"
+
+
 def plan_table(weeks: dict[str, list[str]], hardest: int = 3) -> str:
     lines = ["| week, and pages to read | in class | at home |", "|---|---|---|"]
     sums, points, taken = [0, 0], 0, plan(weeks, hardest)
     for number, (title, listed) in enumerate(weeks.items()):
         members = taken[number]
         there, home = split(members)
-        reading = sum(reading_minutes(page) for page in listed)
+        reading = sum(course.minutes(page) for page in listed)
         minutes = [sum(found.minutes for found in part) for part in (there, home)]
         minutes[1] += reading
         sums = [a + b for a, b in zip(sums, minutes, strict=True)]
@@ -125,9 +114,9 @@ def plan_table(weeks: dict[str, list[str]], hardest: int = 3) -> str:
         read = ", ".join(f"{{doc}}`{document(page)}`" for page in listed)
         cells = [
             f"**{number + 1}. {title}.** {read}",
-            " ".join([f"**{minutes[0]} min.**", ", ".join(map(link, there))]),
+            " ".join([f"**{minutes[0]} min.**", ", ".join(map(named, there))]),
             " ".join([f"**{minutes[1]} min,** {reading} of them to read.",
-                      ", ".join(map(link, home))]) if home else f"**{reading} min** to read.",
+                      ", ".join(map(named, home))]) if home else f"**{reading} min** to read.",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cell.strip() for cell in cells)} |")
     count = sum(map(len, taken))
@@ -159,55 +148,32 @@ def figures() -> str:
         f"There are {len(found)} exercises, {sum(bool(one.hunt) for one in found)} of them bug "
         f"hunts: {hours(one.minutes for one in found)} of work for somebody who has read the "
         f"pages, {sum(one.points for one in found)} points in all. Reading the {len(pages_read)} "
-        f"pages of chapters 1 to 8 takes {hours(map(reading_minutes, pages_read))}.\n"
+        f"pages of chapters 1 to 8 takes {hours(map(course.minutes, pages_read))}.\n"
     )
-
-
-ROW, LEFT, WIDTH = 22, 92, 360
 
 
 def graph() -> str:
-    """What builds on what: the exercises in a column, arcs from each to those that build on it.
-
-    One column, so that a phone shows it at full size; the colours are those of the page's text.
-    """
-    lines, at, y = [], {}, 6
-    for title, members in by_chapter().items():
-        for part in textwrap.wrap(title, 32):
-            y += ROW
-            lines.append(f'<text x="{LEFT}" y="{y}" class="chapter">{escape(part)}</text>')
-        for found in members:
-            y += ROW
-            at[found.name] = y
-            mark = "hunt" if found.hunt else f"d{found.difficulty}"
-            lines.append(f'<circle cx="{LEFT + 5}" cy="{y - 5}" r="4" class="{mark}"/>')
-            lines.append(f'<text x="{LEFT + 16}" y="{y}">{escape(found.name)}</text>')
-        y += 6
-    arcs = []
-    known = exercises.written()
-    for found in known:
-        for before in found.after:
-            start, end = at[before] - 5, at[found.name] - 5
-            reach = min(LEFT - 8, 10 + abs(end - start) ** 0.5 * 3.4)
-            x = LEFT - 2
-            arcs.append(
-                f'<path d="M {x} {start} C {x - reach:.0f} {start} {x - reach:.0f} {end} '
-                f'{x} {end}" marker-end="url(#to)"/>'
+    """What builds on what, as a figure and as a list."""
+    groups = {
+        title: [
+            course.Node(
+                found.name,
+                found.name,
+                f"exercises/{found.name}.html",
+                "hunt" if found.hunt else f"d{found.difficulty}",
             )
-    count = sum(len(found.after) for found in known)
+            for found in members
+        ]
+        for title, members in by_chapter().items()
+    }
+    known = exercises.written()
     label = (
-        f"{len(known)} exercises by chapter, with {count} arcs from an exercise to one that builds "
-        "on it. The list below the figure says the same."
+        f"{len(known)} exercises by chapter, with {sum(len(found.after) for found in known)} arcs "
+        "from an exercise to one that builds on it. The list below the figure says the same."
     )
     return "\n".join([
         "```{raw} html",
-        f'<svg class="prerequisites" viewBox="0 0 {WIDTH} {y + 8}" role="img" '
-        f'aria-label="{escape(label)}">',
-        '<defs><marker id="to" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="6" '
-        'markerHeight="6" orient="auto"><path d="M 0 0 L 6 3 L 0 6 z"/></marker></defs>',
-        *arcs,
-        *lines,
-        "</svg>",
+        course.column(groups, {found.name: found.after for found in known}, label),
         "```",
         "",
         "::::{dropdown} The same as a list",

@@ -16,8 +16,16 @@
     if (shown) button.setAttribute("aria-label", shown);
   });
 
+  // The arguments of a long signature are lines, not definitions.
+  document.querySelectorAll("dt.sig dl, dt.sig dd").forEach(function (old) {
+    var line = document.createElement("span");
+    line.className = old.tagName === "DL" ? "sig-lines" : "sig-line";
+    line.append.apply(line, old.childNodes);
+    old.replaceWith(line);
+  });
+
   function scrollable() {
-    document.querySelectorAll("div.math, .highlight pre").forEach(function (box) {
+    document.querySelectorAll("div.math, .highlight pre, .pst-scrollable-table-container").forEach(function (box) {
       if (box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight + 1) box.tabIndex = 0;
     });
   }

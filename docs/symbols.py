@@ -1,0 +1,31 @@
+"""What the page on symbols reads: the names of config fields here and in `transformers`."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pages
+
+
+def config_names() -> str:
+    """A table of the fields of both configs that `transformers` calls something else."""
+    from lm_from_scratch.checkpoint import GPT2_NAMES, QWEN2_NAMES
+    from lm_from_scratch.models.gpt2 import GPT2Config
+    from lm_from_scratch.models.qwen2 import Qwen2Config
+
+    columns = [(GPT2Config, GPT2_NAMES), (Qwen2Config, QWEN2_NAMES)]
+    known = [{field.name for field in fields(config)} for config, _ in columns]
+    lines = [".. list-table::", "   :header-rows: 1", ""]
+    header = ["here", "GPT-2 in ``transformers``", "Qwen2 in ``transformers``"]
+    lines += [f"   {'* ' if i == 0 else '  '}- {cell}" for i, cell in enumerate(header)]
+    for name in dict.fromkeys([*GPT2_NAMES, *QWEN2_NAMES, "n_layer", "n_head", "n_embd"]):
+        lines.append(f"   * - ``{name}``")
+        for (_, names), own in zip(columns, known, strict=True):
+            lines.append(f"     - ``{names.get(name, name)}``" if name in own else "     - –")
+    return "\n".join(lines) + "\n"
+
+
+def write(app: Any) -> None:
+    pages.write_texts({Path(app.srcdir) / "generated" / "config_names.rst": config_names()})

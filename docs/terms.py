@@ -1,0 +1,302 @@
+"""The first mention of each glossary term on a page becomes a quiet link to the glossary.
+
+The links are added to the finished page: after the translation, so no catalogue knows them, and in
+HTML only, so neither notebooks nor scripts have them. A term is linked once on a page, in prose:
+not in headings, code, formulas, links, tables of files, nor in hints that are still closed.
+
+The search finds a term on the page that explains it, which the glossary names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.transforms.post_transforms import SphinxPostTransform
+
+GLOSSARY = "glossary"
+CLASS = "glossary-term"
+#: Pages whose terms are linked: tutorials, GPU pages, exercises, the teacher's guide.
+PAGES = re.compile(r"(auto_tutorials/\d\w*/\d\w*|gpu/\d\w*|exercises/(?!index|proof)\w+|teaching)$")
+#: Words that are common, or mean other things too. Each is linked on the page that explains it, and
+#: on pages whose name has the pattern: not on every page, and not where it is another word.
+COMMON = {
+    "activation (function)": "1_gpt2/2|2_qwen2/5",
+    "activations": "2_qwen2/4|8_quantized_weights/6|gpu/12",
+    "attention": "1_gpt2/5|3_attention/1|gpu/1[012]",
+    "backward pass": "3_attention/1|7_optimizers/[45]|gpu/(3|12)",
+    "baseline": "4_classification/2",
+    "basis (of GaLore)": "7_optimizers/3|gpu/8",
+    "batch": "5_caching/4|6_generation/3|7_optimizers/5",
+    "beam": "$^",
+    "bfloat16": "7_optimizers/1|8_quantized_weights/[12]|gpu/5",
+    "block (of a kernel)": "gpu/2",
+    "block (of a paged cache)": "gpu/11",
+    "bug hunt": "teaching",
+    "bug museum": "teaching",
+    "checkpoint": "2_qwen2/4|7_optimizers/3",
+    "clipping (of gradients)": "7_optimizers/[45]",
+    "code (of a number)": "8_quantized_weights/[3-6]",
+    "decode": "5_caching/4|6_generation/3|gpu/11",
+    "dispatch (of an operator)": "7_optimizers/4",
+    "document": "1_gpt2/1|gpu/10",
+    "draft": "$^",
+    "embedding": "2_qwen2/4",
+    "engine": "$^",
+    "entropy": "1_gpt2/5|3_attention/1",
+    "epsilon": "7_optimizers/1",
+    "feature": "2_qwen2/1",
+    "gap (of GaLore)": "7_optimizers/3",
+    "gradient": "7_optimizers/1|gpu/1_",
+    "greedy": "5_caching/1|6_generation",
+    "grid (of a kernel)": "gpu/6",
+    "group (of a quantised weight)": "5_caching/3|8_quantized_weights/5",
+    "half precision": "2_qwen2/4|gpu/3",
+    "head": "1_gpt2/5|2_qwen2/3|3_attention/1",
+    "hidden state": "4_classification|gpu/9",
+    "hook": "$^",
+    "kernel": "3_attention/1|8_quantized_weights/5",
+    "key": "1_gpt2/5|2_qwen2/3|3_attention/[12]|5_caching/[12]|gpu/10",
+    "layer": "2_qwen2/4",
+    "layout (of RoPE)": "2_qwen2/5|gpu/4",
+    "learning rate": "7_optimizers/1",
+    "logits": "1_gpt2/2|4_classification|gpu/9",
+    "loss": "$^",
+    "mask (of a load or store)": "gpu/2",
+    "mask (of attention)": "1_gpt2/2|2_qwen2/5|3_attention/[13]|gpu/10",
+    "merge": "$^",
+    "merging (of an adapter)": "$^",
+    "moments": "2_qwen2/4|7_optimizers|8_quantized_weights|gpu/8",
+    "optimizer": "8_quantized_weights/[12]",
+    "padding": "1_gpt2/[235]|2_qwen2/5|3_attention/[23]|4_classification|exercises",
+    "pair (of RoPE)": "gpu/4",
+    "payload": "8_quantized_weights/[245]",
+    "pool": "gpu/11",
+    "position": "1_gpt2/2|2_qwen2/2|5_caching/[24]",
+    "program (of a kernel)": "gpu/(?!7)",
+    "projection (of a gradient)": "7_optimizers/3",
+    "prompt": "5_caching/[14]|6_generation",
+    "quantised": "8_quantized_weights/5",
+    "query": "1_gpt2/5|2_qwen2/3|3_attention/[12]|gpu/10",
+    "rank (of a matrix)": "7_optimizers/3|8_quantized_weights/6|gpu/8",
+    "register": "gpu/(2|10|12)_",
+    "sampling": "6_generation/2",
+    "scale (of a group)": "5_caching/3|8_quantized_weights/5",
+    "schedule (of the learning rate)": "7_optimizers/1",
+    "score (of attention)": "gpu/10",
+    "shard": "8_quantized_weights/4",
+    "shared memory (of a GPU)": "gpu/6",
+    "skeleton": "8_quantized_weights/[26]",
+    "slot": "3_attention/2|6_generation/3|exercises/ring_cache",
+    "softmax": "1_gpt2/2|3_attention/1|gpu/2",
+    "stride": "gpu/[58]",
+    "target": "3_attention/3|4_classification/2",
+    "throughput": "$^",
+    "tile": "3_attention/1|gpu",
+    "token": "1_gpt2/2",
+    "tokenizer": "1_gpt2/3|4_classification/2",
+    "Triton": "gpu/[27]",
+    "value": "1_gpt2/5|3_attention/1",
+    "view": "7_optimizers/4",
+    "visibility": "3_attention/3|gpu/10",
+    "vocabulary": "1_gpt2/3",
+    "zero (of a group)": "8_quantized_weights/5",
+}
+NOT_IN = (
+    nodes.title,
+    nodes.reference,
+    nodes.literal,
+    nodes.literal_block,
+    nodes.math,
+    nodes.math_block,
+    nodes.raw,
+    nodes.comment,
+    nodes.topic,
+    nodes.label,
+    nodes.caption,
+    nodes.rubric,
+    addnodes.download_reference,
+    addnodes.toctree,
+    addnodes.pending_xref,
+)
+
+
+#: What sphinx-gallery makes of a block of code before the terms are linked. Its module is private.
+CODE = "code_links_block"
+
+
+@dataclass(frozen=True)
+class Term:
+    """A term of the glossary: its name there, the id of its place, and what it means."""
+
+    name: str
+    place: str
+    meaning: str
+    page: str = ""  # the document that explains it
+
+    @property
+    def word(self) -> str:
+        return re.sub(r"\s*[(（].*[)）]$", "", self.name)
+
+    def forms(self) -> list[str]:
+        """The word as it stands in a sentence, with its plurals."""
+        word = self.word
+        plurals = [word + "s", word + "es"]
+        if re.search(r"[^aeiou]y$", word):
+            plurals.append(word[:-1] + "ies")
+        return [word, *plurals]
+
+    def is_on(self, docname: str) -> bool:
+        pages = COMMON.get(self.name)
+        return pages is None or self.page == docname or bool(re.search(pages, docname))
+
+
+def read(glossary: nodes.document) -> list[Term]:
+    """The terms of the glossary's page, in the language of the build."""
+    found = []
+    for item in glossary.findall(nodes.definition_list_item):
+        paragraph = next(item.findall(nodes.definition)).next_node(nodes.paragraph)
+        links = [
+            link for link in paragraph.findall(addnodes.pending_xref) if "doc" in link["reftype"]
+        ]
+        page = links[-1]["reftarget"].lstrip("/") if links else ""
+        for term in item.findall(nodes.term):
+            found.append(Term(term.astext(), term["ids"][0], summary(paragraph), page))
+    return found
+
+
+def summary(paragraph: nodes.paragraph) -> str:
+    """A definition as plain text: up to its first formula, and without the page at its end."""
+    text = ""
+    for node in paragraph.children:
+        if isinstance(node, nodes.math):
+            text = re.sub(r"[:,：，]\s*$", ".", text)
+            return sentences(text)
+        if isinstance(node, (nodes.reference, addnodes.pending_xref)) and text.endswith(": "):
+            return sentences(text)
+        text += node.astext()
+    return " ".join(text.split())
+
+
+def sentences(text: str) -> str:
+    """What is complete of a text."""
+    complete = re.match(r".*[.。](?=\s|$)", " ".join(text.split()))
+    return complete[0] if complete else ""
+
+
+def pattern(words: list[str]) -> re.Pattern[str]:
+    """Any of the words, the longest first. A small first letter may be a capital.
+
+    Letters of scripts without spaces are no border: a word may touch them.
+    """
+    parts = []
+    for word in sorted(words, key=len, reverse=True):
+        first = re.escape(word[0])
+        if word[0].islower() and not re.search(r"[A-Z]", word[1:]):
+            first = f"[{first}{word[0].upper()}]"
+        parts.append(first + re.sub(r"(\\ |\s)+", r"\\s+", re.escape(word[1:])))
+    return re.compile(rf"(?<![A-Za-z0-9_-])(?:{'|'.join(parts)})(?![A-Za-z0-9_-])", re.A)
+
+
+def prose(document: nodes.document) -> Iterator[nodes.Text]:
+    """Every piece of text in which a term may be linked."""
+    for text in list(document.findall(nodes.Text)):
+        above: Any = text.parent
+        while above is not None and not isinstance(above, NOT_IN):
+            if type(above).__name__ == CODE:
+                break
+            classes = above.get("classes", []) if isinstance(above, nodes.Element) else []
+            if "no-search" in classes:
+                break
+            # The gallery's boxes; a section has such a class too, for the whole page.
+            box = not isinstance(above, nodes.section)
+            if box and any(name.startswith("sphx-glr") for name in classes):
+                break
+            above = above.parent
+        if above is None:
+            yield text
+
+
+class LinkTerms(SphinxPostTransform):
+    default_priority = 700  # behind the one that resolves the page's own links
+    formats = ("html",)
+
+    def run(self, **kwargs: Any) -> None:
+        docname = self.env.docname
+        if GLOSSARY not in self.env.found_docs:
+            return
+        # The search finds a page by the terms that it explains, as by an entry of an index.
+        explained = [term for term in all_terms(self.env) if term.page == docname]
+        entries = [("single", term.word, "", "main", None) for term in explained]
+        if entries:
+            self.document.insert(0, addnodes.index(entries=entries))
+        if PAGES.match(docname):
+            place = self.app.builder.get_relative_uri(docname, GLOSSARY)
+            link_terms(self.document, all_terms(self.env), docname, place)
+
+
+def link_terms(document: nodes.document, terms: list[Term], docname: str, place: str) -> list[str]:
+    """Link the first mention of each term, and return their names in the order of the page."""
+    # A term that is not linked here still holds its words: "block table" is no "block". A word
+    # itself goes before the plural of another, and a term that is linked before one that is not.
+    known = {
+        form: term
+        for one in (False, True)
+        for linkable in (False, True)
+        for term in terms
+        if term.is_on(docname) == linkable
+        for form in (term.forms()[:1] if one else term.forms())
+    }
+    if not known:
+        return []
+    words = pattern(list(known))
+    linked: list[str] = []
+    for text in prose(document):
+        whole, made, end = text.astext(), [], 0
+        for found in words.finditer(whole):
+            word = re.sub(r"\s+", " ", found[0])
+            term = known.get(word) or known[word[0].lower() + word[1:]]
+            if term.place in linked or not term.is_on(docname):
+                continue
+            linked.append(term.place)
+            link = nodes.reference("", "", internal=True, refuri=f"{place}#{term.place}")
+            link["classes"] = [CLASS]
+            if term.meaning:
+                link["reftitle"] = term.meaning
+            link += nodes.Text(found[0])
+            made += [nodes.Text(whole[end : found.start()]), link]
+            end = found.end()
+        if made:
+            made.append(nodes.Text(whole[end:]))
+            text.parent.replace(text, [node for node in made if node.astext()])
+    return linked
+
+
+def all_terms(env: Any) -> list[Term]:
+    """Those of the glossary as it was read, once for each process that writes pages."""
+    if getattr(env, "_glossary_terms", None) is None:
+        document = env.get_doctree(GLOSSARY)
+        env._glossary_terms = read(document)
+    return env._glossary_terms
+
+
+def changed(app: Any, env: Any) -> list[str]:
+    """Pages to write again: all whose terms are linked, if the glossary is another one."""
+    env._glossary_terms = None
+    now = (
+        [(term.name, term.meaning, term.page) for term in all_terms(env)]
+        if GLOSSARY in env.all_docs
+        else []
+    )
+    before, env.glossary_of_last_build = getattr(env, "glossary_of_last_build", None), now
+    return [] if now == before else [name for name in env.all_docs if PAGES.match(name)]
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.add_post_transform(LinkTerms)
+    app.connect("env-updated", changed)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
