@@ -1,10 +1,11 @@
 # Every target that needs Python creates .venv on its first call and reuses it afterwards.
 .DEFAULT_GOAL := help
-.PHONY: help docs preview serve test lint lab exercises bench gpu check-site clean install
+.PHONY: help docs preview catalogues serve test lint lab exercises bench gpu check-site clean install broken
 SHELL := /bin/sh
 PORT ?= 8000
 PY := .venv/bin/python
 SITE := docs/_build/html
+DOCTREES := docs/_build/doctrees
 STAMP := .venv/.installed
 
 # On shared cores the threads of torch cost more than they bring; two test processes use both cores.
@@ -18,12 +19,16 @@ help: ## say what each target does
 
 install: $(STAMP) ## create .venv and install the pinned requirements
 
-$(STAMP): pyproject.toml constraints.txt
+# A Python that was removed or upgraded leaves .venv broken: it is made again.
+$(STAMP): pyproject.toml constraints.txt $(shell test -x .venv/bin/python || echo broken)
 	@if ! "$(PY)" -c 'import sys' 2>/dev/null; then \
 		found=''; seen=''; \
-		for name in $(PYTHON) python3.11 python3.12 python3.13 python3.14 python3 python; do \
-			command -v "$$name" >/dev/null 2>&1 || continue; \
-			version=$$("$$name" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue; \
+		set -- python3.11 python3.12 python3.13 python3.14 python3 python; \
+		[ -z "$(PYTHON)" ] || set -- "$(PYTHON)"; \
+		for name; do \
+			command -v "$$name" >/dev/null 2>&1 || { [ -z "$(PYTHON)" ] || seen=" There is no $$name."; continue; }; \
+			version=$$("$$name" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || \
+				{ seen="$$seen $$name does not start."; continue; }; \
 			if "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then found=$$name; break; fi; \
 			seen="$$seen $$name is $$version."; \
 		done; \
@@ -36,17 +41,25 @@ $(STAMP): pyproject.toml constraints.txt
 		"$$found" -m venv .venv || { rm -rf .venv; \
 			echo "$$found cannot create a virtual environment. Install its venv module (Debian and Ubuntu: python3-venv)." >&2; exit 1; }; \
 	fi
-	"$(PY)" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,docs,lab]'
+	@"$(PY)" -m pip --version >/dev/null 2>&1 || "$(PY)" -m ensurepip >/dev/null
+	@echo "Installing the requirements: minutes on the first call, then seconds"
+	@"$(PY)" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,docs,lab]' || { \
+		echo "The installation is not complete; the first lines above say why. It needs the network. Run the command again: it goes on." >&2; exit 1; }
 	@touch "$@"
 
 docs: $(STAMP) ## build the site from nothing; every tutorial runs, a warning is an error
 	rm -rf docs/_build docs/auto_tutorials docs/api docs/generated docs/gpu docs/exercises
-	"$(PY)" -m sphinx -W --keep-going -b html docs "$(SITE)"
+	"$(PY)" -m sphinx -W --keep-going -b html -d "$(DOCTREES)" docs "$(SITE)"
 	@echo "The site is in $(SITE). Open $(SITE)/index.html, or run: make serve"
 
 preview: $(STAMP) ## build the site again; only changed tutorials run (for authors)
-	"$(PY)" -m sphinx -b html docs "$(SITE)"
+	"$(PY)" -m sphinx -b html -d "$(DOCTREES)" docs "$(SITE)"
 	@echo "The site is in $(SITE). Results of unchanged tutorials were kept; publish from: make docs"
+
+catalogues: $(STAMP) ## for translators: the text of the built site in build/catalogues
+	@test -f "$(SITE)/index.html" || { echo "There is no site yet. Run: make docs" >&2; exit 1; }
+	rm -rf build/catalogues
+	SOURCE_DATE_EPOCH=0 "$(PY)" docs/translation.py "$(DOCTREES)" build/catalogues
 
 serve: $(STAMP) ## show the built site on this machine (PORT=8000)
 	@test -f "$(SITE)/index.html" || { echo "There is no site yet. Run: make docs" >&2; exit 1; }
@@ -59,9 +72,9 @@ lint: $(STAMP) ## ruff and mypy
 	"$(PY)" -m mypy
 
 test: lint ## lint, then the whole test suite; every tutorial runs as a notebook
-	"$(PY)" -m pytest -n 2 --dist loadfile
+	"$(PY)" -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-check-site: $(STAMP) ## check the built site in a browser: links, mathematics, accessibility, downloads
+check-site: $(STAMP) ## check the built site in a browser: links, mathematics, accessibility (EVERY_VIEW=1: more)
 	@test -f "$(SITE)/index.html" || { echo "There is no site yet. Run: make docs" >&2; exit 1; }
 	"$(PY)" -m pytest tests/site -n 2
 
@@ -72,10 +85,15 @@ lab: $(STAMP) ## open tutorials and exercises as notebooks in JupyterLab
 exercises: $(STAMP) ## for teachers: student, solution and nbgrader notebooks in build/exercises
 	"$(PY)" docs/exercises.py build/exercises
 
-bench: $(STAMP) ## run every benchmark
-	@set -e; found=0; for script in tests/bench_*.py; do \
-		[ -f "$$script" ] || continue; found=1; echo "== $$script"; "$(PY)" "$$script"; done; \
-		[ "$$found" = 1 ] || echo "There are no benchmarks yet (tests/bench_*.py)."
+PEERS := build/bench/peers
+
+bench: $(STAMP) $(PEERS) ## every benchmark beside its peers, for docs/benchmarks.json (BENCH=--quick to try)
+	"$(PY)" tests/bench.py $(BENCH)
+
+# Without what they require: galore-torch asks for a library of CUDA that no benchmark needs.
+$(PEERS):
+	-"$(PY)" -m pip install --quiet --disable-pip-version-check --no-deps --target "$@" \
+		galore-torch==1.0 pytorch_optimizer==4.1.0
 
 # make gpu PY=python3 takes that Python as it is, where torch and Triton are installed already.
 gpu: $(if $(filter .venv/bin/python,$(PY)),$(STAMP)) ## on a GPU: test, check and time every kernel, run the pages (PY=python3)

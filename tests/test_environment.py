@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tomllib
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -65,6 +67,18 @@ def test_constraints_are_plain_pins() -> None:
         assert name.replace("-", "").replace(".", "").isalnum()
         assert str(Version(version)) == version
         assert Version(version).local is None
+
+
+def test_every_pin_runs_on_the_oldest_python() -> None:
+    """Debian 12 has 3.11.2; pins that are not installed here are not seen."""
+    oldest = Version(PROJECT["requires-python"].removeprefix(">=") + ".0")
+    for name, pin in pins().items():
+        try:
+            installed = metadata(name)
+        except PackageNotFoundError:
+            continue
+        if installed["Version"] == pin:
+            assert oldest in SpecifierSet(installed["Requires-Python"] or ""), f"{name}=={pin}"
 
 
 def test_the_project_stays_open() -> None:

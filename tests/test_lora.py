@@ -774,7 +774,7 @@ def test_killed_and_resumed_in_a_fresh_process(tmp_path, tokens, name, bits) -> 
     assert result.keys() | {"reported"} == expected.keys()
     assert all(torch.equal(t, expected[n]) for n, t in result.items())
     held_out = expected["reported"][:, 2]
-    assert held_out[-1] < held_out[3] - 0.1
+    assert held_out[-1] < held_out[3] - 0.05  # the corpus is that of this Python
 
 
 def test_a_checkpoint_holds_what_is_trained(tmp_path, tokens) -> None:

@@ -104,6 +104,16 @@ def check_no_outside_resources(pages: dict[Path, Page]) -> list[str]:
     ]
 
 
+def check_paths(site: Path, root: Path) -> list[str]:
+    """Where the site was built, and objects that stand for a path of that machine."""
+    return [
+        f"{path.relative_to(site)}: shows {where}"
+        for path in sorted(site.rglob("*.html"))
+        for where in (str(root), "PosixPath(")
+        if where in path.read_text(encoding="utf-8")
+    ]
+
+
 def check_images(pages: dict[Path, Page]) -> list[str]:
     problems = []
     for path, page in pages.items():

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from html import unescape
 from pathlib import Path
+from urllib.parse import unquote
 
 import exercise_pages
 import exercises
 import gallery
+import nbclient
 import nbformat
 import notebooks
 import page_checks
@@ -20,7 +25,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from conftest import SITE, Visit
 from exercise_leaks import leaks, plain
-from playwright.sync_api import BrowserContext
+from playwright.sync_api import TimeoutError
 
 from lm_from_scratch.exercises.exercise import Exercise
 
@@ -37,7 +42,6 @@ EXERCISES = [found.name for found in exercises.written()]
 EXERCISE_PAGES = [f"exercises/{name}.html" for name in EXERCISES]
 AXE_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
 Visitor = Callable[..., Visit]
-Readers = Callable[[str, int], BrowserContext]
 
 MATH_PROBLEMS = r"""
 () => {
@@ -61,8 +65,10 @@ IMAGE_PROBLEMS = """
   ...(image.hasAttribute('alt') ? [] : ['no alt text on ' + image.src]),
 ])
 """
-# Thousands of coloured words in code have a few dozen colours: axe looks at one word of each.
-ONE_WORD_OF_EACH_COLOUR = """
+# What is there a hundred times and always the same, axe looks at once: coloured words of code (a
+# few dozen colours) and their copy buttons. The drawing of a formula is hidden from screen readers,
+# which get its MathML; its glyphs have the colour of the text around.
+ONE_OF_EACH = """
 () => {
   const seen = new Set();
   for (const word of document.querySelectorAll('.highlight pre span')) {
@@ -70,6 +76,22 @@ ONE_WORD_OF_EACH_COLOUR = """
     if (seen.has(kind)) word.replaceWith(...word.childNodes);
     seen.add(kind);
   }
+  [...document.querySelectorAll('button.copybtn')].slice(2).forEach(button => button.remove());
+  document.querySelectorAll('mjx-container > mjx-math').forEach(math => math.replaceChildren());
+}
+"""
+# Colours change at once: axe must not meet them half way. Without preload, since axe would look
+# for imported style sheets beside the page.
+AXE = """
+async rules => {
+  const still = document.createElement('style');
+  still.textContent = '*, *::before, *::after { transition: none !important; }';
+  document.head.append(still);
+  const options = {
+    runOnly: rules, preload: false, resultTypes: ['violations'],
+  };
+  return (await axe.run(document, options)).violations.map(fault =>
+    `axe ${fault.id} (${fault.impact}): ` + fault.nodes.slice(0, 4).map(n => n.target).join(', '));
 }
 """
 OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -99,6 +121,10 @@ def test_nothing_is_loaded_from_outside(pages: dict[Path, page_checks.Page]) -> 
     assert page_checks.check_no_outside_resources(pages) == []
 
 
+def test_no_page_shows_where_it_was_built(site: Path) -> None:
+    assert page_checks.check_paths(site, gallery.ROOT) == []
+
+
 def test_images_have_alt_text(pages: dict[Path, page_checks.Page]) -> None:
     assert page_checks.check_images(pages) == []
 
@@ -111,29 +137,67 @@ def test_mathjax_keeps_its_licence(site: Path) -> None:
     assert "Apache License" in (site / "_static" / "mathjax-license.txt").read_text()
 
 
-@pytest.mark.parametrize("width", [1280, 375])
-@pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("name", PAGES)
-def test_page(readers: Readers, server: str, name: str, theme: str, width: int) -> None:
-    """One load: requests, console, mathematics, images, width, theme, accessibility."""
-    view = Visit(readers(theme, width).new_page())
-    page = view.open(f"{server}/{name}")
-    problems = view.problems
+def test_page(reader: Visit, server: str, name: str) -> None:
+    """One load: requests, console, mathematics, images; then axe on a phone and in the dark.
+
+    Each theme and each width is seen once, by all rules. With EVERY_VIEW=1 each theme is seen at
+    each width, which takes minutes more: what a rule says of colours hardly depends on the width.
+    """
+    problems = reader.problems
+    problems.clear()
+    reader.page.set_viewport_size({"width": 1280, "height": 900})
+    reader.page.emulate_media(color_scheme="light")
+    page = reader.open(f"{server}/{name}")
     problems += page.evaluate(MATH_PROBLEMS)
     problems += page.evaluate(IMAGE_PROBLEMS)
-    if page.get_attribute("html", "data-theme") != theme:
-        problems.append(f"the page does not follow the system into the {theme} theme")
-    if width == 375 and (pixels := page.evaluate(OVERFLOW)):
-        problems.append(f"{pixels} px wider than the screen")
-    page.evaluate(ONE_WORD_OF_EACH_COLOUR)
-    # Without preload: axe would look for imported style sheets beside the page.
-    rules = {"runOnly": {"type": "tag", "values": AXE_RULES}, "preload": False}
-    found = Axe().run(page, options={**rules, "resultTypes": ["violations"]})
-    for violation in found.response["violations"]:
-        places = [" ".join(map(str, node["target"])) for node in violation["nodes"]]
-        problems.append(f"axe {violation['id']} ({violation['impact']}): {places[:4]}")
-    page.close()
+    page.set_viewport_size({"width": 375, "height": 900})
+    if pixels := page.evaluate(OVERFLOW):
+        problems.append(f"{pixels} px wider than a phone")
+    page.evaluate(ONE_OF_EACH)
+    page.evaluate(Axe().axe_script)
+    rules = {"type": "tag", "values": AXE_RULES}
+    views = [(375, "light"), (1280, "dark")]
+    if os.environ.get("EVERY_VIEW"):
+        views += [(375, "dark"), (1280, "light")]
+    for width, theme in views:
+        page.set_viewport_size({"width": width, "height": 900})
+        # The reader's system changes while the page is open, which must follow.
+        page.emulate_media(color_scheme=theme)
+        try:
+            page.wait_for_function(f"document.documentElement.dataset.theme === '{theme}'")
+        except TimeoutError:
+            problems.append(f"the page does not follow the system into the {theme} theme")
+        for violation in page.evaluate(AXE, rules):
+            problems.append(f"{theme}, {width} px: {violation}")
     assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("width", [1280, 375])
+@pytest.mark.parametrize("name", ["index.html", TUTORIALS[0], "exercises/index.html"])
+def test_page_begins_in_the_theme_of_the_system(
+    visit: Visitor, server: str, name: str, width: int
+) -> None:
+    view = visit(theme="dark", width=width)
+    page = view.open(f"{server}/{name}")
+    assert page.get_attribute("html", "data-theme") == "dark"
+    assert view.problems == []
+
+
+FAULTS = {
+    "image-alt": "document.querySelector('article img').removeAttribute('alt')",
+    "color-contrast": "document.querySelector('article h1 ~ p').style.color = '#c8c8c8'",
+    "button-name": "document.querySelector('article').append(document.createElement('button'))",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_axe_finds_a_planted_fault(visit: Visitor, server: str, fault: str) -> None:
+    page = visit().open(f"{server}/{TUTORIALS[0]}")
+    page.evaluate(f"() => {{ {FAULTS[fault]} }}")
+    page.evaluate(Axe().axe_script)
+    rules = {"type": "tag", "values": AXE_RULES}
+    assert any(f"axe {fault}" in violation for violation in page.evaluate(AXE, rules))
 
 
 # -- downloads -------------------------------------------------------------------------------
@@ -322,36 +386,82 @@ def test_search_finds_a_tutorial(visit: Visitor, server: str) -> None:
     assert view.problems == []
 
 
-def test_next_leads_through_every_tutorial(visit: Visitor, server: str) -> None:
-    view = visit()
-    page = view.open(f"{server}/auto_tutorials/index.html")
+def following(page: str, direction: str = "right-next") -> str | None:
+    found = re.search(rf'class="{direction}"\s+href="([^"#]*)', page)
+    return found and found[1]
+
+
+def test_next_leads_through_every_tutorial(site: Path) -> None:
+    """Also back again: the page before the one that is next is this one."""
+    place = site / "auto_tutorials/index.html"
     seen = []
-    for _ in range(len(PAGES)):
-        following = page.locator("a.right-next")
-        if not following.count():
-            break
-        with page.expect_navigation():
-            following.click()
-        seen.append(page.url.removeprefix(f"{server}/").partition("#")[0])
+    while step := following(place.read_text(encoding="utf-8")):
+        after = (place.parent / unquote(step)).resolve()
+        back = following(after.read_text(encoding="utf-8"), "left-prev")
+        assert back and (after.parent / unquote(back)).resolve() == place.resolve(), after
+        assert after not in seen, f"{after} comes twice"
+        seen.append(after)
+        place = after
     pages = TUTORIALS + GPU_PAGES + EXERCISE_PAGES
-    assert [name for name in seen if name in pages] == pages
-    if pages:
-        page.goto(f"{server}/{pages[-1]}")
-        with page.expect_navigation():
-            page.locator("a.left-prev").click()
-        assert page.url.removeprefix(f"{server}/") in PAGES
+    names = [path.relative_to(site.resolve()).as_posix() for path in seen]
+    assert [name for name in names if name in pages] == pages
+
+
+def test_next_and_previous(visit: Visitor, server: str) -> None:
+    view = visit(width=375)
+    page = view.open(f"{server}/{TUTORIALS[0]}")
+    with page.expect_navigation():
+        page.locator("a.right-next").click()
+    assert page.url == f"{server}/{TUTORIALS[1]}"
+    with page.expect_navigation():
+        page.locator("a.left-prev").click()
+    assert page.url == f"{server}/{TUTORIALS[0]}"
     assert view.problems == []
 
 
-def test_reader_downloads_the_notebook(visit: Visitor, server: str, tmp_path: Path) -> None:
+def test_reader_downloads_and_runs_the_notebook(
+    visit: Visitor, server: str, tmp_path: Path
+) -> None:
+    """In a folder of their own, outside the clone."""
     page = visit().open(f"{server}/{TUTORIALS[0]}")
     with page.expect_download() as download:
         page.locator(".bd-sidebar-secondary a", has_text="notebook").first.click()
     target = tmp_path / "page.ipynb"
     download.value.save_as(target)
     assert (
-        json.loads(target.read_text())["cells"] == notebooks.convert(gallery.scripts()[0])["cells"]
+        json.loads(target.read_text(encoding="utf-8"))["cells"]
+        == notebooks.convert(gallery.scripts()[0])["cells"]
     )
+    notebook = nbformat.read(target, as_version=4)
+    environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
+    folder = {"metadata": {"path": str(tmp_path)}}
+    client = nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", resources=folder)
+    client.execute(env=environment)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert any("image/png" in out.get("data", {}) for cell in cells for out in cell.outputs)
+
+
+def test_reader_opens_a_solution(visit: Visitor, server: str, tmp_path: Path) -> None:
+    """The page shows no solution, but says what shows it; a copy of that does, asked twice."""
+    view = visit(width=375)
+    page = view.open(f"{server}/exercises/rms_norm.html")
+    command = page.locator("article code", has_text="solution rms_norm").first.inner_text()
+    program, *arguments = command.split()
+    assert program == "python"
+    environment = {
+        **os.environ,
+        "LM_FROM_SCRATCH_PROGRESS": str(tmp_path / "progress.json"),
+        "PYTHONPATH": str(gallery.ROOT),
+    }
+    run = [sys.executable, *arguments]
+    texts = [
+        subprocess.run(run, env=environment, cwd=tmp_path, capture_output=True, text=True).stdout
+        for _ in range(2)
+    ]
+    assert "def rms_norm" not in texts[0], "a solution is shown when it is asked for again"
+    assert "def rms_norm" in texts[1] and "NotImplementedError" not in texts[1]
+    assert view.problems == []
 
 
 def test_theme_survives_a_reload(visit: Visitor, server: str) -> None:

@@ -1,0 +1,142 @@
+"""Workflow files, hooks and forms say what the Makefile and the tree say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[0-9]*.yml"))
+
+
+def recipe(target: str) -> list[str]:
+    """The commands of a target of the Makefile; empty where there is none."""
+    found = re.search(rf"^{target}:.*\n((?:\t.*\n)*)", MAKEFILE, re.M)
+    return [line.strip() for line in found[1].splitlines()] if found else []
+
+
+def workflow_problems(text: str) -> list[str]:
+    """What a workflow may not do: run anything but a make target, take an action by a name that can
+    change, or have more rights than it needs."""
+    workflow = yaml.safe_load(text)
+    found = []
+    if workflow.get("permissions") != {"contents": "read"}:
+        found.append("the workflow may do more than read")
+    for name, job in workflow["jobs"].items():
+        if job.get("permissions") not in (None, {"pages": "write", "id-token": "write"}):
+            found.append(f"{name} has more rights than publishing needs")
+        for step in job["steps"]:
+            if "run" in step:
+                for line in step["run"].strip().splitlines():
+                    called = re.fullmatch(r"make ([a-z-]+)( [A-Z]+=\S+)*", line.strip())
+                    if called is None or not recipe(called[1]):
+                        found.append(f"{name} runs {line!r}, which is no target of the Makefile")
+    for action in re.findall(r"uses: *(.*)", text):
+        if not re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action):
+            found.append(f"{action} is not pinned to a commit, with its version beside it")
+    return found
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflow(path: Path) -> None:
+    assert workflow_problems(path.read_text(encoding="utf-8")) == []
+
+
+def test_both_commands_are_in_the_workflows() -> None:
+    lines = {
+        step["run"].split(" PYTHON")[0]
+        for path in WORKFLOWS
+        for job in yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].values()
+        for step in job["steps"]
+        if "run" in step
+    }
+    assert lines == {"make test", "make docs", "make check-site"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fault"),
+    [
+        ("run: make test", "run: make tests", "'make tests PYTHON=python', which is no target"),
+        ("run: make test", "run: pip install . && make test", "no target"),
+        ("@11bd71901bbe5b1630ceea73d27597364c9af683 # v4.2.2", "@v4", "is not pinned"),
+        ("contents: read", "contents: write", "more than read"),
+        ("    timeout-minutes", "    permissions: write-all\n    timeout-minutes", "more rights"),
+    ],
+)
+def test_a_planted_fault_is_found(before: str, after: str, fault: str) -> None:
+    text = (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
+    assert before in text
+    assert any(fault in found for found in workflow_problems(text.replace(before, after)))
+
+
+def test_the_hooks_are_those_of_make_lint() -> None:
+    """The same tools from the same environment; a hook gets the files, `make lint` a dot."""
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    (local,) = config["repos"]
+    assert local["repo"] == "local"
+    hooks = [hook["entry"].removeprefix(".venv/bin/python ") for hook in local["hooks"]]
+    commands = [line.removeprefix('"$(PY)" ') for line in recipe("lint")]
+    plain = [command.removesuffix(" .").replace(" --check", "") for command in commands]
+    assert [hook.replace(" --force-exclude", "") for hook in hooks] == plain
+    assert {hook["language"] for hook in local["hooks"]} == {"system"}
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_form_asks_for_what_is_needed(path: Path) -> None:
+    form: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert form["name"] and form["description"]
+    fields = {field["id"]: field for field in form["body"]}
+    assert 2 <= len(fields) == len(form["body"]) <= 4, "short"
+    assert sum(field.get("validations", {}).get("required", False) for field in fields.values()) > 1
+
+
+def test_the_changelog_names_the_version() -> None:
+    log = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert version
+    assert re.search(r"^## \[?(\d+\.\d+\.\d+)", log, re.M)[1] == version[1]  # type: ignore[index]
+    sections = set(re.findall(r"^### (.*)", log, re.M))
+    assert sections <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Limits"}
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "CHANGELOG.md", "README.md"])
+def test_what_a_text_names_is_there(name: str) -> None:
+    """Links to files, and `make` targets."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (ROOT / link).exists(), f"{name} links to {link}"
+    for target in re.findall(r"`make ([a-z-]+)", text):
+        assert re.search(rf"^{target}:", MAKEFILE, re.M), f"{name} names make {target}"
+
+
+def test_forms_that_the_guide_names_are_there() -> None:
+    named = re.findall(r'the form "(.*?)"', (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    titles = [yaml.safe_load(form.read_text(encoding="utf-8"))["name"] for form in FORMS]
+    assert len(named) == 2
+    assert all(any(title.startswith(name) for title in titles) for name in named)
+
+
+def test_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.M | re.S
+    )
+    assert blocks
+    for block in blocks:
+        exec(block, {})
+        assert capsys.readouterr().out.startswith(" ")
+
+
+def test_tables_that_the_recipes_name_are_there() -> None:
+    """As in "`NEEDS` of `docs/course.py`": a name at the left margin of that file."""
+    text = " ".join((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split())
+    named = re.findall(r"`([A-Z_]+)` of `([\w./]+\.py)`", text)
+    assert len(named) > 5
+    for name, path in named:
+        code = (ROOT / path).read_text(encoding="utf-8")
+        assert re.search(rf"^{name}\b.*=", code, re.M), f"no {name} in {path}"
