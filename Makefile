@@ -49,7 +49,7 @@ $(STAMP): pyproject.toml constraints.txt $(shell test -x .venv/bin/python || ech
 
 docs: $(STAMP) ## build the site from nothing; every tutorial runs, a warning is an error
 	rm -rf docs/_build docs/auto_tutorials docs/api docs/generated docs/gpu docs/exercises
-	"$(PY)" -m sphinx -W --keep-going -b html -d "$(DOCTREES)" docs "$(SITE)"
+	"$(PY)" -m sphinx -W --keep-going -j $(or $(GALLERY_JOBS),1) -b html -d "$(DOCTREES)" docs "$(SITE)"
 	@echo "The site is in $(SITE). Open $(SITE)/index.html, or run: make serve"
 
 preview: $(STAMP) ## build the site again; only changed tutorials run (for authors)
@@ -82,8 +82,8 @@ lab: $(STAMP) ## open tutorials and exercises as notebooks in JupyterLab
 	"$(PY)" docs/notebooks.py build/notebooks
 	"$(PY)" -m jupyterlab --notebook-dir=build/notebooks $(LAB_FLAGS)
 
-exercises: $(STAMP) ## for teachers: student, solution and nbgrader notebooks in build/exercises
-	"$(PY)" docs/exercises.py build/exercises
+exercises: $(STAMP) ## for teachers: notebooks in build/exercises (WEEKS=12: weeks for nbgrader, in build/weeks_12)
+	"$(PY)" docs/exercises.py build/$(if $(WEEKS),weeks_$(WEEKS),exercises) $(WEEKS)
 
 PEERS := build/bench/peers
 

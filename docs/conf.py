@@ -52,6 +52,7 @@ extensions = [
     "sphinx_exercise",
     "sphinx_togglebutton",
     "terms",
+    "descriptions",
 ]
 exclude_patterns = [
     "_build",
@@ -121,7 +122,9 @@ html_css_files = ["site.css"]
 html_js_files = [("a11y.js", {"defer": "defer"})]
 html_copy_source = False
 html_show_sourcelink = False
-html_show_search_summary = False  # summaries are fetched, which a copy opened from disk cannot do
+html_show_search_summary = (
+    False  # fetched, which a copy opened from disk cannot do: descriptions.py
+)
 html_context = {"default_mode": "auto", **translation.context(language)}
 html_sidebars = {"index": [], "course": [], "benchmarks": [], "search": []}
 html_theme_options = {

@@ -1,10 +1,12 @@
-"""Every exercise as notebooks: `python docs/exercises.py FOLDER`.
+"""Every exercise as notebooks: `python docs/exercises.py FOLDER [WEEKS]`.
 
 An exercise has one source, `tutorials/exercises/NAME.py`. From it come
 
     FOLDER/student/NAME.ipynb, NAME.py   with a hole where the solution was
     FOLDER/solution/NAME.ipynb           with the solution
     FOLDER/nbgrader/                     a course folder for nbgrader's own command line
+
+An assignment of nbgrader is a chapter, or with WEEKS a week of the teacher's plan of that length.
 
 The same source gives the same bytes: ids of cells are hashes, and no time is stored. The site pages
 come from the same source, in `exercise_pages.py`.
@@ -114,9 +116,23 @@ def name(found: Exercise) -> Path:
     return Path("exercises") / f"{found.name}.ipynb"
 
 
-def assignment(found: Exercise) -> str:
-    """The assignment of nbgrader that an exercise is in: its chapter."""
-    return f"chapter_{found.key[0]}"
+def assignments(weeks: int | None = None) -> dict[str, str]:
+    """The assignment of nbgrader that an exercise is in: its chapter, or its week of a plan.
+
+    `weeks` is the length of the plan. What the plan leaves out is in the assignment `more`.
+    Raises `ValueError` for a length that no plan has.
+    """
+    if weeks is None:
+        return {found.name: f"chapter_{found.key[0]}" for found in written()}
+    import teaching  # which imports this file
+
+    if weeks not in teaching.PLANS:
+        known = " and ".join(map(str, teaching.PLANS))
+        raise ValueError(f"WEEKS={weeks}: the teacher's guide has plans of {known} weeks")
+    named = {found.name: "more" for found in written()}
+    for number, members in enumerate(teaching.plan(*teaching.PLANS[weeks]), start=1):
+        named |= {found.name: f"week_{number:02d}" for found in members}
+    return named
 
 
 def student_files() -> dict[Path, str]:
@@ -128,12 +144,13 @@ def student_files() -> dict[Path, str]:
     return texts
 
 
-def files() -> dict[Path, str]:
+def files(weeks: int | None = None) -> dict[Path, str]:
     """Everything that the command writes."""
+    assignment = assignments(weeks)
     texts = {"student" / path: text for path, text in student_files().items()}
     for found in written():
         texts[Path("solution") / f"{found.name}.ipynb"] = dump(notebook(found, as_solution))
-        folder = Path("nbgrader") / "source" / assignment(found)
+        folder = Path("nbgrader") / "source" / assignment[found.name]
         texts[folder / f"{found.name}.ipynb"] = dump(notebook(found, as_source))
     texts[Path("nbgrader") / "nbgrader_config.py"] = CONFIG
     return texts
@@ -152,10 +169,13 @@ def archive(texts: dict[Path, str]) -> bytes:
 
 
 def main() -> None:
-    if len(sys.argv) != 2:
-        sys.exit("usage: python docs/exercises.py FOLDER")
+    if len(sys.argv) not in (2, 3) or not all(text.isdecimal() for text in sys.argv[2:]):
+        sys.exit("usage: python docs/exercises.py FOLDER [WEEKS]")
     folder = Path(sys.argv[1])
-    texts = files()
+    try:
+        texts = files(*map(int, sys.argv[2:]))
+    except ValueError as error:
+        sys.exit(str(error))
     for path, text in texts.items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -119,7 +119,7 @@ def used_on(module: str, path: Path) -> list[str]:
     if not links:
         return []
     if len(links) <= 4:
-        return ["Used on: " + ", ".join(links) + ".", ""]
+        return [".. rst-class:: used-on", "", "Used on: " + ", ".join(links) + ".", ""]
     rows = [f"   * {link}" for link in links]
     return [f".. dropdown:: {len(links)} pages use it", "", *rows, ""]
 

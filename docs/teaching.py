@@ -58,6 +58,8 @@ SIX_WEEKS = {
         "8_quantized_weights/2_conversions",
     ],
 }  # fmt: skip
+#: The plans of the guide by their length, each with the highest difficulty that it takes.
+PLANS = {6: (SIX_WEEKS, 2), 12: (TWELVE_WEEKS, 3)}
 
 
 def plan(weeks: dict[str, list[str]], hardest: int = 3) -> list[list[Exercise]]:
@@ -195,8 +197,8 @@ def write(app: Any) -> None:
         "figures": figures(),
         "outcomes": outcomes(),
         "graph": graph(),
-        "six_weeks": plan_table(SIX_WEEKS, hardest=2),
-        "twelve_weeks": plan_table(TWELVE_WEEKS),
+        "six_weeks": plan_table(*PLANS[6]),
+        "twelve_weeks": plan_table(*PLANS[12]),
     }
     folder = Path(app.srcdir) / "generated"
     pages.write_texts({folder / f"teaching_{name}.md": made for name, made in texts.items()})

@@ -4,7 +4,8 @@ The links are added to the finished page: after the translation, so no catalogue
 HTML only, so neither notebooks nor scripts have them. A term is linked once on a page, in prose:
 not in headings, code, formulas, links, tables of files, nor in hints that are still closed.
 
-The search finds a term on the page that explains it, which the glossary names.
+The search finds a term on the page that explains it, which the glossary names. The glossary itself
+gets a row of its first letters.
 """
 
 from __future__ import annotations
@@ -234,9 +235,25 @@ class LinkTerms(SphinxPostTransform):
         entries = [("single", term.word, "", "main", None) for term in explained]
         if entries:
             self.document.insert(0, addnodes.index(entries=entries))
+        if docname == GLOSSARY:
+            add_letters(self.document)
         if PAGES.match(docname):
             place = self.app.builder.get_relative_uri(docname, GLOSSARY)
             link_terms(self.document, all_terms(self.env), docname, place)
+
+
+def add_letters(document: nodes.document) -> None:
+    """Before the terms, a link to the first term of each letter."""
+    for glossary in list(document.findall(addnodes.glossary)):
+        first: dict[str, str] = {}
+        for term in glossary.findall(nodes.term):
+            first.setdefault(term.astext()[0].upper(), term["ids"][0])
+        if len(first) > 40:  # a script of words, not of letters
+            continue
+        row = nodes.paragraph(classes=["first-letters"])
+        for letter, place in first.items():
+            row += [nodes.reference("", letter, refid=place, internal=True), nodes.Text(" ")]
+        glossary.parent.insert(glossary.parent.index(glossary), row)
 
 
 def link_terms(document: nodes.document, terms: list[Term], docname: str, place: str) -> list[str]:

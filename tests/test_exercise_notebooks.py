@@ -135,6 +135,26 @@ def test_the_same_bytes_twice() -> None:
     assert len(first) == 4 * len(EXERCISES) + 1
 
 
+@pytest.mark.parametrize("weeks", teaching.PLANS)
+def test_an_assignment_may_be_a_week_of_a_plan(weeks: int) -> None:
+    """What the plan of the guide puts into a week, and each exercise once."""
+    named = exercises.assignments(weeks)
+    plan = teaching.plan(*teaching.PLANS[weeks])
+    assert len(plan) == weeks and set(named) == {found.name for found in EXERCISES}
+    for number, members in enumerate(plan, start=1):
+        listed = [name for name, week in named.items() if week == f"week_{number:02d}"]
+        assert listed == [found.name for found in members] != []
+    texts = exercises.files(weeks)
+    for name, folder in named.items():
+        assert Path("nbgrader", "source", folder, f"{name}.ipynb") in texts
+    assert len(texts) == 4 * len(EXERCISES) + 1
+
+
+def test_a_plan_that_does_not_exist() -> None:
+    with pytest.raises(ValueError, match="WEEKS=7: the teacher's guide has plans of 6 and 12"):
+        exercises.files(7)
+
+
 def test_student_notebook_beside_the_tutorials() -> None:
     """`make lab` gives what the site gives."""
     import notebooks
