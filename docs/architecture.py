@@ -48,7 +48,7 @@ def modules(root: Path = gallery.ROOT) -> dict[str, Path]:
 def imports(path: Path, known: Iterable[str]) -> set[str]:
     """The files of the package that a file imports, inside functions too."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(pages.tree(path)):
         if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{PACKAGE}."):
             folder = str(node.module)
             names = [f"{folder}.{alias.name}" for alias in node.names]
@@ -167,8 +167,8 @@ def picture() -> str:
                 x += 6.65 * (len(text) + 2)
         at[title] = (y, y + height)
         y += height + 8
-    arcs = []
-    for above, below in sorted(between_layers(graph())):
+    arcs, edges = [], between_layers(graph())
+    for above, below in sorted(edges):
         # Leave in the lower half of a box, arrive in the upper half: ends do not touch.
         start, end = at[above][1] - 9, at[below][0] + 9
         reach = min(LEFT - 6, 12 + (end - start) ** 0.5 * 2.5)
@@ -187,7 +187,7 @@ def picture() -> str:
         *(
             f"* **{above}** imports from **{'**, **'.join(sorted(below, key=list(LAYERS).index))}**"
             for above in reversed(LAYERS)
-            if (below := [b for a, b in between_layers(graph()) if a == above])
+            if (below := [b for a, b in edges if a == above])
         ),
         "",
     ])  # fmt: skip

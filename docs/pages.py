@@ -56,26 +56,34 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@cache
+def parse(text: str) -> ast.Module:
+    """Each file is asked for its names some eighty times."""
+    return ast.parse(text)
+
+
+def tree(path: Path) -> ast.Module:
+    return parse(path.read_text(encoding="utf-8"))
+
+
 def summary(path: Path) -> str:
     """First line of a module's docstring."""
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    docstring = ast.get_docstring(tree(path)) or ""
     return docstring.strip().partition("\n")[0].strip()
 
 
 def public_names(path: Path) -> list[str]:
     """Functions and classes that a file defines, in its order."""
     definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    names = [node.name for node in tree.body if isinstance(node, definitions)]
+    names = [node.name for node in tree(path).body if isinstance(node, definitions)]
     return [name for name in names if not name.startswith("_")]
 
 
 def documented(path: Path) -> list[str]:
     """The public names that have a place on an API page, to which a link can lead."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
     wrapped = {
         node.name
-        for node in tree.body
+        for node in tree(path).body
         if isinstance(node, ast.FunctionDef)
         and any(re.match(WRAPPED, ast.unparse(decorator)) for decorator in node.decorator_list)
     }
@@ -137,7 +145,7 @@ def uses(script: Path, module: str, path: Path) -> bool:
 def imported(script: Path) -> set[tuple[str, str]]:
     """Module and name of all that a script imports; a module as a whole has an empty name."""
     found = set()
-    for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree(script)):
         if isinstance(node, ast.ImportFrom):
             found |= {(node.module or "", alias.name) for alias in node.names}
         elif isinstance(node, ast.Import):
