@@ -309,7 +309,9 @@ def cells(row: Row) -> list[str]:
     ratio = f"{row.ratio[0]:.2f}"
     if row.rounds > 1:
         ratio += " ({1:.2f} to {2:.2f}, {0} rounds)".format(row.rounds, *row.ratio[1:])
-    limit = f"{row.share[0]:.0%} of {number(row.at_limit or 0)} ({row.limit})" if row.share else "–"
+    limit = (
+        f"{row.share[0]:.0%} of {number(row.at_limit or 0)} ({row.limit})" if row.share else NOTHING
+    )
     limit += ", **above the limit**" if row.above_limit else ""
     aims = [f"{row.target:g}"] if row.target else []
     aims += [f"{row.target_share:.0%} of the limit"] if row.target_share else []
@@ -319,9 +321,9 @@ def cells(row: Row) -> list[str]:
         f"{row.peer}: {number(row.theirs)} {row.unit}",
         ratio,
         verdict(row),
-        " and ".join(aims) or "–",
+        " and ".join(aims) or NOTHING,
         limit,
-        row.note or "–",
+        row.note or NOTHING,
     ]
 
 
@@ -332,6 +334,7 @@ def verdict(row: Row) -> str:
     return ", ".join(filter(None, [BESIDE[row.beside], AIM[row.aim]]))
 
 
+NOTHING = "–"
 HEADER = ["what", "ours", "peer", "ratio", "verdict", "target", "share of the limit", "note"]
 BUDGET = ["what", "took", "budget", "share of the budget used", "verdict"]
 
@@ -345,6 +348,12 @@ def budget_cells(row: Row) -> list[str]:
         f"{row.ours / row.theirs:.0%}",
         "**over its budget**" if row.aim == "missed" else "within",
     ]
+
+
+def without_empty_columns(rows: list[list[str]]) -> list[list[str]]:
+    """The rows, the first of them the header, without the columns that say nothing in any row."""
+    columns = [column for column in zip(*rows, strict=True) if set(column[1:]) - {"", NOTHING}]
+    return [list(row) for row in zip(*columns, strict=True)]
 
 
 def table(rows: list[list[str]], kind: str = "") -> list[str]:
@@ -455,7 +464,7 @@ def section(name: str, report: dict[str, Any], folder: Path) -> list[str]:
         counted = count(rows)
         alt = f"{title}: ratio of ours to the peer for each row of the table below, with its spread"
         alt += ", and the share of the limit" if any(row.share for row in rows) else ""
-        listed = [HEADER, *map(cells, rows)]
+        listed = without_empty_columns([HEADER, *map(cells, rows)])
     lines += [counted, "", f".. image:: {folder.name}/{name}.svg", f"   :alt: {alt}. {counted}",
               "   :class: benchmark", ""]  # fmt: skip
     if len(shown) < len(rows):

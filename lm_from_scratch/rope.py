@@ -79,14 +79,12 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn queries or keys ``x`` (B, H, T, D) whose pairs are half-split: features i and i + D/2;
     ``cos`` and ``sin`` (B or 1, 1, T, D/2) are those of :func:`rotation`.
 
-    With x = (a, b) in halves the matrix above reads (a, b) (cos, cos) + (b, a) (-sin, sin).
     Half-precision ``x`` is turned in the float32 of ``cos`` and ``sin``, and cast back once.
     (transformers casts the cosines down to ``x`` first, which adds their rounding error.)
     """
-    wide = x.to(torch.promote_types(x.dtype, cos.dtype))
-    swapped = wide.roll(x.shape[-1] // 2, dims=-1)  # (b, a) where x is (a, b)
-    cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
-    return torch.addcmul(wide * cos, swapped, sin).to(x.dtype)
+    a, b = x.to(torch.promote_types(x.dtype, cos.dtype)).chunk(2, dim=-1)  # (B, H, T, D/2) each
+    turned = torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)
+    return torch.cat([half.to(x.dtype) for half in turned], dim=-1)
 
 
 def apply_rope_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ def is_held(tensor: Tensor) -> bool:
     """
     if weakref.getweakrefs(tensor):
         return True
-    count = tensor._use_count  # type: ignore[attr-defined]
+    count = tensor._use_count  # type: ignore[attr-defined, unused-ignore]
     holders: int = count()
     if holders == 2 and tensor.is_leaf and tensor.requires_grad:
         # asking for the node makes one, which is one holder more, if it is not the second
