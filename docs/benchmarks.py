@@ -490,6 +490,9 @@ def page(report: dict[str, Any], folder: Path) -> str:
         if name != "pages"  # which have no peer
     ]
     lines = [
+        ".. meta::",
+        "   :description: How fast the package is, beside other libraries and beside the limits of "
+        "a machine", "",
         "Benchmarks", "==========", "", answer(report), "", stored(report), "",
         "How fast this package is, beside the implementations that people use, and beside what the "
         "machine could do. Every comparison was made in one run: ours and the peer take turns, a "

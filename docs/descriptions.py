@@ -17,7 +17,8 @@ import terms
 from docutils import nodes
 
 FILE = "descriptions.js"
-LENGTH = 200
+#: Letters: so many are enough, and so few are not, even if the next sentence is a long one.
+LENGTH, SHORT = 200, 60
 
 
 def described(document: nodes.document) -> str:
@@ -27,43 +28,49 @@ def described(document: nodes.document) -> str:
             return meta["content"]
     for paragraph in document.findall(nodes.paragraph):
         text = terms.summary(paragraph) if isinstance(paragraph.parent, nodes.section) else ""
-        short = re.match(rf".{{1,{LENGTH - 1}}}[.?!。](?=\s|$)|.*?[.?!。](?=\s|$)", text)
-        if short and "used-on" not in paragraph["classes"]:
-            return short[0]
+        said = ""
+        for sentence in re.findall(r".+?(?:[.?!](?=\s|$)|。)", text):
+            if said and len(said) >= SHORT and len(said + sentence) > LENGTH:
+                break
+            said += sentence
+        if said and "used-on" not in paragraph["classes"]:
+            return said
     return ""
 
 
 def read(app: Any, document: nodes.document) -> None:
     # The metadata of a page comes back from the process that read it, and stays for later builds.
-    app.env.metadata[app.env.docname]["description"] = described(document)
+    app.env.metadata[app.env.docname].setdefault("description", described(document))
 
 
 def add_tag(app: Any, name: str, template: str, context: dict[str, Any], document: Any) -> None:
     text = app.env.metadata.get(name, {}).get("description", "")
     if text and 'name="description"' not in context["metatags"]:
         context["metatags"] += f'<meta content="{escape(text)}" name="description" />\n'
-    if name == "search":
+    if name == "search" and app.builder.name == "html":
         app.add_js_file(FILE)
         app.add_js_file("search.js")
 
 
-def write(app: Any, exception: Exception | None) -> None:
-    if exception or app.builder.name != "html":
+def write(app: Any, env: Any) -> None:
+    """Before the pages: the search page names the file with its checksum."""
+    if app.builder.name != "html":
         return
     place = app.builder.get_target_uri
     found = {
-        place(name): app.env.metadata[name].get("description", "")
-        for name in sorted(app.env.found_docs)
+        place(name): env.metadata[name].get("description", "") for name in sorted(env.found_docs)
     }
-    if terms.GLOSSARY in app.env.found_docs:
-        for term in terms.all_terms(app.env):
+    if terms.GLOSSARY in env.all_docs:
+        for term in terms.all_terms(env):
             found[f"{place(terms.GLOSSARY)}#{term.place}"] = term.meaning
     known = json.dumps({where: text for where, text in found.items() if text}, ensure_ascii=False)
-    (app.outdir / "_static" / FILE).write_text(f"const DESCRIPTIONS = {known};\n", encoding="utf-8")
+    folder = app.outdir / "_static"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FILE).write_text(f"const DESCRIPTIONS = {known};\n", encoding="utf-8")
 
 
 def setup(app: Any) -> dict[str, bool]:
     app.connect("doctree-read", read)
     app.connect("html-page-context", add_tag)
-    app.connect("build-finished", write)
+    app.connect("env-updated", write)  # after that of the terms: theirs forgets the old ones
     return {"parallel_read_safe": True, "parallel_write_safe": True}

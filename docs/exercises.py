@@ -172,10 +172,12 @@ def main() -> None:
     if len(sys.argv) not in (2, 3) or not all(text.isdecimal() for text in sys.argv[2:]):
         sys.exit("usage: python docs/exercises.py FOLDER [WEEKS]")
     folder = Path(sys.argv[1])
+    weeks = int(sys.argv[2]) if len(sys.argv) == 3 else None
     try:
-        texts = files(*map(int, sys.argv[2:]))
+        assignments(weeks)
     except ValueError as error:
         sys.exit(str(error))
+    texts = files(weeks)
     for path, text in texts.items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -185,7 +185,7 @@ def summary(paragraph: nodes.paragraph) -> str:
 
 def sentences(text: str) -> str:
     """What is complete of a text."""
-    complete = re.match(r".*[.。](?=\s|$)", " ".join(text.split()))
+    complete = re.match(r".*(\.(?=\s|$)|。)", " ".join(text.split()))
     return complete[0] if complete else ""
 
 
@@ -247,7 +247,9 @@ def add_letters(document: nodes.document) -> None:
     for glossary in list(document.findall(addnodes.glossary)):
         first: dict[str, str] = {}
         for term in glossary.findall(nodes.term):
-            first.setdefault(term.astext()[0].upper(), term["ids"][0])
+            letter = term.astext()[0].upper()[0]
+            if letter.isalnum():
+                first.setdefault(letter, term["ids"][0])
         if len(first) > 40:  # a script of words, not of letters
             continue
         row = nodes.paragraph(classes=["first-letters"])

@@ -75,13 +75,26 @@ def rotation(positions: Tensor, inv_freq: Tensor, factor: float = 1.0) -> tuple[
     return angles.cos() * factor, angles.sin() * factor
 
 
+def _check_angles(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    # A single angle would be broadcast over all pairs, and an odd D cut into unequal halves.
+    if not 2 * cos.shape[-1] == 2 * sin.shape[-1] == x.shape[-1]:
+        raise ValueError(
+            f"x has D={x.shape[-1]} features, so cos and sin must have half as many angles each: "
+            f"cos has {cos.shape[-1]}, sin {sin.shape[-1]}"
+        )
+
+
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn queries or keys ``x`` (B, H, T, D) whose pairs are half-split: features i and i + D/2;
     ``cos`` and ``sin`` (B or 1, 1, T, D/2) are those of :func:`rotation`.
 
     Half-precision ``x`` is turned in the float32 of ``cos`` and ``sin``, and cast back once.
     (transformers casts the cosines down to ``x`` first, which adds their rounding error.)
+    The result is contiguous, in whatever order ``x`` lies.
+
+    Raises ``ValueError`` where ``cos`` and ``sin`` are not D/2 angles each.
     """
+    _check_angles(x, cos, sin)
     a, b = x.to(torch.promote_types(x.dtype, cos.dtype)).chunk(2, dim=-1)  # (B, H, T, D/2) each
     turned = torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)
     return torch.cat([half.to(x.dtype) for half in turned], dim=-1)
@@ -89,7 +102,8 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def apply_rope_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """:func:`apply_rope` of ``x`` (B, H, T, D), ``cos`` and ``sin`` (B or 1, 1, T, D/2) for
-    pairs that stand side by side: features 2i and 2i + 1."""
+    pairs that stand side by side: features 2i and 2i + 1. Raises ``ValueError`` as it does."""
+    _check_angles(x, cos, sin)
     a, b = x[..., 0::2], x[..., 1::2]
     return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2).to(x.dtype)
 

@@ -80,18 +80,20 @@ def peers() -> dict[str, Any]:
             stand_ins[name].__spec__ = importlib.machinery.ModuleSpec(name, None)
         stand_ins[name].Optimizer2State = object  # type: ignore[attr-defined]
     sys.modules.update(stand_ins)
-    for name, module, attribute in (
-        (THEIRS, "galore_torch", "GaLoreAdamW"),
-        (OTHERS, "pytorch_optimizer", "GaLore"),
-    ):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                found[name] = getattr(importlib.import_module(module), attribute)
-        except ImportError:
-            tqdm.write(f"{name} is not installed, and takes no part")
-    for name in stand_ins:  # who asks for it later shall not find it
-        del sys.modules[name]
+    try:
+        for name, module, attribute in (
+            (THEIRS, "galore_torch", "GaLoreAdamW"),
+            (OTHERS, "pytorch_optimizer", "GaLore"),
+        ):
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    found[name] = getattr(importlib.import_module(module), attribute)
+            except ImportError:
+                tqdm.write(f"{name} is not installed, and takes no part")
+    finally:
+        for name in stand_ins:  # who asks for it later shall not find it
+            del sys.modules[name]
     return found
 
 

@@ -78,11 +78,12 @@ SMALL = [
 
 
 #: What takes minutes begins first, so that two processes end at the same time.
-LONGEST = ("test_notebooks.py", "test_exercises.py", "test_gpu_notebooks.py")
+LONGEST = ("notebooks", "exercises", "gpu_notebooks", "kernels_compiled", "distributed",
+           "rewritten_answers", "train")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONGEST)
 
 
 def pytest_collection_finish() -> None:

@@ -76,6 +76,8 @@ def test_a_planted_import_is_found(tmp_path: Path, file: str, line: str, fault: 
     package = tmp_path / architecture.PACKAGE
     left_out = shutil.ignore_patterns("*.safetensors", "catalogue", "kernels")
     shutil.copytree(ROOT / architecture.PACKAGE, package, ignore=left_out)
+    for copied in [package, *package.rglob("*")]:
+        copied.chmod(0o755)  # the package itself may be read-only
     if "norm imports rope imports norm" in fault:
         (package / "rope.py").write_text("import lm_from_scratch.norm\n")
     path = package / file

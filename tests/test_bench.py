@@ -414,7 +414,7 @@ def test_the_page_says_how_fast_it_is(tmp_path: Path) -> None:
         "bfloat16 with packed weights (1 row), **2.00** for a token after 2048 others (2 rows, "
         "1.00 to 3.00)."
     )
-    assert benchmarks.page(made, tmp_path).splitlines()[3] == expected
+    assert expected in benchmarks.page(made, tmp_path).splitlines()[:8]
 
 
 def test_the_stored_results_answer_every_part() -> None:
@@ -431,7 +431,7 @@ def test_the_page_says_what_kind_of_run_is_stored(size: Size, tmp_path: Path) ->
         benchmark["date"] = "2026-01-02"
     text = benchmarks.page(made, tmp_path)
     line = f"Stored here: a **{size.name} run** of 2026-01-02, 1,234 seconds in all."
-    assert text.splitlines()[5].startswith(line)
+    assert any(said.startswith(line) for said in text.splitlines()[:10])
     assert ("Few rounds" in text) == ("stored with ``--out``" in text) == (size.name == "quick")
     made["benchmarks"]["loss"]["date"] = "2026-01-04"
     assert "of 2026-01-02 to 2026-01-04, 1,234 s" in benchmarks.page(made, tmp_path)

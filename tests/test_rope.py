@@ -575,6 +575,19 @@ def test_bad_sizes_are_refused(make: Any, head_dim: int, theta: float, message: 
         make(head_dim, theta)
 
 
+@pytest.mark.parametrize("apply", [apply_rope, apply_rope_interleaved])
+@pytest.mark.parametrize(
+    ("features", "cosines", "sines"), [(8, 1, 1), (2, 2, 2), (3, 1, 1), (1, 1, 1), (4, 2, 1)]
+)
+def test_angles_of_another_size_are_refused(
+    apply: Any, features: int, cosines: int, sines: int
+) -> None:
+    """One angle would be broadcast over all pairs; transformers has one for each feature."""
+    x, cos, sin = (torch.ones(1, 2, 3, size) for size in (features, cosines, sines))
+    with pytest.raises(ValueError, match=rf"D={features} .* cos has {cosines}, sin {sines}"):
+        apply(x, cos, sin)
+
+
 def test_dynamic_needs_two_pairs() -> None:
     rotary = RotaryEmbedding(2, scaling=SCALINGS[1])
     with pytest.raises(ValueError, match="head_dim=2 must be at least 4"):

@@ -1,4 +1,4 @@
-// Below a result: what the page is about, or what the term means.
+// Below a result: what its page is about, or what the term means.
 (function () {
   "use strict";
   document.addEventListener("DOMContentLoaded", function () {
@@ -6,7 +6,8 @@
       changes.forEach(function (change) {
         change.addedNodes.forEach(function (item) {
           var link = item.nodeName === "LI" && item.querySelector("a");
-          var text = link && DESCRIPTIONS[link.getAttribute("href").split("?")[0]];
+          var place = link && link.getAttribute("href").split("?")[0];
+          var text = link && (DESCRIPTIONS[place] || DESCRIPTIONS[place.split("#")[0]]);
           if (!text) return;
           var line = item.appendChild(document.createElement("p"));
           line.className = "context";

@@ -121,11 +121,11 @@ with torch.device("meta"):
 with Traffic() as traffic:
     reference.apply_rope(q, angle, angle)
 print(f"PyTorch moves {traffic.bytes / cost.bytes:.1f} times the least")
-assert traffic.bytes > 9 * cost.bytes
+assert traffic.bytes > 8 * cost.bytes
 
 # %%
-# The reference widens x to float32, rolls it, multiplies, adds and narrows the result. Each of these is a pass over
-# memory, and most of them move four bytes a number instead of two.
+# The reference widens x to float32, multiplies and adds each half, narrows both and joins them. Each of these is a pass
+# over memory, and most of them move four bytes a number instead of two.
 #
 # Two loads make a pair
 # ---------------------
@@ -157,7 +157,8 @@ print("matches torch:", matches(out, expected))
 assert matches(out, expected)
 
 # %%
-# The reference rolls a tensor to bring b to where a is. The kernel just loads from another address.
+# The reference cuts x into halves and joins them again, which is a copy. The kernel just loads from two addresses and
+# stores to two.
 #
 # Heads share an angle
 # --------------------
@@ -471,7 +472,7 @@ assert answers == [False, True, True, True]
 # Summary
 # -------
 #
-# * RoPE has less than one operation per byte. One kernel moves x twice, and PyTorch moves more than nine times as much.
+# * RoPE has less than one operation per byte. One kernel moves x twice, and PyTorch moves more than eight times as much.
 # * A row is one head of one token. Rows of a token are neighbours, and share the angles through the cache.
 # * Strides let a kernel read a transposed tensor, and write one, without a copy.
 # * The backward pass is the forward pass with the other sign of the sine, and keeps nothing of the size of x.
