@@ -50,7 +50,10 @@ MUTANTS = [
         "self.hides_only_the_future and self.query_length == self.key_length",
         "self.hides_only_the_future",
     ),
-    ("rotation backwards", "rope", "[-sin, sin]", "[sin, -sin]"),
+    (
+        "rotation backwards", "rope",
+        "_check_angles(x, cos, sin)\n    a, b = x.to(", "sin = -sin\n    a, b = x.to(",
+    ),
     (
         "rotation of interleaved pairs", "models/qwen2",
         "import RopeScaling, RotaryEmbedding, apply_rope",
