@@ -5,7 +5,6 @@ Nothing is imported: imports and first lines of docstrings are read from the sou
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
@@ -48,16 +47,11 @@ def modules(root: Path = gallery.ROOT) -> dict[str, Path]:
 def imports(path: Path, known: Iterable[str]) -> set[str]:
     """The files of the package that a file imports, inside functions too."""
     found = set()
-    for node in ast.walk(pages.tree(path)):
-        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{PACKAGE}."):
-            folder = str(node.module)
-            names = [f"{folder}.{alias.name}" for alias in node.names]
-            names = [n if n.partition(".")[2] in known else folder for n in names]
-        elif isinstance(node, ast.Import):
-            names = [a.name for a in node.names if f"{a.name}.".startswith(f"{PACKAGE}.")]
-        else:
-            continue
-        found |= {name.partition(".")[2] for name in names}
+    for source, name in pages.imported(path):
+        if f"{source}.".startswith(f"{PACKAGE}."):
+            module = source.partition(".")[2]
+            file = f"{module}.{name}" if module else name
+            found.add(file if name and file in known else module)
     return found
 
 
@@ -134,6 +128,7 @@ def between_layers(edges: dict[str, set[str]]) -> set[tuple[str, str]]:
 def lines_of_links(title: str) -> list[list[tuple[str, str]]]:
     """The files of a layer in lines that fit into its box, each with the address of its page."""
     rows: list[list[tuple[str, str]]] = [[]]
+    with_page = pages.modules()
     for name, path in modules().items():
         module = f"{PACKAGE}.{name}"
         if not name or layer(name) != title or module.startswith(pages.NOT_SHOWN):
@@ -142,7 +137,7 @@ def lines_of_links(title: str) -> list[list[tuple[str, str]]]:
         shown = file if folder else name
         if path.name == "__init__.py":
             shown = f"{name}/"
-        page = f"api/{module}.html" if module in pages.modules() else ""
+        page = f"api/{module}.html" if module in with_page else ""
         if sum(len(text) + 2 for text, _ in rows[-1]) + len(shown) > 40:
             rows.append([])
         rows[-1].append((shown, page))
@@ -205,6 +200,7 @@ def first_line(path: Path) -> str:
 def tree() -> str:
     """Folders and files with a line on each."""
     lines = [f"``{PACKAGE}/``", "~" * (len(PACKAGE) + 5), ""]
+    with_page = pages.modules()
     for title in LAYERS:
         lines += [f"**{title}**", ""]
         for name, path in modules().items():
@@ -212,9 +208,7 @@ def tree() -> str:
             if not name or layer(name) != title or module.startswith(pages.NOT_SHOWN):
                 continue
             shown = path.relative_to(gallery.ROOT / PACKAGE).as_posix()
-            link = (
-                f":doc:`{shown} </api/{module}>`" if module in pages.modules() else f"``{shown}``"
-            )
+            link = f":doc:`{shown} </api/{module}>`" if module in with_page else f"``{shown}``"
             lines.append(f"* {link}: {first_line(path)}")
         lines.append("")
     lines += ["``tutorials/``", "~" * 14, ""]

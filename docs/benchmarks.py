@@ -356,14 +356,6 @@ def without_empty_columns(rows: list[list[str]]) -> list[list[str]]:
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def table(rows: list[list[str]], kind: str = "") -> list[str]:
-    """Rows of cells, the first of them the header."""
-    lines = [".. list-table::", "   :header-rows: 1", *([f"   :class: {kind}"] if kind else []), ""]
-    for row in rows:
-        lines += [f"   {'* ' if i == 0 else '  '}- {cell}" for i, cell in enumerate(row)]
-    return [*lines, ""]
-
-
 def count(rows: list[Row]) -> str:
     """How many are ahead and behind, how many targets are met and missed, and what is open."""
     beside = [row.beside for row in rows if row.beside]
@@ -469,7 +461,7 @@ def section(name: str, report: dict[str, Any], folder: Path) -> list[str]:
               "   :class: benchmark", ""]  # fmt: skip
     if len(shown) < len(rows):
         lines += ["The figure shows those that take longest, the table all.", ""]
-    lines += table(listed, "benchmark")
+    lines += pages.table(listed, ":class: benchmark")
     lines += [ABOVE, ""] if any(row.above_limit for row in rows) else []
     lines += reasons(name, rows)
     lines += [f"Measured on {benchmark['date']}. To repeat it:", ""]
@@ -521,7 +513,7 @@ def page(report: dict[str, Any], folder: Path) -> str:
         ["system", f"{machine['system']}, {machine['architecture']}"],
         *([package, version or "not installed"] for package, version in versions.items()),
     ]
-    lines += table([["what", "used here"], *about])
+    lines += pages.table([["what", "used here"], *about])
     lines += [
         "``make bench`` measures everything again and stores it in ``docs/benchmarks.json``, from "
         "which this page is made. With ``BENCH=--quick`` it takes fewer rounds and models and "
@@ -549,7 +541,7 @@ def by_hand() -> list[str]:
               "tests/bench_galore_loss.py``. "]  # fmt: skip
     if GALORE_LOSS.is_file():
         lines[-1] += "Held-out loss in nats per token, mean and range of its seeds:"
-        lines += ["", *table([["optimizer", "loss"], *losses()])]
+        lines += ["", *pages.table([["optimizer", "loss"], *losses()])]
     else:
         lines[-1] += "Its result is not stored here."
     lines += [

@@ -122,9 +122,8 @@ html_css_files = ["site.css"]
 html_js_files = [("a11y.js", {"defer": "defer"})]
 html_copy_source = False
 html_show_sourcelink = False
-html_show_search_summary = (
-    False  # fetched, which a copy opened from disk cannot do: descriptions.py
-)
+# Summaries are fetched, which a copy opened from disk cannot do. See descriptions.py.
+html_show_search_summary = False
 html_context = {"default_mode": "auto", **translation.context(language)}
 html_sidebars = {"index": [], "course": [], "benchmarks": [], "search": []}
 html_theme_options = {

@@ -7,7 +7,6 @@ report is `docs/_build/gallery_junit.xml`.
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import statistics
@@ -133,8 +132,7 @@ def page_of(docname: str) -> str | None:
 @cache
 def title(page: str) -> str:
     """The title in the page's own words, without marks of code."""
-    text = exercise_pages.script(page).read_text(encoding="utf-8")
-    return (ast.get_docstring(ast.parse(text)) or page).partition("\n")[0].replace("`", "")
+    return (pages.summary(exercise_pages.script(page)) or page).replace("`", "")
 
 
 def directives(text: str, name: str) -> list[str]:
@@ -176,13 +174,8 @@ def core() -> frozenset[str]:
 @cache
 def packages(page: str) -> list[str]:
     """Packages beyond the core that a page imports."""
-    tree = ast.parse(exercise_pages.script(page).read_text(encoding="utf-8"))
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module.partition(".")[0])
+    imported = pages.imported(exercise_pages.script(page))
+    found = {module.partition(".")[0] for module, _ in imported}
     return sorted(found - core() - sys.stdlib_module_names)
 
 
@@ -450,16 +443,14 @@ def graph() -> str:
 
 def table() -> str:
     """Every page with its minutes and what it needs."""
-    lines = [".. list-table::", "   :header-rows: 1", "   :widths: 45 10 45", ""]
-    lines += ["   * - page", "     - minutes", "     - read before"]
+    rows = [["page", "minutes", "read before"]]
     for chapter, members in by_chapter().items():
         total = sum(map(minutes, members))
-        lines += [f"   * - **{chapter}**", f"     - **{total}**", "     -"]
+        rows.append([f"**{chapter}**", f"**{total}**", ""])
         for page in members:
             before = ", ".join(f":doc:`{exercise_pages.document(name)}`" for name in needs(page))
-            lines += [f"   * - :doc:`{exercise_pages.document(page)}`", f"     - {minutes(page)}"]
-            lines.append(f"     - {before}".rstrip())
-    return "\n".join(lines) + "\n"
+            rows.append([f":doc:`{exercise_pages.document(page)}`", str(minutes(page)), before])
+    return "\n".join(pages.table(rows, ":widths: 45 10 45"))
 
 
 def time_to_read(folder: Path) -> str:

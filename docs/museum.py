@@ -57,6 +57,7 @@ def data() -> dict[str, Any]:
     return tomllib.loads(DATA.read_text(encoding="utf-8"))
 
 
+@cache
 def numbers() -> dict[str, tuple[str, str]]:
     """What was wrong and what one saw, by number."""
     return {
@@ -125,6 +126,7 @@ def mentioned() -> dict[str, list[Section]]:
     return found
 
 
+@cache
 def tests() -> dict[str, list[str]]:
     """The tests that carry a number in their name, as "test_FILE.py::NAME"."""
     found: dict[str, list[str]] = {}
@@ -138,6 +140,7 @@ def tests() -> dict[str, list[str]]:
     return found
 
 
+@cache
 def hunts() -> dict[str, list[Any]]:
     """The bug hunts by the numbers of their mistakes."""
     found: dict[str, list[Any]] = {}

@@ -110,6 +110,14 @@ def api_page(module: str, path: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def table(rows: list[list[str]], *options: str) -> list[str]:
+    """The lines of a table: rows of cells, the first of them the header."""
+    lines = [".. list-table::", "   :header-rows: 1", *(f"   {option}" for option in options), ""]
+    for row in rows:
+        lines += [f"   {'* ' if i == 0 else '  '}- {cell}".rstrip() for i, cell in enumerate(row)]
+    return [*lines, ""]
+
+
 def used_on(module: str, path: Path) -> list[str]:
     """Links to the pages that use a module, and to the exercises; many of them folded."""
     links = [

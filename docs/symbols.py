@@ -17,14 +17,14 @@ def config_names() -> str:
 
     columns = [(GPT2Config, GPT2_NAMES), (Qwen2Config, QWEN2_NAMES)]
     known = [{field.name for field in fields(config)} for config, _ in columns]
-    lines = [".. list-table::", "   :header-rows: 1", ""]
-    header = ["here", "GPT-2 in ``transformers``", "Qwen2 in ``transformers``"]
-    lines += [f"   {'* ' if i == 0 else '  '}- {cell}" for i, cell in enumerate(header)]
+    rows = [["here", "GPT-2 in ``transformers``", "Qwen2 in ``transformers``"]]
     for name in dict.fromkeys([*GPT2_NAMES, *QWEN2_NAMES, "n_layer", "n_head", "n_embd"]):
-        lines.append(f"   * - ``{name}``")
-        for (_, names), own in zip(columns, known, strict=True):
-            lines.append(f"     - ``{names.get(name, name)}``" if name in own else "     - –")
-    return "\n".join(lines) + "\n"
+        theirs = [
+            f"``{names.get(name, name)}``" if name in own else "–"
+            for (_, names), own in zip(columns, known, strict=True)
+        ]
+        rows.append([f"``{name}``", *theirs])
+    return "\n".join(pages.table(rows))
 
 
 def write(app: Any) -> None:
