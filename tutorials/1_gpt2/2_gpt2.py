@@ -21,9 +21,9 @@ You will learn
 Before you start
 ----------------
 
-You need matrix products, the softmax, and the page on tokens, where text becomes integers. A CPU is enough, and
-``transformers`` must be installed (the package's ``test`` extra brings it). Nothing is downloaded: the model of this
-page is small, and its weights are random.
+You need matrix products, the softmax, and the page on `tokens <1_tokens.ipynb>`_, where text becomes integers. A CPU is
+enough, and ``transformers`` must be installed (the package's ``test`` extra brings it). Nothing is downloaded: the
+model of this page is small, and its weights are random.
 
 Letters name axes, here and in the package: B rows of a batch, T tokens of a row, S keys, C features of a token,
 H heads, D = C / H features of a head, V entries of the vocabulary.

@@ -21,8 +21,9 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on tokens and on the model first. You need one CPU core. The text to train on is
-Python's own language reference, which is already on your disk: nothing is downloaded.
+Read the pages on `tokens <1_tokens.ipynb>`_ and on `the model <2_gpt2.ipynb>`_ first. You need one
+CPU core. The text to train on is Python's own language reference, which is already on your disk:
+nothing is downloaded.
 
 Text to train on
 ----------------
@@ -281,7 +282,7 @@ for token in frequency.topk(5).indices.tolist():
 # AdamW: one step of the optimizer
 # --------------------------------
 #
-# The gradients of different weights differ a lot in size.
+# The gradients of different weights differ a lot in size. (Which weights are not decayed: bug museum, G23.)
 
 loss_of(model, batch).backward()
 sizes = {
@@ -735,8 +736,8 @@ assert error > 0.2
 #
 # Long runs get interrupted. A resumed run should not be *similar* to one that ran through: it should be
 # the same. That holds if the data, the learning rate and the random numbers of a step depend on the
-# number of the step alone, and the checkpoint holds the weights and both means of Adam. Dropout is on
-# here, so that random numbers matter.
+# number of the step alone, and the checkpoint holds the weights and both means of Adam (bug museum:
+# G18). Dropout is on here, so that random numbers matter.
 
 drop = dict(embd_pdrop=0.1, resid_pdrop=0.1, attn_pdrop=0.1)
 small = replace(nano, block_size=16, n_layer=1, n_embd=16, **drop)

@@ -21,7 +21,7 @@ You will learn
 Before you start
 ----------------
 
-Read the page on tokens first. You should know the softmax and the logarithm.
+Read the page on `tokens <1_tokens.ipynb>`_ first. You should know the softmax and the logarithm.
 
 The model is the small GPT-2 that comes with the package, trained on Python's documentation. A laptop
 is enough, and nothing is downloaded. ``transformers`` must be installed (the package's ``test`` extra

@@ -20,8 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on GPT-2, block by block. You need derivatives of quotients. A CPU is enough, and ``transformers`` must
-be installed. Nothing is downloaded.
+Read the page on `GPT-2, block by block <../1_gpt2/2_gpt2.ipynb>`_. You need derivatives of quotients. A CPU is enough,
+and ``transformers`` must be installed. Nothing is downloaded.
 
 Letters name axes: B rows, T tokens, C features of a token.
 

@@ -21,8 +21,9 @@ You will learn
 Before you start
 ----------------
 
-Read the page on GPT-2, for attention, and the one on RMSNorm. You need sine and cosine; complex numbers help. A CPU is
-enough, ``transformers`` must be installed, and nothing is downloaded.
+Read the page on `GPT-2 <../1_gpt2/2_gpt2.ipynb>`_, for attention, and the one on `RMSNorm <1_rms_norm.ipynb>`_. You
+need sine and cosine; complex numbers help. A CPU is enough, ``transformers`` must be installed, and nothing is
+downloaded.
 
 Letters name axes: B rows, T tokens, C features of a token, H query heads, Hkv key heads, D features of a head.
 
@@ -605,8 +606,8 @@ assert many > 1.2 * once
 # Q9, Q10, Q12: a table that was kept
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# The first Qwen2 code of ``transformers``, like most code of its time, kept a table of cosines in each layer. This is
-# its logic, with the sines left out.
+# The first Qwen2 code of ``transformers``, like most code of its time, kept a table of cosines in each layer (Q11).
+# This is its logic, with the sines left out.
 
 
 class TableRotary(nn.Module):

@@ -21,8 +21,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on RMSNorm and on rotary positions. A CPU is enough, and ``transformers`` must be installed. Nothing is
-downloaded.
+Read the pages on `RMSNorm <1_rms_norm.ipynb>`_ and on `rotary positions <2_rope.ipynb>`_. A CPU is enough, and
+``transformers`` must be installed. Nothing is downloaded.
 
 Letters name axes: B rows, T tokens, S keys, C features of a token, H query heads, Hkv key and value heads, D features of
 a head. L is the number of layers and I the width of the MLP.

@@ -19,7 +19,9 @@ You will learn
 Before you start
 ----------------
 
-Read the page on GPT-2 and the three pages before this one. You need a CPU and ``transformers``. Nothing is downloaded.
+Read the page on `GPT-2 <../1_gpt2/2_gpt2.ipynb>`_ and the three pages before this one, on
+`RMSNorm <1_rms_norm.ipynb>`_, `rotary positions <2_rope.ipynb>`_ and `SwiGLU <3_swiglu.ipynb>`_. You need a CPU and
+``transformers``. Nothing is downloaded.
 
 Letters name axes: B rows, T tokens, S keys, C features, H query heads, Hkv key heads, D features of a head, V
 vocabulary. L is the number of layers and I the width of the MLP.

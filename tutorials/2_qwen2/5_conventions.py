@@ -21,8 +21,9 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on GPT-2, on rotary positions, and on Qwen2. A CPU is enough, ``transformers`` and ``tokenizers`` must
-be installed, and nothing is downloaded.
+Read the pages on `GPT-2 <../1_gpt2/2_gpt2.ipynb>`_, on `rotary positions <2_rope.ipynb>`_, and on
+`Qwen2 <4_qwen2.ipynb>`_. A CPU is enough, ``transformers`` and ``tokenizers`` must be installed, and nothing is
+downloaded.
 
 Letters name axes: B rows, T queries, S keys, C features of a token, H query heads, Hkv key heads, D features of a head.
 
@@ -504,7 +505,7 @@ assert inspect.signature(F.layer_norm).parameters["eps"].default == 1e-5
 # ~~~~~~~~~~
 #
 # ``F.gelu`` and ``nn.GELU`` are exact. GPT-2 was trained with an approximation. It has two names in ``transformers``,
-# ``gelu_new`` for GPT-2 and ``gelu_pytorch_tanh`` for Gemma, and torch calls it ``approximate="tanh"``.
+# ``gelu_new`` for GPT-2 and ``gelu_pytorch_tanh`` for Gemma, and torch calls it ``approximate="tanh"`` (bug museum: G21).
 
 from transformers.activations import ACT2FN
 

@@ -21,8 +21,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on GPT-2, block by block. You need the softmax and derivatives of quotients. A CPU is enough, and nothing
-is downloaded.
+Read the page on `GPT-2, block by block <../1_gpt2/2_gpt2.ipynb>`_. You need the softmax and derivatives of quotients. A
+CPU is enough, and nothing is downloaded.
 
 Letters name axes: B rows of a batch, H query heads, Hkv key and value heads, T queries, S keys, D features of a head.
 

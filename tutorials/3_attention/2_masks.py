@@ -21,7 +21,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on attention and the page on Qwen2. A CPU is enough.
+Read the page on `attention <1_attention.ipynb>`_ and the page on
+`Qwen2 <../2_qwen2/4_qwen2.ipynb>`_. A CPU is enough.
 
 Letters name axes: B rows, T queries, S keys, H query heads, Hkv key heads, D features of a head. L is the number of
 layers, W the number of keys in a window.

@@ -21,8 +21,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on masks. A CPU is enough. Two paths of this page exist for GPUs only and **were not run**: the compiled
-FlexAttention, and the fused ``varlen_attn`` of PyTorch.
+Read the page on `masks <2_masks.ipynb>`_. A CPU is enough. Two paths of this page exist for GPUs only and **were not
+run**: the compiled FlexAttention, and the fused ``varlen_attn`` of PyTorch.
 
 Letters name axes: B rows, T queries, S keys, H query heads, Hkv key heads, D features of a head, N tokens of all
 documents together.

@@ -20,8 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page before this one. A CPU is enough, ``transformers`` must be installed (the package's ``test`` extra brings
-it), and nothing is downloaded.
+Read the `page before this one <1_sequences.ipynb>`_. A CPU is enough, ``transformers`` must be installed (the package's
+``test`` extra brings it), and nothing is downloaded.
 
 Letters name axes: B rows of a batch, T tokens, C features of a state, V entries of the vocabulary, K labels.
 

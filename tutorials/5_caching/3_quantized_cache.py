@@ -20,7 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on kinds of cache. You need a CPU and ``transformers``; nothing is downloaded.
+Read the page on `kinds of cache <2_kinds_of_cache.ipynb>`_. You need a CPU and ``transformers``;
+nothing is downloaded.
 
 Letters name axes: B rows, T new tokens, S keys, H heads, Hkv key heads, D features of a head, V entries of the
 vocabulary. A head is cut into groups of N features.

@@ -20,7 +20,9 @@ You will learn
 Before you start
 ----------------
 
-Read the page on masks and the first two pages of this chapter. A CPU is enough; ``transformers`` must be installed.
+Read the page on `masks <../3_attention/2_masks.ipynb>`_ and the first two pages of this chapter, on
+`why a cache <1_why_cache.ipynb>`_ and on `kinds of cache <2_kinds_of_cache.ipynb>`_. A CPU is enough; ``transformers``
+must be installed.
 
 Letters name axes: B rows, T columns of the prompts, C features of a token, V entries of the vocabulary.
 

@@ -20,7 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on the cache and on sampling first. A CPU is enough; nothing is downloaded.
+Read the pages on `the cache <../5_caching/1_why_cache.ipynb>`_ and on
+`sampling <../1_gpt2/4_sampling.ipynb>`_ first. A CPU is enough; nothing is downloaded.
 
 Letters name axes: B rows, T new tokens, K drafts, V entries of the vocabulary. At each place, p is the distribution of
 the model and q the one from which the draft was drawn.

@@ -21,7 +21,9 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on the cache and on padded batches first. A CPU is enough; nothing is downloaded.
+Read the pages on `the cache <../5_caching/1_why_cache.ipynb>`_ and on
+`padded batches <../5_caching/4_padded_batches.ipynb>`_ first. A CPU is enough; nothing is
+downloaded.
 
 Letters name axes: B rows, S keys, H heads, D features of a head, P slots of a block.
 

@@ -20,8 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on training first: batches, loss and learning rate come from there. You need running means and the
-gradient, and one CPU core.
+Read the page on `training <../1_gpt2/3_training.ipynb>`_ first: batches, loss and learning rate come from there. You
+need running means and the gradient, and one CPU core.
 
 Letters: :math:`\theta` is a weight, :math:`g` its gradient, :math:`\eta` the learning rate, :math:`t` the number of
 the step, 1 for the first.

@@ -20,8 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on AdamW first. You need matrix products, orthonormal bases and the singular value decomposition (SVD).
-One CPU core is enough.
+Read the page on `AdamW <1_adamw.ipynb>`_ first. You need matrix products, orthonormal bases and the singular value
+decomposition (SVD). One CPU core is enough.
 
 Letters: a weight :math:`W` and its gradient :math:`G` have the shape (m, n), a rank is r. The output size is m, as in
 ``torch.nn.Linear``.
@@ -564,7 +564,7 @@ assert 60 < results["drift 0.3", "down_proj"][0] < 100
 # The moments, when the basis changes
 # -----------------------------------
 #
-# A new basis gives new meanings to the columns of the moments. The paper *keeps* the numbers all the same, and a reader
+# A new basis gives new meanings to the columns of the moments. The paper *keeps* the numbers all the same (bug museum: L6), and a reader
 # asked `why they are not projected anew <https://github.com/jiaweizzhao/GaLore/issues/54>`_. An experiment shows
 # what happens to the first moment. The gradient is constant but for a little noise, has rank 2 and two equal singular
 # values, so that every new basis is another one of the same plane.

@@ -19,7 +19,7 @@ You will learn
 Before you start
 ----------------
 
-Read the page on GaLore step by step first. One CPU core is enough.
+Read the page on `GaLore step by step <2_galore.ipynb>`_ first. One CPU core is enough.
 
 Letters: a weight matrix has shape (m, n); :math:`s` is its shorter side, :math:`l` the longer one, :math:`r` the
 rank. :math:`G` is a gradient, :math:`P` a left basis (m, r), :math:`Q` a right one (n, r).

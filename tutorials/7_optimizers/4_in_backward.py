@@ -20,7 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on AdamW and on GaLore first. You need to know what the backward pass does, and one CPU core.
+Read the pages on `AdamW <1_adamw.ipynb>`_ and on `GaLore <2_galore.ipynb>`_ first. You need to know what the backward
+pass does, and one CPU core.
 
 Every byte of a step
 --------------------

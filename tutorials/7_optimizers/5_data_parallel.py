@@ -20,9 +20,10 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on AdamW, on GaLore and on the memory of a training step. Everything runs on one CPU: PyTorch's *gloo*
-moves tensors between processes without a GPU. Two processes on one CPU make nothing faster; the page compares results
-and counts bytes.
+Read the pages on `AdamW <1_adamw.ipynb>`_, on `GaLore <2_galore.ipynb>`_ and on
+`the memory of a training step <4_in_backward.ipynb>`_. Everything runs on one CPU: PyTorch's *gloo* moves tensors
+between processes without a GPU. Two processes on one CPU make nothing faster; the page compares results and counts
+bytes.
 
 How much a process holds
 ------------------------

@@ -22,7 +22,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on GPT-2 for tied weights, and the page on updates in backward for hooks. One CPU core is enough.
+Read the page on `GPT-2 <../1_gpt2/2_gpt2.ipynb>`_ for tied weights, and the page on
+`updates in backward <../7_optimizers/4_in_backward.ipynb>`_ for hooks. One CPU core is enough.
 
 One name is not enough
 ----------------------

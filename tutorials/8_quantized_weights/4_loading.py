@@ -21,8 +21,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on swapping tensors, on conversions and on a quantised weight first. One CPU core is enough. Nothing is
-downloaded.
+Read the pages on `swapping tensors <1_swapping_tensors.ipynb>`_, on `conversions <2_conversions.ipynb>`_ and on
+`a quantised weight <3_quantized_weight.ipynb>`_ first. One CPU core is enough. Nothing is downloaded.
 
 Three ways into a module
 ------------------------
@@ -412,7 +412,7 @@ plt.show()
 #
 # ``torch.save`` pickles a state dict. A plain tensor needs no class to come back; ours does. With ``weights_only=True``,
 # which refuses every class and function that it does not know, the file loads because the package has registered its two
-# classes with ``torch.serialization.add_safe_globals``. A program that has not done so gets an error.
+# classes with ``torch.serialization.add_safe_globals``. A program that has not done so gets an error (bug museum: G17, T8).
 
 import io
 import pickle

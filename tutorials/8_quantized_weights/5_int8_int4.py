@@ -19,7 +19,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on the quantised weight and on loading. You need a CPU; nothing is downloaded.
+Read the pages on `the quantised weight <3_quantized_weight.ipynb>`_ and on
+`loading <4_loading.ipynb>`_. You need a CPU; nothing is downloaded.
 
 Letters name axes: B rows, T tokens, N and K the rows and columns of a weight, M rows of activations, V entries of the
 vocabulary. A group has g numbers.

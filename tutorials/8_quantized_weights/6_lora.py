@@ -20,7 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on a quantised weight and on int8 and int4, and the page on AdamW. One CPU core is enough.
+Read the pages on `a quantised weight <3_quantized_weight.ipynb>`_ and on `int8 and int4 <5_int8_int4.ipynb>`_, and the
+page on `AdamW <../7_optimizers/1_adamw.ipynb>`_. One CPU core is enough.
 
 Codes have no gradient
 ----------------------

@@ -17,8 +17,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on softmax and on matrix products as kernels, and the one on what a query may see. Without a GPU the
-kernels are interpreted, at small sizes.
+Read the pages on `softmax <2_softmax.ipynb>`_ and on `matrix products <6_matmul.ipynb>`_ as kernels, and the one on
+`what a query may see <../3_attention/2_masks.ipynb>`_. Without a GPU the kernels are interpreted, at small sizes.
 
 Letters name axes: H query heads, Hkv key heads, T queries, S keys, D features of a head.
 """

@@ -19,8 +19,9 @@ You will learn
 Before you start
 ----------------
 
-Read the page on SwiGLU in the chapter on Qwen2. You need Linux and the package ``triton``. A GPU is not needed:
-without one, the same kernels are interpreted at small sizes, and every verdict on this page stays the same.
+Read the page on `SwiGLU <../2_qwen2/3_swiglu.ipynb>`_ in the chapter on Qwen2. You need Linux and the package
+``triton``. A GPU is not needed: without one, the same kernels are interpreted at small sizes, and every verdict on this
+page stays the same.
 """
 
 import os

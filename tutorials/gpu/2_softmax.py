@@ -20,8 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on SwiGLU as a kernel, and the one on attention for the online softmax. Without a GPU the kernels are
-interpreted.
+Read the page on `SwiGLU as a kernel <1_swiglu.ipynb>`_, and the one on `attention <../3_attention/1_attention.ipynb>`_
+for the online softmax. Without a GPU the kernels are interpreted.
 """
 
 import os

@@ -20,8 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on RMSNorm in the chapter on Qwen2, and on softmax as a kernel. Without a GPU the kernels are
-interpreted.
+Read the pages on `RMSNorm <../2_qwen2/1_rms_norm.ipynb>`_ in the chapter on Qwen2, and on `softmax <2_softmax.ipynb>`_
+as a kernel. Without a GPU the kernels are interpreted.
 """
 
 import os

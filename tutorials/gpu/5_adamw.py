@@ -19,7 +19,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on AdamW and on SwiGLU as a kernel. Without a GPU the kernels are interpreted.
+Read the pages on `AdamW <../7_optimizers/1_adamw.ipynb>`_ and on `SwiGLU <1_swiglu.ipynb>`_ as a
+kernel. Without a GPU the kernels are interpreted.
 
 Letters: :math:`\theta` is a weight, :math:`g` its gradient, :math:`m` and :math:`v` the running means of :math:`g` and
 :math:`g^2`, :math:`\eta` the learning rate, :math:`t` the step, 1 for the first.

@@ -20,7 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on SwiGLU and on softmax as kernels. Without a GPU the kernels are interpreted.
+Read the pages on `SwiGLU <1_swiglu.ipynb>`_ and on `softmax <2_softmax.ipynb>`_ as kernels. Without
+a GPU the kernels are interpreted.
 
 Letters: C = A B, where A is (M, K), B is (K, N) and C is (M, N).
 """

@@ -20,7 +20,7 @@ You will learn
 Before you start
 ----------------
 
-Read the page on the matrix product. Any machine with Linux will do.
+Read the page on `the matrix product <6_matmul.ipynb>`_. Any machine with Linux will do.
 
 An architecture has a number: ``sm_80`` is the A100, ``sm_86`` a desktop card of its time, ``sm_90`` the H100, ``sm_100``
 the B200, ``sm_120`` a desktop card of that time.

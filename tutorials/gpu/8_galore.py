@@ -20,8 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on GaLore step by step, and those on AdamW and on the tiled product as kernels. Without a GPU the kernels
-are interpreted, at small sizes.
+Read the page on `GaLore step by step <../7_optimizers/2_galore.ipynb>`_, and those on `AdamW <5_adamw.ipynb>`_ and on
+`the tiled product <6_matmul.ipynb>`_ as kernels. Without a GPU the kernels are interpreted, at small sizes.
 
 Letters: a weight :math:`W` and its gradient :math:`G` are (m, n), the rank is r. The basis :math:`P` (m, r) stands on the
 left, so that the projected gradient :math:`R = P^\top G` and the moments are (r, n).

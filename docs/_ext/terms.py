@@ -2,7 +2,9 @@
 
 The links are added to the finished page: after the translation, so no catalogue knows them, and in
 HTML only, so neither notebooks nor scripts have them. A term is linked once on a page, in prose:
-not in headings, code, formulas, links, tables of files, nor in hints that are still closed.
+not in headings, code, formulas, links, tables of files, nor in hints that are still closed. A plain
+word such as "head", and one that the glossary has to tell apart, as "block (of a kernel)", may mean
+something else elsewhere: it is a link on the page that explains it.
 
 The search finds a term on the page that explains it, which the glossary names. The glossary itself
 gets a row of its first letters.
@@ -23,90 +25,6 @@ GLOSSARY = "glossary"
 CLASS = "glossary-term"
 #: Pages whose terms are linked: tutorials, GPU pages, exercises, the teacher's guide.
 PAGES = re.compile(r"(auto_tutorials/\d\w*/\d\w*|gpu/\d\w*|exercises/(?!index|proof)\w+|teaching)$")
-#: Words that are common, or mean other things too. Each is linked on the page that explains it, and
-#: on pages whose name has the pattern: not on every page, and not where it is another word.
-COMMON = {
-    "activation (function)": "1_gpt2/2|2_qwen2/5",
-    "activations": "2_qwen2/4|8_quantized_weights/6|gpu/12",
-    "attention": "1_gpt2/5|3_attention/1|gpu/1[012]",
-    "backward pass": "3_attention/1|7_optimizers/[45]|gpu/(3|12)",
-    "baseline": "4_classification/2",
-    "basis (of GaLore)": "7_optimizers/3|gpu/8",
-    "batch": "5_caching/4|6_generation/3|7_optimizers/5",
-    "beam": "$^",
-    "bfloat16": "7_optimizers/1|8_quantized_weights/[12]|gpu/5",
-    "block (of a kernel)": "gpu/2",
-    "block (of a paged cache)": "gpu/11",
-    "bug hunt": "teaching",
-    "bug museum": "teaching",
-    "checkpoint": "2_qwen2/4|7_optimizers/3",
-    "clipping (of gradients)": "7_optimizers/[45]",
-    "code (of a number)": "8_quantized_weights/[3-6]",
-    "decode": "5_caching/4|6_generation/3|gpu/11",
-    "dispatch (of an operator)": "7_optimizers/4",
-    "document": "1_gpt2/1|gpu/10",
-    "draft": "$^",
-    "embedding": "2_qwen2/4",
-    "engine": "$^",
-    "entropy": "1_gpt2/5|3_attention/1",
-    "epsilon": "7_optimizers/1",
-    "feature": "2_qwen2/1",
-    "gap (of GaLore)": "7_optimizers/3",
-    "gradient": "7_optimizers/1|gpu/1_",
-    "greedy": "5_caching/1|6_generation",
-    "grid (of a kernel)": "gpu/6",
-    "group (of a quantised weight)": "5_caching/3|8_quantized_weights/5",
-    "half precision": "2_qwen2/4|gpu/3",
-    "head": "1_gpt2/5|2_qwen2/3|3_attention/1",
-    "hidden state": "4_classification|gpu/9",
-    "hook": "$^",
-    "kernel": "3_attention/1|8_quantized_weights/5",
-    "key": "1_gpt2/5|2_qwen2/3|3_attention/[12]|5_caching/[12]|gpu/10",
-    "layer": "2_qwen2/4",
-    "layout (of RoPE)": "2_qwen2/5|gpu/4",
-    "learning rate": "7_optimizers/1",
-    "logits": "1_gpt2/2|4_classification|gpu/9",
-    "loss": "$^",
-    "mask (of a load or store)": "gpu/2",
-    "mask (of attention)": "1_gpt2/2|2_qwen2/5|3_attention/[13]|gpu/10",
-    "merge": "$^",
-    "merging (of an adapter)": "$^",
-    "moments": "2_qwen2/4|7_optimizers|8_quantized_weights|gpu/8",
-    "optimizer": "8_quantized_weights/[12]",
-    "padding": "1_gpt2/[235]|2_qwen2/5|3_attention/[23]|4_classification|exercises",
-    "pair (of RoPE)": "gpu/4",
-    "payload": "8_quantized_weights/[245]",
-    "pool": "gpu/11",
-    "position": "1_gpt2/2|2_qwen2/2|5_caching/[24]",
-    "program (of a kernel)": "gpu/(?!7)",
-    "projection (of a gradient)": "7_optimizers/3",
-    "prompt": "5_caching/[14]|6_generation",
-    "quantised": "8_quantized_weights/5",
-    "query": "1_gpt2/5|2_qwen2/3|3_attention/[12]|gpu/10",
-    "rank (of a matrix)": "7_optimizers/3|8_quantized_weights/6|gpu/8",
-    "register": "gpu/(2|10|12)_",
-    "sampling": "6_generation/2",
-    "scale (of a group)": "5_caching/3|8_quantized_weights/5",
-    "schedule (of the learning rate)": "7_optimizers/1",
-    "score (of attention)": "gpu/10",
-    "shard": "8_quantized_weights/4",
-    "shared memory (of a GPU)": "gpu/6",
-    "skeleton": "8_quantized_weights/[26]",
-    "slot": "3_attention/2|6_generation/3|exercises/ring_cache",
-    "softmax": "1_gpt2/2|3_attention/1|gpu/2",
-    "stride": "gpu/[58]",
-    "target": "3_attention/3|4_classification/2",
-    "throughput": "$^",
-    "tile": "3_attention/1|gpu",
-    "token": "1_gpt2/2",
-    "tokenizer": "1_gpt2/3|4_classification/2",
-    "Triton": "gpu/[27]",
-    "value": "1_gpt2/5|3_attention/1",
-    "view": "7_optimizers/4",
-    "visibility": "3_attention/3|gpu/10",
-    "vocabulary": "1_gpt2/3",
-    "zero (of a group)": "8_quantized_weights/5",
-}
 NOT_IN = (
     nodes.title,
     nodes.reference,
@@ -152,8 +70,8 @@ class Term:
         return [word, *plurals]
 
     def is_on(self, docname: str) -> bool:
-        pages = COMMON.get(self.name)
-        return pages is None or self.page == docname or bool(re.search(pages, docname))
+        plain = re.fullmatch(r"[a-z]+", self.word) or self.word != self.name
+        return not plain or self.page == docname
 
 
 def read(glossary: nodes.document) -> list[Term]:

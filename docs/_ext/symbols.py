@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import pages
+import rst
 
 
 def config_names() -> str:
@@ -24,8 +24,13 @@ def config_names() -> str:
             for (_, names), own in zip(columns, known, strict=True)
         ]
         rows.append([f"``{name}``", *theirs])
-    return "\n".join(pages.table(rows))
+    return "\n".join(rst.table(rows))
 
 
 def write(app: Any) -> None:
-    pages.write_texts({Path(app.srcdir) / "generated" / "config_names.rst": config_names()})
+    rst.write({Path(app.srcdir) / "generated" / "config_names.rst": config_names()})
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.connect("builder-inited", write, priority=100)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

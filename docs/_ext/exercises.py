@@ -1,15 +1,7 @@
-"""Every exercise as notebooks: `python docs/exercises.py FOLDER [WEEKS]`.
+"""Every exercise as a notebook and as a script, for students and for teachers.
 
-An exercise has one source, `tutorials/exercises/NAME.py`. From it come
-
-    FOLDER/student/NAME.ipynb, NAME.py   with a hole where the solution was
-    FOLDER/solution/NAME.ipynb           with the solution
-    FOLDER/nbgrader/                     a course folder for nbgrader's own command line
-
-An assignment of nbgrader is a chapter, or with WEEKS a week of the teacher's plan of that length.
-
-The same source gives the same bytes: ids of cells are hashes, and no time is stored. The site pages
-come from the same source, in `exercise_pages.py`.
+The same source gives the same bytes: ids of cells are hashes, and no time is stored. `hand_out.py`
+writes the files, `exercise_pages.py` the pages of the site.
 """
 
 from __future__ import annotations
@@ -17,40 +9,34 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import gallery
 import nbformat
 
-sys.path.insert(0, str(gallery.ROOT))
 from lm_from_scratch.exercises import source
 from lm_from_scratch.exercises.exercise import Exercise
 from lm_from_scratch.exercises.exercise import exercises as catalogue
 from lm_from_scratch.exercises.source import Cell
 
-SOURCES = gallery.TUTORIALS / "exercises"
-
-#: nbgrader gives 0 to a cell that wrote to stderr, unless what it wrote contains this pattern.
-CONFIG = """c = get_config()
-
-c.CourseDirectory.course_id = "lm_from_scratch"
-c.Execute.timeout = 60  # seconds a cell may take; the default is 30
-
-# A warning on stderr is not a wrong answer. Both lines are needed.
-c.IgnorePattern.enabled = True
-c.IgnorePattern.pattern = ".*([Ww]arning|NNPACK|cpuinfo).*"
-"""
+DIFFICULTY = {1: "easy", 2: "medium", 3: "hard"}
 
 
 def written() -> list[Exercise]:
     """All exercises in the order of the learning path."""
     return list(catalogue())
+
+
+def of_page(page: str) -> list[Exercise]:
+    """The exercises that belong to a page "CHAPTER/NAME"."""
+    return [found for found in written() if found.page == page]
+
+
+def title(found: Exercise) -> str:
+    """The title for links, in which backticks cannot stand."""
+    return source.title(found.name).replace("`", "")
 
 
 def as_source(cell: Cell) -> str:
@@ -116,43 +102,12 @@ def name(found: Exercise) -> Path:
     return Path("exercises") / f"{found.name}.ipynb"
 
 
-def assignments(weeks: int | None = None) -> dict[str, str]:
-    """The assignment of nbgrader that an exercise is in: its chapter, or its week of a plan.
-
-    `weeks` is the length of the plan. What the plan leaves out is in the assignment `more`.
-    Raises `ValueError` for a length that no plan has.
-    """
-    if weeks is None:
-        return {found.name: f"chapter_{found.key[0]}" for found in written()}
-    import teaching  # which imports this file
-
-    if weeks not in teaching.PLANS:
-        known = " and ".join(map(str, teaching.PLANS))
-        raise ValueError(f"WEEKS={weeks}: the teacher's guide has plans of {known} weeks")
-    named = {found.name: "more" for found in written()}
-    for number, members in enumerate(teaching.plan(*teaching.PLANS[weeks]), start=1):
-        named |= {found.name: f"week_{number:02d}" for found in members}
-    return named
-
-
 def student_files() -> dict[Path, str]:
     """What a student gets: a notebook and a script of each exercise."""
     texts = {}
     for found in written():
         texts[Path(f"{found.name}.ipynb")] = dump(notebook(found, as_student))
         texts[Path(f"{found.name}.py")] = source.script(found.name)
-    return texts
-
-
-def files(weeks: int | None = None) -> dict[Path, str]:
-    """Everything that the command writes."""
-    assignment = assignments(weeks)
-    texts = {"student" / path: text for path, text in student_files().items()}
-    for found in written():
-        texts[Path("solution") / f"{found.name}.ipynb"] = dump(notebook(found, as_solution))
-        folder = Path("nbgrader") / "source" / assignment[found.name]
-        texts[folder / f"{found.name}.ipynb"] = dump(notebook(found, as_source))
-    texts[Path("nbgrader") / "nbgrader_config.py"] = CONFIG
     return texts
 
 
@@ -166,26 +121,3 @@ def archive(texts: dict[Path, str]) -> bytes:
             entry.compress_type = zipfile.ZIP_DEFLATED
             packed.writestr(entry, text)
     return stream.getvalue()
-
-
-def main() -> None:
-    if len(sys.argv) not in (2, 3) or not all(text.isdecimal() for text in sys.argv[2:]):
-        sys.exit("usage: python docs/exercises.py FOLDER [WEEKS]")
-    folder = Path(sys.argv[1])
-    weeks = int(sys.argv[2]) if len(sys.argv) == 3 else None
-    try:
-        assignments(weeks)
-    except ValueError as error:
-        sys.exit(str(error))
-    texts = files(weeks)
-    for path, text in texts.items():
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
-    print(f"{len(written())} exercises, {len(texts)} files in {folder}")
-    for kind in ("student", "solution", "nbgrader"):
-        print(f"  {folder / kind}: {sum(path.parts[0] == kind for path in texts)} files")
-
-
-if __name__ == "__main__":
-    main()

@@ -7,14 +7,16 @@ solution is on them: what is shown is what `exercises.py` gives to a student.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import exercises
 import gallery
-import pages
+import museum
+import page as pages
+import rst
+from exercises import DIFFICULTY
+from exercises import title as source_title
 
 from lm_from_scratch.exercises import source
 from lm_from_scratch.exercises.exercise import Exercise
@@ -24,7 +26,6 @@ INTRO = (
     "Write the central functions yourself, and mend bugs that real projects have had. A check says "
     "what is wrong first, and which misconception it looks like."
 )
-DIFFICULTY = {1: "easy", 2: "medium", 3: "hard"}
 INDEX = "/exercises/index"
 
 
@@ -32,39 +33,18 @@ INDEX = "/exercises/index"
 
 
 def kind(found: Exercise) -> str:
-    import museum  # it imports this module
-
     if found.hunt:
         return f"bug hunt ({museum.with_links(found.hunt)})"
     return "kernel" if found.key[0] == 9 else "write"
 
 
-def document(page: str) -> str:
-    """The document of a tutorial "CHAPTER/PAGE"."""
-    return f"/{page}" if page.startswith("gpu/") else f"/auto_tutorials/{page}"
-
-
-def script(page: str) -> Path:
-    return gallery.TUTORIALS / f"{page}.py"
-
-
-def of_page(page: str) -> list[Exercise]:
-    """The exercises that belong to a tutorial "CHAPTER/PAGE"."""
-    return [found for found in exercises.written() if found.page == page]
-
-
-@cache
-def chapter_titles() -> dict[int, str]:
-    """Titles of the chapters by number."""
-    titles = [gallery.header_text(folder)[0] for folder in [*gallery.chapters(), gallery.GPU]]
-    return {int(title.partition(".")[0]): title for title in titles}
-
-
 def by_chapter() -> dict[str, list[Exercise]]:
-    chapters: dict[str, list[Exercise]] = {}
-    for found in exercises.written():
-        chapters.setdefault(chapter_titles()[found.key[0]], []).append(found)
-    return chapters
+    """The exercises by the title of the chapter to whose pages they belong."""
+    titles = gallery.by_chapter().items()
+    found = {
+        title: [one for one in exercises.written() if one.page in names] for title, names in titles
+    }
+    return {title: members for title, members in found.items() if members}
 
 
 def text(given: str) -> str:
@@ -79,11 +59,6 @@ def link(found: Exercise) -> str:
     return f"{{doc}}`{source_title(found)} </exercises/{found.name}>`"
 
 
-def source_title(found: Exercise) -> str:
-    """The title for links, in which backticks cannot stand."""
-    return source.title(found.name).replace("`", "")
-
-
 def lower(sentence: str) -> str:
     """A sentence to go on with: "Write ..." becomes "write ..."."""
     return sentence[:1].lower() + sentence[1:]
@@ -95,7 +70,7 @@ def lower(sentence: str) -> str:
 def page(found: Exercise) -> str:
     head = f"{kind(found)} · {found.minutes} minutes · {DIFFICULTY[found.difficulty]}"
     lines = [f"# {source.title(found.name)}", "", f"{text(head[:1].upper() + head[1:])} · "
-             f"belongs to {{doc}}`{document(found.page)}`", ""]  # fmt: skip
+             f"belongs to {{doc}}`{gallery.document(found.page)}`", ""]  # fmt: skip
     lines += [f"**What you can do afterwards:** {text(lower(found.outcome))}", ""]
     before = [link(other) for other in exercises.written() if other.name in found.after]
     if before:
@@ -154,14 +129,12 @@ def how_to_check(found: Exercise, cell: str) -> list[str]:
 
 
 def index() -> str:
-    import museum  # it imports this module
-
     found = exercises.written()
     hunts = sum(bool(one.hunt) for one in found)
     lines = [f"# {TITLE}", "", INTRO, ""]
     lines += [
         f"{len(found)} exercises, {hunts} of them bug hunts; "
-        f"{hours(one.minutes for one in found)} in all.",
+        f"{pages.in_words(sum(one.minutes for one in found))} in all.",
         "",
         "## How it works",
         "",
@@ -188,7 +161,7 @@ def index() -> str:
         for one in members:
             lines.append(
                 f"| {link(one)} | {kind(one)} | {one.minutes} | {DIFFICULTY[one.difficulty]} | "
-                f"{{doc}}`{document(one.page)}` |"
+                f"{{doc}}`{gallery.document(one.page)}` |"
             )
         lines.append("")
     lines += ["## By difficulty", ""]
@@ -212,62 +185,6 @@ def index() -> str:
     return "\n".join(lines)
 
 
-def hours(minutes: Iterable[int]) -> str:
-    total = sum(minutes)
-    return f"{total} minutes" if total < 120 else f"{total / 60:.0f} hours"
-
-
-# -- links from the tutorials ----------------------------------------------------------------
-
-
-def links(page: str, role: str, mark: str) -> str:
-    """One paragraph that leads from a tutorial to its exercises; empty if it has none."""
-    items = []
-    for found in of_page(page):
-        title = f"{source_title(found)} </exercises/{found.name}>"
-        what = "bug hunt" if found.hunt else DIFFICULTY[found.difficulty]
-        items.append(f"{role}`{title}` ({what}, {found.minutes} minutes)")
-    return f"{mark}With automatic checks:{mark} {', '.join(items)}." if items else ""
-
-
-def add_links(app: Any, docname: str, source: list[str]) -> None:
-    """Put the links of a tutorial at the end of its section of exercises."""
-    folder, _, page = docname.partition("/")
-    if folder != "auto_tutorials" or not script(page).is_file():
-        return
-    if paragraph := links(page, ":doc:", "**"):
-        source[0] = behind_exercises(source[0], paragraph, r"Exercises\n-+\n", r"^.+\n-{3,}\n")
-
-
-def behind_exercises(whole: str, paragraph: str, heading: str, following: str) -> str:
-    """Insert a paragraph before the heading that follows the section of exercises."""
-    start = re.search(rf"^{heading}", whole, re.M)
-    if start is None:
-        raise ValueError("the page has no section of exercises to put its links in")
-    end = re.compile(following, re.M).search(whole, start.end())
-    at = end.start() if end else len(whole)
-    return f"{whole[:at].rstrip()}\n\n{paragraph}\n\n{whole[at:]}"
-
-
-def add_links_to_notebook(cells: list[dict[str, Any]], page: str) -> None:
-    """The same on a GPU page, which is a notebook."""
-    paragraph = links(page, "{doc}", "**")
-    for cell in cells if paragraph else ():
-        whole = "".join(cell["source"])
-        if cell["cell_type"] == "markdown" and re.search(r"^## Exercises\n", whole, re.M):
-            cell["source"] = behind_exercises(whole, paragraph, r"## Exercises\n", r"^## ")
-            return
-
-
-def outdated(app: Any, env: Any, added: set[str], changed: set[str], removed: set[str]) -> set[str]:
-    """Tutorials whose links are not those of the last build: no file that Sphinx knows says so."""
-    names = [f"{path.parent.name}/{path.stem}" for path in gallery.scripts()]
-    now = {f"auto_tutorials/{name}": links(name, ":doc:", "**") for name in names}
-    before = getattr(env, "exercise_links", {})
-    env.exercise_links = now
-    return {name for name in now if now[name] != before.get(name, "")} & env.found_docs
-
-
 # -- the build -------------------------------------------------------------------------------
 
 
@@ -282,12 +199,6 @@ def path_card() -> list[str]:
     ]
 
 
-def add_chapter(app: Any, docname: str, source: list[str]) -> None:
-    """Put the chapter behind the last one of the gallery's own index page."""
-    if docname == pages.ALL_CHAPTERS:
-        source[0] = pages.with_chapter(source[0], TITLE, INTRO, path_card(), INDEX)
-
-
 def write(app: Any) -> None:
     folder = Path(app.srcdir) / "exercises"
     texts = {folder / f"{found.name}.md": page(found) for found in exercises.written()}
@@ -295,10 +206,15 @@ def write(app: Any) -> None:
     given = exercises.student_files()
     texts |= {folder / "files" / path: content for path, content in given.items()}
     packed = folder / "files" / "exercises.zip"
-    for old in [*folder.glob("*.*"), *folder.glob("files/*")]:
-        if old not in texts and old not in (packed, folder / "proof.md"):
-            old.unlink()
-    pages.write_texts(texts)
+    kept = {packed: "", folder / "proof.md": ""}
+    for old in {*folder.glob("*.*"), *folder.glob("files/*")} - set(texts | kept):
+        old.unlink()
+    rst.write(texts)
     content = exercises.archive(given)
     if not packed.exists() or packed.read_bytes() != content:
         packed.write_bytes(content)
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.connect("builder-inited", write, priority=100)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,10 +1,10 @@
-"""The pages on GPU kernels as executed notebooks: `python docs/gpu_notebooks.py [NAME ...]`.
+"""The pages on GPU kernels as executed notebooks: `python docs/_ext/gpu_notebooks.py [NAME ...]`.
 
 Each script of `tutorials/gpu` becomes the notebook beside it, with its outputs. It is executed by
 this machine: compiled on a GPU, interpreted on a CPU; a page prints the same on both. A notebook
-that belongs to its script and to the stored measurements already is left alone. Use --force after a
-change of the package, whose source pages show, or on another machine; nbval tells whether outputs
-differ. Names are those of the scripts, with or without `.py`.
+whose code is that of its script, and whose measurements are those stored, keeps its outputs: other
+words are written around them. Use --force after a change of the package, whose source pages show, or
+on another machine; nbval tells whether outputs differ. Names are those of the scripts, with or without `.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import gallery
 import nbclient
@@ -29,7 +29,6 @@ import notebooks
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-sys.path.insert(0, str(gallery.ROOT))
 from lm_from_scratch.roofline import FILE
 
 METADATA = "lm_from_scratch"
@@ -91,8 +90,8 @@ def cells(script: Path) -> list[Any]:
 
 
 def digest(found: list[Any]) -> str:
-    """SHA-256 of the kind and the source of every cell."""
-    sources = [[cell["cell_type"], cell["source"]] for cell in found]
+    """SHA-256 of the code: what stands around it changes no output."""
+    sources = [cell["source"] for cell in found if cell["cell_type"] == "code"]
     return hashlib.sha256(json.dumps(sources).encode()).hexdigest()
 
 
@@ -108,12 +107,30 @@ def made_from(page: list[Any]) -> dict[str, str]:
 
 
 def is_fresh(script: Path) -> bool:
-    """Whether the stored notebook was executed from the script and measurements as they are now."""
+    """Whether the stored notebook was executed from the code and measurements as they are now."""
     path = notebook_path(script)
     if not path.is_file():
         return False
     stored = nbformat.read(path, as_version=4).metadata.get(METADATA, {})
     return made_from(cells(script)).items() <= stored.items()
+
+
+def with_new_words(script: Path) -> bool:
+    """Write the words of a script around the stored outputs of its code, which is the same; whether
+    they were others."""
+    notebook = nbformat.read(notebook_path(script), as_version=4)
+    *before, last = notebook.cells
+    outputs = iter([cell for cell in before if cell.cell_type == "code"])
+    now = cells(script)
+    for cell in now:
+        if cell.cell_type == "code":
+            cell.update({**next(outputs), "id": cell.id})
+    last.id = f"cell-{len(now):02}"
+    if now == before:
+        return False
+    notebook.cells = [*now, last]
+    store(notebook, script)
+    return True
 
 
 def environment() -> dict[str, str]:
@@ -205,12 +222,16 @@ def origin(provenance: dict[str, Any]) -> str:
 def write(script: Path) -> Any:
     """Execute a script and store its notebook; a failure leaves the old one."""
     notebook = execute(script)
+    store(notebook, script)
+    return notebook
+
+
+def store(notebook: Any, script: Path) -> None:
     nbformat.validate(notebook)
     path = notebook_path(script)
     temporary = path.with_name(f".{path.name}.new")
     temporary.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
     os.replace(temporary, path)
-    return notebook
 
 
 def main() -> None:
@@ -225,7 +246,8 @@ def main() -> None:
     refused = []
     for name in names:
         if is_fresh(scripts[name]) and not options.force:
-            print(f"{name}: fresh")
+            new = with_new_words(scripts[name])
+            print(f"{name}: {'new words, the same code' if new else 'fresh'}")
             continue
         try:
             provenance = write(scripts[name]).metadata[METADATA]

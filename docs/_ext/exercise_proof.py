@@ -13,7 +13,7 @@ from typing import Any
 
 import exercises
 import gallery
-import pages
+import rst
 from exercise_pages import link, source_title, text
 
 from lm_from_scratch.exercises.exercise import Exercise
@@ -181,4 +181,9 @@ def second_person() -> list[str]:
 
 
 def write(app: Any) -> None:
-    pages.write_texts({Path(app.srcdir) / "exercises" / "proof.md": proof()})
+    rst.write({Path(app.srcdir) / "exercises" / "proof.md": proof()})
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.connect("builder-inited", write, priority=100)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

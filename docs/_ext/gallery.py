@@ -1,7 +1,7 @@
-"""The gallery: which tutorials there are, in which order, and how they run.
+"""The gallery: which pages there are, in which order, and how they run.
 
 `conf.py`, `notebooks.py` and the tests read the same settings from here, so a notebook checked by a
-test is the notebook that the site offers.
+test is the notebook that the site offers. A page is called "CHAPTER/NAME", as "1_gpt2/2_gpt2".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).resolve().parent
+DOCS = Path(__file__).resolve().parents[1]
 ROOT = DOCS.parent
 TUTORIALS = ROOT / "tutorials"
 GPU = TUTORIALS / "gpu"  # no chapter of the gallery: its pages are executed notebooks
@@ -56,6 +56,36 @@ def header_text(chapter: Path) -> tuple[str, str]:
     title = parts[0].splitlines()[0].strip()
     intro = " ".join(parts[1].split()) if len(parts) > 1 else ""
     return title, intro
+
+
+def by_chapter() -> dict[str, list[str]]:
+    """The pages of each chapter by its title, those on GPU kernels last."""
+    folders = [(chapter, pages(chapter)) for chapter in chapters()] + [(GPU, gpu_scripts())]
+    return {
+        header_text(folder)[0]: [f"{folder.name}/{path.stem}" for path in scripts_]
+        for folder, scripts_ in folders
+        if scripts_
+    }
+
+
+def in_order() -> list[str]:
+    """All pages in reading order."""
+    return [page for members in by_chapter().values() for page in members]
+
+
+def script(page: str) -> Path:
+    return TUTORIALS / f"{page}.py"
+
+
+def document(page: str) -> str:
+    """The document of the site that shows a page."""
+    return f"/{page}" if page.startswith("gpu/") else f"/auto_tutorials/{page}"
+
+
+def page_of(docname: str) -> str | None:
+    """The page that a document of the site shows, if it is one of the course."""
+    page = docname.removeprefix("auto_tutorials/")
+    return page if page in in_order() else None
 
 
 def sphinx_gallery_conf() -> dict[str, Any]:
@@ -133,3 +163,16 @@ def reset_state(gallery_conf: dict[str, Any], fname: str | None, when: str) -> N
         warnings.filterwarnings("ignore", "Guards may run slower on Python 3.13.0", RuntimeWarning)
     else:
         warnings.filters[:] = FILTERS
+
+
+def forget_old_pages(app: Any) -> None:
+    """The page of a script that was renamed or removed goes with it."""
+    current = {f"{path.parent.name}/{path.stem}" for path in scripts()}
+    for old in (Path(app.srcdir) / "auto_tutorials").glob("[0-9]*/[0-9]*.rst"):
+        if f"{old.parent.name}/{old.stem}" not in current:
+            old.unlink()
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.connect("builder-inited", forget_old_pages, priority=100)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,9 +1,10 @@
 """What a page is about, for a search engine, and below each result of the site's own search.
 
-A page that does not say it (`.. meta::`) is described by the first sentences of its text. Sphinx
-would show the place that was found, and fetch every page of the list for it, which a copy opened
-from disk cannot. So the descriptions of all pages, and the meanings of all terms, are one small
-file.
+A page that does not say it (`.. meta::`) is described by the first sentences of its text; what is
+above them, as minutes to read, is no description. `sphinxext.opengraph` says the same to programs
+that show a link. Sphinx would show the place that was found, and fetch every page of the list for
+it, which a copy opened from disk cannot. So the descriptions of all pages, and the meanings of all
+terms, are one small file.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ def described(document: nodes.document) -> str:
 
 def read(app: Any, document: nodes.document) -> None:
     # The metadata of a page comes back from the process that read it, and stays for later builds.
-    app.env.metadata[app.env.docname].setdefault("description", described(document))
+    app.env.metadata[app.env.docname].setdefault("og:description", described(document))
 
 
 def add_tag(app: Any, name: str, template: str, context: dict[str, Any], document: Any) -> None:
-    text = app.env.metadata.get(name, {}).get("description", "")
+    text = app.env.metadata.get(name, {}).get("og:description", "")
     if text and 'name="description"' not in context["metatags"]:
         context["metatags"] += f'<meta content="{escape(text)}" name="description" />\n'
     if name == "search" and app.builder.name == "html":
@@ -58,7 +59,8 @@ def write(app: Any, env: Any) -> None:
         return
     place = app.builder.get_target_uri
     found = {
-        place(name): env.metadata[name].get("description", "") for name in sorted(env.found_docs)
+        place(name): env.metadata[name].get("og:description", "")
+        for name in sorted(env.found_docs)
     }
     if terms.GLOSSARY in env.all_docs:
         for term in terms.all_terms(env):
@@ -70,7 +72,7 @@ def write(app: Any, env: Any) -> None:
 
 
 def setup(app: Any) -> dict[str, bool]:
-    app.connect("doctree-read", read)
-    app.connect("html-page-context", add_tag)
+    app.connect("doctree-read", read, priority=400)  # before anything is added to a page
+    app.connect("html-page-context", add_tag, priority=400)
     app.connect("env-updated", write)  # after that of the terms: theirs forgets the old ones
     return {"parallel_read_safe": True, "parallel_write_safe": True}

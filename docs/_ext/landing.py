@@ -1,17 +1,21 @@
-"""The figure of the landing page: the shipped model goes on with a sentence during the build.
+"""The landing page: what the shipped model says during the build, and the cards of the chapters.
 
-Each row is a step. On the left are the probabilities of the next token, on the right the weights of
+In the figure each row is a step. On the left are the probabilities of the next token, on the right the weights of
 one attention head. It is drawn in the colours of the page's text, so both themes can show it.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
-import pages
+import exercise_pages
+import gallery
+import page
+import rst
 
 MODEL = "qwen2-docs"
 PROMPT = "If the file does not exist, an"
@@ -145,6 +149,76 @@ def figure(result: Result) -> str:
     ])  # fmt: skip
 
 
+# -- the chapters ----------------------------------------------------------------------------
+
+ALL_CHAPTERS = "auto_tutorials/index"  # the page of all chapters, which the gallery writes
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """What a card says; a chapter outside the gallery has a page of its own."""
+
+    title: str
+    intro: str
+    links: list[str]
+    note: str = ""
+    index: str = ""
+
+
+def chapters() -> list[Chapter]:
+    made = []
+    folders = {gallery.header_text(f)[0]: f for f in [*gallery.chapters(), gallery.GPU]}
+    for title, names in gallery.by_chapter().items():
+        links = [f"{i}. :doc:`{gallery.document(name)}`" for i, name in enumerate(names, start=1)]
+        note = f"{page.in_words(sum(map(page.minutes, names)))} to read."
+        index = "/gpu/index" if folders[title] == gallery.GPU else ""
+        made.append(Chapter(title, gallery.header_text(folders[title])[1], links, note, index))
+    links = exercise_pages.path_card()
+    last = Chapter(exercise_pages.TITLE, exercise_pages.INTRO, links, index=exercise_pages.INDEX)
+    return [*made, last]
+
+
+def learning_path() -> str:
+    """A card with its pages for each chapter."""
+    lines = [".. grid:: 1", "   :gutter: 3", "   :class-container: learning-path", ""]
+    for chapter in chapters():
+        lines += [f"   .. grid-item-card:: {chapter.title}", ""]
+        lines += [f"      {line}" for line in [chapter.intro, "", *chapter.links]] + [""]
+        lines += [f"      {chapter.note}", ""] if chapter.note else []
+    return "\n".join(lines) + "\n"
+
+
+def add_chapters(app: Any, docname: str, source: list[str]) -> None:
+    """The chapters outside the gallery go behind its own: a section, and a place in the table of
+    contents."""
+    if docname != ALL_CHAPTERS:
+        return
+    head, toctree, tail = source[0].rpartition(".. toctree::")
+    *_, entry = re.finditer(r"^   /.*\n", tail, re.M)
+    for chapter in chapters():
+        if chapter.index:
+            links = [re.sub(r"^\d+\.", "*", link) for link in chapter.links]
+            lines = [*rst.heading(chapter.title), chapter.intro, "", *links, "", ""]
+            head += "\n".join(lines)
+    own = "".join(f"   {chapter.index}\n" for chapter in chapters() if chapter.index)
+    source[0] = head + toctree + tail[: entry.end()] + own + tail[entry.end() :]
+
+
+def outdated(app: Any, env: Any, added: set[str], changed: set[str], removed: set[str]) -> set[str]:
+    """That page is read in every build: what is added to it is in no file that Sphinx compares."""
+    return {ALL_CHAPTERS} & env.found_docs
+
+
 def write(app: Any) -> None:
-    path = Path(app.srcdir) / "generated" / "landing.html"
-    pages.write_texts({path: figure(compute())})
+    folder = Path(app.srcdir) / "generated"
+    rst.write({
+        folder / "landing.html": figure(compute()),
+        folder / "learning_path.rst": learning_path(),
+    })  # fmt: skip
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.connect("builder-inited", write, priority=100)
+    app.connect("env-get-outdated", outdated)
+    app.connect("source-read", add_chapters)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

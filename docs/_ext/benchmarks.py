@@ -10,14 +10,13 @@ import json
 import re
 import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import gallery
-import pages
+import rst
 
-sys.path.append(str(gallery.ROOT / "tests"))
+sys.path += {str(path.parent) for path in (gallery.ROOT / "tests").rglob("measure.py")}
 import measure
 from measure import Row
 
@@ -37,7 +36,8 @@ ABOUT: dict[str, tuple[str, str]] = {
         "One pass forward and back through Qwen2 and its loss, beside ``transformers``, in time "
         "and in memory. Memory is what a process of its own grows by, weights and gradients not "
         "counted. The large vocabulary makes the logits the largest tensor; the chunked loss "
-        "never holds them.",
+        "never holds them, and computes them a second time on the way back. The products, most of the "
+        "step, are the same in both.",
     ),
     "loss": (
         "Loss at the vocabulary of GPT-2",
@@ -49,33 +49,40 @@ ABOUT: dict[str, tuple[str, str]] = {
         "RMSNorm and RoPE",
         "Both do little arithmetic for each number they read, so memory bounds them. In plain "
         "PyTorch each operation reads and writes everything once; a compiler fuses them into one "
-        "pass. RoPE turns queries and keys.",
+        "pass. RoPE turns queries and keys; ours turns bfloat16 in float32 and rounds once, theirs "
+        "rounds the cosines first.",
     ),
     "decoding": (
         "Decoding",
         "Greedy decoding from a prompt of 64 tokens, beside ``generate`` of ``transformers`` with "
         "the same weights. Each token reads every weight once, so memory bounds it; "
         "``ours, packed`` lays the weights out as oneDNN reads them fastest. A run includes its "
-        "prompt, which the limit does not.",
+        "prompt, which the limit does not. Beside the products, attention over the cache and small "
+        "operators remain. A packed product costs some microseconds more, whatever its size: it suits "
+        "larger models.",
     ),
     "context": (
         "Cost of a token as the context grows",
         "One token of GPT-2 small after so many others, in float32. Without a cache everything is "
         "computed again; the cache of ``transformers`` copies all it holds for every token; ours "
         "doubles its buffers, or has them from the start (preallocated). The last rows divide the "
-        "time of a late token by that of an early one.",
+        "time of a late token by that of an early one: attention reads all keys and values, so a "
+        "token costs more the more there are.",
     ),
     "quantize": (
         "Decoding with quantised weights",
         "The same with weights of 8 and 4 bits. A smaller weight has a lower limit, and each row "
-        "is measured against its own. The weights are random: what rounding costs a trained model "
+        "is measured against its own; torch's kernels are bound by decoding the codes, not by memory. "
+        "The weights are random: what rounding costs a trained model "
         "is on the page :doc:`/auto_tutorials/8_quantized_weights/5_int8_int4`.",
     ),
     "galore": (
         "GaLore",
         "The optimizer beside two published implementations, at the 60M configuration of the "
         "paper: a step between two bases, new bases, and the state. Beside torch's fused AdamW "
-        "GaLore is slower: it is there to save memory.",
+        "GaLore is slower: it projects each gradient, and back, to save memory, not time. MKL's "
+        "products bound the projected part. With a basis by iteration, the QR decomposition is half "
+        "of the time of new bases.",
     ),
     "pages": (
         "This site",
@@ -83,82 +90,6 @@ ABOUT: dict[str, tuple[str, str]] = {
         "and the whole may take. There is no other implementation to compare with.",
     ),
 }
-#: Why a row is behind its peer or short of its target: benchmark, pattern of the row, reason.
-REASONS: list[tuple[str, str, str]] = [
-    (
-        "training",
-        r"\| ours \|",
-        "MKL's float32 products are most of the step, in both; through oneDNN they take less time.",
-    ),
-    (
-        "training",
-        r"compiled \| transformers \|",
-        "The target was set on a processor whose float32 products are further from bfloat16's.",
-    ),
-    ("qwen2", "chunked.*ms$", "The logits are computed twice, so that they need not be held."),
-    (
-        "qwen2",
-        r"\| ours \|.*ms$",
-        "The products, most of the step, are the same in both.",
-    ),
-    (
-        "loss",
-        r"chunked.*ms$",
-        "Backward computes the logits again: four products, where theirs has three.",
-    ),
-    (
-        "layers",
-        r"RoPE.* ours",
-        "Ours turns bfloat16 in float32 and rounds once; theirs rounds the cosines first.",
-    ),
-    (
-        "decoding",
-        r"10 M.*packed",
-        "A packed product costs some microseconds more, whatever its size: it suits larger models.",
-    ),
-    ("decoding", r"10 M", "Most of a step of this size is one library's products, in both."),
-    (
-        "decoding",
-        r"float32.* ours \|",
-        "Both wait for MKL's products of a matrix and few rows; packed weights do not.",
-    ),
-    (
-        "decoding",
-        r"batch 1.*packed",
-        "Of the limit, the prompt and the calls of small operators take a part.",
-    ),
-    (
-        "decoding",
-        r"bfloat16, batch 8",
-        "Beside the products, attention over the cache and small operators remain.",
-    ),
-    (
-        "quantize",
-        "int[48]",
-        "torch's kernels are bound by decoding the codes, not by memory; the target came from a "
-        "machine with less than half of this bandwidth.",
-    ),
-    ("quantize", "packed", "Beside the products, attention and small operators remain."),
-    (
-        "context",
-        "over token",
-        "Attention reads all keys and values, so a token costs more the more there are.",
-    ),
-    ("context", "batch 8", "The gap is as wide as theirs must copy: the weights cost both alike."),
-    ("galore", "AdamW", "GaLore projects each gradient, and back: it saves memory, not time."),
-    (
-        "galore",
-        r"subspace, oneDNN \| galore",
-        "With a basis by iteration, the QR decomposition is half of the time.",
-    ),
-    (
-        "galore",
-        r"(gram|subspace) \| galore",
-        "MKL's products bound the projected part; through oneDNN they take less time.",
-    ),
-    ("galore", r"svd \|", "The same decomposition by the same library."),
-    ("pages", "", "A page that takes longer than its budget is to be shortened."),
-]
 BESIDE = {"ahead": "ahead", "behind": "**behind**", "undecided": "not decided", "": ""}
 AIM = {"met": "target met", "missed": "**short of its target**", "undecided": "target not decided",
        "": ""}  # fmt: skip
@@ -177,15 +108,6 @@ ANSWER: list[tuple[str, str, str]] = [
         r"token 2049, .* \| (growing|preallocated) \| transformers$",
     ),
 ]
-
-
-def reason(name: str, row: Row) -> str:
-    """Why a row is behind or short: the first that fits."""
-    text = f"{row.setting} | {row.kind} | {row.peer} | {row.unit}"
-    for benchmark, pattern, why in REASONS:
-        if benchmark == name and re.search(pattern, text):
-            return why
-    return "The reason is not known."
 
 
 # ----------------------------------------------------------------------------------- the figure
@@ -271,26 +193,6 @@ def save(made: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     made.savefig(path, metadata={"Date": None})
     plt.close(made)
-
-
-def figure_of_budget(rows: list[Row], path: Path) -> None:
-    """How much of its budget each row used."""
-    import matplotlib
-    import matplotlib.pyplot as plt
-
-    from lm_from_scratch import plot
-
-    with matplotlib.rc_context({**plot.STYLE, "font.size": 8.5, "svg.hashsalt": "budget"}):
-        made, ax = plt.subplots(figsize=(4.0, 0.7 + 0.38 * len(rows)))
-        for y, row in enumerate(rows):
-            colour = plot.COLOURS[3] if row.aim == "missed" else plot.COLOURS[0]
-            ax.barh([y], [row.ours / row.theirs], height=0.3, color=colour)
-            ax.annotate(f" {row.setting}", (0, y - 0.36), fontsize=7, va="center")
-        ax.axvline(1, color=plot.COLOURS[7], linewidth=2)
-        ax.set(ylim=(len(rows) - 0.5, -0.75), yticks=[], xlabel="of the budget")
-        ax.xaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1))
-        ax.grid(axis="y", visible=False)
-        save(made, path)
 
 
 TICKS = (0.1, 0.2, 0.33, 0.5, 0.7, 1, 1.4, 2, 3, 5, 10, 20, 50, 100, 200, 500)
@@ -416,21 +318,6 @@ def stored(report: dict[str, Any]) -> str:
     return text
 
 
-def reasons(name: str, rows: list[Row]) -> list[str]:
-    """The rows that are behind or short, by their reason."""
-    found: dict[str, list[str]] = {}
-    for row in rows:
-        if row.beside == "behind" or row.aim == "missed":
-            unit = f" ({row.unit})" if row.unit == "MB" else ""
-            text = row.setting if name == "pages" else f"{row.kind} / {row.peer}{unit}"
-            listed = found.setdefault(reason(name, row), [])
-            listed += [text] if text not in listed else []
-    title = "over their budget" if name == "pages" else "behind, or short of their target"
-    lines = [f"Why some are {title}:", ""] if found else []
-    lines += [f"* {'; '.join(listed)}: {why}" for why, listed in found.items()]
-    return [*lines, ""]
-
-
 ABOVE = (
     "A share above 100 % means that the limit came out too low for this row. The limit is measured "
     "in the same run, a moment before: other programs may have kept the machine busy just then, or "
@@ -441,29 +328,23 @@ ABOVE = (
 
 def section(name: str, report: dict[str, Any], folder: Path) -> list[str]:
     title, text = ABOUT[name]
-    lines = [title, "-" * len(title), "", text, ""]
+    lines = [*rst.heading(title), text, ""]
     benchmark = report["benchmarks"].get(name, {"rows": []})
     rows = [Row(**row) for row in benchmark["rows"]]
     if not rows:
         return [*lines, "Not measured in this run.", ""]
-    shown = rows[:12] if name == "pages" else rows
     if name == "pages":
-        figure_of_budget(shown, folder / f"{name}.svg")
-        counted, alt = budget_count(rows), f"{title}: share of its budget that each row used"
+        lines += [budget_count(rows), ""]
         listed = [BUDGET, *map(budget_cells, rows)]
     else:
-        figure(name, shown, folder / f"{name}.svg")
-        counted = count(rows)
+        figure(name, rows, folder / f"{name}.svg")
         alt = f"{title}: ratio of ours to the peer for each row of the table below, with its spread"
         alt += ", and the share of the limit" if any(row.share for row in rows) else ""
+        lines += [count(rows), "", f".. image:: {folder.name}/{name}.svg",
+                  f"   :alt: {alt}. {count(rows)}", "   :class: benchmark", ""]  # fmt: skip
         listed = without_empty_columns([HEADER, *map(cells, rows)])
-    lines += [counted, "", f".. image:: {folder.name}/{name}.svg", f"   :alt: {alt}. {counted}",
-              "   :class: benchmark", ""]  # fmt: skip
-    if len(shown) < len(rows):
-        lines += ["The figure shows those that take longest, the table all.", ""]
-    lines += pages.table(listed, ":class: benchmark")
+    lines += rst.table(listed, ":class: benchmark")
     lines += [ABOVE, ""] if any(row.above_limit for row in rows) else []
-    lines += reasons(name, rows)
     lines += [f"Measured on {benchmark['date']}. To repeat it:", ""]
     command = "make docs bench" if name == "pages" else "make bench"
     lines += [".. code-block:: console", "", f'   $ {command} BENCH="--only {name}"', ""]
@@ -473,7 +354,7 @@ def section(name: str, report: dict[str, Any], folder: Path) -> list[str]:
 def page(report: dict[str, Any], folder: Path) -> str:
     """The page; a benchmark that it does not know is an error that names it."""
     if unknown := set(report["benchmarks"]) - set(ABOUT):
-        raise ValueError(f"docs/benchmarks.py says nothing about {sorted(unknown)}")
+        raise ValueError(f"docs/_ext/benchmarks.py says nothing about {sorted(unknown)}")
     machine, versions = report["machine"], report["versions"]
     rows = [
         Row(**row)
@@ -513,7 +394,7 @@ def page(report: dict[str, Any], folder: Path) -> str:
         ["system", f"{machine['system']}, {machine['architecture']}"],
         *([package, version or "not installed"] for package, version in versions.items()),
     ]
-    lines += pages.table([["what", "used here"], *about])
+    lines += rst.table([["what", "used here"], *about])
     lines += [
         "``make bench`` measures everything again and stores it in ``docs/benchmarks.json``, from "
         "which this page is made. With ``BENCH=--quick`` it takes fewer rounds and models and "
@@ -541,7 +422,7 @@ def by_hand() -> list[str]:
               "tests/bench_galore_loss.py``. "]  # fmt: skip
     if GALORE_LOSS.is_file():
         lines[-1] += "Held-out loss in nats per token, mean and range of its seeds:"
-        lines += ["", *pages.table([["optimizer", "loss"], *losses()])]
+        lines += ["", *rst.table([["optimizer", "loss"], *losses()])]
     else:
         lines[-1] += "Its result is not stored here."
     lines += [
@@ -568,18 +449,9 @@ def losses() -> list[list[str]]:
 def write(app: Any) -> None:
     folder = Path(app.srcdir) / "generated"
     path = Path(app.srcdir) / "benchmarks.rst"
-    pages.write_texts({path: page(measure.read(), folder)})
+    rst.write({path: page(measure.read(), folder)})
 
 
-# --------------------------------------------------------------------- how long a build takes
-
-
-def begin(app: Any, config: Any) -> None:
-    app.began = time.monotonic()
-
-
-def finish(app: Any, exception: Exception | None) -> None:
-    """Store the seconds of a build for the next benchmark."""
-    if exception is None and app.builder.format == "html":
-        seconds = {"seconds": round(time.monotonic() - app.began, 1)}
-        Path(app.outdir).with_name("seconds.json").write_text(json.dumps(seconds) + "\n")
+def setup(app: Any) -> dict[str, bool]:
+    app.connect("builder-inited", write, priority=100)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

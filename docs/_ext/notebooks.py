@@ -1,4 +1,4 @@
-"""Every tutorial as the notebook that the site offers: `python docs/notebooks.py FOLDER`.
+"""Every tutorial as the notebook that the site offers: `python docs/_ext/notebooks.py FOLDER`.
 
 The notebooks come from the gallery's own converter with the gallery's own settings. Those of the
 exercises, without solutions, are beside them. A notebook that its reader has changed is kept.
@@ -6,7 +6,6 @@ exercises, without solutions, are beside them. A notebook that its reader has ch
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import re
@@ -15,11 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import exercises
 import gallery
-from sphinx_gallery import gen_gallery, gen_rst, notebook, py_source_parser
+from page import blocks, settings
+from sphinx_gallery import notebook
 
 RECORD = ".generated.json"
 
@@ -44,21 +44,6 @@ FAULTS = {
     r":::": "a fenced directive",
     r"file://": "an image that stays on the author's disk",
 }
-
-
-def settings() -> dict[str, Any]:
-    conf = copy.deepcopy(gen_gallery.DEFAULT_GALLERY_CONF)
-    conf.update(gallery.sphinx_gallery_conf(), src_dir=str(gallery.DOCS))
-    return conf
-
-
-def blocks(script: Path) -> list[Any]:
-    """The text and code blocks of a script, cleaned as the gallery cleans them."""
-    _, found = py_source_parser.split_code_and_text_blocks(str(script))
-    cleaned, _ = gen_rst._clean_script_blocks(
-        settings(), py_source_parser, found, [""] * len(found)
-    )
-    return cleaned
 
 
 def convert(script: Path) -> dict[str, Any]:
@@ -139,7 +124,7 @@ def _digest(text: str) -> str:
 
 def main() -> None:
     if len(sys.argv) != 2:
-        sys.exit("usage: python docs/notebooks.py FOLDER")
+        sys.exit("usage: python docs/_ext/notebooks.py FOLDER")
     for path, written in write(Path(sys.argv[1])):
         note = "written" if written else "kept: you changed it (delete it for the new version)"
         print(f"{path}  {note}")
