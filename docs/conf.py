@@ -57,6 +57,7 @@ exclude_patterns = [
     "_build",
     "_ext",
     "_templates",
+    "_pages",
     "locale",
     "generated",
     "inventories",

@@ -62,14 +62,7 @@ def by_room() -> dict[str, list[str]]:
 
 def index() -> str:
     """The files by room, each with its line and the names that it defines."""
-    lines = [*rst.heading("API", "=")]
-    lines += [
-        "One page per file of the package, room by room. Each file holds one concept, and "
-        "its page begins with the tutorials and exercises that use it.",
-        "",
-        "What depends on what, and why: :doc:`/architecture`.",
-        "",
-    ]
+    lines = []
     for room, members in by_room().items():
         lines += rst.heading(f"``{room}``" if room else "Beside the rooms")
         for module in members:
@@ -84,16 +77,15 @@ def index() -> str:
                 links = ", ".join(f":py:obj:`~{module}.{n}`" for n in names)
                 lines += ["", f"  {links}", ""]
         lines.append("")
-    lines += [".. toctree::", "   :hidden:", "", "   /architecture"]
-    lines += [f"   {module}" for members in by_room().values() for module in members]
-    return "\n".join(lines) + "\n"
+    listed_now = [module for members in by_room().values() for module in members]
+    return rst.render("api.rst", rooms="\n".join(lines), modules=listed_now)
 
 
 def write(app: Any, config: Any) -> None:
     """Before the builder begins, so that `autosummary` finds the list of its pages."""
     docs = Path(app.srcdir)
     names = list(listed())
-    table = [".. autosummary::", "   :toctree: ../api", "   :template: module.rst", ""]
+    table = [".. autosummary::", "   :toctree: ../api", "   :template: autosummary/module.rst", ""]
     folder = docs / "generated"
     texts = {folder / "used_on" / f"{name}.rst": used_on(name) for name in names}
     texts[folder / "api.rst"] = "\n".join([*table, *(f"   {name}" for name in names)])

@@ -1,7 +1,8 @@
-"""The page of the benchmarks, from the stored results. Nothing is measured while the site is built.
+"""The numbers of the page on benchmarks. Nothing is measured while the site is built.
 
 `make bench` writes `docs/benchmarks.json`; here every row of it gets a place in a table and in a
-figure, those behind their peer too, in the order in which they were measured.
+figure, those behind their peer too, in the order in which they were measured. The page itself is
+`_pages/benchmarks.rst`.
 """
 
 from __future__ import annotations
@@ -21,75 +22,6 @@ import measure
 from measure import Row
 
 GALORE_LOSS = gallery.DOCS / "galore_loss.json"
-#: Title, and what is measured, beside whom, and why it comes out as it does.
-ABOUT: dict[str, tuple[str, str]] = {
-    "training": (
-        "Training",
-        "A whole step, from tokens to updated weights, of GPT-2 beside that of ``transformers``: "
-        "the same sizes, batches, fused AdamW and clipping. Most of a step is matrix products, and "
-        "both call the same ones; ``ours, oneDNN`` sends the float32 products to torch's other "
-        "library. bfloat16 and ``torch.compile`` are switches that ``transformers`` has, too, so "
-        "they are compared at equal switches, and once with ``transformers`` as it is shipped.",
-    ),
-    "qwen2": (
-        "Qwen2, forward and backward",
-        "One pass forward and back through Qwen2 and its loss, beside ``transformers``, in time "
-        "and in memory. Memory is what a process of its own grows by, weights and gradients not "
-        "counted. The large vocabulary makes the logits the largest tensor; the chunked loss "
-        "never holds them, and computes them a second time on the way back. The products, most of the "
-        "step, are the same in both.",
-    ),
-    "loss": (
-        "Loss at the vocabulary of GPT-2",
-        "From hidden states to gradients, with the head. The chunked loss takes the vocabulary in "
-        "pieces. It computes the logits a second time on the way back, four products instead of "
-        "three, and holds none of them.",
-    ),
-    "layers": (
-        "RMSNorm and RoPE",
-        "Both do little arithmetic for each number they read, so memory bounds them. In plain "
-        "PyTorch each operation reads and writes everything once; a compiler fuses them into one "
-        "pass. RoPE turns queries and keys; ours turns bfloat16 in float32 and rounds once, theirs "
-        "rounds the cosines first.",
-    ),
-    "decoding": (
-        "Decoding",
-        "Greedy decoding from a prompt of 64 tokens, beside ``generate`` of ``transformers`` with "
-        "the same weights. Each token reads every weight once, so memory bounds it; "
-        "``ours, packed`` lays the weights out as oneDNN reads them fastest. A run includes its "
-        "prompt, which the limit does not. Beside the products, attention over the cache and small "
-        "operators remain. A packed product costs some microseconds more, whatever its size: it suits "
-        "larger models.",
-    ),
-    "context": (
-        "Cost of a token as the context grows",
-        "One token of GPT-2 small after so many others, in float32. Without a cache everything is "
-        "computed again; the cache of ``transformers`` copies all it holds for every token; ours "
-        "doubles its buffers, or has them from the start (preallocated). The last rows divide the "
-        "time of a late token by that of an early one: attention reads all keys and values, so a "
-        "token costs more the more there are.",
-    ),
-    "quantize": (
-        "Decoding with quantised weights",
-        "The same with weights of 8 and 4 bits. A smaller weight has a lower limit, and each row "
-        "is measured against its own; torch's kernels are bound by decoding the codes, not by memory. "
-        "The weights are random: what rounding costs a trained model "
-        "is on the page :doc:`/auto_tutorials/8_quantized_weights/5_int8_int4`.",
-    ),
-    "galore": (
-        "GaLore",
-        "The optimizer beside two published implementations, at the 60M configuration of the "
-        "paper: a step between two bases, new bases, and the state. Beside torch's fused AdamW "
-        "GaLore is slower: it projects each gradient, and back, to save memory, not time. MKL's "
-        "products bound the projected part. With a basis by iteration, the QR decomposition is half "
-        "of the time of new bases.",
-    ),
-    "pages": (
-        "This site",
-        "Seconds that the pages took in the last complete build of this site, beside what a page "
-        "and the whole may take. There is no other implementation to compare with.",
-    ),
-}
 BESIDE = {"ahead": "ahead", "behind": "**behind**", "undecided": "not decided", "": ""}
 AIM = {"met": "target met", "missed": "**short of its target**", "undecided": "target not decided",
        "": ""}  # fmt: skip
@@ -305,19 +237,6 @@ def answer(report: dict[str, Any]) -> str:
     )
 
 
-def stored(report: dict[str, Any]) -> str:
-    """What kind of run the page shows."""
-    found = report["benchmarks"].values()
-    days = sorted({report["date"], *(benchmark["date"] for benchmark in found)})
-    seconds = sum(benchmark["seconds"] for benchmark in found)
-    day = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    text = f"Stored here: a **{report['size']} run** of {day}, "
-    text += f"{seconds:,.0f} seconds in all."
-    if report["size"] != "full":
-        text += " Few rounds, and not every model: a full run decides more."
-    return text
-
-
 ABOVE = (
     "A share above 100 % means that the limit came out too low for this row. The limit is measured "
     "in the same run, a moment before: other programs may have kept the machine busy just then, or "
@@ -326,118 +245,76 @@ ABOVE = (
 )
 
 
-def section(name: str, report: dict[str, Any], folder: Path) -> list[str]:
-    title, text = ABOUT[name]
-    lines = [*rst.heading(title), text, ""]
-    benchmark = report["benchmarks"].get(name, {"rows": []})
+def section(name: str, benchmark: dict[str, Any], folder: Path) -> str:
+    """Counts, figure and table of a benchmark."""
     rows = [Row(**row) for row in benchmark["rows"]]
     if not rows:
-        return [*lines, "Not measured in this run.", ""]
-    if name == "pages":
-        lines += [budget_count(rows), ""]
+        return "Not measured in this run.\n"
+    if name == "pages":  # which have no peer
+        lines = [budget_count(rows), ""]
         listed = [BUDGET, *map(budget_cells, rows)]
     else:
         figure(name, rows, folder / f"{name}.svg")
-        alt = f"{title}: ratio of ours to the peer for each row of the table below, with its spread"
+        alt = f"{name}: ratio of ours to the peer for each row of the table below, with its spread"
         alt += ", and the share of the limit" if any(row.share for row in rows) else ""
-        lines += [count(rows), "", f".. image:: {folder.name}/{name}.svg",
-                  f"   :alt: {alt}. {count(rows)}", "   :class: benchmark", ""]  # fmt: skip
+        lines = [count(rows), "", f".. image:: {folder.name}/{name}.svg",
+                 f"   :alt: {alt}. {count(rows)}", "   :class: benchmark", ""]  # fmt: skip
         listed = without_empty_columns([HEADER, *map(cells, rows)])
     lines += rst.table(listed, ":class: benchmark")
     lines += [ABOVE, ""] if any(row.above_limit for row in rows) else []
     lines += [f"Measured on {benchmark['date']}. To repeat it:", ""]
     command = "make docs bench" if name == "pages" else "make bench"
-    lines += [".. code-block:: console", "", f'   $ {command} BENCH="--only {name}"', ""]
-    return lines
+    return "\n".join(
+        [*lines, ".. code-block:: console", "", f'   $ {command} BENCH="--only {name}"', ""]
+    )
 
 
 def page(report: dict[str, Any], folder: Path) -> str:
-    """The page; a benchmark that it does not know is an error that names it."""
-    if unknown := set(report["benchmarks"]) - set(ABOUT):
-        raise ValueError(f"docs/_ext/benchmarks.py says nothing about {sorted(unknown)}")
+    """The page; a benchmark that it does not show is an error that names it."""
+    left = dict(report["benchmarks"])
+
+    def rows(name: str) -> str:
+        return section(name, left.pop(name, {"rows": []}), folder)
+
+    found = report["benchmarks"].values()
+    days = sorted({report["date"], *(benchmark["date"] for benchmark in found)})
     machine, versions = report["machine"], report["versions"]
-    rows = [
-        Row(**row)
-        for name, found in report["benchmarks"].items()
-        for row in found["rows"]
-        if name != "pages"  # which have no peer
-    ]
-    lines = [
-        ".. meta::",
-        "   :description: How fast the package is, beside other libraries and beside the limits of "
-        "a machine", "",
-        "Benchmarks", "==========", "", answer(report), "", stored(report), "",
-        "How fast this package is, beside the implementations that people use, and beside what the "
-        "machine could do. Every comparison was made in one run: ours and the peer take turns, a "
-        "ratio compares neighbours, and the table gives the median of the rounds with the smallest "
-        "and the largest. A ratio above 1 means that ours is better: faster, or smaller.", "",
-        "Absolute times do not carry over to another machine; ratios in one run and shares of a "
-        "limit do so better. The limit is measured in the same rounds: a large matrix product "
-        "bounds training, reading memory bounds decoding.", "",
-        f"{count(rows)} A verdict needs every round: where the range from the smallest to the "
-        "largest crosses 1, or the target, it is *not decided*. (A row of one round has no range: "
-        "its value decides.) Targets come from prototypes on "
-        "another machine. Rows stand in the order in which they were measured.", "",
-        "In the figures a blue circle is ahead of the peer, and meets its target if it has one. An "
-        "orange square is short of its target and not behind. A vermilion triangle is behind the "
-        "peer. A grey diamond is not decided. "
-        "The grey line is the peer, a black bar the target, and a line through a mark is the "
-        "spread.", "",
-        "The machine", "-----------", "",
-    ]  # fmt: skip
+    cores = f"{machine['processor']}, {machine['cores']} cores, {report['threads']} used"
     about = [
-        [
-            "processor",
-            f"{machine['processor']}, {machine['cores']} cores, {report['threads']} used",
-        ],
+        ["what", "used here"],
+        ["processor", cores],
         ["memory", f"{machine['memory_gb']} GB"],
         ["system", f"{machine['system']}, {machine['architecture']}"],
         *([package, version or "not installed"] for package, version in versions.items()),
     ]
-    lines += rst.table([["what", "used here"], *about])
-    lines += [
-        "``make bench`` measures everything again and stores it in ``docs/benchmarks.json``, from "
-        "which this page is made. With ``BENCH=--quick`` it takes fewer rounds and models and "
-        "writes to ``build/bench/quick.json``, which this page does not read"
-        + ("; the run shown here was stored with ``--out``. " if report["size"] != "full" else ". ")
-        + "A stopped run goes on with ``BENCH=--resume``. The two peers of "
-        "GaLore are installed into ``build/bench/peers`` by ``pip install --no-deps``: "
-        "galore-torch asks for a library of CUDA that these rows do not need.", "",
-    ]  # fmt: skip
-    for name in ABOUT:
-        lines += section(name, report, folder)
-    return "\n".join([*lines, *by_hand()]) + "\n"
-
-
-def by_hand() -> list[str]:
-    """What ``make bench`` does not measure: results that are stored, and what nobody measured."""
-    title = "Measured by hand, and not measured"
-    lines = [title, "-" * len(title), ""]
-    lines += ["**Kernels on a GPU** are measured by ``make gpu``. " + (
-        "Results are on the :doc:`page of the chapter </gpu/index>`."
-        if measure.ROOT.joinpath("tutorials", "gpu", "measurements.json").is_file()
-        else "No GPU has measured them yet."
-    ), ""]  # fmt: skip
-    lines += ["**What GaLore learns** beside AdamW takes an hour: ``python "
-              "tests/bench_galore_loss.py``. "]  # fmt: skip
-    if GALORE_LOSS.is_file():
-        lines[-1] += "Held-out loss in nats per token, mean and range of its seeds:"
-        lines += ["", *rst.table([["optimizer", "loss"], *losses()])]
-    else:
-        lines[-1] += "Its result is not stored here."
-    lines += [
-        "",
-        "**Not measured**: nanoGPT and LLMs-from-scratch, which are no packages of the tests; more "
-        "than one thread; other processors; other systems than the one above; peers of other "
-        "versions.", "",
-    ]  # fmt: skip
-    return lines
+    compared = [
+        Row(**row)
+        for name, benchmark in report["benchmarks"].items()
+        for row in benchmark["rows"]
+        if name != "pages"
+    ]
+    text = rst.render(
+        "benchmarks.rst",
+        report=report,
+        answer=answer(report),
+        day=" to ".join(dict.fromkeys([days[0], days[-1]])),
+        seconds=f"{sum(benchmark['seconds'] for benchmark in found):,.0f}",
+        count=count(compared),
+        machine="\n".join(rst.table(about)),
+        rows=rows,
+        gpu=(gallery.GPU / "measurements.json").is_file(),
+        losses="\n".join(rst.table([["optimizer", "loss"], *losses()])) if losses() else "",
+    )
+    if left:
+        raise ValueError(f"docs/_pages/benchmarks.rst says nothing about {sorted(left)}")
+    return text
 
 
 def losses() -> list[list[str]]:
     """Kind, and the mean loss of the seeds that were not used to find the learning rates."""
     found: dict[str, list[float]] = {}
-    for key, loss in json.loads(GALORE_LOSS.read_text(encoding="utf-8")).items():
+    stored = json.loads(GALORE_LOSS.read_text("utf-8")) if GALORE_LOSS.is_file() else {}
+    for key, loss in stored.items():
         if "| seed 0 |" not in key:
             found.setdefault(key.partition(" | ")[0], []).append(loss)
     return [

@@ -166,24 +166,7 @@ def hunt_lines(key: str) -> list[str]:
 
 
 def index() -> str:
-    others = [exhibit for exhibit in exhibits() if not exhibit.shows()]
-    lines = [
-        ":html_theme.sidebar_secondary.remove:",
-        "",
-        ".. meta::",
-        "   :description: Index of the mistakes that the pages show, by number",
-        "   :keywords: bug museum, defects, mistakes, G1, Q1, K1, L1, T1",
-        "",
-        *rst.heading(SECTION, "="),
-        f"The mistakes of the project, {len(numbers())} with a number and {len(others)} without. "
-        "Those with a number were found in real programs and texts. Many give no error: the text "
-        "reads well, the loss falls, and something is wrong.",
-        "",
-        "A number is the same on all pages, in the tests and in the exercises. Its letter says in "
-        "which kind of program the mistake was found. A page *shows* a mistake when it makes it, "
-        "measures it and mends it.",
-        "",
-    ]
+    numbered, unnumbered = [], []
     for letter, source in data()["sources"].items():
         rows = [["number", "what was wrong", "what one saw", "where"]]
         for number, (wrong, seen) in numbers().items():
@@ -191,19 +174,24 @@ def index() -> str:
                 # The label stands before a paragraph, so that the paragraph carries the id.
                 name = f".. _{label(number)}:\n\n{number}"
                 rows.append([name, wrong, seen, where(number)])
-        lines += rst.heading(source)
-        lines += rst.table(rows, ":widths: 10 27 27 36", ":class: museum")
-    lines += rst.heading("Without a number")
-    lines += ["Mistakes that one page shows, by chapter, in the words of the page.", ""]
+        numbered += rst.heading(source)
+        numbered += rst.table(rows, ":widths: 10 27 27 36", ":class: museum")
+    others = [exhibit for exhibit in exhibits() if not exhibit.shows()]
     for chapter, names in gallery.by_chapter().items():
         rows = [[one.link(), one.about()] for one in others if one.page in names]
         if rows:
-            lines += rst.heading(chapter, "~")
-            header = ["mistake", "what it is about"]
-            lines += rst.table([header, *rows], ":widths: 35 65", ":class: museum")
+            unnumbered += rst.heading(chapter, "~")
+            rows = [["mistake", "what it is about"], *rows]
+            unnumbered += rst.table(rows, ":widths: 35 65", ":class: museum")
         for line in (line for name in names for line in hunt_lines(name)):
-            lines += [line, ""]
-    return "\n".join(lines) + "\n"
+            unnumbered += [line, ""]
+    return rst.render(
+        "museum.rst",
+        numbers=len(numbers()),
+        others=len(others),
+        numbered="\n".join(numbered),
+        unnumbered="\n".join(unnumbered),
+    )
 
 
 def write(app: Any) -> None:

@@ -1,8 +1,23 @@
-"""Files that a build writes: tables in reStructuredText, and pages that keep their time."""
+"""Files that a build writes: tables, pages of `docs/_pages` with numbers filled in."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+PAGES = Environment(
+    loader=FileSystemLoader(Path(__file__).resolve().parents[1] / "_pages"),
+    undefined=StrictUndefined,
+    keep_trailing_newline=True,
+    lstrip_blocks=True,
+)
+
+
+def render(name: str, **values: Any) -> str:
+    """A page of `docs/_pages`, whose prose is there and whose numbers are computed."""
+    return PAGES.get_template(name).render(**values)
 
 
 def table(rows: list[list[str]], *options: str) -> list[str]:
