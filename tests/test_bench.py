@@ -256,7 +256,7 @@ def test_a_wrong_field_of_a_row_is_named(
 
 def test_the_stored_results_cover_every_benchmark() -> None:
     results = measure.read()["benchmarks"]
-    assert list(results) == list(bench.BENCHMARKS) == list(benchmarks.ABOUT)
+    assert list(results) == list(bench.BENCHMARKS)
     assert all(results[name]["rows"] for name in results if name != "pages")
 
 
@@ -277,7 +277,6 @@ def test_a_bad_row_appears_as_bad(tmp_path: Path) -> None:
     cells = page[page.index("- slow one: 1 ms") :]
     assert cells.index("0.50 (0.40 to 0.60, 3 rounds)") < cells.index("- **behind**\n")
     assert "- ahead, **short of its target**\n" in page[page.index("- short one") :]
-    assert "* slow one / a peer; short one / a peer: The reason is not known.\n" in page
     counted = "Beside a peer, of 3 rows: 2 ahead, 1 behind, 0 not decided. "
     counted += "Of 1 target: 0 met, 1 missed, 0 not decided."
     assert page.count(counted) == 3  # with alt text
@@ -319,8 +318,6 @@ def budgeted(**seconds: float) -> list[Row]:
 
 
 def test_a_budget_is_no_peer(tmp_path: Path) -> None:
-    from lm_from_scratch.plot import COLOURS
-
     made = report()
     measure.add(made, "pages", budgeted(short=15.0, exact=60.0, long=90.0), 1.0)
     page = benchmarks.page(made, tmp_path)
@@ -328,7 +325,7 @@ def test_a_budget_is_no_peer(tmp_path: Path) -> None:
     counted = "Beside a peer, of 1 row: 1 ahead, 0 behind, 0 not decided."
     assert f"\n{counted} A verdict" in head and head.count(counted) == 3
     assert "Beside a peer" not in site and " peer\n" not in site and "ratio" not in site
-    assert site.count("Over the budget: 1 of 3 rows.") == 2  # with alt text
+    assert site.count("Over the budget: 1 of 3 rows.") == 1
     for page_, took, share, verdict in (
         ("short", 15, "25%", "within"),
         ("exact", 60, "100%", "within"),
@@ -336,11 +333,6 @@ def test_a_budget_is_no_peer(tmp_path: Path) -> None:
     ):
         cells = (page_, f"{took} s", "60 s", share, verdict)
         assert "\n     - ".join(cells) + "\n" in site
-    assert "* long: A page that takes longer than its budget" in site
-    drawn = (tmp_path / "pages.svg").read_text().lower()
-    assert COLOURS[3].lower() in drawn and COLOURS[0].lower() in drawn
-    benchmarks.figure_of_budget(budgeted(short=15.0), tmp_path / "pages.svg")
-    assert COLOURS[3].lower() not in (tmp_path / "pages.svg").read_text().lower()
 
 
 def test_an_aim_is_no_peer() -> None:
@@ -359,7 +351,6 @@ def test_rows_that_are_not_decided_are_counted_as_such(tmp_path: Path) -> None:
     page = benchmarks.page(report([ROW, noisy, close]), tmp_path)
     assert "Beside a peer, of 3 rows: 2 ahead, 0 behind, 1 not decided." in page
     assert "Of 2 targets: 0 met, 0 missed, 2 not decided." in page
-    assert "Why some are" not in page  # nothing is short
 
 
 def test_a_share_above_the_limit_is_never_silent(tmp_path: Path) -> None:
@@ -370,8 +361,6 @@ def test_a_share_above_the_limit_is_never_silent(tmp_path: Path) -> None:
     page = benchmarks.page(report([below, above]), tmp_path)
     assert "247% of 2 (copy), **above the limit**\n" in page
     assert page.count(benchmarks.ABOVE) == 1
-    for why in ("same run", "busy", "cache"):
-        assert why in benchmarks.ABOVE
 
 
 def test_the_page_says_how_fast_it_is(tmp_path: Path) -> None:
@@ -451,7 +440,7 @@ def test_a_quick_run_is_written_where_the_page_says(
 
 def test_what_was_not_measured_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = benchmarks.page(report(), tmp_path)
-    assert page.count("Not measured in this run.") == len(benchmarks.ABOUT) - 1
+    assert page.count("Not measured in this run.") == len(bench.BENCHMARKS) - 1
     assert "a **smoke run** of" in page and "Its result is not stored here." in page
     losses = {"AdamW | lr 1 | seed 0 | 9 steps": 1.0, "AdamW | lr 1 | seed 1 | 9 steps": 3.0}
     (tmp_path / "losses.json").write_text(json.dumps(losses))
@@ -462,10 +451,6 @@ def test_what_was_not_measured_is_said(tmp_path: Path, monkeypatch: pytest.Monke
 def test_an_unknown_benchmark_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"says nothing about \['poetry'\]"):
         benchmarks.page(report(name="poetry"), tmp_path)
-
-
-def test_every_reason_belongs_to_a_benchmark() -> None:
-    assert {name for name, _, _ in benchmarks.REASONS} <= set(benchmarks.ABOUT)
 
 
 # ---------------------------------------------------------------------------------- what it runs
@@ -486,10 +471,8 @@ def test_pages_are_those_of_a_whole_build(tmp_path: Path) -> None:
     case = '<testcase file="../tutorials/1_gpt2/{}.py" time="{}"/>'
     cases = [case.format("1_tokens", 90.0), case.format("2_gpt2", 30.0)]
     (tmp_path / "gallery_junit.xml").write_text(f"<testsuite>{''.join(cases)}</testsuite>")
-    (tmp_path / "seconds.json").write_text('{"seconds": 240.0}')
     found = {row.setting: (row.ours, row.verdict) for row in bench_pages.rows(SMOKE, tmp_path)}
     assert found == {
-        "the whole site": (240.0, "met"),
         "the scripts of all pages": (120.0, "met"),
         "1_gpt2/1_tokens": (90.0, "missed"),
         "1_gpt2/2_gpt2": (30.0, "met"),

@@ -75,21 +75,26 @@ def lessons(script: Path) -> list[str]:
 
 
 def index() -> str:
-    header = next(gallery.GPU.glob("*.rst")).read_text(encoding="utf-8")
-    title, _, text = header.partition("\n")
-    lines = [*rst.heading(title, "="), *text.strip().splitlines()[2:], ""]
     rows = [["page", "what it teaches", "files"]]
     for number, script in enumerate(gallery.gpu_scripts(), start=1):
         learnt = "\n".join(f"* {lesson}" for lesson in lessons(script))
         rows.append([f"{number}. :doc:`/gpu/{script.stem}`", learnt, downloads(script)])
-    lines += [*rst.heading("Pages"), *rst.table(rows, ":widths: 28 54 18")]
-    lines += rst.heading("Kernels")
-    for module, path in modules.modules().items():
-        name = module.removeprefix(f"{modules.PACKAGE}.kernels.")
-        if name != module and "_kernel(" in path.read_text(encoding="utf-8"):
-            lines.append(f"* :doc:`{name} </api/{module}>`: {modules.summary(path)}")
-    lines += ["", *rst.heading("Measured"), *measured(), "", ".. toctree::", "   :hidden:", ""]
-    return "\n".join([*lines, *(f"   {script.stem}" for script in gallery.gpu_scripts())]) + "\n"
+    title, _, text = next(gallery.GPU.glob("*.rst")).read_text(encoding="utf-8").partition("\n")
+    header = [*rst.heading(title, "="), *text.strip().splitlines()[2:]]
+    prefix = f"{modules.PACKAGE}.kernels."
+    kernels = [
+        (module, module.removeprefix(prefix), modules.summary(path))
+        for module, path in modules.modules().items()
+        if module.startswith(prefix) and "_kernel(" in path.read_text(encoding="utf-8")
+    ]
+    return rst.render(
+        "gpu.rst",
+        header="\n".join(header),
+        pages="\n".join(rst.table(rows, ":widths: 28 54 18")),
+        kernels=kernels,
+        measured="\n".join(measured()),
+        scripts=gallery.gpu_scripts(),
+    )
 
 
 def measured() -> list[str]:

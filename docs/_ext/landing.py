@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,6 @@ PROMPT = "If the file does not exist, an"
 STEPS = 6
 CANDIDATES = 3
 LAYER, HEAD = 2, 2  # a head that looks at nouns
-#: Sizes of both halves: each fills a phone's screen.
-ROW, WIDTH = 30, 340
 
 
 @dataclass(frozen=True)
@@ -67,55 +64,6 @@ def shown(token: str) -> str:
     return token.strip(" ").replace("\n", "↵") or "␣"
 
 
-def likelihoods(result: Result) -> str:
-    """A row of bars for each step: the chosen token, and its rivals."""
-    lines = []
-    unit = WIDTH / CANDIDATES
-    for i, step in enumerate(result.steps):
-        y = 34 + i * ROW
-        for j, (token, probability) in enumerate(step):
-            x, kind = j * unit, "chosen" if j == 0 else "rival"
-            length = max(1.0, probability * (unit - 10))
-            lines.append(
-                f'<rect class="track" x="{x:.0f}" y="{y + 5}" width="{unit - 10:.0f}" height="6"/>'
-                f'<rect class="{kind}" x="{x:.0f}" y="{y + 5}" width="{length:.1f}" height="6"/>'
-                f'<text class="{kind}" x="{x:.0f}" y="{y}">{escape(shown(token))}</text>'
-                f'<text class="percent" x="{x + unit - 10:.0f}" y="{y}">{probability:.0%}</text>'
-            )
-    return svg(lines, 34 + STEPS * ROW - 10, "next token, and its two rivals")
-
-
-def attention(result: Result) -> str:
-    """The map: a row for each step, a column for each token that it can see."""
-    lines = []
-    columns = len(result.tokens) - 1
-    first, top = 80, 72
-    cell = (WIDTH - first - 24) / columns
-    for s, token in enumerate(result.tokens[:-1]):
-        x = first + (s + 0.5) * cell + 4
-        lines.append(
-            f'<text class="column" x="{x:.1f}" y="{top - 8}" '
-            f'transform="rotate(-55 {x:.1f} {top - 8})">{escape(shown(token))}</text>'
-        )
-    for i, row in enumerate(result.weights):
-        y = top + i * 20
-        name = escape(shown(result.tokens[-STEPS + i]))
-        lines.append(f'<text class="row" x="{first - 8}" y="{y + 14}">{name}</text>')
-        for s, weight in enumerate(row):
-            lines.append(
-                f'<rect class="cell" x="{first + s * cell + 1:.1f}" y="{y + 1}" '
-                f'width="{cell - 2:.1f}" height="18" style="--weight: {weight:.2f}"/>'
-            )
-    return svg(lines, top + STEPS * 20 + 4, "where one head looks")
-
-
-def svg(lines: list[str], height: int, title: str) -> str:
-    return "\n".join([
-        f'<div class="half"><p class="half-title">{title}</p>',
-        f'<svg viewBox="0 0 {WIDTH} {height}" aria-hidden="true">', *lines, "</svg></div>",
-    ])  # fmt: skip
-
-
 def words(result: Result) -> str:
     """The figure in words, for who does not see it."""
     steps = [
@@ -140,13 +88,27 @@ def spoken(token: str) -> str:
 
 
 def figure(result: Result) -> str:
-    text = "".join(result.tokens[-STEPS:])
-    return "\n".join([
-        f'<div class="living-result" role="img" aria-label="{escape(words(result))}">',
-        f'<p class="said" aria-hidden="true">{escape(PROMPT)}<b>{escape(text)}</b></p>',
-        '<div class="halves">', likelihoods(result), attention(result), "</div>",
-        "</div>", "",
-    ])  # fmt: skip
+    """Both halves fill a phone's screen: a row of bars for each step, the chosen token and its
+    rivals, and a row of the map for each step, with a column for each token that it can see."""
+    width, first = 340, 80
+    return rst.render(
+        "landing.html",
+        prompt=PROMPT,
+        said="".join(result.tokens[-STEPS:]),
+        words=words(result),
+        steps=result.steps,
+        tokens=result.tokens,
+        weights=result.weights,
+        width=width,
+        row=30,
+        unit=width / CANDIDATES,
+        first=first,
+        top=72,
+        cell=(width - first - 24) / (len(result.tokens) - 1),
+    )
+
+
+rst.PAGES.filters["shown"] = shown
 
 
 # -- the chapters ----------------------------------------------------------------------------

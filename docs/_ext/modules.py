@@ -38,7 +38,7 @@ def docstring(path: Path) -> str:
 def summary(path: Path) -> str:
     """First line of a file's docstring; single backticks are made reStructuredText."""
     line = docstring(path).strip().partition("\n")[0].strip()
-    return line if "``" in line else line.replace("`", "``")
+    return re.sub(r"(?<![:`])`([^`]+)`(?!`)", r"``\1``", line)
 
 
 def public_names(path: Path) -> list[str]:

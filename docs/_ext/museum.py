@@ -55,7 +55,7 @@ class Exhibit:
             taken += sentence
         # A page names each of its links once; here the same name may come from two pages.
         taken = re.sub(r">`_(?!_)", ">`__", page.LINK.sub(r"\1", taken))
-        return re.sub(r":\s*$", ".", taken)
+        return re.sub(r":\s*$", ".", taken.strip())
 
 
 def numbers_in(text: str) -> list[str]:
