@@ -85,9 +85,9 @@ gettext_compact = False
 gettext_location = False
 gettext_uuid = False
 translation_progress_classes = True
-# Code of a language, and its name as its readers write it. The first edition is built into the site's
-# own folder, every other one into a folder of its code inside it. The switch in the navigation bar
-# appears with the second entry.
+# Code of a language, and its name as its readers write it. The first edition is built into the
+# site's own folder, every other one into a folder of its code inside it. The switch in the
+# navigation bar appears with the second entry.
 editions = {"en": "English"}
 
 # -- API pages -------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ html_show_sourcelink = False
 # Summaries are fetched, which a copy opened from disk cannot do. See descriptions.py.
 html_show_search_summary = False
 html_context = {"default_mode": "auto"}
-# Titles and descriptions for programs that show a link; pictures would need the address of the site.
+# Titles and descriptions for programs that show a link. Pictures would need the site's address.
 ogp_site_url = os.environ.get("SITE_URL", "")
 ogp_social_cards = {"enable": False}
 ogp_enable_meta_description = False  # descriptions.py has it, for the search as well

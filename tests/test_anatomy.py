@@ -16,6 +16,8 @@ FIRST = ["You will learn", "Before you start"]
 QUIZ = "Which sentence is false?"
 LAST = ["Bug museum", QUIZ, "Exercises", "Summary", "Sources"]
 LEVELS = "=-~"
+
+
 def items(text: str, mark: str) -> list[str]:
     """The items of a list, whose first lines begin with ``mark``."""
     parts = re.split(rf"^{mark} +", text, flags=re.M)[1:]

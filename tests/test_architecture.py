@@ -1,4 +1,4 @@
-"""What files of the package may import. The contract in pyproject.toml has the order of the rooms."""
+"""What files of the package may import; a contract in pyproject.toml has the order of the rooms."""
 
 from __future__ import annotations
 

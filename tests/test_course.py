@@ -31,7 +31,9 @@ def test_what_a_page_needs_comes_before_it(name: str) -> None:
 
 
 def test_links_become_links_to_documents() -> None:
-    text = "Read `GPT-2 <../1_gpt2/2_gpt2.ipynb>`_ and `norms <1_rms_norm.ipynb>`_, `x <http://a.b>`_."
+    text = (
+        "Read `GPT-2 <../1_gpt2/2_gpt2.ipynb>`_ and `norms <1_rms_norm.ipynb>`_, `x <http://a.b>`_."
+    )
     assert page.with_documents("2_qwen2/2_rope", text, ":doc:`{} <{}>`") == (
         "Read :doc:`GPT-2 </auto_tutorials/1_gpt2/2_gpt2>` and "
         ":doc:`norms </auto_tutorials/2_qwen2/1_rms_norm>`, `x <http://a.b>`_."

@@ -31,7 +31,11 @@ def test_every_stage_runs_and_a_failure_counts(capsys: pytest.CaptureFixture[str
 
 def test_the_stages_name_files_that_exist() -> None:
     source = Path(run_gpu.__file__).read_text()
-    for name in ("tests/bench_kernels.py", "docs/_ext/gpu_notebooks.py", "tests/test_gpu_notebooks.py"):
+    for name in (
+        "tests/bench_kernels.py",
+        "docs/_ext/gpu_notebooks.py",
+        "tests/test_gpu_notebooks.py",
+    ):
         assert f'"{name}"' in source
         assert (run_gpu.ROOT / name).is_file()
     assert len({stage.name for stage in run_gpu.stages()}) == 7

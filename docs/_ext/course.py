@@ -1,4 +1,4 @@
-"""What the build adds to a page, below its title and to its exercises, and the course as a table."""
+"""What the build adds to a page below its title and to its exercises, and the table of pages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def facts(name: str) -> list[list[Part]]:
     """What the strip below a title says, an item each."""
     items: list[list[Part]] = [[f"{page.minutes(name)} minutes to read"]]
     if needs := page.needs(name):
-        items.append(["read before: ", *between((page.title(n), gallery.document(n)) for n in needs)])
+        items.append(
+            ["read before: ", *between((page.title(n), gallery.document(n)) for n in needs)]
+        )
     if packages := page.packages(name):
         items.append([f"needs {' and '.join(packages)}"])
     if count := page.exercises(name):

@@ -59,8 +59,7 @@ def write(app: Any, env: Any) -> None:
         return
     place = app.builder.get_target_uri
     found = {
-        place(name): env.metadata[name].get("og:description", "")
-        for name in sorted(env.found_docs)
+        place(name): env.metadata[name].get("og:description", "") for name in sorted(env.found_docs)
     }
     if terms.GLOSSARY in env.all_docs:
         for term in terms.all_terms(env):

@@ -9,9 +9,7 @@ from docutils import nodes
 from sphinx.util.nodes import make_refnode
 
 
-def list_of_names(
-    app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]
-) -> None:
+def list_of_names(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Show the columns of a docstring, a name and what it is, as a list."""
     made: list[str] = []
     inside = False

@@ -31,7 +31,9 @@ def stored() -> dict[str, dict[str, Any]]:
 def totals(tables: list[dict[str, Any]]) -> dict[str, Any]:
     """The sums over all exercises."""
     named = [wrong["named"] for table in tables for wrong in table["wrong"]]
-    seeds = {kind: sorted({table[f"{kind} seeds"] for table in tables}) for kind in ("right", "wrong")}
+    seeds = {
+        kind: sorted({table[f"{kind} seeds"] for table in tables}) for kind in ("right", "wrong")
+    }
     return {
         "exercises": len(tables),
         "cases": sum(len(table["cases"]) for table in tables),
@@ -74,7 +76,9 @@ def proof() -> str:
     return rst.render(
         "proof.md",
         n=totals(list(tables.values())),
-        tables=[(found, tables[found.name]) for found in exercises.written() if found.name in tables],
+        tables=[
+            (found, tables[found.name]) for found in exercises.written() if found.name in tables
+        ],
         kinds=kinds,
         planted=len(kinds) - kinds.count("unplanted"),
     )

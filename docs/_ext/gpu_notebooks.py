@@ -2,9 +2,10 @@
 
 Each script of `tutorials/gpu` becomes the notebook beside it, with its outputs. It is executed by
 this machine: compiled on a GPU, interpreted on a CPU; a page prints the same on both. A notebook
-whose code is that of its script, and whose measurements are those stored, keeps its outputs: other
-words are written around them. Use --force after a change of the package, whose source pages show, or
-on another machine; nbval tells whether outputs differ. Names are those of the scripts, with or without `.py`.
+whose code is that of its script, and whose measurements are those stored, keeps its outputs: new
+words are written around them. Use --force after a change of the package, whose source pages show,
+or on another machine; nbval tells whether outputs differ. Names are those of the scripts, with or
+without `.py`.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ def page(script: Path) -> str | None:
     path = script.with_suffix(".ipynb")
     if not path.is_file():
         logging.getLogger(__name__).warning(
-            "%s has no notebook: python docs/_ext/gpu_notebooks.py", script.relative_to(gallery.ROOT)
+            "%s has no notebook: python docs/_ext/gpu_notebooks.py",
+            script.relative_to(gallery.ROOT),
         )
         return None
     notebook: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

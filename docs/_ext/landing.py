@@ -1,7 +1,7 @@
 """The landing page: what the shipped model says during the build, and the cards of the chapters.
 
-In the figure each row is a step. On the left are the probabilities of the next token, on the right the weights of
-one attention head. It is drawn in the colours of the page's text, so both themes can show it.
+Each row of the figure is a step. On the left are the probabilities of the next token, on the right
+the weights of one attention head. Its colours are those of the page's text, for both themes.
 """
 
 from __future__ import annotations

