@@ -645,6 +645,8 @@ assert accepted == {"norm_in_float32": False, "rms_norm": True}
 # Epsilon outside, and a subtracted mean
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
+# Two wrong norms in a whole model: which tolerance tells them from rounding.
+#
 # Here are two wrong norms inside a whole model of four blocks. Its matrices have standard deviation 0.25 and its norm
 # weights lie around 1. The row named "formula" has no mistake: it is ``rms_norm`` instead of ``RMSNormFunction``.
 

@@ -706,6 +706,8 @@ print(f"cosine off by {error:.0e} within 1024 tokens")
 # The wrong layout
 # ~~~~~~~~~~~~~~~~
 #
+# Weights for interleaved pairs meet code for half-split ones: every shape fits, and later positions are wrong.
+#
 # Meta's files of Llama 2 are interleaved. Loaded into half-split code without the converter, every shape fits,
 # and the model is wrong. `This happened to the notebooks of LLMs-from-scratch
 # <https://github.com/rasbt/LLMs-from-scratch/issues/747>`_, and `explaining it took a longer thread

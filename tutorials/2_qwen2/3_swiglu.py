@@ -606,6 +606,9 @@ assert early == "n_head=6 is not a multiple of n_kv_head=4"
 # Key heads in tiles
 # ~~~~~~~~~~~~~~~~~~
 #
+# ``repeat`` for ``repeat_interleave``: each query head reads another's keys, except with one key head or as many as
+# query heads.
+#
 # The tiled repetition of the figure is the mistake of a single word, ``repeat`` for ``repeat_interleave``. Every shape fits.
 # The next lines plant it in a block, for each possible number of key heads.
 

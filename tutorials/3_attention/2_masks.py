@@ -783,6 +783,8 @@ for name, cut_keys in {"Q4": False, "mended": True}.items():
 # A ring without positions
 # ~~~~~~~~~~~~~~~~~~~~~~~~
 #
+# Slots are compared as if they were positions, which is right until the buffer becomes a ring.
+#
 # In a static buffer, slot and position are the same number, so code may compare the positions of queries with the numbers
 # of slots. All is well until the buffer becomes a ring. ``litgpt`` met this in
 # `issue 2182 <https://github.com/Lightning-AI/litgpt/issues/2182>`_.

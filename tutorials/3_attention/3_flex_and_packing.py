@@ -675,6 +675,8 @@ assert counted > 1.5 and middle > 1.2
 # Positions that run on
 # ~~~~~~~~~~~~~~~~~~~~~
 #
+# Packed documents are isolated, and their positions or targets still run across the border.
+#
 # People asked for isolated documents in
 # `transformers 25452 <https://github.com/huggingface/transformers/issues/25452>`_ and
 # `trl 784 <https://github.com/huggingface/trl/issues/784>`_. A repair often restarts the positions and stops there, which
@@ -708,6 +710,8 @@ assert extra == len(some) - len(batch.idx)
 #
 # Cumulative lengths, off by one
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# Bounds count targets, not tokens: each document's last token becomes the next one's first.
 #
 # A document of n tokens has n - 1 targets. Code that counts targets gets bounds that do not end at N. This is the loud
 # version of the mistake, and it is refused.

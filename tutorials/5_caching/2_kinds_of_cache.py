@@ -718,6 +718,8 @@ for name, cache, wanted in (
 # A window of one
 # ~~~~~~~~~~~~~~~
 #
+# The last W - 1 keys as a slice from the end: with W = 1 it keeps everything.
+#
 # "The last W - 1 keys" is the slice ``[-W + 1:]``, and ``transformers`` writes it so. With W = 1 nothing should be kept.
 # But then the slice is ``[0:]``, and keeps everything.
 

@@ -668,6 +668,8 @@ for chunks in ([40], [8, 32], [8] + 32 * [1]):
 # One scale for the whole tensor
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
+# The range of a quantised cache is taken over tokens and rows, so the future and the neighbours change what is read.
+#
 # A simple quantiser is symmetric: one scale for a whole tensor, from its largest number. Weights allow it, because all
 # of them are there from the start. The next lines use it for a cache, and read the same 64 tokens in four ways.
 

@@ -560,6 +560,8 @@ hook.remove()
 # The cache that stayed behind
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
+# Beams are reordered and their cache is not: they go on from the state of other beams.
+#
 # ``transformers`` reordered the cache only if it had a certain name among the arguments. Mamba and others keep their
 # state under other names, so their beams went on from the state of *other* beams, silently. The same mistake here:
 

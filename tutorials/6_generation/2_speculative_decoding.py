@@ -765,6 +765,8 @@ assert step.accepted == [place] and step.proposed == [8]
 # A draft cache that keeps what was rejected
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
+# The draft model goes on with a text that nobody wrote; the result stays right and gets slower.
+#
 # The draft model has a cache of its own, and it holds the same rejected drafts. If only the model's cache is cropped,
 # the drafter goes on with a text that nobody wrote.
 
@@ -794,6 +796,8 @@ assert broken[0] < whole[0] - 0.03
 #
 # Judged by a q that was not drawn from
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# Drafts are judged by another distribution than they were drawn from: sampled texts have the wrong one.
 #
 # ``transformers`` once let its draft model guess greedily, and judged the guesses by that model's softmax. A reader
 # noticed that the text had `the wrong distribution <https://github.com/huggingface/transformers/issues/32867>`_. Here

@@ -706,6 +706,8 @@ assert list(runs.values()) == [0, 8 * 96, 11 * 96]
 # The shared block that was not copied
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
+# Two rows with a common prompt write into one block.
+#
 # Leave ``own`` out, and two rows with a common prompt write their first tokens into the same slot of its last block.
 
 prompt = [end, *tokenizer.encode("The value of the")]
@@ -741,6 +743,8 @@ assert right == expected and wrong != expected
 #
 # The block that was known by its own tokens only
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# A block is found again by its tokens alone, though its keys depend on all tokens before.
 #
 # Keys and values depend on the token, on its position, and above the first layer on all tokens before it. A lookup by
 # the block's own tokens finds a block that stood after another beginning, at other positions.

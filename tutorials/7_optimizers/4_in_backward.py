@@ -834,6 +834,8 @@ assert apart > 1.5
 # The gradient that nobody freed
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
+# An optimizer step in a hook that leaves the gradient: no memory is saved, and gradients add up.
+#
 # Leave out ``p.grad = None``. The hook steps, the loop needs no ``zero_grad``, and nothing complains.
 
 
@@ -869,6 +871,8 @@ for steps in (1, 2):
 #
 # The hook before the gradient
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# ``register_hook`` runs before the gradient is stored: every update is one pass late.
 #
 # ``register_hook`` has a similar name and is older. On a weight it runs *before* the gradient is stored. It finds in
 # ``p.grad`` what the pass before left there.

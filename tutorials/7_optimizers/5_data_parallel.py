@@ -907,6 +907,8 @@ print("\n".join(line.strip() for line in lines[first : first + 4]))
 # The same rows for everybody
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
+# Every process draws the same batch: a run of many is a run of one.
+#
 # A script for one process shuffles its data with a fixed seed. Under ``torchrun`` it works at once. Here is the first
 # batch of 4 of the 8 rows in both processes, shuffled, and with a sampler that knows the rank:
 
@@ -930,6 +932,8 @@ assert sorted(rows) == sorted(batch.idx.tolist())
 # The norm of a share
 # ~~~~~~~~~~~~~~~~~~~
 #
+# Each process clips by the norm of its own piece.
+#
 # Clipping needs the norm of all gradients. Under FSDP each process has a piece, and a hand-written loop over
 # ``to_local`` takes the norm of that.
 
@@ -952,6 +956,8 @@ for rank in both:
 #
 # One leaves out a collective
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# A collective behind ``if rank == 0``: the others wait.
 #
 # ``if rank == 0: evaluate(model)`` looks harmless. If the model is sharded, evaluating gathers weights, which takes all
 # processes. Process 0 waits for an answer that never comes, without a message, until a timeout of many minutes.

@@ -622,6 +622,8 @@ assert refusal(fails) == "" and not flag_is_on()
 # The refusal that left a mark
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
+# Swapping and swapping back after a refusal: all numbers are as before, and a graph is poisoned.
+#
 # ``swap_`` looks longer than it need be. Why not try, and swap back what was done when one is refused? Our first version
 # did so, and afterwards all numbers were as before. Here is the smallest case of what is wrong with it: one pair, where
 # ``a`` waits for a gradient and ``b`` has a view.

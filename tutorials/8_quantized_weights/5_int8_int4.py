@@ -582,6 +582,8 @@ for weight in weights.values():
 # Bytes that nobody counts
 # ~~~~~~~~~~~~~~~~~~~~~~~~
 #
+# The size of a quantised model is asked from tensors that answer for the matrix they stand for.
+#
 # Three ways to state the size of the same model. The first is in many scripts; it asks a tensor for its number of
 # elements and the size of one, and a quantised weight answers for the matrix it stands for. The second counts codes
 # and forgets the scales.

@@ -561,6 +561,8 @@ assert small_again - small_loss > 0.4 * (untrained4 - small_loss)
 # The optimizer that came first
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
+# The optimizer holds the frozen weights, and no adapter.
+#
 # Make the optimizer, then add the adapters. The loop runs, gradients appear, and nothing complains.
 
 
@@ -594,6 +596,8 @@ for adapters_first in (False, True):
 #
 # Merged twice
 # ~~~~~~~~~~~~
+#
+# The product is in the weight and still in the adapter.
 #
 # Add the product to the weight, and forget to take the adapter away. The layer then adds it a second time.
 

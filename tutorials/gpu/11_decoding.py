@@ -520,6 +520,8 @@ roofline.show("decode_attention", attention_cost(rows=64, keys=8192))
 # A page number times a stride
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
+# The offset of a page overflows 32 bits in a large pool.
+#
 # A table holds int32 numbers, to be small. In `vLLM, pull request 47671
 # <https://github.com/vllm-project/vllm/pull/47671>`_, a page has 480 slots of 576 numbers. The product of page number and
 # stride was taken in int32, and above page 7767 it became negative. A server crashed, but only once so many pages were

@@ -389,6 +389,8 @@ show("flash_attention with gradient", cost)
 # The last head wins
 # ~~~~~~~~~~~~~~~~~~
 #
+# Programs of several query heads write one gradient of their shared key head.
+#
 # A program for each *query* head looks natural, and is right as long as each has its own keys. With shared heads several
 # programs write the same dV, and each holds a part of it.
 
@@ -438,6 +440,8 @@ for group in (1, 2):
 #
 # A log-sum-exp of minus infinity
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# The backward pass of a query that sees nothing is NaN, in every key.
 #
 # A query of padding sees nothing. The logarithm of its empty sum is minus infinity, and so are its scores.
 

@@ -387,6 +387,8 @@ show("rope", cost)
 # One head, and the input is gone
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
+# ``contiguous`` returns the tensor itself where nothing is to be copied, and a kernel turns the caller's keys.
+#
 # A kernel may write its result over its input. That saves memory, and it is safe as long as the input is its own
 # copy. Is it? This wrapper transposes, calls ``contiguous``, and turns the copy in place. With two heads it works.
 

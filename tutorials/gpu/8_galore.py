@@ -446,6 +446,8 @@ show("galore_step", cost)
 # The step that autograd did not see
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
+# A kernel changes a tensor that autograd kept, and nothing counts the change.
+#
 # Autograd keeps tensors of the forward pass for the backward pass. Every tensor counts its changes, and the backward pass
 # compares the count: PyTorch raises an error if a kept tensor has been overwritten since. A Triton kernel writes to an
 # address, and nobody counts. Here the weight is halved between the two passes, and its square has the gradient 2w.

@@ -467,6 +467,8 @@ show("linear_cross_entropy", fused)
 # The gradient that overwrote the logits
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
+# The gradient is stored over logits that another backward pass still reads.
+#
 # The gradient has the size of the logits, and the logits seem of no further use. A kernel that stores it in their place saves
 # gigabytes. Two bug reports follow from that line, `the first <https://github.com/linkedin/Liger-Kernel/issues/272>`_ and
 # `the second <https://github.com/linkedin/Liger-Kernel/issues/343>`_. Gemma 2 passes its logits through a tanh, and the backward pass of
