@@ -56,6 +56,15 @@ def test_imports_are_as_they_should_be() -> None:
     assert faults(ROOT) == []
 
 
+def test_extensions_of_the_site_import_one_way() -> None:
+    files = {path.stem: path for path in (ROOT / "docs" / "_ext").glob("*.py")}
+    edges = {
+        name: {source for source, _ in modules.imported(path)} & set(files)
+        for name, path in files.items()
+    }
+    assert circles(edges) == []
+
+
 @pytest.mark.parametrize(
     ("line", "fault"),
     [

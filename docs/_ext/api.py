@@ -44,8 +44,8 @@ def used_on(module: str) -> str:
         if modules.uses(gallery.script(page), module)
     ]
     for one in exercises.written():
-        own = [path for name, path in modules.modules().items() if one.name in name.split(".")[2:]]
-        if any(modules.uses(path, module) for path in own):
+        own = [m for m in modules.modules() if f".exercises.{one.name}." in m.replace("catalogue.", "") + "."]
+        if any(modules.uses(modules.modules()[name], module) for name in own):
             links.append(f":doc:`/exercises/{one.name}`")
     if len(links) > 4:
         listed = [f"   * {link}" for link in links]

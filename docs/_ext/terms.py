@@ -2,19 +2,16 @@
 
 The links are added to the finished page: after the translation, so no catalogue knows them, and in
 HTML only, so neither notebooks nor scripts have them. A term is linked once on a page, in prose:
-not in headings, code, formulas, links, tables of files, nor in hints that are still closed. A plain
-word such as "head", and one that the glossary has to tell apart, as "block (of a kernel)", may mean
-something else elsewhere: it is a link on the page that explains it.
-
-The search finds a term on the page that explains it, which the glossary names. The glossary itself
-gets a row of its first letters.
+not in headings, code, formulas, links, tables of files, nor in hints that are still closed. An
+entry may end with a comment, "linked on: PATTERN": its word is common, or means other things too, and
+is a link on the page that explains it and on those whose name has the pattern.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from docutils import nodes
@@ -48,7 +45,7 @@ NOT_IN = (
 CODE = "code_links_block"
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Term:
     """A term of the glossary: its name there, the id of its place, and what it means."""
 
@@ -56,6 +53,7 @@ class Term:
     place: str
     meaning: str
     page: str = ""  # the document that explains it
+    pages: str = ""  # a pattern of others on which it is a link
 
     @property
     def word(self) -> str:
@@ -70,8 +68,7 @@ class Term:
         return [word, *plurals]
 
     def is_on(self, docname: str) -> bool:
-        plain = re.fullmatch(r"[a-z]+", self.word) or self.word != self.name
-        return not plain or self.page == docname
+        return self.page == docname or bool(re.search(self.pages, docname))
 
 
 def read(glossary: nodes.document) -> list[Term]:
@@ -83,8 +80,10 @@ def read(glossary: nodes.document) -> list[Term]:
             link for link in paragraph.findall(addnodes.pending_xref) if "doc" in link["reftype"]
         ]
         page = links[-1]["reftarget"].lstrip("/") if links else ""
+        said = [comment.astext().partition("linked on: ") for comment in item.findall(nodes.comment)]
+        pages = "".join(pattern for _, _, pattern in said)
         for term in item.findall(nodes.term):
-            found.append(Term(term.astext(), term["ids"][0], summary(paragraph), page))
+            found.append(Term(term.astext(), term["ids"][0], summary(paragraph), page, pages))
     return found
 
 
@@ -225,9 +224,7 @@ def changed(app: Any, env: Any) -> list[str]:
     """Pages to write again: all whose terms are linked, if the glossary is another one."""
     env._glossary_terms = None
     now = (
-        [(term.name, term.meaning, term.page) for term in all_terms(env)]
-        if GLOSSARY in env.all_docs
-        else []
+        [dataclasses.astuple(term) for term in all_terms(env)] if GLOSSARY in env.all_docs else []
     )
     before, env.glossary_of_last_build = getattr(env, "glossary_of_last_build", None), now
     return [] if now == before else [name for name in env.all_docs if PAGES.match(name)]
