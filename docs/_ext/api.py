@@ -43,9 +43,10 @@ def used_on(module: str) -> str:
         for page in gallery.in_order()
         if modules.uses(gallery.script(page), module)
     ]
+    known = modules.modules().items()
     for one in exercises.written():
-        own = [m for m in modules.modules() if f".exercises.{one.name}." in m.replace("catalogue.", "") + "."]
-        if any(modules.uses(modules.modules()[name], module) for name in own):
+        answer = re.compile(rf"{PACKAGE}\.exercises\.(catalogue\.)?{one.name}(\.|$)")
+        if any(modules.uses(path, module) for name, path in known if answer.match(name)):
             links.append(f":doc:`/exercises/{one.name}`")
     if len(links) > 4:
         listed = [f"   * {link}" for link in links]

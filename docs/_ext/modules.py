@@ -68,6 +68,7 @@ def uses(path: Path, module: str) -> bool:
     return any(module in (source, f"{source}.{name}") for source, name in imported(path))
 
 
+@cache
 def modules(root: Path = ROOT) -> dict[str, Path]:
     """Every file of the package by its dotted name; a folder has the name of its `__init__`."""
     found = {}

@@ -3,8 +3,8 @@
 The links are added to the finished page: after the translation, so no catalogue knows them, and in
 HTML only, so neither notebooks nor scripts have them. A term is linked once on a page, in prose:
 not in headings, code, formulas, links, tables of files, nor in hints that are still closed. An
-entry may end with a comment, "linked on: PATTERN": its word is common, or means other things too, and
-is a link on the page that explains it and on those whose name has the pattern.
+entry may end with a comment, "linked on: PATTERN": its word is common, or means other things too,
+and is a link on the page that explains it and on those whose name has the pattern.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def read(glossary: nodes.document) -> list[Term]:
             link for link in paragraph.findall(addnodes.pending_xref) if "doc" in link["reftype"]
         ]
         page = links[-1]["reftarget"].lstrip("/") if links else ""
-        said = [comment.astext().partition("linked on: ") for comment in item.findall(nodes.comment)]
+        said = [
+            comment.astext().partition("linked on: ") for comment in item.findall(nodes.comment)
+        ]
         pages = "".join(pattern for _, _, pattern in said)
         for term in item.findall(nodes.term):
             found.append(Term(term.astext(), term["ids"][0], summary(paragraph), page, pages))
@@ -223,9 +225,7 @@ def all_terms(env: Any) -> list[Term]:
 def changed(app: Any, env: Any) -> list[str]:
     """Pages to write again: all whose terms are linked, if the glossary is another one."""
     env._glossary_terms = None
-    now = (
-        [dataclasses.astuple(term) for term in all_terms(env)] if GLOSSARY in env.all_docs else []
-    )
+    now = [dataclasses.astuple(term) for term in all_terms(env)] if GLOSSARY in env.all_docs else []
     before, env.glossary_of_last_build = getattr(env, "glossary_of_last_build", None), now
     return [] if now == before else [name for name in env.all_docs if PAGES.match(name)]
 
