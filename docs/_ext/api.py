@@ -96,8 +96,9 @@ def write(app: Any, config: Any) -> None:
             old.unlink()
     rst.write(texts)
     config.autosummary_generate = ["generated/api.rst"]
-    folders = [name for name, path in listed().items() if path.stem == "__init__"]
-    config.autosummary_context = {"folders": folders}
+    folders = {name: path for name, path in listed().items() if path.stem == "__init__"}
+    empty = [name for name, path in folders.items() if not modules.public_names(path)]
+    config.autosummary_context = {"folders": list(folders), "empty": empty}
 
 
 def setup(app: Any) -> dict[str, bool]:

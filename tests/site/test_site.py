@@ -19,6 +19,7 @@ import gallery
 import nbclient
 import nbformat
 import notebooks
+import page as page_source
 import page_checks
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -219,7 +220,7 @@ def test_downloads(site: Path, script: Path) -> None:
     notebook = json.loads(download(site, script, ".ipynb").read_text())
     assert notebook["cells"] == notebooks.convert(script)["cells"]
     nbformat.validate(notebook)
-    assert len(notebook["cells"]) == len(source.blocks(script)) > 1
+    assert len(notebook["cells"]) == len(page_source.blocks(script)) > 1
     assert lint_notebook(notebook) == []
 
     with zipfile.ZipFile(download(site, script, ".zip")) as archive:
