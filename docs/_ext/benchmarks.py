@@ -53,7 +53,7 @@ def figure(name: str, rows: list[Row], path: Path) -> None:
     import matplotlib
     import matplotlib.pyplot as plt
 
-    from lm_from_scratch import plot
+    from lm_from_scratch.instruments import plot
 
     marks = {
         "ahead": (plot.COLOURS[0], "o"),

@@ -30,7 +30,7 @@ import notebooks
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from lm_from_scratch.roofline import FILE
+from lm_from_scratch.instruments.roofline import FILE
 
 METADATA = "lm_from_scratch"
 INTERPRETER = "CPU, Triton's interpreter"
