@@ -1,0 +1,5 @@
+"""Training: the loss, the loop that yields every step, and memory traded for time.
+
+Read ``loss``, then ``train``, then ``gradient_checkpointing``. The loop knows nothing of files,
+processes or options: what keeps a run on disk or shares it out is in ``runs``.
+"""
