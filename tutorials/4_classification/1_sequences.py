@@ -554,7 +554,7 @@ assert lead("never read", "probe, random") > 0.03
 # length side by side, and AdamW with the package's parameter groups and learning rate. The numbers are round ones and
 # not the result of a search.
 
-from lm_from_scratch.models.heads import classification_loss
+from lm_from_scratch.training.classification_loss import classification_loss
 from lm_from_scratch.training.train import (
     TrainConfig,
     learning_rate,
@@ -926,7 +926,7 @@ for dtype in (torch.int8, torch.uint8, torch.int16, torch.int64):
 # The mended lines keep the choice in a local variable, and ask whether the dtype is floating. The check is a second
 # batch of another kind, and labels of every integer dtype.
 
-from lm_from_scratch.models.heads import problem_type_of
+from lm_from_scratch.training.classification_loss import problem_type_of
 
 print(inspect.getsource(problem_type_of))
 print(inspect.getsource(classification_loss))

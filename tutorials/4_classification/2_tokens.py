@@ -287,8 +287,8 @@ assert rate["table of pairs"] < 0.85
 #
 # A ``TokenClassifier`` is a backbone, dropout, and a linear map with a bias, applied to the state of every token.
 
-from lm_from_scratch.models.heads import (
-    TokenClassifier,
+from lm_from_scratch.models.heads import TokenClassifier
+from lm_from_scratch.training.classification_loss import (
     token_classification_loss,
 )
 
