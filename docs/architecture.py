@@ -20,7 +20,7 @@ PACKAGE = pages.PACKAGE
 LAYERS = {
     "layers": "visibility norm rope activation gqa online_softmax varlen flex attention "
     "conformance",
-    "caches": "cache",
+    "caches": "cache interop",
     "optimizers": "optim",
     "weights": "swap references quantize onednn",
     "data and loss": "tokenizer loss data distributed",

@@ -24,7 +24,7 @@ GROUPS = {
     "Models": ["models", "gradient_checkpointing"],
     "Attention": ["visibility", "attention", "gqa", "online_softmax", "varlen", "flex"]
     + ["conformance", "record"],
-    "Key-value cache": ["cache"],
+    "Key-value cache": ["cache", "interop"],
     "Generation": ["generate", "sampling", "logit_processors", "beam_search", "speculative"]
     + ["engine"],
     "Text and tokens": ["tokenizer", "data"],

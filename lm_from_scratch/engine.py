@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from lm_from_scratch.cache import BlockPool, PagedCache, Row
+from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
 from lm_from_scratch.data import padded_batch
 from lm_from_scratch.generate import Chooser, check_prompts, check_seed, prefill
 from lm_from_scratch.logit_processors import LogitProcessor

@@ -15,7 +15,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from lm_from_scratch.cache import Cache, KVCache, LayeredCache, StaticCache, cache_for
+from lm_from_scratch.cache.interface import Cache
+from lm_from_scratch.cache.kv import KVCache
+from lm_from_scratch.cache.slots import StaticCache, cache_for
 from lm_from_scratch.data import padded_batch
 from lm_from_scratch.logit_processors import LogitProcessor
 from lm_from_scratch.models import CausalLM
@@ -76,7 +78,7 @@ def generate(
     stop_tokens: Collection[int] = (),
     num_return_sequences: int = 1,
     seed: int = 0,
-    cache: KVCache | LayeredCache | None = None,
+    cache: KVCache | None = None,
     prefill_chunk: int | None = None,
     processors: Sequence[LogitProcessor] = (),
 ) -> Iterator[list[int | None]]:
@@ -124,9 +126,9 @@ def check_chunk(name: str, chunk: int | None) -> None:
         raise ValueError(f"{name}={chunk} must be a whole number of at least 1")
 
 
-def check_empty(cache: KVCache | LayeredCache) -> None:
+def check_empty(cache: KVCache) -> None:
     """Raises ``ValueError`` for a cache that is in use, or keeps nothing."""
-    if not isinstance(cache, KVCache | LayeredCache):
+    if not isinstance(cache, KVCache):
         raise ValueError(f"the cache is a {type(cache).__name__}: it must keep keys and values")
     if cache.batch is not None:
         raise ValueError(f"the cache holds {cache.length} tokens already; it must be empty")
@@ -216,7 +218,7 @@ def _steps(
     max_new_tokens: int,
     choose: Chooser,
     stop_tokens: frozenset[int],
-    cache: KVCache | LayeredCache,
+    cache: KVCache,
     prefill_chunk: int | None,
 ) -> Iterator[list[int | None]]:
     check_empty(cache)  # another generation may have begun with it

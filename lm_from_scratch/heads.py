@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm_from_scratch.cache import NO_CACHE, Cache, check_positions
+from lm_from_scratch.cache.interface import NO_CACHE, Cache, check_positions
 from lm_from_scratch.loss import IGNORE, causal_lm_loss
 from lm_from_scratch.models.gpt2 import GPT2Model
 from lm_from_scratch.models.qwen2 import Qwen2Model

@@ -30,7 +30,8 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from lm_from_scratch.cache import KVCache, LayeredCache, SlidingCache, cache_for
+from lm_from_scratch.cache.kv import KVCache
+from lm_from_scratch.cache.slots import cache_for
 from lm_from_scratch.generate import (
     check_chunk,
     check_empty,
@@ -161,7 +162,7 @@ class ModelDrafter:
     def _propose(
         self,
         sampler: Sampler,
-        cache: KVCache | LayeredCache,
+        cache: KVCache,
         rows: list[list[int]],
         wanted: list[int],
         generators: list[Generator],
@@ -213,7 +214,7 @@ def speculate(
     n_draft: int = 4,
     stop_tokens: Collection[int] = (),
     seed: int = 0,
-    cache: KVCache | LayeredCache | None = None,
+    cache: KVCache | None = None,
     prefill_chunk: int | None = None,
     processors: Sequence[LogitProcessor] = (),
 ) -> Iterator[Pass]:
@@ -242,12 +243,11 @@ def speculate(
     if cache is None:
         cache = cache_for(model.config.windows, reserve=longest, slack=n_draft)
     check_empty(cache)
-    for part in cache.parts if isinstance(cache, LayeredCache) else [cache]:
-        if isinstance(part, SlidingCache) and part.slack < n_draft:
-            raise ValueError(
-                f"n_draft={n_draft} tokens may have to be taken back, but the cache has "
-                f"slack={part.slack}"
-            )
+    if cache.slack is not None and cache.slack < n_draft:
+        raise ValueError(
+            f"n_draft={n_draft} tokens may have to be taken back, but the cache has "
+            f"slack={cache.slack}"
+        )
     sampler = sampler or Sampler()
     propose = drafter.start(model, sampler, longest, n_draft)
     ends = frozenset(stop_tokens)
@@ -267,7 +267,7 @@ def _passes(
     n_draft: int,
     stop_tokens: frozenset[int],
     seed: int,
-    cache: KVCache | LayeredCache,
+    cache: KVCache,
     prefill_chunk: int | None,
 ) -> Iterator[Pass]:
     check_empty(cache)  # another generation may have begun with it

@@ -613,7 +613,7 @@ def wait() -> None:
 
 def greedy(model: Any, idx: Tensor, n: int, repetitions: int = 3) -> list[float]:
     """Tokens per second of steps behind a prompt, with a growing cache."""
-    from lm_from_scratch.cache import GrowingCache
+    from lm_from_scratch.cache.growing import GrowingCache
     from lm_from_scratch.generate import decode, prefill
 
     rates = []
@@ -637,7 +637,7 @@ def static(
     Replaying a graph runs no Python, so what a step leaves in Python is kept in tensors whose
     address the graph has: the token, its place, and the cache's table of positions.
     """
-    from lm_from_scratch.cache import StaticCache
+    from lm_from_scratch.cache.slots import StaticCache
     from lm_from_scratch.generate import prefill
 
     torch.compiler.reset()
@@ -647,15 +647,15 @@ def static(
     places = torch.arange(T, device=idx.device).expand(B, -1)
     with torch.no_grad():
         first = prefill(model, idx, places, cache).argmax(-1)
-        filled = cache.positions.clone()
+        filled = cache.tracks[0].positions.clone()
         token, place, table = first.clone(), places[:, -1:] + 1, filled.clone()
 
         def advance() -> None:
-            cache.positions = table
+            cache.tracks[0].positions = table
             logits = step(token[:, None], place, cache=cache)[:, -1]
             token.copy_(logits.argmax(-1))
             place.add_(1)
-            table.copy_(cache.positions)
+            table.copy_(cache.tracks[0].positions)
 
         def said(run: Callable[[], None]) -> Tensor:
             """Eight tokens, from behind the prompt."""

@@ -21,7 +21,7 @@ from bench_decoding import our_run, prompt, shapes, their_run, twins, weight_byt
 from measure import Row, Size, seconds_of
 from torch.profiler import ProfilerActivity, profile
 
-from lm_from_scratch.cache import cache_for
+from lm_from_scratch.cache.slots import cache_for
 from lm_from_scratch.generate import decode, prefill
 from lm_from_scratch.models import CausalLM, Config
 from lm_from_scratch.onednn import use_packed_weights_

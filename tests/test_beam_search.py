@@ -15,15 +15,10 @@ from transformers import (
 )
 
 from lm_from_scratch.beam_search import Hypothesis, beam_search, beam_steps
-from lm_from_scratch.cache import (
-    BlockPool,
-    GrowingCache,
-    PagedCache,
-    Quantized,
-    SlidingCache,
-    StaticCache,
-    cache_for,
-)
+from lm_from_scratch.cache.codec import Quantized
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.paged import BlockPool, PagedCache
+from lm_from_scratch.cache.slots import SlidingCache, StaticCache, cache_for
 from lm_from_scratch.generate import complete, generate
 from lm_from_scratch.sampling import GREEDY
 

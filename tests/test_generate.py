@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from test_cache_laws import KINDS, MODELS
 from torch._dynamo.testing import CompileCounter
 
-from lm_from_scratch.cache import NO_CACHE, GrowingCache, StaticCache, cache_for
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.interface import NO_CACHE
+from lm_from_scratch.cache.slots import StaticCache, cache_for
 from lm_from_scratch.checkpoint import load_shipped
 from lm_from_scratch.generate import (
     as_prompts,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import tiny_gpt2, tiny_qwen2, token_ids
 
-from lm_from_scratch.cache import GrowingCache
+from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.gradient_checkpointing import use_gradient_checkpointing_
 
 

@@ -21,7 +21,8 @@ from kernel_checks import (
 from torch import Tensor
 
 from lm_from_scratch.attention import attention_layers, sdpa_attention
-from lm_from_scratch.cache import GrowingCache, SlidingCache, StaticCache
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.slots import SlidingCache, StaticCache
 from lm_from_scratch.kernels import decoding
 from lm_from_scratch.kernels.decoding import (
     decode_attention,

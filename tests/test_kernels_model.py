@@ -17,14 +17,10 @@ from kernel_checks import DEVICE, poisoned
 from torch import Tensor
 
 from lm_from_scratch.__main__ import main
-from lm_from_scratch.cache import (
-    BlockPool,
-    Cache,
-    GrowingCache,
-    PagedCache,
-    SlidingCache,
-    StaticCache,
-)
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.interface import Cache
+from lm_from_scratch.cache.paged import BlockPool, PagedCache
+from lm_from_scratch.cache.slots import SlidingCache, StaticCache
 from lm_from_scratch.engine import Engine, Request
 from lm_from_scratch.kernels.attention import flash_attention
 from lm_from_scratch.kernels.model import use_kernels_

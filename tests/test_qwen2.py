@@ -23,7 +23,10 @@ from hypothesis import strategies as st
 from test_cache import in_chunks
 
 from lm_from_scratch.attention import ATTENTION_KINDS, use_attention_
-from lm_from_scratch.cache import NO_CACHE, GrowingCache, Restricted, StaticCache
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.interface import NO_CACHE
+from lm_from_scratch.cache.restricted import Restricted
+from lm_from_scratch.cache.slots import StaticCache
 from lm_from_scratch.checkpoint import (
     config_from_dict,
     config_to_dict,
@@ -473,7 +476,7 @@ def test_Q28_no_layer_needs_to_know_its_number() -> None:
     x = model.model.embed_tokens(idx)
     rotation = model.model.rotary_emb(torch.arange(6)[None], x.dtype)
     cache = GrowingCache(1)
-    visibility = cache.see(x, None, None, 1)
+    (visibility,) = cache.see(x)
     with torch.no_grad():
         alone = attention(x, rotation, visibility, cache[0])
     assert alone.shape == (1, 6, 48)

@@ -11,16 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lm_from_scratch import speculative
-from lm_from_scratch.cache import (
-    BlockPool,
-    GrowingCache,
-    LayeredCache,
-    PagedCache,
-    Quantized,
-    SlidingCache,
-    StaticCache,
-    cache_for,
-)
+from lm_from_scratch.cache.codec import Quantized
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.paged import BlockPool, PagedCache
+from lm_from_scratch.cache.slots import SlidingCache, StaticCache, cache_for
 from lm_from_scratch.generate import complete, evaluating, generate
 from lm_from_scratch.logit_processors import forbid, min_length, no_repeat_ngram
 from lm_from_scratch.sampling import GREEDY, Sampler
@@ -720,12 +714,13 @@ def test_a_small_static_cache_says_so() -> None:
 
 def test_a_layered_cache_keeps_its_parts_in_step() -> None:
     cache = cache_for(MIXED.config.windows, slack=4)
-    assert isinstance(cache, LayeredCache)
+    assert len(cache.tracks) == 2
     rows = rows_of(
         speculate(MODELS["mixed"], ModelDrafter(SMALL), PROMPTS, 20, GREEDY, cache=cache)
     )
     assert rows == complete(generate(MODELS["mixed"], PROMPTS, 20, GREEDY))
-    assert [part.lengths.tolist() for part in cache.parts] == [[25, 20, 22]] * 2
+    ends = [track.positions.amax(dim=1) + 1 for track in cache.tracks]
+    assert [end.tolist() for end in ends] == [[25, 20, 22]] * 2
 
 
 def test_one_drafter_serves_two_generations_at_once() -> None:

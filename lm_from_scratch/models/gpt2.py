@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from lm_from_scratch.activation import ACTIVATIONS
 from lm_from_scratch.attention import AttentionFunction, sdpa_attention
-from lm_from_scratch.cache import NO_CACHE, Cache, Layer, NoCache
+from lm_from_scratch.cache.interface import NO_CACHE, Cache, LayerCache
 from lm_from_scratch.norm import LayerNorm
 from lm_from_scratch.visibility import Visibility
 
@@ -121,7 +121,7 @@ class Attention(nn.Module):
         self.resid_dropout = nn.Dropout(config.resid_pdrop)
         self.attend = sdpa_attention
 
-    def forward(self, x: Tensor, visibility: Visibility, cache: NoCache | Layer) -> Tensor:
+    def forward(self, x: Tensor, visibility: Visibility, cache: LayerCache) -> Tensor:
         B, T, C = x.shape
         qkv = self.c_attn(x).view(B, T, 3, self.n_head, self.head_dim)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
@@ -158,7 +158,7 @@ class Block(nn.Module):
         self.ln_2 = LayerNorm(config.n_embd, config.layer_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, visibility: Visibility, cache: NoCache | Layer) -> Tensor:
+    def forward(self, x: Tensor, visibility: Visibility, cache: LayerCache) -> Tensor:
         x = x + self.attn(self.ln_1(x), visibility, cache)
         return x + self.mlp(self.ln_2(x))
 
@@ -212,7 +212,7 @@ class GPT2Model(nn.Module):
         """
         if idx.dim() != 2:
             raise ValueError(f"idx has shape {tuple(idx.shape)}; it must be (batch, tokens)")
-        seen = cache.see_by_layer(idx, positions, documents, self.config.windows)
+        seen = cache.see(idx, positions, documents, self.config.windows)
         self._check_length(positions, cache.length + idx.shape[1] if positions is None else 0)
         x = self.wte(idx) + self.wpe(seen[0].query_positions.clamp(min=0))
         x = self.drop(x)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from lm_from_scratch.activation import ACTIVATIONS, GatedMLP
 from lm_from_scratch.attention import AttentionFunction, sdpa_attention
-from lm_from_scratch.cache import NO_CACHE, Cache, Layer, NoCache
+from lm_from_scratch.cache.interface import NO_CACHE, Cache, LayerCache
 from lm_from_scratch.norm import RMSNorm
 from lm_from_scratch.rope import RopeScaling, RotaryEmbedding, apply_rope
 from lm_from_scratch.visibility import Visibility
@@ -184,7 +184,7 @@ class Attention(nn.Module):
         x: Tensor,
         rotation: tuple[Tensor, Tensor],
         visibility: Visibility,
-        cache: NoCache | Layer,
+        cache: LayerCache,
     ) -> Tensor:
         B, T, _ = x.shape
         q = self.q_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
@@ -212,7 +212,7 @@ class Block(nn.Module):
         x: Tensor,
         rotation: tuple[Tensor, Tensor],
         visibility: Visibility,
-        cache: NoCache | Layer,
+        cache: LayerCache,
     ) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), rotation, visibility, cache)
         return x + self.mlp(self.post_attention_layernorm(x))
@@ -283,7 +283,7 @@ class Qwen2Model(nn.Module):
                 f"x has shape {tuple(x.shape)}; it must be (batch, tokens, "
                 f"n_embd={self.config.n_embd})"
             )
-        seen = cache.see_by_layer(x, positions, documents, self.config.windows)
+        seen = cache.see(x, positions, documents, self.config.windows)
         rotation = self.rotary_emb(seen[0].query_positions, x.dtype)
         for layer, block in enumerate(self.layers):
             x = block(x, rotation, seen[layer], cache[layer])

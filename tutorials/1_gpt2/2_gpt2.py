@@ -319,15 +319,16 @@ print(inspect.getsource(Visibility.rule))
 # Six situations follow, each made by the call that the model makes. A cache is asked twice: once for the five tokens
 # that it then holds, once for the three new ones.
 
-from lm_from_scratch.cache import NO_CACHE, GrowingCache
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.interface import NO_CACHE
 
 
 def after_cache(old, new, old_positions=None, new_positions=None):
     cache = GrowingCache(n_layer=1)
-    cache.see(torch.zeros(1, old), old_positions, None, n_layer=1)
+    cache.see(torch.zeros(1, old), old_positions)
     keys = values = torch.zeros(1, 1, old, 1)
     cache[0].update(keys, values)  # what the layer does
-    return cache.see(torch.zeros(1, new), new_positions, None, n_layer=1)
+    return cache.see(torch.zeros(1, new), new_positions)[0]  # of one layer
 
 
 row = torch.zeros(1, 8)
@@ -336,11 +337,11 @@ padded = positions_from_mask(torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]]))
 packed = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]])
 documents = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1]])
 cases = {
-    "causal": NO_CACHE.see(row, None, None, 1),
-    "left padding": NO_CACHE.see(row, padded, None, 1),
+    "causal": NO_CACHE.see(row)[0],
+    "left padding": NO_CACHE.see(row, padded)[0],
     "3 after a cache of 5": after_cache(5, 3),
     "the same, padded": after_cache(5, 3, padded[:, :5], padded[:, 5:]),
-    "two documents": NO_CACHE.see(row, packed, documents, 1),
+    "two documents": NO_CACHE.see(row, packed, documents)[0],
     "window of 3": Visibility(plain, plain, window=3),
 }
 
@@ -374,7 +375,7 @@ assert torch.equal(cases["window of 3"].mask[0, 0], band)
 print(inspect.getsource(attention_weights))
 print(inspect.getsource(formula_attention))
 
-visibility = NO_CACHE.see(idx, None, None, 3)
+visibility = NO_CACHE.see(idx)[0]
 check("formula", formula_attention(q, k, v, visibility), y)
 check("fused", sdpa_attention(q, k, v, visibility), y)
 
@@ -953,7 +954,7 @@ assert min(errors[1:]) > 1
 # The full pass and the first piece are right, and everything after them is wrong. The mended line belongs to the
 # cache, which knows its own length: after eleven tokens, the next three stand at 11, 12 and 13.
 
-from lm_from_scratch.cache import place
+from lm_from_scratch.cache.interface import place
 
 place(torch.zeros(1, 3), positions=None, start=cache.length)
 

@@ -877,7 +877,7 @@ plt.show()
 # A forward pass without a cache has as many queries as keys, and both corners are the same. So every test
 # without a cache passes. The check that finds it runs the model in two pieces.
 
-from lm_from_scratch.cache import GrowingCache
+from lm_from_scratch.cache.growing import GrowingCache
 
 
 def in_two_pieces(attend):

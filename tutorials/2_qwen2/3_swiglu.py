@@ -230,7 +230,7 @@ assert (permuted - expected).abs().max() < 5e-5
 # The key heads are repeated, each one several times in a row.
 
 from lm_from_scratch.attention import formula_attention
-from lm_from_scratch.cache import NO_CACHE
+from lm_from_scratch.cache.interface import NO_CACHE
 from lm_from_scratch.gqa import repeat_kv
 
 print(inspect.getsource(repeat_kv))
@@ -255,7 +255,7 @@ def who_reads(attention, n_kv_head):
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(2, H, 11, D, generator=generator)
     k, v = torch.randn(2, 2, n_kv_head, 11, D, generator=generator)
-    visibility = NO_CACHE.see(q[:, 0], None, None, 1)
+    visibility = NO_CACHE.see(q[:, 0])[0]
     before = attention(q, k, v, visibility)
     moved = torch.zeros(H, n_kv_head)
     for j in range(n_kv_head):
@@ -319,7 +319,7 @@ assert [h for h in range(H) if tiled_heads[h] != right_heads[h]] == [1, 4]
 #
 # First the formula is compared with the cache of the package, after a model has read B = 2 rows of 11 tokens.
 
-from lm_from_scratch.cache import GrowingCache
+from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 
 sizes = dict(vocab_size=97, n_layer=3, n_head=H, n_embd=C)
@@ -376,7 +376,7 @@ block = Block(block_config).eval()
 block.load_state_dict(oracle.state_dict())
 rotary = RotaryEmbedding(D, theta=10000.0)
 
-visibility = NO_CACHE.see(x, None, None, 1)
+visibility = NO_CACHE.see(x)[0]
 turned = rotary(visibility.query_positions, x.dtype)
 still = torch.ones_like(turned[0]), torch.zeros_like(turned[1])
 
@@ -506,7 +506,7 @@ from lm_from_scratch.visibility import positions_from_mask
 real = torch.ones(2, 11, dtype=torch.long)
 real[0, :3] = 0
 positions = positions_from_mask(real)
-visibility = NO_CACHE.see(x, positions, None, 1)
+visibility = NO_CACHE.see(x, positions)[0]
 rotation = rotary(positions, x.dtype)
 added_mask = torch.zeros(2, 1, 11, 11)
 added_mask.masked_fill_(~visibility.mask, torch.finfo(torch.float32).min)

@@ -145,7 +145,7 @@ assert old.total() == 124_439_808
 # six query heads on two key heads, and odd lengths. The package writes it to a folder, and ``transformers`` loads the
 # folder.
 
-from lm_from_scratch.cache import GrowingCache
+from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.checkpoint import from_pretrained, save_pretrained
 
 temporary = tempfile.TemporaryDirectory()
@@ -433,7 +433,8 @@ assert rounding["ours"].mean() < 0.1 * exact.std()
 # for each: a full one, a left-padded one, and one in pieces. The first four concern the mask, or where a token
 # stands. The last two change the arithmetic.
 
-from lm_from_scratch.attention import repeat_kv, sdpa_attention
+from lm_from_scratch.attention import sdpa_attention
+from lm_from_scratch.gqa import repeat_kv
 from lm_from_scratch.norm import RMSNorm
 
 

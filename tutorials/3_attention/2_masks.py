@@ -201,7 +201,7 @@ pictures["two documents"] = watch(model, row, restart, number)
 # With a cache, the queries are fewer than the keys. The cache remembers the position of every key that it holds, so a
 # padded row stays padded for ever.
 
-from lm_from_scratch.cache import GrowingCache
+from lm_from_scratch.cache.growing import GrowingCache
 
 
 def watch_last(model, cache, idx, *pieces, positions=None):
@@ -229,14 +229,14 @@ pictures["one query after 8"] = watch_last(model, GrowingCache(4), idx, 8, 1)
 #
 # The package has both. Here only their masks matter; the chapter on caches builds them.
 
-from lm_from_scratch.cache import SlidingCache, StaticCache
+from lm_from_scratch.cache.slots import SlidingCache, StaticCache
 
 pictures["3 after 6, W = 4"] = watch_last(slides, GrowingCache(4), idx, 6, 3)
 static = StaticCache(4, capacity=12)
 pictures["static buffer of 12"] = watch_last(model, static, idx, 6, 3)
 ring = SlidingCache(4, window=4, slack=2)
 pictures["ring of 6, W = 4"] = watch_last(slides, ring, idx, *[1] * 9)
-print("slots of the ring hold", ring.positions[0, : ring.slots].tolist())
+print("slots of the ring hold", ring.tracks[0].positions[0, :6].tolist())
 
 # %%
 # Here are all fifteen. The labels are positions, -1 is padding or an unused slot. Where a batch has two rows, the
@@ -264,7 +264,7 @@ assert torch.equal(first_row["one query after 8"], full[8:])
 assert torch.equal(first_row["window, W = 4"], band)
 assert torch.equal(first_row["static buffer of 12"], bottom)
 assert torch.equal(
-    first_row["ring of 6, W = 4"], band[8:, ring.positions[0, : ring.slots]]
+    first_row["ring of 6, W = 4"], band[8:, ring.tracks[0].positions[0, :6]]
 )
 assert torch.equal(
     first_row["two documents"],

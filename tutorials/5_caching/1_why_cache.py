@@ -91,7 +91,9 @@ assert complete(generate(shipped, [prompt], 16, GREEDY)) == [written]
 # with large random weights, and the package reads their files.
 
 from lm_from_scratch.attention import attention_layers
-from lm_from_scratch.cache import Cache, GrowingCache
+from lm_from_scratch.cache.buffer import Buffer
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.interface import Cache
 from lm_from_scratch.models import randomize_
 from lm_from_scratch.visibility import Visibility
 
@@ -171,10 +173,10 @@ class PlainCache(Cache):
     def length(self):
         return self.held[0][0].shape[2] if self.held else 0
 
-    def see(self, x, positions, documents, n_layer):
+    def see(self, x, positions, documents, windows):
         T = x.shape[1]
         keys = torch.arange(self.length + T)[None]  # (1, S)
-        return Visibility(keys[:, -T:], keys, dense=True)
+        return [Visibility(keys[:, -T:], keys, dense=True)] * len(windows)
 
     def __getitem__(self, layer):
         return SimpleNamespace(update=partial(self.update, layer))
@@ -570,7 +572,7 @@ def old_script(repaired):
         def see(self, x, *rest):
             seen = super().see(x, *rest)
             if "G4" not in repaired:
-                seen.query_positions = torch.arange(x.shape[1])[None]
+                seen[0].query_positions = torch.arange(x.shape[1])[None]
             return seen
 
     def attend(q, k, v, visibility, dropout=0.0):
@@ -622,7 +624,7 @@ assert grown["G2"] == [3, 7, 12, 18] and grown["G2 G1"] == [3, 4, 5, 6]
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-print(inspect.getsource(GrowingCache._store))
+print(inspect.getsource(Buffer.make_room))
 
 
 class Written(TorchDispatchMode):
@@ -643,7 +645,7 @@ def bytes_written(cache):
     after = [0]
     with Written() as counter:
         for _ in range(512):
-            cache.see(x, None, None, n_layer=1)
+            cache.see(x, None, None, windows=[None])
             cache[0].update(k, k)
             after.append(counter.bytes)
     return after

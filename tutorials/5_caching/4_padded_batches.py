@@ -95,7 +95,7 @@ print(batch.positions)
 # token for each row, at the position after the last. Here are both phases in a form into which mistakes can be planted:
 # ``read`` is the first, and ``speak`` calls it and goes on.
 
-from lm_from_scratch.cache import GrowingCache
+from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.generate import complete, decode, generate, prefill
 from lm_from_scratch.sampling import GREEDY
 
@@ -171,7 +171,7 @@ def pad_column(model, prompts):
 
 def first_pass_only(model, prompts):
     logits, last, cache = read(model, prompts)
-    cache.positions.clamp_(min=0)
+    cache.tracks[0].positions.clamp_(min=0)
     return logits, last, cache
 
 
@@ -381,7 +381,7 @@ for kind, m in tiny.items():
 # A static cache does not care at all: position p is in slot p, whatever column the token came from. Below, the batch
 # *left* has padding on the left in two rows, and in front of, inside and behind the third.
 
-from lm_from_scratch.cache import StaticCache
+from lm_from_scratch.cache.slots import StaticCache
 
 ids = [[1, 2, 3], [11, 12, 13, 14, 15, 16], [21, 22, 23, 24, 25, 26, 27, 28]]
 new = torch.tensor([[31, 32], [33, 34], [35, 36]])
@@ -466,7 +466,7 @@ assert cache.lengths.tolist() == [5, 8, 10]
 # without padding and without a cache. *Smallest* is the cache that the package chooses for the windows of the layers;
 # its class stands at the end of the line.
 
-from lm_from_scratch.cache import cache_for
+from lm_from_scratch.cache.slots import cache_for
 
 for name, first in {"Qwen2, W = 4": 0, "Qwen2, both": 1}.items():
     slides = dict(sliding_window=4, max_window_layers=first)

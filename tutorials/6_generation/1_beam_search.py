@@ -202,7 +202,7 @@ assert totals.numel() == 3 * V
 # Look at the column of parents. Two of the new beams continue beam 0, and beam 2 has ended. The keys and values in the
 # cache have to follow: row i of the cache must become a copy of row ``parents[i]``.
 
-from lm_from_scratch.cache import GrowingCache
+from lm_from_scratch.cache.growing import GrowingCache
 
 parents = [h.parent for h in tree[2] if h.fate == "kept"]
 cache = GrowingCache(model.config.n_layer)

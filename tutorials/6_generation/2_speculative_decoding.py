@@ -51,7 +51,8 @@ import torch
 import torch.nn.functional as F
 
 from lm_from_scratch import speculative
-from lm_from_scratch.cache import GrowingCache, SlidingCache
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.slots import SlidingCache
 from lm_from_scratch.checkpoint import load_shipped
 from lm_from_scratch.data import reference
 from lm_from_scratch.generate import complete, generate

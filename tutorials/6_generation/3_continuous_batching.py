@@ -48,7 +48,8 @@ import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 
-from lm_from_scratch.cache import BlockPool, GrowingCache, PagedCache, Row
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
 from lm_from_scratch.checkpoint import load_shipped
 from lm_from_scratch.data import reference
 from lm_from_scratch.engine import Engine, Request

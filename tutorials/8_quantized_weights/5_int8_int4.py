@@ -416,7 +416,7 @@ for name in models:
 # Here is a model with the width and the vocabulary of GPT-2 small, with random weights and 4 layers instead of 12 to
 # keep the page quick. What it reads can be counted before anything is timed.
 
-from lm_from_scratch.cache import cache_for
+from lm_from_scratch.cache.slots import cache_for
 from lm_from_scratch.generate import decode, prefill
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 

@@ -473,7 +473,7 @@ assert same(y[:1], want) and y[1].eq(0).all()
 # of them it got. One pass over all tokens is the truth.
 
 from lm_from_scratch.attention import attention_layers
-from lm_from_scratch.cache import BlockPool
+from lm_from_scratch.cache.paged import BlockPool
 from lm_from_scratch.kernels.paged import KernelPagedCache
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.cache import GrowingCache
+from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, normal
 
 
@@ -30,7 +30,7 @@ def reference(cache: Buffers, parents: Tensor) -> Buffers:
     """The package's cache selects the rows."""
     P, n = parents.shape
     ours, used = GrowingCache(len(cache.keys)), slice(0, cache.length)
-    ours.see(torch.zeros(P * n, cache.length), None, None, len(cache.keys))
+    ours.see(torch.zeros(P * n, cache.length), windows=ours.windows)
     for layer, (k, v) in enumerate(zip(cache.keys, cache.values, strict=True)):
         ours[layer].update(k[:, :, used], v[:, :, used])
     ours.select(torch.cat([n * p + parents[p] for p in range(P)]))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from lm_from_scratch.attention import formula_attention
-from lm_from_scratch.cache import GrowingCache
+from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, integers, normal
 
 
@@ -36,7 +36,7 @@ def reference(model: Model, prompt: Tensor, n: int, chunk: int) -> Tensor:
     logits: list[Tensor] = []
     for step in range(len(pieces) + n - 1):
         new = pieces[step] if step < len(pieces) else logits[-1][:, -1:].argmax(-1)
-        seen = cache.see(new, None, None, 1)
+        (seen,) = cache.see(new)
         x = model.embed(new, seen.query_positions[0])
         q, k, v = (part[:, None] for part in model.qkv(x))  # one head
         k, v = cache[0].update(k, v)

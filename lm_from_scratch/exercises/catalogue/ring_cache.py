@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor
 
 from lm_from_scratch.attention import attention_weights
-from lm_from_scratch.cache import SlidingCache
+from lm_from_scratch.cache.slots import SlidingCache
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, normal
 from lm_from_scratch.visibility import Visibility
 
@@ -31,8 +31,9 @@ class Reference:
 
     @property
     def positions(self) -> Tensor:
-        assert self.cache.positions is not None
-        return self.cache.positions[0, : self.window]
+        positions = self.cache.tracks[0].positions
+        assert positions is not None
+        return positions[0, : self.window]
 
     @property
     def keys(self) -> Tensor:
@@ -43,7 +44,7 @@ class Reference:
         return self.cache.values[0].read(slice(0, self.window))
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        seen = self.cache.see(k[:, 0, :, 0], None, None, 1)
+        (seen,) = self.cache.see(k[:, 0, :, 0], windows=[self.window])
         return *self.cache[0].update(k, v), seen.key_positions[0]
 
 

@@ -21,13 +21,20 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lm_from_scratch.cache.buffer import BufferCache
+from lm_from_scratch.cache.buffer import BufferCache, Pass, Track
 from lm_from_scratch.cache.codec import EXACT, Exact, Quantized
-from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.cache.interface import Cache, KVCache, check_positions
-from lm_from_scratch.cache.layered import LayeredCache, cache_for
+from lm_from_scratch.cache.growing import GrowingCache, GrowingTrack
+from lm_from_scratch.cache.interface import Cache, check_positions
+from lm_from_scratch.cache.kv import KVCache
 from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
-from lm_from_scratch.cache.slots import SlidingCache, SlotCache, StaticCache
+from lm_from_scratch.cache.slots import (
+    SlidingCache,
+    SlidingTrack,
+    SlotTrack,
+    StaticCache,
+    StaticTrack,
+    cache_for,
+)
 from lm_from_scratch.visibility import PADDING
 
 # -------------------------------------------------------------------------------------- in memory
@@ -39,9 +46,9 @@ def to_legacy(cache: Cache) -> tuple[tuple[tuple[Tensor, Tensor], ...], Tensor]:
     They are copies, contiguous, and decoded where the cache is quantised. A sliding cache gives
     what it still holds. Raises ``ValueError`` for an empty cache.
     """
-    if not isinstance(cache, KVCache | LayeredCache) or cache.batch is None:
+    if not isinstance(cache, KVCache) or cache.batch is None:
         raise ValueError(f"the {type(cache).__name__} is empty: there is nothing to convert")
-    layers = [_in_order(*layer.cache.contents(layer.index)) for layer in cache.layers]
+    layers = [_in_order(*cache.contents(layer)) for layer in range(len(cache.layers))]
     positions = max((places for _, _, places in layers), key=lambda places: places.shape[1])
     pairs = []
     for k, v, places in layers:
@@ -63,8 +70,8 @@ def _in_order(k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, 
 def from_legacy(
     pairs: Sequence[Sequence[Tensor]],
     positions: Tensor | None = None,
-    into: KVCache | LayeredCache | None = None,
-) -> KVCache | LayeredCache:
+    into: KVCache | None = None,
+) -> KVCache:
     """A cache that holds such pairs: a new :class:`GrowingCache`, or ``into``, any empty cache.
 
     ``positions`` (B, S) are those of the layers with the most keys; without them, 0, ..., S - 1.
@@ -89,20 +96,30 @@ def from_legacy(
     counted = torch.arange(S, device=widest.device).expand(B, S)
     positions = counted if positions is None else positions.to(widest.device)
     check_positions(positions, counted)
-    dense = torch.equal(positions, counted) and all(k.shape[2] == S for k, _ in pairs)
-    for part in cache.parts if isinstance(cache, LayeredCache) else [cache]:
-        own = [k for (k, _), layer in zip(pairs, cache.layers, strict=True) if layer.cache is part]
-        if len({k.shape[2] for k in own}) > 1:
-            raise ValueError(
-                f"the layers of a {type(part).__name__} cannot hold {[k.shape[2] for k in own]} "
-                "keys; cache_for(model.config.windows) makes a cache that can"
-            )
-        part.see(
-            own[0][:, 0], None if dense else positions[:, S - own[0].shape[2] :], None, len(own)
-        )
+    if all(k.shape[2] == S for k, _ in pairs):
+        dense = torch.equal(positions, counted)
+        cache.see(counted, None if dense else positions, windows=cache.windows)
+    else:
+        _begin_unequal(cache, [k.shape[2] for k, _ in pairs], positions)
     for layer, (k, v) in zip(cache.layers, pairs, strict=True):
         layer.update(k, v)
     return cache
+
+
+def _begin_unequal(cache: KVCache, sizes: Sequence[int], positions: Tensor) -> None:
+    """A pass in which each layer gets so many keys, those of the last ``positions`` (B, S)."""
+    owner = cache.owner if isinstance(cache, BufferCache) else [0] * len(sizes)
+    of_track = dict(zip(owner, sizes, strict=True))
+    if not isinstance(cache, BufferCache) or [of_track[number] for number in owner] != list(sizes):
+        raise ValueError(
+            f"the layers of a {type(cache).__name__} cannot hold {list(sizes)} keys; "
+            "cache_for(model.config.windows) makes a cache that can"
+        )
+    plans = [
+        track.plan(positions[:, positions.shape[1] - of_track[number] :], None, ())
+        for number, track in enumerate(cache.tracks)
+    ]
+    cache._begin(Pass(plans, dense_length=None))
 
 
 def to_transformers(cache: Cache) -> Any:
@@ -116,8 +133,8 @@ def to_transformers(cache: Cache) -> Any:
     from transformers import DynamicCache
 
     pairs, positions = to_legacy(cache)
-    assert isinstance(cache, KVCache | LayeredCache)
-    windows = [getattr(layer.cache, "window", None) for layer in cache.layers]
+    assert isinstance(cache, KVCache)
+    windows = cache.windows
     length, S = cache.length, positions.shape[1]
     ends = cache.lengths.to(positions.device)[:, None]  # (B, 1)
     columns = torch.arange(-S, 0, device=positions.device) + ends
@@ -136,8 +153,8 @@ def to_transformers(cache: Cache) -> Any:
 
 
 def from_transformers(
-    theirs: Any, positions: Tensor | None = None, into: KVCache | LayeredCache | None = None
-) -> KVCache | LayeredCache:
+    theirs: Any, positions: Tensor | None = None, into: KVCache | None = None
+) -> KVCache:
     """A cache with the keys and values of a ``DynamicCache`` or ``StaticCache`` of transformers.
 
     ``positions`` (B, ``theirs.get_seq_length()``) are those of all columns that it was fed; without
@@ -180,15 +197,21 @@ def from_transformers(
 #: The name under which the file's metadata hold the description.
 FORMAT = "lm_from_scratch cache, version 1"
 
-#: The kinds that keep buffers, and the numbers that make one.
-KINDS: dict[str, tuple[type[BufferCache], tuple[str, ...]]] = {
-    "GrowingCache": (GrowingCache, ("reserve",)),
-    "StaticCache": (StaticCache, ("capacity",)),
-    "SlidingCache": (SlidingCache, ("window", "slack")),
+#: The kinds of track, and the numbers that make one.
+TRACKS: dict[str, tuple[type[Track], tuple[str, ...]]] = {
+    "growing": (GrowingTrack, ("reserve",)),
+    "static": (StaticTrack, ("capacity",)),
+    "sliding": (SlidingTrack, ("window", "slack")),
+}
+#: The caches with one track, made from its numbers.
+KINDS: dict[str, Any] = {
+    "GrowingCache": GrowingCache,
+    "StaticCache": StaticCache,
+    "SlidingCache": SlidingCache,
 }
 
 
-def save_cache(cache: KVCache | LayeredCache, path: str | Path) -> None:
+def save_cache(cache: KVCache, path: str | Path) -> None:
     """Write a cache of any kind to one file, of a pool only the blocks that its rows hold.
 
     The file gets its name when it is complete: a program that is killed leaves the old one. Raises
@@ -198,7 +221,7 @@ def save_cache(cache: KVCache | LayeredCache, path: str | Path) -> None:
     if path.is_dir():
         raise ValueError(f"{path} is a folder, not a file")
     tensors: dict[str, Tensor] = {}
-    about = json.dumps(_describe(cache, "", tensors))
+    about = json.dumps(_describe(cache, tensors))
     tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
@@ -213,7 +236,7 @@ def save_cache(cache: KVCache | LayeredCache, path: str | Path) -> None:
 
 def load_cache(
     path: str | Path, device: torch.device | str = "cpu", pool: BlockPool | None = None
-) -> KVCache | LayeredCache:
+) -> KVCache:
     """A cache from a file that :func:`save_cache` wrote.
 
     The rows of a paged cache go to ``pool``, or to a new one as large as the old. Raises
@@ -223,7 +246,7 @@ def load_cache(
         with safe_open(path, "pt", str(device)) as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        cache = _build(json.loads(metadata[FORMAT]), "", tensors, pool)
+        cache = _build(json.loads(metadata[FORMAT]), tensors, pool)
         if tensors:
             cache.reset()
             raise ValueError(f"it has tensors that belong to nothing: {sorted(tensors)[:3]}")
@@ -235,12 +258,9 @@ def load_cache(
         raise ValueError(f"{path} is no cache that can be loaded: {reason}") from error
 
 
-def _describe(cache: Cache, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """What JSON can say of a cache; its tensors go to ``tensors``, with names after ``name``."""
+def _describe(cache: Cache, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """What JSON can say of a cache; its tensors go to ``tensors``."""
     kind = type(cache).__name__
-    if isinstance(cache, LayeredCache):
-        parts = [_describe(part, f"{name}{i}.", tensors) for i, part in enumerate(cache.parts)]
-        return {"kind": kind, "owner": cache.owner, "parts": parts}
     if isinstance(cache, PagedCache):
         pool, P = cache.pool, cache.pool.block_size
         tables = [row.table[: -(-row.length // P)] for row in cache.rows]
@@ -249,8 +269,8 @@ def _describe(cache: Cache, name: str, tensors: dict[str, Tensor]) -> dict[str, 
         # the end of a block may hold what others have left there
         own = torch.cat([slots[:0], *(pool.slots(row) for row in cache.rows)])
         kept = torch.isin(slots, own)[:, None, None]
-        tensors[f"{name}keys"] = pool.keys[:, slots].where(kept, 0)
-        tensors[f"{name}values"] = pool.values[:, slots].where(kept, 0)
+        tensors["keys"] = pool.keys[:, slots].where(kept, 0)
+        tensors["values"] = pool.values[:, slots].where(kept, 0)
         return {
             "kind": kind,
             "n_blocks": len(pool.users),
@@ -259,88 +279,106 @@ def _describe(cache: Cache, name: str, tensors: dict[str, Tensor]) -> dict[str, 
             "lengths": [row.length for row in cache.rows],
             "fixed": cache._fixed,
         }
-    if kind not in KINDS or not isinstance(cache, KINDS[kind][0]):
+    if type(cache) not in (BufferCache, *KINDS.values()):
         raise ValueError(f"a {kind} cannot be saved")
+    assert isinstance(cache, BufferCache)
     if not isinstance(cache.codec, Exact | Quantized):
         raise ValueError(f"a cache with the codec {cache.codec} cannot be saved")
-    about: dict[str, Any] = {"kind": kind, "n_layer": len(cache.layers), "codec": vars(cache.codec)}
-    about |= {argument: getattr(cache, argument) for argument in KINDS[kind][1]}
-    if cache.positions is not None:
-        tensors[f"{name}positions"] = cache.positions
-        about |= {"dense_length": cache.dense_length, "sizes": []}
-        for i, buffer in enumerate((*cache.keys, *cache.values)):
-            assert buffer.held is not None
-            B, H, D, dtype = buffer.held
-            about["sizes"].append([B, H, buffer.slots, D, str(dtype).removeprefix("torch.")])
-            for j, part in enumerate(buffer.parts):
-                tensors[f"{name}{i}.{j}"] = part[:, :, : cache.positions.shape[1]]
+    tracks = []
+    for track in cache.tracks:
+        known = [name for name, (make, _) in TRACKS.items() if type(track) is make]
+        if not known:
+            raise ValueError(f"a cache with a {type(track).__name__} cannot be saved")
+        numbers = {number: getattr(track, number) for number in TRACKS[known[0]][1]}
+        tracks.append({"kind": known[0], **numbers})
+    codec = vars(cache.codec)
+    about: dict[str, Any] = {"kind": kind, "owner": cache.owner, "tracks": tracks, "codec": codec}
+    if cache.batch is None:
+        return about
+    about |= {"dense_length": cache.dense_length, "sizes": []}
+    for i, track in enumerate(cache.tracks):
+        assert track.positions is not None
+        tensors[f"{i}.positions"] = track.positions
+    for i, buffer in enumerate((*cache.keys, *cache.values)):
+        assert buffer.held is not None
+        B, H, D, dtype = buffer.held
+        about["sizes"].append([B, H, buffer.slots, D, str(dtype).removeprefix("torch.")])
+        columns = tensors[f"{cache.owner[i % len(cache.owner)]}.positions"].shape[1]
+        for j, part in enumerate(buffer.parts):
+            tensors[f"{i}.{j}"] = part[:, :, :columns]
     return about
 
 
-def _build(
-    about: dict[str, Any], name: str, tensors: dict[str, Tensor], pool: BlockPool | None
-) -> KVCache | LayeredCache:
+def _build(about: dict[str, Any], tensors: dict[str, Tensor], pool: BlockPool | None) -> KVCache:
     """What :func:`_describe` described. It takes its tensors out of ``tensors``."""
     kind = about["kind"]
     if kind == "PagedCache":
-        return _build_paged(about, tensors.pop(f"{name}keys"), tensors.pop(f"{name}values"), pool)
+        return _build_paged(about, tensors.pop("keys"), tensors.pop("values"), pool)
+    if kind != "BufferCache" and kind not in KINDS:
+        raise ValueError(f"the kind {kind!r} is not known")
     if pool is not None:
         raise ValueError(f"a {kind} has no place in a pool")
-    if kind == "LayeredCache":
-        parts = [_build(p, f"{name}{i}.", tensors, None) for i, p in enumerate(about["parts"])]
-        return LayeredCache([part for part in parts if isinstance(part, KVCache)], about["owner"])
-    if kind not in KINDS:
-        raise ValueError(f"the kind {kind!r} is not known")
-    make, names = KINDS[kind]
-    numbers = {argument: about[argument] for argument in ("n_layer", *names)}
-    if any(type(number) is not int for number in numbers.values()):
-        raise ValueError(f"{numbers} must be integers")
-    sizes = about.get("sizes")  # of the keys of all layers, then of the values
-    if sizes is not None and len(sizes) != 2 * numbers["n_layer"]:
-        raise ValueError(f"n_layer={numbers['n_layer']}, but there are {len(sizes)} sizes")
-    cache = make(codec=Quantized(**about["codec"]) if about["codec"] else EXACT, **numbers)
+    owner, sizes = about["owner"], about.get("sizes")  # of the keys of all layers, then the values
+    if sizes is not None and len(sizes) != 2 * len(owner):
+        raise ValueError(f"owner={owner}, but there are {len(sizes)} sizes")
+    tracks, numbers = [], {}
+    for track in about["tracks"]:
+        make, names = TRACKS[track["kind"]]
+        numbers = {name: track[name] for name in names}
+        if any(type(number) is not int for number in numbers.values()):
+            raise ValueError(f"{numbers} must be integers")
+        tracks.append(make(**numbers))
+    codec = Quantized(**about["codec"]) if about["codec"] else EXACT
+    cache = BufferCache(tracks, owner, codec)
+    if kind in KINDS:  # the numbers are those of its only track
+        cache = KINDS[kind](n_layer=len(owner), codec=codec, **numbers)
     if sizes is None:
         return cache
-    positions, length = tensors.pop(f"{name}positions"), about["dense_length"]
-    batch, columns = sizes[0][0], positions.shape[-1]
-    wanted = cache.slots + 1 if isinstance(cache, SlotCache) else columns
-    _expect(
-        f"{name}positions", positions, (1 if len(positions) == 1 else batch, wanted), torch.long
-    )
-    last = int(positions.max())
-    if last < 0 or (length is not None and (len(positions), length) != (1, last + 1)):
-        raise ValueError(f"positions up to {last} do not fit to dense_length={length}")
-    _check_places(cache, positions, dense=length is not None)
-    buffers = [*cache.keys, *cache.values]
-    for i, (buffer, (_, H, slots, D, dtype)) in enumerate(zip(buffers, sizes, strict=True)):
+    length, batch = about["dense_length"], sizes[0][0]
+    for number, track in enumerate(cache.tracks):
+        positions = tensors.pop(f"{number}.positions")
+        _check_table(track, f"{number}.positions", positions, batch, length)
+        track.positions = positions.clone()
+    cache.dense_length = length
+    for i, (buffer, (_, H, slots, D, dtype)) in enumerate(
+        zip([*cache.keys, *cache.values], sizes, strict=True)
+    ):
+        positions = cache.tracks[owner[i % len(owner)]].positions
         like = torch.zeros(batch, H, 1, D, dtype=getattr(torch, dtype), device=positions.device)
+        columns = positions.shape[1]
         buffer.allocate(like, max(columns, slots))
         for j, part in enumerate(buffer.parts):
-            stored, room = tensors.pop(f"{name}{i}.{j}"), part[:, :, :columns]
-            _expect(f"{name}{i}.{j}", stored, room.shape, room.dtype)
+            stored, room = tensors.pop(f"{i}.{j}"), part[:, :, :columns]
+            _expect(f"{i}.{j}", stored, room.shape, room.dtype)
             room.copy_(stored)
-    cache.positions, cache.dense_length = positions.clone(), None if length is None else last + 1
     return cache
 
 
-def _check_places(cache: BufferCache, positions: Tensor, dense: bool) -> None:
-    """Raises ``ValueError`` for ``positions`` (B, slots) that no cache of that kind makes."""
-    places = torch.arange(positions.shape[1], device=positions.device)
+def _check_table(
+    track: Track, name: str, positions: Tensor, batch: int, length: int | None
+) -> None:
+    """Raises ``ValueError`` for ``positions`` (B, slots) that no track of that kind makes."""
+    columns = track.slots + 1 if isinstance(track, SlotTrack) else positions.shape[-1]
+    _expect(name, positions, (1 if len(positions) == 1 else batch, columns), torch.long)
+    last = int(positions.max())
+    if last < 0 or (length is not None and (len(positions), length) != (1, last + 1)):
+        raise ValueError(f"positions up to {last} do not fit to dense_length={length}")
+    places = torch.arange(columns, device=positions.device)
     held = positions >= 0
-    if isinstance(cache, SlidingCache):
-        wrong = held & (positions % cache.slots != places)
-    elif isinstance(cache, SlotCache):
+    if isinstance(track, SlidingTrack):
+        wrong = held & (positions % track.slots != places)
+    elif isinstance(track, SlotTrack):
         wrong = held & (positions != places)
-    else:
-        wrong = (positions != places) & dense  # where rows are alike, nothing is padding
+    else:  # where rows are alike, nothing is padding
+        wrong = (positions != places) & (length is not None)
     wrong |= positions < PADDING
-    if isinstance(cache, SlotCache):
-        wrong |= held & (places == cache.slots)  # the slot for what is not kept
+    if isinstance(track, SlotTrack):
+        wrong |= held & (places == track.slots)  # the bin
     if wrong.any():
         row, column = wrong.nonzero()[0].tolist()
         raise ValueError(
             f"slot {column} of row {row} holds position {int(positions[row, column])}, which a "
-            f"{type(cache).__name__} never keeps there"
+            f"{type(track).__name__} never keeps there"
         )
 
 
