@@ -54,6 +54,15 @@ class Buffer:
         """Whether ``new`` (B, H, T, D) has the batch, heads, features and dtype that are held."""
         return self.held == (new.shape[0], new.shape[1], new.shape[3], new.dtype)
 
+    def check(self, new: Tensor) -> None:
+        """Raises ``ValueError`` for ``new`` (B, H, T, D) unlike what is held."""
+        if self.held is not None and not self.fits(new):
+            B, H, D, dtype = self.held
+            raise ValueError(
+                f"the cache holds (batch, heads, D) = {(B, H, D)} in {dtype}, the new tensor "
+                f"has {(new.shape[0], new.shape[1], new.shape[3])} in {new.dtype}"
+            )
+
     @property
     def slots(self) -> int:
         """How many there are."""
@@ -135,6 +144,7 @@ class Pass:
     """The plans of all tracks for one pass, and what waits for its end."""
 
     plans: list[Plan]
+    empty: bool  # nothing is held yet
     dense_length: int | None  # afterwards
     waiting: list[tuple[Buffer, Plan, Tensor]] = field(default_factory=list)
 
@@ -176,14 +186,15 @@ class BufferCache(KVCache):
         ]
         # layers that are alike share one visibility, and so its mask
         seen = {(owner, w): plans[owner].visibility.within(w) for owner, w in set(layers)}
-        running = Pass(plans, None if start is None else start + new.shape[1])
-        return running, [seen[layer] for layer in layers]
+        end = None if start is None else start + new.shape[1]
+        return Pass(plans, self.batch is None, end), [seen[layer] for layer in layers]
 
     def _store(self, plan: Pass, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         own, seen = plan.plans[self.owner[layer]], []
         pairs = [(self.keys[layer], k), (self.values[layer], v)]
-        for buffer, new in pairs:
-            self._check_fits(buffer, new)
+        if not plan.empty:
+            for buffer, new in pairs:  # both, before the first is written
+                buffer.check(new)
         for buffer, new in pairs:
             if own.read_first:
                 plan.waiting.append((buffer, own, new))
@@ -191,22 +202,14 @@ class BufferCache(KVCache):
                 old = [buffer.read(own.read)] if own.read.stop else []
                 seen.append(torch.cat([*old, new], dim=2))
             else:
-                buffer.make_room(new, own.room, empty=self.batch is None)
+                buffer.make_room(new, own.room, plan.empty)
                 buffer.write(own.write, new)
                 seen.append(buffer.read(own.read))
         return seen[0], seen[1]
 
-    def _check_fits(self, buffer: Buffer, new: Tensor) -> None:
-        if self.batch is not None and buffer.held and not buffer.fits(new):
-            B, H, D, dtype = buffer.held
-            raise ValueError(
-                f"the cache holds (batch, heads, D) = {(B, H, D)} in {dtype}, the new tensor "
-                f"has {(new.shape[0], new.shape[1], new.shape[3])} in {new.dtype}"
-            )
-
     def _commit(self, plan: Pass) -> None:
         for buffer, own, new in plan.waiting:  # a pass that failed before has pushed nothing out
-            buffer.make_room(new, own.room, empty=self.batch is None)
+            buffer.make_room(new, own.room, plan.empty)
             buffer.write(own.write, new)
         for track, own in zip(self.tracks, plan.plans, strict=True):
             track.positions = own.table

@@ -119,7 +119,7 @@ def _begin_unequal(cache: KVCache, sizes: Sequence[int], positions: Tensor) -> N
         track.plan(positions[:, positions.shape[1] - of_track[number] :], None, ())
         for number, track in enumerate(cache.tracks)
     ]
-    cache._begin(Pass(plans, dense_length=None))
+    cache._begin(Pass(plans, empty=True, dense_length=None))
 
 
 def to_transformers(cache: Cache) -> Any:
