@@ -212,7 +212,8 @@ def exempt(name: Name) -> bool:
 #: Modules that only hold, move or check: there is no paper behind them.
 NO_SOURCE = {
     "checkpoint", "conformance", "data", "generate", "onednn", "plot", "record", "references",
-    "swap", "cache.buffer", "cache.convert", "cache.growing", "cache.interface", "cache.layered",
+    "swap", "cache.buffer", "cache.growing", "cache.interface", "cache.kv", "cache.restricted",
+    "interop.caches",
     "kernels.compilation", "kernels.device", "kernels.model", "optim.sharded", "pretrained.make",
 }  # fmt: skip
 

@@ -37,7 +37,7 @@ class GrowingTrack(Track):
         self.reserve = reserve
 
     def plan(self, new: Tensor, start: int | None, windows: Collection[int | None]) -> Plan:
-        """New columns (B, T) behind the old ones; all of them are read."""
+        """Tokens at ``new`` (B, T) get columns behind the old ones; all columns are read."""
         table = new.clone()  # the caller may go on writing into the positions
         if self.positions is not None:
             rows = max(self.positions.shape[0], new.shape[0])

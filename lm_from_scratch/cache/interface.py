@@ -20,8 +20,8 @@ class LayerCache(Protocol):
     """One layer of a cache, as its attention sees it."""
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Hand over the new keys and values (B, Hkv, T, D); get all that the queries may see,
-        (B, Hkv, S, D)."""
+        """Hand over the new keys k and values v (B, Hkv, T, D); get all that the queries may
+        see, (B, Hkv, S, D)."""
         ...
 
 

@@ -43,7 +43,8 @@ class StaticTrack(SlotTrack):
         self.capacity = self.slots = capacity
 
     def plan(self, new: Tensor, start: int | None, windows: Collection[int | None]) -> Plan:
-        """Tokens at ``new`` (B, T) go to the slots of these numbers; all slots are read."""
+        """Tokens at ``new`` (B, T) go to the slots of these numbers; all slots are read. Raises
+        ``ValueError`` for a token beyond them."""
         write: slice | Tensor
         if start is not None:
             self._check_room(start + new.shape[1])
