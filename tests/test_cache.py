@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from test_cache_laws import KINDS, MODELS
 from test_cache_laws import pool as new_pool
 
-from lm_from_scratch.attention import formula_attention
+from lm_from_scratch.attention.attention import formula_attention
+from lm_from_scratch.attention.visibility import positions_from_mask
 from lm_from_scratch.cache.buffer import BufferCache
 from lm_from_scratch.cache.codec import EXACT, Quantized
 from lm_from_scratch.cache.growing import CatCache, GrowingCache, GrowingTrack
@@ -18,7 +19,6 @@ from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
 from lm_from_scratch.cache.restricted import Restricted
 from lm_from_scratch.cache.slots import SlidingCache, StaticCache, cache_for
 from lm_from_scratch.data import padded_batch
-from lm_from_scratch.visibility import positions_from_mask
 
 MODEL = tiny_gpt2()
 

@@ -23,7 +23,7 @@ from lm_from_scratch.cache.interface import Cache
 from lm_from_scratch.cache.kv import KVCache, Layer
 from lm_from_scratch.cache.paged import BlockPool, PagedCache
 from lm_from_scratch.cache.slots import SlidingCache, SlidingTrack, StaticCache, cache_for
-from lm_from_scratch.generate import complete, generate
+from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.interop import caches
 from lm_from_scratch.interop.caches import to_legacy, to_transformers
 

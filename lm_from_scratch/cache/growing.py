@@ -9,9 +9,9 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.buffer import BufferCache, Plan, Track
 from lm_from_scratch.cache.codec import EXACT, Codec
-from lm_from_scratch.visibility import Visibility
 
 
 class CatCache:

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lm_from_scratch.visibility import Visibility
+from lm_from_scratch.attention.visibility import Visibility
 
 
 class LayerCache(Protocol):

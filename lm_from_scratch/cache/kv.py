@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import Cache, place
-from lm_from_scratch.visibility import Visibility
 
 
 class Layer:

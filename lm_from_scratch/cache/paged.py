@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from lm_from_scratch.attention.visibility import PADDING, Visibility
 from lm_from_scratch.cache.interface import by_layer
 from lm_from_scratch.cache.kv import KVCache
-from lm_from_scratch.visibility import PADDING, Visibility
 
 
 @dataclass(eq=False)

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import Cache, LayerCache
-from lm_from_scratch.visibility import Visibility
 
 
 class Restricted(Cache):

@@ -14,10 +14,10 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
+from lm_from_scratch.attention.visibility import PADDING, Visibility
 from lm_from_scratch.cache.buffer import BufferCache, Plan, Track
 from lm_from_scratch.cache.codec import EXACT, Codec
 from lm_from_scratch.cache.growing import GrowingTrack
-from lm_from_scratch.visibility import PADDING, Visibility
 
 
 class SlotTrack(Track):

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lm_from_scratch.attention.visibility import PADDING
 from lm_from_scratch.cache.buffer import BufferCache, Pass, Track
 from lm_from_scratch.cache.codec import EXACT, Exact, Quantized
 from lm_from_scratch.cache.growing import GrowingCache, GrowingTrack
@@ -35,7 +36,6 @@ from lm_from_scratch.cache.slots import (
     StaticTrack,
     cache_for,
 )
-from lm_from_scratch.visibility import PADDING
 
 # -------------------------------------------------------------------------------------- in memory
 

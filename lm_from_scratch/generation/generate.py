@@ -19,10 +19,10 @@ from lm_from_scratch.cache.interface import Cache
 from lm_from_scratch.cache.kv import KVCache
 from lm_from_scratch.cache.slots import StaticCache, cache_for
 from lm_from_scratch.data import padded_batch
-from lm_from_scratch.logit_processors import LogitProcessor
-from lm_from_scratch.models import CausalLM
-from lm_from_scratch.sampling import Sampler
-from lm_from_scratch.tokenizer import Tokenizer
+from lm_from_scratch.generation.logit_processors import LogitProcessor
+from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.text.tokenizer import Tokenizer
 
 
 @contextmanager
