@@ -22,15 +22,9 @@ import torch
 from tqdm import tqdm
 
 from lm_from_scratch.beam_search import beam_search
-from lm_from_scratch.checkpoint import (
-    from_pretrained,
-    latest_checkpoint,
-    load_shipped,
-    local_folder,
-    read_json,
-    save_pretrained,
-    write_json,
-)
+from lm_from_scratch.checkpoint.folders import local_folder, read_json, write_json
+from lm_from_scratch.checkpoint.state import latest_checkpoint
+from lm_from_scratch.checkpoint.weights import from_pretrained, load_shipped, save_pretrained
 from lm_from_scratch.data import (
     CORPORA,
     PackedBatches,

@@ -31,14 +31,14 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lm_from_scratch.checkpoint import (
+from lm_from_scratch.checkpoint.folders import (
     check_replaceable,
-    read_file,
     read_json,
     replace_folder,
     temporary_folder,
     write_json,
 )
+from lm_from_scratch.checkpoint.weights import read_file
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.quantize import QuantizedWeight
 from lm_from_scratch.swap import swap_parameters_

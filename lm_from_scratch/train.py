@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm_from_scratch.checkpoint import (
+from lm_from_scratch.checkpoint.state import (
     frozen_digest,
     latest_checkpoint,
     load_training_state,

@@ -21,7 +21,7 @@ import torch
 from measure import Row, Size
 
 from lm_from_scratch.cache import GrowingCache, cache_for, from_legacy, to_transformers
-from lm_from_scratch.checkpoint import from_pretrained, save_pretrained
+from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.generate import decode, prefill
 from lm_from_scratch.models import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import SIZES, GPT2Config

@@ -699,7 +699,7 @@ def transformers_rates(
 
     import transformers
 
-    from lm_from_scratch.checkpoint import save_pretrained
+    from lm_from_scratch.checkpoint.weights import save_pretrained
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

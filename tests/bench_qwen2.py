@@ -13,7 +13,7 @@ import torch
 from measure import Row, Size
 from torch import nn
 
-from lm_from_scratch.checkpoint import config_to_dict
+from lm_from_scratch.checkpoint.configs import config_to_dict
 from lm_from_scratch.loss import causal_lm_loss, chunked_causal_lm_loss, next_token_targets
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.onednn import use_onednn_

@@ -13,7 +13,7 @@ from lm_from_scratch.activation import (
     gelu_new,
     swiglu,
 )
-from lm_from_scratch.checkpoint import from_pretrained
+from lm_from_scratch.checkpoint.weights import from_pretrained
 from lm_from_scratch.models.gpt2 import GPT2Config
 
 X = torch.linspace(-8, 8, 1001, dtype=torch.float64)

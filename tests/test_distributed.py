@@ -21,7 +21,8 @@ from conftest import SMALL, tiny_gpt2, tiny_qwen2, token_ids
 from safetensors.torch import load_file, save_file
 
 from lm_from_scratch.__main__ import main
-from lm_from_scratch.checkpoint import from_pretrained, latest_checkpoint
+from lm_from_scratch.checkpoint.state import latest_checkpoint
+from lm_from_scratch.checkpoint.weights import from_pretrained
 from lm_from_scratch.data import Batch, PackedBatches, TokenFile, reference, write_tokens
 from lm_from_scratch.distributed import (
     ALONE,

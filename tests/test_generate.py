@@ -9,7 +9,7 @@ from test_cache_laws import KINDS, MODELS
 from torch._dynamo.testing import CompileCounter
 
 from lm_from_scratch.cache import NO_CACHE, GrowingCache, StaticCache, cache_for
-from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.generate import (
     as_prompts,
     complete,

@@ -23,7 +23,7 @@ from kernel_checks import (
 from torch import Tensor, nn
 
 from lm_from_scratch import quantize
-from lm_from_scratch.checkpoint import from_pretrained, save_pretrained
+from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.kernels import int8
 from lm_from_scratch.kernels.int8 import (
     FEW,

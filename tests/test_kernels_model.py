@@ -244,7 +244,7 @@ def test_a_choice_that_cannot_run_raises() -> None:
 import torch
 from lm_from_scratch.kernels.model import use_kernels_
 from lm_from_scratch.kernels.swiglu import swiglu
-from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.checkpoint.weights import load_shipped
 for call in (lambda: use_kernels_(load_shipped("qwen2-docs")[0]),
              lambda: swiglu(torch.ones(2), torch.ones(2))):
     try:

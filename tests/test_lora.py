@@ -19,12 +19,8 @@ from safetensors.torch import load_file, save_file
 from test_distributed import in_processes
 from torch import Tensor, nn
 
-from lm_from_scratch.checkpoint import (
-    from_pretrained,
-    frozen_digest,
-    latest_checkpoint,
-    save_pretrained,
-)
+from lm_from_scratch.checkpoint.state import frozen_digest, latest_checkpoint
+from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.data import PackedBatches, TokenFile, reference, write_tokens
 from lm_from_scratch.distributed import ALONE, Processes, processes
 from lm_from_scratch.gradient_checkpointing import use_gradient_checkpointing_

@@ -13,7 +13,7 @@ from conftest import SMALL, tiny_gpt2
 
 import lm_from_scratch
 from lm_from_scratch.__main__ import PRESETS, main, only_run_in, parser
-from lm_from_scratch.checkpoint import from_pretrained, save_pretrained
+from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
 from lm_from_scratch.tokenizer import Tokenizer
 
@@ -324,7 +324,7 @@ def test_a_package_in_a_zip_file_has_no_model(tmp_path) -> None:
             archive.write(path, path.relative_to(package.parent))
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); "
-        "from lm_from_scratch.checkpoint import load_shipped; load_shipped()"
+        "from lm_from_scratch.checkpoint.weights import load_shipped; load_shipped()"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "lm.zip")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -335,7 +335,7 @@ def test_doctor_finds_all_well_and_names_what_is_missing(capsys, monkeypatch, tm
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
     assert "all well" in said and "gpt2-docs says: Return the" in said and "qwen2-docs says" in said
-    monkeypatch.setattr("lm_from_scratch.checkpoint.PRETRAINED", tmp_path)
+    monkeypatch.setattr("lm_from_scratch.checkpoint.folders.PRETRAINED", tmp_path)
     assert main(["doctor"]) == 1
     said = capsys.readouterr().out
     assert "MEND  the shipped model" in said and "-> install the package again" in said

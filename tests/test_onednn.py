@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from conftest import tiny_gpt2, tiny_qwen2, token_ids
 
-from lm_from_scratch.checkpoint import from_pretrained, save_pretrained
+from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.data import Batch
 from lm_from_scratch.generate import complete, generate
 from lm_from_scratch.onednn import (

@@ -8,7 +8,8 @@ import torch
 from conftest import SMALL
 
 from lm_from_scratch.__main__ import main as command
-from lm_from_scratch.checkpoint import PRETRAINED, from_pretrained, load_shipped
+from lm_from_scratch.checkpoint.folders import PRETRAINED
+from lm_from_scratch.checkpoint.weights import from_pretrained, load_shipped
 from lm_from_scratch.generate import complete, generate
 from lm_from_scratch.pretrained import make
 from lm_from_scratch.pretrained.make import corpus_of, digest, held_out_losses

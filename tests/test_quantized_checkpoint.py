@@ -1,4 +1,4 @@
-"""checkpoint.py with quantised weights: all of it back, bit for bit, or a refusal."""
+"""checkpoint with quantised weights: all of it back, bit for bit, or a refusal."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lm_from_scratch.checkpoint import (
+from lm_from_scratch.checkpoint.weights import (
     classifier_from_pretrained,
     from_pretrained,
     save_pretrained,
@@ -101,7 +101,7 @@ def test_the_logits_are_equal_in_a_fresh_process(tmp_path) -> None:
         import sys, torch
         from pathlib import Path
         from safetensors.torch import load_file, save_file
-        from lm_from_scratch.checkpoint import classifier_from_pretrained, from_pretrained
+        from lm_from_scratch.checkpoint.weights import classifier_from_pretrained, from_pretrained
         torch.set_num_threads(1)
         torch.set_grad_enabled(False)
         root, n = Path(sys.argv[1]), int(sys.argv[2])
@@ -190,16 +190,16 @@ def test_a_process_killed_in_the_middle_leaves_the_old_model(folder) -> None:
     code = """if True:
         import os, signal, sys
         from conftest import tiny_gpt2
-        from lm_from_scratch import checkpoint
+        from lm_from_scratch.checkpoint import weights
         from lm_from_scratch.quantize import quantize_
-        write = checkpoint.save_file
+        write = weights.save_file
         def save_file(tensors, path, **kwargs):
             write(tensors, path, **kwargs)
             os.kill(os.getpid(), signal.SIGKILL)
-        checkpoint.save_file = save_file
+        weights.save_file = save_file
         model = tiny_gpt2(seed=1)
         quantize_(model)
-        checkpoint.save_pretrained(model, sys.argv[1], max_shard_bytes=10_000)
+        weights.save_pretrained(model, sys.argv[1], max_shard_bytes=10_000)
     """
     killed = subprocess.run([sys.executable, "-c", code, str(folder)], cwd=Path(__file__).parent)
     assert killed.returncode < 0

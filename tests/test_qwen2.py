@@ -24,12 +24,8 @@ from test_cache import in_chunks
 
 from lm_from_scratch.attention import ATTENTION_KINDS, use_attention_
 from lm_from_scratch.cache import NO_CACHE, GrowingCache, Restricted, StaticCache
-from lm_from_scratch.checkpoint import (
-    config_from_dict,
-    config_to_dict,
-    from_pretrained,
-    save_pretrained,
-)
+from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
+from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.data import padded_batch
 from lm_from_scratch.generate import complete, generate
 from lm_from_scratch.loss import IGNORE, causal_lm_loss, next_token_targets

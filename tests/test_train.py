@@ -18,7 +18,8 @@ import torch
 from conftest import TINY, tiny_gpt2, tiny_qwen2, token_ids
 from safetensors.torch import load_file
 
-from lm_from_scratch.checkpoint import from_pretrained, latest_checkpoint
+from lm_from_scratch.checkpoint.state import latest_checkpoint
+from lm_from_scratch.checkpoint.weights import from_pretrained
 from lm_from_scratch.data import Batch, PackedBatches, TokenFile, reference, write_tokens
 from lm_from_scratch.distributed import Processes
 from lm_from_scratch.loss import IGNORE, causal_lm_loss

@@ -27,14 +27,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from lm_from_scratch.checkpoint import (
+from lm_from_scratch.checkpoint.folders import (
     PRETRAINED,
-    from_pretrained,
     replace_folder,
     temporary_folder,
     write_json,
-    write_model,
 )
+from lm_from_scratch.checkpoint.weights import from_pretrained, write_model
 from lm_from_scratch.data import (
     Document,
     TokenFile,

@@ -249,7 +249,7 @@ assert apply_merges("lowest", learn_merges(toy, 10)) == pieces == ("low", "est")
 # The tokenizer that ships with the package was made the same way, with more merges. Applied by our
 # readable function, they give exactly what the library gives, for every different held-out word.
 
-from lm_from_scratch.checkpoint import SHIPPED
+from lm_from_scratch.checkpoint.folders import SHIPPED
 
 tokenizer = Tokenizer.load(SHIPPED)
 merges = merges_of(tokenizer.backend)

@@ -781,7 +781,8 @@ print(
 # The package contains a GPT-2 of 8 layers that was trained in the same way on the language reference
 # and on the docstrings of the standard library. Every step of that run is recorded.
 
-from lm_from_scratch.checkpoint import SHIPPED, load_shipped
+from lm_from_scratch.checkpoint.folders import SHIPPED
+from lm_from_scratch.checkpoint.weights import load_shipped
 
 log = [
     json.loads(line)

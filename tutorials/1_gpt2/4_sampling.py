@@ -55,7 +55,7 @@ import math
 import torch
 from torch import Tensor
 
-from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.checkpoint.weights import load_shipped
 
 model, tokenizer = load_shipped()
 end, V = tokenizer.eos_token_id, model.config.vocab_size

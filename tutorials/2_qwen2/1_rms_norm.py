@@ -157,7 +157,7 @@ for size in (2, 7, 33):
 # holds, at every norm. A direction at random holds 1/C on average. Then they remove the subtraction from all 17 norms,
 # and compare the loss on four texts of the Python reference.
 
-from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.data import load_corpus
 from lm_from_scratch.loss import causal_lm_loss, next_token_targets
 from lm_from_scratch.norm import LayerNorm

@@ -183,7 +183,7 @@ assert wave[100:].sum(-1).abs().max() > wave[0].sum().abs()
 
 import copy
 
-from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.data import load_split
 
 trained, tokenizer = load_shipped("qwen2-docs")

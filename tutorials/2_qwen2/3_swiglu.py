@@ -415,7 +415,7 @@ for part in "qkv":
 # The shipped Qwen2 was trained on the same text as the shipped GPT-2. It reads four texts of 128 tokens, and
 # ``record_hidden_states`` keeps the state before the first block and after each one.
 
-from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.data import load_corpus
 from lm_from_scratch.record import record_hidden_states
 

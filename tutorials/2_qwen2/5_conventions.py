@@ -65,7 +65,7 @@ def row(name, ours, other, where, results):
 # Two models serve most rows. ``transformers`` makes them, with weights of standard deviation 0.25, and the package reads
 # their files. The Qwen2 has four layers, 6 query heads on 2 key heads, and a sliding window of 4 keys from layer 2 on.
 
-from lm_from_scratch.checkpoint import from_pretrained
+from lm_from_scratch.checkpoint.weights import from_pretrained
 from lm_from_scratch.models import randomize_
 
 folder = tempfile.TemporaryDirectory()

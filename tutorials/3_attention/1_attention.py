@@ -556,7 +556,7 @@ assert entropy["without root"][-1] < 0.5
 # likely successor.
 
 from lm_from_scratch.attention import attention_layers, use_attention_
-from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.data import load_corpus
 from lm_from_scratch.loss import causal_lm_loss, next_token_targets
 

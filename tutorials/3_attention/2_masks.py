@@ -52,7 +52,8 @@ from lm_from_scratch.attention import (
     formula_attention,
     sdpa_attention,
 )
-from lm_from_scratch.checkpoint import SHIPPED, save_pretrained
+from lm_from_scratch.checkpoint.folders import SHIPPED
+from lm_from_scratch.checkpoint.weights import save_pretrained
 from lm_from_scratch.models import randomize_
 from lm_from_scratch.models.qwen2 import (
     FULL,

@@ -46,7 +46,7 @@ from dataclasses import replace
 import matplotlib.pyplot as plt
 import torch
 
-from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.data import docstrings
 from lm_from_scratch.plot import COLOURS, LIGHT_GREY, figure
 

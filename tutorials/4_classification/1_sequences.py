@@ -171,7 +171,7 @@ report("package named in text", named)
 # The tokens are those of the shipped tokenizer. A sequence is the end-of-text token, up to 38 tokens of the text, and
 # the end-of-text token again: as a document of the model's training, cut short.
 
-from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.checkpoint.weights import load_shipped
 
 model, tokenizer = load_shipped()
 END = tokenizer.eos_token_id
@@ -693,7 +693,7 @@ for i in wrong[:4]:
 
 import transformers
 
-from lm_from_scratch.checkpoint import config_from_dict
+from lm_from_scratch.checkpoint.configs import config_from_dict
 from lm_from_scratch.models import randomize_
 from lm_from_scratch.models.qwen2 import Qwen2Model
 
@@ -764,7 +764,7 @@ for side, mask in masks.items():
 
 import tempfile
 
-from lm_from_scratch.checkpoint import (
+from lm_from_scratch.checkpoint.weights import (
     classifier_from_pretrained,
     save_pretrained,
 )

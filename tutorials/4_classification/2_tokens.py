@@ -95,7 +95,7 @@ assert [kind for _, _, kind in spans(program)].count("call") == 2
 # token covers. A token gets the label of its first character that has one; a token of blanks alone gets -100, the label
 # that does not count.
 
-from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.loss import IGNORE
 
 model, tokenizer = load_shipped("qwen2-docs")
@@ -557,7 +557,7 @@ assert bets > 0.1 * mistakes
 
 import transformers
 
-from lm_from_scratch.checkpoint import config_from_dict
+from lm_from_scratch.checkpoint.configs import config_from_dict
 from lm_from_scratch.models import randomize_
 from lm_from_scratch.models.qwen2 import Qwen2Model
 from lm_from_scratch.visibility import positions_from_mask

@@ -41,7 +41,7 @@ import torch
 import torch.nn.functional as F
 
 from lm_from_scratch.cache import EXACT, GrowingCache, NoCache, Quantized
-from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.data import pieces, reference, split
 from lm_from_scratch.plot import COLOURS, error_histogram, figure
 

@@ -37,7 +37,8 @@ import matplotlib.pyplot as plt
 import torch
 import transformers
 
-from lm_from_scratch.checkpoint import PRETRAINED, load_shipped
+from lm_from_scratch.checkpoint.folders import PRETRAINED
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.plot import COLOURS, figure, printable
 
 torch.set_grad_enabled(False)

@@ -47,7 +47,8 @@ import torch
 import transformers
 
 from lm_from_scratch.beam_search import beam_search, beam_steps
-from lm_from_scratch.checkpoint import PRETRAINED, load_shipped
+from lm_from_scratch.checkpoint.folders import PRETRAINED
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.generate import complete, generate
 from lm_from_scratch.plot import COLOURS, figure, printable
 from lm_from_scratch.sampling import GREEDY, Sampler

@@ -52,7 +52,7 @@ import torch.nn.functional as F
 
 from lm_from_scratch import speculative
 from lm_from_scratch.cache import GrowingCache, SlidingCache
-from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.data import reference
 from lm_from_scratch.generate import complete, generate
 from lm_from_scratch.models import build, randomize_

@@ -49,7 +49,7 @@ import torch
 import torch.nn.functional as F
 
 from lm_from_scratch.cache import BlockPool, GrowingCache, PagedCache, Row
-from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.data import reference
 from lm_from_scratch.engine import Engine, Request
 from lm_from_scratch.generate import complete, generate

@@ -637,7 +637,7 @@ torch.testing.assert_close(*ends, rtol=1e-7, atol=1e-9)
 # not exist yet. How much of the sum does such a basis capture? The gradients are now those of a trained model on real
 # text, in four parts of 256 tokens.
 
-from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.data import load_corpus, split
 from lm_from_scratch.optim.galore import (
     captured_energy,

@@ -825,7 +825,8 @@ assert heard.count("another process of the run has ended") == 1
 # What is left of the run?
 
 from lm_from_scratch.__main__ import how_to_go_on
-from lm_from_scratch.checkpoint import from_pretrained, latest_checkpoint
+from lm_from_scratch.checkpoint.state import latest_checkpoint
+from lm_from_scratch.checkpoint.weights import from_pretrained
 
 step_folder = latest_checkpoint(folder / "run")
 print(how_to_go_on(folder / "run").replace(str(folder), "..."))
@@ -996,7 +997,7 @@ assert sends == sorted(sends) and sends[-1] < 2  # 4
 #    in every row but the last, and one gather for each batch. Hint: give ``wrap`` an empty ``ModuleList``.
 # 4. *Hard.* Kill process 0 while the checkpoint of step 6 is written. A right answer shows that the run goes on from
 #    step 3, and names the line that makes it so. Hint: put a function that kills at its second call in the place of
-#    ``lm_from_scratch.checkpoint.replace_folder``.
+#    ``lm_from_scratch.checkpoint.folders.replace_folder``.
 #
 # Summary
 # -------

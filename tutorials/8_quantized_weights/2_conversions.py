@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import swap_tensors
 
-from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.data import reference, split
 from lm_from_scratch.plot import COLOURS, figure
 from lm_from_scratch.quantize import QuantizedWeight, quantize_

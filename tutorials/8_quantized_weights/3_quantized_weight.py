@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lm_from_scratch import quantize
-from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.generate import generate_text
 from lm_from_scratch.plot import error_histogram, figure
 from lm_from_scratch.quantize import (

@@ -153,7 +153,7 @@ with torch.no_grad():
 
 print(inspect.getsource(LoRALinear.forward))
 
-from lm_from_scratch.checkpoint import load_shipped, save_pretrained
+from lm_from_scratch.checkpoint.weights import load_shipped, save_pretrained
 
 
 def shipped(bits=None, rank=0, also_train=lambda name: False):
@@ -410,7 +410,7 @@ PROGRAM = """
 import json, os, sys
 from pathlib import Path
 import torch
-from lm_from_scratch.checkpoint import from_pretrained
+from lm_from_scratch.checkpoint.weights import from_pretrained
 from lm_from_scratch.data import PackedBatches, TokenFile
 from lm_from_scratch.lora import add_lora_, save_lora
 from lm_from_scratch.train import TrainConfig, train
