@@ -32,34 +32,33 @@ from lm_from_scratch.data import (
     sequential_batches,
     write_tokens,
 )
-from lm_from_scratch.distributed import (
-    ALONE,
-    PARALLEL,
-    Processes,
-    ProcessLost,
-    processes,
-    watching_signals,
-)
 from lm_from_scratch.exercises.commands import add_commands
 from lm_from_scratch.generate import complete, forward_seconds, generate, generate_text, until
 from lm_from_scratch.logit_processors import no_repeat_ngram
 from lm_from_scratch.models import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.onednn import use_onednn_
-from lm_from_scratch.optim.galore import BASES, MOMENTS, PROJECTION_TYPES
+from lm_from_scratch.onednn import onednn_matmul, use_onednn_
+from lm_from_scratch.optim.galore import BASES, MOMENTS, PROJECTION_TYPES, GaLore
 from lm_from_scratch.quantize import WEIGHTS, quantize_, quantized_weights
+from lm_from_scratch.runs.distributed import (
+    PARALLEL,
+    Processes,
+    ProcessLost,
+    processes,
+    watching_signals,
+)
+from lm_from_scratch.runs.saved import saved
 from lm_from_scratch.sampling import Sampler
 from lm_from_scratch.tokenizer import Tokenizer
 from lm_from_scratch.train import (
     GALORE,
     Step,
     TrainConfig,
-    check_shared,
-    residual_dropout_,
     state_numbers,
     train,
 )
+from lm_from_scratch.training.dropout import residual_dropout_
 
 KERNELS_HELP = "compute with Triton kernels, on a CUDA device"
 
@@ -222,7 +221,7 @@ def train_in(
 ) -> int:
     """The run itself, in a folder that is its own."""
     config = train_config_of(args)
-    check_shared(config, args.batch_size, group)
+    group.check(args.batch_size, config.update_in_backward)
     train_documents, held_out_documents = load_split(args.corpus, args.held_out)
     isolate = not args.no_isolate
     with group.first_alone():
@@ -252,11 +251,13 @@ def train_in(
         print(
             f"{group.size} processes, {args.batch_size // group.size} rows each: {group.parallel}"
         )
-    steps = train(model, batches, config, held_out, out, group)
+    run = train(model, batches, config, held_out, group)
+    if args.onednn and isinstance(run.optimizer, GaLore):
+        run.optimizer.matmul = onednn_matmul
+    steps = saved(run, out, args.checkpoint_every, group.save_training_state)
     if group.rank == 0:
         write_json(out / "recipe.json", {"arguments": arguments, "model": asdict(model.config)})
-    done = int(found.name.removeprefix("step-")) if (found := latest_checkpoint(out)) else 0
-    if done:
+    if done := run.step:
         print(f"going on after step {done}")
     log = out / "log.jsonl" if group.rank == 0 else Path(os.devnull)
     if group.rank == 0:
@@ -310,7 +311,7 @@ def follow(
     total: int,
     done: int,
     quiet: bool,
-    group: Processes = ALONE,
+    group: Processes,
 ) -> int | None:
     """Log and show the steps of a run. Returns the step after which Ctrl-C (or SIGTERM) ended it,
     if it did."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lm_from_scratch.generate import evaluating
 from lm_from_scratch.models import CausalLM
+from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.record import record_attention
 from lm_from_scratch.tokenizer import Tokenizer
 from lm_from_scratch.visibility import positions_from_mask

@@ -37,11 +37,11 @@ from lm_from_scratch.generate import (
     check_prompts,
     check_seed,
     decode,
-    evaluating,
     prefill,
 )
 from lm_from_scratch.logit_processors import LogitProcessor
 from lm_from_scratch.models import CausalLM
+from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.sampling import Sampler, check_logits, draw
 from lm_from_scratch.visibility import PADDING
 

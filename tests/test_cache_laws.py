@@ -25,7 +25,7 @@ from lm_from_scratch.cache import (
     StaticCache,
     cache_for,
 )
-from lm_from_scratch.record import blocks
+from lm_from_scratch.models.blocks import blocks
 from lm_from_scratch.visibility import positions_from_mask
 
 BOUND = 1e-9

@@ -24,20 +24,22 @@ from lm_from_scratch.__main__ import main
 from lm_from_scratch.checkpoint.state import latest_checkpoint
 from lm_from_scratch.checkpoint.weights import from_pretrained
 from lm_from_scratch.data import Batch, PackedBatches, TokenFile, reference, write_tokens
-from lm_from_scratch.distributed import (
-    ALONE,
+from lm_from_scratch.loss import IGNORE
+from lm_from_scratch.optim import GaLore
+from lm_from_scratch.optim.galore import PROJECTION_TYPES
+from lm_from_scratch.optim.sharded import whole
+from lm_from_scratch.runs.distributed import (
     Processes,
     check_environment,
     processes,
     watching_signals,
 )
-from lm_from_scratch.loss import IGNORE
-from lm_from_scratch.optim import GaLore
-from lm_from_scratch.optim.galore import PROJECTION_TYPES
-from lm_from_scratch.optim.sharded import whole
+from lm_from_scratch.runs.saved import saved
 from lm_from_scratch.tokenizer import Tokenizer
 from lm_from_scratch.train import TrainConfig, train
+from lm_from_scratch.training.processes import ALONE
 
+ONE = Processes()
 MODELS = {
     "gpt2": lambda: tiny_gpt2(
         vocab_size=300, n_layer=2, embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0
@@ -72,7 +74,7 @@ def run(
     tokens: TokenFile,
     model_name: str,
     optimizer: str,
-    group: Processes = ALONE,
+    group: Processes = ONE,
     folder: Path | None = None,
     stop_after: int = 0,
     **changes: object,
@@ -88,14 +90,16 @@ def run(
             **dict(
                 steps=STEPS, lr=1e-2, warmup=2, grad_accumulation=2, max_grad_norm=0.5,
                 optimizer=optimizer, rank=8, update_proj_gap=6, moments="rotate",
-                eval_every=10, checkpoint_every=5,
+                eval_every=10,
             ),
             **changes,
         }
     )  # fmt: skip
     held_out = [batches[100], batches[101]]
     held_out[1] = Batch(*(t[:1] for t in vars(held_out[1]).values()))  # fewer rows than processes
-    steps = train(model, batches, config, held_out, folder, group)
+    steps = train(model, batches, config, held_out, group)
+    if folder is not None:
+        steps = saved(steps, folder, 5, group.save_training_state)
     reported = []
     for step in steps:
         reported.append((step.loss, step.grad_norm, step.held_out_loss or 0.0))
@@ -278,12 +282,15 @@ def test_every_row_of_a_batch_is_in_one_share_and_no_process_is_left_without() -
 
 def test_alone_everything_is_the_trivial_answer() -> None:
     module = torch.nn.Linear(2, 2)
-    assert ALONE.wrap(module, torch.nn.ModuleList()) is module
-    assert ALONE.total(1.0, 2) == [1.0, 2]
-    with ALONE.accumulating(module, last=False), ALONE.first_alone():
-        ALONE.meet()
     with processes(None) as group:
         assert (group.parallel, group.rank, group.size) == (None, 0, 1)
+        for alone in (ALONE, group):
+            assert alone.wrap(module, torch.nn.ModuleList()) is module
+            assert alone.total(1.0, 2) == [1.0, 2]
+            with alone.accumulating(module, last=False):
+                pass
+        with group.first_alone():
+            group.meet()
 
 
 def test_a_process_that_is_stuck_after_a_signal_says_so() -> None:
@@ -428,7 +435,7 @@ def test_a_killed_process_ends_the_run_which_goes_on_bit_for_bit(text, whole_run
     assert "another process of the run has ended; the last checkpoint is" in message[0]
     assert str(latest_checkpoint(out)) in message[0]
     assert "The same command goes on from there" in message[0]
-    assert "Exception ignored" not in errors and "lm_from_scratch/train.py" not in errors
+    assert "Exception ignored" not in errors and "train.py" not in errors
     code, said, errors = two_processes("--corpus", text, "--out", out)
     assert code == 0, errors
     assert said.count("going on after step") == 1

@@ -13,13 +13,13 @@ from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.generate import (
     as_prompts,
     complete,
-    evaluating,
     forward_seconds,
     generate,
     generate_text,
     prefill,
     until,
 )
+from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.sampling import GREEDY, Sampler
 
 MODEL = tiny_gpt2(attn_pdrop=0.3, resid_pdrop=0.3)

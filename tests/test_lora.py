@@ -19,10 +19,9 @@ from safetensors.torch import load_file, save_file
 from test_distributed import in_processes
 from torch import Tensor, nn
 
-from lm_from_scratch.checkpoint.state import frozen_digest, latest_checkpoint
+from lm_from_scratch.checkpoint.state import latest_checkpoint
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.data import PackedBatches, TokenFile, reference, write_tokens
-from lm_from_scratch.distributed import ALONE, Processes, processes
 from lm_from_scratch.gradient_checkpointing import use_gradient_checkpointing_
 from lm_from_scratch.heads import SequenceClassifier
 from lm_from_scratch.lora import (
@@ -40,12 +39,16 @@ from lm_from_scratch.models import CausalLM
 from lm_from_scratch.onednn import use_onednn_
 from lm_from_scratch.optim.sharded import whole
 from lm_from_scratch.quantize import QuantizedWeight, dequantize_, quantize_
+from lm_from_scratch.runs.distributed import Processes, processes
+from lm_from_scratch.runs.saved import frozen_digest, saved
 from lm_from_scratch.tokenizer import Tokenizer
 from lm_from_scratch.train import Loss, TrainConfig, make_optimizer, train
 
 MODELS: dict[str, Callable[..., CausalLM]] = {"gpt2": tiny_gpt2, "qwen2": tiny_qwen2}
 GROUP = {"gpt2": 28, "qwen2": 8}
 SHORT_NAMES = {"gpt2": ["c_attn", "c_proj"], "qwen2": ["q_proj", "o_proj", "down_proj"]}
+
+ONE = Processes()
 
 both = pytest.mark.parametrize("name", MODELS)
 quietly = pytest.mark.filterwarnings("ignore")  # peft warns of what transformers deprecates
@@ -693,8 +696,7 @@ def test_adapters_are_written_frozen_too_and_unequal_ones_not(tmp_path) -> None:
 STEPS = 12
 KILLED = 8  # two steps after a checkpoint
 OPTIONS = dict(
-    steps=STEPS, lr=2e-2, warmup=2, grad_accumulation=2, max_grad_norm=0.5, checkpoint_every=6,
-    eval_every=4,
+    steps=STEPS, lr=2e-2, warmup=2, grad_accumulation=2, max_grad_norm=0.5, eval_every=4,
 )  # fmt: skip
 
 
@@ -716,10 +718,11 @@ def run(
     model: CausalLM,
     tokens: TokenFile,
     folder: Path | None = None,
-    group: Processes = ALONE,
+    group: Processes = ONE,
     killed: int = 0,
     stop_after: int = 0,
     dropout: float = 0.1,
+    every: int = 6,
     **changes: object,
 ) -> dict[str, Tensor]:
     """What is trained after a run, and what its steps reported."""
@@ -727,7 +730,9 @@ def run(
     batches = PackedBatches(tokens, batch_size=4, block_size=32)
     config = TrainConfig(**{**OPTIONS, **changes})
     reported = []
-    steps = train(model, batches, config, [batches[100]], folder, group)
+    steps = train(model, batches, config, [batches[100]], group)
+    if folder is not None:
+        steps = saved(steps, folder, every, group.save_training_state)
     for step in steps:
         reported.append((step.loss, step.grad_norm, step.held_out_loss or 0.0))
         if step.step == killed:
@@ -787,7 +792,7 @@ def test_a_checkpoint_holds_what_is_trained(tmp_path, tokens) -> None:
 
 @pytest.mark.parametrize("bits", [0, 8, 4])
 def test_a_run_does_not_go_on_with_other_frozen_weights(tmp_path, tokens, bits) -> None:
-    short = dict(folder=tmp_path / "run", steps=4, eval_every=0, checkpoint_every=2)
+    short = dict(folder=tmp_path / "run", steps=4, eval_every=0, every=2)
     run(small("gpt2", bits), tokens, **short, stop_after=2)
     for other in (small("gpt2", bits, seed=1), small("gpt2", {0: 8, 8: 4, 4: 0}[bits])):
         with pytest.raises(ValueError, match="made by another run: frozen was"):
@@ -796,7 +801,7 @@ def test_a_run_does_not_go_on_with_other_frozen_weights(tmp_path, tokens, bits) 
 
 
 def test_a_run_does_not_go_on_with_other_adapters(tmp_path, tokens) -> None:
-    short = dict(folder=tmp_path / "run", steps=4, eval_every=0, checkpoint_every=2)
+    short = dict(folder=tmp_path / "run", steps=4, eval_every=0, every=2)
     run(small("gpt2", 8), tokens, **short, stop_after=2)
     with pytest.raises(ValueError, match=r"c_attn was \[4, 16.0, 0.1\], now it is"):
         run(small("gpt2", 8), tokens, **short, dropout=0.0)
@@ -824,7 +829,7 @@ def test_a_model_without_anything_to_train_is_refused(tmp_path, tokens) -> None:
     model = small("gpt2", 8).requires_grad_(False)
     batches = PackedBatches(tokens, batch_size=4, block_size=32)
     with pytest.raises(ValueError, match="all parameters are frozen"):
-        train(model, batches, TrainConfig(steps=1), folder=tmp_path / "run")
+        saved(train(model, batches, TrainConfig(steps=1)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -1,10 +1,13 @@
 """onednn.py: the same linear map, forward and backward, with another order of sums."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import tiny_gpt2, tiny_qwen2, token_ids
+from conftest import SMALL, tiny_gpt2, tiny_qwen2, token_ids
 
+from lm_from_scratch.__main__ import main
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.data import Batch
 from lm_from_scratch.generate import complete, generate
@@ -19,7 +22,7 @@ from lm_from_scratch.onednn import (
 from lm_from_scratch.optim import GaLore
 from lm_from_scratch.quantize import quantize_
 from lm_from_scratch.sampling import GREEDY
-from lm_from_scratch.train import TrainConfig, make_optimizer, optimizer_step
+from lm_from_scratch.train import TrainConfig, optimizer_step
 
 
 @pytest.mark.parametrize("shape", [(7,), (1, 7), (3, 5, 7), (2, 3, 5, 7)])
@@ -183,12 +186,18 @@ def test_galore_takes_the_same_steps_with_it(projection_type: str, fused: bool) 
         torch.testing.assert_close(ours, want, atol=2e-4, rtol=0)
 
 
-def test_a_model_that_uses_onednn_has_an_optimizer_that_does() -> None:
-    config = TrainConfig(steps=2, optimizer="galore", rank=4)
-    model = tiny_gpt2()
-    assert make_optimizer(model, config).matmul is torch.matmul
-    use_onednn_(model)
-    assert make_optimizer(model, config).matmul is onednn_matmul
+@pytest.mark.parametrize(("more", "want"), [([], torch.matmul), (["--onednn"], onednn_matmul)])
+def test_a_run_with_onednn_has_an_optimizer_that_uses_it(tmp_path, monkeypatch, more, want) -> None:
+    step, used = GaLore.step, set()
+
+    def recorded(optimizer: GaLore, *args: Any) -> Any:
+        used.add(optimizer.matmul)
+        return step(optimizer, *args)
+
+    monkeypatch.setattr(GaLore, "step", recorded)
+    galore = [*SMALL, "--steps", "2", "--warmup", "1", "--optimizer", "galore", "--rank", "4"]
+    assert main(["train", "--out", str(tmp_path / "run"), *galore, *more]) == 0
+    assert used == {want}
 
 
 def test_a_quantised_model_is_refused() -> None:

@@ -21,8 +21,9 @@ from lm_from_scratch.cache import (
     StaticCache,
     cache_for,
 )
-from lm_from_scratch.generate import complete, evaluating, generate
+from lm_from_scratch.generate import complete, generate
 from lm_from_scratch.logit_processors import forbid, min_length, no_repeat_ngram
+from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.sampling import GREEDY, Sampler
 from lm_from_scratch.speculative import (
     ModelDrafter,

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lm_from_scratch.distributed import ALONE, Processes
-
 #: The small models that come with the package; their READMEs say how they were made.
 #:
 #: :meta hide-value:
@@ -88,19 +86,21 @@ def write_json(path: Path, contents: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def temporary_folder(target: Path, processes: Processes = ALONE) -> Iterator[Path]:
+def temporary_folder(target: Path) -> Iterator[Path]:
     """An empty folder beside ``target``, to be filled and renamed; removed if it was not."""
-    temporary = target.parent / f".{target.name}.tmp"
-    if processes.rank == 0:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-    processes.meet()
+    temporary = temporary_path(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
     try:
         yield temporary
     finally:
-        if processes.rank == 0:
-            shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def temporary_path(target: Path) -> Path:
+    """Where ``target`` is written before it gets its name."""
+    return target.parent / f".{target.name}.tmp"
 
 
 def check_replaceable(folder: Path, written: str) -> None:

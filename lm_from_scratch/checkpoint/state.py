@@ -5,7 +5,6 @@ The folder of a run is never without a complete checkpoint, because each has a n
 in the same format), and any number of processes reads them.
 """
 
-import hashlib
 import re
 import shutil
 import warnings
@@ -13,31 +12,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lm_from_scratch.checkpoint.configs import config_to_dict
 from lm_from_scratch.checkpoint.folders import (
     read_json,
     replace_folder,
     temporary_folder,
     write_json,
 )
-from lm_from_scratch.checkpoint.weights import plain_tensors, trained, write_model
-from lm_from_scratch.distributed import ALONE, Processes
+from lm_from_scratch.checkpoint.weights import trained, write_model
 from lm_from_scratch.models import CausalLM
 from lm_from_scratch.optim.adamw import AdamW
 
 
 def save_training_state(
-    folder: str | Path,
-    model: CausalLM,
-    optimizer: AdamW,
-    recipe: Mapping[str, Any],
-    step: int,
-    processes: Processes = ALONE,
+    folder: str | Path, model: CausalLM, optimizer: AdamW, recipe: Mapping[str, Any], step: int
 ) -> None:
     """Write ``step-NNNNNNNN`` inside ``folder``: a model folder plus what training needs.
 
@@ -45,59 +36,50 @@ def save_training_state(
     that: a run that is killed at any moment leaves one that can be resumed.
 
     Frozen weights are not written: of a model that has any, the folder holds what is trained.
-
-    In several ``processes`` all of them call this, and each writes its share, into a folder that
-    all of them see.
     """
-    folder = Path(folder)
-    target = folder / f"step-{step:08}"
+    target = checkpoint_folder(folder, step)
+    state = optimizer_tensors(model, optimizer)
+    with temporary_folder(target) as temporary:
+        if is_trained_whole(model):
+            write_model(model, temporary)
+        else:
+            state |= trained(model)
+        state = {name: value.cpu().contiguous() for name, value in state.items()}
+        save_file(state, temporary / "optimizer.safetensors")
+        finish_checkpoint(temporary, target, recipe, step)
+
+
+def checkpoint_folder(folder: str | Path, step: int) -> Path:
+    """The folder of the checkpoint after ``step``, in the ``folder`` of the run."""
+    return Path(folder) / f"step-{step:08}"
+
+
+def is_trained_whole(model: nn.Module) -> bool:
+    """Whether no weight is frozen."""
+    return all(parameter.requires_grad for parameter in model.parameters())
+
+
+def optimizer_tensors(model: nn.Module, optimizer: AdamW) -> dict[str, Tensor]:
+    """The state of the optimizer: what it keeps of each weight, as ``KEY/NAME``."""
     names = {id(p): name for name, p in model.named_parameters()}
     state: dict[str, Tensor] = {}
     for group in optimizer.param_groups:
         for p in group["params"]:
             values = optimizer.state.get(p) or optimizer.new_state(p, group)  # no gradient so far
             state |= {f"{key}/{names[id(p)]}": value.detach() for key, value in values.items()}
-    with temporary_folder(target, processes) as temporary:
-        whole = all(parameter.requires_grad for parameter in model.parameters())
-        if processes.parallel is None:
-            if whole:
-                write_model(model, temporary)
-            else:
-                state |= trained(model)
-            state = {name: value.cpu().contiguous() for name, value in state.items()}
-            save_file(state, temporary / "optimizer.safetensors")
-        else:
-            write_shares(trained(model), temporary, join=True)
-            write_shares(state, temporary)
-        if processes.rank == 0:
-            if processes.parallel is not None and whole:
-                dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-                config = {**config_to_dict(model.config), "dtype": dtype}
-                write_json(temporary / "config.json", config)
-            write_json(temporary / "training.json", {"step": step, "recipe": recipe})
-            replace_folder(temporary, target)
-            for old in checkpoints(folder):
-                if old.name < target.name:
-                    shutil.rmtree(old, ignore_errors=True)
-    processes.meet()
+    return state
 
 
-def write_shares(tensors: Mapping[str, Tensor], folder: Path, join: bool = False) -> None:
-    """Every process writes the tensors, or the pieces of them, that it has: one file each.
-
-    A tensor that all have is written by one. With ``join`` the first process makes one file of all
-    files, as :func:`from_pretrained` reads it. (torch 2.13 loses a tensor without dimensions then.)
-    """
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-
-    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True, enable_consolidation=join)
-    dcp.save({name: t.contiguous() for name, t in tensors.items()}, storage_writer=writer)
-    if join:
-        shutil.rmtree(folder / "sharded", ignore_errors=True)
+def finish_checkpoint(temporary: Path, target: Path, recipe: Mapping[str, Any], step: int) -> None:
+    """Give a folder that holds all tensors its record and its name, and remove older ones."""
+    write_json(temporary / "training.json", {"step": step, "recipe": recipe})
+    replace_folder(temporary, target)
+    for old in checkpoints(target.parent):
+        if old.name < target.name:
+            shutil.rmtree(old, ignore_errors=True)
 
 
-def read_shares(tensors: dict[str, Tensor], folder: Path, alone: bool) -> None:
+def read_shares(tensors: dict[str, Tensor], folder: Path) -> None:
     """Fill the tensors, or the pieces of them that this process has, from all files of a folder.
 
     It does not matter how many processes wrote the files. Names and shapes are compared before the
@@ -124,7 +106,7 @@ def read_shares(tensors: dict[str, Tensor], folder: Path, alone: bool) -> None:
             )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=alone)
+        dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
@@ -140,11 +122,7 @@ def latest_checkpoint(folder: str | Path) -> Path | None:
 
 
 def load_training_state(
-    checkpoint: Path,
-    model: CausalLM,
-    optimizer: AdamW,
-    recipe: Mapping[str, Any],
-    processes: Processes = ALONE,
+    checkpoint: Path, model: CausalLM, optimizer: AdamW, recipe: Mapping[str, Any]
 ) -> int:
     """Put the checkpoint into the model and the optimizer; return the number of its last step.
 
@@ -169,7 +147,7 @@ def load_training_state(
     tensors = trained(model)  # filled in place
     for p, values in state.items():
         tensors |= {f"{key}/{names[id(p)]}": value for key, value in values.items()}
-    read_shares(tensors, checkpoint, alone=processes.parallel is None)
+    read_shares(tensors, checkpoint)
     optimizer.state.update(state)
     return record["step"]
 
@@ -180,14 +158,3 @@ def _difference(name: str, theirs: Any, ours: Any) -> str:
         parts = (_difference(key, theirs.get(key), ours.get(key)) for key in {**theirs, **ours})
         return next((part for part in parts if part), "")
     return "" if theirs == ours else f"{name} was {theirs}, now it is {ours}"
-
-
-def frozen_digest(model: nn.Module) -> str | None:
-    """A number that tells whether the frozen weights are the same; ``None`` without any."""
-    frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
-    digest = hashlib.sha256()
-    for name, tensor in plain_tensors(frozen).items():
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} ".encode())
-        flat = tensor.detach().cpu().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().data)
-    return digest.hexdigest() if frozen else None

@@ -446,7 +446,8 @@ model.zero_grad()
 # the loop below belongs to you, and between two steps you can look at the model. Every 25 steps the
 # generator measures the held-out loss; we add samples, and a number that is explained below.
 
-from lm_from_scratch.generate import complete, evaluating, generate
+from lm_from_scratch.generate import complete, generate
+from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.sampling import Sampler
 from lm_from_scratch.train import evaluate, train
 
@@ -752,8 +753,10 @@ def new_small():
 straight = new_small()
 losses = [step.loss for step in train(straight, small_data, six)]
 
-run = train(
-    new_small(), small_data, six, folder=work / "run"
+from lm_from_scratch.runs.saved import saved
+
+run = saved(
+    train(new_small(), small_data, six), work / "run"
 )  # its model is lost ...
 first = [next(run).loss for _ in range(3)]
 run.close()  # ... but closing the generator wrote a checkpoint
@@ -761,7 +764,7 @@ run.close()  # ... but closing the generator wrote a checkpoint
 resumed = GPT2LMHeadModel(small)  # other weights: the checkpoint replaces them
 torch.manual_seed(12345)  # the caller's random numbers do not matter
 second = [
-    step.loss for step in train(resumed, small_data, six, folder=work / "run")
+    step.loss for step in saved(train(resumed, small_data, six), work / "run")
 ]
 
 assert first + second == losses

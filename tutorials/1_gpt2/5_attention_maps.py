@@ -57,8 +57,8 @@ from lm_from_scratch.attention import (
 from lm_from_scratch.checkpoint.folders import SHIPPED
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.data import Batch, load_corpus, padded_batch, split
-from lm_from_scratch.generate import evaluating
 from lm_from_scratch.loss import IGNORE, causal_lm_loss
+from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.plot import (
     COLOURS,
     GREY,

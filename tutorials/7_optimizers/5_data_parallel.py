@@ -167,10 +167,11 @@ from pathlib import Path
 import torch
 
 from lm_from_scratch.data import PackedBatches, load_corpus, write_tokens
-from lm_from_scratch.distributed import ALONE
 from lm_from_scratch.loss import IGNORE
+from lm_from_scratch.models.blocks import blocks
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.record import blocks
+from lm_from_scratch.runs.distributed import Processes
+from lm_from_scratch.runs.saved import saved
 from lm_from_scratch.tokenizer import Tokenizer
 from lm_from_scratch.train import (
     Loss, TrainConfig, make_optimizer, optimizer_step, train,
@@ -209,11 +210,11 @@ def data():
 def config(optimizer="adamw"):
     return TrainConfig(
         steps=10, lr=0.01, grad_accumulation=2, max_grad_norm=0.5,
-        optimizer=optimizer, rank=8, update_proj_gap=3, checkpoint_every=3,
+        optimizer=optimizer, rank=8, update_proj_gap=3,
     )
 
 
-def steps(numbers, batches, group=ALONE):
+def steps(numbers, batches, group=Processes()):
     """Ten steps of two batches each; yields the model and the optimizer."""
     model = new_model()
     loss_of = group.wrap(Loss(model), blocks(model))
@@ -224,10 +225,11 @@ def steps(numbers, batches, group=ALONE):
         yield model, optimizer
 
 
-def whole_run(out, group=ALONE):
+def whole_run(out, group=Processes()):
     """The same with a schedule and checkpoints; yields what each step says."""
     model = new_model()
-    for step in train(model, data(), config(), None, out, group):
+    run = train(model, data(), config(), None, group)
+    for step in saved(run, out, 3, group.save_training_state):
         yield step, model
 ''',
 )
@@ -246,8 +248,8 @@ spec.loader.exec_module(small_run)
 # %%
 # A process is an object in this package. It knows its number, its *rank*, and which rows are its own.
 
-from lm_from_scratch.distributed import Processes
 from lm_from_scratch.loss import IGNORE, causal_lm_loss
+from lm_from_scratch.runs.distributed import Processes
 
 print(inspect.getsource(Processes.share))
 
@@ -456,7 +458,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lm_from_scratch.distributed import processes
+from lm_from_scratch.runs.distributed import processes
 from lm_from_scratch.optim.sharded import whole
 
 KINDS = {
@@ -801,7 +803,7 @@ import sys
 
 from small_run import HERE, whole_run
 
-from lm_from_scratch.distributed import ProcessLost, processes
+from lm_from_scratch.runs.distributed import processes, ProcessLost
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # let process 0 finish speaking
 try:

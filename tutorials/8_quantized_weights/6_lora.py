@@ -413,6 +413,7 @@ import torch
 from lm_from_scratch.checkpoint.weights import from_pretrained
 from lm_from_scratch.data import PackedBatches, TokenFile
 from lm_from_scratch.lora import add_lora_, save_lora
+from lm_from_scratch.runs.saved import saved
 from lm_from_scratch.train import TrainConfig, train
 
 root, asked = Path(sys.argv[1]), json.loads(sys.argv[2])
@@ -423,7 +424,7 @@ record = json.loads((root / "names.json").read_text())
 tokens = TokenFile(path=root / "names.bin", **record)
 batches = PackedBatches(tokens, **asked["shape"])
 config = TrainConfig(**asked["recipe"])
-for step in train(model, batches, config, folder=root / "run"):
+for step in saved(train(model, batches, config), root / "run", every=20):
     print(step.step, repr(step.loss), flush=True)
     if step.step == asked["die"]:
         os._exit(1)
@@ -435,7 +436,7 @@ def in_a_fresh_process(die):
     asked = dict(
         threads=torch.get_num_threads(),
         shape=shape,
-        recipe={**recipe, "checkpoint_every": 20},
+        recipe=recipe,
         die=die,
     )
     command = [sys.executable, "-c", PROGRAM, str(root), json.dumps(asked)]

@@ -11,30 +11,45 @@ keeps:
   batches of one step, with gradient accumulation, it holds its own gradients whole.)
 
 Both are torch's. This file says what they wrap, and shares out what a training loop shares:
-:mod:`lm_from_scratch.train` asks a :class:`Processes` for its rows, for sums, and for whose turn it
-is. With one process, every answer is the trivial one.
+:mod:`lm_from_scratch.train` asks a :class:`Processes` for its rows and for sums. Every process
+writes its share of a checkpoint, and any number of them reads it.
 
 Sources: Li et al., *PyTorch Distributed*, 2020, arXiv:2006.15704 (DDP); Rajbhandari et al., *ZeRO*,
 2020, arXiv:1910.02054; Zhao et al., *PyTorch FSDP*, 2023, arXiv:2304.11277.
 """
 
 import os
+import shutil
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
-from lm_from_scratch.data import Batch
+from lm_from_scratch.checkpoint.configs import config_to_dict
+from lm_from_scratch.checkpoint.folders import temporary_folder, temporary_path, write_json
+from lm_from_scratch.checkpoint.state import (
+    checkpoint_folder,
+    finish_checkpoint,
+    is_trained_whole,
+    optimizer_tensors,
+    save_training_state,
+)
+from lm_from_scratch.checkpoint.weights import trained
 from lm_from_scratch.loss import IGNORE
+from lm_from_scratch.models import CausalLM
+from lm_from_scratch.optim.adamw import AdamW
+from lm_from_scratch.optim.sharded import whole
 from lm_from_scratch.quantize import quantized_weights
+from lm_from_scratch.training.processes import Alone
 
 PARALLEL = ("ddp", "fsdp")
 CPU = torch.device("cpu")
@@ -45,7 +60,7 @@ class ProcessLost(RuntimeError):
 
 
 @dataclass
-class Processes:
+class Processes(Alone):
     """The processes of a run, as one of them sees it: it is number ``rank`` of ``size``."""
 
     parallel: str | None = None  # "ddp", "fsdp", or None for one process on its own
@@ -54,6 +69,18 @@ class Processes:
     device: torch.device = CPU
     store: Any = None  # a small dictionary that all processes share
     joined: bool = True  # until one of them fails, or all are done
+
+    def check(self, batch_size: int, update_in_backward: bool) -> None:
+        """Raises ``ValueError`` if the processes cannot share such a run."""
+        if batch_size % self.size != 0:
+            raise ValueError(
+                f"batch_size={batch_size} cannot be shared evenly by {self.size} processes"
+            )
+        if update_in_backward and self.parallel is not None:
+            raise ValueError(
+                f"update_in_backward is for one process, not for {self.parallel}: a gradient is "
+                "complete only when those of all processes have met"
+            )
 
     def wrap(self, module: nn.Module, blocks: nn.ModuleList) -> nn.Module:
         """``module``, whose forward returns a loss, so that its gradients meet in backward.
@@ -85,7 +112,7 @@ class Processes:
             fully_shard(module, mesh=mesh)
         return module
 
-    def share(self, batch: Batch) -> Batch:
+    def share(self, batch: Any) -> Any:
         """The rows of a batch that this process takes: ``rank``, ``rank + size``, ...
 
         If there are fewer rows than processes, the others take the first row without its targets:
@@ -95,13 +122,10 @@ class Processes:
             return batch
         idle = self.rank >= len(batch.idx)
         rows = slice(0, 1) if idle else slice(self.rank, None, self.size)
-        targets = batch.targets[rows]
-        return Batch(
-            batch.idx[rows],
-            torch.full_like(targets, IGNORE) if idle else targets,
-            None if batch.positions is None else batch.positions[rows],
-            None if batch.documents is None else batch.documents[rows],
-        )
+        part = {name: None if t is None else t[rows] for name, t in vars(batch).items()}
+        if idle:
+            part["targets"] = torch.full_like(part["targets"], IGNORE)
+        return type(batch)(**part)
 
     def accumulating(self, module: nn.Module, last: bool) -> AbstractContextManager[None]:
         """For one of several backward passes: only in the last one of a step do gradients meet."""
@@ -125,9 +149,41 @@ class Processes:
         dist.all_reduce(sums)
         return sums.tolist()
 
+    def whole(self, tensor: Tensor) -> Tensor:
+        return whole(tensor)
+
     def meet(self) -> None:
         """Wait here for all others."""
         self.total(0.0)
+
+    def save_training_state(
+        self,
+        folder: str | Path,
+        model: CausalLM,
+        optimizer: AdamW,
+        recipe: Mapping[str, Any],
+        step: int,
+    ) -> None:
+        """:func:`~lm_from_scratch.checkpoint.state.save_training_state`, called by all processes:
+        each writes its share, into a folder that all of them see. Nothing is written when one of
+        them has failed."""
+        if self.parallel is None:
+            return save_training_state(folder, model, optimizer, recipe, step)
+        if not self.joined:
+            return
+        target = checkpoint_folder(folder, step)
+        made = temporary_folder(target) if self.rank == 0 else nullcontext(temporary_path(target))
+        with made as temporary:
+            self.meet()
+            write_shares(trained(model), temporary, join=True)
+            write_shares(optimizer_tensors(model, optimizer), temporary)
+            if self.rank == 0:
+                if is_trained_whole(model):
+                    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+                    config = {**config_to_dict(model.config), "dtype": dtype}
+                    write_json(temporary / "config.json", config)
+                finish_checkpoint(temporary, target, recipe, step)
+        self.meet()
 
     def first_to_say(self) -> bool:
         """Whether no other process has reported an error yet."""
@@ -143,7 +199,19 @@ class Processes:
             self.store.set("first is done", "")
 
 
-ALONE = Processes()
+def write_shares(tensors: Mapping[str, Tensor], folder: Path, join: bool = False) -> None:
+    """Every process writes the tensors, or the pieces of them, that it has: one file each.
+
+    A tensor that all have is written by one. With ``join`` the first process makes one file of all
+    files, as :func:`from_pretrained` reads it. (torch 2.13 loses a tensor without dimensions then.)
+    """
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True, enable_consolidation=join)
+    dcp.save({name: t.contiguous() for name, t in tensors.items()}, storage_writer=writer)
+    if join:
+        shutil.rmtree(folder / "sharded", ignore_errors=True)
 
 
 @contextmanager
