@@ -25,13 +25,6 @@ from lm_from_scratch.beam_search import beam_search
 from lm_from_scratch.checkpoint.folders import local_folder, read_json, write_json
 from lm_from_scratch.checkpoint.state import latest_checkpoint
 from lm_from_scratch.checkpoint.weights import from_pretrained, load_shipped, save_pretrained
-from lm_from_scratch.data import (
-    CORPORA,
-    PackedBatches,
-    load_split,
-    sequential_batches,
-    write_tokens,
-)
 from lm_from_scratch.exercises.commands import add_commands
 from lm_from_scratch.generate import complete, forward_seconds, generate, generate_text, until
 from lm_from_scratch.logit_processors import no_repeat_ngram
@@ -50,6 +43,8 @@ from lm_from_scratch.runs.distributed import (
 )
 from lm_from_scratch.runs.saved import saved
 from lm_from_scratch.sampling import Sampler
+from lm_from_scratch.text.batches import PackedBatches, sequential_batches, write_tokens
+from lm_from_scratch.text.corpora import CORPORA, load_split
 from lm_from_scratch.tokenizer import Tokenizer
 from lm_from_scratch.train import (
     GALORE,

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from lm_from_scratch.cache import Cache, KVCache, LayeredCache, StaticCache, cache_for
-from lm_from_scratch.data import padded_batch
 from lm_from_scratch.logit_processors import LogitProcessor
 from lm_from_scratch.models import CausalLM
 from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.sampling import Sampler
+from lm_from_scratch.text.batches import padded_batch
 from lm_from_scratch.tokenizer import Tokenizer
 
 

@@ -20,9 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lm_from_scratch.cache import NO_CACHE, Cache, check_positions
-from lm_from_scratch.loss import IGNORE, causal_lm_loss
+from lm_from_scratch.loss import causal_lm_loss
 from lm_from_scratch.models.gpt2 import GPT2Model
 from lm_from_scratch.models.qwen2 import Qwen2Model
+from lm_from_scratch.text.targets import IGNORE
 
 Backbone = GPT2Model | Qwen2Model
 

@@ -427,6 +427,13 @@ def embedding(
     return weight.look_up(idx)
 
 
+def rows_of(weight: Tensor, rows: Any) -> Tensor:
+    """``weight[rows]`` of a quantised ``weight`` (N, K) for a slice: its rows as plain numbers."""
+    if not isinstance(weight, QuantizedWeight) or not isinstance(rows, slice):
+        return weight[rows]
+    return weight.look_up(torch.arange(len(weight), device=weight.device)[rows])
+
+
 def check_frozen(weight: QuantizedWeight) -> None:
     """Raises ``ValueError`` for a weight that requires a gradient."""
     if weight.requires_grad and torch.is_grad_enabled():
@@ -518,6 +525,7 @@ def set_data(weight: Tensor, data: Tensor) -> None:
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     F.linear: linear,
     F.embedding: embedding,
+    Tensor.__getitem__: rows_of,
     Tensor.module_load: module_load,
     Tensor.share_memory_: share_memory_,
     Tensor.data.__set__: set_data,  # type: ignore[attr-defined]

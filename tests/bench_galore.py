@@ -26,7 +26,6 @@ from measure import Row, Size
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from lm_from_scratch.data import reference
 from lm_from_scratch.loss import causal_lm_loss
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.onednn import onednn_matmul
@@ -38,6 +37,7 @@ from lm_from_scratch.optim.galore import (
     sides,
     singular_basis,
 )
+from lm_from_scratch.text.corpora import reference
 from lm_from_scratch.tokenizer import Tokenizer
 
 RANK, GAP, SCALE = 128, 200, 0.25

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from measure import Row, Size
 
-from lm_from_scratch.loss import causal_lm_loss, chunked_causal_lm_loss, next_token_targets
+from lm_from_scratch.loss import causal_lm_loss, chunked_causal_lm_loss
+from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.train import autocast
 
 #: rows, tokens in a row, width, vocabulary

@@ -24,7 +24,7 @@ from lm_from_scratch.cache import (
     StaticCache,
     cache_for,
 )
-from lm_from_scratch.data import padded_batch
+from lm_from_scratch.text.batches import padded_batch
 from lm_from_scratch.visibility import positions_from_mask
 
 MODEL = tiny_gpt2()

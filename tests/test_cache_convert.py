@@ -35,7 +35,7 @@ from lm_from_scratch.cache import (
     to_legacy,
     to_transformers,
 )
-from lm_from_scratch.data import padded_batch
+from lm_from_scratch.text.batches import padded_batch
 
 TOLERANCE = dict(atol=5e-5, rtol=0)
 

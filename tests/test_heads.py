@@ -19,9 +19,9 @@ from lm_from_scratch.heads import (
     last_token,
     token_classification_loss,
 )
-from lm_from_scratch.loss import IGNORE
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2Model
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2Model
+from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.visibility import positions_from_mask
 
 PAD = 0

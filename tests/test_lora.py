@@ -21,26 +21,20 @@ from torch import Tensor, nn
 
 from lm_from_scratch.checkpoint.state import latest_checkpoint
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
-from lm_from_scratch.data import PackedBatches, TokenFile, reference, write_tokens
 from lm_from_scratch.gradient_checkpointing import use_gradient_checkpointing_
 from lm_from_scratch.heads import SequenceClassifier
-from lm_from_scratch.lora import (
-    PREFIX,
-    LoRALinear,
-    add_lora_,
-    everything,
-    load_lora_,
-    merge_lora_,
-    nothing,
-    save_lora,
-)
-from lm_from_scratch.loss import causal_lm_loss, next_token_targets
+from lm_from_scratch.interop.peft import PREFIX, load_lora_, save_lora
+from lm_from_scratch.lora import LoRALinear, add_lora_, everything, merge_lora_, nothing
+from lm_from_scratch.loss import causal_lm_loss
 from lm_from_scratch.models import CausalLM
 from lm_from_scratch.onednn import use_onednn_
 from lm_from_scratch.optim.sharded import whole
 from lm_from_scratch.quantize import QuantizedWeight, dequantize_, quantize_
 from lm_from_scratch.runs.distributed import Processes, processes
 from lm_from_scratch.runs.saved import frozen_digest, saved
+from lm_from_scratch.text.batches import PackedBatches, TokenFile, write_tokens
+from lm_from_scratch.text.corpora import reference
+from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.tokenizer import Tokenizer
 from lm_from_scratch.train import Loss, TrainConfig, make_optimizer, train
 
@@ -747,7 +741,8 @@ def in_a_fresh_process(root: Path, tokens: TokenFile, killed: int = 0) -> int:
     """Load the quantised base on the meta device, add the adapters, and start or resume the run."""
     program = (
         "import sys, pathlib, torch; sys.path.insert(0, sys.argv[1]); import test_lora as t\n"
-        "from lm_from_scratch.data import TokenFile; from safetensors.torch import save_file\n"
+        "from lm_from_scratch.text.batches import TokenFile\n"
+        "from safetensors.torch import save_file\n"
         "root = pathlib.Path(sys.argv[2]); torch.set_num_threads(1)\n"
         "model = t.from_pretrained(root / 'base')\n"
         "result = t.run(model, eval(sys.argv[3], {**vars(pathlib), **vars(t)}), root / 'run',"

@@ -9,7 +9,6 @@ from conftest import SMALL, tiny_gpt2, tiny_qwen2, token_ids
 
 from lm_from_scratch.__main__ import main
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
-from lm_from_scratch.data import Batch
 from lm_from_scratch.generate import complete, generate
 from lm_from_scratch.onednn import (
     OneDNNLinear,
@@ -22,6 +21,7 @@ from lm_from_scratch.onednn import (
 from lm_from_scratch.optim import GaLore
 from lm_from_scratch.quantize import quantize_
 from lm_from_scratch.sampling import GREEDY
+from lm_from_scratch.text.batches import Batch
 from lm_from_scratch.train import TrainConfig, optimizer_step
 
 

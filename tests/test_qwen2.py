@@ -26,9 +26,8 @@ from lm_from_scratch.attention import ATTENTION_KINDS, use_attention_
 from lm_from_scratch.cache import NO_CACHE, GrowingCache, Restricted, StaticCache
 from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
-from lm_from_scratch.data import padded_batch
 from lm_from_scratch.generate import complete, generate
-from lm_from_scratch.loss import IGNORE, causal_lm_loss, next_token_targets
+from lm_from_scratch.loss import causal_lm_loss
 from lm_from_scratch.models.qwen2 import (
     FULL,
     SIZES,
@@ -40,6 +39,8 @@ from lm_from_scratch.norm import rms_norm
 from lm_from_scratch.record import record_attention, record_hidden_states
 from lm_from_scratch.rope import LinearScaling
 from lm_from_scratch.sampling import Sampler
+from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.targets import IGNORE, next_token_targets
 from lm_from_scratch.visibility import (
     Visibility,
     allowed_from_additive_mask,

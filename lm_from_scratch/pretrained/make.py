@@ -34,14 +34,10 @@ from lm_from_scratch.checkpoint.folders import (
     write_json,
 )
 from lm_from_scratch.checkpoint.weights import from_pretrained, write_model
-from lm_from_scratch.data import (
-    Document,
-    TokenFile,
-    load_split,
-    sequential_batches,
-    write_tokens,
-)
 from lm_from_scratch.models import CausalLM
+from lm_from_scratch.text.batches import TokenFile, sequential_batches, write_tokens
+from lm_from_scratch.text.corpora import load_split
+from lm_from_scratch.text.document import Document
 from lm_from_scratch.tokenizer import Tokenizer
 from lm_from_scratch.train import evaluate
 

@@ -44,11 +44,11 @@ from lm_from_scratch.checkpoint.state import (
     save_training_state,
 )
 from lm_from_scratch.checkpoint.weights import trained
-from lm_from_scratch.loss import IGNORE
 from lm_from_scratch.models import CausalLM
 from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.optim.sharded import whole
 from lm_from_scratch.quantize import quantized_weights
+from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.training.processes import Alone
 
 PARALLEL = ("ddp", "fsdp")

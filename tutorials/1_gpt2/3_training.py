@@ -48,18 +48,18 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from lm_from_scratch.data import (
-    Batch,
-    PackedBatches,
-    load_corpus,
-    padded_batch,
-    sequential_batches,
-    split,
-    write_tokens,
-)
-from lm_from_scratch.loss import IGNORE, causal_lm_loss, next_token_targets
+from lm_from_scratch.loss import causal_lm_loss
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.plot import COLOURS, GREY, figure
+from lm_from_scratch.text.batches import (
+    Batch,
+    PackedBatches,
+    padded_batch,
+    sequential_batches,
+    write_tokens,
+)
+from lm_from_scratch.text.corpora import load_corpus, split
+from lm_from_scratch.text.targets import IGNORE, next_token_targets
 from lm_from_scratch.tokenizer import Tokenizer
 
 train_documents, held_out_documents = split(load_corpus("reference"))

@@ -56,8 +56,7 @@ from lm_from_scratch.attention import (
 )
 from lm_from_scratch.checkpoint.folders import SHIPPED
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.data import Batch, load_corpus, padded_batch, split
-from lm_from_scratch.loss import IGNORE, causal_lm_loss
+from lm_from_scratch.loss import causal_lm_loss
 from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.plot import (
     COLOURS,
@@ -68,6 +67,9 @@ from lm_from_scratch.plot import (
     number_map,
 )
 from lm_from_scratch.record import record_attention
+from lm_from_scratch.text.batches import Batch, padded_batch
+from lm_from_scratch.text.corpora import load_corpus, split
+from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.visibility import Visibility
 
 model, tokenizer = load_shipped()

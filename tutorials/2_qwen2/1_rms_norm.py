@@ -158,9 +158,10 @@ for size in (2, 7, 33):
 # and compare the loss on four texts of the Python reference.
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.data import load_corpus
-from lm_from_scratch.loss import causal_lm_loss, next_token_targets
+from lm_from_scratch.loss import causal_lm_loss
 from lm_from_scratch.norm import LayerNorm
+from lm_from_scratch.text.corpora import load_corpus
+from lm_from_scratch.text.targets import next_token_targets
 
 gpt2, tokenizer = load_shipped()
 shares = []

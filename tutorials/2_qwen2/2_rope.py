@@ -184,7 +184,7 @@ assert wave[100:].sum(-1).abs().max() > wave[0].sum().abs()
 import copy
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.data import load_split
+from lm_from_scratch.text.corpora import load_split
 
 trained, tokenizer = load_shipped("qwen2-docs")
 L = trained.config.block_size

@@ -416,8 +416,8 @@ for part in "qkv":
 # ``record_hidden_states`` keeps the state before the first block and after each one.
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.data import load_corpus
 from lm_from_scratch.record import record_hidden_states
+from lm_from_scratch.text.corpora import load_corpus
 
 trained, tokenizer = load_shipped("qwen2-docs")
 start = tokenizer.eos_token_id

@@ -267,7 +267,8 @@ plt.show()
 # five pads in row 0; only real tokens are compared. The pieces have 5, 1, 3 and 3 tokens and share a cache.
 
 from lm_from_scratch.attention import ATTENTION_KINDS, use_attention_
-from lm_from_scratch.loss import causal_lm_loss, next_token_targets
+from lm_from_scratch.loss import causal_lm_loss
+from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.visibility import positions_from_mask
 
 attention_mask = torch.ones_like(idx)

@@ -363,7 +363,7 @@ row(
 
 import tokenizers
 
-from lm_from_scratch.data import padded_batch
+from lm_from_scratch.text.batches import padded_batch
 
 plain = tokenizers.Tokenizer(tokenizers.models.BPE())
 plain.enable_padding()
@@ -556,7 +556,8 @@ torch.testing.assert_close(conv(x), linear(x), atol=5e-5, rtol=0)
 # ``transformers`` take ``labels`` that equal the ids, and shift them inside. Whoever gives them targets trains the
 # model to predict the token after the next.
 
-from lm_from_scratch.loss import IGNORE, causal_lm_loss, next_token_targets
+from lm_from_scratch.loss import causal_lm_loss
+from lm_from_scratch.text.targets import IGNORE, next_token_targets
 
 targets = next_token_targets(idx)  # (B, T)
 row(

@@ -557,8 +557,9 @@ assert entropy["without root"][-1] < 0.5
 
 from lm_from_scratch.attention import attention_layers, use_attention_
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.data import load_corpus
-from lm_from_scratch.loss import causal_lm_loss, next_token_targets
+from lm_from_scratch.loss import causal_lm_loss
+from lm_from_scratch.text.corpora import load_corpus
+from lm_from_scratch.text.targets import next_token_targets
 
 torch.set_grad_enabled(False)
 gpt2, tokenizer = load_shipped()

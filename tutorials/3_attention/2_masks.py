@@ -156,7 +156,7 @@ print(inspect.getsource(Visibility.rule))
 # Padding first. Two sentences of unequal length become a batch in three ways. The function ``positions_from_mask``
 # counts the real tokens wherever the padding stands.
 
-from lm_from_scratch.data import padded_batch
+from lm_from_scratch.text.batches import padded_batch
 
 both_sides = torch.tensor([[0, 1, 1, 0, 0, 1, 1, 1, 0], [1] * 9])
 inside = torch.tensor([[0, *five[:2], 0, 0, *five[2:], 0], nine])

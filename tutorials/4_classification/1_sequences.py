@@ -43,7 +43,8 @@ import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 
-from lm_from_scratch.data import Document, docstrings, split
+from lm_from_scratch.text.corpora import docstrings, split
+from lm_from_scratch.text.document import Document
 
 corpus = docstrings()
 example = next(d for d in corpus if d.name.endswith("BoundedSemaphore"))
@@ -243,7 +244,7 @@ print(inspect.getsource(last_token))
 # predict one more token; for the second, the text is complete. One pass gives both states, because with left padding
 # they stand in the last two columns of every row.
 
-from lm_from_scratch.data import padded_batch
+from lm_from_scratch.text.batches import padded_batch
 
 
 def by_length(rows, size=32):

@@ -96,7 +96,7 @@ assert [kind for _, _, kind in spans(program)].count("call") == 2
 # that does not count.
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.loss import IGNORE
+from lm_from_scratch.text.targets import IGNORE
 
 model, tokenizer = load_shipped("qwen2-docs")
 END = tokenizer.eos_token_id
@@ -133,7 +133,8 @@ print()
 #
 # The sides are those of the model's training. On the test side are the modules whose docstrings the model never read.
 
-from lm_from_scratch.data import padded_batch, source, split
+from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.corpora import source, split
 
 corpus = source()
 known, held_out = (

@@ -42,8 +42,9 @@ import torch.nn.functional as F
 
 from lm_from_scratch.cache import EXACT, GrowingCache, NoCache, Quantized
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.data import pieces, reference, split
 from lm_from_scratch.plot import COLOURS, error_histogram, figure
+from lm_from_scratch.text.batches import pieces
+from lm_from_scratch.text.corpora import reference, split
 
 torch.set_grad_enabled(False)
 

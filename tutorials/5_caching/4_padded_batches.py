@@ -85,7 +85,7 @@ assert said[0] == said[1] != said[2]
 # The functions of the package keep the text. They pad on the left, and give each token a position in its own row, which
 # is -1 for padding.
 
-from lm_from_scratch.data import padded_batch
+from lm_from_scratch.text.batches import padded_batch
 
 batch = padded_batch([[11, 12], [21, 22, 23, 24]], pad_token_id=0, side="left")
 print(batch.idx)

@@ -53,7 +53,6 @@ import torch.nn.functional as F
 from lm_from_scratch import speculative
 from lm_from_scratch.cache import GrowingCache, SlidingCache
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.data import reference
 from lm_from_scratch.generate import complete, generate
 from lm_from_scratch.models import build, randomize_
 from lm_from_scratch.models.gpt2 import GPT2Config
@@ -68,6 +67,7 @@ from lm_from_scratch.speculative import (
     speculate,
     uniform,
 )
+from lm_from_scratch.text.corpora import reference
 
 torch.set_grad_enabled(False)
 torch.manual_seed(0)

@@ -50,11 +50,11 @@ import torch.nn.functional as F
 
 from lm_from_scratch.cache import BlockPool, GrowingCache, PagedCache, Row
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.data import reference
 from lm_from_scratch.engine import Engine, Request
 from lm_from_scratch.generate import complete, generate
 from lm_from_scratch.plot import COLOURS, figure
 from lm_from_scratch.sampling import GREEDY, Sampler
+from lm_from_scratch.text.corpora import reference
 
 torch.set_grad_enabled(False)
 model, tokenizer = load_shipped()

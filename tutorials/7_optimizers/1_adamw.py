@@ -40,15 +40,11 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 
-from lm_from_scratch.data import (
-    PackedBatches,
-    load_corpus,
-    split,
-    write_tokens,
-)
 from lm_from_scratch.loss import causal_lm_loss
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.plot import COLOURS, figure
+from lm_from_scratch.text.batches import PackedBatches, write_tokens
+from lm_from_scratch.text.corpora import load_corpus, split
 from lm_from_scratch.tokenizer import Tokenizer
 
 documents, _ = split(load_corpus("reference"))

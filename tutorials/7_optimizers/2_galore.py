@@ -43,7 +43,6 @@ import matplotlib.pyplot as plt
 import torch
 from torch import nn
 
-from lm_from_scratch.data import PackedBatches, load_split, write_tokens
 from lm_from_scratch.loss import causal_lm_loss
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.optim import AdamW, GaLore
@@ -58,6 +57,8 @@ from lm_from_scratch.optim.galore import (
     singular_basis,
 )
 from lm_from_scratch.plot import COLOURS, figure
+from lm_from_scratch.text.batches import PackedBatches, write_tokens
+from lm_from_scratch.text.corpora import load_split
 from lm_from_scratch.tokenizer import Tokenizer
 
 documents, _ = load_split(["reference"], 0.05)

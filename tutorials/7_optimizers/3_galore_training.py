@@ -51,13 +51,6 @@ import matplotlib.pyplot as plt
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lm_from_scratch.data import (
-    PackedBatches,
-    load_corpus,
-    sequential_batches,
-    split,
-    write_tokens,
-)
 from lm_from_scratch.loss import causal_lm_loss
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.optim import AdamW, GaLore
@@ -71,6 +64,12 @@ from lm_from_scratch.optim.galore import (
 )
 from lm_from_scratch.plot import COLOURS, figure
 from lm_from_scratch.record import record_saved
+from lm_from_scratch.text.batches import (
+    PackedBatches,
+    sequential_batches,
+    write_tokens,
+)
+from lm_from_scratch.text.corpora import load_corpus, split
 from lm_from_scratch.tokenizer import Tokenizer
 from lm_from_scratch.train import TrainConfig, evaluate, learning_rate
 

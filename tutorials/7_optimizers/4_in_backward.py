@@ -95,15 +95,12 @@ class Timeline(TorchDispatchMode):
 # The model is a Qwen2 with four blocks. Bytes depend on shapes alone, so random tokens will do.
 
 from lm_from_scratch.gradient_checkpointing import use_gradient_checkpointing_
-from lm_from_scratch.loss import (
-    causal_lm_loss,
-    chunked_causal_lm_loss,
-    next_token_targets,
-)
+from lm_from_scratch.loss import causal_lm_loss, chunked_causal_lm_loss
 from lm_from_scratch.models.qwen2 import SIZES, Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.optim import AdamW, update_in_backward
 from lm_from_scratch.plot import COLOURS, figure
 from lm_from_scratch.record import record_saved
+from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.train import TrainConfig, make_optimizer
 
 
@@ -638,12 +635,12 @@ torch.testing.assert_close(*ends, rtol=1e-7, atol=1e-9)
 # text, in four parts of 256 tokens.
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.data import load_corpus, split
 from lm_from_scratch.optim.galore import (
     captured_energy,
     project,
     singular_basis,
 )
+from lm_from_scratch.text.corpora import load_corpus, split
 
 shipped, tokenizer = load_shipped("qwen2-docs")
 documents = split(load_corpus("reference"))[0]

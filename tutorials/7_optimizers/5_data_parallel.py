@@ -166,8 +166,9 @@ from pathlib import Path
 
 import torch
 
-from lm_from_scratch.data import PackedBatches, load_corpus, write_tokens
-from lm_from_scratch.loss import IGNORE
+from lm_from_scratch.text.batches import PackedBatches, write_tokens
+from lm_from_scratch.text.corpora import load_corpus
+from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.models.blocks import blocks
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.runs.distributed import Processes
@@ -234,7 +235,7 @@ def whole_run(out, group=Processes()):
 ''',
 )
 
-from lm_from_scratch.data import load_corpus
+from lm_from_scratch.text.corpora import load_corpus
 from lm_from_scratch.tokenizer import Tokenizer
 
 texts = [document.text for document in load_corpus("reference")[:8]]
@@ -248,8 +249,9 @@ spec.loader.exec_module(small_run)
 # %%
 # A process is an object in this package. It knows its number, its *rank*, and which rows are its own.
 
-from lm_from_scratch.loss import IGNORE, causal_lm_loss
+from lm_from_scratch.loss import causal_lm_loss
 from lm_from_scratch.runs.distributed import Processes
+from lm_from_scratch.text.targets import IGNORE
 
 print(inspect.getsource(Processes.share))
 
@@ -803,7 +805,7 @@ import sys
 
 from small_run import HERE, whole_run
 
-from lm_from_scratch.runs.distributed import processes, ProcessLost
+from lm_from_scratch.runs.distributed import ProcessLost, processes
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # let process 0 finish speaking
 try:

@@ -35,7 +35,6 @@ from torch import Tensor, nn
 from torch.utils import swap_tensors
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.data import reference, split
 from lm_from_scratch.plot import COLOURS, figure
 from lm_from_scratch.quantize import QuantizedWeight, quantize_
 from lm_from_scratch.references import (
@@ -48,6 +47,7 @@ from lm_from_scratch.references import (
     truth_table,
 )
 from lm_from_scratch.swap import swap_on_conversion, swap_parameters_
+from lm_from_scratch.text.corpora import reference, split
 
 # %%
 # Half a weight, in three ways

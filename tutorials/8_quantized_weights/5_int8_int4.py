@@ -42,9 +42,10 @@ import torch.nn.functional as F
 
 from lm_from_scratch import quantize
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.data import pieces, reference, split
 from lm_from_scratch.plot import COLOURS, figure
 from lm_from_scratch.quantize import Int4Weight, Int8Weight, quantize_
+from lm_from_scratch.text.batches import pieces
+from lm_from_scratch.text.corpora import reference, split
 from lm_from_scratch.train import evaluate
 
 torch.set_grad_enabled(False)

@@ -280,13 +280,13 @@ assert sum(lora4) < sum(full) / 8
 # characters of Unicode. Python carries them, and it carries an old edition that never changes. Sixteen neighbours make
 # one document, and a tenth of the documents is held out.
 
-from lm_from_scratch.data import (
-    Document,
+from lm_from_scratch.text.batches import (
     PackedBatches,
     sequential_batches,
-    split,
     write_tokens,
 )
+from lm_from_scratch.text.corpora import split
+from lm_from_scratch.text.document import Document
 from lm_from_scratch.train import evaluate, train
 
 edition = unicodedata.ucd_3_2_0
@@ -411,8 +411,9 @@ import json, os, sys
 from pathlib import Path
 import torch
 from lm_from_scratch.checkpoint.weights import from_pretrained
-from lm_from_scratch.data import PackedBatches, TokenFile
-from lm_from_scratch.lora import add_lora_, save_lora
+from lm_from_scratch.text.batches import PackedBatches, TokenFile
+from lm_from_scratch.interop.peft import save_lora
+from lm_from_scratch.lora import add_lora_
 from lm_from_scratch.runs.saved import saved
 from lm_from_scratch.train import TrainConfig, train
 
@@ -476,7 +477,7 @@ assert list(resumed) == list(range(21, STEPS + 1))
 assert all(loss == whole[step] for step, loss in killed.items())
 assert all(loss == whole[step] for step, loss in resumed.items())
 
-from lm_from_scratch.lora import load_lora_
+from lm_from_scratch.interop.peft import load_lora_
 
 tuned = models["LoRA, 4 bits"].eval()
 again = shipped(bits=4)

@@ -17,7 +17,8 @@ from lm_from_scratch.exercises.exercise import (
     refusal,
     strided,
 )
-from lm_from_scratch.loss import IGNORE, causal_lm_loss
+from lm_from_scratch.loss import causal_lm_loss
+from lm_from_scratch.text.targets import IGNORE
 
 
 def all_count(g: Generator) -> Call:

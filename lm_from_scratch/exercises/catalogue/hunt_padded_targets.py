@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.data import padded_batch
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, integers
-from lm_from_scratch.loss import IGNORE, causal_lm_loss
+from lm_from_scratch.loss import causal_lm_loss
+from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.targets import IGNORE
 
 PAD = 0
 Row = dict[str, Tensor]

@@ -1,0 +1,4 @@
+"""Other libraries: their formats and objects, and ours.
+
+Each file knows one library; nothing else in the package needs it.
+"""
