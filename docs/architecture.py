@@ -18,7 +18,7 @@ PACKAGE = pages.PACKAGE
 #: The layers, lowest first. A file imports from its own layer and from those before it; a test
 #: fails where it does not. A folder takes all of its files along.
 LAYERS = {
-    "layers": "visibility norm rope activation gqa online_softmax varlen flex attention "
+    "layers": "layers visibility norm activation gqa online_softmax varlen flex attention "
     "conformance",
     "caches": "cache",
     "optimizers": "optim",
@@ -27,7 +27,7 @@ LAYERS = {
     "models": "models",
     "checkpoints": "heads checkpoint lora interop",
     "generation": "sampling logit_processors generate beam_search speculative engine",
-    "training": "record gradient_checkpointing train training.dropout training runs",
+    "training": "record gradient_checkpointing train training runs",
     "figures": "plot roofline",
     "kernels": "kernels",
     "exercises": "exercises",

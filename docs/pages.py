@@ -20,7 +20,7 @@ NOT_SHOWN = f"{PACKAGE}.exercises.catalogue"
 
 #: The index of the API: what one looks for, and the modules and packages where it is.
 GROUPS = {
-    "Layers": ["norm", "rope", "activation", "heads", "lora"],
+    "Layers": ["layers", "norm", "activation", "heads", "lora"],
     "Models": ["models", "gradient_checkpointing"],
     "Attention": ["visibility", "attention", "gqa", "online_softmax", "varlen", "flex"]
     + ["conformance", "record"],

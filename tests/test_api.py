@@ -308,7 +308,7 @@ def test_the_index_has_every_module_in_one_group() -> None:
 def test_rope_is_found_under_layers() -> None:
     index = pages.api_index(listed())
     layers = index[index.index("\nLayers\n") : index.index("\nModels\n")]
-    assert "(RoPE)" in layers and "`~lm_from_scratch.rope.apply_rope`" in layers
+    assert "(RoPE)" in layers and "`~lm_from_scratch.layers.rope.apply_rope`" in layers
     assert "check_" not in index and "_kernel`" not in index
     # A kernel's helper and a custom operator have no place on a page: autodoc passes over them.
     assert "load_rows" not in index and "adamw_in_place" not in index

@@ -23,9 +23,9 @@ from lm_from_scratch.checkpoint.weights import (
     save_pretrained,
 )
 from lm_from_scratch.heads import SequenceClassifier, TokenClassifier
+from lm_from_scratch.layers.rope_scaling import DynamicNTKScaling
 from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
 from lm_from_scratch.optim import AdamW
-from lm_from_scratch.rope import DynamicNTKScaling
 from lm_from_scratch.tokenizer import Tokenizer
 
 

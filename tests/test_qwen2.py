@@ -27,6 +27,7 @@ from lm_from_scratch.cache import NO_CACHE, GrowingCache, Restricted, StaticCach
 from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.generate import complete, generate
+from lm_from_scratch.layers.rope_scaling import LinearScaling
 from lm_from_scratch.loss import causal_lm_loss
 from lm_from_scratch.models.qwen2 import (
     FULL,
@@ -37,7 +38,6 @@ from lm_from_scratch.models.qwen2 import (
 )
 from lm_from_scratch.norm import rms_norm
 from lm_from_scratch.record import record_attention, record_hidden_states
-from lm_from_scratch.rope import LinearScaling
 from lm_from_scratch.sampling import Sampler
 from lm_from_scratch.text.batches import padded_batch
 from lm_from_scratch.text.targets import IGNORE, next_token_targets

@@ -4,13 +4,19 @@ Keys that this file does not know pass; one that would change what the model com
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any
 
+from lm_from_scratch.layers.rope import RopeScaling
+from lm_from_scratch.layers.rope_scaling import (
+    DynamicNTKScaling,
+    LinearScaling,
+    Llama3Scaling,
+    YaRNScaling,
+)
 from lm_from_scratch.models import Config
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
-from lm_from_scratch.rope import DynamicNTKScaling, scaling_from_dict, scaling_to_dict
 
 #: Our names and the names in a checkpoint's ``config.json``; the others are the same.
 GPT2_NAMES = {
@@ -153,3 +159,67 @@ def qwen2_config_to_dict(config: Qwen2Config) -> dict[str, Any]:
         "layer_types": layers,
         "max_window_layers": layers.index(SLIDING) if SLIDING in layers else config.n_layer,
     }
+
+
+#: The scalings of RoPE by their ``rope_type``.
+SCALINGS: dict[str, type[Any]] = {
+    "linear": LinearScaling,
+    "dynamic": DynamicNTKScaling,
+    "yarn": YaRNScaling,
+    "llama3": Llama3Scaling,
+}
+
+#: Our names of their fields and those in a ``config.json``; the others are the same.
+SCALING_NAMES = {"original_length": "original_max_position_embeddings"}
+
+
+def scaling_from_dict(
+    rope_parameters: Mapping[str, Any], block_size: int | None = None
+) -> tuple[float | None, RopeScaling | None]:
+    """Theta (None where absent) and scaling of the ``rope_parameters`` of a ``config.json``, or of
+    the older ``rope_scaling``.
+
+    ``block_size`` is the config's ``max_position_embeddings``: the original length where the
+    dictionary names none, and for ``dynamic`` in any case, as in transformers. Keys that no scaling
+    has are ignored. Raises ``ValueError`` for a rotation that this module does not have, and where
+    a key is missing.
+    """
+    given = {key: value for key, value in rope_parameters.items() if value is not None}
+    for key, value in given.items():
+        if isinstance(value, Mapping):
+            raise ValueError(f"rope_parameters[{key!r}] is a dictionary: one rotation per model")
+    if given.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError(
+            f"partial_rotary_factor={given['partial_rotary_factor']} must be 1: all features turn"
+        )
+    theta = given.get("rope_theta")
+    name = given.get("rope_type", given.get("type", "default"))
+    if name == "default":
+        return theta, None
+    if name not in SCALINGS:
+        raise ValueError(f"rope_type={name!r} is not one of {['default', *SCALINGS]}")
+
+    if block_size is not None:
+        given.setdefault("original_max_position_embeddings", block_size)
+        if name == "dynamic":
+            given["original_max_position_embeddings"] = block_size
+        if name == "yarn":
+            given.setdefault("factor", block_size / given["original_max_position_embeddings"])
+    values = {}
+    for field in fields(SCALINGS[name]):
+        key = SCALING_NAMES.get(field.name, field.name)
+        if key in given:
+            values[field.name] = given[key]
+        elif field.default is MISSING:
+            raise ValueError(f"rope_type={name!r} needs {key!r}, which is not in {sorted(given)}")
+    return theta, SCALINGS[name](**values)
+
+
+def scaling_to_dict(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
+    """``rope_parameters`` as transformers writes them: the inverse of :func:`scaling_from_dict`."""
+    if scaling is None:
+        return {"rope_type": "default", "rope_theta": theta}
+    name = next(name for name, kind in SCALINGS.items() if isinstance(scaling, kind))
+    values = {SCALING_NAMES.get(f.name, f.name): getattr(scaling, f.name) for f in fields(scaling)}
+    given = {key: value for key, value in values.items() if value is not None}
+    return {"rope_type": name, "rope_theta": theta, **given}

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from lm_from_scratch.activation import ACTIVATIONS, GatedMLP
 from lm_from_scratch.attention import AttentionFunction, sdpa_attention
 from lm_from_scratch.cache import NO_CACHE, Cache, Layer, NoCache
+from lm_from_scratch.layers.rope import RopeScaling, RotaryEmbedding, apply_rope
 from lm_from_scratch.norm import RMSNorm
-from lm_from_scratch.rope import RopeScaling, RotaryEmbedding, apply_rope
 from lm_from_scratch.visibility import Visibility
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # the words of published configs
@@ -101,7 +101,7 @@ class Qwen2Config:
         if type(self.tie_word_embeddings) is not bool:
             raise ValueError(f"tie_word_embeddings={self.tie_word_embeddings!r} is not a bool")
         if self.rope_scaling is not None and not isinstance(self.rope_scaling, RopeScaling):
-            raise ValueError(f"rope_scaling={self.rope_scaling!r} is not one of {RopeScaling}")
+            raise ValueError(f"rope_scaling={self.rope_scaling!r} is no scaling of RoPE")
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             token = getattr(self, name)
             if token is None:

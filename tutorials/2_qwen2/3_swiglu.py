@@ -368,8 +368,8 @@ biases
 # The bias b of the keys adds :math:`q_t \cdot b` to every score of query t. The softmax ignores what all scores of a row share, so
 # without rotation a key bias does nothing at all. A rotation turns b by a different angle at each key, and then it matters.
 
+from lm_from_scratch.layers.rope import RotaryEmbedding
 from lm_from_scratch.models.qwen2 import Block
-from lm_from_scratch.rope import RotaryEmbedding
 
 block_config = Qwen2Config(**sizes | {"n_layer": 1}, n_kv_head=Hkv)
 block = Block(block_config).eval()
@@ -474,8 +474,8 @@ for results in added.values():
 #
 # All parts are known now. This is a block of Qwen2, from functions of the package and the twelve tensors of ``p``.
 
+from lm_from_scratch.layers.rope import apply_rope
 from lm_from_scratch.norm import rms_norm
-from lm_from_scratch.rope import apply_rope
 
 
 def qwen2_block(x, p, rotation, visibility):

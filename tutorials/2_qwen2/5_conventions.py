@@ -121,7 +121,11 @@ for hf, ours in ((hf_qwen2, qwen2), (hf_gpt2, gpt2)):
 
 from transformers.models.cohere import modeling_cohere as cohere
 
-from lm_from_scratch.rope import RotaryEmbedding, apply_rope, to_interleaved
+from lm_from_scratch.layers.rope import (
+    RotaryEmbedding,
+    apply_rope,
+    to_interleaved,
+)
 
 B, T, H, Hkv, D, C = 2, 12, 6, 2, 8, 48
 generator = torch.Generator().manual_seed(2)

@@ -41,7 +41,7 @@ import inspect
 
 import matplotlib.pyplot as plt
 
-from lm_from_scratch import rope as reference
+from lm_from_scratch.layers import rope as reference
 from lm_from_scratch.plot import figure
 from lm_from_scratch.roofline import GPUS, Cost, show
 

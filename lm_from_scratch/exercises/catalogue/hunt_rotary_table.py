@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, integers
-from lm_from_scratch.rope import RotaryEmbedding
+from lm_from_scratch.layers.rope import RotaryEmbedding
 
 BFLOAT, FLOAT = torch.bfloat16, torch.float32
 

@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, integers, normal
-from lm_from_scratch.rope import RotaryEmbedding, apply_rope
+from lm_from_scratch.layers.rope import RotaryEmbedding, apply_rope
 
 
 def rope(x: Tensor, positions: Tensor, theta: float = 10000.0) -> Tensor:

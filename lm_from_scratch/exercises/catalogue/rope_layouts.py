@@ -17,7 +17,7 @@ from lm_from_scratch.exercises.exercise import (
     normal,
     refusal,
 )
-from lm_from_scratch.rope import (
+from lm_from_scratch.layers.rope import (
     apply_rope_interleaved,
     inverse_frequencies,
     rotation,

@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, integers
-from lm_from_scratch.rope import YaRNScaling
+from lm_from_scratch.layers.rope_scaling import YaRNScaling
 
 
 def yarn(
