@@ -211,8 +211,10 @@ def exempt(name: Name) -> bool:
 
 #: Modules that only hold, move or check: there is no paper behind them.
 NO_SOURCE = {
-    "checkpoint", "conformance", "data", "generate", "onednn", "plot", "record", "references",
-    "swap", "cache.buffer", "cache.convert", "cache.growing", "cache.interface", "cache.layered",
+    "checkpoint.configs", "checkpoint.folders", "checkpoint.state", "checkpoint.weights",
+    "conformance", "generate", "interop.peft", "models.blocks", "models.modes", "onednn", "plot",
+    "record", "references", "runs.saved", "swap", "text.batches", "text.corpora", "text.document",
+    "text.targets", "training.dropout", "training.processes", "cache.buffer", "cache.convert", "cache.growing", "cache.interface", "cache.layered",
     "kernels.compilation", "kernels.device", "kernels.model", "optim.sharded", "pretrained.make",
 }  # fmt: skip
 

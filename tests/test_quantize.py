@@ -740,7 +740,6 @@ def test_it_prints_what_it_is(kind: type[QuantizedWeight]) -> None:
         ("aten.view", lambda w: w.view(-1)),
         ("aten.view", lambda w: w.reshape(8, 6)),
         ("aten.select", lambda w: w[0]),
-        ("aten.slice", lambda w: w[:2]),
         ("aten.unbind", lambda w: list(w)),
         ("aten.split", lambda w: w.chunk(2)),
         ("aten.cat", lambda w: torch.cat([w, w])),
@@ -761,6 +760,14 @@ def test_every_other_operator_is_refused_by_name(
     with pytest.raises(NotImplementedError, match=f"{name}.* {kind.__name__}.*dequantize"):
         call(weight)
     assert_same(weight, before)
+
+
+@kinds
+def test_a_slice_gives_rows_as_plain_numbers(kind: type[QuantizedWeight]) -> None:
+    weight = make(kind)
+    for rows in (slice(2, 5), slice(0), slice(None, None, 2)):
+        assert type(weight[rows]) is Tensor
+        assert torch.equal(weight[rows], weight.dequantize()[rows])
 
 
 @kinds
