@@ -22,7 +22,7 @@ LAYERS = {
     "conformance",
     "caches": "cache",
     "optimizers": "optim",
-    "weights": "swap references quantize onednn",
+    "weights": "swap references weights onednn",
     "data and loss": "tokenizer text loss training.processes",
     "models": "models",
     "checkpoints": "heads checkpoint lora interop",

@@ -30,7 +30,7 @@ GROUPS = {
     "Text and tokens": ["tokenizer", "text"],
     "Training": ["train", "training", "loss", "runs"],
     "Optimizers": ["optim"],
-    "Quantised and swapped weights": ["quantize", "swap", "references", "onednn"],
+    "Quantised and swapped weights": ["weights", "swap", "references", "onednn"],
     "Files": ["checkpoint", "interop", "pretrained"],
     "Kernels for a GPU": ["kernels", "roofline"],
     "Figures": ["plot"],

@@ -33,7 +33,6 @@ from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.onednn import onednn_matmul, use_onednn_
 from lm_from_scratch.optim.galore import BASES, MOMENTS, PROJECTION_TYPES, GaLore
-from lm_from_scratch.quantize import WEIGHTS, quantize_, quantized_weights
 from lm_from_scratch.runs.distributed import (
     PARALLEL,
     Processes,
@@ -54,6 +53,7 @@ from lm_from_scratch.train import (
     train,
 )
 from lm_from_scratch.training.dropout import residual_dropout_
+from lm_from_scratch.weights.quantize import WEIGHTS, quantize_, quantized_weights
 
 KERNELS_HELP = "compute with Triton kernels, on a CUDA device"
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lm_from_scratch.quantize import quantized_weights
+from lm_from_scratch.weights.quantize import quantized_weights
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

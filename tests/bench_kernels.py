@@ -40,12 +40,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lm_from_scratch import activation, attention, loss, norm, quantize
+from lm_from_scratch import activation, attention, loss, norm
 from lm_from_scratch.layers import rope
 from lm_from_scratch.optim.adamw import adamw
 from lm_from_scratch.optim.galore import galore_step
 from lm_from_scratch.roofline import FILE, GPU, MARKERS, Cost
 from lm_from_scratch.visibility import Visibility
+from lm_from_scratch.weights import quantize
 
 CUDA = torch.cuda.is_available()
 if not CUDA:

@@ -25,7 +25,7 @@ from lm_from_scratch.cache import cache_for
 from lm_from_scratch.generate import decode, prefill
 from lm_from_scratch.models import CausalLM, Config
 from lm_from_scratch.onednn import use_packed_weights_
-from lm_from_scratch.quantize import quantize_
+from lm_from_scratch.weights.quantize import quantize_
 
 PEERS = ("transformers fp32", "transformers bf16")
 PRODUCTS = ("addmm", "mm", "mkldnn_linear", "_linear_pointwise", "int8pack_mm", "int4pack_mm")

@@ -25,7 +25,7 @@ from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.models import CausalLM
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.quantize import QuantizedWeight
+from lm_from_scratch.weights.quantize import QuantizedWeight
 
 torch.set_num_threads(1)
 # A shell makes what it starts in the background deaf to Ctrl-C, and the children of that too.

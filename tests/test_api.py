@@ -211,11 +211,13 @@ def exempt(name: Name) -> bool:
 
 #: Modules that only hold, move or check: there is no paper behind them.
 NO_SOURCE = {
+    "cache.buffer", "cache.convert", "cache.growing", "cache.interface", "cache.layered",
     "checkpoint.configs", "checkpoint.folders", "checkpoint.state", "checkpoint.weights",
-    "conformance", "generate", "interop.peft", "models.blocks", "models.modes", "onednn", "plot",
-    "record", "references", "runs.saved", "swap", "text.batches", "text.corpora", "text.document",
-    "text.targets", "training.dropout", "training.processes", "cache.buffer", "cache.convert", "cache.growing", "cache.interface", "cache.layered",
-    "kernels.compilation", "kernels.device", "kernels.model", "optim.sharded", "pretrained.make",
+    "conformance", "generate", "interop.peft", "kernels.compilation", "kernels.device",
+    "kernels.model", "models.blocks", "models.modes", "onednn", "optim.sharded", "plot",
+    "pretrained.make", "record", "references", "runs.saved", "swap", "text.batches",
+    "text.corpora", "text.document", "text.targets", "training.dropout", "training.processes",
+    "weights.int4",
 }  # fmt: skip
 
 

@@ -30,10 +30,10 @@ from lm_from_scratch.kernels.attention import flash_attention
 from lm_from_scratch.kernels.model import use_kernels_
 from lm_from_scratch.kernels.paged import KernelPagedCache
 from lm_from_scratch.models import CausalLM
-from lm_from_scratch.quantize import quantize_
 from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.train import Loss
 from lm_from_scratch.visibility import positions_from_mask
+from lm_from_scratch.weights.quantize import quantize_
 
 MODELS: dict[str, Callable[[], CausalLM]] = {
     "gpt2": lambda: tiny_gpt2(n_layer=1),

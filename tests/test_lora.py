@@ -29,7 +29,6 @@ from lm_from_scratch.loss import causal_lm_loss
 from lm_from_scratch.models import CausalLM
 from lm_from_scratch.onednn import use_onednn_
 from lm_from_scratch.optim.sharded import whole
-from lm_from_scratch.quantize import Int4Weight, QuantizedWeight, dequantize_, quantize_
 from lm_from_scratch.runs.distributed import Processes, processes
 from lm_from_scratch.runs.saved import frozen_digest, saved
 from lm_from_scratch.text.batches import PackedBatches, TokenFile, write_tokens
@@ -37,6 +36,8 @@ from lm_from_scratch.text.corpora import reference
 from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.tokenizer import Tokenizer
 from lm_from_scratch.train import Loss, TrainConfig, make_optimizer, train
+from lm_from_scratch.weights import int4
+from lm_from_scratch.weights.quantize import QuantizedWeight, dequantize_, quantize_
 
 MODELS: dict[str, Callable[..., CausalLM]] = {"gpt2": tiny_gpt2, "qwen2": tiny_qwen2}
 GROUP = {"gpt2": 28, "qwen2": 8}
@@ -826,7 +827,7 @@ def test_the_digest_sees_every_number_name_and_shape(bits) -> None:
 def test_C3_the_digest_is_the_same_on_every_processor(monkeypatch) -> None:
     digests = set()
     for block in (32, 64):  # rows in a block of 4-bit weights
-        monkeypatch.setattr(f"{Int4Weight.__module__}.BLOCK", block)
+        monkeypatch.setattr(int4, "BLOCK", block)
         model = small("gpt2", 4).requires_grad_(False)
         assert model.transformer.h[1].mlp.c_proj.weight.codes.shape[2] == block // 2
         digests.add(frozen_digest(model))

@@ -19,10 +19,10 @@ from lm_from_scratch.onednn import (
     use_packed_weights_,
 )
 from lm_from_scratch.optim import GaLore
-from lm_from_scratch.quantize import quantize_
 from lm_from_scratch.sampling import GREEDY
 from lm_from_scratch.text.batches import Batch
 from lm_from_scratch.train import TrainConfig, optimizer_step
+from lm_from_scratch.weights.quantize import quantize_
 
 
 @pytest.mark.parametrize("shape", [(7,), (1, 7), (3, 5, 7), (2, 3, 5, 7)])

@@ -26,23 +26,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lm_from_scratch import quantize
 from lm_from_scratch.generate import complete, generate
 from lm_from_scratch.heads import SequenceClassifier, TokenClassifier
 from lm_from_scratch.models import CausalLM
 from lm_from_scratch.onednn import use_onednn_, use_packed_weights_
-from lm_from_scratch.quantize import (
-    BLOCK,
+from lm_from_scratch.sampling import GREEDY
+from lm_from_scratch.weights import int4
+from lm_from_scratch.weights.int4 import BLOCK, kernel_reads
+from lm_from_scratch.weights.quantize import (
     KERNEL_DTYPES,
     Int4Weight,
     Int8Weight,
     QuantizedWeight,
     dequantize_,
-    kernel_reads,
     quantize_,
     quantized_weights,
 )
-from lm_from_scratch.sampling import GREEDY
 
 KINDS = [Int8Weight, Int4Weight]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -377,7 +376,7 @@ def test_the_layout_of_another_processor_is_decoded(monkeypatch: pytest.MonkeyPa
     w = numbers(70, 64, dtype=torch.bfloat16)
     here = Int4Weight.quantize(w)
     fast = F.linear(x, here)
-    monkeypatch.setattr(quantize, "BLOCK", 96 - BLOCK)  # 32 for 64, 64 for 32
+    monkeypatch.setattr(int4, "BLOCK", 96 - BLOCK)  # 32 for 64, 64 for 32
     there = Int4Weight.quantize(w)
     assert not kernel_reads(there.codes.shape[2]) and here.codes.shape != there.codes.shape
     assert there.kernel(x) is None
@@ -398,12 +397,12 @@ def test_C3_a_layout_is_all_that_differs_between_processors(
 ) -> None:
     """Parts and numbers are the same; a copy or a file goes over without a new rounding."""
     w = numbers(N, 64, seed=1, dtype=dtype)
-    monkeypatch.setattr(f"{Int4Weight.__module__}.BLOCK", 96 - block)
+    monkeypatch.setattr(int4, "BLOCK", 96 - block)
     there = Int4Weight.quantize(w, 16)
     parameter = nn.Parameter(there, requires_grad=False)
     stored, file = pickle.dumps(parameter), io.BytesIO()
     torch.save(parameter, file)
-    monkeypatch.setattr(f"{Int4Weight.__module__}.BLOCK", block)
+    monkeypatch.setattr(int4, "BLOCK", block)
     here = Int4Weight.quantize(w, 16)
     assert here.codes.shape == (-(-N // block), 64, block // 2)
     for name, part in here.parts().items():
@@ -734,7 +733,7 @@ def test_a_fresh_process_loads_it_with_weights_only(tmp_path: Path) -> None:
     torch.save(saved, tmp_path / "weights.pt")
     torch.save({name: w.dequantize() for name, w in saved.items()}, tmp_path / "plain.pt")
     run = (
-        "import torch, sys, lm_from_scratch.quantize\n"
+        "import torch, sys, lm_from_scratch.weights.quantize\n"
         "a, b = (torch.load(f, weights_only=True) for f in sys.argv[1:])\n"
         "assert all(torch.equal(a[name].dequantize(), b[name]) for name in b)\n"
         "print(*sorted(a), *(type(w).__name__ for w in a.values()))"

@@ -31,9 +31,9 @@ from lm_from_scratch.checkpoint.folders import (
 )
 from lm_from_scratch.heads import Classifier, SequenceClassifier, TokenClassifier
 from lm_from_scratch.models import CausalLM, build
-from lm_from_scratch.quantize import WEIGHTS, QuantizedWeight
 from lm_from_scratch.swap import swap_parameters_
 from lm_from_scratch.tokenizer import Tokenizer
+from lm_from_scratch.weights.quantize import WEIGHTS, QuantizedWeight
 
 AnyModel = TypeVar("AnyModel", bound=CausalLM | Classifier)
 

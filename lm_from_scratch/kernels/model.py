@@ -22,8 +22,8 @@ from lm_from_scratch.kernels.rope import apply_rope
 from lm_from_scratch.kernels.swiglu import swiglu
 from lm_from_scratch.models import gpt2, qwen2
 from lm_from_scratch.norm import RMSNorm
-from lm_from_scratch.quantize import Int8Weight, quantized_weights
 from lm_from_scratch.visibility import Visibility
+from lm_from_scratch.weights.quantize import Int8Weight, quantized_weights
 
 
 def kernel_attention(

@@ -1,5 +1,6 @@
-"""Layers: what a block is made of beside attention. Each file is one layer and its formula.
+"""The layers of a block that are not attention: norms, activations and the rotary embedding.
 
-Read in any order; :mod:`~lm_from_scratch.layers.rope_scaling` is for texts longer than a model was
-trained on, and may wait. A new scaling is a class there with a method ``frequencies``.
+Each file stands alone: ``norm``, ``activation``, ``rope``, and ``rope_scaling`` for longer
+contexts. A formula is a function, and the module beside it holds its parameters. A new norm or
+activation goes into the file of its kind; the models choose it by name.
 """

@@ -47,9 +47,9 @@ from lm_from_scratch.checkpoint.weights import trained
 from lm_from_scratch.models import CausalLM
 from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.optim.sharded import whole
-from lm_from_scratch.quantize import quantized_weights
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.training.processes import Alone
+from lm_from_scratch.weights.quantize import quantized_weights
 
 PARALLEL = ("ddp", "fsdp")
 CPU = torch.device("cpu")

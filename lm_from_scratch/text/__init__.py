@@ -1,6 +1,6 @@
-"""Text on its way to a model: documents, tokens, and batches that say where every token stands.
+"""From text to the batches that a model trains on.
 
-Read :mod:`~lm_from_scratch.text.targets` and :mod:`~lm_from_scratch.text.batches` first: a model
-sees nothing else. Where the text comes from is for :mod:`~lm_from_scratch.text.corpora` alone to
-know; a new source is a function there that returns documents.
+Read ``tokenizer`` first, then ``corpora`` (where text comes from and how it is split), then
+``batches`` (how tokens become rows). A new source of text belongs into ``corpora``; another way to
+cut rows into ``batches``. Nothing here knows a model.
 """

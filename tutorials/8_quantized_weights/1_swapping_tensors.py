@@ -40,8 +40,8 @@ from torch import Tensor, nn
 from torch.utils import swap_tensors
 
 from lm_from_scratch.plot import COLOURS, figure
-from lm_from_scratch.quantize import Int8Weight
 from lm_from_scratch.swap import is_held, swap_, swap_on_conversion
+from lm_from_scratch.weights.quantize import Int8Weight
 
 weight = nn.Parameter(torch.zeros(5, 3))
 embedding, head = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)

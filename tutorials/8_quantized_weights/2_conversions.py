@@ -36,7 +36,6 @@ from torch.utils import swap_tensors
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.plot import COLOURS, figure
-from lm_from_scratch.quantize import QuantizedWeight, quantize_
 from lm_from_scratch.references import (
     PATHS,
     Observed,
@@ -48,6 +47,7 @@ from lm_from_scratch.references import (
 )
 from lm_from_scratch.swap import swap_on_conversion, swap_parameters_
 from lm_from_scratch.text.corpora import reference, split
+from lm_from_scratch.weights.quantize import QuantizedWeight, quantize_
 
 # %%
 # Half a weight, in three ways

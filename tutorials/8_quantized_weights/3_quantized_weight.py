@@ -33,18 +33,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lm_from_scratch import quantize
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.generate import generate_text
 from lm_from_scratch.plot import error_histogram, figure
-from lm_from_scratch.quantize import (
+from lm_from_scratch.sampling import GREEDY
+from lm_from_scratch.weights import quantize
+from lm_from_scratch.weights.quantize import (
     Int4Weight,
     Int8Weight,
     QuantizedWeight,
     dequantize_,
     quantize_,
 )
-from lm_from_scratch.sampling import GREEDY
 
 generator = torch.Generator().manual_seed(0)
 matrix = torch.randn(6, 8, generator=generator)  # (N, K)

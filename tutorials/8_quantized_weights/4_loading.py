@@ -45,14 +45,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lm_from_scratch import quantize
-from lm_from_scratch.quantize import (
+from lm_from_scratch.swap import swap_on_conversion
+from lm_from_scratch.weights import quantize
+from lm_from_scratch.weights.quantize import (
     Int4Weight,
     Int8Weight,
     QuantizedWeight,
     quantize_,
 )
-from lm_from_scratch.swap import swap_on_conversion
 
 FORMS = {
     "plain": lambda w: w,

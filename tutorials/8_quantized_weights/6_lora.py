@@ -42,7 +42,7 @@ import torch
 from torch import nn
 
 from lm_from_scratch.lora import LoRALinear, add_lora_, merge_lora_
-from lm_from_scratch.quantize import QuantizedWeight, quantize_
+from lm_from_scratch.weights.quantize import QuantizedWeight, quantize_
 
 torch.manual_seed(0)
 N, K, rows = 24, 32, 5  # outputs, inputs, rows of activations

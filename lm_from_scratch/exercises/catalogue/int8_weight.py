@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, normal, strided
-from lm_from_scratch.quantize import Int8Weight
+from lm_from_scratch.weights.quantize import Int8Weight
 
 
 class Reference:

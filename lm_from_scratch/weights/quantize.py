@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lm_from_scratch.swap import swap_parameters_
+from lm_from_scratch.weights import int4
 
 #: The dtype of activations that torch's kernels are fast for. On x86 all others meet a plain loop,
 #: which is slower than decoding the weight.
@@ -190,16 +191,10 @@ class Int8Weight(QuantizedWeight):
         return torch._weight_int8pack_mm(x, self.codes, self.scale.view(-1))
 
 
-#: Rows that share the bytes of an int4 weight: what fills a vector register of this processor.
-BLOCK = 32 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 64
-
-
 class Int4Weight(QuantizedWeight):
     """4 bits a number. ``codes`` (N / R, K, R / 2) are bytes, ``scale_and_zero`` is (G, N, 2).
 
-    The rows lie in blocks of R, as torch's kernel reads them: for each of the K columns R / 2
-    bytes, which hold the first half of the block's rows in their low bits and the second half in
-    their high ones. One load then gives the codes of a whole block. The last block is filled up.
+    The rows lie in blocks of R, as :mod:`~lm_from_scratch.weights.int4` says.
     """
 
     bits = 4
@@ -229,21 +224,13 @@ class Int4Weight(QuantizedWeight):
     @classmethod
     def _pack(cls, codes: Tensor, scale: Tensor, zero: Tensor) -> Self:
         """From codes (N, K), one in a byte, and scale and zero (N, G)."""
-        N, K = codes.shape
-        missing = -N % BLOCK
-        low, high = F.pad(codes, (0, 0, 0, missing)).view(-1, 2, BLOCK // 2, K).unbind(1)
-        packed = (low | high << 4).transpose(1, 2).contiguous()  # (N / R, K, R / 2)
-        both = F.pad(torch.stack([scale, zero], dim=2), (0, 0, 0, 0, 0, missing))  # (N, G, 2)
-        both = both.transpose(0, 1).contiguous()
-        return cls.wrap((N, K), K // scale.shape[1], codes=packed, scale_and_zero=both)
+        packed, both = int4.pack(codes, scale, zero)
+        group_size = codes.shape[1] // scale.shape[1]
+        return cls.wrap(codes.shape, group_size, codes=packed, scale_and_zero=both)
 
     def _unpack(self) -> tuple[Tensor, Tensor, Tensor]:
         """Codes (N, K), one in a byte, and scale and zero (N, G)."""
-        N, K = self.shape
-        pairs = self.codes.transpose(1, 2).contiguous()  # (N / R, R / 2, K)
-        codes = torch.stack([pairs & 15, pairs >> 4], dim=1).view(-1, K)
-        scale, zero = self.scale_and_zero[:, :N].transpose(0, 1).unbind(2)
-        return codes[:N], scale, zero
+        return int4.unpack(self.codes, self.scale_and_zero, self.shape[0])
 
     @classmethod
     def from_parts(cls, parts: Mapping[str, Tensor]) -> Self:
@@ -260,8 +247,7 @@ class Int4Weight(QuantizedWeight):
         }
 
     def dequantize(self) -> Tensor:
-        codes, scale, zero = self._unpack()
-        return self._decode(codes, scale, zero)
+        return self._decode(*self._unpack())
 
     def _decode(self, codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
         """From codes (..., K) and scale and zero (..., G) to numbers (..., K)."""
@@ -269,22 +255,18 @@ class Int4Weight(QuantizedWeight):
         return groups.mul_(scale[..., None]).add_(zero[..., None]).flatten(-2)
 
     def look_up(self, idx: Tensor) -> Tensor:
-        R = 2 * self.codes.shape[2]
-        block, row = idx // R, idx % R
-        both = self.codes[block, :, row % (R // 2)]  # (..., K)
-        codes = torch.where((row < R // 2)[..., None], both & 15, both >> 4)
-        scale, zero = self.scale_and_zero[:, idx].movedim(0, -2).unbind(-1)  # (..., G)
-        return self._decode(codes, scale, zero)
+        return self._decode(*int4.unpack_rows(self.codes, self.scale_and_zero, idx))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A file of another processor has its blocks: the codes are laid out again for this one."""
         self.__dict__.update(state)
-        if self.codes.shape[2] != BLOCK // 2:
+        if self.codes.shape[2] != int4.BLOCK // 2:
             here = self.from_parts(self.parts())
             self.codes, self.scale_and_zero = here.codes, here.scale_and_zero
 
     def kernel(self, x: Tensor) -> Tensor | None:
-        if self.group_size not in (32, 64, 128, 256) or self.codes.shape[2] not in KERNEL_HALVES:
+        half = self.codes.shape[2]
+        if self.group_size not in (32, 64, 128, 256) or half not in int4.KERNEL_HALVES:
             return None
         codes = self.codes.view(-1, self.shape[1] // 2)
         y = torch.ops.aten._weight_int4pack_mm_for_cpu(
@@ -332,18 +314,6 @@ def nonzero(scale: Tensor) -> Tensor:
     will do."""
     return torch.where(scale == 0, 1, scale)
 
-
-def kernel_reads(half: int) -> bool:
-    """Whether torch's int4 kernel has our layout, with blocks of ``2 * half`` rows, here."""
-    codes = torch.arange(4 * half * 32).view(4 * half, 32) % 13  # two blocks, no two rows alike
-    low, high = codes.view(2, 2, half, 32).unbind(1)
-    ours = (low | high << 4).transpose(1, 2).to(torch.uint8).flatten()
-    theirs = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
-    return torch.equal(ours, theirs.flatten())
-
-
-#: Half the rows of the blocks that it reads. (A compiled graph could not find this out.)
-KERNEL_HALVES = [half for half in (16, 32) if kernel_reads(half)]
 
 # ----------------------------------------------------------------------------------- operators
 
