@@ -179,6 +179,8 @@ def train_config_of(args: argparse.Namespace) -> TrainConfig:
     if args.update_in_backward:
         given["max_grad_norm"] = math.inf
     config = TrainConfig(**given)
+    if args.checkpoint_every < 0:
+        raise ValueError(f"--checkpoint-every {args.checkpoint_every} must not be negative")
     for name in GALORE:
         if name in given and config.optimizer != "galore":
             raise ValueError(f"{option(name)} {given[name]} is for --optimizer galore")

@@ -141,7 +141,7 @@ def galore_options(config: TrainConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in GALORE}
 
 
-def make_optimizer(model: CausalLM, config: TrainConfig) -> AdamW:
+def make_optimizer(model: CausalLM, config: TrainConfig, processes: Alone = ALONE) -> AdamW:
     """AdamW; or GaLore for the matrices of the blocks, and AdamW for all other weights.
 
     The embedding, the head, the norms and the biases are not projected, as in the paper: the rows
@@ -150,13 +150,13 @@ def make_optimizer(model: CausalLM, config: TrainConfig) -> AdamW:
     groups = parameter_groups(model, config.weight_decay)
     options: dict[str, Any] = dict(lr=config.lr, betas=config.betas, fused=True)
     if config.optimizer == "adamw":
-        return AdamW(groups, **options)
+        return processes.optimizer(AdamW)(groups, **options)
     of_blocks = {id(parameter) for parameter in blocks(model).parameters()}
     matrices, others = groups
     projected = [p for p in matrices["params"] if id(p) in of_blocks]
     matrices["params"] = [p for p in matrices["params"] if id(p) not in of_blocks]
     galore = {**matrices, "params": projected, **galore_options(config)}
-    return GaLore([galore, matrices, others], **options)
+    return processes.optimizer(GaLore)([galore, matrices, others], **options)
 
 
 def state_numbers(model: CausalLM, config: TrainConfig) -> int:
@@ -258,7 +258,7 @@ def train(
         raise ValueError("all parameters are frozen (requires_grad=False): nothing can be trained")
     processes.check(batches.batch_size, config.update_in_backward)
     loss_of = processes.wrap(Loss(model, config.dtype, config.chunked_loss), blocks(model))
-    optimizer = make_optimizer(model, config)
+    optimizer = make_optimizer(model, config, processes)
     return Run(model, optimizer, batches, config, held_out or [], loss_of, processes)
 
 
@@ -338,7 +338,7 @@ def optimizer_step(
         optimizer.step()  # for weights that were not in every backward pass
         return total, math.nan
     norm = nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
-    grad_norm = float(processes.whole(norm))
+    grad_norm = processes.number(norm)
     if not math.isfinite(grad_norm):
         raise FloatingPointError(
             f"the gradient norm is {grad_norm} (loss {total}): the weights were left as they were. "

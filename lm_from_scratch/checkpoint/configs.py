@@ -220,6 +220,5 @@ def scaling_to_dict(theta: float, scaling: RopeScaling | None) -> dict[str, Any]
     if scaling is None:
         return {"rope_type": "default", "rope_theta": theta}
     name = next(name for name, kind in SCALINGS.items() if isinstance(scaling, kind))
-    values = {SCALING_NAMES.get(f.name, f.name): getattr(scaling, f.name) for f in fields(scaling)}
-    given = {key: value for key, value in values.items() if value is not None}
+    given = {SCALING_NAMES.get(k, k): v for k, v in vars(scaling).items() if v is not None}
     return {"rope_type": name, "rope_theta": theta, **given}

@@ -122,7 +122,7 @@ class Processes(Alone):
             return batch
         idle = self.rank >= len(batch.idx)
         rows = slice(0, 1) if idle else slice(self.rank, None, self.size)
-        part = {name: None if t is None else t[rows] for name, t in vars(batch).items()}
+        part: dict[str, Any] = {k: t if t is None else t[rows] for k, t in vars(batch).items()}
         if idle:
             part["targets"] = torch.full_like(part["targets"], IGNORE)
         return type(batch)(**part)
@@ -149,8 +149,9 @@ class Processes(Alone):
         dist.all_reduce(sums)
         return sums.tolist()
 
-    def whole(self, tensor: Tensor) -> Tensor:
-        return whole(tensor)
+    def number(self, x: Tensor) -> float:
+        """The one number in ``x`` (any shape), which was computed from weights or gradients."""
+        return whole(x).item()
 
     def meet(self) -> None:
         """Wait here for all others."""

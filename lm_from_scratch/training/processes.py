@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lm_from_scratch.optim.adamw import AdamW
+
 
 class Alone:
     """A process that takes every row of a batch, and whose sums are the sums."""
@@ -21,6 +23,10 @@ class Alone:
     def wrap(self, module: nn.Module, blocks: nn.ModuleList) -> nn.Module:
         """``module``, whose forward returns a loss, so that its gradients meet in backward."""
         return module
+
+    def optimizer(self, kind: type[AdamW]) -> type[Any]:
+        """The class that takes the steps of ``kind`` on the parameters that :meth:`wrap` leaves."""
+        return kind
 
     def share(self, batch: Any) -> Any:
         """The rows of a batch that this process takes."""
@@ -37,9 +43,9 @@ class Alone:
         """Each number summed over the processes."""
         return list(numbers)
 
-    def whole(self, tensor: Tensor) -> Tensor:
-        """A ``tensor`` of any shape that may be spread over the processes, gathered."""
-        return tensor
+    def number(self, x: Tensor) -> float:
+        """The one number in ``x`` (any shape), which was computed from weights or gradients."""
+        return x.item()
 
 
 ALONE = Alone()
