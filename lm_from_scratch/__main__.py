@@ -21,17 +21,24 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from lm_from_scratch.beam_search import beam_search
 from lm_from_scratch.checkpoint.folders import local_folder, read_json, write_json
 from lm_from_scratch.checkpoint.state import latest_checkpoint
 from lm_from_scratch.checkpoint.weights import from_pretrained, load_shipped, save_pretrained
 from lm_from_scratch.exercises.commands import add_commands
-from lm_from_scratch.generate import complete, forward_seconds, generate, generate_text, until
-from lm_from_scratch.logit_processors import no_repeat_ngram
-from lm_from_scratch.models import CausalLM, Config, build
+from lm_from_scratch.generation.beam_search import beam_search
+from lm_from_scratch.generation.generate import (
+    complete,
+    forward_seconds,
+    generate,
+    generate_text,
+    until,
+)
+from lm_from_scratch.generation.logit_processors import no_repeat_ngram
+from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.instruments.onednn import onednn_matmul, use_onednn_
+from lm_from_scratch.models.causal_lm import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.onednn import onednn_matmul, use_onednn_
 from lm_from_scratch.optim.galore import BASES, MOMENTS, PROJECTION_TYPES, GaLore
 from lm_from_scratch.runs.distributed import (
     PARALLEL,
@@ -41,18 +48,11 @@ from lm_from_scratch.runs.distributed import (
     watching_signals,
 )
 from lm_from_scratch.runs.saved import saved
-from lm_from_scratch.sampling import Sampler
 from lm_from_scratch.text.batches import PackedBatches, sequential_batches, write_tokens
 from lm_from_scratch.text.corpora import CORPORA, load_split
-from lm_from_scratch.tokenizer import Tokenizer
-from lm_from_scratch.train import (
-    GALORE,
-    Step,
-    TrainConfig,
-    state_numbers,
-    train,
-)
+from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.dropout import residual_dropout_
+from lm_from_scratch.training.train import GALORE, Step, TrainConfig, state_numbers, train
 from lm_from_scratch.weights.quantize import WEIGHTS, quantize_, quantized_weights
 
 KERNELS_HELP = "compute with Triton kernels, on a CUDA device"

@@ -22,11 +22,11 @@ from lm_from_scratch.checkpoint.weights import (
     from_pretrained,
     save_pretrained,
 )
-from lm_from_scratch.heads import SequenceClassifier, TokenClassifier
 from lm_from_scratch.layers.rope_scaling import DynamicNTKScaling
 from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
-from lm_from_scratch.optim import AdamW
-from lm_from_scratch.tokenizer import Tokenizer
+from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
+from lm_from_scratch.optim.adamw import AdamW
+from lm_from_scratch.text.tokenizer import Tokenizer
 
 
 @pytest.fixture

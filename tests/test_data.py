@@ -24,7 +24,7 @@ from lm_from_scratch.text.batches import (
 from lm_from_scratch.text.corpora import load_corpus, read_texts, split
 from lm_from_scratch.text.document import Document
 from lm_from_scratch.text.targets import IGNORE
-from lm_from_scratch.tokenizer import Tokenizer
+from lm_from_scratch.text.tokenizer import Tokenizer
 
 DOCUMENTS = corpora.reference()
 TRAIN, HELD_OUT = split(DOCUMENTS)

@@ -23,8 +23,7 @@ from safetensors.torch import load_file, save_file
 from lm_from_scratch.__main__ import main
 from lm_from_scratch.checkpoint.state import latest_checkpoint
 from lm_from_scratch.checkpoint.weights import from_pretrained
-from lm_from_scratch.optim import GaLore
-from lm_from_scratch.optim.galore import PROJECTION_TYPES
+from lm_from_scratch.optim.galore import PROJECTION_TYPES, GaLore
 from lm_from_scratch.optim.sharded import whole
 from lm_from_scratch.runs.distributed import (
     Processes,
@@ -36,9 +35,9 @@ from lm_from_scratch.runs.saved import saved
 from lm_from_scratch.text.batches import Batch, PackedBatches, TokenFile, write_tokens
 from lm_from_scratch.text.corpora import reference
 from lm_from_scratch.text.targets import IGNORE
-from lm_from_scratch.tokenizer import Tokenizer
-from lm_from_scratch.train import TrainConfig, train
+from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.processes import ALONE
+from lm_from_scratch.training.train import TrainConfig, train
 
 ONE = Processes()
 MODELS = {

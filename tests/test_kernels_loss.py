@@ -21,7 +21,6 @@ from kernel_checks import (
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lm_from_scratch import loss as reference
 from lm_from_scratch.kernels import loss as kernels
 from lm_from_scratch.kernels.loss import (
     SPLIT,
@@ -34,6 +33,7 @@ from lm_from_scratch.kernels.loss import (
     tile_sizes,
 )
 from lm_from_scratch.text.targets import IGNORE
+from lm_from_scratch.training import loss as reference
 from lm_from_scratch.weights.quantize import WEIGHTS
 
 HALF = DTYPES[-1]

@@ -21,22 +21,22 @@ from torch import Tensor, nn
 
 from lm_from_scratch.checkpoint.state import latest_checkpoint
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
-from lm_from_scratch.gradient_checkpointing import use_gradient_checkpointing_
-from lm_from_scratch.heads import SequenceClassifier
+from lm_from_scratch.instruments.onednn import use_onednn_
 from lm_from_scratch.interop.peft import PREFIX, load_lora_, save_lora
-from lm_from_scratch.lora import LoRALinear, add_lora_, everything, merge_lora_, nothing
-from lm_from_scratch.loss import causal_lm_loss
-from lm_from_scratch.models import CausalLM
-from lm_from_scratch.onednn import use_onednn_
+from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.heads import SequenceClassifier
 from lm_from_scratch.optim.sharded import whole
 from lm_from_scratch.runs.distributed import Processes, processes
 from lm_from_scratch.runs.saved import frozen_digest, saved
 from lm_from_scratch.text.batches import PackedBatches, TokenFile, write_tokens
 from lm_from_scratch.text.corpora import reference
 from lm_from_scratch.text.targets import next_token_targets
-from lm_from_scratch.tokenizer import Tokenizer
-from lm_from_scratch.train import Loss, TrainConfig, make_optimizer, train
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.training.gradient_checkpointing import use_gradient_checkpointing_
+from lm_from_scratch.training.loss import causal_lm_loss
+from lm_from_scratch.training.train import Loss, TrainConfig, make_optimizer, train
 from lm_from_scratch.weights import int4
+from lm_from_scratch.weights.lora import LoRALinear, add_lora_, everything, merge_lora_, nothing
 from lm_from_scratch.weights.quantize import QuantizedWeight, dequantize_, quantize_
 
 MODELS: dict[str, Callable[..., CausalLM]] = {"gpt2": tiny_gpt2, "qwen2": tiny_qwen2}

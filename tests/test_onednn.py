@@ -9,8 +9,9 @@ from conftest import SMALL, tiny_gpt2, tiny_qwen2, token_ids
 
 from lm_from_scratch.__main__ import main
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
-from lm_from_scratch.generate import complete, generate
-from lm_from_scratch.onednn import (
+from lm_from_scratch.generation.generate import complete, generate
+from lm_from_scratch.generation.sampling import GREEDY
+from lm_from_scratch.instruments.onednn import (
     OneDNNLinear,
     PackedLinear,
     onednn_linear,
@@ -18,10 +19,9 @@ from lm_from_scratch.onednn import (
     use_onednn_,
     use_packed_weights_,
 )
-from lm_from_scratch.optim import GaLore
-from lm_from_scratch.sampling import GREEDY
+from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.text.batches import Batch
-from lm_from_scratch.train import TrainConfig, optimizer_step
+from lm_from_scratch.training.train import TrainConfig, optimizer_step
 from lm_from_scratch.weights.quantize import quantize_
 
 

@@ -26,11 +26,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lm_from_scratch.generate import complete, generate
-from lm_from_scratch.heads import SequenceClassifier, TokenClassifier
-from lm_from_scratch.models import CausalLM
-from lm_from_scratch.onednn import use_onednn_, use_packed_weights_
-from lm_from_scratch.sampling import GREEDY
+from lm_from_scratch.generation.generate import complete, generate
+from lm_from_scratch.generation.sampling import GREEDY
+from lm_from_scratch.instruments.onednn import use_onednn_, use_packed_weights_
+from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
 from lm_from_scratch.weights import int4
 from lm_from_scratch.weights.int4 import BLOCK, kernel_reads
 from lm_from_scratch.weights.quantize import (

@@ -17,7 +17,7 @@ from lm_from_scratch.checkpoint.weights import (
     from_pretrained,
     save_pretrained,
 )
-from lm_from_scratch.heads import Classifier, SequenceClassifier, TokenClassifier
+from lm_from_scratch.models.heads import Classifier, SequenceClassifier, TokenClassifier
 from lm_from_scratch.weights import int4
 from lm_from_scratch.weights.quantize import Int4Weight, Int8Weight, QuantizedWeight, quantize_
 

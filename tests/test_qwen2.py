@@ -22,13 +22,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cache import in_chunks
 
-from lm_from_scratch.attention import ATTENTION_KINDS, use_attention_
-from lm_from_scratch.cache import NO_CACHE, GrowingCache, Restricted, StaticCache
+from lm_from_scratch.attention.kinds import ATTENTION_KINDS, use_attention_
+from lm_from_scratch.attention.visibility import (
+    Visibility,
+    allowed_from_additive_mask,
+    positions_from_mask,
+)
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.interface import NO_CACHE, Restricted
+from lm_from_scratch.cache.slots import StaticCache
 from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
-from lm_from_scratch.generate import complete, generate
+from lm_from_scratch.generation.generate import complete, generate
+from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.instruments.record import record_attention, record_hidden_states
+from lm_from_scratch.layers.norm import rms_norm
 from lm_from_scratch.layers.rope_scaling import LinearScaling
-from lm_from_scratch.loss import causal_lm_loss
 from lm_from_scratch.models.qwen2 import (
     FULL,
     SIZES,
@@ -36,16 +45,9 @@ from lm_from_scratch.models.qwen2 import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
-from lm_from_scratch.norm import rms_norm
-from lm_from_scratch.record import record_attention, record_hidden_states
-from lm_from_scratch.sampling import Sampler
 from lm_from_scratch.text.batches import padded_batch
 from lm_from_scratch.text.targets import IGNORE, next_token_targets
-from lm_from_scratch.visibility import (
-    Visibility,
-    allowed_from_additive_mask,
-    positions_from_mask,
-)
+from lm_from_scratch.training.loss import causal_lm_loss
 
 ROPES = [
     {"rope_type": "default", "rope_theta": 10000.0},

@@ -10,22 +10,16 @@ from conftest import tiny_gpt2, tiny_qwen2, token_ids
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lm_from_scratch import speculative
-from lm_from_scratch.cache import (
-    BlockPool,
-    GrowingCache,
-    LayeredCache,
-    PagedCache,
-    Quantized,
-    SlidingCache,
-    StaticCache,
-    cache_for,
-)
-from lm_from_scratch.generate import complete, generate
-from lm_from_scratch.logit_processors import forbid, min_length, no_repeat_ngram
-from lm_from_scratch.models.modes import evaluating
-from lm_from_scratch.sampling import GREEDY, Sampler
-from lm_from_scratch.speculative import (
+from lm_from_scratch.cache.codec import Quantized
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.layered import LayeredCache, cache_for
+from lm_from_scratch.cache.paged import BlockPool, PagedCache
+from lm_from_scratch.cache.slots import SlidingCache, StaticCache
+from lm_from_scratch.generation import speculative
+from lm_from_scratch.generation.generate import complete, generate
+from lm_from_scratch.generation.logit_processors import forbid, min_length, no_repeat_ngram
+from lm_from_scratch.generation.sampling import GREEDY, Sampler
+from lm_from_scratch.generation.speculative import (
     ModelDrafter,
     Pass,
     PromptLookup,
@@ -35,6 +29,7 @@ from lm_from_scratch.speculative import (
     speculate,
     uniform,
 )
+from lm_from_scratch.models.modes import evaluating
 
 # float64: passes of another width round differently, which must not decide between two tokens
 GPT2 = tiny_gpt2(vocab_size=31, attn_pdrop=0.3, resid_pdrop=0.3).double()

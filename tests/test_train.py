@@ -20,16 +20,18 @@ from safetensors.torch import load_file
 
 from lm_from_scratch.checkpoint.state import latest_checkpoint
 from lm_from_scratch.checkpoint.weights import from_pretrained
-from lm_from_scratch.loss import causal_lm_loss
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
-from lm_from_scratch.optim import GaLore, update_in_backward
+from lm_from_scratch.optim.galore import GaLore
+from lm_from_scratch.optim.in_backward import update_in_backward
 from lm_from_scratch.runs.distributed import Processes
 from lm_from_scratch.runs.saved import saved
 from lm_from_scratch.text.batches import Batch, PackedBatches, TokenFile, write_tokens
 from lm_from_scratch.text.corpora import reference
 from lm_from_scratch.text.targets import IGNORE
-from lm_from_scratch.tokenizer import Tokenizer
-from lm_from_scratch.train import (
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.training.dropout import residual_dropout_
+from lm_from_scratch.training.loss import causal_lm_loss
+from lm_from_scratch.training.train import (
     TrainConfig,
     evaluate,
     learning_rate,
@@ -38,7 +40,6 @@ from lm_from_scratch.train import (
     parameter_groups,
     train,
 )
-from lm_from_scratch.training.dropout import residual_dropout_
 
 TEXTS = reference()[:10]
 TOKENIZER = Tokenizer.train([d.text for d in TEXTS], 300)

@@ -14,7 +14,7 @@ from lm_from_scratch.layers.rope_scaling import (
     Llama3Scaling,
     YaRNScaling,
 )
-from lm_from_scratch.models import Config
+from lm_from_scratch.models.causal_lm import Config
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
 

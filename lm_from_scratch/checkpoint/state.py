@@ -23,7 +23,7 @@ from lm_from_scratch.checkpoint.folders import (
     write_json,
 )
 from lm_from_scratch.checkpoint.weights import trained, write_model
-from lm_from_scratch.models import CausalLM
+from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.optim.adamw import AdamW
 
 

@@ -29,11 +29,11 @@ from lm_from_scratch.checkpoint.folders import (
     temporary_folder,
     write_json,
 )
-from lm_from_scratch.heads import Classifier, SequenceClassifier, TokenClassifier
-from lm_from_scratch.models import CausalLM, build
-from lm_from_scratch.swap import swap_parameters_
-from lm_from_scratch.tokenizer import Tokenizer
+from lm_from_scratch.models.causal_lm import CausalLM, build
+from lm_from_scratch.models.heads import Classifier, SequenceClassifier, TokenClassifier
+from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.weights.quantize import WEIGHTS, QuantizedWeight
+from lm_from_scratch.weights.swap import swap_parameters_
 
 AnyModel = TypeVar("AnyModel", bound=CausalLM | Classifier)
 

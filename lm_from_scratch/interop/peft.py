@@ -15,8 +15,8 @@ from lm_from_scratch.checkpoint.folders import (
     write_json,
 )
 from lm_from_scratch.checkpoint.weights import read_file
-from lm_from_scratch.lora import adapters, add_lora_, backbone_linears
 from lm_from_scratch.models.gpt2 import GPT2Config
+from lm_from_scratch.weights.lora import adapters, add_lora_, backbone_linears
 
 PREFIX = "base_model.model."
 NAMES = {".lora_a": ".lora_A.weight", ".lora_b": ".lora_B.weight"}

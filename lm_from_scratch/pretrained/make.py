@@ -34,12 +34,12 @@ from lm_from_scratch.checkpoint.folders import (
     write_json,
 )
 from lm_from_scratch.checkpoint.weights import from_pretrained, write_model
-from lm_from_scratch.models import CausalLM
+from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.text.batches import TokenFile, sequential_batches, write_tokens
 from lm_from_scratch.text.corpora import load_split
 from lm_from_scratch.text.document import Document
-from lm_from_scratch.tokenizer import Tokenizer
-from lm_from_scratch.train import evaluate
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.training.train import evaluate
 
 LN2 = math.log(2.0)
 

@@ -11,8 +11,8 @@ keeps:
   batches of one step, with gradient accumulation, it holds its own gradients whole.)
 
 Both are torch's. This file says what they wrap, and shares out what a training loop shares:
-:mod:`lm_from_scratch.train` asks a :class:`Processes` for its rows and for sums. Every process
-writes its share of a checkpoint, and any number of them reads it.
+:mod:`lm_from_scratch.training.train` asks a :class:`Processes` for its rows and for sums. Every
+process writes its share of a checkpoint, and any number of them reads it.
 
 Sources: Li et al., *PyTorch Distributed*, 2020, arXiv:2006.15704 (DDP); Rajbhandari et al., *ZeRO*,
 2020, arXiv:1910.02054; Zhao et al., *PyTorch FSDP*, 2023, arXiv:2304.11277.
@@ -44,7 +44,7 @@ from lm_from_scratch.checkpoint.state import (
     save_training_state,
 )
 from lm_from_scratch.checkpoint.weights import trained
-from lm_from_scratch.models import CausalLM
+from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.optim.sharded import whole
 from lm_from_scratch.text.targets import IGNORE

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lm_from_scratch.attention.visibility import PADDING
 from lm_from_scratch.text.document import Document
 from lm_from_scratch.text.targets import IGNORE, next_token_targets
-from lm_from_scratch.tokenizer import Tokenizer
-from lm_from_scratch.visibility import PADDING
+from lm_from_scratch.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

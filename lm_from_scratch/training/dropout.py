@@ -3,8 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lm_from_scratch.layers.norm import RMSNorm
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
-from lm_from_scratch.norm import RMSNorm
 
 
 def residual_dropout_(model: Qwen2ForCausalLM, dropout: float) -> None:

@@ -48,17 +48,15 @@ from contextlib import contextmanager
 import matplotlib.pyplot as plt
 import torch
 
-from lm_from_scratch.attention import (
-    attention_layers,
+from lm_from_scratch.attention.attention import (
     attention_weights,
     sdpa_attention,
-    use_attention_,
 )
+from lm_from_scratch.attention.kinds import attention_layers, use_attention_
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.checkpoint.folders import SHIPPED
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.loss import causal_lm_loss
-from lm_from_scratch.models.modes import evaluating
-from lm_from_scratch.plot import (
+from lm_from_scratch.instruments.plot import (
     COLOURS,
     GREY,
     attention_map,
@@ -66,11 +64,12 @@ from lm_from_scratch.plot import (
     figure,
     number_map,
 )
-from lm_from_scratch.record import record_attention
+from lm_from_scratch.instruments.record import record_attention
+from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.text.batches import Batch, padded_batch
 from lm_from_scratch.text.corpora import load_corpus, split
 from lm_from_scratch.text.targets import IGNORE
-from lm_from_scratch.visibility import Visibility
+from lm_from_scratch.training.loss import causal_lm_loss
 
 model, tokenizer = load_shipped()
 L, H = model.config.n_layer, model.config.n_head
@@ -452,7 +451,7 @@ print(
 
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.gpt2 import GPT2LMHeadModel as Model
-from lm_from_scratch.train import (
+from lm_from_scratch.training.train import (
     TrainConfig,
     learning_rate,
     optimizer_step,
@@ -810,7 +809,7 @@ assert (picture < 0).any()
 # The first law at the top of this page rejects it at once. The mended function returns recorded weights and
 # names the layer that does not exist.
 
-from lm_from_scratch.plot import visualize_attention
+from lm_from_scratch.instruments.plot import visualize_attention
 
 try:
     visualize_attention(model, tokenizer, text, layer=999)
@@ -880,7 +879,7 @@ plt.show()
 # A forward pass without a cache has as many queries as keys, and both corners are the same. So every test
 # without a cache passes. The check that finds it runs the model in two pieces.
 
-from lm_from_scratch.cache import GrowingCache
+from lm_from_scratch.cache.growing import GrowingCache
 
 
 def in_two_pieces(attend):

@@ -43,11 +43,11 @@ import matplotlib.pyplot as plt
 import torch
 from torch import nn
 
-from lm_from_scratch.loss import causal_lm_loss
+from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.optim import AdamW, GaLore
-from lm_from_scratch.optim.adamw import adam_direction
+from lm_from_scratch.optim.adamw import AdamW, adam_direction
 from lm_from_scratch.optim.galore import (
+    GaLore,
     captured_energy,
     project,
     project_back,
@@ -56,10 +56,10 @@ from lm_from_scratch.optim.galore import (
     sides,
     singular_basis,
 )
-from lm_from_scratch.plot import COLOURS, figure
 from lm_from_scratch.text.batches import PackedBatches, write_tokens
 from lm_from_scratch.text.corpora import load_split
-from lm_from_scratch.tokenizer import Tokenizer
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.training.loss import causal_lm_loss
 
 documents, _ = load_split(["reference"], 0.05)
 tokenizer = Tokenizer.train([d.text for d in documents], 512)

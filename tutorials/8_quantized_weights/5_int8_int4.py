@@ -41,10 +41,10 @@ import torch
 import torch.nn.functional as F
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.plot import COLOURS, figure
+from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.text.batches import pieces
 from lm_from_scratch.text.corpora import reference, split
-from lm_from_scratch.train import evaluate
+from lm_from_scratch.training.train import evaluate
 from lm_from_scratch.weights import int4, quantize
 from lm_from_scratch.weights.quantize import Int4Weight, Int8Weight, quantize_
 
@@ -417,8 +417,8 @@ for name in models:
 # Here is a model with the width and the vocabulary of GPT-2 small, with random weights and 4 layers instead of 12 to
 # keep the page quick. What it reads can be counted before anything is timed.
 
-from lm_from_scratch.cache import cache_for
-from lm_from_scratch.generate import decode, prefill
+from lm_from_scratch.cache.layered import cache_for
+from lm_from_scratch.generation.generate import decode, prefill
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
 config = GPT2Config(n_layer=4, block_size=256)

@@ -17,8 +17,8 @@ from lm_from_scratch.exercises.exercise import (
     refusal,
     strided,
 )
-from lm_from_scratch.loss import causal_lm_loss
 from lm_from_scratch.text.targets import IGNORE
+from lm_from_scratch.training.loss import causal_lm_loss
 
 
 def all_count(g: Generator) -> Call:

@@ -7,9 +7,9 @@ import torch
 from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, integers
-from lm_from_scratch.loss import causal_lm_loss
 from lm_from_scratch.text.batches import padded_batch
 from lm_from_scratch.text.targets import IGNORE
+from lm_from_scratch.training.loss import causal_lm_loss
 
 PAD = 0
 Row = dict[str, Tensor]

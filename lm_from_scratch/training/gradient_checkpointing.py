@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lm_from_scratch.cache import NoCache
+from lm_from_scratch.cache.interface import NoCache
 from lm_from_scratch.models.blocks import blocks
 
 

@@ -26,15 +26,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lm_from_scratch.loss import causal_lm_loss, chunked_causal_lm_loss
-from lm_from_scratch.models import CausalLM
 from lm_from_scratch.models.blocks import blocks
+from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.optim.in_backward import update_in_backward
 from lm_from_scratch.text.batches import Batch, PackedBatches
 from lm_from_scratch.text.targets import IGNORE
+from lm_from_scratch.training.loss import causal_lm_loss, chunked_causal_lm_loss
 from lm_from_scratch.training.processes import ALONE, Alone
 
 #: The numbers of a run that are GaLore's alone.

@@ -28,8 +28,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm_from_scratch.swap import swap_parameters_
 from lm_from_scratch.weights.quantize import QuantizedWeight
+from lm_from_scratch.weights.swap import swap_parameters_
 
 
 class LoRALinear(nn.Linear):
