@@ -43,8 +43,8 @@ from torch import Tensor
 
 from lm_from_scratch.kernels.device import check_device
 from lm_from_scratch.kernels.softmax import LOWEST
-from lm_from_scratch.text.targets import IGNORE
-from lm_from_scratch.weights.quantize import QuantizedWeight
+from lm_from_scratch.quantize import QuantizedWeight
+from lm_from_scratch.training.loss import IGNORE
 
 BLOCK = 4096  # logits of a row at a time: a GPU has enough other rows to wait for each other
 
@@ -289,7 +289,8 @@ def chunked_causal_lm_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: in
     if isinstance(weight, QuantizedWeight):
         raise ValueError(
             f"chunked_causal_lm_loss: weight is a {type(weight).__name__}, which this kernel does "
-            "not read: use lm_from_scratch.training.loss.chunked_causal_lm_loss, or weight.dequantize()"
+            "not read: use lm_from_scratch.training.loss.chunked_causal_lm_loss, or "
+            "weight.dequantize()"
         )
     if chunk < 1:
         raise ValueError(f"chunked_causal_lm_loss: chunk={chunk} must be at least 1")
