@@ -31,7 +31,7 @@ LAYERS = {
     "figures": "plot roofline",
     "kernels": "kernels",
     "exercises": "exercises",
-    "commands": "pretrained __main__",
+    "commands": "pretrained commands __main__",
 }
 
 

@@ -824,8 +824,8 @@ assert heard.count("another process of the run has ended") == 1
 #
 # What is left of the run?
 
-from lm_from_scratch.__main__ import how_to_go_on
 from lm_from_scratch.checkpoint import from_pretrained, latest_checkpoint
+from lm_from_scratch.commands.train import how_to_go_on
 
 step_folder = latest_checkpoint(folder / "run")
 print(how_to_go_on(folder / "run").replace(str(folder), "..."))
@@ -862,7 +862,7 @@ assert numbers == [7, 8, 9, 10] and apart < 1e-9
 # Ctrl-C is gentler. All processes have to stop after the *same* step, or some would wait for others for ever. So after
 # every step they sum up who has heard a signal:
 
-from lm_from_scratch.__main__ import follow
+from lm_from_scratch.commands.train import follow
 
 lines = inspect.getsource(follow).splitlines()
 first = next(i for i, line in enumerate(lines) if "group.total" in line)
