@@ -18,7 +18,7 @@ PACKAGE = pages.PACKAGE
 #: The layers, lowest first. A file imports from its own layer and from those before it; a test
 #: fails where it does not. A folder takes all of its files along.
 LAYERS = {
-    "layers": "visibility norm rope activation gqa online_softmax varlen flex attention "
+    "layers": "limits visibility norm rope activation gqa online_softmax varlen flex attention "
     "conformance",
     "caches": "cache",
     "optimizers": "optim",

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lm_from_scratch.limits import is_number, require
+
 
 def apply_repetition_penalty(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     """Make the tokens marked in ``seen`` (B, V) less likely by a factor on their logits.
@@ -121,22 +123,15 @@ class Sampler:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty"):
-            if not math.isfinite(getattr(self, name)):
-                raise ValueError(f"{name}={getattr(self, name)} must be a finite number")
-        if self.temperature < 0:
-            raise ValueError(f"temperature={self.temperature} must be 0 (greedy) or more")
-        if self.top_k < 0:
-            raise ValueError(f"top_k={self.top_k} must be 0 (off) or more")
-        for name in ("top_p", "typical_p"):
-            if not 0.0 < getattr(self, name) <= 1.0:
-                raise ValueError(
-                    f"{name}={getattr(self, name)} must be above 0 and at most 1 (off)"
-                )
-        if not 0.0 <= self.min_p <= 1.0:
-            raise ValueError(f"min_p={self.min_p} must be in 0 (off) ... 1")
-        if self.repetition_penalty <= 0:
-            raise ValueError(f"repetition_penalty={self.repetition_penalty} must be above 0")
+        numbers = vars(self)
+        names = ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty")
+        require(numbers, "must be a finite number", is_number, *names)
+        require(numbers, "must be 0 (greedy) or more", lambda x: x >= 0, "temperature")
+        require(numbers, "must be 0 (off) or more", lambda k: k >= 0, "top_k")
+        limit = "must be above 0 and at most 1 (off)"
+        require(numbers, limit, lambda p: 0 < p <= 1, "top_p", "typical_p")
+        require(numbers, "must be in 0 (off) ... 1", lambda p: 0 <= p <= 1, "min_p")
+        require(numbers, "must be above 0", lambda x: x > 0, "repetition_penalty")
 
     def logits(self, logits: Tensor, seen: Tensor) -> Tensor:
         """The bent and cut ``logits`` (B, V), where ``seen`` (B, V) marks the tokens in the row so
