@@ -4,18 +4,20 @@ import argparse
 import os
 import sys
 
-from lm_from_scratch.commands.doctor import doctor_command
-from lm_from_scratch.commands.generate import add_generate
-from lm_from_scratch.commands.quantize import add_quantize
-from lm_from_scratch.commands.train import PRESETS, add_train, train_command
-from lm_from_scratch.distributed import (
-    ProcessLost,
-)
+from lm_from_scratch.commands import doctor, generate, quantize, train
+from lm_from_scratch.distributed import ProcessLost
 from lm_from_scratch.exercises.commands import add_commands
+
+COMMANDS = {
+    "train": (train, "train a GPT-2 or a Qwen2 on text"),
+    "generate": (generate, "let a model continue a text"),
+    "quantize": (quantize, "write a model with weights of 8 or 4 bits"),
+    "doctor": (doctor, "what runs here, and how to fix what does not"),
+}
 
 
 def parser() -> argparse.ArgumentParser:
-    """The argument parser, with an epilogue of examples for every command."""
+    """The argument parser, with examples for every command that has options."""
     keep = argparse.RawDescriptionHelpFormatter
     top = argparse.ArgumentParser(
         prog="python -m lm_from_scratch",
@@ -23,27 +25,17 @@ def parser() -> argparse.ArgumentParser:
         "here.",
     )
     commands = top.add_subparsers(required=True, metavar="command")
-    add_train(commands, keep)
-    add_generate(commands, keep)
-    add_quantize(commands, keep)
+    for name, (command, text) in COMMANDS.items():
+        p = commands.add_parser(name, help=text, formatter_class=keep)
+        p.set_defaults(run=command.run)
+        command.add_options(p)
     add_commands(commands, keep)
-    p = commands.add_parser("doctor", help="what runs here, and how to fix what does not")
-    p.set_defaults(run=doctor_command)
     return top
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; a bad value becomes one line on stderr and exit code 2."""
     args = parser().parse_args(argv)
-    if args.run is train_command:
-        for name, value in PRESETS[args.preset].items():
-            if getattr(args, name, None) is None:
-                setattr(args, name, value)
-        if args.optimizer == "galore" and args.rank is None:
-            args.rank = max(1, args.n_embd // 4)
-        for name in [name for name, value in vars(args).items() if value is None]:
-            if name != "tokenizer":
-                delattr(args, name)  # the default of the config holds
     try:
         return args.run(args)
     except (ValueError, FloatingPointError, ProcessLost) as error:

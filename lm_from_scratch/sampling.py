@@ -109,18 +109,15 @@ def draw(logits: Tensor, u: Tensor) -> Tensor:
 class Sampler:
     """How to choose the next token. The defaults draw from the model's own distribution.
 
-    ``temperature=0`` is greedy: the most likely token. ``top_k=0``, ``top_p=1``, ``min_p=0`` and
-    ``typical_p=1`` are off.
-
     Raises ``ValueError`` for a number out of range, and where no token can be chosen.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
+    temperature: float = 1.0  # 0 is greedy: the likeliest token
+    top_k: int = 0  # 0 is off
+    top_p: float = 1.0  # 1 is off
+    min_p: float = 0.0  # 0 is off
+    typical_p: float = 1.0  # 1 is off
+    repetition_penalty: float = 1.0  # 1 is off
 
     def __post_init__(self) -> None:
         numbers = vars(self)

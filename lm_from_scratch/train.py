@@ -77,7 +77,7 @@ class TrainConfig:
     projection_type: str = "std"  # galore: which side of a matrix is projected
     moments: str = "keep"  # galore: what a new basis does to them
     basis: str = "gram"  # galore: how it is found
-    update_in_backward: bool = False  # each weight steps at once: less memory, but no clipping
+    update_in_backward: bool = False  # step within the backward pass: less memory, no clipping
     grad_accumulation: int = 1  # batches summed up before each step
     chunked_loss: bool = False  # a step never holds its logits: for large vocabularies
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the matrix products

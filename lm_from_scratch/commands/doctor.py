@@ -7,96 +7,132 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from lm_from_scratch.checkpoint import (
-    load_shipped,
-)
+from lm_from_scratch.checkpoint import load_shipped
 from lm_from_scratch.generate import forward_seconds, generate_text
+from lm_from_scratch.models import CausalLM
+
+#: What is installed, for what, and the extra that brings it; without one, the package itself does.
+PACKAGES = (
+    ("torch", "everything", ""),
+    ("tokenizers", "text to tokens", ""),
+    ("safetensors", "weights on disk", ""),
+    ("matplotlib", "figures", ""),
+    ("jupyterlab", "notebooks (make lab)", "lab"),
+    ("sphinx-gallery", "the site (make docs)", "docs"),
+    ("nbval", "the notebook tests (make test)", "test"),
+    ("transformers", "comparisons in tests and pages", "test"),
+)
 
 
-def doctor_command(args: argparse.Namespace) -> int:
+@dataclass
+class Finding:
+    """Something ``ok``, or not and then to ``fix``; None is neither, a note."""
+
+    ok: bool | None
+    what: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        mark = {True: "ok  ", False: "MEND", None: "note"}[self.ok]
+        return f"{mark}  {self.what}" + (f"\n      -> {self.fix}" if self.ok is False else "")
+
+
+def note(what: str) -> Finding:
+    """A finding that needs no judgement."""
+    return Finding(None, what)
+
+
+def add_options(p: argparse.ArgumentParser) -> None:
+    """None."""
+
+
+def run(args: argparse.Namespace) -> int:
     """Print what was found, and for each thing that is missing what to do about it."""
     problems = 0
+    for part in (software, machine, models):
+        for finding in part():
+            print(finding)
+            problems += finding.ok is False
+    print("\nall well" if not problems else f"\n{problems} to mend")
+    return 1 if problems else 0
 
-    def report(ok: bool, what: str, fix: str = "") -> None:
-        nonlocal problems
-        problems += not ok
-        print(f"{'ok  ' if ok else 'MEND'}  {what}" + (f"\n      -> {fix}" if not ok else ""))
 
-    def note(what: str) -> None:
-        print(f"note  {what}")
-
-    version = platform.python_version()
-    report(
-        sys.version_info >= (3, 11),
-        f"Python {version} on {platform.system()} {platform.machine()}",
-        "install Python 3.11 or newer and make the environment again",
-    )
+def software() -> Iterator[Finding]:
+    """Python and the packages."""
+    system = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    fix = "install Python 3.11 or newer and make the environment again"
+    yield Finding(sys.version_info >= (3, 11), system, fix)
     in_clone = (Path(__file__).resolve().parents[2] / "pyproject.toml").is_file()
     if not in_clone:
-        note("the package alone; the pages, the site and the tests are in the repository")
-    for package, why, extra in (
-        ("torch", "everything", ""),
-        ("tokenizers", "text to tokens", ""),
-        ("safetensors", "weights on disk", ""),
-        ("matplotlib", "figures", ""),
-        ("jupyterlab", "notebooks (make lab)", "lab"),
-        ("sphinx-gallery", "the site (make docs)", "docs"),
-        ("nbval", "the notebook tests (make test)", "test"),
-        ("transformers", "comparisons in tests and pages", "test"),
-    ):
+        yield note("the package alone; the pages, the site and the tests are in the repository")
+    for package, why, extra in PACKAGES:
         try:
-            report(True, f"{package} {importlib.metadata.version(package)}: {why}")
+            yield Finding(True, f"{package} {importlib.metadata.version(package)}: {why}")
         except importlib.metadata.PackageNotFoundError:
-            if not in_clone and extra:  # what these are for is in the repository alone
-                continue
-            target = f'".[{extra}]"' if extra else "."
-            command = f"pip install -c constraints.txt -e {target}"
-            report(False, f"{package} is missing: {why}", command)
+            if in_clone or not extra:  # what extras are for is in the repository alone
+                target = f'".[{extra}]"' if extra else "."
+                command = f"pip install -c constraints.txt -e {target}"
+                yield Finding(False, f"{package} is missing: {why}", command)
     release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    report(release >= (2, 13), f"torch {torch.__version__} is 2.13 or newer", "make clean test")
-    note(f"{os.cpu_count()} CPU cores, torch uses {torch.get_num_threads()} threads")
-    if torch.cuda.is_available():
-        note(f"GPU: {torch.cuda.get_device_name()}; use --device cuda")
+    is_new = f"torch {torch.__version__} is 2.13 or newer"
+    yield Finding(release >= (2, 13), is_new, "make clean test")
+
+
+def machine() -> Iterator[Finding]:
+    """Processor, GPU and disk."""
+    yield note(f"{os.cpu_count()} CPU cores, torch uses {torch.get_num_threads()} threads")
+    gpu = torch.cuda.is_available()
+    if gpu:
+        yield note(f"GPU: {torch.cuda.get_device_name()}; use --device cuda")
     else:
-        note("no CUDA GPU: every page runs on the CPU")
+        yield note("no CUDA GPU: every page runs on the CPU")
     try:
-        triton = f"triton {importlib.metadata.version('triton')}: kernels "
-        on_gpu = torch.cuda.is_available()
-        note(triton + ("run (--kernels)" if on_gpu else "are interpreted by tests and notebooks"))
+        kernels = "run (--kernels)" if gpu else "are interpreted by tests and notebooks"
+        yield note(f"triton {importlib.metadata.version('triton')}: kernels {kernels}")
     except importlib.metadata.PackageNotFoundError:
-        note("no triton, which exists for Linux: everything but the kernels works")
+        yield note("no triton, which exists for Linux: everything but the kernels works")
     a = torch.randn(64, 64)
     error = (a.bfloat16() @ a.bfloat16() - a @ a).abs().max().item()
-    report(math.isfinite(error), "bfloat16 matrix products work (--dtype bfloat16)")
-    free = shutil.disk_usage(Path.cwd()).free / 2**30
-    report(free > 3, f"{free:.0f} GiB free here", "the environment and the site need about 3 GiB")
-    report(
-        os.access(Path.cwd(), os.W_OK), f"{Path.cwd()} can be written", "change to another folder"
-    )
+    yield Finding(math.isfinite(error), "bfloat16 matrix products work (--dtype bfloat16)")
+    here = Path.cwd()
+    free = shutil.disk_usage(here).free / 2**30
+    fix = "the environment and the site need about 3 GiB"
+    yield Finding(free > 3, f"{free:.0f} GiB free here", fix)
+    yield Finding(os.access(here, os.W_OK), f"{here} can be written", "change to another folder")
+
+
+def models() -> Iterator[Finding]:
+    """The models that ship, and how fast one is here."""
     try:
         for name in ("qwen2-docs", "gpt2-docs"):
             model, tokenizer = load_shipped(name)
             text = "".join(generate_text(model, tokenizer, "Return the", 8))
-            report(bool(text), f"{name} says: Return the{text!r}")
+            yield Finding(bool(text), f"{name} says: Return the{text!r}")
         total = sum(p.numel() for p in model.parameters())
         trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        note(f"it has {total} parameters, {trainable} of them trainable")
-        idx, threads = torch.zeros(1, 10, dtype=torch.long), torch.get_num_threads()
-        milliseconds = {}
-        for n in {threads, 1}:
-            torch.set_num_threads(n)
-            milliseconds[n] = 1000 * forward_seconds(model, idx, repeats=9)
-        torch.set_num_threads(threads)
-        note(f"it reads 10 tokens in {milliseconds[threads]:.1f} ms with {threads} thread(s)")
-        if milliseconds[threads] > 1.1 * milliseconds[1]:
-            note(f"1 thread is faster, {milliseconds[1]:.1f} ms: export OMP_NUM_THREADS=1")
-        elif threads > 1:
-            report(True, f"more threads do not slow it down (1 thread: {milliseconds[1]:.1f} ms)")
-    except ValueError as error_text:
-        report(False, f"the shipped models: {error_text}", "install the package again")
-    print("\nall well" if not problems else f"\n{problems} to mend")
-    return 1 if problems else 0
+        yield note(f"it has {total} parameters, {trainable} of them trainable")
+        yield from speed(model)
+    except ValueError as error:
+        yield Finding(False, f"the shipped models: {error}", "install the package again")
+
+
+def speed(model: CausalLM) -> Iterator[Finding]:
+    """The time of a forward pass, with all threads and with one."""
+    idx, threads = torch.zeros(1, 10, dtype=torch.long), torch.get_num_threads()
+    milliseconds = {}
+    for n in {threads, 1}:
+        torch.set_num_threads(n)
+        milliseconds[n] = 1000 * forward_seconds(model, idx, repeats=9)
+    torch.set_num_threads(threads)
+    yield note(f"it reads 10 tokens in {milliseconds[threads]:.1f} ms with {threads} thread(s)")
+    if milliseconds[threads] > 1.1 * milliseconds[1]:
+        yield note(f"1 thread is faster, {milliseconds[1]:.1f} ms: export OMP_NUM_THREADS=1")
+    elif threads > 1:
+        alone = f"1 thread: {milliseconds[1]:.1f} ms"
+        yield Finding(True, f"more threads do not slow it down ({alone})")

@@ -1,6 +1,7 @@
 """``generate``: a model continues a text."""
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,14 @@ from lm_from_scratch.checkpoint import (
     from_pretrained,
     local_folder,
 )
-from lm_from_scratch.commands.options import KERNELS_HELP, device_named, positive, use_kernels
+from lm_from_scratch.commands.options import (
+    KERNELS_HELP,
+    add_fields,
+    device_named,
+    given,
+    positive,
+    use_kernels,
+)
 from lm_from_scratch.generate import complete, generate, generate_text, until
 from lm_from_scratch.logit_processors import no_repeat_ngram
 from lm_from_scratch.quantize import quantized_weights
@@ -17,7 +25,7 @@ from lm_from_scratch.sampling import Sampler
 from lm_from_scratch.tokenizer import Tokenizer
 
 
-def generate_command(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Load a model and print what it says, as it says it."""
     folder = local_folder(args.model)
     model = from_pretrained(folder).to(device_named(args.device))
@@ -31,14 +39,7 @@ def generate_command(args: argparse.Namespace) -> int:
             f"the tokenizer in {folder} has {tokenizer.vocab_size} tokens, the model "
             f"{model.config.vocab_size}: they do not belong together"
         )
-    sampler = Sampler(
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        typical_p=args.typical_p,
-        repetition_penalty=args.repetition_penalty,
-    )
+    sampler = Sampler(**{**DEFAULTS, **given(args, Sampler)})
     rules = [no_repeat_ngram(args.no_repeat_ngram)] if args.no_repeat_ngram else []
     end = tokenizer.eos_token_id
     prompt = [end, *tokenizer.encode(args.prompt)]
@@ -87,14 +88,7 @@ def tokenizer_of(folder: Path) -> Tokenizer:
     )
 
 
-def add_generate(commands: Any, keep: Any) -> None:
-    """The command that lets a model speak, with examples."""
-    p = commands.add_parser(
-        "generate",
-        help="let a model continue a text",
-        formatter_class=keep,
-        description="Let a model continue a text.",
-        epilog="""examples
+EXAMPLES = """examples
   python -m lm_from_scratch generate --prompt "Return the number of"
   python -m lm_from_scratch generate --prompt "json.dumps(obj)" --temperature 0
   python -m lm_from_scratch generate --model qwen2-docs --prompt "class Stack:"
@@ -108,9 +102,14 @@ how to choose
   num-beams     the likeliest text instead of a drawn one: short, safe, often repetitive
   min-p         cut off what is less likely than this share of the likeliest token
   typical-p     keep the tokens whose surprise is nearest to the mean
-""",
-    )
-    p.set_defaults(run=generate_command)
+"""
+#: What is not as the dataclass has it: that draws from the model's own distribution.
+DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95}
+
+
+def add_options(p: argparse.ArgumentParser) -> None:
+    """A model, a prompt, and how the next tokens are chosen."""
+    p.description, p.epilog = "Let a model continue a text.", EXAMPLES
     p.add_argument(
         "--model",
         default="gpt2-docs",
@@ -119,14 +118,9 @@ how to choose
     )
     p.add_argument("--prompt", default="", help="text to continue; default: a new document")
     p.add_argument("--max-new-tokens", type=positive, help="default: 100, or what fits the model")
-    p.add_argument("--temperature", type=float, default=0.8, help="default: 0.8")
-    p.add_argument("--top-k", type=int, default=0, help="0 is off, the default")
-    p.add_argument("--top-p", type=float, default=0.95, help="1 is off; default: 0.95")
-    p.add_argument("--min-p", type=float, default=0.0, help="0 is off, the default")
-    p.add_argument("--typical-p", type=float, default=1.0, help="1 is off, the default")
-    p.add_argument("--no-repeat-ngram", type=int, default=0, help="0 is off, the default")
+    add_fields(p, Sampler, " ".join(field.name for field in fields(Sampler)), **DEFAULTS)
+    p.add_argument("--no-repeat-ngram", type=int, default=0, help="0 is off; default: 0")
     p.add_argument("--stop", nargs="+", default=[], metavar="TEXT", help="end before one of these")
-    p.add_argument("--repetition-penalty", type=float, default=1.0, help="1 is off, the default")
     p.add_argument("--num-return-sequences", type=int, default=1, help="default: 1")
     p.add_argument(
         "--num-beams",
@@ -136,5 +130,5 @@ how to choose
     )
     p.add_argument("--length-penalty", type=float, default=1.0, help="of beam search; default: 1")
     p.add_argument("--seed", type=int, default=0, help="same seed, same text; default: 0")
-    p.add_argument("--device", default="cpu", help="cpu or cuda; default cpu")
+    p.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
     p.add_argument("--kernels", action="store_true", help=KERNELS_HELP)

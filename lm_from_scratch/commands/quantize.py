@@ -3,7 +3,6 @@
 import argparse
 import shlex
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,7 +16,7 @@ from lm_from_scratch.commands.options import positive
 from lm_from_scratch.quantize import WEIGHTS, quantize_
 
 
-def quantize_command(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Write a model with weights of 8 or 4 bits to a folder of its own."""
     folder, out = local_folder(args.model), Path(args.out)
     if out.resolve() == folder.resolve():
@@ -34,19 +33,16 @@ def quantize_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def add_quantize(commands: Any, keep: Any) -> None:
-    """The command that shrinks a model, with examples."""
-    p = commands.add_parser(
-        "quantize",
-        help="write a model with weights of 8 or 4 bits",
-        formatter_class=keep,
-        description="Write a model with weights of 8 or 4 bits, which generate --model reads.",
-        epilog="""examples
+EXAMPLES = """examples
   python -m lm_from_scratch quantize gpt2-docs --bits 8 --out build/int8
   python -m lm_from_scratch quantize path/or/hub-name --bits 4 --group-size 32 --out build/int4
-""",
-    )
-    p.set_defaults(run=quantize_command)
+"""
+
+
+def add_options(p: argparse.ArgumentParser) -> None:
+    """A model, a folder for the new one, and what it holds."""
+    p.description = "Write a model with weights of 8 or 4 bits, which generate --model reads."
+    p.epilog = EXAMPLES
     p.add_argument("model", help="gpt2-docs or qwen2-docs, or a folder, or a name on the hub")
     p.add_argument("--out", required=True, help="folder of the new model")
     p.add_argument("--bits", type=int, choices=WEIGHTS, default=8, help="default: 8")

@@ -11,7 +11,7 @@ import sys
 import textwrap
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,14 @@ from lm_from_scratch.checkpoint import (
     save_pretrained,
     write_json,
 )
-from lm_from_scratch.commands.options import KERNELS_HELP, device_named, option, use_kernels
+from lm_from_scratch.commands.options import (
+    KERNELS_HELP,
+    add_fields,
+    device_named,
+    given,
+    option,
+    use_kernels,
+)
 from lm_from_scratch.data import (
     CORPORA,
     PackedBatches,
@@ -72,23 +79,31 @@ PRESETS: dict[str, dict[str, Any]] = {
     ),
 }  # fmt: skip
 
-
 #: The Qwen2 that ships with the package: as many weights, and all else as for the GPT-2.
 PRESETS["docs-qwen2"] = {
     **PRESETS["docs"], "architecture": "qwen2", "n_kv_head": 2, "intermediate_size": 384,
 }  # fmt: skip
 
+#: What is not as the dataclass has it.
+DEFAULTS: dict[str, Any] = {"checkpoint_every": 100}
+#: The defaults that the help shows: none for what the presets say.
+SHOWN: dict[str, Any] = {**dict.fromkeys(PRESETS["nano"]), **DEFAULTS}
+OF_PRESET = argparse.SUPPRESS
 
-def train_command(args: argparse.Namespace) -> int:
+
+def run(args: argparse.Namespace) -> int:
     """Prepare the data, then train until the end or Ctrl-C."""
     out = Path(args.out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is a file; it must be a folder")
+    args = argparse.Namespace(**{**DEFAULTS, **PRESETS[args.preset], **vars(args)})
+    if getattr(args, "optimizer", None) == "galore":
+        args.rank = getattr(args, "rank", max(1, args.n_embd // 4))
     args.device = device_named(args.device)
     free = ("run", "out", "quiet", "device", "parallel")
     arguments = {k: v for k, v in vars(args).items() if k not in free}
     try:
-        with processes(getattr(args, "parallel", None), args.device) as group:
+        with processes(args.parallel, args.device) as group:
             args.device = group.device
             with only_run_in(out) if group.rank == 0 else silence():
                 recipe = out / "recipe.json"
@@ -149,14 +164,13 @@ def refuse_other_recipe(path: Path, arguments: dict[str, Any]) -> None:
 
 def train_config_of(args: argparse.Namespace) -> TrainConfig:
     """The numbers of the run. Raises ``ValueError`` for options that exclude each other."""
-    names = {field.name for field in fields(TrainConfig)}
-    given = {name: getattr(args, name) for name in names if hasattr(args, name)}
+    numbers = given(args, TrainConfig)
     if args.update_in_backward:
-        given["max_grad_norm"] = math.inf
-    config = TrainConfig(**given)
+        numbers["max_grad_norm"] = math.inf
+    config = TrainConfig(**numbers)
     for name in GALORE:
-        if name in given and config.optimizer != "galore":
-            raise ValueError(f"{option(name)} {given[name]} is for --optimizer galore")
+        if name in numbers and config.optimizer != "galore":
+            raise ValueError(f"{option(name)} {numbers[name]} is for --optimizer galore")
     if args.onednn and config.dtype != "float32":
         raise ValueError(f"--onednn is for --dtype float32, not {config.dtype}")
     if args.onednn and torch.device(args.device).type != "cpu":
@@ -166,7 +180,7 @@ def train_config_of(args: argparse.Namespace) -> TrainConfig:
             f"--kernels have no attention dropout, but --dropout {args.dropout}: give --dropout 0"
         )
     for other in ("onednn", "parallel"):
-        if args.kernels and getattr(args, other, None):
+        if args.kernels and getattr(args, other):
             raise ValueError(f"--kernels and --{other} do not work together: give one of them")
     return config
 
@@ -332,31 +346,7 @@ def logged_step(line: str) -> int:
         return 0
 
 
-def add_train(commands: Any, keep: Any) -> None:
-    """The command that trains, with its presets and examples."""
-    presets = "\n".join(
-        textwrap.fill(
-            ", ".join(
-                f"{option.replace('_', '-')}={','.join(value) if type(value) is list else value}"
-                for option, value in values.items()
-            ),
-            width=88,
-            initial_indent=f"  {name:10} ",
-            subsequent_indent=" " * 13,
-            break_on_hyphens=False,
-        )
-        for name, values in PRESETS.items()
-    )
-    p = commands.add_parser(
-        "train",
-        help="train a GPT-2 or a Qwen2 on text",
-        formatter_class=keep,
-        description="Train a GPT-2 or a Qwen2 on text. The run lives in one folder; the same "
-        "command, given again after\nCtrl-C or a crash, goes on where the run stopped.",
-        epilog=f"""presets
-{presets}
-
-examples
+EXAMPLES = """examples
   python -m lm_from_scratch train --out run
       a nano model on Python's language reference, in half a minute
   python -m lm_from_scratch train --out run --corpus my-notes/ --steps 2000 --n-embd 128
@@ -385,82 +375,81 @@ how to choose the numbers
   lr                 the first thing to try to change: halve it if the loss jumps
   rank               of galore: a quarter of n-embd loses little, and less saves more
   galore-scale       its matrices move by lr * scale: at 0.25 they want a larger lr than AdamW
-""",
+"""
+
+
+def add_options(p: argparse.ArgumentParser) -> None:
+    """All that a run can be told, with the presets, examples and advice below."""
+    p.description = (
+        "Train a GPT-2 or a Qwen2 on text. The run lives in one folder; the same command, given "
+        "again after\nCtrl-C or a crash, goes on where the run stopped."
     )
-    p.set_defaults(run=train_command)
+    p.epilog = f"presets\n{presets_text()}\n\n{EXAMPLES}"
     p.add_argument("--preset", choices=PRESETS, default="nano", help="default: nano")
     p.add_argument("--out", required=True, help="folder of the run")
     p.add_argument(
-        "--corpus", nargs="+", metavar="TEXT",
+        "--corpus", nargs="+", metavar="TEXT", default=OF_PRESET,
         help=f"{', '.join(CORPORA)}, or a path; NAME*3 repeats it three times",
     )  # fmt: skip
     p.add_argument("--tokenizer", help="a tokenizer.json to use instead of training one")
-    p.add_argument("--vocab-size", type=int, help="tokens in the vocabulary")
     add_model_options(p)
     add_step_options(p)
     add_run_options(p)
 
 
+def presets_text() -> str:
+    """The presets as options, for the help."""
+    return "\n".join(
+        textwrap.fill(
+            ", ".join(
+                f"{name.replace('_', '-')}={','.join(value) if type(value) is list else value}"
+                for name, value in values.items()
+            ),
+            width=88,
+            initial_indent=f"  {preset:10} ",
+            subsequent_indent=" " * 13,
+            break_on_hyphens=False,
+        )
+        for preset, values in PRESETS.items()
+    )
+
+
 def add_model_options(p: argparse.ArgumentParser) -> None:
     """What is trained."""
-    p.add_argument("--architecture", choices=["gpt2", "qwen2"], help="default: gpt2")
-    p.add_argument("--n-layer", type=int, help="blocks")
-    p.add_argument("--n-head", type=int, help="attention heads in each block")
-    p.add_argument("--n-kv-head", type=int, help="qwen2: heads that keys and values have")
-    p.add_argument("--n-embd", type=int, help="features of a token; a multiple of n-head")
-    p.add_argument("--intermediate-size", type=int, help="width of the MLP")
-    p.add_argument("--block-size", type=int, help="the longest sequence, in tokens")
-    p.add_argument("--dropout", type=float, help="share of activations zeroed in training")
+    p.add_argument(
+        "--architecture", choices=["gpt2", "qwen2"], default=OF_PRESET, help="default: gpt2"
+    )
+    sizes = "vocab_size n_layer n_head n_embd intermediate_size block_size"
+    add_fields(p, GPT2Config, sizes, **SHOWN)
+    add_fields(p, Qwen2Config, "n_kv_head", n_kv_head="n-head, and only qwen2 has it")
+    p.add_argument(
+        "--dropout", type=float, default=OF_PRESET, help="share of activations zeroed in training"
+    )
 
 
 def add_step_options(p: argparse.ArgumentParser) -> None:
     """How it is trained: batches, learning rates, the optimizer."""
-    p.add_argument("--batch-size", type=int, help="rows in a batch, over all processes")
-    p.add_argument("--grad-accumulation", type=int, help="batches summed up before each step")
-    p.add_argument("--steps", type=int, help="length of the run and of its schedule")
-    p.add_argument("--lr", type=float, help="highest learning rate")
-    p.add_argument("--min-lr", type=float, help="learning rate of the last step")
-    p.add_argument("--optimizer", choices=["adamw", "galore"], help="default: adamw")
-    p.add_argument("--rank", type=int, help="galore: directions of each matrix; default n-embd / 4")
-    p.add_argument("--update-proj-gap", type=int, help="galore: steps for one basis; default 200")
     p.add_argument(
-        "--galore-scale",
-        dest="scale",
-        type=float,
-        help="galore: factor of the matrices' steps, so lr * scale is their rate; default 0.25",
+        "--batch-size", type=int, default=OF_PRESET, help="rows in a batch, over all processes"
     )
-    p.add_argument("--projection-type", choices=PROJECTION_TYPES, help="galore: default std")
-    p.add_argument("--basis", choices=BASES, help="galore: how it is found; default gram")
-    p.add_argument(
-        "--moments", choices=MOMENTS, help="galore: what a new basis does to them; default keep"
-    )
-    p.add_argument(
-        "--update-in-backward",
-        action="store_true",
-        help="update each weight as soon as its gradient is there: less memory, no clipping",
-    )
+    names = "grad_accumulation steps lr min_lr warmup weight_decay dtype chunked_loss optimizer"
+    add_fields(p, TrainConfig, names, **SHOWN)
+    words = {"projection_type": PROJECTION_TYPES, "basis": BASES, "moments": MOMENTS}
+    names = "rank update_proj_gap scale projection_type basis moments update_in_backward"
+    add_fields(p, TrainConfig, names, words, rank="n-embd / 4")
 
 
 def add_run_options(p: argparse.ArgumentParser) -> None:
-    """How the run goes: precision, checkpoints, devices."""
-    p.add_argument("--warmup", type=int, help="steps until the highest learning rate")
-    p.add_argument("--weight-decay", type=float, help="shrinks matrices, not biases and norms")
-    p.add_argument("--dtype", choices=["float32", "bfloat16"], help="of the matrix products")
+    """How the run goes: engines, checkpoints, devices."""
     p.add_argument(
         "--onednn", action="store_true", help="float32 products by oneDNN: faster on AMD processors"
     )
     p.add_argument("--kernels", action="store_true", help=KERNELS_HELP)
-    p.add_argument(
-        "--chunked-loss",
-        action="store_true",
-        help="a step never holds its logits: for large vocabularies",
-    )
-    p.add_argument("--eval-every", type=int, help="steps between held-out losses; 0 is never")
-    p.add_argument("--checkpoint-every", type=int, default=100, help="default: 100 steps")
-    p.add_argument("--held-out", type=float, default=0.05, help="share held out; default 0.05")
+    add_fields(p, TrainConfig, "eval_every checkpoint_every", **SHOWN)
+    p.add_argument("--held-out", type=float, default=0.05, help="share held out; default: 0.05")
     p.add_argument("--no-isolate", action="store_true", help="let packed documents see each other")
     p.add_argument("--seed", type=int, default=0, help="of weights, data order and dropout")
-    p.add_argument("--device", default="cpu", help="cpu or cuda; default cpu")
+    p.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
     p.add_argument(
         "--parallel",
         choices=PARALLEL,

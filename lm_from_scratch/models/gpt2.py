@@ -39,12 +39,12 @@ class GPT2Config:
     Raises ``ValueError`` for a number that no model can have.
     """
 
-    vocab_size: int = 50257
-    block_size: int = 1024  # the longest sequence: there is one embedding for each position
-    n_layer: int = 12
-    n_head: int = 12
-    n_embd: int = 768
-    intermediate_size: int | None = None  # width of the MLP; None means 4 * n_embd
+    vocab_size: int = 50257  # tokens in the vocabulary
+    block_size: int = 1024  # the longest sequence, in tokens (each position has an embedding)
+    n_layer: int = 12  # blocks
+    n_head: int = 12  # attention heads in each block
+    n_embd: int = 768  # features of a token; a multiple of n_head
+    intermediate_size: int | None = None  # width of the MLP (None means 4 * n_embd)
     activation: str = "gelu_new"
     embd_pdrop: float = 0.1
     resid_pdrop: float = 0.1

@@ -48,7 +48,7 @@ class Qwen2Config:
     block_size: int = 32768  # the length it was trained for; rotation itself has no limit
     n_layer: int = 24
     n_head: int = 14
-    n_kv_head: int = 2  # None becomes n_head
+    n_kv_head: int = 2  # heads that keys and values have (None becomes n_head)
     n_embd: int = 896
     intermediate_size: int = 4864
     head_dim: int = None  # type: ignore[assignment]  # None becomes n_embd / n_head
