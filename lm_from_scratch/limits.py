@@ -12,7 +12,7 @@ Numbers = Mapping[str, Any]
 
 
 def require(numbers: Numbers, limit: str, holds: Callable[[Any], bool], *names: str) -> None:
-    """``holds`` must be true of each; ``limit`` says in words what that means."""
+    """Raises ``ValueError`` unless ``holds`` of each; ``limit`` says in words what that means."""
     for name in names:
         if not holds(numbers[name]):
             raise ValueError(f"{name}={numbers[name]!r} {limit}")

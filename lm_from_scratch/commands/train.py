@@ -84,10 +84,8 @@ PRESETS["docs-qwen2"] = {
     **PRESETS["docs"], "architecture": "qwen2", "n_kv_head": 2, "intermediate_size": 384,
 }  # fmt: skip
 
-#: What is not as the dataclass has it.
-DEFAULTS: dict[str, Any] = {"checkpoint_every": 100}
-#: The defaults that the help shows: none for what the presets say.
-SHOWN: dict[str, Any] = {**dict.fromkeys(PRESETS["nano"]), **DEFAULTS}
+#: What the presets say: the help shows no other default, and parsing sets none.
+OF_PRESETS: dict[str, Any] = dict.fromkeys(PRESETS["nano"])
 OF_PRESET = argparse.SUPPRESS
 
 
@@ -96,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     out = Path(args.out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is a file; it must be a folder")
-    args = argparse.Namespace(**{**DEFAULTS, **PRESETS[args.preset], **vars(args)})
+    args = argparse.Namespace(**{**PRESETS[args.preset], **vars(args)})
     if getattr(args, "optimizer", None) == "galore":
         args.rank = getattr(args, "rank", max(1, args.n_embd // 4))
     args.device = device_named(args.device)
@@ -420,7 +418,7 @@ def add_model_options(p: argparse.ArgumentParser) -> None:
         "--architecture", choices=["gpt2", "qwen2"], default=OF_PRESET, help="default: gpt2"
     )
     sizes = "vocab_size n_layer n_head n_embd intermediate_size block_size"
-    add_fields(p, GPT2Config, sizes, **SHOWN)
+    add_fields(p, GPT2Config, sizes, **OF_PRESETS)
     add_fields(p, Qwen2Config, "n_kv_head", n_kv_head="n-head, and only qwen2 has it")
     p.add_argument(
         "--dropout", type=float, default=OF_PRESET, help="share of activations zeroed in training"
@@ -433,7 +431,7 @@ def add_step_options(p: argparse.ArgumentParser) -> None:
         "--batch-size", type=int, default=OF_PRESET, help="rows in a batch, over all processes"
     )
     names = "grad_accumulation steps lr min_lr warmup weight_decay dtype chunked_loss optimizer"
-    add_fields(p, TrainConfig, names, **SHOWN)
+    add_fields(p, TrainConfig, names, **OF_PRESETS)
     words = {"projection_type": PROJECTION_TYPES, "basis": BASES, "moments": MOMENTS}
     names = "rank update_proj_gap scale projection_type basis moments update_in_backward"
     add_fields(p, TrainConfig, names, words, rank="n-embd / 4")
@@ -445,7 +443,8 @@ def add_run_options(p: argparse.ArgumentParser) -> None:
         "--onednn", action="store_true", help="float32 products by oneDNN: faster on AMD processors"
     )
     p.add_argument("--kernels", action="store_true", help=KERNELS_HELP)
-    add_fields(p, TrainConfig, "eval_every checkpoint_every", **SHOWN)
+    add_fields(p, TrainConfig, "eval_every", **OF_PRESETS)
+    p.add_argument("--checkpoint-every", type=int, default=100, help="default: 100 steps")
     p.add_argument("--held-out", type=float, default=0.05, help="share held out; default: 0.05")
     p.add_argument("--no-isolate", action="store_true", help="let packed documents see each other")
     p.add_argument("--seed", type=int, default=0, help="of weights, data order and dropout")
