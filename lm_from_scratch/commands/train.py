@@ -85,7 +85,7 @@ PRESETS["docs-qwen2"] = {
 }  # fmt: skip
 
 #: What the presets say: the help shows no other default, and parsing sets none.
-OF_PRESETS: dict[str, Any] = dict.fromkeys(PRESETS["nano"])
+OF_PRESETS: dict[str, Any] = dict.fromkeys(name for said in PRESETS.values() for name in said)
 OF_PRESET = argparse.SUPPRESS
 
 
