@@ -8,8 +8,8 @@ import pytest
 
 from lm_from_scratch.__main__ import parser
 from lm_from_scratch.commands.options import add_fields, given
-from lm_from_scratch.sampling import Sampler
-from lm_from_scratch.train import TrainConfig
+from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.training.train import TrainConfig
 
 
 @dataclass

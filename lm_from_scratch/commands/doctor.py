@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.generate import forward_seconds, generate_text
-from lm_from_scratch.models import CausalLM
+from lm_from_scratch.generation.generate import forward_seconds, generate_text
+from lm_from_scratch.models.causal_lm import CausalLM
 
 #: What is installed, for what, and the extra that brings it; without one, the package itself does.
 PACKAGES = (

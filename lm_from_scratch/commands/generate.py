@@ -5,7 +5,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from lm_from_scratch.beam_search import beam_search
 from lm_from_scratch.checkpoint import (
     from_pretrained,
     local_folder,
@@ -18,11 +17,12 @@ from lm_from_scratch.commands.options import (
     positive,
     use_kernels,
 )
-from lm_from_scratch.generate import complete, generate, generate_text, until
-from lm_from_scratch.logit_processors import no_repeat_ngram
+from lm_from_scratch.generation.beam_search import beam_search
+from lm_from_scratch.generation.generate import complete, generate, generate_text, until
+from lm_from_scratch.generation.logit_processors import no_repeat_ngram
+from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.quantize import quantized_weights
-from lm_from_scratch.sampling import Sampler
-from lm_from_scratch.tokenizer import Tokenizer
+from lm_from_scratch.text.tokenizer import Tokenizer
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import torch
 
-from lm_from_scratch.models import CausalLM
+from lm_from_scratch.models.causal_lm import CausalLM
 
 KERNELS_HELP = "compute with Triton kernels, on a CUDA device"
 

@@ -48,13 +48,13 @@ from lm_from_scratch.distributed import (
     processes,
     watching_signals,
 )
-from lm_from_scratch.models import CausalLM, Config, build
+from lm_from_scratch.instruments.onednn import use_onednn_
+from lm_from_scratch.models.causal_lm import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.onednn import use_onednn_
 from lm_from_scratch.optim.galore import BASES, MOMENTS, PROJECTION_TYPES
-from lm_from_scratch.tokenizer import Tokenizer
-from lm_from_scratch.train import (
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.training.train import (
     GALORE,
     Step,
     TrainConfig,
