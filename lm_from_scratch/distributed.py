@@ -30,11 +30,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from lm_from_scratch.data import Batch
 from lm_from_scratch.loss import IGNORE
+from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.quantize import quantized_weights
+from lm_from_scratch.runs.sharded import sharded, whole
 
 PARALLEL = ("ddp", "fsdp")
 CPU = torch.device("cpu")
@@ -116,6 +118,14 @@ class Processes:
         gathered of the weights outside the blocks."""
         if self.parallel == "fsdp":
             module.reshard()  # type: ignore[operator]
+
+    def optimizer(self, kind: type[AdamW]) -> type[AdamW]:
+        """The class that takes the steps of ``kind`` on the parameters that :meth:`wrap` leaves."""
+        return sharded(kind) if self.parallel == "fsdp" else kind
+
+    def number(self, x: Tensor) -> float:
+        """The number in a tensor that was computed from parameters or gradients, of any shape."""
+        return whole(x).item()
 
     def total(self, *numbers: float) -> list[float]:
         """Each number summed over the processes."""
