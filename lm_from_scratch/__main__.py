@@ -53,7 +53,8 @@ from lm_from_scratch.models import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.onednn import use_onednn_
-from lm_from_scratch.optim.galore import BASES, MOMENTS, PROJECTION_TYPES
+from lm_from_scratch.optim.galore import MOMENTS
+from lm_from_scratch.optim.galore_basis import BASES, PROJECTION_TYPES
 from lm_from_scratch.quantize import WEIGHTS, quantize_, quantized_weights
 from lm_from_scratch.sampling import Sampler
 from lm_from_scratch.tokenizer import Tokenizer

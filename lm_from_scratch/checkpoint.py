@@ -36,7 +36,7 @@ from lm_from_scratch.heads import Classifier, SequenceClassifier, TokenClassifie
 from lm_from_scratch.models import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
-from lm_from_scratch.optim import AdamW
+from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.quantize import WEIGHTS, QuantizedWeight
 from lm_from_scratch.rope import DynamicNTKScaling, scaling_from_dict, scaling_to_dict
 from lm_from_scratch.swap import swap_parameters_

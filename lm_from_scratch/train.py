@@ -157,9 +157,7 @@ def galore_options(config: TrainConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in GALORE}
 
 
-def make_optimizer(
-    model: CausalLM, config: TrainConfig, processes: Processes = ALONE
-) -> AdamW:
+def make_optimizer(model: CausalLM, config: TrainConfig, processes: Processes = ALONE) -> AdamW:
     """AdamW; or GaLore for the matrices of the blocks, and AdamW for all other weights.
 
     The embedding, the head, the norms and the biases are not projected, as in the paper: the rows

@@ -213,7 +213,7 @@ def exempt(name: Name) -> bool:
 NO_SOURCE = {
     "checkpoint", "conformance", "data", "generate", "onednn", "plot", "record", "references",
     "swap", "cache.buffer", "cache.convert", "cache.growing", "cache.interface", "cache.layered",
-    "kernels.compilation", "kernels.device", "kernels.model", "optim.sharded", "pretrained.make",
+    "kernels.compilation", "kernels.device", "kernels.model", "pretrained.make",
 }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from lm_from_scratch.checkpoint import (
 )
 from lm_from_scratch.heads import SequenceClassifier, TokenClassifier
 from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
-from lm_from_scratch.optim import AdamW
+from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.rope import DynamicNTKScaling
 from lm_from_scratch.tokenizer import Tokenizer
 

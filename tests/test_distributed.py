@@ -31,9 +31,9 @@ from lm_from_scratch.distributed import (
     watching_signals,
 )
 from lm_from_scratch.loss import IGNORE
-from lm_from_scratch.optim import GaLore
-from lm_from_scratch.optim.galore import PROJECTION_TYPES
-from lm_from_scratch.optim.sharded import whole
+from lm_from_scratch.optim.galore import GaLore
+from lm_from_scratch.optim.galore_basis import PROJECTION_TYPES
+from lm_from_scratch.runs.sharded import ShardedGaLore, whole
 from lm_from_scratch.tokenizer import Tokenizer
 from lm_from_scratch.train import TrainConfig, train
 
@@ -487,7 +487,8 @@ def galore_steps(options: dict[str, object], mesh: object = None) -> list[torch.
     generator = torch.Generator().manual_seed(0)
     made = [torch.randn(shape, generator=generator).double() for shape in SHARDED]
     params = [torch.nn.Parameter(spread(tensor)) for tensor in made]
-    optimizer = GaLore(params, lr=0.01, rank=2, update_proj_gap=3, **options)
+    kind = GaLore if mesh is None else ShardedGaLore
+    optimizer = kind(params, lr=0.01, rank=2, update_proj_gap=3, **options)
     if mesh is not None:  # as if it came from a file
         for p in params:
             optimizer.state[p].update(optimizer.new_state(p, optimizer.param_groups[0]))

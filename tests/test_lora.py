@@ -42,8 +42,8 @@ from lm_from_scratch.lora import (
 from lm_from_scratch.loss import causal_lm_loss, next_token_targets
 from lm_from_scratch.models import CausalLM
 from lm_from_scratch.onednn import use_onednn_
-from lm_from_scratch.optim.sharded import whole
 from lm_from_scratch.quantize import QuantizedWeight, dequantize_, quantize_
+from lm_from_scratch.runs.sharded import whole
 from lm_from_scratch.tokenizer import Tokenizer
 from lm_from_scratch.train import Loss, TrainConfig, make_optimizer, train
 

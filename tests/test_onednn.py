@@ -16,7 +16,7 @@ from lm_from_scratch.onednn import (
     use_onednn_,
     use_packed_weights_,
 )
-from lm_from_scratch.optim import GaLore
+from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.quantize import quantize_
 from lm_from_scratch.sampling import GREEDY
 from lm_from_scratch.train import TrainConfig, make_optimizer, optimizer_step

@@ -23,7 +23,8 @@ from lm_from_scratch.data import Batch, PackedBatches, TokenFile, reference, wri
 from lm_from_scratch.distributed import Processes
 from lm_from_scratch.loss import IGNORE, causal_lm_loss
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
-from lm_from_scratch.optim import GaLore, update_in_backward
+from lm_from_scratch.optim.galore import GaLore
+from lm_from_scratch.optim.in_backward import update_in_backward
 from lm_from_scratch.tokenizer import Tokenizer
 from lm_from_scratch.train import (
     TrainConfig,

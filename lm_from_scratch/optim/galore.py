@@ -19,7 +19,7 @@ are trained, all of them: what a low rank has is the step between two changes of
 The paper keeps the moments as they are when the basis changes, although their numbers then mean
 other directions. Robert et al. turn them into the new basis.
 
-How a basis is made, and what becomes of the moments, is in :mod:`lm_from_scratch.optim.galore_basis`.
+How a basis is made: :mod:`lm_from_scratch.optim.galore_basis`.
 
 Sources: Zhao et al., *GaLore: Memory-Efficient LLM Training by Gradient Low-Rank Projection*, 2024,
 arXiv:2403.03507; Robert et al., *LDAdam*, 2025, arXiv:2410.16103 (rotated moments).
@@ -269,9 +269,7 @@ class GaLore(AdamW):
             made = int(self.state[p].get("bases", 0))
             seed = ((group["seed"] * 1_000_003 + number) * 1_000_003 + made) % 2**63
             return random_basis(grad, group["rank"], left, right, seed)
-        return singular_basis(
-            grad, group["rank"], left, right, group["basis"], start, self.matmul
-        )
+        return singular_basis(grad, group["rank"], left, right, group["basis"], start, self.matmul)
 
     def carry_moments(self, p: Tensor, old: Bases, new: Bases, group: dict[str, Any]) -> None:
         """The moments in a new basis: kept, rotated, or begun anew where they do not fit it."""

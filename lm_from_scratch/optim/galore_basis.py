@@ -1,9 +1,9 @@
 r"""The basis of GaLore: how it is made from a gradient, and what it means for numbers in it.
 
 An orthonormal basis :math:`P` (m, r) holds r directions of a gradient's columns, :math:`Q` (n, r)
-of its rows. :math:`R = P^\top G Q` are the coordinates of a gradient in them, and :math:`P R Q^\top`
-is the nearest matrix that the bases can express. Everything here is a pure function;
-:mod:`lm_from_scratch.optim.galore` says when which one is called.
+of its rows. :math:`R = P^\top G \, Q` are the coordinates of a gradient in them, and
+:math:`P R \, Q^\top` is the nearest matrix that the bases can express. Everything here is a pure
+function; :mod:`lm_from_scratch.optim.galore` says when it is called.
 
 Sources: Halko, Martinsson, Tropp, *Finding Structure with Randomness*, 2011, arXiv:0909.4061
 (subspace iteration); Robert et al., *LDAdam*, 2025, arXiv:2410.16103 (rotated moments).

@@ -8,7 +8,6 @@ any shape, leave every other tensor as it is.
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lm_from_scratch.optim.adamw import AdamW, Number

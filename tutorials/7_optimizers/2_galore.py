@@ -46,9 +46,9 @@ from torch import nn
 from lm_from_scratch.data import PackedBatches, load_split, write_tokens
 from lm_from_scratch.loss import causal_lm_loss
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.optim import AdamW, GaLore
-from lm_from_scratch.optim.adamw import adam_direction
-from lm_from_scratch.optim.galore import (
+from lm_from_scratch.optim.adamw import AdamW, adam_direction
+from lm_from_scratch.optim.galore import GaLore
+from lm_from_scratch.optim.galore_basis import (
     captured_energy,
     project,
     project_back,

@@ -60,8 +60,9 @@ from lm_from_scratch.data import (
 )
 from lm_from_scratch.loss import causal_lm_loss
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.optim import AdamW, GaLore
-from lm_from_scratch.optim.galore import (
+from lm_from_scratch.optim.adamw import AdamW
+from lm_from_scratch.optim.galore import GaLore
+from lm_from_scratch.optim.galore_basis import (
     captured_energy,
     leading_left,
     project,

@@ -101,7 +101,8 @@ from lm_from_scratch.loss import (
     next_token_targets,
 )
 from lm_from_scratch.models.qwen2 import SIZES, Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.optim import AdamW, update_in_backward
+from lm_from_scratch.optim.adamw import AdamW
+from lm_from_scratch.optim.in_backward import update_in_backward
 from lm_from_scratch.plot import COLOURS, figure
 from lm_from_scratch.record import record_saved
 from lm_from_scratch.train import TrainConfig, make_optimizer
@@ -345,7 +346,7 @@ assert "inplace operation" in noticed
 # One optimizer for each weight makes schedulers and checkpoints awkward. The package keeps one optimizer and makes the
 # change a context. It also counts passes, for a later section.
 
-print(inspect.getsource(update_in_backward).split('"""')[2])
+print(inspect.getsource(update_in_backward.after))
 
 # %%
 # Inside the context the loop can stay as it is: ``optimizer.step()`` finds no gradients and does nothing. Equality
@@ -639,7 +640,7 @@ torch.testing.assert_close(*ends, rtol=1e-7, atol=1e-9)
 
 from lm_from_scratch.checkpoint import load_shipped
 from lm_from_scratch.data import load_corpus, split
-from lm_from_scratch.optim.galore import (
+from lm_from_scratch.optim.galore_basis import (
     captured_energy,
     project,
     singular_basis,

@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, normal
-from lm_from_scratch.optim.galore import project, project_back, sides, singular_basis
+from lm_from_scratch.optim.galore_basis import project, project_back, sides, singular_basis
 
 
 class PackageProjection:

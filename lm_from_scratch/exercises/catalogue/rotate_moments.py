@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call
-from lm_from_scratch.optim.galore import project, rotate_moments
+from lm_from_scratch.optim.galore_basis import project, rotate_moments
 
 Basis = tuple[Tensor | None, Tensor | None]
 Pair = tuple[Tensor, Tensor]
