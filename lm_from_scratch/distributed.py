@@ -119,7 +119,7 @@ class Processes:
         if self.parallel == "fsdp":
             module.reshard()  # type: ignore[operator]
 
-    def optimizer(self, kind: type[AdamW]) -> type[AdamW]:
+    def optimizer(self, kind: type[AdamW]) -> type[Any]:
         """The class that takes the steps of ``kind`` on the parameters that :meth:`wrap` leaves."""
         return sharded(kind) if self.parallel == "fsdp" else kind
 

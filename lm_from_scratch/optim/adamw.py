@@ -264,6 +264,10 @@ class AdamW(torch.optim.Optimizer):
                         )
         super().load_state_dict(state_dict)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.defaults.pop("differentiable", None)  # torch adds it to every optimizer
+
     def pairs(self, state_dict: dict[str, Any]) -> list[tuple[Tensor, dict[str, Any], Any]]:
         """Every parameter with its group and its state in a ``state_dict``."""
         return [
@@ -304,9 +308,10 @@ def fused_step(
     """The step of all parameters by torch's kernel, in place."""
     if not params:
         return
-    moments = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
-    (beta1, beta2), steps = group["betas"], [state["step"] for state in states]
+    (beta1, beta2), lr, eps, decay = (group[n] for n in ("betas", "lr", "eps", "weight_decay"))
     torch_adamw(
-        params, grads, *moments, [], steps, fused=True, amsgrad=False, maximize=False,
-        beta1=beta1, beta2=beta2, **{name: group[name] for name in ("lr", "weight_decay", "eps")},
+        params, grads, [state["exp_avg"] for state in states],
+        [state["exp_avg_sq"] for state in states], [], [state["step"] for state in states],
+        fused=True, amsgrad=False, maximize=False,
+        beta1=beta1, beta2=beta2, lr=lr, eps=eps, weight_decay=decay,
     )  # fmt: skip

@@ -225,8 +225,11 @@ class GaLore(AdamW):
         (r or m, r or n), which the bases turn back into a matrix."""
         left, right = state.get("left"), state.get("right")
         if p.dim() == 2 and p.dtype == direction.dtype and self.matmul is torch.matmul:
-            a = direction if left is None else left
-            b = right.mT if left is None else project_back(direction, None, right)
+            if left is None:
+                assert right is not None
+                a, b = direction, right.mT
+            else:
+                a, b = left, project_back(direction, None, right)
             p.addmm_(a, b, beta=float(kept), alpha=-float(length))  # in one pass over p
         else:
             change = project_back(direction, left, right, matmul=self.matmul)

@@ -64,7 +64,7 @@ class update_in_backward:  # a context, and so in small letters, as torch.no_gra
         if any(hasattr(p, "updated_in_backward") for p in self.group):
             raise ValueError("a parameter of this optimizer is in a context of update_in_backward")
         for p in self.group:
-            p.updated_in_backward = True  # type: ignore[attr-defined]
+            p.updated_in_backward = True
         self.hooks = [p.register_post_accumulate_grad_hook(self.after) for p in self.group]
         self.hooks.append(self.optimizer.register_step_pre_hook(self.before_step))
         self.optimizer.after_zero_grad = self.forget
@@ -118,7 +118,7 @@ class update_in_backward:  # a context, and so in small letters, as torch.no_gra
         for hook in self.hooks:
             hook.remove()
         for p in self.group:
-            del p.updated_in_backward  # type: ignore[attr-defined]
+            del p.updated_in_backward
         if kind is None:
             for p, low in self.sums.items():
                 state = self.optimizer.state[p]
