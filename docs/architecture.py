@@ -23,7 +23,7 @@ LAYERS = {
     "caches": "cache",
     "optimizers": "optim",
     "weights": "swap references quantize onednn",
-    "data and loss": "tokenizer loss data distributed",
+    "data and loss": "tokenizer loss data runs distributed",
     "models": "models",
     "checkpoints": "heads checkpoint lora",
     "generation": "sampling logit_processors generate beam_search speculative engine",

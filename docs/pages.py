@@ -28,7 +28,7 @@ GROUPS = {
     "Generation": ["generate", "sampling", "logit_processors", "beam_search", "speculative"]
     + ["engine"],
     "Text and tokens": ["tokenizer", "data"],
-    "Training": ["train", "loss", "distributed"],
+    "Training": ["train", "loss", "distributed", "runs"],
     "Optimizers": ["optim"],
     "Quantised and swapped weights": ["quantize", "swap", "references", "onednn"],
     "Files": ["checkpoint", "pretrained"],

@@ -124,7 +124,7 @@ class Processes:
         return sharded(kind) if self.parallel == "fsdp" else kind
 
     def number(self, x: Tensor) -> float:
-        """The number in a tensor that was computed from parameters or gradients, of any shape."""
+        """The number in ``x``, of shape (), which was computed from parameters or gradients."""
         return whole(x).item()
 
     def total(self, *numbers: float) -> list[float]:

@@ -214,6 +214,7 @@ NO_SOURCE = {
     "checkpoint", "conformance", "data", "generate", "onednn", "plot", "record", "references",
     "swap", "cache.buffer", "cache.convert", "cache.growing", "cache.interface", "cache.layered",
     "kernels.compilation", "kernels.device", "kernels.model", "pretrained.make",
+    "runs.sharded",
 }  # fmt: skip
 
 

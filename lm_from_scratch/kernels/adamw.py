@@ -67,8 +67,8 @@ def adamw_(
     eps: float = 1e-8,
     weight_decay: float = 1e-2,
 ) -> None:
-    """:func:`adamw` that overwrites ``param``, ``exp_avg`` and ``exp_avg_sq``, of one shape with
-    ``grad``.
+    """:func:`adamw` that overwrites ``param``, ``exp_avg`` and ``exp_avg_sq``; ``grad`` is of the
+    same shape.
 
     Raises ``ValueError`` as :func:`adamw`, and for a tensor that cannot be overwritten.
     """

@@ -70,7 +70,8 @@ class update_in_backward:  # a context, and so in small letters, as torch.no_gra
         self.optimizer.after_zero_grad = self.forget
 
     def after(self, p: Tensor) -> None:
-        """The gradient of one backward pass is complete: use it, or add it up, and free it."""
+        """The gradient of ``p`` is complete: use it, or add it up, and free it. Raises
+        ``FloatingPointError`` if it is not finite."""
         optimizer, group = self.optimizer, self.optimizer.param_groups[self.group[p]]
         self.check(p)
         self.passes[p] = self.passes.get(p, 0) % self.grad_accumulation + 1

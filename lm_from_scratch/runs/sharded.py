@@ -2,8 +2,9 @@
 
 FSDP2 keeps its parameters, and the gradients and states that belong to them, as ``DTensor``: each
 process holds some rows. Most of torch computes with them as with any tensor. What remains is to say
-where a result belongs, and to gather what has to be known whole. The functions here, for tensors of
-any shape, leave every other tensor as it is.
+where a result belongs, and to gather what has to be known whole: ``item()`` of a sum, for one, is
+the sum of the rows in this process. The functions here, for tensors of any shape, leave every other
+tensor as it is.
 """
 
 from typing import Any
