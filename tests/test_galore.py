@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lm_from_scratch.onednn import onednn_matmul
+from lm_from_scratch.instruments.onednn import onednn_matmul
 from lm_from_scratch.optim.adamw import AdamW, adam_direction
 from lm_from_scratch.optim.galore import MOMENTS, GaLore, galore_step
 from lm_from_scratch.optim.galore_basis import (
