@@ -69,7 +69,6 @@ serve: $(STAMP) ## show the built site on this machine (PORT=8000)
 lint: $(STAMP) ## ruff and mypy
 	"$(PY)" -m ruff check .
 	"$(PY)" -m ruff format --check .
-	"$(PY)" -m ruff format --check --line-length 80 lm_from_scratch/exercises/catalogue/*/text.py
 	"$(PY)" -m mypy
 
 test: lint ## lint, then the whole test suite; every tutorial runs as a notebook

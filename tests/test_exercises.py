@@ -66,6 +66,8 @@ def test_a_source_has_one_place_to_write_and_one_check(name: str) -> None:
     assert parts[0].kind == "markdown" and parts[0].text.startswith("# ")
     assert sum(cell.is_solution for cell in parts) == 1
     assert sum(cell.is_check for cell in parts) == 1 and parts[-1].is_check
+    lines = [line for cell in parts if cell.kind == "code" for line in cell.text.splitlines()]
+    assert [line for line in lines if len(line) > 80 and '"""' not in line] == []  # fits the site
     assert parts[-1].text == (
         "from lm_from_scratch.exercises import check\n\n"
         f'points = check("{name}", {e.function})\n'
