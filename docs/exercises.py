@@ -1,6 +1,6 @@
 """Every exercise as notebooks: `python docs/exercises.py FOLDER [WEEKS]`.
 
-The text of an exercise is its one source, `text.py` in its folder of the package. From it come
+An exercise has one source, `text.py` in its folder of the catalogue. From it come
 
     FOLDER/student/NAME.ipynb, NAME.py   with a hole where the solution was
     FOLDER/solution/NAME.ipynb           with the solution
