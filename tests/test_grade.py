@@ -107,7 +107,7 @@ SUBMISSIONS: dict[str, tuple[str, str, float | None]] = {
     ),
     "patched_check": ("a.ipynb", notebook(cell(LAYER), cell("check = lambda *a, **k: 11.0\n")), 0),
     "other_name": ("rms_norm.py", RIGHT.replace("def rms_norm", "def my_norm"), 0),
-    "only_imported": ("a.py", "from lm_from_scratch.norm import rms_norm\n", 0),
+    "only_imported": ("a.py", "from lm_from_scratch.layers.norm import rms_norm\n", 0),
     "from_outside": (
         "a.py",
         "import torch\nones = torch.ones(16)\n\n\ndef rms_norm(x, weight, eps=1e-6):\n"
@@ -180,7 +180,7 @@ SUBMISSIONS: dict[str, tuple[str, str, float | None]] = {
     "long_sum": ("a.py", "x = 1; y = " + "+".join(["1"] * 960) + "\n" + RIGHT, 11),
     "many_lines": ("a.py", "x = 1\n" * 20000 + RIGHT, 11),
     "imported_afterwards": (
-        "a.ipynb", notebook(cell(LAYER), cell("from lm_from_scratch.norm import rms_norm\n")), 0,
+        "a.ipynb", notebook(cell(LAYER), cell("from lm_from_scratch.layers.norm import rms_norm\n")), 0,
     ),
     "no_notebook_of_any_name": ("homework.ipynb", '{"cells": [', 0),
     "no_characters": ("a.py", HEAD + "    raise ValueError('\\ud800 \\x00 ' + 'x' * 10**7)\n", 0),

@@ -15,7 +15,7 @@ import lm_from_scratch
 from lm_from_scratch.__main__ import PRESETS, main, only_run_in, parser
 from lm_from_scratch.checkpoint import from_pretrained, save_pretrained
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
-from lm_from_scratch.tokenizer import Tokenizer
+from lm_from_scratch.text.tokenizer import Tokenizer
 
 
 def test_train_then_generate(tmp_path, capsys) -> None:

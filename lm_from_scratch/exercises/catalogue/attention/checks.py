@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from lm_from_scratch.attention import attention_weights
+from lm_from_scratch.attention.attention import attention_weights
+from lm_from_scratch.attention.gqa import repeat_kv
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, normal, planted
-from lm_from_scratch.gqa import repeat_kv
-from lm_from_scratch.visibility import Visibility
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.beam_search import Hypothesis, _Rules
 from lm_from_scratch.exercises.exercise import (
     Call,
     Case,
@@ -18,6 +17,7 @@ from lm_from_scratch.exercises.exercise import (
     planted,
     strided,
 )
+from lm_from_scratch.generation.beam_search import Hypothesis, _Rules
 
 Step = tuple[Tensor, Tensor, Tensor, Tensor]
 
