@@ -199,7 +199,7 @@ def figure(name: str, rows: list[Row], path: Path) -> None:
     import matplotlib
     import matplotlib.pyplot as plt
 
-    from lm_from_scratch import plot
+    from lm_from_scratch.instruments import plot
 
     marks = {
         "ahead": (plot.COLOURS[0], "o"),
@@ -278,7 +278,7 @@ def figure_of_budget(rows: list[Row], path: Path) -> None:
     import matplotlib
     import matplotlib.pyplot as plt
 
-    from lm_from_scratch import plot
+    from lm_from_scratch.instruments import plot
 
     with matplotlib.rc_context({**plot.STYLE, "font.size": 8.5, "svg.hashsalt": "budget"}):
         made, ax = plt.subplots(figsize=(4.0, 0.7 + 0.38 * len(rows)))

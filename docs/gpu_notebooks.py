@@ -30,7 +30,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 sys.path.insert(0, str(gallery.ROOT))
-from lm_from_scratch.roofline import FILE
+from lm_from_scratch.instruments.roofline import FILE
 
 METADATA = "lm_from_scratch"
 INTERPRETER = "CPU, Triton's interpreter"

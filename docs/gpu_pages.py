@@ -92,7 +92,7 @@ def index() -> str:
 
 def measured() -> list[str]:
     """What a GPU measured, as a table; a sentence where none has."""
-    from lm_from_scratch.roofline import MARKERS, measurements
+    from lm_from_scratch.instruments.roofline import MARKERS, measurements
 
     stored = measurements()
     if stored is None:

@@ -40,7 +40,7 @@ def compute() -> Result:
     import torch
 
     from lm_from_scratch.checkpoint import load_shipped
-    from lm_from_scratch.plot import attention_maps
+    from lm_from_scratch.instruments.plot import attention_maps
 
     model, tokenizer = load_shipped(MODEL)
     model.eval()

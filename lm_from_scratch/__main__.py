@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from lm_from_scratch.beam_search import beam_search
 from lm_from_scratch.checkpoint import (
     from_pretrained,
     latest_checkpoint,
@@ -47,17 +46,24 @@ from lm_from_scratch.distributed import (
     watching_signals,
 )
 from lm_from_scratch.exercises.commands import add_commands
-from lm_from_scratch.generate import complete, forward_seconds, generate, generate_text, until
-from lm_from_scratch.logit_processors import no_repeat_ngram
-from lm_from_scratch.models import CausalLM, Config, build
+from lm_from_scratch.generation.beam_search import beam_search
+from lm_from_scratch.generation.generate import (
+    complete,
+    forward_seconds,
+    generate,
+    generate_text,
+    until,
+)
+from lm_from_scratch.generation.logit_processors import no_repeat_ngram
+from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.instruments.onednn import bfloat16_is_native, use_onednn_
+from lm_from_scratch.models.causal_lm import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.onednn import bfloat16_is_native, use_onednn_
 from lm_from_scratch.optim.galore import BASES, MOMENTS, PROJECTION_TYPES
 from lm_from_scratch.quantize import WEIGHTS, quantize_, quantized_weights
-from lm_from_scratch.sampling import Sampler
-from lm_from_scratch.tokenizer import Tokenizer
-from lm_from_scratch.train import (
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.training.train import (
     GALORE,
     Step,
     TrainConfig,

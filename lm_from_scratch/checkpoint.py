@@ -32,15 +32,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lm_from_scratch.distributed import ALONE, Processes
-from lm_from_scratch.heads import Classifier, SequenceClassifier, TokenClassifier
-from lm_from_scratch.models import CausalLM, Config, build
+from lm_from_scratch.models.causal_lm import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import GPT2Config
+from lm_from_scratch.models.heads import Classifier, SequenceClassifier, TokenClassifier
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
-from lm_from_scratch.optim import AdamW
+from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.quantize import WEIGHTS, QuantizedWeight
 from lm_from_scratch.rope import DynamicNTKScaling, scaling_from_dict, scaling_to_dict
-from lm_from_scratch.swap import swap_parameters_
-from lm_from_scratch.tokenizer import Tokenizer
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.weights.swap import swap_parameters_
 
 #: The small models that come with the package; their READMEs say how they were made.
 #:

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lm_from_scratch.loss import IGNORE, next_token_targets
-from lm_from_scratch.tokenizer import Tokenizer
-from lm_from_scratch.visibility import PADDING
+from lm_from_scratch.attention.visibility import PADDING
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.training.loss import IGNORE, next_token_targets
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ keeps:
   batches of one step, with gradient accumulation, it holds its own gradients whole.)
 
 Both are torch's. This file says what they wrap, and shares out what a training loop shares:
-:mod:`lm_from_scratch.train` asks a :class:`Processes` for its rows, for sums, and for whose turn it
-is. With one process, every answer is the trivial one.
+:mod:`lm_from_scratch.training.train` asks a :class:`Processes` for its rows, for sums, and for
+whose turn it is. With one process, every answer is the trivial one.
 
 Sources: Li et al., *PyTorch Distributed*, 2020, arXiv:2006.15704 (DDP); Rajbhandari et al., *ZeRO*,
 2020, arXiv:1910.02054; Zhao et al., *PyTorch FSDP*, 2023, arXiv:2304.11277.
@@ -33,8 +33,8 @@ import torch.distributed as dist
 from torch import nn
 
 from lm_from_scratch.data import Batch
-from lm_from_scratch.loss import IGNORE
 from lm_from_scratch.quantize import quantized_weights
+from lm_from_scratch.training.loss import IGNORE
 
 PARALLEL = ("ddp", "fsdp")
 CPU = torch.device("cpu")

@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm_from_scratch.swap import swap_parameters_
+from lm_from_scratch.weights.swap import swap_parameters_
 
 #: The dtype of activations that torch's kernels are fast for. On x86 all others meet a plain loop,
 #: which is slower than decoding the weight.
@@ -439,7 +439,7 @@ def check_frozen(weight: QuantizedWeight) -> None:
     if weight.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             f"an {type(weight).__name__} has no gradient: give it requires_grad_(False), and train "
-            "adapters (lm_from_scratch.lora)"
+            "adapters (lm_from_scratch.weights.lora)"
         )
 
 
@@ -518,7 +518,7 @@ def set_data(weight: Tensor, data: Tensor) -> None:
     (N, K)."""
     raise ValueError(
         "weight.data = ... would change the dtype that a quantised weight shows, not what it "
-        "holds: use weight.copy_(), or swap_parameters_ of lm_from_scratch.swap"
+        "holds: use weight.copy_(), or swap_parameters_ of lm_from_scratch.weights.swap"
     )
 
 

@@ -20,14 +20,16 @@ import measure
 import torch
 from measure import Row, Size
 
-from lm_from_scratch.cache import GrowingCache, cache_for, from_legacy, to_transformers
+from lm_from_scratch.cache.convert import from_legacy, to_transformers
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.layered import cache_for
 from lm_from_scratch.checkpoint import from_pretrained, save_pretrained
-from lm_from_scratch.generate import decode, prefill
-from lm_from_scratch.models import CausalLM, Config, build
+from lm_from_scratch.generation.generate import decode, prefill
+from lm_from_scratch.instruments.onednn import multiplies, use_packed_weights_
+from lm_from_scratch.models.causal_lm import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import SIZES, GPT2Config
 from lm_from_scratch.models.qwen2 import SIZES as QWEN2_SIZES
 from lm_from_scratch.models.qwen2 import Qwen2Config
-from lm_from_scratch.onednn import multiplies, use_packed_weights_
 
 SHAPES: dict[str, Config] = {
     "10 M parameters": GPT2Config(

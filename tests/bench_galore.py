@@ -27,18 +27,20 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from lm_from_scratch.data import reference
-from lm_from_scratch.loss import causal_lm_loss
+from lm_from_scratch.instruments.onednn import onednn_matmul
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.onednn import onednn_matmul
-from lm_from_scratch.optim import AdamW, GaLore, update_in_backward
+from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.optim.galore import (
+    GaLore,
     captured_energy,
     project,
     project_back,
     sides,
     singular_basis,
 )
-from lm_from_scratch.tokenizer import Tokenizer
+from lm_from_scratch.optim.in_backward import update_in_backward
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.training.loss import causal_lm_loss
 
 RANK, GAP, SCALE = 128, 200, 0.25
 RENEWED = 14  # matrices of two layers: new bases for all take long

@@ -23,11 +23,12 @@ from torch import nn
 from tqdm import tqdm
 
 from lm_from_scratch.data import PackedBatches, load_split, sequential_batches, write_tokens
-from lm_from_scratch.loss import causal_lm_loss
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.optim import AdamW, GaLore
-from lm_from_scratch.tokenizer import Tokenizer
-from lm_from_scratch.train import TrainConfig, evaluate, learning_rate
+from lm_from_scratch.optim.adamw import AdamW
+from lm_from_scratch.optim.galore import GaLore
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.training.loss import causal_lm_loss
+from lm_from_scratch.training.train import TrainConfig, evaluate, learning_rate
 
 GAP = 50
 KINDS: dict[str, dict[str, Any]] = {

@@ -40,11 +40,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lm_from_scratch import activation, attention, loss, norm, quantize, rope
+from lm_from_scratch import quantize, rope
+from lm_from_scratch.attention import attention
+from lm_from_scratch.attention.visibility import Visibility
+from lm_from_scratch.instruments.roofline import FILE, GPU, MARKERS, Cost
+from lm_from_scratch.layers import activation, norm
 from lm_from_scratch.optim.adamw import adamw
 from lm_from_scratch.optim.galore import galore_step
-from lm_from_scratch.roofline import FILE, GPU, MARKERS, Cost
-from lm_from_scratch.visibility import Visibility
+from lm_from_scratch.training import loss
 
 CUDA = torch.cuda.is_available()
 if not CUDA:
@@ -569,7 +572,7 @@ PROMPT = 64
 def decode_rates(setting: Setting) -> tuple[list[dict[str, Any]], list[str]]:
     """Tokens per second of Qwen2-0.5B with random weights, greedy, after a prompt."""
     from lm_from_scratch.kernels.model import use_kernels_
-    from lm_from_scratch.models import build
+    from lm_from_scratch.models.causal_lm import build
     from lm_from_scratch.models.qwen2 import Qwen2Config
 
     tiny = dict(vocab_size=97, n_layer=2, n_head=4, n_kv_head=2, n_embd=32, intermediate_size=48)
@@ -613,8 +616,8 @@ def wait() -> None:
 
 def greedy(model: Any, idx: Tensor, n: int, repetitions: int = 3) -> list[float]:
     """Tokens per second of steps behind a prompt, with a growing cache."""
-    from lm_from_scratch.cache import GrowingCache
-    from lm_from_scratch.generate import decode, prefill
+    from lm_from_scratch.cache.growing import GrowingCache
+    from lm_from_scratch.generation.generate import decode, prefill
 
     rates = []
     for _ in range(repetitions + 1):
@@ -637,8 +640,8 @@ def static(
     Replaying a graph runs no Python, so what a step leaves in Python is kept in tensors whose
     address the graph has: the token, its place, and the cache's table of positions.
     """
-    from lm_from_scratch.cache import StaticCache
-    from lm_from_scratch.generate import prefill
+    from lm_from_scratch.cache.slots import StaticCache
+    from lm_from_scratch.generation.generate import prefill
 
     torch.compiler.reset()
     step = torch.compile(model, dynamic=False)

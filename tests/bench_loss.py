@@ -1,7 +1,7 @@
 """The loss at the vocabulary of GPT-2, in time and memory: hidden states to gradients.
 
 ``transformers`` multiplies with the head and hands the logits to its loss function. Ours does the
-same, or never holds the logits (:func:`~lm_from_scratch.loss.chunked_causal_lm_loss`).
+same, or never holds the logits (:func:`~lm_from_scratch.training.loss.chunked_causal_lm_loss`).
 """
 
 from collections.abc import Callable, Iterator
@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from measure import Row, Size
 
-from lm_from_scratch.loss import causal_lm_loss, chunked_causal_lm_loss, next_token_targets
-from lm_from_scratch.onednn import multiplies
-from lm_from_scratch.train import autocast
+from lm_from_scratch.instruments.onednn import multiplies
+from lm_from_scratch.training.loss import causal_lm_loss, chunked_causal_lm_loss, next_token_targets
+from lm_from_scratch.training.train import autocast
 
 #: rows, tokens in a row, width, vocabulary
 SHAPES = {"full": (8, 256, 768, 50257), "quick": (2, 256, 768, 50257), "smoke": (2, 8, 16, 97)}

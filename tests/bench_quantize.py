@@ -21,10 +21,10 @@ from bench_decoding import our_run, prompt, shapes, their_run, twins, weight_byt
 from measure import Row, Size, seconds_of
 from torch.profiler import ProfilerActivity, profile
 
-from lm_from_scratch.cache import cache_for
-from lm_from_scratch.generate import decode, prefill
-from lm_from_scratch.models import CausalLM, Config
-from lm_from_scratch.onednn import multiplies, use_packed_weights_
+from lm_from_scratch.cache.layered import cache_for
+from lm_from_scratch.generation.generate import decode, prefill
+from lm_from_scratch.instruments.onednn import multiplies, use_packed_weights_
+from lm_from_scratch.models.causal_lm import CausalLM, Config
 from lm_from_scratch.quantize import quantize_
 
 PEERS = ("transformers fp32", "transformers bf16")

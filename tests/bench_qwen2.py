@@ -14,10 +14,10 @@ from measure import Row, Size
 from torch import nn
 
 from lm_from_scratch.checkpoint import config_to_dict
-from lm_from_scratch.loss import causal_lm_loss, chunked_causal_lm_loss, next_token_targets
+from lm_from_scratch.instruments.onednn import multiplies, use_onednn_
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.onednn import multiplies, use_onednn_
-from lm_from_scratch.train import autocast
+from lm_from_scratch.training.loss import causal_lm_loss, chunked_causal_lm_loss, next_token_targets
+from lm_from_scratch.training.train import autocast
 
 SMALL = "Qwen2, 10 M parameters"
 LAYER = "one layer of Qwen2-0.5B and its head"

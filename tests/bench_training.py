@@ -14,9 +14,15 @@ from transformers import GPT2Config as HFConfig
 from transformers import GPT2LMHeadModel as HFModel
 
 from lm_from_scratch.data import Batch
+from lm_from_scratch.instruments.onednn import multiplies, use_onednn_
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
-from lm_from_scratch.onednn import multiplies, use_onednn_
-from lm_from_scratch.train import Loss, TrainConfig, autocast, optimizer_step, parameter_groups
+from lm_from_scratch.training.train import (
+    Loss,
+    TrainConfig,
+    autocast,
+    optimizer_step,
+    parameter_groups,
+)
 
 #: vocabulary, tokens, rows, layers, heads, width
 SHAPES = {

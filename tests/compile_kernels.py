@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.kernels.adamw import adamw_
 from lm_from_scratch.kernels.attention import flash_attention
 from lm_from_scratch.kernels.compilation import compiled_for
@@ -29,7 +30,6 @@ from lm_from_scratch.kernels.rope import apply_rope, apply_rope_interleaved
 from lm_from_scratch.kernels.softmax import softmax
 from lm_from_scratch.kernels.swiglu import swiglu
 from lm_from_scratch.quantize import Int8Weight
-from lm_from_scratch.visibility import Visibility
 
 
 def half(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, settings
 from torch import Tensor, nn
 
 from lm_from_scratch.checkpoint import from_pretrained, save_pretrained
-from lm_from_scratch.models import CausalLM
+from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.quantize import QuantizedWeight

@@ -236,7 +236,7 @@ def copying(nbytes: int) -> Callable[[], float]:
 
 def multiplying(dtype: torch.dtype, size: Size = FULL) -> Callable[[], float]:
     """Operations a second of a large matrix product, by the faster of torch's two libraries."""
-    from lm_from_scratch.onednn import multiplies, product
+    from lm_from_scratch.instruments.onednn import multiplies, product
 
     n = 64 if size.smoke else 2048
     a, b = (torch.randn(n, n).to(dtype) for _ in range(2))

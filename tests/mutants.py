@@ -97,8 +97,8 @@ import json, sys, torch
 sys.path.insert(0, "tests")
 from conftest import tiny_qwen2, token_ids
 from test_cache import in_chunks
-from lm_from_scratch.attention import use_attention_
-from lm_from_scratch.visibility import positions_from_mask
+from lm_from_scratch.attention.kinds import use_attention_
+from lm_from_scratch.attention.visibility import positions_from_mask
 torch.set_grad_enabled(False)
 model, idx = tiny_qwen2(n_layer=4), token_ids(2, 12)
 positions = positions_from_mask(torch.tensor([[0] * 5 + [1] * 7, [1] * 12]))

@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from conftest import tiny_gpt2, tiny_hf, token_ids
 
-from lm_from_scratch.activation import (
+from lm_from_scratch.checkpoint import from_pretrained
+from lm_from_scratch.layers.activation import (
     ACTIVATIONS,
     GatedMLP,
     SwiGLUFunction,
@@ -13,7 +14,6 @@ from lm_from_scratch.activation import (
     gelu_new,
     swiglu,
 )
-from lm_from_scratch.checkpoint import from_pretrained
 from lm_from_scratch.models.gpt2 import GPT2Config
 
 X = torch.linspace(-8, 8, 1001, dtype=torch.float64)

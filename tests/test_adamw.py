@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lm_from_scratch.loss import causal_lm_loss
-from lm_from_scratch.optim import AdamW, GaLore
-from lm_from_scratch.optim.adamw import adam_direction, adamw
+from lm_from_scratch.optim.adamw import AdamW, adam_direction, adamw
+from lm_from_scratch.optim.galore import GaLore
+from lm_from_scratch.training.loss import causal_lm_loss
 
 F64 = torch.float64
 SHAPES = ((5, 3), (7,), (), (2, 3, 4), (1, 1))

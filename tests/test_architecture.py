@@ -59,10 +59,18 @@ def test_layers_name_what_exists() -> None:
 @pytest.mark.parametrize(
     ("file", "line", "fault"),
     [
-        ("norm.py", "from lm_from_scratch.train import train", "norm (layers) imports train"),
+        (
+            "norm.py",
+            "from lm_from_scratch.training.train import train",
+            "norm (layers) imports train",
+        ),
         ("rope.py", "import lm_from_scratch.cache.paged", "rope (layers) imports cache.paged"),
-        ("norm.py", "from lm_from_scratch import heads", "norm (layers) imports heads"),
-        ("__init__.py", "from lm_from_scratch import norm", "lm_from_scratch (None) imports norm"),
+        ("norm.py", "from lm_from_scratch.models import heads", "norm (layers) imports heads"),
+        (
+            "__init__.py",
+            "from lm_from_scratch.layers import norm",
+            "lm_from_scratch (None) imports norm",
+        ),
         ("train.py", "def f():\n    import lm_from_scratch.exercises.run", "imports exercises.run"),
         ("norm.py", "from lm_from_scratch.rope import *\n", "norm imports rope imports norm"),
         ("swap.py", "def f():\n    import triton.language as tl", "swap imports triton"),
@@ -79,7 +87,7 @@ def test_a_planted_import_is_found(tmp_path: Path, file: str, line: str, fault: 
     for copied in [package, *package.rglob("*")]:
         copied.chmod(0o755)  # the package itself may be read-only
     if "norm imports rope imports norm" in fault:
-        (package / "rope.py").write_text("import lm_from_scratch.norm\n")
+        (package / "rope.py").write_text("import lm_from_scratch.layers.norm\n")
     path = package / file
     path.write_text((path.read_text() if path.exists() else "") + "\n" + line)
     assert any(fault in found for found in faults(tmp_path)), faults(tmp_path)

@@ -7,16 +7,12 @@ from conftest import tiny_gpt2, token_ids
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_from_scratch.attention import (
-    ATTENTION_KINDS,
-    attention_weights,
-    sdpa_attention,
-    use_attention_,
-)
-from lm_from_scratch.conformance import CASES, itself, oracle
-from lm_from_scratch.gqa import check_shapes, repeat_kv
+from lm_from_scratch.attention.attention import attention_weights, sdpa_attention
+from lm_from_scratch.attention.gqa import check_shapes, repeat_kv
+from lm_from_scratch.attention.kinds import ATTENTION_KINDS, use_attention_
+from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
+from lm_from_scratch.instruments.conformance import CASES, itself, oracle
 from lm_from_scratch.models.gpt2 import SIZES
-from lm_from_scratch.visibility import Visibility, positions_from_mask
 
 
 def arange(n: int, start: int = 0) -> torch.Tensor:

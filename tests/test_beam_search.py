@@ -14,18 +14,14 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from lm_from_scratch.beam_search import Hypothesis, beam_search, beam_steps
-from lm_from_scratch.cache import (
-    BlockPool,
-    GrowingCache,
-    PagedCache,
-    Quantized,
-    SlidingCache,
-    StaticCache,
-    cache_for,
-)
-from lm_from_scratch.generate import complete, generate
-from lm_from_scratch.sampling import GREEDY
+from lm_from_scratch.cache.codec import Quantized
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.layered import cache_for
+from lm_from_scratch.cache.paged import BlockPool, PagedCache
+from lm_from_scratch.cache.slots import SlidingCache, StaticCache
+from lm_from_scratch.generation.beam_search import Hypothesis, beam_search, beam_steps
+from lm_from_scratch.generation.generate import complete, generate
+from lm_from_scratch.generation.sampling import GREEDY
 
 MODELS = {
     "gpt2": tiny_gpt2(attn_pdrop=0.3, resid_pdrop=0.3),

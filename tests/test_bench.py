@@ -18,7 +18,7 @@ import pytest
 import torch
 from measure import SMOKE, Row, Size
 
-from lm_from_scratch.onednn import multiplies
+from lm_from_scratch.instruments.onednn import multiplies
 
 ROOT = Path(__file__).parent.parent
 #: A row that is ahead, of a benchmark that exists.
@@ -142,7 +142,7 @@ def test_limits_are_rates() -> None:
 
 
 def test_both_libraries_are_asked_for_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lm_from_scratch import onednn
+    from lm_from_scratch.instruments import onednn
 
     rate = measure.multiplying(torch.float32, SMOKE)
     assert rate() > 1e6
@@ -288,7 +288,7 @@ def test_a_bad_row_appears_as_bad(tmp_path: Path) -> None:
 
 
 def test_the_figure_shows_the_bad_row_in_its_colour(tmp_path: Path) -> None:
-    from lm_from_scratch.plot import COLOURS, GREY
+    from lm_from_scratch.instruments.plot import COLOURS, GREY
 
     cases = ([0.5] * 3, COLOURS[3]), ([2.0] * 3, COLOURS[0]), ([1.5, 0.5, 2.0], GREY)
     for ratio, colour in cases:
@@ -321,7 +321,7 @@ def budgeted(**seconds: float) -> list[Row]:
 
 
 def test_a_budget_is_no_peer(tmp_path: Path) -> None:
-    from lm_from_scratch.plot import COLOURS
+    from lm_from_scratch.instruments.plot import COLOURS
 
     made = report()
     measure.add(made, "pages", budgeted(short=15.0, exact=60.0, long=90.0), 1.0)

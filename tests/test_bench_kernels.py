@@ -22,7 +22,7 @@ import triton
 from bench_kernels import ROWS, Row, Setting
 from conftest import tiny_qwen2, token_ids
 
-from lm_from_scratch.roofline import GPU, Cost, measurements
+from lm_from_scratch.instruments.roofline import GPU, Cost, measurements
 
 ROOT = Path(__file__).parent.parent
 #: Kernels of which a part of another row is timed, or nothing: one number is written for each key.
@@ -184,8 +184,8 @@ def test_what_is_stored_is_what_pages_read(
 
 def test_a_static_cache_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """The step that a GPU captures, uncompiled: its tokens are those of the growing cache."""
-    from lm_from_scratch.generate import generate
-    from lm_from_scratch.sampling import Sampler
+    from lm_from_scratch.generation.generate import generate
+    from lm_from_scratch.generation.sampling import Sampler
 
     spoken = []
 

@@ -8,24 +8,15 @@ from hypothesis import strategies as st
 from test_cache_laws import KINDS, MODELS
 from test_cache_laws import pool as new_pool
 
-from lm_from_scratch.attention import formula_attention
-from lm_from_scratch.cache import (
-    EXACT,
-    NO_CACHE,
-    BlockPool,
-    GrowingCache,
-    KVCache,
-    LayeredCache,
-    PagedCache,
-    Quantized,
-    Restricted,
-    Row,
-    SlidingCache,
-    StaticCache,
-    cache_for,
-)
+from lm_from_scratch.attention.attention import formula_attention
+from lm_from_scratch.attention.visibility import positions_from_mask
+from lm_from_scratch.cache.codec import EXACT, Quantized
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.interface import NO_CACHE, KVCache, Restricted
+from lm_from_scratch.cache.layered import LayeredCache, cache_for
+from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
+from lm_from_scratch.cache.slots import SlidingCache, StaticCache
 from lm_from_scratch.data import padded_batch
-from lm_from_scratch.visibility import positions_from_mask
 
 MODEL = tiny_gpt2()
 

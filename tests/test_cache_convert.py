@@ -16,18 +16,9 @@ from transformers import DynamicCache, EncoderDecoderCache
 from transformers import StaticCache as HFStaticCache
 from transformers.cache_utils import Fp8QuantizedLayer
 
-from lm_from_scratch.cache import (
-    NO_CACHE,
-    BlockPool,
-    GrowingCache,
-    LayeredCache,
-    PagedCache,
-    Quantized,
-    Row,
-    SlidingCache,
-    StaticCache,
-    cache_for,
-    convert,
+from lm_from_scratch.cache import convert
+from lm_from_scratch.cache.codec import Quantized
+from lm_from_scratch.cache.convert import (
     from_legacy,
     from_transformers,
     load_cache,
@@ -35,6 +26,11 @@ from lm_from_scratch.cache import (
     to_legacy,
     to_transformers,
 )
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.interface import NO_CACHE
+from lm_from_scratch.cache.layered import LayeredCache, cache_for
+from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
+from lm_from_scratch.cache.slots import SlidingCache, StaticCache
 from lm_from_scratch.data import padded_batch
 
 TOLERANCE = dict(atol=5e-5, rtol=0)
@@ -438,7 +434,7 @@ sys.path.insert(0, "tests")
 from conftest import tiny_gpt2, tiny_qwen2
 from pathlib import Path
 from safetensors.torch import load_file, save_file
-from lm_from_scratch.cache import load_cache
+from lm_from_scratch.cache.convert import load_cache
 folder, out = Path(sys.argv[1]), {}
 recipe = load_file(folder / "recipe")
 models = {
@@ -773,7 +769,7 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path) ->
 
 KILLED = """
 import os, signal, sys, torch
-from lm_from_scratch.cache import from_legacy, save_cache
+from lm_from_scratch.cache.convert import from_legacy, save_cache
 k = torch.ones(2, 3, 5, 4)
 os.replace = lambda *names: os.kill(os.getpid(), signal.SIGKILL)
 save_cache(from_legacy([(k, k)]), sys.argv[1])

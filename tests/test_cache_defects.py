@@ -15,21 +15,14 @@ import torch
 from conftest import hf_twin, tiny_gpt2, tiny_qwen2, token_ids
 
 from lm_from_scratch import cache as package
-from lm_from_scratch.cache import (
-    BlockPool,
-    Cache,
-    GrowingCache,
-    KVCache,
-    LayeredCache,
-    PagedCache,
-    Quantized,
-    SlidingCache,
-    StaticCache,
-    cache_for,
-    to_legacy,
-    to_transformers,
-)
-from lm_from_scratch.generate import complete, generate
+from lm_from_scratch.cache.codec import Quantized
+from lm_from_scratch.cache.convert import to_legacy, to_transformers
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.interface import Cache, KVCache
+from lm_from_scratch.cache.layered import LayeredCache, cache_for
+from lm_from_scratch.cache.paged import BlockPool, PagedCache
+from lm_from_scratch.cache.slots import SlidingCache, StaticCache
+from lm_from_scratch.generation.generate import complete, generate
 
 #: Empty caches of three layers; those that slide keep more than these tests feed.
 KINDS = {

@@ -13,20 +13,14 @@ from conftest import tiny_gpt2, tiny_qwen2, token_ids
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm_from_scratch.cache import (
-    NO_CACHE,
-    BlockPool,
-    GrowingCache,
-    LayeredCache,
-    NoCache,
-    PagedCache,
-    Quantized,
-    SlidingCache,
-    StaticCache,
-    cache_for,
-)
-from lm_from_scratch.record import blocks
-from lm_from_scratch.visibility import positions_from_mask
+from lm_from_scratch.attention.visibility import positions_from_mask
+from lm_from_scratch.cache.codec import Quantized
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.interface import NO_CACHE, NoCache
+from lm_from_scratch.cache.layered import LayeredCache, cache_for
+from lm_from_scratch.cache.paged import BlockPool, PagedCache
+from lm_from_scratch.cache.slots import SlidingCache, StaticCache
+from lm_from_scratch.instruments.record import blocks
 
 BOUND = 1e-9
 

@@ -21,11 +21,11 @@ from lm_from_scratch.checkpoint import (
     save_pretrained,
     save_training_state,
 )
-from lm_from_scratch.heads import SequenceClassifier, TokenClassifier
 from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
-from lm_from_scratch.optim import AdamW
+from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
+from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.rope import DynamicNTKScaling
-from lm_from_scratch.tokenizer import Tokenizer
+from lm_from_scratch.text.tokenizer import Tokenizer
 
 
 @pytest.fixture

@@ -5,9 +5,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lm_from_scratch.attention import ATTENTION_KINDS, formula_attention, sdpa_attention
-from lm_from_scratch.conformance import CASES, DTYPES, Case, Cell, itself, matrix, oracle
-from lm_from_scratch.visibility import Visibility
+from lm_from_scratch.attention.attention import formula_attention, sdpa_attention
+from lm_from_scratch.attention.kinds import ATTENTION_KINDS
+from lm_from_scratch.attention.visibility import Visibility
+from lm_from_scratch.instruments.conformance import (
+    CASES,
+    DTYPES,
+    Case,
+    Cell,
+    itself,
+    matrix,
+    oracle,
+)
 
 ORDINARY = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 # A score of n carries an error of n * eps, and so do the weights. In bfloat16 the backward pass of

@@ -25,8 +25,8 @@ from lm_from_scratch.data import (
     split,
     write_tokens,
 )
-from lm_from_scratch.loss import IGNORE
-from lm_from_scratch.tokenizer import Tokenizer
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.training.loss import IGNORE
 
 DOCUMENTS = data.reference()
 TRAIN, HELD_OUT = split(DOCUMENTS)

@@ -30,12 +30,11 @@ from lm_from_scratch.distributed import (
     processes,
     watching_signals,
 )
-from lm_from_scratch.loss import IGNORE
-from lm_from_scratch.optim import GaLore
-from lm_from_scratch.optim.galore import PROJECTION_TYPES
+from lm_from_scratch.optim.galore import PROJECTION_TYPES, GaLore
 from lm_from_scratch.optim.sharded import whole
-from lm_from_scratch.tokenizer import Tokenizer
-from lm_from_scratch.train import TrainConfig, train
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.training.loss import IGNORE
+from lm_from_scratch.training.train import TrainConfig, train
 
 MODELS = {
     "gpt2": lambda: tiny_gpt2(
@@ -427,7 +426,7 @@ def test_a_killed_process_ends_the_run_which_goes_on_bit_for_bit(text, whole_run
     assert "another process of the run has ended; the last checkpoint is" in message[0]
     assert str(latest_checkpoint(out)) in message[0]
     assert "The same command goes on from there" in message[0]
-    assert "Exception ignored" not in errors and "lm_from_scratch/train.py" not in errors
+    assert "Exception ignored" not in errors and "lm_from_scratch/training/train.py" not in errors
     code, said, errors = two_processes("--corpus", text, "--out", out)
     assert code == 0, errors
     assert said.count("going on after step") == 1

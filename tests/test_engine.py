@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cache_laws import pool as new_pool
 
-from lm_from_scratch.engine import Engine, Request
-from lm_from_scratch.generate import complete, generate
-from lm_from_scratch.logit_processors import forbid
-from lm_from_scratch.sampling import GREEDY, Sampler
+from lm_from_scratch.generation.engine import Engine, Request
+from lm_from_scratch.generation.generate import complete, generate
+from lm_from_scratch.generation.logit_processors import forbid
+from lm_from_scratch.generation.sampling import GREEDY, Sampler
 
 MODELS = [
     tiny_gpt2().double(),

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn.attention import flex_attention as module
 
-from lm_from_scratch.attention import formula_attention
-from lm_from_scratch.conformance import CASES, DTYPES
-from lm_from_scratch.flex import flex_attention, mask_function, uncompiled
+from lm_from_scratch.attention.attention import formula_attention
+from lm_from_scratch.attention.flex import flex_attention, mask_function, uncompiled
+from lm_from_scratch.instruments.conformance import CASES, DTYPES
 
 
 def test_the_function_is_the_rule() -> None:
@@ -63,12 +63,12 @@ def test_dropout_is_refused() -> None:
 def test_importing_attention_does_not_import_flex_attention() -> None:
     code = (
         "import sys; before = set(sys.modules); import torch; torches = set(sys.modules);"
-        "import lm_from_scratch.attention;"
+        "import lm_from_scratch.attention.attention;"
         "new = set(sys.modules) - torches;"
         "print(sorted(m for m in new if 'flex_attention' in m or 'varlen' in m))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['lm_from_scratch.varlen']"
+    assert done.stdout.strip() == "['lm_from_scratch.attention.varlen']"
 
 
 @pytest.mark.gpu

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lm_from_scratch.onednn import onednn_matmul
-from lm_from_scratch.optim import AdamW, GaLore
-from lm_from_scratch.optim.adamw import adam_direction
+from lm_from_scratch.instruments.onednn import onednn_matmul
+from lm_from_scratch.optim.adamw import AdamW, adam_direction
 from lm_from_scratch.optim.galore import (
     BASES,
     MOMENTS,
     PROJECTION_TYPES,
+    GaLore,
     captured_energy,
     galore_step,
     project,

@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 from test_cache_laws import KINDS, MODELS
 from torch._dynamo.testing import CompileCounter
 
-from lm_from_scratch.cache import NO_CACHE, GrowingCache, StaticCache, cache_for
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.interface import NO_CACHE
+from lm_from_scratch.cache.layered import cache_for
+from lm_from_scratch.cache.slots import StaticCache
 from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.generate import (
+from lm_from_scratch.generation.generate import (
     as_prompts,
     complete,
     evaluating,
@@ -20,7 +23,7 @@ from lm_from_scratch.generate import (
     prefill,
     until,
 )
-from lm_from_scratch.sampling import GREEDY, Sampler
+from lm_from_scratch.generation.sampling import GREEDY, Sampler
 
 MODEL = tiny_gpt2(attn_pdrop=0.3, resid_pdrop=0.3)
 PROMPTS = [[5, 6, 7, 8, 9, 10], [11], [12, 13, 14]]
@@ -241,7 +244,7 @@ def test_a_text_starts_with_the_end_of_text_token_and_never_shows_it(monkeypatch
         given.extend(prompts)
         return iter([[t] for t in [*tokenizer.encode("fine."), end]])
 
-    monkeypatch.setattr("lm_from_scratch.generate.generate", fake)
+    monkeypatch.setattr("lm_from_scratch.generation.generate.generate", fake)
     assert "".join(generate_text(model, tokenizer, "All is", 9)) == "fine."
     assert given == [[end, *tokenizer.encode("All is")]]
 

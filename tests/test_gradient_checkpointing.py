@@ -6,8 +6,8 @@ import pytest
 import torch
 from conftest import tiny_gpt2, tiny_qwen2, token_ids
 
-from lm_from_scratch.cache import GrowingCache
-from lm_from_scratch.gradient_checkpointing import use_gradient_checkpointing_
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.training.gradient_checkpointing import use_gradient_checkpointing_
 
 
 def test_Q14_gradient_checkpointing_changes_no_gradient_and_writes_no_cache() -> None:

@@ -10,11 +10,12 @@ import torch
 from conftest import tiny_gpt2, tiny_qwen2, token_ids
 from torch import Tensor, nn
 
-from lm_from_scratch.gradient_checkpointing import use_gradient_checkpointing_
-from lm_from_scratch.loss import causal_lm_loss
-from lm_from_scratch.models import CausalLM
-from lm_from_scratch.optim import AdamW, GaLore, update_in_backward
-from lm_from_scratch.optim.galore import singular_basis
+from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.optim.adamw import AdamW
+from lm_from_scratch.optim.galore import GaLore, singular_basis
+from lm_from_scratch.optim.in_backward import update_in_backward
+from lm_from_scratch.training.gradient_checkpointing import use_gradient_checkpointing_
+from lm_from_scratch.training.loss import causal_lm_loss
 
 MODELS = {
     "gpt2": tiny_gpt2,  # the head is tied to the embedding

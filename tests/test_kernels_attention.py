@@ -20,8 +20,10 @@ from kernel_checks import (
 from test_conformance import bound
 from torch import Tensor
 
-from lm_from_scratch.attention import formula_attention
-from lm_from_scratch.conformance import CASES, Cell, matrix
+from lm_from_scratch.attention.attention import formula_attention
+from lm_from_scratch.attention.online_softmax import tiled_attention
+from lm_from_scratch.attention.visibility import Visibility
+from lm_from_scratch.instruments.conformance import CASES, Cell, matrix
 from lm_from_scratch.kernels.attention import (
     NO_WINDOW,
     flash_attention,
@@ -31,8 +33,6 @@ from lm_from_scratch.kernels.attention import (
     rule_tensors,
     tiles_needed,
 )
-from lm_from_scratch.online_softmax import tiled_attention
-from lm_from_scratch.visibility import Visibility
 
 NAN = torch.nan
 

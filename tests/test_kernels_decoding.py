@@ -20,16 +20,18 @@ from kernel_checks import (
 )
 from torch import Tensor
 
-from lm_from_scratch.attention import attention_layers, sdpa_attention
-from lm_from_scratch.cache import GrowingCache, SlidingCache, StaticCache
+from lm_from_scratch.attention.attention import sdpa_attention
+from lm_from_scratch.attention.kinds import attention_layers
+from lm_from_scratch.attention.online_softmax import tiled_attention
+from lm_from_scratch.attention.visibility import Visibility
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.slots import SlidingCache, StaticCache
 from lm_from_scratch.kernels import decoding
 from lm_from_scratch.kernels.decoding import (
     decode_attention,
     decode_forward,
     number_of_splits,
 )
-from lm_from_scratch.online_softmax import tiled_attention
-from lm_from_scratch.visibility import Visibility
 
 
 def last(S: int, window: int | None = None) -> Visibility:

@@ -234,7 +234,7 @@ def test_a_model_computes_with_it(
 
 
 def test_adapters_get_their_gradients(pair: tuple[nn.Module, nn.Module, Tensor]) -> None:
-    from lm_from_scratch.lora import add_lora_
+    from lm_from_scratch.weights.lora import add_lora_
 
     gradients = []
     for model in pair[:2]:

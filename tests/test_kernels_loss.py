@@ -21,7 +21,6 @@ from kernel_checks import (
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lm_from_scratch import loss as reference
 from lm_from_scratch.kernels import loss as kernels
 from lm_from_scratch.kernels.loss import (
     SPLIT,
@@ -33,8 +32,9 @@ from lm_from_scratch.kernels.loss import (
     linear_cross_entropy,
     tile_sizes,
 )
-from lm_from_scratch.loss import IGNORE
 from lm_from_scratch.quantize import WEIGHTS
+from lm_from_scratch.training import loss as reference
+from lm_from_scratch.training.loss import IGNORE
 
 HALF = DTYPES[-1]
 

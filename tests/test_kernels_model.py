@@ -17,23 +17,19 @@ from kernel_checks import DEVICE, poisoned
 from torch import Tensor
 
 from lm_from_scratch.__main__ import main
-from lm_from_scratch.cache import (
-    BlockPool,
-    Cache,
-    GrowingCache,
-    PagedCache,
-    SlidingCache,
-    StaticCache,
-)
-from lm_from_scratch.engine import Engine, Request
+from lm_from_scratch.attention.visibility import positions_from_mask
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.interface import Cache
+from lm_from_scratch.cache.paged import BlockPool, PagedCache
+from lm_from_scratch.cache.slots import SlidingCache, StaticCache
+from lm_from_scratch.generation.engine import Engine, Request
 from lm_from_scratch.kernels.attention import flash_attention
 from lm_from_scratch.kernels.model import use_kernels_
 from lm_from_scratch.kernels.paged import KernelPagedCache
-from lm_from_scratch.loss import next_token_targets
-from lm_from_scratch.models import CausalLM
+from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.quantize import quantize_
-from lm_from_scratch.train import Loss
-from lm_from_scratch.visibility import positions_from_mask
+from lm_from_scratch.training.loss import next_token_targets
+from lm_from_scratch.training.train import Loss
 
 MODELS: dict[str, Callable[[], CausalLM]] = {
     "gpt2": lambda: tiny_gpt2(n_layer=1),

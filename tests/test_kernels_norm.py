@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lm_from_scratch.kernels import norm as module
 from lm_from_scratch.kernels.norm import rms_norm, rms_norm_forward
-from lm_from_scratch.norm import rms_norm as reference
+from lm_from_scratch.layers.norm import rms_norm as reference
 
 
 @pytest.fixture

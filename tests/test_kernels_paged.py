@@ -12,9 +12,13 @@ from kernel_checks import DEVICE, Guarded, check, check_operator, each_dtype, nu
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lm_from_scratch.attention import ATTENTION_KINDS, attention_layers, sdpa_attention
-from lm_from_scratch.cache import BlockPool, GrowingCache, PagedCache, Restricted
-from lm_from_scratch.engine import Engine, Request
+from lm_from_scratch.attention.attention import sdpa_attention
+from lm_from_scratch.attention.kinds import ATTENTION_KINDS, attention_layers
+from lm_from_scratch.attention.visibility import PADDING, Visibility
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.interface import Restricted
+from lm_from_scratch.cache.paged import BlockPool, PagedCache
+from lm_from_scratch.generation.engine import Engine, Request
 from lm_from_scratch.kernels import decoding
 from lm_from_scratch.kernels.paged import (
     KernelPagedCache,
@@ -24,7 +28,6 @@ from lm_from_scratch.kernels.paged import (
     write_into,
     write_pages,
 )
-from lm_from_scratch.visibility import PADDING, Visibility
 
 
 def poisoned_pool(n_layer: int = 3, n_blocks: int = 40, P: int = 4, **sizes: Any) -> BlockPool:

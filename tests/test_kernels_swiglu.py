@@ -12,8 +12,8 @@ from kernel_checks import (
     strided,
 )
 
-from lm_from_scratch.activation import swiglu as reference
 from lm_from_scratch.kernels.swiglu import swiglu, swiglu_forward
+from lm_from_scratch.layers.activation import swiglu as reference
 
 
 @each_dtype

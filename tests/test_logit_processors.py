@@ -16,9 +16,14 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from lm_from_scratch.generate import complete, generate
-from lm_from_scratch.logit_processors import add_bias, forbid, min_length, no_repeat_ngram
-from lm_from_scratch.sampling import GREEDY, Sampler, keep_min_p, keep_typical
+from lm_from_scratch.generation.generate import complete, generate
+from lm_from_scratch.generation.logit_processors import (
+    add_bias,
+    forbid,
+    min_length,
+    no_repeat_ngram,
+)
+from lm_from_scratch.generation.sampling import GREEDY, Sampler, keep_min_p, keep_typical
 
 MODEL = tiny_gpt2()
 V = 97

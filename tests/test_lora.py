@@ -27,9 +27,16 @@ from lm_from_scratch.checkpoint import (
 )
 from lm_from_scratch.data import PackedBatches, TokenFile, reference, write_tokens
 from lm_from_scratch.distributed import ALONE, Processes, processes
-from lm_from_scratch.gradient_checkpointing import use_gradient_checkpointing_
-from lm_from_scratch.heads import SequenceClassifier
-from lm_from_scratch.lora import (
+from lm_from_scratch.instruments.onednn import use_onednn_
+from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.heads import SequenceClassifier
+from lm_from_scratch.optim.sharded import whole
+from lm_from_scratch.quantize import Int4Weight, QuantizedWeight, dequantize_, quantize_
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.training.gradient_checkpointing import use_gradient_checkpointing_
+from lm_from_scratch.training.loss import causal_lm_loss, next_token_targets
+from lm_from_scratch.training.train import Loss, TrainConfig, make_optimizer, train
+from lm_from_scratch.weights.lora import (
     PREFIX,
     LoRALinear,
     add_lora_,
@@ -39,13 +46,6 @@ from lm_from_scratch.lora import (
     nothing,
     save_lora,
 )
-from lm_from_scratch.loss import causal_lm_loss, next_token_targets
-from lm_from_scratch.models import CausalLM
-from lm_from_scratch.onednn import use_onednn_
-from lm_from_scratch.optim.sharded import whole
-from lm_from_scratch.quantize import Int4Weight, QuantizedWeight, dequantize_, quantize_
-from lm_from_scratch.tokenizer import Tokenizer
-from lm_from_scratch.train import Loss, TrainConfig, make_optimizer, train
 
 MODELS: dict[str, Callable[..., CausalLM]] = {"gpt2": tiny_gpt2, "qwen2": tiny_qwen2}
 GROUP = {"gpt2": 28, "qwen2": 8}

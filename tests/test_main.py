@@ -15,7 +15,7 @@ import lm_from_scratch
 from lm_from_scratch.__main__ import PRESETS, main, only_run_in, parser
 from lm_from_scratch.checkpoint import from_pretrained, save_pretrained
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
-from lm_from_scratch.tokenizer import Tokenizer
+from lm_from_scratch.text.tokenizer import Tokenizer
 
 
 def test_train_then_generate(tmp_path, capsys) -> None:
@@ -373,7 +373,7 @@ def test_doctor_compares_with_one_thread(slowdown, line, capsys, monkeypatch) ->
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(torch, "set_num_threads", lambda n: now.append(n))
     monkeypatch.setattr(
-        "lm_from_scratch.__main__.forward_seconds",
+        "lm_from_scratch.generation.generate.forward_seconds",
         lambda model, idx, repeats: 0.005 * (slowdown if now[-1] == 2 else 1.0),
     )
     assert main(["doctor"]) == 0

@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import tiny_gpt2, tiny_qwen2
 
-from lm_from_scratch.models import randomize_
+from lm_from_scratch.models.causal_lm import randomize_
 
 
 @pytest.mark.parametrize("make", [tiny_gpt2, tiny_qwen2])

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lm_from_scratch.norm import LayerNorm, RMSNorm, RMSNormFunction, layer_norm, rms_norm
+from lm_from_scratch.layers.norm import LayerNorm, RMSNorm, RMSNormFunction, layer_norm, rms_norm
 
 
 def case(dtype: torch.dtype, scale: float = 3.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

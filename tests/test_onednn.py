@@ -7,8 +7,9 @@ from conftest import tiny_gpt2, tiny_qwen2, token_ids
 
 from lm_from_scratch.checkpoint import from_pretrained, save_pretrained
 from lm_from_scratch.data import Batch
-from lm_from_scratch.generate import complete, generate
-from lm_from_scratch.onednn import (
+from lm_from_scratch.generation.generate import complete, generate
+from lm_from_scratch.generation.sampling import GREEDY
+from lm_from_scratch.instruments.onednn import (
     OneDNNLinear,
     PackedLinear,
     bfloat16_is_native,
@@ -19,10 +20,9 @@ from lm_from_scratch.onednn import (
     use_onednn_,
     use_packed_weights_,
 )
-from lm_from_scratch.optim import GaLore
+from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.quantize import quantize_
-from lm_from_scratch.sampling import GREEDY
-from lm_from_scratch.train import TrainConfig, make_optimizer, optimizer_step
+from lm_from_scratch.training.train import TrainConfig, make_optimizer, optimizer_step
 
 
 @pytest.mark.parametrize("shape", [(7,), (1, 7), (3, 5, 7), (2, 3, 5, 7)])

@@ -7,7 +7,7 @@ import torch
 from conftest import tiny_gpt2, token_ids
 
 from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.plot import (
+from lm_from_scratch.instruments.plot import (
     attention_maps,
     curves,
     error_histogram,

@@ -9,10 +9,10 @@ from conftest import SMALL
 
 from lm_from_scratch.__main__ import main as command
 from lm_from_scratch.checkpoint import PRETRAINED, from_pretrained, load_shipped
-from lm_from_scratch.generate import complete, generate
+from lm_from_scratch.generation.generate import complete, generate
+from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.pretrained import make
 from lm_from_scratch.pretrained.make import corpus_of, digest, held_out_losses
-from lm_from_scratch.sampling import Sampler
 
 NAMES = sorted(path.parent.name for path in PRETRAINED.glob("*/record.json"))
 RECORDS = {name: json.loads((PRETRAINED / name / "record.json").read_text()) for name in NAMES}

@@ -27,10 +27,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lm_from_scratch import quantize
-from lm_from_scratch.generate import complete, generate
-from lm_from_scratch.heads import SequenceClassifier, TokenClassifier
-from lm_from_scratch.models import CausalLM
-from lm_from_scratch.onednn import use_onednn_, use_packed_weights_
+from lm_from_scratch.generation.generate import complete, generate
+from lm_from_scratch.generation.sampling import GREEDY
+from lm_from_scratch.instruments.onednn import use_onednn_, use_packed_weights_
+from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
 from lm_from_scratch.quantize import (
     BLOCK,
     KERNEL_DTYPES,
@@ -42,7 +43,6 @@ from lm_from_scratch.quantize import (
     quantize_,
     quantized_weights,
 )
-from lm_from_scratch.sampling import GREEDY
 
 KINDS = [Int8Weight, Int4Weight]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]

@@ -17,7 +17,7 @@ from lm_from_scratch.checkpoint import (
     from_pretrained,
     save_pretrained,
 )
-from lm_from_scratch.heads import Classifier, SequenceClassifier, TokenClassifier
+from lm_from_scratch.models.heads import Classifier, SequenceClassifier, TokenClassifier
 from lm_from_scratch.quantize import Int4Weight, Int8Weight, QuantizedWeight, quantize_
 
 MODELS = {

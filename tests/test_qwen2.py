@@ -22,8 +22,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cache import in_chunks
 
-from lm_from_scratch.attention import ATTENTION_KINDS, use_attention_
-from lm_from_scratch.cache import NO_CACHE, GrowingCache, Restricted, StaticCache
+from lm_from_scratch.attention.kinds import ATTENTION_KINDS, use_attention_
+from lm_from_scratch.attention.visibility import (
+    Visibility,
+    allowed_from_additive_mask,
+    positions_from_mask,
+)
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.interface import NO_CACHE, Restricted
+from lm_from_scratch.cache.slots import StaticCache
 from lm_from_scratch.checkpoint import (
     config_from_dict,
     config_to_dict,
@@ -31,8 +38,10 @@ from lm_from_scratch.checkpoint import (
     save_pretrained,
 )
 from lm_from_scratch.data import padded_batch
-from lm_from_scratch.generate import complete, generate
-from lm_from_scratch.loss import IGNORE, causal_lm_loss, next_token_targets
+from lm_from_scratch.generation.generate import complete, generate
+from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.instruments.record import record_attention, record_hidden_states
+from lm_from_scratch.layers.norm import rms_norm
 from lm_from_scratch.models.qwen2 import (
     FULL,
     SIZES,
@@ -40,15 +49,8 @@ from lm_from_scratch.models.qwen2 import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
-from lm_from_scratch.norm import rms_norm
-from lm_from_scratch.record import record_attention, record_hidden_states
 from lm_from_scratch.rope import LinearScaling
-from lm_from_scratch.sampling import Sampler
-from lm_from_scratch.visibility import (
-    Visibility,
-    allowed_from_additive_mask,
-    positions_from_mask,
-)
+from lm_from_scratch.training.loss import IGNORE, causal_lm_loss, next_token_targets
 
 ROPES = [
     {"rope_type": "default", "rope_theta": 10000.0},

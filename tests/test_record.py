@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import hf_twin, tiny_gpt2, tiny_qwen2, token_ids
 
-from lm_from_scratch.record import record_attention, record_hidden_states, record_saved
+from lm_from_scratch.instruments.record import record_attention, record_hidden_states, record_saved
 
 
 def test_recording_returns_real_weights_and_changes_nothing() -> None:

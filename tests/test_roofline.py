@@ -7,8 +7,8 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pytest
 
-from lm_from_scratch import roofline
-from lm_from_scratch.roofline import GPU, GPUS, NOT_MEASURED, Cost, measurements, show
+from lm_from_scratch.instruments import roofline
+from lm_from_scratch.instruments.roofline import GPU, GPUS, NOT_MEASURED, Cost, measurements, show
 
 CHIP = GPU("a chip", bandwidth=100.0, matrix=1000.0, scalar=50.0)
 

@@ -13,7 +13,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from lm_from_scratch.sampling import (
+from lm_from_scratch.generation.sampling import (
     GREEDY,
     Sampler,
     apply_repetition_penalty,

@@ -10,21 +10,16 @@ from conftest import tiny_gpt2, tiny_qwen2, token_ids
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lm_from_scratch import speculative
-from lm_from_scratch.cache import (
-    BlockPool,
-    GrowingCache,
-    LayeredCache,
-    PagedCache,
-    Quantized,
-    SlidingCache,
-    StaticCache,
-    cache_for,
-)
-from lm_from_scratch.generate import complete, evaluating, generate
-from lm_from_scratch.logit_processors import forbid, min_length, no_repeat_ngram
-from lm_from_scratch.sampling import GREEDY, Sampler
-from lm_from_scratch.speculative import (
+from lm_from_scratch.cache.codec import Quantized
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.layered import LayeredCache, cache_for
+from lm_from_scratch.cache.paged import BlockPool, PagedCache
+from lm_from_scratch.cache.slots import SlidingCache, StaticCache
+from lm_from_scratch.generation import speculative
+from lm_from_scratch.generation.generate import complete, evaluating, generate
+from lm_from_scratch.generation.logit_processors import forbid, min_length, no_repeat_ngram
+from lm_from_scratch.generation.sampling import GREEDY, Sampler
+from lm_from_scratch.generation.speculative import (
     ModelDrafter,
     Pass,
     PromptLookup,

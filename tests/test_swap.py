@@ -9,10 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lm_from_scratch import references
+from lm_from_scratch.instruments import references
+from lm_from_scratch.instruments.references import (
+    PATHS,
+    Observed,
+    Subclass,
+    Tied,
+    Traceable,
+    observe,
+)
 from lm_from_scratch.quantize import Int8Weight
-from lm_from_scratch.references import PATHS, Observed, Subclass, Tied, Traceable, observe
-from lm_from_scratch.swap import is_held, swap_, swap_on_conversion, swap_parameters_
+from lm_from_scratch.weights.swap import is_held, swap_, swap_on_conversion, swap_parameters_
 
 flag = torch.__future__.get_swap_module_params_on_conversion
 set_flag = torch.__future__.set_swap_module_params_on_conversion

@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lm_from_scratch.checkpoint import from_pretrained, rename, save_pretrained
+from lm_from_scratch.instruments.references import PATHS, Subclass, Tied, observe, share
 from lm_from_scratch.quantize import Int4Weight, Int8Weight, QuantizedWeight, quantize_
-from lm_from_scratch.references import PATHS, Subclass, Tied, observe, share
-from lm_from_scratch.swap import swap_on_conversion, swap_parameters_
+from lm_from_scratch.weights.swap import swap_on_conversion, swap_parameters_
 
 aten = torch.ops.aten
 flag = torch.__future__.get_swap_module_params_on_conversion

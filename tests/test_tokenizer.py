@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, trainers
 
 from lm_from_scratch.data import reference
-from lm_from_scratch.tokenizer import (
+from lm_from_scratch.text.tokenizer import (
     END_OF_TEXT,
     Tokenizer,
     apply_merges,

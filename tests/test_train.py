@@ -21,11 +21,12 @@ from safetensors.torch import load_file
 from lm_from_scratch.checkpoint import from_pretrained, latest_checkpoint
 from lm_from_scratch.data import Batch, PackedBatches, TokenFile, reference, write_tokens
 from lm_from_scratch.distributed import Processes
-from lm_from_scratch.loss import IGNORE, causal_lm_loss
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
-from lm_from_scratch.optim import GaLore, update_in_backward
-from lm_from_scratch.tokenizer import Tokenizer
-from lm_from_scratch.train import (
+from lm_from_scratch.optim.galore import GaLore
+from lm_from_scratch.optim.in_backward import update_in_backward
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.training.loss import IGNORE, causal_lm_loss
+from lm_from_scratch.training.train import (
     TrainConfig,
     evaluate,
     learning_rate,

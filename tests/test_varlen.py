@@ -8,11 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import lm_from_scratch.varlen as module
-from lm_from_scratch.attention import formula_attention
-from lm_from_scratch.conformance import CASES
-from lm_from_scratch.varlen import fused_varlen_attention, packed_attention, varlen_attention
-from lm_from_scratch.visibility import Visibility, positions_from_mask
+import lm_from_scratch.attention.varlen as module
+from lm_from_scratch.attention.attention import formula_attention
+from lm_from_scratch.attention.varlen import (
+    fused_varlen_attention,
+    packed_attention,
+    varlen_attention,
+)
+from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
+from lm_from_scratch.instruments.conformance import CASES
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -5,8 +5,8 @@ import pytest
 import torch
 from conftest import tiny_gpt2, token_ids
 
-from lm_from_scratch.cache import GrowingCache
-from lm_from_scratch.visibility import Visibility, positions_from_mask
+from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
+from lm_from_scratch.cache.growing import GrowingCache
 
 
 def arange(n: int, start: int = 0) -> torch.Tensor:

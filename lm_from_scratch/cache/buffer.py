@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from lm_from_scratch.attention.visibility import PADDING
 from lm_from_scratch.cache.codec import EXACT, Codec
 from lm_from_scratch.cache.interface import KVCache
-from lm_from_scratch.visibility import PADDING
 
 
 class Buffer:

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lm_from_scratch.attention.visibility import PADDING
 from lm_from_scratch.cache.buffer import BufferCache
 from lm_from_scratch.cache.codec import EXACT, Exact, Quantized
 from lm_from_scratch.cache.growing import GrowingCache
@@ -28,7 +29,6 @@ from lm_from_scratch.cache.interface import Cache, KVCache, check_positions
 from lm_from_scratch.cache.layered import LayeredCache, cache_for
 from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
 from lm_from_scratch.cache.slots import SlidingCache, SlotCache, StaticCache
-from lm_from_scratch.visibility import PADDING
 
 # -------------------------------------------------------------------------------------- in memory
 

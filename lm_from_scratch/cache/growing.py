@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.buffer import BufferCache
 from lm_from_scratch.cache.codec import EXACT, Codec
-from lm_from_scratch.visibility import Visibility
 
 
 class GrowingCache(BufferCache):

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lm_from_scratch.visibility import Visibility
+from lm_from_scratch.attention.visibility import Visibility
 
 
 def check_positions(positions: Tensor, x: Tensor) -> None:

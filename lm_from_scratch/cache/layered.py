@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.codec import EXACT, Codec
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.interface import Cache, KVCache, Layer, NoCache
 from lm_from_scratch.cache.slots import SlidingCache
-from lm_from_scratch.visibility import Visibility
 
 
 class LayeredCache(Cache):

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from lm_from_scratch.attention.visibility import PADDING, Visibility
 from lm_from_scratch.cache.interface import KVCache
-from lm_from_scratch.visibility import PADDING, Visibility
 
 
 @dataclass(eq=False)

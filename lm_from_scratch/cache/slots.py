@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lm_from_scratch.attention.visibility import PADDING, Visibility
 from lm_from_scratch.cache.buffer import Buffer, BufferCache
 from lm_from_scratch.cache.codec import EXACT, Codec
-from lm_from_scratch.visibility import PADDING, Visibility
 
 
 class SlotCache(BufferCache):

@@ -206,7 +206,7 @@ class AdamW(reference.AdamW):
     def check_group(self, group: dict[str, Any]) -> None:
         """Raises ``ValueError`` also for an option that needs another step."""
         super().check_group(group)
-        use = "use lm_from_scratch.optim.AdamW"
+        use = "use lm_from_scratch.optim.adamw.AdamW"
         for name in ("amsgrad", "differentiable", "foreach", "fused"):
             if group[name]:
                 raise ValueError(f"{name}={group[name]}: the kernel cannot do that; {use}")

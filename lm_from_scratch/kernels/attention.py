@@ -3,13 +3,13 @@ r"""Attention that reads queries, keys and values, and keeps no scores.
 The scores of one head are T times S numbers. As operations of PyTorch they are written and read
 again several times, and they are most of the traffic. Here a program takes one tile of queries, and
 the tiles of keys pass by: the scores of two tiles fit beside the core that computes them. That it
-is exact is the subject of :mod:`~lm_from_scratch.online_softmax`: each query keeps a running
-maximum, a running sum and an accumulator, and one number remains of all its scores, the
+is exact is the subject of :mod:`~lm_from_scratch.attention.online_softmax`: each query keeps a
+running maximum, a running sum and an accumulator, and one number remains of all its scores, the
 log-sum-exp. The memory sees (2T + 2S) D numbers per head and T more.
 
-What the :mod:`~lm_from_scratch.visibility` hides costs nothing where it hides whole tiles: they are
-not read, which for causal attention is half of them. Tiles that are seen as a whole need no mask.
-Query heads that share a key head find it by its index, and nothing is repeated.
+What the :mod:`~lm_from_scratch.attention.visibility` hides costs nothing where it hides whole
+tiles: they are not read, which for causal attention is half of them. Tiles that are seen as a whole
+need no mask. Query heads that share a key head find it by its index, and nothing is repeated.
 
 The backward pass computes the scores again, in two kernels, because there are two sums: a program
 of the first adds up dQ over the keys, a program of the second dK and dV over the queries, and over
@@ -34,10 +34,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lm_from_scratch.gqa import check_shapes
+from lm_from_scratch.attention.gqa import check_shapes
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.kernels.device import check_device
 from lm_from_scratch.kernels.softmax import LOWEST
-from lm_from_scratch.visibility import Visibility
 
 NO_WINDOW = 2**31 - 1  # keys
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -249,7 +249,7 @@ def flash_dk_dv_kernel(
 def flash_attention(
     q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout: float = 0.0
 ) -> Tensor:
-    """:func:`lm_from_scratch.online_softmax.tiled_attention` of q (B, H, T, D), k and v
+    """:func:`lm_from_scratch.attention.online_softmax.tiled_attention` of q (B, H, T, D), k and v
     (B, Hkv, S, D), D up to 256.
 
     Half-precision weights are rounded before they meet the values, as in the formula. The result

@@ -29,10 +29,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lm_from_scratch.gqa import check_shapes
+from lm_from_scratch.attention.gqa import check_shapes
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.kernels.device import check_device
 from lm_from_scratch.kernels.softmax import LOWEST
-from lm_from_scratch.visibility import Visibility
 
 BLOCK_G = 16  # query heads of a program: a side of tl.dot is at least 16
 MAX_D = 256
@@ -129,8 +129,8 @@ def merge_kernel(
 def decode_attention(
     q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout: float = 0.0
 ) -> Tensor:
-    """:func:`lm_from_scratch.attention.sdpa_attention` of q (B, H, 1, D), k and v (B, Hkv, S, D),
-    no gradient.
+    """:func:`lm_from_scratch.attention.attention.sdpa_attention` of q (B, H, 1, D), k and v (B,
+    Hkv, S, D), no gradient.
 
     Where the visibility is dense, no position is read, and keys before the window are not visited.
     Otherwise its mask says what is hidden: padding, unused slots, a window, documents, ``allowed``.

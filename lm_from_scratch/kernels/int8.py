@@ -32,7 +32,7 @@ from lm_from_scratch import quantize
 from lm_from_scratch.kernels.device import check_device
 from lm_from_scratch.kernels.matmul import GROUP, is_aligned, tile_of
 from lm_from_scratch.quantize import Int8Weight, quantized_weights
-from lm_from_scratch.swap import swap_parameters_
+from lm_from_scratch.weights.swap import swap_parameters_
 
 #: Sizes of a tile, for the few rows of decoding (16 are the fewest that matrix units take) and for
 #: many; and the same for float32, which is multiplied without matrix units. A program for few rows

@@ -43,8 +43,8 @@ from torch import Tensor
 
 from lm_from_scratch.kernels.device import check_device
 from lm_from_scratch.kernels.softmax import LOWEST
-from lm_from_scratch.loss import IGNORE
 from lm_from_scratch.quantize import QuantizedWeight
+from lm_from_scratch.training.loss import IGNORE
 
 BLOCK = 4096  # logits of a row at a time: a GPU has enough other rows to wait for each other
 
@@ -125,7 +125,8 @@ def cross_entropy_backward_kernel(
 
 
 def causal_lm_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """:func:`lm_from_scratch.loss.causal_lm_loss` of ``logits`` (..., V) and ``targets`` (...).
+    """:func:`lm_from_scratch.training.loss.causal_lm_loss` of ``logits`` (..., V) and ``targets``
+    (...).
 
     The gradient is a new tensor; the logits stay as they are. No value is read by the host, so a
     target outside the vocabulary is not refused: the loss is then NaN, and so is its gradient.
@@ -276,8 +277,8 @@ def linear_cross_entropy_backward_kernel(
 
 
 def chunked_causal_lm_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: int = 4096) -> Tensor:
-    """:func:`lm_from_scratch.loss.chunked_causal_lm_loss` of hidden states ``x`` (..., C) and the
-    head ``weight`` (V, C); ``targets`` (...).
+    """:func:`lm_from_scratch.training.loss.chunked_causal_lm_loss` of hidden states ``x`` (..., C)
+    and the head ``weight`` (V, C); ``targets`` (...).
 
     Logits stay in float32. Backward holds the gradient of ``chunk`` logits of each token. Tokens
     that do not count are computed and masked, since to leave them out the host would have to wait
@@ -288,7 +289,7 @@ def chunked_causal_lm_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: in
     if isinstance(weight, QuantizedWeight):
         raise ValueError(
             f"chunked_causal_lm_loss: weight is a {type(weight).__name__}, which this kernel does "
-            "not read: use lm_from_scratch.loss.chunked_causal_lm_loss, or weight.dequantize()"
+            "not read: use lm_from_scratch.training.loss.chunked_causal_lm_loss, or weight.dequantize()"
         )
     if chunk < 1:
         raise ValueError(f"chunked_causal_lm_loss: chunk={chunk} must be at least 1")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lm_from_scratch.activation import GatedMLP, gated_silu
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.kernels.attention import flash_attention
 from lm_from_scratch.kernels.decoding import decode_attention
 from lm_from_scratch.kernels.device import check_device
@@ -20,10 +20,10 @@ from lm_from_scratch.kernels.norm import rms_norm
 from lm_from_scratch.kernels.paged import Paged, paged_attention
 from lm_from_scratch.kernels.rope import apply_rope
 from lm_from_scratch.kernels.swiglu import swiglu
+from lm_from_scratch.layers.activation import GatedMLP, gated_silu
+from lm_from_scratch.layers.norm import RMSNorm
 from lm_from_scratch.models import gpt2, qwen2
-from lm_from_scratch.norm import RMSNorm
 from lm_from_scratch.quantize import Int8Weight, quantized_weights
-from lm_from_scratch.visibility import Visibility
 
 
 def kernel_attention(
@@ -57,8 +57,8 @@ def use_kernels_(model: nn.Module, only: Collection[str] | None = None) -> dict[
 
     A GPT-2 gets ``attention``; a Qwen2 also ``rms_norm``, ``rope`` and, if its activation is silu,
     ``swiglu``; a model with 8-bit weights ``int8``; one with a language-model head the two
-    functions of ``loss`` that :func:`~lm_from_scratch.train.train` will use. ``only`` chooses some
-    of them by name. An optimizer that was built before goes on working.
+    functions of ``loss`` that :func:`~lm_from_scratch.training.train.train` will use. ``only``
+    chooses some of them by name. An optimizer that was built before goes on working.
 
     Raises ``ValueError``, before anything is changed, if the model is not where kernels run (a CUDA
     device), is float64, or has nothing of what ``only`` names. The kernels have no attention

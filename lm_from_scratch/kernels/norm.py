@@ -77,7 +77,7 @@ def rms_norm_backward_kernel(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    """:func:`lm_from_scratch.norm.rms_norm` of ``x`` (..., C) with a ``weight`` (C,).
+    """:func:`lm_from_scratch.layers.norm.rms_norm` of ``x`` (..., C) with a ``weight`` (C,).
 
     The statistics of half-precision inputs are computed in float32; the order of rounding, and the
     dtype of the result where ``x`` and ``weight`` differ, are those of the reference. Raises
@@ -94,7 +94,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     if not 1 <= len(weight) <= WIDEST:
         raise ValueError(
             f"rms_norm: rows of {len(weight)} numbers; the kernel holds a row of 1 to {WIDEST} "
-            "in one program: use lm_from_scratch.norm.rms_norm"
+            "in one program: use lm_from_scratch.layers.norm.rms_norm"
         )
     return rms_norm_forward(x, weight, eps)[0]
 

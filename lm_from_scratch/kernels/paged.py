@@ -25,10 +25,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lm_from_scratch.attention.visibility import PADDING, Visibility
 from lm_from_scratch.cache.paged import PagedCache
 from lm_from_scratch.kernels.decoding import attend_in_splits, check_decoding
 from lm_from_scratch.kernels.device import check_alike, check_device
-from lm_from_scratch.visibility import PADDING, Visibility
 
 
 @triton.jit(do_not_specialize=["T"])

@@ -52,8 +52,8 @@ def swiglu_backward_kernel(grad, gate, up, grad_gate, grad_up, n, BLOCK: tl.cons
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """:func:`lm_from_scratch.activation.swiglu` of ``gate`` and ``up``, of one shape (...) and
-    dtype.
+    """:func:`lm_from_scratch.layers.activation.swiglu` of ``gate`` and ``up``, of one shape (...)
+    and dtype.
 
     Half-precision inputs are computed in float32 and rounded once, at the end. Raises
     ``ValueError`` for others, and where kernels do not run.

@@ -24,11 +24,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm_from_scratch.activation import ACTIVATIONS
-from lm_from_scratch.attention import AttentionFunction, sdpa_attention
-from lm_from_scratch.cache import NO_CACHE, Cache, Layer, NoCache
-from lm_from_scratch.norm import LayerNorm
-from lm_from_scratch.visibility import Visibility
+from lm_from_scratch.attention.attention import AttentionFunction, sdpa_attention
+from lm_from_scratch.attention.visibility import Visibility
+from lm_from_scratch.cache.interface import NO_CACHE, Cache, Layer, NoCache
+from lm_from_scratch.layers.activation import ACTIVATIONS
+from lm_from_scratch.layers.norm import LayerNorm
 
 
 @dataclass(frozen=True, kw_only=True)

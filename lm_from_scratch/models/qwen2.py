@@ -24,12 +24,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm_from_scratch.activation import ACTIVATIONS, GatedMLP
-from lm_from_scratch.attention import AttentionFunction, sdpa_attention
-from lm_from_scratch.cache import NO_CACHE, Cache, Layer, NoCache
-from lm_from_scratch.norm import RMSNorm
+from lm_from_scratch.attention.attention import AttentionFunction, sdpa_attention
+from lm_from_scratch.attention.visibility import Visibility
+from lm_from_scratch.cache.interface import NO_CACHE, Cache, Layer, NoCache
+from lm_from_scratch.layers.activation import ACTIVATIONS, GatedMLP
+from lm_from_scratch.layers.norm import RMSNorm
 from lm_from_scratch.rope import RopeScaling, RotaryEmbedding, apply_rope
-from lm_from_scratch.visibility import Visibility
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # the words of published configs
 

@@ -315,7 +315,8 @@ class GaLore(AdamW):
     many processes that can be more than AdamW's share.
     """
 
-    #: Of the products with a gradient or a basis; :mod:`lm_from_scratch.onednn` has another.
+    #: Of the products with a gradient or a basis; :mod:`lm_from_scratch.instruments.onednn` has
+    #: another.
     matmul: Matmul = staticmethod(torch.matmul)
     optional = frozenset({"energy"})  # ``max_drift`` may have been switched on or off since
 

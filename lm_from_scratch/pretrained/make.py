@@ -42,9 +42,9 @@ from lm_from_scratch.data import (
     sequential_batches,
     write_tokens,
 )
-from lm_from_scratch.models import CausalLM
-from lm_from_scratch.tokenizer import Tokenizer
-from lm_from_scratch.train import evaluate
+from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.training.train import evaluate
 
 LN2 = math.log(2.0)
 

@@ -134,7 +134,7 @@ assert added > 0.2
 # Take four words with their counts, each as a tuple of pieces. Count every pair of neighbours over
 # all words, and replace the most frequent pair by one piece.
 
-from lm_from_scratch.tokenizer import (
+from lm_from_scratch.text.tokenizer import (
     apply_merges,
     count_pairs,
     learn_merges,
@@ -216,7 +216,7 @@ print(len(merges_of(backend)), "merges, all equal")
 # merges. The pieces are bytes now; the library shows each byte as a printable character, and the
 # space as Ġ.
 
-from lm_from_scratch.tokenizer import Tokenizer
+from lm_from_scratch.text.tokenizer import Tokenizer
 
 word_counts = Counter(
     tuple(word)
@@ -304,7 +304,7 @@ import heapq
 
 import matplotlib.pyplot as plt
 
-from lm_from_scratch.plot import COLOURS, figure
+from lm_from_scratch.instruments.plot import COLOURS, figure
 
 measured_on = {
     "held-out documents": held_out_text,
@@ -625,8 +625,8 @@ assert positions[idx == end].eq(0).all()
 # picture shows both. Each label is a token and its position; ``⊢`` is the end-of-text token. The two
 # shades of blue only tell neighbouring documents apart.
 
-from lm_from_scratch.plot import printable
-from lm_from_scratch.visibility import Visibility
+from lm_from_scratch.attention.visibility import Visibility
+from lm_from_scratch.instruments.plot import printable
 
 see = Visibility(
     batch.positions, batch.positions, batch.documents, batch.documents

@@ -61,7 +61,7 @@ import torch.nn.functional as F
 import transformers
 from safetensors.torch import load_file
 
-from lm_from_scratch.models import randomize_
+from lm_from_scratch.models.causal_lm import randomize_
 
 torch.set_grad_enabled(False)
 transformers.utils.logging.disable_progress_bar()
@@ -169,7 +169,7 @@ torch.testing.assert_close(one_hot @ w["wte.weight"], w["wte.weight"][idx])
 #    \sigma^2 &= \frac{1}{C} \sum_c (x_c - \mu)^2 \\
 #    y_c &= \frac{x_c - \mu}{\sqrt{\sigma^2 + \epsilon}} \, w_c + b_c
 
-from lm_from_scratch.norm import LayerNorm, layer_norm
+from lm_from_scratch.layers.norm import LayerNorm, layer_norm
 
 print(inspect.getsource(layer_norm))
 
@@ -306,12 +306,12 @@ check("shuffled", scores.softmax(-1) @ v[:, :, order], y[:, :, -1:])
 # Every token has a position: its place in its own sequence, or -1 for padding. *A key is visible if it is real, not
 # after the query, within the window, and in the same document.*
 
-from lm_from_scratch.attention import (
+from lm_from_scratch.attention.attention import (
     attention_weights,
     formula_attention,
     sdpa_attention,
 )
-from lm_from_scratch.visibility import Visibility, positions_from_mask
+from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
 
 print(inspect.getsource(Visibility.rule))
 
@@ -319,7 +319,8 @@ print(inspect.getsource(Visibility.rule))
 # Six situations follow, each made by the call that the model makes. A cache is asked twice: once for the five tokens
 # that it then holds, once for the three new ones.
 
-from lm_from_scratch.cache import NO_CACHE, GrowingCache
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.interface import NO_CACHE
 
 
 def after_cache(old, new, old_positions=None, new_positions=None):
@@ -348,7 +349,7 @@ cases = {
 # In the figure, blue is visible and grey is hidden. The labels are positions, so -1 marks padding.
 
 # sphinx_gallery_thumbnail_number = 1
-from lm_from_scratch.plot import COLOURS, figure, mask_map
+from lm_from_scratch.instruments.plot import COLOURS, figure, mask_map
 
 made, axes = figure(5.0, 6.8, rows=3, columns=2)
 for ax, (title, visibility) in zip(axes, cases.items()):
@@ -416,7 +417,7 @@ assert 12 * 1024**2 * 4 == 48 * 2**20  # H T T numbers of 4 bytes
 #
 #    \operatorname{MLP}(h) = \operatorname{GELU}(h W_1 + b_1) \, W_2 + b_2
 
-from lm_from_scratch.activation import gelu, gelu_new
+from lm_from_scratch.layers.activation import gelu, gelu_new
 
 x = x + attention
 h = layer_norm(x, p["ln_2.weight"], p["ln_2.bias"])
@@ -626,7 +627,7 @@ for (size, numbers), count in zip(SIZES.items(), published):
 
 from torch.utils.flop_counter import FlopCounterMode
 
-from lm_from_scratch.attention import use_attention_
+from lm_from_scratch.attention.kinds import use_attention_
 
 T = 1024
 shares = {}
@@ -846,7 +847,7 @@ assert same["no 1/sqrt(D)", 0.02] == 1.0
 # The reason is that scores are products of two small vectors. Every softmax of the small model is nearly uniform, so
 # its attention is a plain mean whatever the scores are.
 
-from lm_from_scratch.record import record_attention
+from lm_from_scratch.instruments.record import record_attention
 
 uniform = torch.ones(11, 11).tril() / torch.arange(1, 12)[:, None]
 for std, whole in models.items():
@@ -953,7 +954,7 @@ assert min(errors[1:]) > 1
 # The full pass and the first piece are right, and everything after them is wrong. The mended line belongs to the
 # cache, which knows its own length: after eleven tokens, the next three stand at 11, 12 and 13.
 
-from lm_from_scratch.cache import place
+from lm_from_scratch.cache.interface import place
 
 place(torch.zeros(1, 3), positions=None, start=cache.length)
 

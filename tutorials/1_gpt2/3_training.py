@@ -57,10 +57,14 @@ from lm_from_scratch.data import (
     split,
     write_tokens,
 )
-from lm_from_scratch.loss import IGNORE, causal_lm_loss, next_token_targets
+from lm_from_scratch.instruments.plot import COLOURS, GREY, figure
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
-from lm_from_scratch.plot import COLOURS, GREY, figure
-from lm_from_scratch.tokenizer import Tokenizer
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.training.loss import (
+    IGNORE,
+    causal_lm_loss,
+    next_token_targets,
+)
 
 train_documents, held_out_documents = split(load_corpus("reference"))
 tokenizer = Tokenizer.train(
@@ -358,7 +362,7 @@ print("a gradient times 0.001, 1 or 1000: the first step is the same")
 # The trainer makes two groups of parameters. Matrices decay. Biases and the weights of the norms do
 # not: they are few, and a norm whose scale is pulled towards 0 switches its features off.
 
-from lm_from_scratch.train import parameter_groups
+from lm_from_scratch.training.train import parameter_groups
 
 for group in parameter_groups(model, weight_decay=0.1):
     shapes = [tuple(p.shape) for p in group["params"]]
@@ -383,7 +387,7 @@ assert total == sum(p.numel() for p in model.parameters())
 # cosine and reaches ``min_lr`` in the last step. It is a function of the number of the step and of nothing
 # else.
 
-from lm_from_scratch.train import TrainConfig, learning_rate
+from lm_from_scratch.training.train import TrainConfig, learning_rate
 
 config = TrainConfig(steps=500, lr=3e-3, min_lr=3e-4, warmup=50, eval_every=25)
 steps = range(1, config.steps + 1)
@@ -417,7 +421,7 @@ plt.show()
 # the whole batch, ``processes.size`` is 1, ``whole`` and ``processes.total`` return what they get. The
 # chapter on optimizers says more. ``loss_of`` is the model with its loss behind it.
 
-from lm_from_scratch.train import optimizer_step
+from lm_from_scratch.training.train import optimizer_step
 
 source = inspect.getsource(optimizer_step)
 print(re.sub(r' *""".*?"""\n', "", source, count=1, flags=re.DOTALL))
@@ -446,9 +450,9 @@ model.zero_grad()
 # the loop below belongs to you, and between two steps you can look at the model. Every 25 steps the
 # generator measures the held-out loss; we add samples, and a number that is explained below.
 
-from lm_from_scratch.generate import complete, evaluating, generate
-from lm_from_scratch.sampling import Sampler
-from lm_from_scratch.train import evaluate, train
+from lm_from_scratch.generation.generate import complete, evaluating, generate
+from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.training.train import evaluate, train
 
 held_out = list(sequential_batches(held_out_file, batch_size=32, block_size=64))
 prompt = [tokenizer.eos_token_id, *tokenizer.encode("The")]

@@ -113,7 +113,7 @@ assert quoted > len(titles) / 2
 
 import matplotlib.pyplot as plt
 
-from lm_from_scratch.plot import COLOURS, GREY, figure, printable
+from lm_from_scratch.instruments.plot import COLOURS, GREY, figure, printable
 
 sharp, example, flat = ordered[0], ordered[len(ordered) // 2], ordered[-1]
 logits = by_text[example]
@@ -159,7 +159,7 @@ torch.testing.assert_close((logits + 5).softmax(-1), p)
 
 import inspect
 
-from lm_from_scratch.sampling import draw, keep_top_k
+from lm_from_scratch.generation.sampling import draw, keep_top_k
 
 print(inspect.getsource(draw))
 
@@ -273,7 +273,7 @@ assert (random_u * 2**24).frac().eq(0).all()
 # Below 1 the differences grow and the distribution sharpens. Above 1 it flattens. The order of the
 # tokens stays as it is.
 
-from lm_from_scratch.sampling import apply_temperature
+from lm_from_scratch.generation.sampling import apply_temperature
 
 bars(
     {f"τ = {tau}": apply_temperature(logits, tau) for tau in (0.5, 1, 2)},
@@ -341,7 +341,7 @@ assert math.log(V) - entropy(apply_temperature(logits, 1000.0)) < 0.001
 # likely token, which is called *greedy*. A negative temperature would turn the order of the tokens
 # round, and is refused (an old program took it: defect G13).
 
-from lm_from_scratch.sampling import Sampler
+from lm_from_scratch.generation.sampling import Sampler
 
 seen = torch.zeros(1, V, dtype=torch.bool)  # no token has occurred yet
 greedy = Sampler(temperature=0.0)(logits[None], seen, torch.tensor([0.5]))
@@ -367,8 +367,8 @@ except ValueError as error:
 # The yardstick is the same two numbers of real text: pieces of as many tokens from documents that
 # the model was not trained on.
 
-from lm_from_scratch.generate import complete, generate
-from lm_from_scratch.loss import causal_lm_loss
+from lm_from_scratch.generation.generate import complete, generate
+from lm_from_scratch.training.loss import causal_lm_loss
 
 
 def repeated(row: list[int], n: int = 4) -> float:
@@ -491,7 +491,7 @@ assert tail.sum() > 50 * tail[0]
 # *Top-p*, or nucleus sampling, keeps the smallest set of most likely tokens whose probability
 # reaches p.
 
-from lm_from_scratch.sampling import keep_top_p
+from lm_from_scratch.generation.sampling import keep_top_p
 
 print(inspect.getsource(keep_top_p))
 
@@ -588,7 +588,7 @@ assert entropy(along[sizes.argmin()]) < entropy(along[sizes.argmax()])
 #
 # As an experiment, pretend that the most likely token has occurred already.
 
-from lm_from_scratch.sampling import apply_repetition_penalty
+from lm_from_scratch.generation.sampling import apply_repetition_penalty
 
 marked = torch.zeros(1, V, dtype=torch.bool)
 marked[0, top[0]] = True

@@ -48,17 +48,16 @@ from contextlib import contextmanager
 import matplotlib.pyplot as plt
 import torch
 
-from lm_from_scratch.attention import (
-    attention_layers,
+from lm_from_scratch.attention.attention import (
     attention_weights,
     sdpa_attention,
-    use_attention_,
 )
+from lm_from_scratch.attention.kinds import attention_layers, use_attention_
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.checkpoint import SHIPPED, load_shipped
 from lm_from_scratch.data import Batch, load_corpus, padded_batch, split
-from lm_from_scratch.generate import evaluating
-from lm_from_scratch.loss import IGNORE, causal_lm_loss
-from lm_from_scratch.plot import (
+from lm_from_scratch.generation.generate import evaluating
+from lm_from_scratch.instruments.plot import (
     COLOURS,
     GREY,
     attention_map,
@@ -66,8 +65,8 @@ from lm_from_scratch.plot import (
     figure,
     number_map,
 )
-from lm_from_scratch.record import record_attention
-from lm_from_scratch.visibility import Visibility
+from lm_from_scratch.instruments.record import record_attention
+from lm_from_scratch.training.loss import IGNORE, causal_lm_loss
 
 model, tokenizer = load_shipped()
 L, H = model.config.n_layer, model.config.n_head
@@ -449,7 +448,7 @@ print(
 
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.gpt2 import GPT2LMHeadModel as Model
-from lm_from_scratch.train import (
+from lm_from_scratch.training.train import (
     TrainConfig,
     learning_rate,
     optimizer_step,
@@ -807,7 +806,7 @@ assert (picture < 0).any()
 # The first law at the top of this page rejects it at once. The mended function returns recorded weights and
 # names the layer that does not exist.
 
-from lm_from_scratch.plot import visualize_attention
+from lm_from_scratch.instruments.plot import visualize_attention
 
 try:
     visualize_attention(model, tokenizer, text, layer=999)
@@ -877,7 +876,7 @@ plt.show()
 # A forward pass without a cache has as many queries as keys, and both corners are the same. So every test
 # without a cache passes. The check that finds it runs the model in two pieces.
 
-from lm_from_scratch.cache import GrowingCache
+from lm_from_scratch.cache.growing import GrowingCache
 
 
 def in_two_pieces(attend):

@@ -50,7 +50,7 @@ import torch.nn.functional as F
 import transformers
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
-from lm_from_scratch.norm import layer_norm, rms_norm
+from lm_from_scratch.layers.norm import layer_norm, rms_norm
 
 print(inspect.getsource(rms_norm))
 
@@ -107,7 +107,7 @@ torch.testing.assert_close(
 # a circle with radius :math:`\sqrt{2}`. LayerNorm also forgets the common level of the features, and then only a sign is left.
 
 # sphinx_gallery_thumbnail_number = 1
-from lm_from_scratch.plot import COLOURS, GREY, curves, figure
+from lm_from_scratch.instruments.plot import COLOURS, GREY, curves, figure
 
 points = torch.randn(24, 2, generator=generator) + torch.tensor([0.8, 0.3])
 ones, zeros = torch.ones(2), torch.zeros(2)
@@ -159,8 +159,8 @@ for size in (2, 7, 33):
 
 from lm_from_scratch.checkpoint import load_shipped
 from lm_from_scratch.data import load_corpus
-from lm_from_scratch.loss import causal_lm_loss, next_token_targets
-from lm_from_scratch.norm import LayerNorm
+from lm_from_scratch.layers.norm import LayerNorm
+from lm_from_scratch.training.loss import causal_lm_loss, next_token_targets
 
 gpt2, tokenizer = load_shipped()
 shares = []
@@ -408,7 +408,7 @@ assert same > 0.999
 #
 # Backward needs x, the weight and one number r per token. The package's function keeps just these.
 
-from lm_from_scratch.norm import RMSNormFunction
+from lm_from_scratch.layers.norm import RMSNormFunction
 
 print(inspect.getsource(RMSNormFunction.backward))
 
@@ -473,7 +473,7 @@ assert torch.autograd.gradgradcheck(rms_norm, ordinary)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lm_from_scratch.record import record_saved
+from lm_from_scratch.instruments.record import record_saved
 
 
 class Traffic(TorchDispatchMode):
@@ -499,7 +499,7 @@ def step(norm, x, g):
 
 
 C = 896  # of the smallest Qwen2
-from lm_from_scratch.norm import RMSNorm
+from lm_from_scratch.layers.norm import RMSNorm
 
 package, hf = RMSNorm(C), Qwen2RMSNorm(C, eps=1e-6)
 builtin = torch.nn.RMSNorm(C, eps=1e-6)
@@ -648,7 +648,7 @@ assert accepted == {"norm_in_float32": False, "rms_norm": True}
 # Here are two wrong norms inside a whole model of four blocks. Its matrices have standard deviation 0.25 and its norm
 # weights lie around 1. The row named "formula" has no mistake: it is ``rms_norm`` instead of ``RMSNormFunction``.
 
-from lm_from_scratch.models import randomize_
+from lm_from_scratch.models.causal_lm import randomize_
 
 sizes = dict(vocab_size=97, n_layer=4, n_head=6, n_kv_head=2, n_embd=48)
 config = Qwen2Config(**sizes, intermediate_size=112, eos_token_id=2)

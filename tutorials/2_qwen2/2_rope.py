@@ -50,7 +50,7 @@ import torch.nn.functional as F
 import transformers
 from torch import nn
 
-from lm_from_scratch.plot import COLOURS, GREY, figure
+from lm_from_scratch.instruments.plot import COLOURS, GREY, figure
 from lm_from_scratch.rope import (
     RotaryEmbedding,
     apply_rope,
@@ -273,7 +273,7 @@ for length in lengths:
 
 import dataclasses
 
-from lm_from_scratch.models import build
+from lm_from_scratch.models.causal_lm import build
 
 config = dataclasses.replace(
     trained.config, sliding_window=L, max_window_layers=0
@@ -510,7 +510,8 @@ assert torch.equal(to_half_split(order, n_head=2), torch.arange(16))
 # The test takes a Qwen2 with random weights of standard deviation 0.25, with 6 query heads on 2 key heads. Its query and
 # key weights are converted, biases too, and its rotation is replaced by the other one.
 
-from lm_from_scratch.models import qwen2, randomize_
+from lm_from_scratch.models import qwen2
+from lm_from_scratch.models.causal_lm import randomize_
 
 
 def random_qwen2(std):
@@ -769,8 +770,8 @@ assert split.nonzero().flatten().tolist() == [0, 4]
 far_away = rotation(torch.tensor([[7, 1_000_000]]), inv_freq)  # 3: no length
 assert far_away[0].shape == (1, 1, 2, 4)
 
-from lm_from_scratch.attention import formula_attention
-from lm_from_scratch.visibility import Visibility
+from lm_from_scratch.attention.attention import formula_attention
+from lm_from_scratch.attention.visibility import Visibility
 
 v = torch.randn(1, 1, 3, 8, generator=generator)
 ones = torch.ones(1, 1, 3, 8)

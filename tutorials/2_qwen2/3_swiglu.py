@@ -51,9 +51,9 @@ import torch.nn.functional as F
 import transformers
 from transformers.models.qwen2 import modeling_qwen2
 
-from lm_from_scratch.activation import GatedMLP, swiglu
-from lm_from_scratch.models import randomize_
-from lm_from_scratch.plot import COLOURS, figure
+from lm_from_scratch.instruments.plot import COLOURS, figure
+from lm_from_scratch.layers.activation import GatedMLP, swiglu
+from lm_from_scratch.models.causal_lm import randomize_
 
 print(inspect.getsource(swiglu))
 print(inspect.getsource(GatedMLP.forward))
@@ -229,9 +229,9 @@ assert (permuted - expected).abs().max() < 5e-5
 #
 # The key heads are repeated, each one several times in a row.
 
-from lm_from_scratch.attention import formula_attention
-from lm_from_scratch.cache import NO_CACHE
-from lm_from_scratch.gqa import repeat_kv
+from lm_from_scratch.attention.attention import formula_attention
+from lm_from_scratch.attention.gqa import repeat_kv
+from lm_from_scratch.cache.interface import NO_CACHE
 
 print(inspect.getsource(repeat_kv))
 
@@ -319,7 +319,7 @@ assert [h for h in range(H) if tiled_heads[h] != right_heads[h]] == [1, 4]
 #
 # First the formula is compared with the cache of the package, after a model has read B = 2 rows of 11 tokens.
 
-from lm_from_scratch.cache import GrowingCache
+from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 
 sizes = dict(vocab_size=97, n_layer=3, n_head=H, n_embd=C)
@@ -417,7 +417,7 @@ for part in "qkv":
 
 from lm_from_scratch.checkpoint import load_shipped
 from lm_from_scratch.data import load_corpus
-from lm_from_scratch.record import record_hidden_states
+from lm_from_scratch.instruments.record import record_hidden_states
 
 trained, tokenizer = load_shipped("qwen2-docs")
 start = tokenizer.eos_token_id
@@ -474,7 +474,7 @@ for results in added.values():
 #
 # All parts are known now. This is a block of Qwen2, from functions of the package and the twelve tensors of ``p``.
 
-from lm_from_scratch.norm import rms_norm
+from lm_from_scratch.layers.norm import rms_norm
 from lm_from_scratch.rope import apply_rope
 
 
@@ -501,7 +501,7 @@ def qwen2_block(x, p, rotation, visibility):
 # ``transformers`` wants cosines and sines from its own module, and a mask that it adds to the scores. The loss is a
 # weighted sum over the real tokens, and its gradient is taken for the input and for all twelve tensors.
 
-from lm_from_scratch.visibility import positions_from_mask
+from lm_from_scratch.attention.visibility import positions_from_mask
 
 real = torch.ones(2, 11, dtype=torch.long)
 real[0, :3] = 0

@@ -49,7 +49,8 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from lm_from_scratch.models import gpt2, qwen2, randomize_
+from lm_from_scratch.models import gpt2, qwen2
+from lm_from_scratch.models.causal_lm import randomize_
 
 torch.set_grad_enabled(False)
 transformers.utils.logging.disable_progress_bar()
@@ -145,7 +146,7 @@ assert old.total() == 124_439_808
 # six query heads on two key heads, and odd lengths. The package writes it to a folder, and ``transformers`` loads the
 # folder.
 
-from lm_from_scratch.cache import GrowingCache
+from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.checkpoint import from_pretrained, save_pretrained
 
 temporary = tempfile.TemporaryDirectory()
@@ -195,7 +196,7 @@ assert logits.std() > 1
 # ``transformers`` returns L + 1 hidden states. One expects the embeddings and the result of each layer. The recorder
 # of the package returns L + 2. Which of them are equal?
 
-from lm_from_scratch.record import (
+from lm_from_scratch.instruments.record import (
     record_attention,
     record_hidden_states,
     record_saved,
@@ -245,7 +246,7 @@ assert ours == theirs == [12, 12, 4, 4]
 # %%
 # The maps of one head show the same: a triangle in two layers, a band in the others.
 
-from lm_from_scratch.plot import COLOURS, attention_map, figure
+from lm_from_scratch.instruments.plot import COLOURS, attention_map, figure
 
 made, axes = figure(5.4, 5.6, rows=2, columns=2)
 places = [str(t) for t in range(12)]
@@ -266,9 +267,9 @@ plt.show()
 # One function asks everything else, of any config. Each answer is the largest difference. The left-padded batch has
 # five pads in row 0; only real tokens are compared. The pieces have 5, 1, 3 and 3 tokens and share a cache.
 
-from lm_from_scratch.attention import ATTENTION_KINDS, use_attention_
-from lm_from_scratch.loss import causal_lm_loss, next_token_targets
-from lm_from_scratch.visibility import positions_from_mask
+from lm_from_scratch.attention.kinds import ATTENTION_KINDS, use_attention_
+from lm_from_scratch.attention.visibility import positions_from_mask
+from lm_from_scratch.training.loss import causal_lm_loss, next_token_targets
 
 attention_mask = torch.ones_like(idx)
 attention_mask[0, :5] = 0
@@ -368,7 +369,9 @@ print(f"the last of them: {4 * V / 2**20:.2f} MiB")
 # computes the rest again. Here is the function that changes the blocks of a built model, and what torch really
 # keeps. Weights are not counted: they are there anyway.
 
-from lm_from_scratch.gradient_checkpointing import use_gradient_checkpointing_
+from lm_from_scratch.training.gradient_checkpointing import (
+    use_gradient_checkpointing_,
+)
 
 print(inspect.getsource(use_gradient_checkpointing_))
 
@@ -433,8 +436,9 @@ assert rounding["ours"].mean() < 0.1 * exact.std()
 # for each: a full one, a left-padded one, and one in pieces. The first four concern the mask, or where a token
 # stands. The last two change the arithmetic.
 
-from lm_from_scratch.attention import repeat_kv, sdpa_attention
-from lm_from_scratch.norm import RMSNorm
+from lm_from_scratch.attention.attention import sdpa_attention
+from lm_from_scratch.attention.gqa import repeat_kv
+from lm_from_scratch.layers.norm import RMSNorm
 
 
 def first_triangle(q, k, v, visibility, dropout=0.0):
@@ -798,8 +802,8 @@ assert held["GPT-2"] == 2 * held["Qwen2"]
 # %%
 # Both continue one text. They know the tone of documentation, not its content.
 
-from lm_from_scratch.generate import generate_text
-from lm_from_scratch.sampling import Sampler
+from lm_from_scratch.generation.generate import generate_text
+from lm_from_scratch.generation.sampling import Sampler
 
 prompt = "Return a list of"
 for title, trained in shipped.items():
@@ -876,7 +880,7 @@ assert spoilt == [[0, 0, 0], [5, 0, 0], [5, 7, 0], [5, 7, 0], [5, 7, 0]]
 # The mended line replaces a hidden score with the most negative *finite* number, and makes the weights of hidden keys
 # 0 afterwards. A query without keys then gets the value 0.
 
-from lm_from_scratch.attention import attention_weights
+from lm_from_scratch.attention.attention import attention_weights
 
 print("hidden =" + inspect.getsource(attention_weights).split("hidden =")[1])
 with record_attention(model) as maps:

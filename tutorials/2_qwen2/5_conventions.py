@@ -42,7 +42,7 @@ import torch.nn.functional as F
 import transformers
 from torch import nn
 
-from lm_from_scratch.plot import COLOURS, figure
+from lm_from_scratch.instruments.plot import COLOURS, figure
 
 torch.set_grad_enabled(False)
 transformers.utils.logging.disable_progress_bar()
@@ -66,7 +66,7 @@ def row(name, ours, other, where, results):
 # their files. The Qwen2 has four layers, 6 query heads on 2 key heads, and a sliding window of 4 keys from layer 2 on.
 
 from lm_from_scratch.checkpoint import from_pretrained
-from lm_from_scratch.models import randomize_
+from lm_from_scratch.models.causal_lm import randomize_
 
 folder = tempfile.TemporaryDirectory()
 no_ids = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
@@ -172,7 +172,7 @@ row(
 # mask and no ``position_ids`` counts the padding too. For a learnt position embedding this is wrong; rotation knows
 # distances alone, and does not notice.
 
-from lm_from_scratch.visibility import Visibility, positions_from_mask
+from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
 
 attention_mask = torch.ones(2, 12, dtype=torch.long)
 attention_mask[0, :4] = 0  # row 0 is padded on the left
@@ -212,7 +212,10 @@ for name, hf, ours in (("GPT-2", hf_gpt2, gpt2), ("Qwen2", hf_qwen2, qwen2)):
 # FlashAttention counts differently: its left window of w lets position i see the keys from i - w to i, and these are
 # w + 1. It has no CPU version, so its documented rule stands here as a mask.
 
-from lm_from_scratch.attention import formula_attention, sdpa_attention
+from lm_from_scratch.attention.attention import (
+    formula_attention,
+    sdpa_attention,
+)
 
 W = 4
 v = torch.randn(B, Hkv, T, D, generator=generator)
@@ -253,7 +256,7 @@ row(
 
 import dataclasses
 
-from lm_from_scratch.models import build
+from lm_from_scratch.models.causal_lm import build
 
 
 def with_types(types):
@@ -398,7 +401,7 @@ torch.testing.assert_close(logits[:, -1], alone, atol=5e-5, rtol=0)
 # ``F.rms_norm`` takes no epsilon to mean the machine epsilon, 1.2e-7 in float32. Qwen2 has 1e-6.
 # Only small inputs show it, so these are a thousandth of the usual size.
 
-from lm_from_scratch.norm import layer_norm, rms_norm
+from lm_from_scratch.layers.norm import layer_norm, rms_norm
 
 weight = torch.linspace(0.5, 1.5, C)
 small = 1e-3 * x
@@ -508,7 +511,7 @@ assert inspect.signature(F.layer_norm).parameters["eps"].default == 1e-5
 
 from transformers.activations import ACT2FN
 
-from lm_from_scratch.activation import gelu_new
+from lm_from_scratch.layers.activation import gelu_new
 
 u = torch.linspace(-5, 5, 1001)
 row(
@@ -556,7 +559,11 @@ torch.testing.assert_close(conv(x), linear(x), atol=5e-5, rtol=0)
 # ``transformers`` take ``labels`` that equal the ids, and shift them inside. Whoever gives them targets trains the
 # model to predict the token after the next.
 
-from lm_from_scratch.loss import IGNORE, causal_lm_loss, next_token_targets
+from lm_from_scratch.training.loss import (
+    IGNORE,
+    causal_lm_loss,
+    next_token_targets,
+)
 
 targets = next_token_targets(idx)  # (B, T)
 row(

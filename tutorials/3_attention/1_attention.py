@@ -53,13 +53,13 @@ import matplotlib.pyplot as plt
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lm_from_scratch.attention import (
-    ATTENTION_KINDS,
+from lm_from_scratch.attention.attention import (
     attention_weights,
     formula_attention,
     sdpa_attention,
 )
-from lm_from_scratch.visibility import Visibility
+from lm_from_scratch.attention.kinds import ATTENTION_KINDS
+from lm_from_scratch.attention.visibility import Visibility
 
 print(inspect.getsource(attention_weights).split('"""')[2])
 print(inspect.getsource(formula_attention))
@@ -209,7 +209,7 @@ for merged in (merge(merge(x, y), z), merge(x, merge(z, y))):
 # The package takes a tile of queries, and for each of them a state (m, l, a). Then it takes one tile of keys after the
 # other. The scores of one tile against one tile are all that exists at a time.
 
-from lm_from_scratch.online_softmax import (
+from lm_from_scratch.attention.online_softmax import (
     TILE,
     TiledAttention,
     attend_in_tiles,
@@ -230,7 +230,13 @@ print(inspect.getsource(TiledAttention.forward))
 # the figure numbers the tiles in the order of their visit.
 
 # sphinx_gallery_thumbnail_number = 2
-from lm_from_scratch.plot import COLOURS, GREY, attention_map, curves, figure
+from lm_from_scratch.instruments.plot import (
+    COLOURS,
+    GREY,
+    attention_map,
+    curves,
+    figure,
+)
 
 visibility = causal(10, 10)
 made, (ax,) = figure(4.6, 4.6)
@@ -368,7 +374,7 @@ assert worst < 1e-12
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lm_from_scratch.record import record_saved
+from lm_from_scratch.instruments.record import record_saved
 
 
 class Peak(TorchDispatchMode):
@@ -555,10 +561,10 @@ assert entropy["without root"][-1] < 0.5
 # GPT-2: no root, and the root of C instead of D. They print the loss and the share of positions with the same most
 # likely successor.
 
-from lm_from_scratch.attention import attention_layers, use_attention_
+from lm_from_scratch.attention.kinds import attention_layers, use_attention_
 from lm_from_scratch.checkpoint import load_shipped
 from lm_from_scratch.data import load_corpus
-from lm_from_scratch.loss import causal_lm_loss, next_token_targets
+from lm_from_scratch.training.loss import causal_lm_loss, next_token_targets
 
 torch.set_grad_enabled(False)
 gpt2, tokenizer = load_shipped()
@@ -688,7 +694,7 @@ use_attention_(gpt2, "sdpa")
 # :math:`-\infty` too, and the factor is :math:`e^{-\infty + \infty}`. The next lines plant this start in a copy of the
 # package's source.
 
-from lm_from_scratch import online_softmax
+from lm_from_scratch.attention import online_softmax
 
 line = "torch.full_like(q_tile[..., :1], torch.finfo(work).min)"
 source = inspect.getsource(online_softmax)

@@ -47,20 +47,20 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from lm_from_scratch.attention import (
-    attention_layers,
+from lm_from_scratch.attention.attention import (
     formula_attention,
     sdpa_attention,
 )
+from lm_from_scratch.attention.kinds import attention_layers
 from lm_from_scratch.checkpoint import SHIPPED, save_pretrained
-from lm_from_scratch.models import randomize_
+from lm_from_scratch.models.causal_lm import randomize_
 from lm_from_scratch.models.qwen2 import (
     FULL,
     SLIDING,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
-from lm_from_scratch.tokenizer import Tokenizer
+from lm_from_scratch.text.tokenizer import Tokenizer
 
 torch.set_grad_enabled(False)
 transformers.utils.logging.disable_progress_bar()
@@ -116,7 +116,7 @@ assert torch.equal(causal.mask[0, 0], torch.ones(9, 9).tril().bool())
 # %%
 # Every picture of this page is drawn like the next one: a row is a query, a column is a key, and blue is visible.
 
-from lm_from_scratch.plot import figure, mask_map, printable
+from lm_from_scratch.instruments.plot import figure, mask_map, printable
 
 words = [printable(piece) for piece in tokenizer.pieces(nine)]
 made, (ax,) = figure(4.6, 4.2)
@@ -142,7 +142,7 @@ plt.show()
 # The first two conditions together leave a padding query nothing to see. The method below is these four lines. Its last
 # line is for callers who want to hide more, and stays unused on this page.
 
-from lm_from_scratch.visibility import Visibility, positions_from_mask
+from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
 
 print(inspect.getsource(Visibility.rule))
 
@@ -201,7 +201,7 @@ pictures["two documents"] = watch(model, row, restart, number)
 # With a cache, the queries are fewer than the keys. The cache remembers the position of every key that it holds, so a
 # padded row stays padded for ever.
 
-from lm_from_scratch.cache import GrowingCache
+from lm_from_scratch.cache.growing import GrowingCache
 
 
 def watch_last(model, cache, idx, *pieces, positions=None):
@@ -229,7 +229,7 @@ pictures["one query after 8"] = watch_last(model, GrowingCache(4), idx, 8, 1)
 #
 # The package has both. Here only their masks matter; the chapter on caches builds them.
 
-from lm_from_scratch.cache import SlidingCache, StaticCache
+from lm_from_scratch.cache.slots import SlidingCache, StaticCache
 
 pictures["3 after 6, W = 4"] = watch_last(slides, GrowingCache(4), idx, 6, 3)
 static = StaticCache(4, capacity=12)
@@ -692,7 +692,7 @@ assert fast["one pass"].is_causal and fast["one query"].is_full
 # Tensors on the ``meta`` device have a shape and no values. If the model runs there, it has read none. The kind called
 # ``packed`` does read the positions, and says so.
 
-from lm_from_scratch.attention import use_attention_
+from lm_from_scratch.attention.kinds import use_attention_
 
 with torch.device("meta"):
     ghost = Qwen2ForCausalLM(mixed.config).eval()

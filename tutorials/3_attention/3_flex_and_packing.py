@@ -48,7 +48,7 @@ import torch
 
 from lm_from_scratch.checkpoint import load_shipped
 from lm_from_scratch.data import docstrings
-from lm_from_scratch.plot import COLOURS, LIGHT_GREY, figure
+from lm_from_scratch.instruments.plot import COLOURS, LIGHT_GREY, figure
 
 gpt2, tokenizer = load_shipped()
 texts = [document.text for document in docstrings()]
@@ -171,7 +171,7 @@ plt.show()
 # The third follows from the first: ``next_token_targets`` counts a target only if the next position is one higher.
 
 from lm_from_scratch.data import Batch, padded_batch
-from lm_from_scratch.loss import causal_lm_loss, next_token_targets
+from lm_from_scratch.training.loss import causal_lm_loss, next_token_targets
 
 
 def packed(rows, size):
@@ -209,8 +209,8 @@ assert counted == sum(len(ids) - 1 for ids in small) == 19
 # A Qwen2 of three layers, one of them with a window, computes forty documents in three ways: one at a time, as a padded
 # batch, and packed. The weights are large and the numbers are float64, so that a small difference would show.
 
-from lm_from_scratch.attention import use_attention_
-from lm_from_scratch.models import randomize_
+from lm_from_scratch.attention.kinds import use_attention_
+from lm_from_scratch.models.causal_lm import randomize_
 from lm_from_scratch.models.qwen2 import (
     FULL,
     SLIDING,
@@ -335,12 +335,12 @@ for name, numbers in {"with": pair.documents, "without": None}.items():
 # scores. A kernel that computes these alone needs no mask. It needs to know where each document begins: the
 # **cumulative lengths**, 0 and then the sum of the lengths so far.
 
-from lm_from_scratch.varlen import (
+from lm_from_scratch.attention.varlen import (
     fused_varlen_attention,
     packed_attention,
     varlen_attention,
 )
-from lm_from_scratch.visibility import Visibility
+from lm_from_scratch.attention.visibility import Visibility
 
 parts = [len(ids) for ids in short[:30]]
 N = sum(parts)
@@ -364,11 +364,11 @@ assert N * N / inside > 5
 # ``varlen_attention`` takes queries (N, H, D), keys and values (N, Hkv, D) and these bounds. It equals the mask, also
 # with a window.
 
-from lm_from_scratch.attention import (
-    ATTENTION_KINDS,
+from lm_from_scratch.attention.attention import (
     formula_attention,
     sdpa_attention,
 )
+from lm_from_scratch.attention.kinds import ATTENTION_KINDS
 
 H, Hkv, D = 6, 2, 8
 q = torch.randn(1, H, N, D, generator=generator)
@@ -448,7 +448,7 @@ for p, w in zip(twin.parameters(), wanted_gradients):
 # Lengths say less than positions. What cannot be said in them, such as a ring buffer whose keys stand in any order, is
 # refused.
 
-from lm_from_scratch.conformance import CASES
+from lm_from_scratch.instruments.conformance import CASES
 
 case = CASES["keys in any order"]
 try:
@@ -468,7 +468,7 @@ assert refused
 # key), that says whether the key is visible. For this package the function is the rule of the last page, written with
 # indices.
 
-from lm_from_scratch.flex import mask_function, uncompiled
+from lm_from_scratch.attention.flex import mask_function, uncompiled
 
 print(inspect.getsource(mask_function))
 

@@ -48,7 +48,7 @@ import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 
-from lm_from_scratch.conformance import Case, oracle
+from lm_from_scratch.instruments.conformance import Case, oracle
 
 print(inspect.getsource(Case.visible))
 print(inspect.getsource(oracle))
@@ -60,7 +60,7 @@ print(inspect.getsource(oracle))
 # An oracle has to be checked by hand, because nothing judges it. Queries of 0 give all visible keys the same weight, so
 # each result is a plain mean that you can compute in your head.
 
-from lm_from_scratch.conformance import itself
+from lm_from_scratch.instruments.conformance import itself
 
 values = torch.tensor([1.0, 10.0, 100.0, 1000.0]).view(1, 1, 4, 1)
 zeros = torch.zeros_like(values)
@@ -86,8 +86,8 @@ for name, (case, expected) in by_hand.items():
 # A case is data: positions of queries and keys, documents, a window, numbers of heads. Here is one of them, and how
 # many cases have each property.
 
-from lm_from_scratch.attention import ATTENTION_KINDS
-from lm_from_scratch.conformance import CASES, DTYPES, matrix
+from lm_from_scratch.attention.kinds import ATTENTION_KINDS
+from lm_from_scratch.instruments.conformance import CASES, DTYPES, matrix
 
 case = CASES["chunk, padding inside, window"]
 print("queries at", case.queries)
@@ -273,7 +273,7 @@ for which, title in enumerate(("forward", "gradient")):
 # float32 and float64, dotted lines those of the 16-bit formats.
 
 # sphinx_gallery_thumbnail_number = 1
-from lm_from_scratch.plot import COLOURS, figure
+from lm_from_scratch.instruments.plot import COLOURS, figure
 
 made, axes = figure(6.4, 6.4, rows=2)
 for which, ax in enumerate(axes):
@@ -365,8 +365,8 @@ assert {kind for kind, _, _ in refusals} == {"tiled", "flex", "packed"}
 # A test that never failed has not been tested. Here are seven bugs. The first widens a window by one key. Each of the
 # others replaces one expression, wherever it stands in a copy of the package's source, and nothing else.
 
-from lm_from_scratch import attention, online_softmax
-from lm_from_scratch.attention import formula_attention
+from lm_from_scratch.attention import attention, online_softmax
+from lm_from_scratch.attention.attention import formula_attention
 
 
 def one_key_more(q, k, v, visibility, dropout=0.0):

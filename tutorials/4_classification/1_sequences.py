@@ -233,7 +233,7 @@ assert rate["naive Bayes"] > 0.7
 # In a causal model the state of token t is a function of tokens 0 to t. Only the last one has seen the whole text, so
 # the package reads the label off its state, with a linear map ``score`` without bias.
 
-from lm_from_scratch.heads import SequenceClassifier, last_token
+from lm_from_scratch.models.heads import SequenceClassifier, last_token
 
 print(inspect.getsource(SequenceClassifier.classify))
 print(inspect.getsource(last_token))
@@ -409,7 +409,7 @@ curve = {
 # %%
 # The figure shows the mean of the draws, and the range from the worst to the best.
 
-from lm_from_scratch.plot import COLOURS, figure, number_map
+from lm_from_scratch.instruments.plot import COLOURS, figure, number_map
 
 made, (ax,) = figure(5.0, 3.4)
 styles = {
@@ -554,8 +554,12 @@ assert lead("never read", "probe, random") > 0.03
 # length side by side, and AdamW with the package's parameter groups and learning rate. The numbers are round ones and
 # not the result of a search.
 
-from lm_from_scratch.heads import classification_loss
-from lm_from_scratch.train import TrainConfig, learning_rate, parameter_groups
+from lm_from_scratch.training.classification_loss import classification_loss
+from lm_from_scratch.training.train import (
+    TrainConfig,
+    learning_rate,
+    parameter_groups,
+)
 
 
 def shuffled(rows, size, seed):
@@ -694,7 +698,7 @@ for i in wrong[:4]:
 import transformers
 
 from lm_from_scratch.checkpoint import config_from_dict
-from lm_from_scratch.models import randomize_
+from lm_from_scratch.models.causal_lm import randomize_
 from lm_from_scratch.models.qwen2 import Qwen2Model
 
 PAD = 0
@@ -723,7 +727,7 @@ tiny = tiny.eval()
 # Rows of 8, 5 and 3 tokens are padded on the left, on the right and on both sides. Logits, loss and the gradients of all
 # parameters agree.
 
-from lm_from_scratch.visibility import positions_from_mask
+from lm_from_scratch.attention.visibility import positions_from_mask
 
 masks = {
     "left": [[1] * 8, [0] * 3 + [1] * 5, [0] * 5 + [1] * 3],
@@ -922,7 +926,7 @@ for dtype in (torch.int8, torch.uint8, torch.int16, torch.int64):
 # The mended lines keep the choice in a local variable, and ask whether the dtype is floating. The check is a second
 # batch of another kind, and labels of every integer dtype.
 
-from lm_from_scratch.heads import problem_type_of
+from lm_from_scratch.training.classification_loss import problem_type_of
 
 print(inspect.getsource(problem_type_of))
 print(inspect.getsource(classification_loss))
@@ -936,8 +940,10 @@ print(inspect.getsource(classification_loss))
 # 3. ``keys_to_ignore_at_inference = ["past_key_values"]`` does not stop a Qwen2 from returning its cache.
 # 4. A classifier with K labels that is right in 1 of K cases can be worse than a constant answer.
 
-from lm_from_scratch.gradient_checkpointing import use_gradient_checkpointing_
-from lm_from_scratch.record import record_saved
+from lm_from_scratch.instruments.record import record_saved
+from lm_from_scratch.training.gradient_checkpointing import (
+    use_gradient_checkpointing_,
+)
 
 
 def gradient(classifier):

@@ -96,7 +96,7 @@ assert [kind for _, _, kind in spans(program)].count("call") == 2
 # that does not count.
 
 from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.loss import IGNORE
+from lm_from_scratch.training.loss import IGNORE
 
 model, tokenizer = load_shipped("qwen2-docs")
 END = tokenizer.eos_token_id
@@ -287,7 +287,10 @@ assert rate["table of pairs"] < 0.85
 #
 # A ``TokenClassifier`` is a backbone, dropout, and a linear map with a bias, applied to the state of every token.
 
-from lm_from_scratch.heads import TokenClassifier, token_classification_loss
+from lm_from_scratch.models.heads import TokenClassifier
+from lm_from_scratch.training.classification_loss import (
+    token_classification_loss,
+)
 
 print(inspect.getsource(TokenClassifier.classify))
 
@@ -340,7 +343,11 @@ assert rate["frozen"] > rate["table of tokens"] + 0.03
 # label. One pass over the pieces trains the shipped Qwen2, and as many steps train the same architecture from random
 # weights.
 
-from lm_from_scratch.train import TrainConfig, learning_rate, parameter_groups
+from lm_from_scratch.training.train import (
+    TrainConfig,
+    learning_rate,
+    parameter_groups,
+)
 
 
 def padded_labels(examples, width):
@@ -391,7 +398,12 @@ assert rate["fine-tuned"] > rate["from random weights"] + 0.05
 # %%
 # Both losses start near the logarithm of seven, where a classifier starts that knows nothing.
 
-from lm_from_scratch.plot import curves, figure, number_map, printable
+from lm_from_scratch.instruments.plot import (
+    curves,
+    figure,
+    number_map,
+    printable,
+)
 
 series = {
     name: (list(range(1, len(values) + 1)), values)
@@ -557,10 +569,10 @@ assert bets > 0.1 * mistakes
 
 import transformers
 
+from lm_from_scratch.attention.visibility import positions_from_mask
 from lm_from_scratch.checkpoint import config_from_dict
-from lm_from_scratch.models import randomize_
+from lm_from_scratch.models.causal_lm import randomize_
 from lm_from_scratch.models.qwen2 import Qwen2Model
-from lm_from_scratch.visibility import positions_from_mask
 
 config = transformers.Qwen2Config(
     vocab_size=97,
@@ -690,7 +702,7 @@ assert sizes == {True: 2, False: 1}
 # The hidden states vanish without an error. The mended line selects by name, and the check asks with the cache off. In this
 # package nothing is at a place: a model returns one tensor, and a recorder keeps the states.
 
-from lm_from_scratch.record import record_hidden_states
+from lm_from_scratch.instruments.record import record_hidden_states
 
 named = oracle(ids, output_hidden_states=True, use_cache=False)
 with torch.no_grad(), record_hidden_states(tiny) as recorded:

@@ -66,8 +66,13 @@ tokenizer.decode(ids[1:])
 # The package's ``generate`` writes the same tokens. It reads the prompt once, which is called *prefill*, and then runs
 # one token at a time, which is called *decode*. What passes between the rounds is a cache.
 
-from lm_from_scratch.generate import complete, decode, generate, prefill
-from lm_from_scratch.sampling import GREEDY
+from lm_from_scratch.generation.generate import (
+    complete,
+    decode,
+    generate,
+    prefill,
+)
+from lm_from_scratch.generation.sampling import GREEDY
 
 print(inspect.getsource(decode))
 assert complete(generate(shipped, [prompt], 16, GREEDY)) == [written]
@@ -90,10 +95,11 @@ assert complete(generate(shipped, [prompt], 16, GREEDY)) == [written]
 # The condition :math:`s \le t` carries the whole argument. To see it fail, ``transformers`` builds a GPT-2 and a Qwen2
 # with large random weights, and the package reads their files.
 
-from lm_from_scratch.attention import attention_layers
-from lm_from_scratch.cache import Cache, GrowingCache
-from lm_from_scratch.models import randomize_
-from lm_from_scratch.visibility import Visibility
+from lm_from_scratch.attention.kinds import attention_layers
+from lm_from_scratch.attention.visibility import Visibility
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.interface import Cache
+from lm_from_scratch.models.causal_lm import randomize_
 
 
 def twins(model):
@@ -293,7 +299,7 @@ def multiplications(config, N, cached):
 
 from torch.utils.flop_counter import FlopCounterMode
 
-from lm_from_scratch.attention import use_attention_
+from lm_from_scratch.attention.kinds import use_attention_
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
 with torch.device("meta"):
@@ -386,7 +392,7 @@ for name, times in clock.items():
     spent[name], formula[name] = torch.tensor(times), work / speed
 
 # sphinx_gallery_thumbnail_number = 1
-from lm_from_scratch.plot import COLOURS, figure
+from lm_from_scratch.instruments.plot import COLOURS, figure
 
 made, (total, each) = figure(6.4, 3.8, columns=2)
 n = torch.arange(1, N + 1)

@@ -48,15 +48,12 @@ import matplotlib.pyplot as plt
 import torch
 import transformers
 
-from lm_from_scratch.cache import (
-    GrowingCache,
-    SlidingCache,
-    StaticCache,
-    cache_for,
-)
-from lm_from_scratch.models import randomize_
+from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.layered import cache_for
+from lm_from_scratch.cache.slots import SlidingCache, StaticCache
+from lm_from_scratch.models.causal_lm import randomize_
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.visibility import Visibility, positions_from_mask
 
 torch.set_grad_enabled(False)
 transformers.utils.logging.disable_progress_bar()
@@ -149,7 +146,7 @@ for name, home in homes.items():
 # hatched slots hold nothing that is used. The growing buffer doubles when it is full. The cross marks a bin: static and
 # sliding caches write what need not be kept, like padding, to one more slot that nobody reads.
 
-from lm_from_scratch.plot import COLOURS, figure
+from lm_from_scratch.instruments.plot import COLOURS, figure
 
 made, axes = figure(6.4, 4.2, rows=3)
 for ax, name in zip(axes, homes):
@@ -662,7 +659,11 @@ for cache, wanted in (
 # A cache can move between the two, and to a file. Eleven tokens are read by our model. The cache is saved, loaded, and
 # converted; ``transformers`` reads the twelfth token.
 
-from lm_from_scratch.cache import load_cache, save_cache, to_transformers
+from lm_from_scratch.cache.convert import (
+    load_cache,
+    save_cache,
+    to_transformers,
+)
 
 cache = cache_for(ours.config.windows)
 ours(text[:, :11], cache=cache)

@@ -40,10 +40,12 @@ import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 
-from lm_from_scratch.cache import EXACT, GrowingCache, NoCache, Quantized
+from lm_from_scratch.cache.codec import EXACT, Quantized
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.interface import NoCache
 from lm_from_scratch.checkpoint import load_shipped
 from lm_from_scratch.data import pieces, reference, split
-from lm_from_scratch.plot import COLOURS, error_histogram, figure
+from lm_from_scratch.instruments.plot import COLOURS, error_histogram, figure
 
 torch.set_grad_enabled(False)
 
@@ -448,7 +450,8 @@ for name in models:
 # :math:`e^{-d}` and :math:`e^{d}`, and so does their sum. So each weight changes by a factor between :math:`e^{-2d}`
 # and :math:`e^{2d}`. A wrapped ``attend`` gives us real queries.
 
-from lm_from_scratch.attention import attention_layers, attention_weights
+from lm_from_scratch.attention.attention import attention_weights
+from lm_from_scratch.attention.kinds import attention_layers
 
 layer = attention_layers(models["gpt2-docs"])[4]
 attend, taken = layer.attend, []
@@ -533,8 +536,8 @@ for name, title in itertools.product(models, SHOWN[1:]):
 # One changed token is enough: what follows is another text. These are the tokens until it differs from the text of the
 # exact cache, after 8 prompts of 64 tokens, at most 100.
 
-from lm_from_scratch.generate import complete, generate
-from lm_from_scratch.sampling import Sampler
+from lm_from_scratch.generation.generate import complete, generate
+from lm_from_scratch.generation.sampling import Sampler
 
 prompts, greedy = idx[:8, :64].tolist(), Sampler(temperature=0.0)
 texts = {}

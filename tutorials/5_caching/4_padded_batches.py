@@ -38,7 +38,7 @@ import torch
 import transformers
 
 from lm_from_scratch.checkpoint import PRETRAINED, load_shipped
-from lm_from_scratch.plot import COLOURS, figure, printable
+from lm_from_scratch.instruments.plot import COLOURS, figure, printable
 
 torch.set_grad_enabled(False)
 transformers.utils.logging.disable_progress_bar()
@@ -95,9 +95,14 @@ print(batch.positions)
 # token for each row, at the position after the last. Here are both phases in a form into which mistakes can be planted:
 # ``read`` is the first, and ``speak`` calls it and goes on.
 
-from lm_from_scratch.cache import GrowingCache
-from lm_from_scratch.generate import complete, decode, generate, prefill
-from lm_from_scratch.sampling import GREEDY
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.generation.generate import (
+    complete,
+    decode,
+    generate,
+    prefill,
+)
+from lm_from_scratch.generation.sampling import GREEDY
 
 
 def read(model, prompts, place=lambda batch: batch.positions):
@@ -132,7 +137,7 @@ assert ours[0].tolist() == said[0]
 # hidden but **counted**, so that a text starts at its column instead of 0. Or it is **masked by id**, and the text
 # contains that id too: with end-of-text as padding, every document loses its first token.
 
-from lm_from_scratch.visibility import PADDING, positions_from_mask
+from lm_from_scratch.attention.visibility import PADDING, positions_from_mask
 
 
 def attended(batch):
@@ -195,7 +200,7 @@ starts = {
 # enough to show every mistake. All runs are fed the same tokens. The reference is each row alone, without padding and
 # without a cache.
 
-from lm_from_scratch.models import build, randomize_
+from lm_from_scratch.models.causal_lm import build, randomize_
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import Qwen2Config
 
@@ -261,7 +266,7 @@ assert max(max(pair) for pair in errors["correct"]) < 1e-12
 # wrote itself are cut after 3 to 24 tokens, and sixteen such prompts are one batch. Only rows with padding count. The
 # models run in float64; a section below is about rounding.
 
-from lm_from_scratch.sampling import Sampler
+from lm_from_scratch.generation.sampling import Sampler
 
 shipped = {"GPT-2": model, "Qwen2": load_shipped("qwen2-docs")[0]}
 exact = {name: copy.deepcopy(m).double() for name, m in shipped.items()}
@@ -313,7 +318,7 @@ for (name, kind), share in changed.items():
 # padding there. With end-of-text as padding, the *end of the text* becomes unlikely. The next prompts stand without
 # end-of-text in front, so that they hold none of their own.
 
-from lm_from_scratch.generate import Chooser
+from lm_from_scratch.generation.generate import Chooser
 
 middle = [text[:cut] for text, cut in zip(texts, cuts)]
 middle = [prompt for prompt in middle if end not in prompt][:16]
@@ -381,7 +386,7 @@ for kind, m in tiny.items():
 # A static cache does not care at all: position p is in slot p, whatever column the token came from. Below, the batch
 # *left* has padding on the left in two rows, and in front of, inside and behind the third.
 
-from lm_from_scratch.cache import StaticCache
+from lm_from_scratch.cache.slots import StaticCache
 
 ids = [[1, 2, 3], [11, 12, 13, 14, 15, 16], [21, 22, 23, 24, 25, 26, 27, 28]]
 new = torch.tensor([[31, 32], [33, 34], [35, 36]])
@@ -466,7 +471,7 @@ assert cache.lengths.tolist() == [5, 8, 10]
 # without padding and without a cache. *Smallest* is the cache that the package chooses for the windows of the layers;
 # its class stands at the end of the line.
 
-from lm_from_scratch.cache import cache_for
+from lm_from_scratch.cache.layered import cache_for
 
 for name, first in {"Qwen2, W = 4": 0, "Qwen2, both": 1}.items():
     slides = dict(sliding_window=4, max_window_layers=first)

@@ -46,11 +46,11 @@ import matplotlib.pyplot as plt
 import torch
 import transformers
 
-from lm_from_scratch.beam_search import beam_search, beam_steps
 from lm_from_scratch.checkpoint import PRETRAINED, load_shipped
-from lm_from_scratch.generate import complete, generate
-from lm_from_scratch.plot import COLOURS, figure, printable
-from lm_from_scratch.sampling import GREEDY, Sampler
+from lm_from_scratch.generation.beam_search import beam_search, beam_steps
+from lm_from_scratch.generation.generate import complete, generate
+from lm_from_scratch.generation.sampling import GREEDY, Sampler
+from lm_from_scratch.instruments.plot import COLOURS, figure, printable
 
 torch.set_grad_enabled(False)
 transformers.utils.logging.disable_progress_bar()
@@ -202,7 +202,7 @@ assert totals.numel() == 3 * V
 # Look at the column of parents. Two of the new beams continue beam 0, and beam 2 has ended. The keys and values in the
 # cache have to follow: row i of the cache must become a copy of row ``parents[i]``.
 
-from lm_from_scratch.cache import GrowingCache
+from lm_from_scratch.cache.growing import GrowingCache
 
 parents = [h.parent for h in tree[2] if h.fate == "kept"]
 cache = GrowingCache(model.config.n_layer)
@@ -224,7 +224,7 @@ assert not cache.contents(0)[0].equal(before)
 # With a vocabulary of six and texts of four tokens there are :math:`6^4` texts, and each can be asked for its
 # probability. The model is a tiny GPT-2 with large random weights; forty prompts get their likeliest text both ways.
 
-from lm_from_scratch.models import build, randomize_
+from lm_from_scratch.models.causal_lm import build, randomize_
 from lm_from_scratch.models.gpt2 import GPT2Config
 
 six = GPT2Config(
@@ -425,7 +425,7 @@ rows, scores = theirs(
 )
 print("transformers:", rows, [round(s, 2) for s in scores.tolist()])
 
-from lm_from_scratch.logit_processors import forbid, no_repeat_ngram
+from lm_from_scratch.generation.logit_processors import forbid, no_repeat_ngram
 
 only = [forbid(others)]
 (ours,) = beam_search(model, docs[:1], 1, 3, 1.0, False, 3, processors=only)

@@ -50,17 +50,14 @@ import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 
-from lm_from_scratch import speculative
-from lm_from_scratch.cache import GrowingCache, SlidingCache
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.slots import SlidingCache
 from lm_from_scratch.checkpoint import load_shipped
 from lm_from_scratch.data import reference
-from lm_from_scratch.generate import complete, generate
-from lm_from_scratch.models import build, randomize_
-from lm_from_scratch.models.gpt2 import GPT2Config
-from lm_from_scratch.models.qwen2 import Qwen2Config
-from lm_from_scratch.plot import COLOURS, figure
-from lm_from_scratch.sampling import GREEDY, Sampler, draw
-from lm_from_scratch.speculative import (
+from lm_from_scratch.generation import speculative
+from lm_from_scratch.generation.generate import complete, generate
+from lm_from_scratch.generation.sampling import GREEDY, Sampler, draw
+from lm_from_scratch.generation.speculative import (
     ModelDrafter,
     PromptLookup,
     accept,
@@ -68,6 +65,10 @@ from lm_from_scratch.speculative import (
     speculate,
     uniform,
 )
+from lm_from_scratch.instruments.plot import COLOURS, figure
+from lm_from_scratch.models.causal_lm import build, randomize_
+from lm_from_scratch.models.gpt2 import GPT2Config
+from lm_from_scratch.models.qwen2 import Qwen2Config
 
 torch.set_grad_enabled(False)
 torch.manual_seed(0)

@@ -46,10 +46,10 @@ from lm_from_scratch.data import (
     split,
     write_tokens,
 )
-from lm_from_scratch.loss import causal_lm_loss
+from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
-from lm_from_scratch.plot import COLOURS, figure
-from lm_from_scratch.tokenizer import Tokenizer
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.training.loss import causal_lm_loss
 
 documents, _ = split(load_corpus("reference"))
 tokenizer = Tokenizer.train([d.text for d in documents], 512)
@@ -449,7 +449,7 @@ assert abs(rms(theta[1]) / rms(theta[0]) - 1) < 0.05
 #
 # The weight of a norm belongs near 1 and not near 0, and biases are few. By custom, decay is for matrices alone.
 
-from lm_from_scratch.train import parameter_groups
+from lm_from_scratch.training.train import parameter_groups
 
 for group in parameter_groups(fresh_model(), weight_decay=0.1):
     shapes = {p.dim() for p in group["params"]}
@@ -466,8 +466,7 @@ for group in parameter_groups(fresh_model(), weight_decay=0.1):
 # The same formula is a pure function in the package, in two parts: GaLore, on the next page, needs the first part
 # alone. With ``max_exp_avg_sq`` it is AMSGrad, a variant in which :math:`v` cannot fall.
 
-from lm_from_scratch.optim import AdamW
-from lm_from_scratch.optim.adamw import adam_direction, adamw
+from lm_from_scratch.optim.adamw import AdamW, adam_direction, adamw
 
 print(inspect.getsource(adam_direction))
 print(inspect.getsource(adamw).split('"""')[-1])

@@ -44,11 +44,11 @@ import torch
 from torch import nn
 
 from lm_from_scratch.data import PackedBatches, load_split, write_tokens
-from lm_from_scratch.loss import causal_lm_loss
+from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.optim import AdamW, GaLore
-from lm_from_scratch.optim.adamw import adam_direction
+from lm_from_scratch.optim.adamw import AdamW, adam_direction
 from lm_from_scratch.optim.galore import (
+    GaLore,
     captured_energy,
     project,
     project_back,
@@ -57,8 +57,8 @@ from lm_from_scratch.optim.galore import (
     sides,
     singular_basis,
 )
-from lm_from_scratch.plot import COLOURS, figure
-from lm_from_scratch.tokenizer import Tokenizer
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.training.loss import causal_lm_loss
 
 documents, _ = load_split(["reference"], 0.05)
 tokenizer = Tokenizer.train([d.text for d in documents], 512)

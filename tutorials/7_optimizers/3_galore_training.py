@@ -58,10 +58,12 @@ from lm_from_scratch.data import (
     split,
     write_tokens,
 )
-from lm_from_scratch.loss import causal_lm_loss
+from lm_from_scratch.instruments.plot import COLOURS, figure
+from lm_from_scratch.instruments.record import record_saved
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.optim import AdamW, GaLore
+from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.optim.galore import (
+    GaLore,
     captured_energy,
     leading_left,
     project,
@@ -69,10 +71,9 @@ from lm_from_scratch.optim.galore import (
     sides,
     singular_basis,
 )
-from lm_from_scratch.plot import COLOURS, figure
-from lm_from_scratch.record import record_saved
-from lm_from_scratch.tokenizer import Tokenizer
-from lm_from_scratch.train import TrainConfig, evaluate, learning_rate
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.training.loss import causal_lm_loss
+from lm_from_scratch.training.train import TrainConfig, evaluate, learning_rate
 
 
 def numbers(m, n, r, kind="std"):

@@ -56,12 +56,12 @@ import matplotlib.pyplot as plt
 import torch
 from safetensors.torch import load_file
 
+from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.models.gpt2 import SIZES as GPT2_SIZES
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.models.qwen2 import SIZES, Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.optim.galore import sides
-from lm_from_scratch.plot import COLOURS, figure
-from lm_from_scratch.train import TrainConfig, make_optimizer
+from lm_from_scratch.training.train import TrainConfig, make_optimizer
 
 
 def elements(model, optimizer, shares):
@@ -168,13 +168,11 @@ import torch
 
 from lm_from_scratch.data import PackedBatches, load_corpus, write_tokens
 from lm_from_scratch.distributed import ALONE
-from lm_from_scratch.loss import IGNORE
+from lm_from_scratch.training.loss import IGNORE
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.record import blocks
-from lm_from_scratch.tokenizer import Tokenizer
-from lm_from_scratch.train import (
-    Loss, TrainConfig, make_optimizer, optimizer_step, train,
-)
+from lm_from_scratch.instruments.record import blocks
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.training.train import Loss, make_optimizer, optimizer_step, train, TrainConfig
 
 HERE = Path(__file__).parent
 
@@ -233,7 +231,7 @@ def whole_run(out, group=ALONE):
 )
 
 from lm_from_scratch.data import load_corpus
-from lm_from_scratch.tokenizer import Tokenizer
+from lm_from_scratch.text.tokenizer import Tokenizer
 
 texts = [document.text for document in load_corpus("reference")[:8]]
 Tokenizer.train(texts, 300).save(folder)
@@ -247,7 +245,7 @@ spec.loader.exec_module(small_run)
 # A process is an object in this package. It knows its number, its *rank*, and which rows are its own.
 
 from lm_from_scratch.distributed import Processes
-from lm_from_scratch.loss import IGNORE, causal_lm_loss
+from lm_from_scratch.training.loss import IGNORE, causal_lm_loss
 
 print(inspect.getsource(Processes.share))
 
@@ -300,7 +298,7 @@ assert (plain - expected).norm() > 0.02 * expected.norm()
 # The package does the weighting in one place. ``count`` is of this process and this part; ``targets`` is of all
 # processes and all parts. It is known without asking anybody, because every process can make the whole batch.
 
-from lm_from_scratch.train import optimizer_step
+from lm_from_scratch.training.train import optimizer_step
 
 source = inspect.getsource(optimizer_step)
 print(

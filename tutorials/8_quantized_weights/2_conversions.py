@@ -36,9 +36,8 @@ from torch.utils import swap_tensors
 
 from lm_from_scratch.checkpoint import load_shipped
 from lm_from_scratch.data import reference, split
-from lm_from_scratch.plot import COLOURS, figure
-from lm_from_scratch.quantize import QuantizedWeight, quantize_
-from lm_from_scratch.references import (
+from lm_from_scratch.instruments.plot import COLOURS, figure
+from lm_from_scratch.instruments.references import (
     PATHS,
     Observed,
     Subclass,
@@ -47,7 +46,8 @@ from lm_from_scratch.references import (
     observe,
     truth_table,
 )
-from lm_from_scratch.swap import swap_on_conversion, swap_parameters_
+from lm_from_scratch.quantize import QuantizedWeight, quantize_
+from lm_from_scratch.weights.swap import swap_on_conversion, swap_parameters_
 
 # %%
 # Half a weight, in three ways

@@ -35,8 +35,9 @@ from torch import nn
 
 from lm_from_scratch import quantize
 from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.generate import generate_text
-from lm_from_scratch.plot import error_histogram, figure
+from lm_from_scratch.generation.generate import generate_text
+from lm_from_scratch.generation.sampling import GREEDY
+from lm_from_scratch.instruments.plot import error_histogram, figure
 from lm_from_scratch.quantize import (
     Int4Weight,
     Int8Weight,
@@ -44,7 +45,6 @@ from lm_from_scratch.quantize import (
     dequantize_,
     quantize_,
 )
-from lm_from_scratch.sampling import GREEDY
 
 generator = torch.Generator().manual_seed(0)
 matrix = torch.randn(6, 8, generator=generator)  # (N, K)

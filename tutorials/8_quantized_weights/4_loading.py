@@ -52,7 +52,7 @@ from lm_from_scratch.quantize import (
     QuantizedWeight,
     quantize_,
 )
-from lm_from_scratch.swap import swap_on_conversion
+from lm_from_scratch.weights.swap import swap_on_conversion
 
 FORMS = {
     "plain": lambda w: w,
@@ -259,7 +259,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from lm_from_scratch.checkpoint import save_pretrained
-from lm_from_scratch.models import build
+from lm_from_scratch.models.causal_lm import build
 from lm_from_scratch.models.qwen2 import Qwen2Config
 
 sizes = dict(vocab_size=600, block_size=64, n_layer=6, n_embd=128)
@@ -386,7 +386,7 @@ assert peaks["quantize_on_arrival"] < final + 6 * largest < plain
 # sphinx_gallery_thumbnail_number = 1
 import matplotlib.pyplot as plt
 
-from lm_from_scratch.plot import COLOURS, figure
+from lm_from_scratch.instruments.plot import COLOURS, figure
 
 made, (ax,) = figure(6.4, 3.8)
 for (name, sizes), style in zip(

@@ -43,9 +43,9 @@ import torch.nn.functional as F
 from lm_from_scratch import quantize
 from lm_from_scratch.checkpoint import load_shipped
 from lm_from_scratch.data import pieces, reference, split
-from lm_from_scratch.plot import COLOURS, figure
+from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.quantize import Int4Weight, Int8Weight, quantize_
-from lm_from_scratch.train import evaluate
+from lm_from_scratch.training.train import evaluate
 
 torch.set_grad_enabled(False)
 
@@ -416,8 +416,8 @@ for name in models:
 # Here is a model with the width and the vocabulary of GPT-2 small, with random weights and 4 layers instead of 12 to
 # keep the page quick. What it reads can be counted before anything is timed.
 
-from lm_from_scratch.cache import cache_for
-from lm_from_scratch.generate import decode, prefill
+from lm_from_scratch.cache.layered import cache_for
+from lm_from_scratch.generation.generate import decode, prefill
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
 config = GPT2Config(n_layer=4, block_size=256)

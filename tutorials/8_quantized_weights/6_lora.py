@@ -41,8 +41,8 @@ import matplotlib.pyplot as plt
 import torch
 from torch import nn
 
-from lm_from_scratch.lora import LoRALinear, add_lora_, merge_lora_
 from lm_from_scratch.quantize import QuantizedWeight, quantize_
+from lm_from_scratch.weights.lora import LoRALinear, add_lora_, merge_lora_
 
 torch.manual_seed(0)
 N, K, rows = 24, 32, 5  # outputs, inputs, rows of activations
@@ -213,7 +213,7 @@ assert counted(model) / P < 0.06
 # The share falls as models grow, because the weight of a map grows with its width squared, and its adapter with its
 # width. Now take one training step with each model and add up the bytes of the tensors that exist at its end.
 
-from lm_from_scratch.train import TrainConfig, make_optimizer
+from lm_from_scratch.training.train import TrainConfig, make_optimizer
 
 KINDS = ("weights", "gradients", "state")
 
@@ -241,7 +241,7 @@ for name, size in held.items():
     print(f"{name:12} {parts}, together {sum(size) / 1e6:5.2f} MB")
 
 # sphinx_gallery_thumbnail_number = 2
-from lm_from_scratch.plot import COLOURS, figure
+from lm_from_scratch.instruments.plot import COLOURS, figure
 
 made, (ax,) = figure(6.4, 2.6)
 left = torch.zeros(3)
@@ -287,7 +287,7 @@ from lm_from_scratch.data import (
     split,
     write_tokens,
 )
-from lm_from_scratch.train import evaluate, train
+from lm_from_scratch.training.train import evaluate, train
 
 edition = unicodedata.ucd_3_2_0
 groups = {}
@@ -412,8 +412,8 @@ from pathlib import Path
 import torch
 from lm_from_scratch.checkpoint import from_pretrained
 from lm_from_scratch.data import PackedBatches, TokenFile
-from lm_from_scratch.lora import add_lora_, save_lora
-from lm_from_scratch.train import TrainConfig, train
+from lm_from_scratch.weights.lora import add_lora_, save_lora
+from lm_from_scratch.training.train import train, TrainConfig
 
 root, asked = Path(sys.argv[1]), json.loads(sys.argv[2])
 torch.set_num_threads(asked["threads"])
@@ -475,7 +475,7 @@ assert list(resumed) == list(range(21, STEPS + 1))
 assert all(loss == whole[step] for step, loss in killed.items())
 assert all(loss == whole[step] for step, loss in resumed.items())
 
-from lm_from_scratch.lora import load_lora_
+from lm_from_scratch.weights.lora import load_lora_
 
 tuned = models["LoRA, 4 bits"].eval()
 again = shipped(bits=4)
@@ -623,7 +623,7 @@ torch.testing.assert_close(
 # The formula for the gradient of x decided 1, and the table of starts decided 3. For 2, count the bytes that autograd
 # keeps for the backward pass, without the parameters.
 
-from lm_from_scratch.record import record_saved
+from lm_from_scratch.instruments.record import record_saved
 
 
 def kept(model):

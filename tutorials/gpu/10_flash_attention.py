@@ -41,10 +41,10 @@ import math
 import matplotlib.pyplot as plt
 import torch.nn.functional as F
 
-from lm_from_scratch.attention import formula_attention
-from lm_from_scratch.plot import COLOURS, LIGHT_GREY, figure
-from lm_from_scratch.roofline import GPUS, Cost, show
-from lm_from_scratch.visibility import Visibility, positions_from_mask
+from lm_from_scratch.attention.attention import formula_attention
+from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
+from lm_from_scratch.instruments.plot import COLOURS, LIGHT_GREY, figure
+from lm_from_scratch.instruments.roofline import GPUS, Cost, show
 
 # %%
 # Count first

@@ -42,7 +42,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Each number of a key meets H / Hkv queries, and so does each number of a value: one multiplication and one addition
 # every time.
 
-from lm_from_scratch.roofline import GPUS, Cost
+from lm_from_scratch.instruments.roofline import GPUS, Cost
 
 
 def attention_cost(rows, keys, n_head=14, n_kv_head=2, D=64):
@@ -268,8 +268,8 @@ def split_attention(splits):
 # With one split this is the whole attention. The tolerance of this page, 1e-4, leaves room for sums of thousands of terms
 # in another order.
 
-from lm_from_scratch.attention import sdpa_attention
-from lm_from_scratch.visibility import Visibility
+from lm_from_scratch.attention.attention import sdpa_attention
+from lm_from_scratch.attention.visibility import Visibility
 
 seen = Visibility(positions[None, -1:], positions[None], dense=True)
 reference = sdpa_attention(q, k, v, seen)  # (B, H, 1, D)
@@ -333,7 +333,7 @@ assert all(verdicts) and empty == 6
 
 import matplotlib.pyplot as plt
 
-from lm_from_scratch.plot import COLOURS, figure
+from lm_from_scratch.instruments.plot import COLOURS, figure
 
 cpu = torch.device("cpu")  # counts as an H100
 made, (ax,) = figure(6.4, 3.6)
@@ -472,8 +472,8 @@ assert same(y[:1], want) and y[1].eq(0).all()
 # ``KernelPagedCache`` returns gathered tensors for the prompt, and ``Paged`` for one token; the function below sees which
 # of them it got. One pass over all tokens is the truth.
 
-from lm_from_scratch.attention import attention_layers
-from lm_from_scratch.cache import BlockPool
+from lm_from_scratch.attention.kinds import attention_layers
+from lm_from_scratch.cache.paged import BlockPool
 from lm_from_scratch.kernels.paged import KernelPagedCache
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 
@@ -508,7 +508,7 @@ assert matches
 # The floor is the time to read keys and values once. What counts is the share of the bandwidth that is reached, and
 # nothing else.
 
-from lm_from_scratch import roofline
+from lm_from_scratch.instruments import roofline
 
 roofline.show("decode_attention", attention_cost(rows=64, keys=8192))
 

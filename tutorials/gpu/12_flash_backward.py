@@ -41,10 +41,13 @@ import inspect
 
 import matplotlib.pyplot as plt
 
-from lm_from_scratch.attention import attention_weights, formula_attention
-from lm_from_scratch.plot import COLOURS, figure
-from lm_from_scratch.roofline import GPUS, Cost, show
-from lm_from_scratch.visibility import Visibility
+from lm_from_scratch.attention.attention import (
+    attention_weights,
+    formula_attention,
+)
+from lm_from_scratch.attention.visibility import Visibility
+from lm_from_scratch.instruments.plot import COLOURS, figure
+from lm_from_scratch.instruments.roofline import GPUS, Cost, show
 
 # %%
 # Count first

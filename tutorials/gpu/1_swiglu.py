@@ -39,9 +39,9 @@ import inspect
 
 import matplotlib.pyplot as plt
 
-from lm_from_scratch.activation import swiglu as reference
-from lm_from_scratch.plot import COLOURS, GREY, figure
-from lm_from_scratch.roofline import GPUS, Cost, show
+from lm_from_scratch.instruments.plot import COLOURS, GREY, figure
+from lm_from_scratch.instruments.roofline import GPUS, Cost, show
+from lm_from_scratch.layers.activation import swiglu as reference
 
 SHAPE = (7, 701) if DEVICE == "cpu" else (8192, 4863)
 torch.manual_seed(0)

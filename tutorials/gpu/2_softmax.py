@@ -41,8 +41,8 @@ import inspect
 import matplotlib.pyplot as plt
 import numpy as np
 
-from lm_from_scratch.plot import COLOURS, GREY, figure
-from lm_from_scratch.roofline import GPUS, Cost, show
+from lm_from_scratch.instruments.plot import COLOURS, GREY, figure
+from lm_from_scratch.instruments.roofline import GPUS, Cost, show
 
 ROWS, WIDTH = (5, 300) if DEVICE == "cpu" else (8192, 4000)
 INF = float("inf")

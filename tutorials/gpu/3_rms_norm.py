@@ -41,9 +41,9 @@ import inspect
 import matplotlib.pyplot as plt
 import torch.nn.functional as F
 
-from lm_from_scratch.norm import rms_norm as reference
-from lm_from_scratch.plot import COLOURS, figure
-from lm_from_scratch.roofline import GPUS, Cost, show
+from lm_from_scratch.instruments.plot import COLOURS, figure
+from lm_from_scratch.instruments.roofline import GPUS, Cost, show
+from lm_from_scratch.layers.norm import rms_norm as reference
 
 N, C = (70, 37) if DEVICE == "cpu" else (8191, 895)  # rows, features
 EPS = 1e-6

@@ -43,9 +43,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from lm_from_scratch.instruments.roofline import GPUS, Cost, show
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.optim.adamw import adamw as reference
-from lm_from_scratch.roofline import GPUS, Cost, show
 
 N = 1_500 if DEVICE == "cpu" else 10_000_000  # weights
 BLOCK = 1024

@@ -43,8 +43,8 @@ from functools import partial
 import matplotlib.pyplot as plt
 import numpy as np
 
-from lm_from_scratch.plot import COLOURS, figure
-from lm_from_scratch.roofline import GPUS, Cost, show
+from lm_from_scratch.instruments.plot import COLOURS, figure
+from lm_from_scratch.instruments.roofline import GPUS, Cost, show
 
 M, K, N = (13, 300, 11) if DEVICE == "cpu" else (500, 1000, 700)
 torch.manual_seed(0)

@@ -38,10 +38,10 @@ import torch
 import triton
 import triton.language as tl
 
+from lm_from_scratch.instruments.plot import COLOURS, figure
+from lm_from_scratch.instruments.roofline import Cost, show
 from lm_from_scratch.kernels.compilation import SHARED_LIMIT, compiled_for
 from lm_from_scratch.kernels.matmul import TILES, matmul, matmul_kernel
-from lm_from_scratch.plot import COLOURS, figure
-from lm_from_scratch.roofline import Cost, show
 
 M, K, N = 4096, 896, 4864  # a map of Qwen2-0.5B, 4096 tokens
 

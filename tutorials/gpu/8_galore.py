@@ -44,10 +44,10 @@ import inspect
 import matplotlib.pyplot as plt
 from torch import nn
 
+from lm_from_scratch.instruments.plot import COLOURS, figure
+from lm_from_scratch.instruments.roofline import GPUS, Cost, show
 from lm_from_scratch.optim import galore as reference
 from lm_from_scratch.optim.adamw import adam_direction
-from lm_from_scratch.plot import COLOURS, figure
-from lm_from_scratch.roofline import GPUS, Cost, show
 
 m, n, r = (37, 70, 9) if DEVICE == "cpu" else (896, 4864, 128)
 torch.manual_seed(0)

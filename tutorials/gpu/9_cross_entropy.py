@@ -41,8 +41,8 @@ import inspect
 
 import torch.nn.functional as F
 
-from lm_from_scratch import loss as reference
-from lm_from_scratch.roofline import GPUS, Cost, show
+from lm_from_scratch.instruments.roofline import GPUS, Cost, show
+from lm_from_scratch.training import loss as reference
 
 N, V, C = (45, 301, 37) if DEVICE == "cpu" else (1000, 32_001, 240)
 IGNORE = -100  # a target that does not count

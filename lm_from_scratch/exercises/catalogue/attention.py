@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from lm_from_scratch.attention import attention_weights
+from lm_from_scratch.attention.attention import attention_weights
+from lm_from_scratch.attention.gqa import repeat_kv
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.exercises.exercise import (
     Call,
     Case,
@@ -17,8 +19,6 @@ from lm_from_scratch.exercises.exercise import (
     integers,
     normal,
 )
-from lm_from_scratch.gqa import repeat_kv
-from lm_from_scratch.visibility import Visibility
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

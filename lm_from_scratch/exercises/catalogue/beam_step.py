@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.beam_search import Hypothesis, _Rules
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, integers, strided
+from lm_from_scratch.generation.beam_search import Hypothesis, _Rules
 
 Step = tuple[Tensor, Tensor, Tensor, Tensor]
 

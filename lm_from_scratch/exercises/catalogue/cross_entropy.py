@@ -17,7 +17,7 @@ from lm_from_scratch.exercises.exercise import (
     refusal,
     strided,
 )
-from lm_from_scratch.loss import IGNORE, causal_lm_loss
+from lm_from_scratch.training.loss import IGNORE, causal_lm_loss
 
 
 def all_count(g: Generator) -> Call:

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.cache import GrowingCache
+from lm_from_scratch.attention.visibility import Visibility
+from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, integers, normal
-from lm_from_scratch.visibility import Visibility
 
 Cache = Any  # what the student writes
 Pairs = Sequence[tuple[Tensor, Tensor]]

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from lm_from_scratch.attention import formula_attention
-from lm_from_scratch.cache import GrowingCache
+from lm_from_scratch.attention.attention import formula_attention
+from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, integers, normal
 
 

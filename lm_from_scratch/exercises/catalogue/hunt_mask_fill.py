@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from lm_from_scratch.attention import formula_attention
+from lm_from_scratch.attention.attention import formula_attention
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, integers, normal
-from lm_from_scratch.visibility import Visibility
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 
 from lm_from_scratch.data import padded_batch
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, integers
-from lm_from_scratch.loss import IGNORE, causal_lm_loss
+from lm_from_scratch.training.loss import IGNORE, causal_lm_loss
 
 PAD = 0
 Row = dict[str, Tensor]

@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, integers, normal
-from lm_from_scratch.sampling import apply_repetition_penalty
+from lm_from_scratch.generation.sampling import apply_repetition_penalty
 
 
 def penalise(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:

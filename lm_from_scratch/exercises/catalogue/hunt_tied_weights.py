@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, normal
-from lm_from_scratch.swap import swap_on_conversion
+from lm_from_scratch.weights.swap import swap_on_conversion
 
 VOCAB, WIDTH = 7, 4
 

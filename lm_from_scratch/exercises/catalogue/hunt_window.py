@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, integers
 from lm_from_scratch.models.qwen2 import Qwen2Config
-from lm_from_scratch.visibility import Visibility
 
 
 def reference(

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from lm_from_scratch.attention.visibility import PADDING, positions_from_mask
 from lm_from_scratch.exercises.exercise import (
     Call,
     Case,
@@ -14,7 +15,6 @@ from lm_from_scratch.exercises.exercise import (
     integers,
     refusal,
 )
-from lm_from_scratch.visibility import PADDING, positions_from_mask
 
 Pair = tuple[Tensor, Tensor]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Generator
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, SequentialLR
 
-from lm_from_scratch import train
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, refusal
+from lm_from_scratch.training import train
 
 
 def learning_rate(step: int, steps: int, lr: float, min_lr: float = 0.0, warmup: int = 0) -> float:

@@ -10,8 +10,8 @@ import torch
 from torch import Generator
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, integers
-from lm_from_scratch.tokenizer import learn_merges
-from lm_from_scratch.tokenizer import merge_pair as package_merge_pair
+from lm_from_scratch.text.tokenizer import learn_merges
+from lm_from_scratch.text.tokenizer import merge_pair as package_merge_pair
 
 Words = list[list[int]]
 Step = tuple[tuple[int, int] | None, Words]

@@ -8,7 +8,7 @@ from torch import Generator, Tensor, nn
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, normal
 from lm_from_scratch.quantize import Int8Weight
-from lm_from_scratch.swap import swap_on_conversion
+from lm_from_scratch.weights.swap import swap_on_conversion
 
 HALF, SINGLE = torch.bfloat16, torch.float32
 

@@ -8,9 +8,9 @@ import torch
 from torch import Generator, Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lm_from_scratch.attention.online_softmax import attend_in_tiles
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, integers, normal
-from lm_from_scratch.online_softmax import attend_in_tiles
-from lm_from_scratch.visibility import Visibility
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, tile: int) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from lm_from_scratch.attention.varlen import varlen_attention
 from lm_from_scratch.exercises.exercise import (
     Call,
     Case,
@@ -17,7 +18,6 @@ from lm_from_scratch.exercises.exercise import (
     normal,
     refusal,
 )
-from lm_from_scratch.varlen import varlen_attention
 
 
 def cumulative(lengths: list[int], dtype: torch.dtype = torch.int64) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from lm_from_scratch.attention.visibility import PADDING
 from lm_from_scratch.exercises.exercise import (
     Call,
     Case,
@@ -16,8 +17,7 @@ from lm_from_scratch.exercises.exercise import (
     refusal,
     strided,
 )
-from lm_from_scratch.heads import last_token
-from lm_from_scratch.visibility import PADDING
+from lm_from_scratch.models.heads import last_token
 
 
 def shuffled(g: Generator, rows: list[list[int]]) -> Tensor:

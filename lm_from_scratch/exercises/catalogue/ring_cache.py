@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.attention import attention_weights
-from lm_from_scratch.cache import SlidingCache
+from lm_from_scratch.attention.attention import attention_weights
+from lm_from_scratch.attention.visibility import Visibility
+from lm_from_scratch.cache.slots import SlidingCache
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, normal
-from lm_from_scratch.visibility import Visibility
 
 Text = tuple[Tensor, Tensor, Tensor]  # queries, keys and values of all tokens
 Make = Callable[..., Any]  # what the student writes

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, normal, strided
-from lm_from_scratch.norm import rms_norm
+from lm_from_scratch.layers.norm import rms_norm
 
 
 def shifted(g: Generator) -> Call:

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, integers
-from lm_from_scratch.sampling import draw
-from lm_from_scratch.speculative import accept
+from lm_from_scratch.generation.sampling import draw
+from lm_from_scratch.generation.speculative import accept
 
 Result = tuple[Tensor, Tensor]
 

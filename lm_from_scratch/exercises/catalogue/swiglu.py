@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from lm_from_scratch.activation import swiglu
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, Wrong, call, normal, strided
+from lm_from_scratch.layers.activation import swiglu
 
 
 def gated_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:

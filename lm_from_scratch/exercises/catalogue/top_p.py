@@ -17,7 +17,7 @@ from lm_from_scratch.exercises.exercise import (
     normal,
     strided,
 )
-from lm_from_scratch.sampling import Sampler
+from lm_from_scratch.generation.sampling import Sampler
 
 
 def cut_tail(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.exercises.exercise import (
     Call,
     Case,
@@ -15,7 +16,6 @@ from lm_from_scratch.exercises.exercise import (
     integers,
     refusal,
 )
-from lm_from_scratch.visibility import Visibility
 
 
 def reference(

@@ -15,12 +15,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from lm_from_scratch.cache import Cache, KVCache, LayeredCache, StaticCache, cache_for
+from lm_from_scratch.cache.interface import Cache, KVCache
+from lm_from_scratch.cache.layered import LayeredCache, cache_for
+from lm_from_scratch.cache.slots import StaticCache
 from lm_from_scratch.data import padded_batch
-from lm_from_scratch.logit_processors import LogitProcessor
-from lm_from_scratch.models import CausalLM
-from lm_from_scratch.sampling import Sampler
-from lm_from_scratch.tokenizer import Tokenizer
+from lm_from_scratch.generation.logit_processors import LogitProcessor
+from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.text.tokenizer import Tokenizer
 
 
 @contextmanager

@@ -2,8 +2,8 @@ r"""Every kind of attention on every kind of input, against one oracle.
 
 The oracle is attention as plain loops in float64, with its own statement, in Python integers, of
 what a query may see. :func:`matrix` runs each kind of
-:data:`~lm_from_scratch.attention.ATTENTION_KINDS` on each of the :data:`CASES` in four dtypes,
-forward and backward, and yields one :class:`Cell` after the other::
+:data:`~lm_from_scratch.attention.kinds.ATTENTION_KINDS` on each of the :data:`CASES` in four
+dtypes, forward and backward, and yields one :class:`Cell` after the other::
 
     for cell in matrix():
         print(cell)
@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lm_from_scratch.attention import ATTENTION_KINDS, AttentionFunction
-from lm_from_scratch.visibility import Visibility
+from lm_from_scratch.attention.attention import AttentionFunction
+from lm_from_scratch.attention.kinds import ATTENTION_KINDS
+from lm_from_scratch.attention.visibility import Visibility
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 

@@ -24,7 +24,7 @@ of the result :math:`O`:
 
 and from :math:`dS` the gradients of queries and keys. Memory grows with T + S, not with T times S.
 This is what the fused kernels do; here it is PyTorch, to be read. It is not faster than
-:func:`~lm_from_scratch.attention.sdpa_attention`.
+:func:`~lm_from_scratch.attention.attention.sdpa_attention`.
 
 Sources: Milakov & Gimelshein, *Online normalizer calculation for softmax*, 2018, arXiv:1805.02867;
 Rabe & Staats, *Self-attention does not need O(n²) memory*, 2021, arXiv:2112.05682; Dao et al.,
@@ -39,8 +39,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lm_from_scratch.gqa import check_shapes, repeat_kv
-from lm_from_scratch.visibility import Visibility
+from lm_from_scratch.attention.gqa import check_shapes, repeat_kv
+from lm_from_scratch.attention.visibility import Visibility
 
 #: Queries, and keys, in a tile. The 128 x 128 scores of eight heads are 512 KiB in float32: half of
 #: a core's second cache. Larger tiles leave the cache; smaller ones are more calls than work.

@@ -19,12 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lm_from_scratch.gqa import check_shapes
-from lm_from_scratch.visibility import Visibility
+from lm_from_scratch.attention.gqa import check_shapes
+from lm_from_scratch.attention.visibility import Visibility
 
 
 def mask_function(visibility: Visibility, B: int) -> Callable[..., Tensor]:
-    """The rule of :class:`~lm_from_scratch.visibility.Visibility`, written for four indices."""
+    """The rule of :class:`~lm_from_scratch.attention.visibility.Visibility`, written for four
+    indices."""
     query_positions = visibility.query_positions.expand(B, -1)
     key_positions = visibility.key_positions.expand(B, -1)
     query_documents, key_documents = visibility.query_documents, visibility.key_documents

@@ -10,7 +10,7 @@ Source: Ainslie et al., *GQA*, 2023, arXiv:2305.13245.
 
 from torch import Tensor
 
-from lm_from_scratch.visibility import Visibility
+from lm_from_scratch.attention.visibility import Visibility
 
 
 def repeat_kv(x: Tensor, n_head: int) -> Tensor:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lm_from_scratch.attention import AttentionFunction, attention_layers, attention_weights
-from lm_from_scratch.visibility import Visibility
+from lm_from_scratch.attention.attention import AttentionFunction, attention_weights
+from lm_from_scratch.attention.kinds import attention_layers
+from lm_from_scratch.attention.visibility import Visibility
 
 
 def blocks(model: nn.Module) -> nn.ModuleList:

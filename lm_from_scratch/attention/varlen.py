@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lm_from_scratch.gqa import check_shapes
-from lm_from_scratch.visibility import Visibility
+from lm_from_scratch.attention.gqa import check_shapes
+from lm_from_scratch.attention.visibility import Visibility
 
 
 def boundaries(name: str, cu_seq: Tensor, n_tokens: int) -> list[int]:

@@ -180,7 +180,7 @@ def show(kernel: str, cost: Cost, path: Path | str | None = None) -> None:
     """
     import matplotlib.pyplot as plt
 
-    from lm_from_scratch.plot import COLOURS, figure
+    from lm_from_scratch.instruments.plot import COLOURS, figure
 
     if not (cost.bytes > 0 and cost.operations > 0):
         raise ValueError(f"{cost} has no place under a roof: it needs bytes and operations")
@@ -212,7 +212,7 @@ def show(kernel: str, cost: Cost, path: Path | str | None = None) -> None:
 
 def draw_roof(ax: "Axes", gpu: GPU, costs: list[Cost]) -> None:
     """The slope of the memory and the ceilings of both units, wide enough for ``costs``."""
-    from lm_from_scratch.plot import COLOURS
+    from lm_from_scratch.instruments.plot import COLOURS
 
     low = min(0.1, *(cost.intensity / 4 for cost in costs))
     high = max(4 * gpu.matrix / gpu.bandwidth, *(4 * cost.intensity for cost in costs))
@@ -229,7 +229,7 @@ def draw_roof(ax: "Axes", gpu: GPU, costs: list[Cost]) -> None:
 
 def draw_shares(ax: "Axes", gpu: GPU, results: list[Result]) -> None:
     """A bar for what each implementation reaches of the roof."""
-    from lm_from_scratch.plot import COLOURS
+    from lm_from_scratch.instruments.plot import COLOURS
 
     colours = dict(zip(MARKERS, COLOURS[1:]))
     bars = [

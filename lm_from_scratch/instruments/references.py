@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from lm_from_scratch.swap import swap_on_conversion
+from lm_from_scratch.weights.swap import swap_on_conversion
 
 
 class Subclass(Tensor):

@@ -41,7 +41,7 @@ from lm_from_scratch.checkpoint import (
 )
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.quantize import QuantizedWeight
-from lm_from_scratch.swap import swap_parameters_
+from lm_from_scratch.weights.swap import swap_parameters_
 
 
 class LoRALinear(nn.Linear):

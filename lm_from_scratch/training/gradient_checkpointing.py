@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lm_from_scratch.cache import NoCache
-from lm_from_scratch.record import blocks
+from lm_from_scratch.cache.interface import NoCache
+from lm_from_scratch.instruments.record import blocks
 
 
 @cache

@@ -30,8 +30,11 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from lm_from_scratch.cache import KVCache, LayeredCache, SlidingCache, cache_for
-from lm_from_scratch.generate import (
+from lm_from_scratch.attention.visibility import PADDING
+from lm_from_scratch.cache.interface import KVCache
+from lm_from_scratch.cache.layered import LayeredCache, cache_for
+from lm_from_scratch.cache.slots import SlidingCache
+from lm_from_scratch.generation.generate import (
     check_chunk,
     check_empty,
     check_prompts,
@@ -40,10 +43,9 @@ from lm_from_scratch.generate import (
     evaluating,
     prefill,
 )
-from lm_from_scratch.logit_processors import LogitProcessor
-from lm_from_scratch.models import CausalLM
-from lm_from_scratch.sampling import Sampler, check_logits, draw
-from lm_from_scratch.visibility import PADDING
+from lm_from_scratch.generation.logit_processors import LogitProcessor
+from lm_from_scratch.generation.sampling import Sampler, check_logits, draw
+from lm_from_scratch.models.causal_lm import CausalLM
 
 
 def accept(p: Tensor, q: Tensor, draft: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -217,7 +219,8 @@ def speculate(
     prefill_chunk: int | None = None,
     processors: Sequence[LogitProcessor] = (),
 ) -> Iterator[Pass]:
-    """Like :func:`lm_from_scratch.generate.generate`, with up to ``n_draft`` drafts for each pass.
+    """Like :func:`lm_from_scratch.generation.generate.generate`, with up to ``n_draft`` drafts for
+    each pass.
 
     Yields one :class:`Pass` for the prompts, which proposes nothing, and one for every pass after
     it. Each row goes on from where its own draft was cut. Tokens have the distribution that

@@ -40,16 +40,18 @@ from lm_from_scratch.checkpoint import (
 )
 from lm_from_scratch.data import Batch, PackedBatches
 from lm_from_scratch.distributed import ALONE, Processes
-from lm_from_scratch.generate import evaluating
-from lm_from_scratch.lora import adapters
-from lm_from_scratch.loss import IGNORE, causal_lm_loss, chunked_causal_lm_loss
-from lm_from_scratch.models import CausalLM
+from lm_from_scratch.generation.generate import evaluating
+from lm_from_scratch.instruments.onednn import OneDNNLinear, onednn_matmul
+from lm_from_scratch.instruments.record import blocks
+from lm_from_scratch.layers.norm import RMSNorm
+from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
-from lm_from_scratch.norm import RMSNorm
-from lm_from_scratch.onednn import OneDNNLinear, onednn_matmul
-from lm_from_scratch.optim import AdamW, GaLore, update_in_backward
+from lm_from_scratch.optim.adamw import AdamW
+from lm_from_scratch.optim.galore import GaLore
+from lm_from_scratch.optim.in_backward import update_in_backward
 from lm_from_scratch.optim.sharded import whole
-from lm_from_scratch.record import blocks
+from lm_from_scratch.training.loss import IGNORE, causal_lm_loss, chunked_causal_lm_loss
+from lm_from_scratch.weights.lora import adapters
 
 #: The numbers of a run that are GaLore's alone.
 GALORE = ("rank", "update_proj_gap", "scale", "projection_type", "moments", "basis")

@@ -5,15 +5,15 @@ r"""Attention: a query takes the mean of the values, weighted by how well their 
    a_{ts} = \mathrm{softmax}_s\!\left(\frac{q_t \cdot k_s}{\sqrt{D}}\right), \qquad
    y_t = \sum_s a_{ts} v_s
 
-over the keys that :mod:`~lm_from_scratch.visibility` lets the query see. Every kind of attention is
-a function with one signature, ``(q, k, v, visibility, dropout)``, for q (B, H, T, D), k
-(B, Hkv, S, D) and v (B, Hkv, S, D); the result is (B, H, T, D). :data:`ATTENTION_KINDS` lists them
-and :func:`use_attention_` puts one into a built model.
+over the keys that :mod:`~lm_from_scratch.attention.visibility` lets the query see. Every kind of
+attention is a function with one signature, ``(q, k, v, visibility, dropout)``, for q (B, H, T, D),
+k (B, Hkv, S, D) and v (B, Hkv, S, D); the result is (B, H, T, D).
 
 Two of them stand here: ``formula`` is the equation, ``sdpa`` the fused kernel of torch, which the
-models use. ``tiled`` is in :mod:`~lm_from_scratch.online_softmax`, ``flex`` in
-:mod:`~lm_from_scratch.flex`, ``packed`` in :mod:`~lm_from_scratch.varlen`. What each supports and
-how exact it is, :mod:`~lm_from_scratch.conformance` measures.
+models use. :mod:`~lm_from_scratch.attention.kinds` lists all and puts one into a built model:
+``tiled`` is in :mod:`~lm_from_scratch.attention.online_softmax`, ``flex`` in
+:mod:`~lm_from_scratch.attention.flex`, ``packed`` in :mod:`~lm_from_scratch.attention.varlen`. What
+each supports and how exact it is, :mod:`~lm_from_scratch.instruments.conformance` measures.
 
 Shapes: B batch, H query heads, Hkv key and value heads, T queries, S keys, D features of a head.
 
@@ -22,17 +22,15 @@ Source: Vaswani et al., *Attention Is All You Need*, 2017, arXiv:1706.03762.
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from lm_from_scratch.flex import flex_attention
-from lm_from_scratch.gqa import check_shapes, repeat_kv
-from lm_from_scratch.online_softmax import tiled_attention
-from lm_from_scratch.varlen import packed_attention
-from lm_from_scratch.visibility import Visibility
+from lm_from_scratch.attention.gqa import check_shapes, repeat_kv
+from lm_from_scratch.attention.visibility import Visibility
+
+AttentionFunction = Callable[[Tensor, Tensor, Tensor, Visibility, float], Tensor]
 
 
 def attention_weights(q: Tensor, k: Tensor, visibility: Visibility) -> Tensor:
@@ -106,37 +104,3 @@ def one_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: flo
         grouped, k, v = grouped.float(), k.float(), v.float()
     y = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, dropout_p=dropout)
     return y.to(q.dtype).reshape(B, H, 1, -1)
-
-
-AttentionFunction = Callable[[Tensor, Tensor, Tensor, Visibility, float], Tensor]
-
-#: The kinds by name.
-ATTENTION_KINDS: dict[str, AttentionFunction] = {
-    "formula": formula_attention,
-    "sdpa": sdpa_attention,
-    "tiled": tiled_attention,
-    "flex": flex_attention,
-    "packed": packed_attention,
-}
-
-
-def attention_layers(model: nn.Module) -> list[Any]:
-    """The attention modules of a built model, in order: those with an ``attend`` function.
-
-    Raises ``ValueError`` if there are none.
-    """
-    layers: list[Any] = [module for module in model.modules() if hasattr(module, "attend")]
-    if not layers:
-        raise ValueError(f"{type(model).__name__} has no attention layer (no module with `attend`)")
-    return layers
-
-
-def use_attention_(model: nn.Module, kind: str) -> None:
-    """Make every attention layer of a built model compute with the named kind.
-
-    Raises ``ValueError`` for a name that is not in :data:`ATTENTION_KINDS`.
-    """
-    if kind not in ATTENTION_KINDS:
-        raise ValueError(f"attention kind {kind!r} is not one of {sorted(ATTENTION_KINDS)}")
-    for layer in attention_layers(model):
-        layer.attend = ATTENTION_KINDS[kind]

@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from lm_from_scratch.cache import BlockPool, PagedCache, Row
+from lm_from_scratch.attention.visibility import PADDING
+from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
 from lm_from_scratch.data import padded_batch
-from lm_from_scratch.generate import Chooser, check_prompts, check_seed, prefill
-from lm_from_scratch.logit_processors import LogitProcessor
-from lm_from_scratch.models import CausalLM
-from lm_from_scratch.sampling import Sampler
-from lm_from_scratch.visibility import PADDING
+from lm_from_scratch.generation.generate import Chooser, check_prompts, check_seed, prefill
+from lm_from_scratch.generation.logit_processors import LogitProcessor
+from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.models.causal_lm import CausalLM
 
 
 @dataclass(eq=False, kw_only=True)

@@ -40,12 +40,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lm_from_scratch.cache import KVCache, LayeredCache, cache_for
+from lm_from_scratch.cache.interface import KVCache
+from lm_from_scratch.cache.layered import LayeredCache, cache_for
 from lm_from_scratch.data import padded_batch
-from lm_from_scratch.generate import check_empty, check_prompts, decode, prefill
-from lm_from_scratch.logit_processors import LogitProcessor
-from lm_from_scratch.models import CausalLM
-from lm_from_scratch.sampling import check_logits
+from lm_from_scratch.generation.generate import check_empty, check_prompts, decode, prefill
+from lm_from_scratch.generation.logit_processors import LogitProcessor
+from lm_from_scratch.generation.sampling import check_logits
+from lm_from_scratch.models.causal_lm import CausalLM
 
 EarlyStopping = bool | Literal["never"]
 Fate = Literal["kept", "finished", "dropped"]
