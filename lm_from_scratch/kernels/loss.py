@@ -289,7 +289,8 @@ def chunked_causal_lm_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: in
     if isinstance(weight, QuantizedWeight):
         raise ValueError(
             f"chunked_causal_lm_loss: weight is a {type(weight).__name__}, which this kernel does "
-            "not read: use lm_from_scratch.training.loss.chunked_causal_lm_loss, or weight.dequantize()"
+            "not read: use lm_from_scratch.training.loss.chunked_causal_lm_loss, or "
+            "weight.dequantize()"
         )
     if chunk < 1:
         raise ValueError(f"chunked_causal_lm_loss: chunk={chunk} must be at least 1")
