@@ -373,7 +373,7 @@ def test_doctor_compares_with_one_thread(slowdown, line, capsys, monkeypatch) ->
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(torch, "set_num_threads", lambda n: now.append(n))
     monkeypatch.setattr(
-        "lm_from_scratch.generation.generate.forward_seconds",
+        "lm_from_scratch.__main__.forward_seconds",
         lambda model, idx, repeats: 0.005 * (slowdown if now[-1] == 2 else 1.0),
     )
     assert main(["doctor"]) == 0
