@@ -180,7 +180,9 @@ SUBMISSIONS: dict[str, tuple[str, str, float | None]] = {
     "long_sum": ("a.py", "x = 1; y = " + "+".join(["1"] * 960) + "\n" + RIGHT, 11),
     "many_lines": ("a.py", "x = 1\n" * 20000 + RIGHT, 11),
     "imported_afterwards": (
-        "a.ipynb", notebook(cell(LAYER), cell("from lm_from_scratch.layers.norm import rms_norm\n")), 0,
+        "a.ipynb",
+        notebook(cell(LAYER), cell("from lm_from_scratch.layers.norm import rms_norm\n")),
+        0,
     ),
     "no_notebook_of_any_name": ("homework.ipynb", '{"cells": [', 0),
     "no_characters": ("a.py", HEAD + "    raise ValueError('\\ud800 \\x00 ' + 'x' * 10**7)\n", 0),
