@@ -128,8 +128,8 @@ def used_on(module: str, path: Path) -> list[str]:
     links += [f":doc:`/gpu/{s.stem}`" for s in gallery.gpu_scripts() if uses(s, module, path)]
     catalogue = gallery.ROOT / NOT_SHOWN.replace(".", "/")
     links += [
-        f":doc:`/exercises/{file.stem}`"
-        for file in sorted(catalogue.glob("[a-z]*.py"))
+        f":doc:`/exercises/{file.parent.name}`"
+        for file in sorted(catalogue.glob("*/checks.py"))
         if uses(file, module, path)
     ]
     if not links:

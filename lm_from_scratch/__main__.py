@@ -56,7 +56,7 @@ from lm_from_scratch.generation.generate import (
 )
 from lm_from_scratch.generation.logit_processors import no_repeat_ngram
 from lm_from_scratch.generation.sampling import Sampler
-from lm_from_scratch.instruments.onednn import use_onednn_
+from lm_from_scratch.instruments.onednn import bfloat16_is_native, use_onednn_
 from lm_from_scratch.models.causal_lm import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
@@ -163,6 +163,12 @@ def refuse_other_recipe(path: Path, arguments: dict[str, Any]) -> None:
                 f"{path.parent} holds a run with {option(name)} {stored.get(name)}, not "
                 f"{arguments.get(name)}: give the same numbers to go on, or another --out"
             )
+
+
+def dtype_here(dtype: str, device: str) -> str:
+    """A preset's ``dtype``, or float32 on a processor where bfloat16 would only be slower."""
+    slow = dtype == "bfloat16" and device.startswith("cpu") and not bfloat16_is_native()
+    return "float32" if slow else dtype
 
 
 def option(name: str) -> str:
@@ -517,7 +523,8 @@ def doctor_command(args: argparse.Namespace) -> int:
         note("no triton, which exists for Linux: everything but the kernels works")
     a = torch.randn(64, 64)
     error = (a.bfloat16() @ a.bfloat16() - a @ a).abs().max().item()
-    report(math.isfinite(error), "bfloat16 matrix products work (--dtype bfloat16)")
+    slower = "" if bfloat16_is_native() else ", slower than float32 on this processor"
+    report(math.isfinite(error), f"bfloat16 matrix products work (--dtype bfloat16){slower}")
     free = shutil.disk_usage(Path.cwd()).free / 2**30
     report(free > 3, f"{free:.0f} GiB free here", "the environment and the site need about 3 GiB")
     report(
@@ -668,7 +675,11 @@ def add_run_options(p: argparse.ArgumentParser) -> None:
     """How the run goes: precision, checkpoints, devices."""
     p.add_argument("--warmup", type=int, help="steps until the highest learning rate")
     p.add_argument("--weight-decay", type=float, help="shrinks matrices, not biases and norms")
-    p.add_argument("--dtype", choices=["float32", "bfloat16"], help="of the matrix products")
+    p.add_argument(
+        "--dtype",
+        choices=["float32", "bfloat16"],
+        help="of the matrix products; a preset takes bfloat16 where the processor has it",
+    )
     p.add_argument(
         "--onednn", action="store_true", help="float32 products by oneDNN: faster on AMD processors"
     )
@@ -798,7 +809,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.run is train_command:
         for name, value in PRESETS[args.preset].items():
             if getattr(args, name, None) is None:
-                setattr(args, name, value)
+                setattr(args, name, dtype_here(value, args.device) if name == "dtype" else value)
         if args.optimizer == "galore" and args.rank is None:
             args.rank = max(1, args.n_embd // 4)
         for name in [name for name, value in vars(args).items() if value is None]:

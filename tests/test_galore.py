@@ -21,7 +21,6 @@ from lm_from_scratch.optim.galore import MOMENTS, GaLore, galore_step
 from lm_from_scratch.optim.galore_basis import (
     BASES,
     PROJECTION_TYPES,
-    GaLore,
     captured_energy,
     project,
     project_back,
