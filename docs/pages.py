@@ -30,7 +30,7 @@ GROUPS = {
     "Generation": ["generate", "sampling", "logit_processors", "beam_search", "speculative"]
     + ["engine"],
     "Text and tokens": ["tokenizer", "data"],
-    "Training": ["train", "loss", "distributed"],
+    "Training": ["train", "loss", "distributed", "runs"],
     "Optimizers": ["optim"],
     "Quantised and swapped weights": ["quantize", "swap", "references", "onednn"],
     "Files": ["checkpoint", "pretrained"],
@@ -130,8 +130,8 @@ def used_on(module: str, path: Path) -> list[str]:
     links += [f":doc:`/gpu/{s.stem}`" for s in gallery.gpu_scripts() if uses(s, module, path)]
     catalogue = gallery.ROOT / CATALOGUE.replace(".", "/")
     links += [
-        f":doc:`/exercises/{file.stem}`"
-        for file in sorted(catalogue.glob("[a-z]*.py"))
+        f":doc:`/exercises/{file.parent.name}`"
+        for file in sorted(catalogue.glob("*/checks.py"))
         if uses(file, module, path)
     ]
     if not links:

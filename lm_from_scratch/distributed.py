@@ -30,10 +30,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from lm_from_scratch.data import Batch
+from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.quantize import quantized_weights
+from lm_from_scratch.runs.sharded import sharded, whole
 from lm_from_scratch.training.loss import IGNORE
 
 PARALLEL = ("ddp", "fsdp")
@@ -116,6 +118,14 @@ class Processes:
         gathered of the weights outside the blocks."""
         if self.parallel == "fsdp":
             module.reshard()  # type: ignore[operator]
+
+    def optimizer(self, kind: type[AdamW]) -> type[Any]:
+        """The class that takes the steps of ``kind`` on the parameters that :meth:`wrap` leaves."""
+        return sharded(kind) if self.parallel == "fsdp" else kind
+
+    def number(self, x: Tensor) -> float:
+        """The number in ``x``, of shape (), which was computed from parameters or gradients."""
+        return whole(x).item()
 
     def total(self, *numbers: float) -> list[float]:
         """Each number summed over the processes."""

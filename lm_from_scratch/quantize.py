@@ -276,6 +276,13 @@ class Int4Weight(QuantizedWeight):
         scale, zero = self.scale_and_zero[:, idx].movedim(0, -2).unbind(-1)  # (..., G)
         return self._decode(codes, scale, zero)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A file of another processor has its blocks: the codes are laid out again for this one."""
+        self.__dict__.update(state)
+        if self.codes.shape[2] != BLOCK // 2:
+            here = self.from_parts(self.parts())
+            self.codes, self.scale_and_zero = here.codes, here.scale_and_zero
+
     def kernel(self, x: Tensor) -> Tensor | None:
         if self.group_size not in (32, 64, 128, 256) or self.codes.shape[2] not in KERNEL_HALVES:
             return None
@@ -474,13 +481,14 @@ def copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     if not isinstance(target, QuantizedWeight):
         assert isinstance(source, QuantizedWeight)
         return target.copy_(source.dequantize())
-    same = isinstance(source, QuantizedWeight) and source.held == target.held
-    same = same and all(
-        getattr(source, name).shape == getattr(target, name).shape for name in target.held
-    )
-    if not same:
-        plain = source.dequantize() if isinstance(source, QuantizedWeight) else source
-        source = type(target).quantize(plain.to(target.device, target.dtype), target.group_size)
+    if isinstance(source, QuantizedWeight) and (
+        source.held != target.held or source.group_size != target.group_size
+    ):
+        source = source.dequantize()
+    if not isinstance(source, QuantizedWeight):
+        source = type(target).quantize(source.to(target.device, target.dtype), target.group_size)
+    elif any(getattr(source, name).shape != getattr(target, name).shape for name in target.held):
+        source = type(target).from_parts(source.parts())  # it had another processor's blocks
     for name in target.held:
         getattr(target, name).copy_(getattr(source, name))
     return target

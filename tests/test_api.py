@@ -213,7 +213,7 @@ def exempt(name: Name) -> bool:
 NO_SOURCE = {
     "checkpoint", "conformance", "data", "generate", "limits", "onednn", "plot", "record",
     "references", "swap", "cache.buffer", "cache.convert", "cache.growing", "cache.interface",
-    "cache.layered", "kernels.compilation", "kernels.device", "kernels.model", "optim.sharded",
+    "cache.layered", "kernels.compilation", "kernels.device", "kernels.model", "runs.sharded",
     "pretrained.make",
 }  # fmt: skip
 

@@ -30,8 +30,8 @@ from lm_from_scratch.distributed import ALONE, Processes, processes
 from lm_from_scratch.instruments.onednn import use_onednn_
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.heads import SequenceClassifier
-from lm_from_scratch.optim.sharded import whole
-from lm_from_scratch.quantize import QuantizedWeight, dequantize_, quantize_
+from lm_from_scratch.quantize import Int4Weight, QuantizedWeight, dequantize_, quantize_
+from lm_from_scratch.runs.sharded import whole
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.gradient_checkpointing import use_gradient_checkpointing_
 from lm_from_scratch.training.loss import causal_lm_loss, next_token_targets
@@ -812,9 +812,12 @@ def test_the_digest_sees_every_number_name_and_shape(bits) -> None:
     digest = frozen_digest(model)
     assert digest == frozen_digest(copy.deepcopy(model))
     weight = model.transformer.h[1].mlp.c_proj.weight
-    numbers = weight.codes if bits else weight.detach()
-    last = numbers[-1, -1, 27:28] if bits == 4 else numbers[-1, -1:]  # 4 bits: row 27 of a block
-    last += 1
+    if bits:
+        parts = {name: part.clone() for name, part in weight.parts().items()}
+        parts["codes"][-1, -1] += 1
+        weight.copy_(type(weight).from_parts(parts))
+    else:
+        weight.detach()[-1, -1:] += 1
     assert frozen_digest(model) != digest
     wide, high = nn.Linear(4, 2, bias=False), nn.Linear(2, 4, bias=False)
     for layer in (wide, high):
@@ -822,6 +825,16 @@ def test_the_digest_sees_every_number_name_and_shape(bits) -> None:
     assert frozen_digest(wide) != frozen_digest(high)
     model.scalar = nn.Parameter(torch.ones(()), requires_grad=False)
     assert frozen_digest(model)
+
+
+def test_C3_the_digest_is_the_same_on_every_processor(monkeypatch) -> None:
+    digests = set()
+    for block in (32, 64):  # rows in a block of 4-bit weights
+        monkeypatch.setattr(f"{Int4Weight.__module__}.BLOCK", block)
+        model = small("gpt2", 4).requires_grad_(False)
+        assert model.transformer.h[1].mlp.c_proj.weight.codes.shape[2] == block // 2
+        digests.add(frozen_digest(model))
+    assert len(digests) == 1
 
 
 def test_a_model_without_anything_to_train_is_refused(tmp_path, tokens) -> None:

@@ -390,6 +390,41 @@ def test_the_layout_of_another_processor_is_decoded(monkeypatch: pytest.MonkeyPa
     assert_same(other, here)
 
 
+@pytest.mark.parametrize("block", [32, 64])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("N", [1, 32, 70, 130])
+def test_C3_a_layout_is_all_that_differs_between_processors(
+    block: int, dtype: torch.dtype, N: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts and numbers are the same; a copy or a file goes over without a new rounding."""
+    w = numbers(N, 64, seed=1, dtype=dtype)
+    monkeypatch.setattr(f"{Int4Weight.__module__}.BLOCK", 96 - block)
+    there = Int4Weight.quantize(w, 16)
+    parameter = nn.Parameter(there, requires_grad=False)
+    stored, file = pickle.dumps(parameter), io.BytesIO()
+    torch.save(parameter, file)
+    monkeypatch.setattr(f"{Int4Weight.__module__}.BLOCK", block)
+    here = Int4Weight.quantize(w, 16)
+    assert here.codes.shape == (-(-N // block), 64, block // 2)
+    for name, part in here.parts().items():
+        assert torch.equal(part, there.parts()[name])
+    assert_same(Int4Weight.from_parts(there.parts()), here)
+    assert torch.equal(there.dequantize(), here.dequantize())
+    rows = torch.arange(N)
+    assert torch.equal(there.look_up(rows), here.look_up(rows))
+    copied = Int4Weight.quantize(numbers(N, 64, seed=5, dtype=dtype), 16)
+    assert_same(copied.copy_(there), here)
+    file.seek(0)
+    for back in (pickle.loads(stored), torch.load(file, weights_only=True)):
+        assert isinstance(back, nn.Parameter) and not back.requires_grad
+        assert_same(back, here)
+    x = numbers(3, 64, dtype=dtype)
+    for weight in (here, there):
+        tolerance = 1e-5 if dtype in (torch.float64, torch.float32) else 0.1
+        want = F.linear(x, weight.dequantize())
+        torch.testing.assert_close(F.linear(x, weight), want, atol=tolerance, rtol=0.02)
+
+
 @pytest.mark.parametrize("dtype", LOW, ids=str)
 @kinds
 def test_the_kernel_reads_x_from_any_address(

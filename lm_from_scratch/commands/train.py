@@ -48,11 +48,12 @@ from lm_from_scratch.distributed import (
     processes,
     watching_signals,
 )
-from lm_from_scratch.instruments.onednn import use_onednn_
+from lm_from_scratch.instruments.onednn import bfloat16_is_native, use_onednn_
 from lm_from_scratch.models.causal_lm import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.optim.galore import BASES, MOMENTS, PROJECTION_TYPES
+from lm_from_scratch.optim.galore import MOMENTS
+from lm_from_scratch.optim.galore_basis import BASES, PROJECTION_TYPES
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.train import (
     GALORE,
@@ -94,7 +95,10 @@ def run(args: argparse.Namespace) -> int:
     out = Path(args.out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is a file; it must be a folder")
-    args = argparse.Namespace(**{**PRESETS[args.preset], **vars(args)})
+    preset = PRESETS[args.preset]
+    if "dtype" in preset:
+        preset = {**preset, "dtype": dtype_here(preset["dtype"], args.device)}
+    args = argparse.Namespace(**{**preset, **vars(args)})
     if getattr(args, "optimizer", None) == "galore":
         args.rank = getattr(args, "rank", max(1, args.n_embd // 4))
     args.device = device_named(args.device)
@@ -110,6 +114,12 @@ def run(args: argparse.Namespace) -> int:
                 return train_in(out, args, arguments, group)
     except ProcessLost as lost:
         raise ProcessLost(f"{lost}; {how_to_go_on(out)}") from lost
+
+
+def dtype_here(dtype: str, device: str) -> str:
+    """A preset's ``dtype``, or float32 on a processor where bfloat16 would only be slower."""
+    slow = dtype == "bfloat16" and device.startswith("cpu") and not bfloat16_is_native()
+    return "float32" if slow else dtype
 
 
 def how_to_go_on(out: Path) -> str:

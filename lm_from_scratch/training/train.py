@@ -50,7 +50,6 @@ from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
 from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.optim.in_backward import update_in_backward
-from lm_from_scratch.optim.sharded import whole
 from lm_from_scratch.training.loss import IGNORE, causal_lm_loss, chunked_causal_lm_loss
 from lm_from_scratch.weights.lora import adapters
 
@@ -151,7 +150,7 @@ def galore_options(config: TrainConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in GALORE}
 
 
-def make_optimizer(model: CausalLM, config: TrainConfig) -> AdamW:
+def make_optimizer(model: CausalLM, config: TrainConfig, processes: Processes = ALONE) -> AdamW:
     """AdamW; or GaLore for the matrices of the blocks, and AdamW for all other weights.
 
     The embedding, the head, the norms and the biases are not projected, as in the paper: the rows
@@ -160,13 +159,13 @@ def make_optimizer(model: CausalLM, config: TrainConfig) -> AdamW:
     groups = parameter_groups(model, config.weight_decay)
     options: dict[str, Any] = dict(lr=config.lr, betas=config.betas, fused=True)
     if config.optimizer == "adamw":
-        return AdamW(groups, **options)
+        return processes.optimizer(AdamW)(groups, **options)
     of_blocks = {id(parameter) for parameter in blocks(model).parameters()}
     matrices, others = groups
     projected = [p for p in matrices["params"] if id(p) in of_blocks]
     matrices["params"] = [p for p in matrices["params"] if id(p) not in of_blocks]
     galore = {**matrices, "params": projected, **galore_options(config)}
-    optimizer = GaLore([galore, matrices, others], **options)
+    optimizer = processes.optimizer(GaLore)([galore, matrices, others], **options)
     if any(isinstance(module, OneDNNLinear) for module in model.modules()):
         optimizer.matmul = onednn_matmul
     return optimizer
@@ -297,7 +296,7 @@ def train(
     check_shared(config, batches.batch_size, processes)
     frozen = frozen_digest(model) if folder is not None else None  # before FSDP cuts the weights
     loss_of = processes.wrap(Loss(model, config.dtype, config.chunked_loss), blocks(model))
-    optimizer = make_optimizer(model, config)
+    optimizer = make_optimizer(model, config, processes)
     recipe = recipe_of(model, config, batches, frozen)
     done = 0
     if folder is not None and (found := latest_checkpoint(folder)) is not None:
@@ -410,7 +409,8 @@ def optimizer_step(
     if config.update_in_backward:
         optimizer.step()  # for weights that were not in every backward pass
         return total, math.nan
-    grad_norm = float(whole(nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)))
+    norm = nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+    grad_norm = processes.number(norm)
     if not math.isfinite(grad_norm):
         raise FloatingPointError(
             f"the gradient norm is {grad_norm} (loss {total}): the weights were left as they were. "

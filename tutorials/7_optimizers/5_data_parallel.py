@@ -60,7 +60,7 @@ from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.models.gpt2 import SIZES as GPT2_SIZES
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.models.qwen2 import SIZES, Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.optim.galore import sides
+from lm_from_scratch.optim.galore_basis import sides
 from lm_from_scratch.training.train import TrainConfig, make_optimizer
 
 
@@ -455,7 +455,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lm_from_scratch.distributed import processes
-from lm_from_scratch.optim.sharded import whole
+from lm_from_scratch.runs.sharded import whole
 
 KINDS = {
     "all_reduce": "all-reduce", "allreduce": "all-reduce",
