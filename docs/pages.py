@@ -16,7 +16,9 @@ import gallery
 PACKAGE = "lm_from_scratch"
 ALL_CHAPTERS = "auto_tutorials/index"  # the page of all chapters, which the gallery writes
 #: Wrong and right answers of every exercise: nothing is secret, but no page shows them.
-NOT_SHOWN = f"{PACKAGE}.exercises.catalogue"
+CATALOGUE = f"{PACKAGE}.exercises.catalogue"
+#: Modules without a page: commands are explained by their help.
+NOT_SHOWN = (CATALOGUE, f"{PACKAGE}.commands")
 
 #: The index of the API: what one looks for, and the modules and packages where it is.
 GROUPS = {
@@ -126,10 +128,10 @@ def used_on(module: str, path: Path) -> list[str]:
         if uses(script, module, path)
     ]
     links += [f":doc:`/gpu/{s.stem}`" for s in gallery.gpu_scripts() if uses(s, module, path)]
-    catalogue = gallery.ROOT / NOT_SHOWN.replace(".", "/")
+    catalogue = gallery.ROOT / CATALOGUE.replace(".", "/")
     links += [
-        f":doc:`/exercises/{file.stem}`"
-        for file in sorted(catalogue.glob("[a-z]*.py"))
+        f":doc:`/exercises/{file.parent.name}`"
+        for file in sorted(catalogue.glob("*/checks.py"))
         if uses(file, module, path)
     ]
     if not links:

@@ -29,8 +29,8 @@ from tqdm import tqdm
 from lm_from_scratch.instruments.onednn import onednn_matmul
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.optim.adamw import AdamW
-from lm_from_scratch.optim.galore import (
-    GaLore,
+from lm_from_scratch.optim.galore import GaLore
+from lm_from_scratch.optim.galore_basis import (
     captured_energy,
     project,
     project_back,

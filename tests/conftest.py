@@ -78,8 +78,8 @@ SMALL = [
 
 
 #: What takes minutes begins first, so that two processes end at the same time.
-LONGEST = ("notebooks", "exercises", "gpu_notebooks", "kernels_compiled", "distributed",
-           "rewritten_answers", "train")  # fmt: skip
+LONGEST = ("notebooks", "proofs", "gpu_notebooks", "kernels_compiled", "distributed",
+           "second_person", "train")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

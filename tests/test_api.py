@@ -48,11 +48,11 @@ def is_public(name: str) -> bool:
 
 
 def modules() -> list[Path]:
-    """The files with an API page: all but private ones and the material of the exercises."""
+    """The files with an API page: all but private ones, commands and the exercises' material."""
     return [
         path
         for path in sorted(PACKAGE.rglob("*.py"))
-        if "catalogue" not in path.parts
+        if not {"catalogue", "commands"} & {*path.parts}
         and all(is_public(part) for part in path.relative_to(PACKAGE).parts)
     ]
 

@@ -23,8 +23,8 @@ from safetensors.torch import load_file, save_file
 from lm_from_scratch.__main__ import main
 from lm_from_scratch.checkpoint.state import latest_checkpoint
 from lm_from_scratch.checkpoint.weights import from_pretrained
-from lm_from_scratch.optim.galore import PROJECTION_TYPES, GaLore
-from lm_from_scratch.optim.sharded import whole
+from lm_from_scratch.optim.galore import GaLore
+from lm_from_scratch.optim.galore_basis import PROJECTION_TYPES
 from lm_from_scratch.runs.distributed import (
     Processes,
     check_environment,
@@ -32,6 +32,7 @@ from lm_from_scratch.runs.distributed import (
     watching_signals,
 )
 from lm_from_scratch.runs.saved import saved
+from lm_from_scratch.runs.sharded import ShardedAdamW, ShardedGaLore, whole
 from lm_from_scratch.text.batches import Batch, PackedBatches, TokenFile, write_tokens
 from lm_from_scratch.text.corpora import reference
 from lm_from_scratch.text.targets import IGNORE
@@ -495,7 +496,8 @@ def galore_steps(options: dict[str, object], mesh: object = None) -> list[torch.
     generator = torch.Generator().manual_seed(0)
     made = [torch.randn(shape, generator=generator).double() for shape in SHARDED]
     params = [torch.nn.Parameter(spread(tensor)) for tensor in made]
-    optimizer = GaLore(params, lr=0.01, rank=2, update_proj_gap=3, **options)
+    kind = GaLore if mesh is None else ShardedGaLore
+    optimizer = kind(params, lr=0.01, rank=2, update_proj_gap=3, **options)
     if mesh is not None:  # as if it came from a file
         for p in params:
             optimizer.state[p].update(optimizer.new_state(p, optimizer.param_groups[0]))
@@ -507,6 +509,19 @@ def galore_steps(options: dict[str, object], mesh: object = None) -> list[torch.
     return [whole(p).detach() for p in params]
 
 
+def bad_step(mesh: object) -> None:
+    """A step of AdamW where the last number of the last process's rows is not finite."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    params = []
+    for last in (1.0, math.nan):
+        grad = torch.ones(4, 3)
+        grad[-1, -1] = last
+        params.append(torch.nn.Parameter(distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)])))
+        params[-1].grad = distribute_tensor(grad, mesh, [Shard(0)])
+    ShardedAdamW(params).step()
+
+
 def galore_on_shards(folder: Path) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -516,6 +531,12 @@ def galore_on_shards(folder: Path) -> None:
         options = dict(projection_type=projection_type, moments="rotate", fused=fused)
         pairs = zip(galore_steps(options, mesh), galore_steps(options), strict=True)
         worst[f"{projection_type} {fused}"] = max((a - b).abs().max().item() for a, b in pairs)
+    pairs = zip(
+        galore_steps({"max_drift": 0.1}, mesh), galore_steps({"max_drift": 0.1}), strict=True
+    )
+    worst["drift"] = max((a - b).abs().max().item() for a, b in pairs)
+    with pytest.raises(FloatingPointError, match=r"parameter 1, shape \(4, 3\), is not finite"):
+        bad_step(mesh)  # in every process, although the rows of one are bad
     if dist.get_rank() == 0:
         (folder / "worst.json").write_text(json.dumps(worst))
     dist.destroy_process_group()
@@ -524,4 +545,4 @@ def galore_on_shards(folder: Path) -> None:
 def test_galore_takes_the_same_steps_on_sharded_parameters(tmp_path) -> None:
     in_processes(2, galore_on_shards, tmp_path)
     worst = json.loads((tmp_path / "worst.json").read_text())
-    assert len(worst) == 12 and max(worst.values()) < 1e-8, worst
+    assert len(worst) == 13 and max(worst.values()) < 1e-8, worst

@@ -25,9 +25,9 @@ from lm_from_scratch.instruments.onednn import use_onednn_
 from lm_from_scratch.interop.peft import PREFIX, load_lora_, save_lora
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.heads import SequenceClassifier
-from lm_from_scratch.optim.sharded import whole
 from lm_from_scratch.runs.distributed import Processes, processes
 from lm_from_scratch.runs.saved import frozen_digest, saved
+from lm_from_scratch.runs.sharded import whole
 from lm_from_scratch.text.batches import PackedBatches, TokenFile, write_tokens
 from lm_from_scratch.text.corpora import reference
 from lm_from_scratch.text.targets import next_token_targets

@@ -14,8 +14,11 @@ from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.instruments.onednn import (
     OneDNNLinear,
     PackedLinear,
+    bfloat16_is_native,
+    multiplies,
     onednn_linear,
     onednn_matmul,
+    product,
     use_onednn_,
     use_packed_weights_,
 )
@@ -87,9 +90,7 @@ def tied_qwen2():
     return tiny_qwen2(tie_word_embeddings=True)
 
 
-BFLOAT16 = pytest.mark.skipif(
-    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="the processor has no bfloat16"
-)
+BFLOAT16 = pytest.mark.skipif(not multiplies(torch.bfloat16), reason="not on this processor")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=BFLOAT16)])
@@ -109,6 +110,46 @@ def test_packed_weights_give_the_same_logits_and_text(make, dtype: torch.dtype) 
         assert complete(generate(packed, prompts, 20, GREEDY)) == complete(
             generate(plain, prompts, 20, GREEDY)
         )
+
+
+def test_C2_bfloat16_is_packed_or_refused_in_one_line(monkeypatch) -> None:
+    for supported in (multiplies(torch.bfloat16), False):  # what torch says here, and elsewhere
+        monkeypatch.setattr(
+            torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda yes=supported: yes
+        )
+        assert multiplies(torch.bfloat16) == supported and multiplies(torch.float32)
+        model = tiny_gpt2().bfloat16()
+        if supported:
+            use_packed_weights_(model)
+            continue
+        with pytest.raises(ValueError, match=r"bfloat16, which oneDNN does not .* this processor"):
+            use_packed_weights_(model)
+        assert not any(isinstance(module, PackedLinear) for module in model.modules())
+        use_packed_weights_(tiny_gpt2())  # float32 goes on
+
+
+def test_C1_oneDNN_multiplies_what_it_says_it_does() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.ones(2, 32, dtype=dtype)
+        if multiplies(dtype):
+            assert torch.equal(product(x, x), torch.full((2, 2), 32, dtype=dtype))
+        else:
+            with pytest.raises(RuntimeError):
+                product(x, x)
+    assert not multiplies(torch.float64)
+
+
+@pytest.mark.parametrize("name", [None, "avx512_bf16", "amx_bf16", "bf16"])
+def test_C4_bfloat16_is_native_where_the_processor_and_oneDNN_have_it(name, monkeypatch) -> None:
+    has = {"architecture": "any", "avx2": True} | ({name: True} if name else {})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
+    for supported in (True, False):
+        monkeypatch.setattr(
+            torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda yes=supported: yes
+        )
+        assert bfloat16_is_native() == (supported and name is not None)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert not bfloat16_is_native() and not multiplies(torch.float32)
 
 
 def test_packed_weights_that_changed_are_refused_until_they_are_packed_again() -> None:

@@ -1,9 +1,9 @@
 """Turn a finished training run into a model that ships with the package.
 
-    python -m lm_from_scratch train --preset docs --out RUN
+    python -m lm_from_scratch train --preset docs --dtype bfloat16 --out RUN
     python -m lm_from_scratch.pretrained.make RUN gpt2-docs
 
-    python -m lm_from_scratch train --preset docs-qwen2 --out RUN
+    python -m lm_from_scratch train --preset docs-qwen2 --dtype bfloat16 --out RUN
     python -m lm_from_scratch.pretrained.make RUN qwen2-docs
 
 The weights are rounded to float16, which halves the file. ``record.json`` says how they were made
@@ -128,7 +128,8 @@ def main(run: str, name: str) -> None:
     tokens = arguments["batch_size"] * arguments["block_size"]
     record = {
         "name": name,
-        "command": f"python -m lm_from_scratch train --preset {arguments['preset']} --out RUN",
+        "command": f"python -m lm_from_scratch train --preset {arguments['preset']} "
+        f"--dtype {arguments.get('dtype', 'float32')} --out RUN",  # a preset's is the machine's
         "arguments": {k: v for k, v in arguments.items() if k not in ("out", "quiet")},
         "seed": arguments["seed"],
         "python": platform.python_version(),

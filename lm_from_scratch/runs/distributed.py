@@ -46,7 +46,7 @@ from lm_from_scratch.checkpoint.state import (
 from lm_from_scratch.checkpoint.weights import trained
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.optim.adamw import AdamW
-from lm_from_scratch.optim.sharded import whole
+from lm_from_scratch.runs.sharded import sharded, whole
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.training.processes import Alone
 from lm_from_scratch.weights.quantize import quantized_weights
@@ -141,6 +141,14 @@ class Processes(Alone):
         if self.parallel == "fsdp":
             module.reshard()  # type: ignore[operator]
 
+    def optimizer(self, kind: type[AdamW]) -> type[Any]:
+        """The class that takes the steps of ``kind`` on the parameters that :meth:`wrap` leaves."""
+        return sharded(kind) if self.parallel == "fsdp" else kind
+
+    def number(self, x: Tensor) -> float:
+        """The number in ``x``, of shape (), which was computed from parameters or gradients."""
+        return whole(x).item()
+
     def total(self, *numbers: float) -> list[float]:
         """Each number summed over the processes."""
         if self.size == 1:
@@ -148,10 +156,6 @@ class Processes(Alone):
         sums = torch.tensor(numbers, dtype=torch.float64)
         dist.all_reduce(sums)
         return sums.tolist()
-
-    def number(self, x: Tensor) -> float:
-        """The one number in ``x`` (any shape), which was computed from weights or gradients."""
-        return whole(x).item()
 
     def meet(self) -> None:
         """Wait here for all others."""

@@ -22,7 +22,7 @@ from lm_from_scratch.checkpoint.state import (
     save_training_state,
 )
 from lm_from_scratch.checkpoint.weights import plain_tensors
-from lm_from_scratch.optim.sharded import whole
+from lm_from_scratch.runs.sharded import whole
 from lm_from_scratch.training.train import Run, Step
 from lm_from_scratch.weights.lora import adapters
 

@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lm_from_scratch.layers.norm import RMSNorm
+from lm_from_scratch.limits import shares
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
 
 
@@ -14,8 +15,7 @@ def residual_dropout_(model: Qwen2ForCausalLM, dropout: float) -> None:
     once; a small model that reads a small corpus many times needs them. Raises ``ValueError`` for a
     share outside [0, 1).
     """
-    if not 0.0 <= dropout < 1.0:
-        raise ValueError(f"dropout={dropout} must be in [0, 1)")
+    shares({"dropout": dropout}, "dropout")
 
     def drop(module: nn.Module, args: object, out: Tensor) -> Tensor:
         return F.dropout(out, dropout, module.training)

@@ -21,11 +21,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
 
+from lm_from_scratch.limits import integers, is_number, positive, require
 from lm_from_scratch.models.blocks import blocks
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.modes import evaluating
@@ -48,54 +49,46 @@ class TrainConfig:
     Raises ``ValueError`` for a number out of range, and for options that exclude each other.
     """
 
-    steps: int
-    lr: float = 1e-3
-    min_lr: float = 0.0
-    warmup: int = 0
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.1
+    steps: int  # length of the run and of its schedule
+    lr: float = 1e-3  # highest learning rate
+    min_lr: float = 0.0  # learning rate of the last step
+    warmup: int = 0  # steps until the highest learning rate
+    betas: tuple[float, float] = (0.9, 0.95)  # of the moments
+    weight_decay: float = 0.1  # shrinks matrices, not biases and norms
     max_grad_norm: float = 1.0  # math.inf does not clip
-    optimizer: str = "adamw"  # or "galore", and then:
-    rank: int = 128  # of the projection of the blocks' matrices
-    update_proj_gap: int = 200  # steps that a basis is used for
-    scale: float = 0.25  # of the projected step
-    projection_type: str = "std"
-    moments: str = "keep"  # at a new basis
-    basis: str = "gram"  # how it is found
-    update_in_backward: bool = False  # each weight steps as soon as its gradient is complete
-    grad_accumulation: int = 1  # batches that are summed up before one step
-    chunked_loss: bool = False  # a step never holds its logits: for a large vocabulary
-    dtype: str = "float32"  # of the matrix products: "bfloat16" runs them under autocast
-    eval_every: int = 0  # steps between two measurements of the held-out loss; 0 is never
+    optimizer: Literal["adamw", "galore"] = "adamw"  # galore projects the blocks' matrices
+    rank: int = 128  # galore: directions of each matrix
+    update_proj_gap: int = 200  # galore: steps for one basis
+    scale: float = 0.25  # galore: factor of the matrices' steps, so lr * scale is their rate
+    projection_type: str = "std"  # galore: which side of a matrix is projected
+    moments: str = "keep"  # galore: what a new basis does to them
+    basis: str = "gram"  # galore: how it is found
+    update_in_backward: bool = False  # step within the backward pass: less memory, no clipping
+    grad_accumulation: int = 1  # batches summed up before each step
+    chunked_loss: bool = False  # a step never holds its logits: for large vocabularies
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the matrix products
+    eval_every: int = 0  # steps between held-out losses; 0 is never
     seed: int = 0  # of dropout; the order of the data has its own
 
     def __post_init__(self) -> None:
+        numbers = vars(self)
+        integers(numbers, 1, "steps", "grad_accumulation", "rank", "update_proj_gap")
+        integers(numbers, 0, "warmup", "eval_every", "seed")
+        positive(numbers, "lr")
+        not_negative = "must be a finite number, not negative"
+        names = ("min_lr", "weight_decay")
+        require(numbers, not_negative, lambda x: is_number(x) and x >= 0, *names)
+        require(numbers, "must be above 0", lambda x: x > 0, "max_grad_norm")
+        require(numbers, "must be in [0, 1)", lambda b: all(0 <= beta < 1 for beta in b), "betas")
         for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type is int and type(value) is not int:
-                raise ValueError(f"{field.name}={value!r} must be an integer")
-            no_limit = field.name == "max_grad_norm" and value == math.inf
-            if field.type is float and not math.isfinite(value) and not no_limit:
-                raise ValueError(f"{field.name}={value} must be a finite number")
-        if not all(0.0 <= beta < 1.0 for beta in self.betas):
-            raise ValueError(f"betas={self.betas} must be in [0, 1)")
-        for name in ("steps", "grad_accumulation"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("min_lr", "warmup", "weight_decay", "eval_every", "seed"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
-        for name in ("lr", "max_grad_norm"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be above 0")
+            if get_origin(field.type) is Literal:
+                known = get_args(field.type)
+                limit = f"must be {' or '.join(map(repr, known))}"
+                require(numbers, limit, known.__contains__, field.name)
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr={self.min_lr} must not exceed lr={self.lr}")
         if self.warmup >= self.steps:
             raise ValueError(f"warmup={self.warmup} must be shorter than steps={self.steps}")
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ValueError(f"dtype={self.dtype!r} must be 'float32' or 'bfloat16'")
-        if self.optimizer not in ("adamw", "galore"):
-            raise ValueError(f"optimizer={self.optimizer!r} must be 'adamw' or 'galore'")
         GaLore([torch.zeros(1)], **galore_options(self))  # checks them
         if self.update_in_backward and self.max_grad_norm != math.inf:
             raise ValueError(

@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lm_from_scratch.limits import integers, positive, require, shares
 from lm_from_scratch.weights.quantize import QuantizedWeight
 from lm_from_scratch.weights.swap import swap_parameters_
 
@@ -121,14 +122,11 @@ def add_lora_(
 
 def check_numbers(rank: int, alpha: float, dropout: float, seed: int) -> None:
     """Raises ``ValueError`` for numbers that no adapter can have."""
-    if type(rank) is not int or rank < 1:
-        raise ValueError(f"rank={rank!r} must be an integer, at least 1")
-    if not isinstance(alpha, int | float) or not 0.0 < alpha < math.inf:
-        raise ValueError(f"alpha={alpha!r} must be a positive number")
-    if not isinstance(dropout, int | float) or not 0.0 <= dropout < 1.0:
-        raise ValueError(f"dropout={dropout!r} must be in [0, 1)")
-    if type(seed) is not int:
-        raise ValueError(f"seed={seed!r} must be an integer")
+    numbers = {"rank": rank, "alpha": alpha, "dropout": dropout, "seed": seed}
+    integers(numbers, 1, "rank")
+    positive(numbers, "alpha")
+    shares(numbers, "dropout")
+    require(numbers, "must be an integer", lambda n: type(n) is int, "seed")
 
 
 def check_linears(model: nn.Module, linears: dict[str, nn.Linear], rank: int) -> None:

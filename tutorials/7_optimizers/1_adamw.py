@@ -460,7 +460,7 @@ for group in parameter_groups(fresh_model(), weight_decay=0.1):
 # -------------------
 #
 # The same formula is a pure function in the package, in two parts: GaLore, on the next page, needs the first part
-# alone. With ``max_exp_avg_sq`` it is AMSGrad, a variant in which :math:`v` cannot fall.
+# alone.
 
 from lm_from_scratch.optim.adamw import AdamW, adam_direction, adamw
 

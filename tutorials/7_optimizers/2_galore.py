@@ -46,8 +46,8 @@ from torch import nn
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.optim.adamw import AdamW, adam_direction
-from lm_from_scratch.optim.galore import (
-    GaLore,
+from lm_from_scratch.optim.galore import GaLore
+from lm_from_scratch.optim.galore_basis import (
     captured_energy,
     project,
     project_back,

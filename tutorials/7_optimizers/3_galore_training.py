@@ -55,8 +55,8 @@ from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.instruments.record import record_saved
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.optim.adamw import AdamW
-from lm_from_scratch.optim.galore import (
-    GaLore,
+from lm_from_scratch.optim.galore import GaLore
+from lm_from_scratch.optim.galore_basis import (
     captured_energy,
     leading_left,
     project,

@@ -345,7 +345,7 @@ assert "inplace operation" in noticed
 # One optimizer for each weight makes schedulers and checkpoints awkward. The package keeps one optimizer and makes the
 # change a context. It also counts passes, for a later section.
 
-print(inspect.getsource(update_in_backward).split('"""')[2])
+print(inspect.getsource(update_in_backward.after))
 
 # %%
 # Inside the context the loop can stay as it is: ``optimizer.step()`` finds no gradients and does nothing. Equality
@@ -638,7 +638,7 @@ torch.testing.assert_close(*ends, rtol=1e-7, atol=1e-9)
 # text, in four parts of 256 tokens.
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.optim.galore import (
+from lm_from_scratch.optim.galore_basis import (
     captured_energy,
     project,
     singular_basis,

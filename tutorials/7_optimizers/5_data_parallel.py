@@ -60,7 +60,7 @@ from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.models.gpt2 import SIZES as GPT2_SIZES
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.models.qwen2 import SIZES, Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.optim.galore import sides
+from lm_from_scratch.optim.galore_basis import sides
 from lm_from_scratch.training.train import TrainConfig, make_optimizer
 
 
@@ -459,7 +459,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lm_from_scratch.runs.distributed import processes
-from lm_from_scratch.optim.sharded import whole
+from lm_from_scratch.runs.sharded import whole
+from lm_from_scratch.runs.distributed import processes
+from lm_from_scratch.runs.sharded import whole
 
 KINDS = {
     "all_reduce": "all-reduce", "allreduce": "all-reduce",
@@ -826,9 +828,9 @@ assert heard.count("another process of the run has ended") == 1
 #
 # What is left of the run?
 
-from lm_from_scratch.__main__ import how_to_go_on
 from lm_from_scratch.checkpoint.state import latest_checkpoint
 from lm_from_scratch.checkpoint.weights import from_pretrained
+from lm_from_scratch.commands.train import how_to_go_on
 
 step_folder = latest_checkpoint(folder / "run")
 print(how_to_go_on(folder / "run").replace(str(folder), "..."))
@@ -865,7 +867,7 @@ assert numbers == [7, 8, 9, 10] and apart < 1e-9
 # Ctrl-C is gentler. All processes have to stop after the *same* step, or some would wait for others for ever. So after
 # every step they sum up who has heard a signal:
 
-from lm_from_scratch.__main__ import follow
+from lm_from_scratch.commands.train import follow
 
 lines = inspect.getsource(follow).splitlines()
 first = next(i for i, line in enumerate(lines) if "group.total" in line)
