@@ -180,7 +180,7 @@ class AdamW(torch.optim.Optimizer):
                 )
 
     def number(self, x: Tensor) -> float:
-        """The number in ``x``, of shape (), which was computed from gradients."""
+        """The one number in ``x`` (any shape), which was computed from gradients."""
         return x.item()
 
     @torch.no_grad()
