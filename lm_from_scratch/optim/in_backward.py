@@ -2,7 +2,7 @@
 
 A training step usually holds the gradients of all weights at once, as much memory as the weights
 themselves. Yet the backward pass finishes them one after another, from the last layer to the first.
-:func:`update_in_backward` updates a weight as soon as its gradient is complete, and frees the
+:class:`update_in_backward` updates a weight as soon as its gradient is complete, and frees the
 gradient.
 
 What cannot be had then is anything that needs all gradients before the first update: clipping by

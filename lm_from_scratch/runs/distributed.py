@@ -146,7 +146,7 @@ class Processes(Alone):
         return sharded(kind) if self.parallel == "fsdp" else kind
 
     def number(self, x: Tensor) -> float:
-        """The number in ``x``, of shape (), which was computed from parameters or gradients."""
+        """The one number in ``x`` (any shape), which was computed from weights or gradients."""
         return whole(x).item()
 
     def total(self, *numbers: float) -> list[float]:

@@ -19,9 +19,9 @@ from lm_from_scratch.optim.galore_basis import Bases, project_back
 class ShardedAdamW(AdamW):
     """AdamW whose parameters may be spread over the processes."""
 
-    def number(self, x: Tensor) -> float:
-        """The same number in every process."""
-        return whole(x).item()
+    def whole(self, x: Tensor) -> Tensor:
+        """What was computed from gradients, ``x``, the same in every process."""
+        return whole(x)
 
 
 class ShardedGaLore(ShardedAdamW, GaLore):

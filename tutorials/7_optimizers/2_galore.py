@@ -430,9 +430,9 @@ assert abs(total / 100 - rank / 64) < 0.03
 # -------------
 #
 # In the package's ``GaLore``, ``low_gradient`` projects, and makes a basis when one is due. ``update_projected`` takes
-# Adam's step from there. (``coordinates`` is ``project``.)
+# Adam's step from there, and ``move`` turns it back into a matrix. (``coordinates`` is ``project``.)
 
-for method in (GaLore.low_gradient, GaLore.update_projected):
+for method in (GaLore.low_gradient, GaLore.update_projected, GaLore.move):
     print(inspect.getsource(method))
 
 # %%

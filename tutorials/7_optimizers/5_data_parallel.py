@@ -217,7 +217,7 @@ def steps(numbers, batches, group=Processes()):
     """Ten steps of two batches each; yields the model and the optimizer."""
     model = new_model()
     loss_of = group.wrap(Loss(model), blocks(model))
-    optimizer = make_optimizer(model, numbers)
+    optimizer = make_optimizer(model, numbers, group)
     for step in range(numbers.steps):
         parts = [batches[2 * step], batches[2 * step + 1]]
         optimizer_step(loss_of, optimizer, parts, numbers, group)
