@@ -3,21 +3,24 @@
 import argparse
 import os
 import sys
+from collections.abc import Sequence
+from importlib import import_module
 
-from lm_from_scratch.commands import doctor, generate, quantize, train
-from lm_from_scratch.exercises.commands import add_commands
 from lm_from_scratch.runs.distributed import ProcessLost
 
 COMMANDS = {
-    "train": (train, "train a GPT-2 or a Qwen2 on text"),
-    "generate": (generate, "let a model continue a text"),
-    "quantize": (quantize, "write a model with weights of 8 or 4 bits"),
-    "doctor": (doctor, "what runs here, and how to fix what does not"),
+    "train": "train a GPT-2 or a Qwen2 on text",
+    "generate": "let a model continue a text",
+    "quantize": "write a model with weights of 8 or 4 bits",
+    "doctor": "what runs here, and how to fix what does not",
 }
 
 
-def parser() -> argparse.ArgumentParser:
-    """The argument parser, with examples for every command that has options."""
+def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The argument parser, with examples for every command that has options.
+
+    Only the command that ``words`` begin with is imported; without words, all are.
+    """
     keep = argparse.RawDescriptionHelpFormatter
     top = argparse.ArgumentParser(
         prog="python -m lm_from_scratch",
@@ -25,17 +28,23 @@ def parser() -> argparse.ArgumentParser:
         "here.",
     )
     commands = top.add_subparsers(required=True, metavar="command")
-    for name, (command, text) in COMMANDS.items():
+    for name, text in COMMANDS.items():
         p = commands.add_parser(name, help=text, formatter_class=keep)
-        p.set_defaults(run=command.run)
-        command.add_options(p)
-    add_commands(commands, keep)
+        if not words or words[0] == name:
+            command = import_module(f"lm_from_scratch.commands.{name}")
+            p.set_defaults(run=command.run)
+            command.add_options(p)
+    if not words or words[0] not in COMMANDS:
+        from lm_from_scratch.exercises.commands import add_commands
+
+        add_commands(commands, keep)
     return top
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; a bad value becomes one line on stderr and exit code 2."""
-    args = parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    args = parser(words).parse_args(words)
     try:
         return args.run(args)
     except (ValueError, FloatingPointError, ProcessLost) as error:

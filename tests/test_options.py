@@ -25,7 +25,7 @@ class Numbers:
 
 def parse(*words: str, **defaults: object) -> dict[str, object]:
     p = argparse.ArgumentParser()
-    names = "n_thing share width kind loud word"
+    names = ["n_thing", "share", "width", "kind", "loud", "word"]
     add_fields(p, Numbers, names, {"word": ("a", "b")}, **defaults)
     p.add_argument("--other")
     return given(p.parse_args(words), Numbers)

@@ -116,7 +116,7 @@ def add_options(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--prompt", default="", help="text to continue; default: a new document")
     p.add_argument("--max-new-tokens", type=positive, help="default: 100, or what fits the model")
-    add_fields(p, Sampler, " ".join(field.name for field in fields(Sampler)), **DEFAULTS)
+    add_fields(p, Sampler, [field.name for field in fields(Sampler)], **DEFAULTS)
     p.add_argument("--no-repeat-ngram", type=int, default=0, help="0 is off; default: 0")
     p.add_argument("--stop", nargs="+", default=[], metavar="TEXT", help="end before one of these")
     p.add_argument("--num-return-sequences", type=int, default=1, help="default: 1")

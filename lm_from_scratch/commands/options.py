@@ -3,8 +3,8 @@
 import argparse
 import inspect
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import fields
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import MISSING, fields
 from typing import Any, get_args
 
 import torch
@@ -17,7 +17,7 @@ KERNELS_HELP = "compute with Triton kernels, on a CUDA device"
 def add_fields(
     p: argparse.ArgumentParser,
     config: type,
-    names: str,
+    names: Iterable[str],
     choices: Mapping[str, Collection[str]] | None = None,
     **defaults: Any,
 ) -> None:
@@ -31,7 +31,7 @@ def add_fields(
     comment = r"^    (\w+): .*?  # (.+?)(?: \(.*\))?$"
     text = dict(re.findall(comment, inspect.getsource(config), re.M))
     known = {field.name: field for field in fields(config)}
-    for name in names.split():
+    for name in names:
         field = known[name]
         kind, *others = get_args(field.type) or (field.type,)  # of `int | None`: int
         help = text.get(name, "").replace("_", "-")
@@ -42,7 +42,7 @@ def add_fields(
         if isinstance(kind, str):  # Literal["a", "b"]
             kind, words = str, (kind, *others)
         default = defaults.get(name, field.default)
-        if default is not None:
+        if default not in (None, MISSING):
             help += f"; default: {default}"
         p.add_argument(
             option(name), dest=name, type=kind, choices=words, default=argparse.SUPPRESS, help=help

@@ -416,8 +416,8 @@ def add_model_options(p: argparse.ArgumentParser) -> None:
         "--architecture", choices=["gpt2", "qwen2"], default=OF_PRESET, help="default: gpt2"
     )
     sizes = "vocab_size n_layer n_head n_embd intermediate_size block_size"
-    add_fields(p, GPT2Config, sizes, **OF_PRESETS)
-    add_fields(p, Qwen2Config, "n_kv_head", n_kv_head="n-head, and only qwen2 has it")
+    add_fields(p, GPT2Config, sizes.split(), **OF_PRESETS)
+    add_fields(p, Qwen2Config, ["n_kv_head"], n_kv_head="n-head, and only qwen2 has it")
     p.add_argument(
         "--dropout", type=float, default=OF_PRESET, help="share of activations zeroed in training"
     )
@@ -429,10 +429,9 @@ def add_step_options(p: argparse.ArgumentParser) -> None:
         "--batch-size", type=int, default=OF_PRESET, help="rows in a batch, over all processes"
     )
     names = "grad_accumulation steps lr min_lr warmup weight_decay dtype chunked_loss optimizer"
-    add_fields(p, TrainConfig, names, **OF_PRESETS)
+    add_fields(p, TrainConfig, names.split(), **OF_PRESETS)
     words = {"projection_type": PROJECTION_TYPES, "basis": BASES, "moments": MOMENTS}
-    names = "rank update_proj_gap scale projection_type basis moments update_in_backward"
-    add_fields(p, TrainConfig, names, words, rank="n-embd / 4")
+    add_fields(p, TrainConfig, [*GALORE, "update_in_backward"], words, rank="n-embd / 4")
 
 
 def add_run_options(p: argparse.ArgumentParser) -> None:
@@ -441,7 +440,7 @@ def add_run_options(p: argparse.ArgumentParser) -> None:
         "--onednn", action="store_true", help="float32 products by oneDNN: faster on AMD processors"
     )
     p.add_argument("--kernels", action="store_true", help=KERNELS_HELP)
-    add_fields(p, TrainConfig, "eval_every", **OF_PRESETS)
+    add_fields(p, TrainConfig, ["eval_every"], **OF_PRESETS)
     p.add_argument("--checkpoint-every", type=int, default=100, help="default: 100 steps")
     p.add_argument("--held-out", type=float, default=0.05, help="share held out; default: 0.05")
     p.add_argument("--no-isolate", action="store_true", help="let packed documents see each other")
