@@ -214,6 +214,7 @@ def test_the_shipped_models_speak(capsys) -> None:
         (["generate", "--model", "/nowhere"], "no folder /nowhere"),
         (["generate", "--max-new-tokens", "100000"], "do not fit into block_size=256"),
         (["train", "--out", "OUT", "--corpus", "/nowhere.txt"], "neither a file nor a folder"),
+        (["train", "--out", "OUT", "--checkpoint-every", "-1"], "-1 must not be negative"),
         (["train", "--out", "OUT", "--n-embd", "30"], "n_embd=30 is not a multiple of n_head=4"),
         (["train", "--out", "OUT", "--steps", "10"], "warmup=50 must be shorter than steps=10"),
         (["train", "--out", "OUT", "--onednn", "--dtype", "bfloat16"], "--onednn is for --dtype"),

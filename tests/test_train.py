@@ -417,6 +417,11 @@ def test_a_due_checkpoint_is_written_after_the_caller_has_seen_the_step(tokens, 
     assert latest_checkpoint(tmp_path).name == "step-00000001"
 
 
+def test_a_negative_number_of_steps_between_checkpoints_is_refused(tokens, tmp_path) -> None:
+    with pytest.raises(ValueError, match="every=-1 must not be negative"):
+        saved(train(fresh(), batches_of(tokens), TrainConfig(steps=1)), tmp_path, every=-1)
+
+
 def test_other_text_is_another_run(tokens, tmp_path) -> None:
     run(tokens, tmp_path / "run", stop_after=2)
     texts = [replace(d, text=d.text.replace("e", "a")) for d in TEXTS]
