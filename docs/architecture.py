@@ -18,20 +18,20 @@ PACKAGE = pages.PACKAGE
 #: The layers, lowest first. A file imports from its own layer and from those before it; a test
 #: fails where it does not. A folder takes all of its files along.
 LAYERS = {
-    "layers": "visibility norm rope activation gqa online_softmax varlen flex attention "
+    "layers": "layers visibility norm activation gqa online_softmax varlen flex attention "
     "conformance",
     "caches": "cache interop",
     "optimizers": "optim",
-    "weights": "swap references quantize onednn",
-    "data and loss": "tokenizer loss data distributed",
+    "weights": "swap references weights onednn",
+    "data and loss": "tokenizer text loss training.processes",
     "models": "models",
-    "checkpoints": "heads checkpoint lora",
+    "checkpoints": "heads checkpoint lora interop",
     "generation": "sampling logit_processors generate beam_search speculative engine",
-    "training": "record gradient_checkpointing train",
+    "training": "record gradient_checkpointing train training runs",
     "figures": "plot roofline",
     "kernels": "kernels",
     "exercises": "exercises",
-    "commands": "pretrained __main__",
+    "commands": "pretrained commands __main__",
 }
 
 
@@ -39,6 +39,8 @@ def modules(root: Path = gallery.ROOT) -> dict[str, Path]:
     """Every file of the package by its name in it: "cache.paged"; "" is the package itself."""
     found = {}
     for path in sorted((root / PACKAGE).rglob("*.py")):
+        if path.match("catalogue/*/text.py"):
+            continue  # read as text, never imported
         parts = path.relative_to(root / PACKAGE).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
@@ -214,7 +216,7 @@ def tree() -> str:
     lines += ["``tutorials/``", "~" * 14, ""]
     for folder in [*gallery.chapters(), gallery.GPU]:
         lines.append(f"* ``{folder.name}/``: {gallery.header_text(folder)[0]}")
-    lines += ["* ``exercises/``: the texts of the exercises, with their solutions", ""]
+    lines.append("")
     for folder, rest in {
         "docs": "The site. Pages that no program writes, like this one, lie beside its programs.",
         "tests": "One ``test_FILE.py`` for each file of the package, and for pages, exercises and "

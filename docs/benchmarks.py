@@ -306,6 +306,8 @@ def number(value: float) -> str:
 
 def cells(row: Row) -> list[str]:
     """A row of the table."""
+    if not row.rounds:
+        return [row.setting, row.kind, row.peer, *[NOTHING] * 4, row.note]
     ratio = f"{row.ratio[0]:.2f}"
     if row.rounds > 1:
         ratio += " ({1:.2f} to {2:.2f}, {0} rounds)".format(row.rounds, *row.ratio[1:])
@@ -389,7 +391,7 @@ def answer(report: dict[str, Any]) -> str:
         found = [
             row.ratio[0]
             for row in rows
-            if re.search(pattern, f"{row.setting} | {row.kind} | {row.peer}")
+            if row.rounds and re.search(pattern, f"{row.setting} | {row.kind} | {row.peer}")
         ]
         if found:
             spread = f", {min(found):.2f} to {max(found):.2f}" if len(found) > 1 else ""
@@ -452,7 +454,7 @@ def section(name: str, report: dict[str, Any], folder: Path) -> list[str]:
         counted, alt = budget_count(rows), f"{title}: share of its budget that each row used"
         listed = [BUDGET, *map(budget_cells, rows)]
     else:
-        figure(name, shown, folder / f"{name}.svg")
+        figure(name, [row for row in shown if row.rounds], folder / f"{name}.svg")
         counted = count(rows)
         alt = f"{title}: ratio of ours to the peer for each row of the table below, with its spread"
         alt += ", and the share of the limit" if any(row.share for row in rows) else ""

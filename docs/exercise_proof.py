@@ -1,7 +1,7 @@
 """The page that proves the checks of the exercises, from the stored proofs.
 
-The proofs are in `tests/exercise_proofs`, the answers of a second person in
-`tests/rewritten_answers`. Tests compute both again.
+A proof is in the folder of its exercise, the answers of a second person are in
+`tests/slow/exercise_proof`. Tests compute both again.
 """
 
 from __future__ import annotations
@@ -16,18 +16,15 @@ import gallery
 import pages
 from exercise_pages import link, source_title, text
 
-from lm_from_scratch.exercises.exercise import Exercise
-from lm_from_scratch.exercises.prove import proofs
+from lm_from_scratch.exercises.exercise import Exercise, folder
 
 
 def stored() -> dict[str, dict[str, Any]]:
     """The stored proofs by exercise, in the order of the learning path."""
-    found = {}
-    for one in exercises.written():
-        path = proofs() / f"{one.name}.json"
-        if path.is_file():
-            found[one.name] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    return {
+        one.name: json.loads((folder(one.name) / "proof.json").read_text(encoding="utf-8"))
+        for one in exercises.written()
+    }
 
 
 def totals(tables: Iterable[dict[str, Any]]) -> dict[str, int]:
@@ -77,9 +74,9 @@ def proof() -> str:
         f"| wrong answers that raise an error in each check they fail | {n['errors']} |",
         f"| wrong answers without a name: a NaN, or as another one | {n['alike']} |",
         "",
-        "`python -m lm_from_scratch.exercises.prove` computes these numbers again and says what "
-        "does not hold. `make test` compares them with what is stored in "
-        "`tests/exercise_proofs/`, from which this page is made.",
+        "`python tests/slow/exercise_proof/prove.py` computes these numbers again and says what "
+        "does not hold. The tests compare them with the `proof.json` of each exercise, from which "
+        "this page is made.",
         "",
         *second_person(),
         "## Every exercise",
@@ -154,7 +151,7 @@ def strip(table: dict[str, Any], wrong: dict[str, Any]) -> str:
 
 def second_person() -> list[str]:
     """What the reports said to somebody who had not seen the planted answers."""
-    path = gallery.ROOT / "tests" / "rewritten_answers" / "diagnosis.json"
+    path = gallery.ROOT / "tests/slow/exercise_proof/second_person/diagnosis.json"
     kinds = [
         kind
         for answers in json.loads(path.read_text(encoding="utf-8")).values()

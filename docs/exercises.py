@@ -1,6 +1,6 @@
 """Every exercise as notebooks: `python docs/exercises.py FOLDER [WEEKS]`.
 
-An exercise has one source, `tutorials/exercises/NAME.py`. From it come
+An exercise has one source, `text.py` in its folder of the catalogue. From it come
 
     FOLDER/student/NAME.ipynb, NAME.py   with a hole where the solution was
     FOLDER/solution/NAME.ipynb           with the solution
@@ -33,8 +33,6 @@ from lm_from_scratch.exercises import source
 from lm_from_scratch.exercises.exercise import Exercise
 from lm_from_scratch.exercises.exercise import exercises as catalogue
 from lm_from_scratch.exercises.source import Cell
-
-SOURCES = gallery.TUTORIALS / "exercises"
 
 #: nbgrader gives 0 to a cell that wrote to stderr, unless what it wrote contains this pattern.
 CONFIG = """c = get_config()

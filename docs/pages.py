@@ -16,22 +16,24 @@ import gallery
 PACKAGE = "lm_from_scratch"
 ALL_CHAPTERS = "auto_tutorials/index"  # the page of all chapters, which the gallery writes
 #: Wrong and right answers of every exercise: nothing is secret, but no page shows them.
-NOT_SHOWN = f"{PACKAGE}.exercises.catalogue"
+CATALOGUE = f"{PACKAGE}.exercises.catalogue"
+#: Modules without a page: commands are explained by their help.
+NOT_SHOWN = (CATALOGUE, f"{PACKAGE}.commands")
 
 #: The index of the API: what one looks for, and the modules and packages where it is.
 GROUPS = {
-    "Layers": ["norm", "rope", "activation", "heads", "lora"],
+    "Layers": ["layers", "norm", "activation", "heads", "lora"],
     "Models": ["models", "gradient_checkpointing"],
     "Attention": ["visibility", "attention", "gqa", "online_softmax", "varlen", "flex"]
     + ["conformance", "record"],
     "Key-value cache": ["cache", "interop"],
     "Generation": ["generate", "sampling", "logit_processors", "beam_search", "speculative"]
     + ["engine"],
-    "Text and tokens": ["tokenizer", "data"],
-    "Training": ["train", "loss", "distributed"],
+    "Text and tokens": ["tokenizer", "text"],
+    "Training": ["train", "training", "loss", "runs"],
     "Optimizers": ["optim"],
-    "Quantised and swapped weights": ["quantize", "swap", "references", "onednn"],
-    "Files": ["checkpoint", "pretrained"],
+    "Quantised and swapped weights": ["weights", "swap", "references", "onednn"],
+    "Files": ["checkpoint", "interop", "pretrained"],
     "Kernels for a GPU": ["kernels", "roofline"],
     "Figures": ["plot"],
     "Checks of the exercises": ["exercises"],
@@ -126,10 +128,10 @@ def used_on(module: str, path: Path) -> list[str]:
         if uses(script, module, path)
     ]
     links += [f":doc:`/gpu/{s.stem}`" for s in gallery.gpu_scripts() if uses(s, module, path)]
-    catalogue = gallery.ROOT / NOT_SHOWN.replace(".", "/")
+    catalogue = gallery.ROOT / CATALOGUE.replace(".", "/")
     links += [
-        f":doc:`/exercises/{file.stem}`"
-        for file in sorted(catalogue.glob("[a-z]*.py"))
+        f":doc:`/exercises/{file.parent.name}`"
+        for file in sorted(catalogue.glob("*/checks.py"))
         if uses(file, module, path)
     ]
     if not links:

@@ -48,11 +48,11 @@ def is_public(name: str) -> bool:
 
 
 def modules() -> list[Path]:
-    """The files with an API page: all but private ones and the material of the exercises."""
+    """The files with an API page: all but private ones, commands and the exercises' material."""
     return [
         path
         for path in sorted(PACKAGE.rglob("*.py"))
-        if "catalogue" not in path.parts
+        if not {"catalogue", "commands"} & {*path.parts}
         and all(is_public(part) for part in path.relative_to(PACKAGE).parts)
     ]
 
@@ -211,10 +211,13 @@ def exempt(name: Name) -> bool:
 
 #: Modules that only hold, move or check: there is no paper behind them.
 NO_SOURCE = {
-    "checkpoint", "conformance", "data", "generate", "onednn", "plot", "record", "references",
-    "swap", "cache.buffer", "cache.growing", "cache.interface", "cache.kv", "cache.restricted",
-    "interop.caches",
-    "kernels.compilation", "kernels.device", "kernels.model", "optim.sharded", "pretrained.make",
+    "cache.buffer", "cache.convert", "cache.growing", "cache.interface", "cache.layered",
+    "checkpoint.configs", "checkpoint.folders", "checkpoint.state", "checkpoint.weights",
+    "conformance", "generate", "interop.peft", "kernels.compilation", "kernels.device",
+    "kernels.model", "models.blocks", "models.modes", "onednn", "optim.sharded", "plot",
+    "pretrained.make", "record", "references", "runs.saved", "swap", "text.batches",
+    "text.corpora", "text.document", "text.targets", "training.dropout", "training.processes",
+    "weights.int4",
 }  # fmt: skip
 
 
@@ -309,7 +312,7 @@ def test_the_index_has_every_module_in_one_group() -> None:
 def test_rope_is_found_under_layers() -> None:
     index = pages.api_index(listed())
     layers = index[index.index("\nLayers\n") : index.index("\nModels\n")]
-    assert "(RoPE)" in layers and "`~lm_from_scratch.rope.apply_rope`" in layers
+    assert "(RoPE)" in layers and "`~lm_from_scratch.layers.rope.apply_rope`" in layers
     assert "check_" not in index and "_kernel`" not in index
     # A kernel's helper and a custom operator have no place on a page: autodoc passes over them.
     assert "load_rows" not in index and "adamw_in_place" not in index

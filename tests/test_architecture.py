@@ -64,7 +64,11 @@ def test_layers_name_what_exists() -> None:
             "from lm_from_scratch.training.train import train",
             "norm (layers) imports train",
         ),
-        ("rope.py", "import lm_from_scratch.cache.paged", "rope (layers) imports cache.paged"),
+        (
+            "layers/rope.py",
+            "import lm_from_scratch.cache.paged",
+            "rope (layers) imports cache.paged",
+        ),
         ("norm.py", "from lm_from_scratch.models import heads", "norm (layers) imports heads"),
         (
             "__init__.py",
@@ -72,7 +76,11 @@ def test_layers_name_what_exists() -> None:
             "lm_from_scratch (None) imports norm",
         ),
         ("train.py", "def f():\n    import lm_from_scratch.exercises.run", "imports exercises.run"),
-        ("norm.py", "from lm_from_scratch.rope import *\n", "norm imports rope imports norm"),
+        (
+            "norm.py",
+            "from lm_from_scratch.layers.rope import *",
+            "norm imports layers.rope imports norm",
+        ),
         ("swap.py", "def f():\n    import triton.language as tl", "swap imports triton"),
         ("exercises/run.py", "from IPython import display", "exercises.run imports IPython"),
         ("exercises/run.py", "import pytest", "exercises.run imports pytest"),
@@ -86,8 +94,8 @@ def test_a_planted_import_is_found(tmp_path: Path, file: str, line: str, fault: 
     shutil.copytree(ROOT / architecture.PACKAGE, package, ignore=left_out)
     for copied in [package, *package.rglob("*")]:
         copied.chmod(0o755)  # the package itself may be read-only
-    if "norm imports rope imports norm" in fault:
-        (package / "rope.py").write_text("import lm_from_scratch.layers.norm\n")
+    if "norm imports layers.rope imports norm" in fault:
+        (package / "layers" / "rope.py").write_text("import lm_from_scratch.layers.norm\n")
     path = package / file
     path.write_text((path.read_text() if path.exists() else "") + "\n" + line)
     assert any(fault in found for found in faults(tmp_path)), faults(tmp_path)

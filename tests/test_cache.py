@@ -18,7 +18,7 @@ from lm_from_scratch.cache.kv import KVCache
 from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
 from lm_from_scratch.cache.restricted import Restricted
 from lm_from_scratch.cache.slots import SlidingCache, StaticCache, cache_for
-from lm_from_scratch.data import padded_batch
+from lm_from_scratch.text.batches import padded_batch
 
 MODEL = tiny_gpt2()
 

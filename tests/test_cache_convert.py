@@ -22,7 +22,6 @@ from lm_from_scratch.cache.growing import GrowingCache, GrowingTrack
 from lm_from_scratch.cache.interface import NO_CACHE
 from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
 from lm_from_scratch.cache.slots import SlidingCache, StaticCache, StaticTrack, cache_for
-from lm_from_scratch.data import padded_batch
 from lm_from_scratch.interop import caches
 from lm_from_scratch.interop.caches import (
     from_legacy,
@@ -32,6 +31,7 @@ from lm_from_scratch.interop.caches import (
     to_legacy,
     to_transformers,
 )
+from lm_from_scratch.text.batches import padded_batch
 
 TOLERANCE = dict(atol=5e-5, rtol=0)
 

@@ -20,7 +20,7 @@ from lm_from_scratch.cache.growing import GrowingCache, GrowingTrack
 from lm_from_scratch.cache.interface import NO_CACHE, NoCache
 from lm_from_scratch.cache.paged import BlockPool, PagedCache
 from lm_from_scratch.cache.slots import SlidingCache, StaticCache, StaticTrack, cache_for
-from lm_from_scratch.instruments.record import blocks
+from lm_from_scratch.models.blocks import blocks
 
 BOUND = 1e-9
 

@@ -14,7 +14,7 @@ import notebooks
 import pytest
 import symbols
 
-from lm_from_scratch.checkpoint import GPT2_NAMES, QWEN2_NAMES
+from lm_from_scratch.checkpoint.configs import GPT2_NAMES, QWEN2_NAMES
 
 DOCS = gallery.DOCS
 PAGES = {page: exercise_pages.script(page) for page in course.in_order()}

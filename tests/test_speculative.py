@@ -15,7 +15,7 @@ from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.paged import BlockPool, PagedCache
 from lm_from_scratch.cache.slots import SlidingCache, StaticCache, cache_for
 from lm_from_scratch.generation import speculative
-from lm_from_scratch.generation.generate import complete, evaluating, generate
+from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.logit_processors import forbid, min_length, no_repeat_ngram
 from lm_from_scratch.generation.sampling import GREEDY, Sampler
 from lm_from_scratch.generation.speculative import (
@@ -28,6 +28,7 @@ from lm_from_scratch.generation.speculative import (
     speculate,
     uniform,
 )
+from lm_from_scratch.models.modes import evaluating
 
 # float64: passes of another width round differently, which must not decide between two tokens
 GPT2 = tiny_gpt2(vocab_size=31, attn_pdrop=0.3, resid_pdrop=0.3).double()

@@ -42,11 +42,11 @@ from torch import Tensor
 
 from lm_from_scratch.cache.kv import KVCache
 from lm_from_scratch.cache.slots import cache_for
-from lm_from_scratch.data import padded_batch
 from lm_from_scratch.generation.generate import check_empty, check_prompts, decode, prefill
 from lm_from_scratch.generation.logit_processors import LogitProcessor
 from lm_from_scratch.generation.sampling import check_logits
 from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.text.batches import padded_batch
 
 EarlyStopping = bool | Literal["never"]
 Fate = Literal["kept", "finished", "dropped"]

@@ -10,33 +10,19 @@ hardly ever changes a token; in bfloat16 a near-tie may fall the other way.
 import statistics
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lm_from_scratch.cache.interface import Cache
 from lm_from_scratch.cache.kv import KVCache
 from lm_from_scratch.cache.slots import StaticCache, cache_for
-from lm_from_scratch.data import padded_batch
 from lm_from_scratch.generation.logit_processors import LogitProcessor
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.modes import evaluating
+from lm_from_scratch.text.batches import padded_batch
 from lm_from_scratch.text.tokenizer import Tokenizer
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode (no dropout) and no gradients inside; each module's own mode afterwards."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def prefill(

@@ -39,12 +39,12 @@ from lm_from_scratch.generation.generate import (
     check_prompts,
     check_seed,
     decode,
-    evaluating,
     prefill,
 )
 from lm_from_scratch.generation.logit_processors import LogitProcessor
 from lm_from_scratch.generation.sampling import Sampler, check_logits, draw
 from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.modes import evaluating
 
 
 def accept(p: Tensor, q: Tensor, draft: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

@@ -563,7 +563,7 @@ print(inspect.getsource(Block.forward))
 # %%
 # It reads the same folder. The same hooks on both models compare every module that they have in common.
 
-from lm_from_scratch.checkpoint import from_pretrained
+from lm_from_scratch.checkpoint.weights import from_pretrained
 
 model = from_pretrained(f"{folder.name}/large")
 logits, _, ours = listen(model, idx)
@@ -970,7 +970,7 @@ place(torch.zeros(1, 3), positions=None, start=cache.length)
 #    embeddings? Hint: the share lies above that of the smallest published model or below it; decide first, then count.
 # 2. *Easy.* Old checkpoints store the causal triangle as ``h.0.attn.bias``. A popular filter drops every name that
 #    ends in ``attn.bias``. Apply it to the forty names of ``w``: which ones go? Set these tensors to zero and measure
-#    how far the logits move. Hint: this is G16; ``CONSTANTS`` in ``checkpoint.py`` shows a filter that is right.
+#    how far the logits move. Hint: this is G16; ``CONSTANTS`` in ``checkpoint/weights.py`` shows a filter that is right.
 # 3. *Medium.* Compute ``y`` of one head without ever holding a row of T weights: read the keys four at a time. Hint:
 #    for each query keep the largest score so far, the sum of exponentials, and the weighted sum of values. When the
 #    largest score grows, multiply the other two by the exponential of the old one minus the new one. A right answer

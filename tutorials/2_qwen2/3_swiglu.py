@@ -368,8 +368,8 @@ biases
 # The bias b of the keys adds :math:`q_t \cdot b` to every score of query t. The softmax ignores what all scores of a row share, so
 # without rotation a key bias does nothing at all. A rotation turns b by a different angle at each key, and then it matters.
 
+from lm_from_scratch.layers.rope import RotaryEmbedding
 from lm_from_scratch.models.qwen2 import Block
-from lm_from_scratch.rope import RotaryEmbedding
 
 block_config = Qwen2Config(**sizes | {"n_layer": 1}, n_kv_head=Hkv)
 block = Block(block_config).eval()
@@ -415,9 +415,9 @@ for part in "qkv":
 # The shipped Qwen2 was trained on the same text as the shipped GPT-2. It reads four texts of 128 tokens, and
 # ``record_hidden_states`` keeps the state before the first block and after each one.
 
-from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.data import load_corpus
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments.record import record_hidden_states
+from lm_from_scratch.text.corpora import load_corpus
 
 trained, tokenizer = load_shipped("qwen2-docs")
 start = tokenizer.eos_token_id
@@ -475,7 +475,7 @@ for results in added.values():
 # All parts are known now. This is a block of Qwen2, from functions of the package and the twelve tensors of ``p``.
 
 from lm_from_scratch.layers.norm import rms_norm
-from lm_from_scratch.rope import apply_rope
+from lm_from_scratch.layers.rope import apply_rope
 
 
 def qwen2_block(x, p, rotation, visibility):

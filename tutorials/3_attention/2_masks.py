@@ -52,7 +52,8 @@ from lm_from_scratch.attention.attention import (
     sdpa_attention,
 )
 from lm_from_scratch.attention.kinds import attention_layers
-from lm_from_scratch.checkpoint import SHIPPED, save_pretrained
+from lm_from_scratch.checkpoint.folders import SHIPPED
+from lm_from_scratch.checkpoint.weights import save_pretrained
 from lm_from_scratch.models.causal_lm import randomize_
 from lm_from_scratch.models.qwen2 import (
     FULL,
@@ -155,7 +156,7 @@ print(inspect.getsource(Visibility.rule))
 # Padding first. Two sentences of unequal length become a batch in three ways. The function ``positions_from_mask``
 # counts the real tokens wherever the padding stands.
 
-from lm_from_scratch.data import padded_batch
+from lm_from_scratch.text.batches import padded_batch
 
 both_sides = torch.tensor([[0, 1, 1, 0, 0, 1, 1, 1, 0], [1] * 9])
 inside = torch.tensor([[0, *five[:2], 0, 0, *five[2:], 0], nine])

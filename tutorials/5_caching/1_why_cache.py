@@ -47,7 +47,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from lm_from_scratch.checkpoint import from_pretrained, load_shipped
+from lm_from_scratch.checkpoint.weights import from_pretrained, load_shipped
 
 torch.set_grad_enabled(False)
 transformers.utils.logging.disable_progress_bar()

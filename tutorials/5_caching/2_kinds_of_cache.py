@@ -635,7 +635,7 @@ assert middle["static"][-1] > 2 * middle["sliding, W = 256"][-1]
 # ``transformers`` has the same kinds. Its dynamic layers that slide keep the last W - 1 keys, which is all that the *next*
 # token needs; its static ones keep W. Twelve tokens go through both in pieces of 5, 1, 3 and 3.
 
-from lm_from_scratch.checkpoint import save_pretrained
+from lm_from_scratch.checkpoint.weights import save_pretrained
 
 
 def in_float32(model):

@@ -43,9 +43,10 @@ import torch.nn.functional as F
 from lm_from_scratch.cache.codec import EXACT, Quantized
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.interface import NoCache
-from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.data import pieces, reference, split
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments.plot import COLOURS, error_histogram, figure
+from lm_from_scratch.text.batches import pieces
+from lm_from_scratch.text.corpora import reference, split
 
 torch.set_grad_enabled(False)
 

@@ -37,7 +37,8 @@ import matplotlib.pyplot as plt
 import torch
 import transformers
 
-from lm_from_scratch.checkpoint import PRETRAINED, load_shipped
+from lm_from_scratch.checkpoint.folders import PRETRAINED
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments.plot import COLOURS, figure, printable
 
 torch.set_grad_enabled(False)
@@ -84,7 +85,7 @@ assert said[0] == said[1] != said[2]
 # The functions of the package keep the text. They pad on the left, and give each token a position in its own row, which
 # is -1 for padding.
 
-from lm_from_scratch.data import padded_batch
+from lm_from_scratch.text.batches import padded_batch
 
 batch = padded_batch([[11, 12], [21, 22, 23, 24]], pad_token_id=0, side="left")
 print(batch.idx)
