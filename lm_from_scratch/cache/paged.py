@@ -138,8 +138,9 @@ class PagedPlan:
     ends: list[int]  # tokens that each row holds afterwards
 
     def slots(self, positions: Tensor) -> Tensor:
-        """Where the rows keep these positions; padding counts as their first one, since no other
-        row's will do. (A row without any token has none, and only its padding looks there.)"""
+        """Where the rows keep ``positions`` (B, N); padding counts as their first one, since no
+        other row's will do. (A row without any token has none, and only its padding looks there.)
+        """
         P, positions = self.block_size, positions.clamp(min=0)
         return self.tables.gather(1, positions // P) * P + positions % P
 

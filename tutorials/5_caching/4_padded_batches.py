@@ -470,7 +470,7 @@ assert cache.lengths.tolist() == [5, 8, 10]
 # This is the law to test. Each trial feeds three rows in passes of 9, 4, 1 and 1 columns. Every column of every row is
 # real or padding at random, so a row may sit out a whole pass. The reference is the row's own tokens in one pass,
 # without padding and without a cache. *Smallest* is the cache that the package chooses for the windows of the layers;
-# its class stands at the end of the line.
+# the kinds of its tracks stand at the end of the line.
 
 from lm_from_scratch.cache.slots import cache_for
 
@@ -508,7 +508,7 @@ for name, m in tiny.items():
         worst = max(trial(m, cache := make(m), generator) for _ in range(5))
         assert worst < 1e-11
         line += f"{worst:10.0e}"
-    print(line, type(cache).__name__)
+    print(line, *(type(track).__name__ for track in cache.tracks))
 
 # %%
 # What rounding can still change
