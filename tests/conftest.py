@@ -21,11 +21,11 @@ if not torch.cuda.is_available():
 from hypothesis import HealthCheck, settings
 from torch import Tensor, nn
 
-from lm_from_scratch.checkpoint import from_pretrained, save_pretrained
+from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.quantize import QuantizedWeight
+from lm_from_scratch.weights.quantize import QuantizedWeight
 
 torch.set_num_threads(1)
 # A shell makes what it starts in the background deaf to Ctrl-C, and the children of that too.
@@ -78,8 +78,8 @@ SMALL = [
 
 
 #: What takes minutes begins first, so that two processes end at the same time.
-LONGEST = ("notebooks", "exercises", "gpu_notebooks", "kernels_compiled", "distributed",
-           "rewritten_answers", "train")  # fmt: skip
+LONGEST = ("notebooks", "proofs", "gpu_notebooks", "kernels_compiled", "distributed",
+           "second_person", "train")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

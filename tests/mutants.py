@@ -51,7 +51,7 @@ MUTANTS = [
         "self.hides_only_the_future",
     ),
     (
-        "rotation backwards", "rope",
+        "rotation backwards", "layers/rope",
         "_check_angles(x, cos, sin)\n    a, b = x.to(", "sin = -sin\n    a, b = x.to(",
     ),
     (

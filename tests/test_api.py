@@ -48,11 +48,11 @@ def is_public(name: str) -> bool:
 
 
 def modules() -> list[Path]:
-    """The files with an API page: all but private ones and the material of the exercises."""
+    """The files with an API page: all but private ones, commands and the exercises' material."""
     return [
         path
         for path in sorted(PACKAGE.rglob("*.py"))
-        if "catalogue" not in path.parts
+        if not {"catalogue", "commands"} & {*path.parts}
         and all(is_public(part) for part in path.relative_to(PACKAGE).parts)
     ]
 
@@ -211,9 +211,13 @@ def exempt(name: Name) -> bool:
 
 #: Modules that only hold, move or check: there is no paper behind them.
 NO_SOURCE = {
-    "checkpoint", "conformance", "data", "generate", "onednn", "plot", "record", "references",
-    "swap", "cache.buffer", "cache.convert", "cache.growing", "cache.interface", "cache.layered",
-    "kernels.compilation", "kernels.device", "kernels.model", "optim.sharded", "pretrained.make",
+    "cache.buffer", "cache.convert", "cache.growing", "cache.interface", "cache.layered",
+    "checkpoint.configs", "checkpoint.folders", "checkpoint.state", "checkpoint.weights",
+    "conformance", "generate", "interop.peft", "kernels.compilation", "kernels.device",
+    "kernels.model", "models.blocks", "models.modes", "onednn", "optim.sharded", "plot",
+    "pretrained.make", "record", "references", "runs.saved", "swap", "text.batches",
+    "text.corpora", "text.document", "text.targets", "training.dropout", "training.processes",
+    "weights.int4",
 }  # fmt: skip
 
 

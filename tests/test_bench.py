@@ -18,6 +18,8 @@ import pytest
 import torch
 from measure import SMOKE, Row, Size
 
+from lm_from_scratch.instruments.onednn import multiplies
+
 ROOT = Path(__file__).parent.parent
 #: A row that is ahead, of a benchmark that exists.
 ROW = measure.compare("a model", "ours", "a peer", "ms", [1.0, 1.0, 1.0], [2.0, 3.0, 1.5])
@@ -463,7 +465,49 @@ def test_every_benchmark_runs_at_a_tiny_size(name: str) -> None:
     made = bench.run([name], SMOKE, measure.new_report(SMOKE), out=None)
     rows = [Row(**row) for row in made["benchmarks"][name]["rows"]]
     assert rows and len({(row.setting, row.kind, row.peer, row.unit) for row in rows}) == len(rows)
-    assert all(row.ours > 0 and row.theirs > 0 and row.ratio[1] > 0 for row in rows)
+    measured = [row for row in rows if row.rounds]
+    assert all(row.ours > 0 and row.theirs > 0 and row.ratio[1] > 0 for row in measured)
+    assert measured == rows or not multiplies(torch.bfloat16)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the peers, and of torch.compile
+@pytest.mark.parametrize(
+    ("name", "absent"),
+    [
+        ("training", {"ours bf16", "ours bf16, compiled"}),
+        ("qwen2", {"ours", "ours, chunked loss"}),
+        ("loss", {"ours", "ours, chunked"}),
+        ("decoding", {"ours, packed"}),
+        ("quantize", {"bf16, packed"}),
+    ],
+)
+def test_C1_C2_without_bfloat16_a_benchmark_goes_on_and_its_row_says_so(
+    name: str, absent: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On a processor whose oneDNN refuses bfloat16, in products and in packing."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    for refusing in ("_linear_pointwise", "_reorder_linear_weight"):
+        plain = getattr(torch.ops.mkldnn, refusing)
+
+        def refuse(x: torch.Tensor, *rest: Any, plain: Any = plain) -> torch.Tensor:
+            if x.dtype == torch.bfloat16:
+                raise RuntimeError("could not create a primitive descriptor")
+            return plain(x, *rest)
+
+        monkeypatch.setattr(torch.ops.mkldnn, refusing, refuse)
+    made = bench.run([name], SMOKE, measure.new_report(SMOKE), out=None)
+    rows = list(measure.rows_of(made, name))
+    not_measured = [row for row in rows if not row.rounds]
+    assert {row.kind for row in not_measured} == absent
+    for row in not_measured:
+        assert "bf16" in row.kind or "bfloat16" in row.setting
+        assert (row.note, row.verdict) == ("not on this processor", "")
+    assert any(row.ours > 0 for row in rows)
+    page = benchmarks.page(measure.read(stored(made, tmp_path)), tmp_path)
+    assert page.count("- not on this processor\n") == len(not_measured)
+    beside = sum(1 for row in rows if row.rounds and row.peer != measure.AIM)
+    assert f"Beside a peer, of {beside} rows: " in page
 
 
 def test_pages_are_those_of_a_whole_build(tmp_path: Path) -> None:

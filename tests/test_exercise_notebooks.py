@@ -58,10 +58,6 @@ def run(notebook: dict[str, Any], found: Exercise) -> tuple[Any, str]:
 # -- the notebooks ---------------------------------------------------------------------------
 
 
-def test_there_are_exercises() -> None:
-    assert EXERCISES
-
-
 @each_exercise
 def test_the_solution_gets_all_points(found: Exercise) -> None:
     made = exercises.notebook(found, exercises.as_solution)
@@ -296,18 +292,18 @@ def test_pages_are_in_an_order_that_can_be_followed() -> None:
 
 def test_the_exercise_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It works as it stands there, and the proof says what the guide says."""
-    from lm_from_scratch.exercises import catalogue, source
-    from lm_from_scratch.exercises.exercise import exercise
-    from lm_from_scratch.exercises.prove import Proof
+    from prove import Proof
+
+    from lm_from_scratch.exercises import catalogue
+    from lm_from_scratch.exercises.exercise import drafts
 
     guide = (gallery.DOCS / "teaching.md").read_text(encoding="utf-8")
     text, module = re.findall(r"^```python\n(.*?)^```$", guide, re.M | re.S)
-    for folder, code in (("sources", text), ("catalogue", module)):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "softcap.py").write_text(code, encoding="utf-8")
-    monkeypatch.setattr(catalogue, "__path__", [str(tmp_path / "catalogue")])
-    monkeypatch.setattr(source, "sources", lambda: tmp_path / "sources")
-    found = exercise("softcap")
+    (tmp_path / "softcap").mkdir()
+    for file, code in (("text.py", text), ("checks.py", module)):
+        (tmp_path / "softcap" / file).write_text(code, encoding="utf-8")
+    monkeypatch.setattr(catalogue, "__path__", [str(tmp_path)])
+    (found,) = drafts()
     proof = Proof(found, right_seeds=10, wrong_seeds=5)
     table = proof.run()
     said = re.search(r"^softcap: .*?\n((?:  .*\n)+)", guide, re.M)

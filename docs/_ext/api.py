@@ -18,20 +18,22 @@ import modules
 import rst
 from modules import PACKAGE
 
+from lm_from_scratch.exercises.exercise import folder
+
 #: Names that an index leaves out: what others call, and the inside of a kernel.
 INSIDE = re.compile(r"^(check|keep|backward)(_|$)|_(kernel|forward|backward)$")
 
 
 @cache
 def listed() -> dict[str, Path]:
-    """The files that have a page. Those of an exercise hold its answers: they have none."""
-    answers = {"catalogue", *(one.name for one in exercises.written())}
+    """The files that have a page. Those of an exercise hold its answers, and a command is explained
+    by its help: they have none."""
     return {
         module: path
         for module, path in modules.modules().items()
         if module != PACKAGE
         and not any(part.startswith("_") for part in module.split("."))
-        and not (modules.room(module) == "exercises" and answers & set(module.split(".")))
+        and not module.startswith((f"{PACKAGE}.exercises.catalogue", f"{PACKAGE}.commands."))
         and (modules.docstring(path) or modules.public_names(path))
     }
 
@@ -43,11 +45,11 @@ def used_on(module: str) -> str:
         for page in gallery.in_order()
         if modules.uses(gallery.script(page), module)
     ]
-    known = modules.modules().items()
-    for one in exercises.written():
-        answer = re.compile(rf"{PACKAGE}\.exercises\.(catalogue\.)?{one.name}(\.|$)")
-        if any(modules.uses(path, module) for name, path in known if answer.match(name)):
-            links.append(f":doc:`/exercises/{one.name}`")
+    links += [
+        f":doc:`/exercises/{one.name}`"
+        for one in exercises.written()
+        if modules.uses(folder(one.name) / "checks.py", module)
+    ]
     if len(links) > 4:
         listed = [f"   * {link}" for link in links]
         return "\n".join([f".. dropdown:: {len(links)} pages use it", "", *listed]) + "\n"

@@ -140,6 +140,8 @@ def number(value: float) -> str:
 
 def cells(row: Row) -> list[str]:
     """A row of the table."""
+    if not row.rounds:
+        return [row.setting, row.kind, row.peer, *[NOTHING] * 4, row.note]
     ratio = f"{row.ratio[0]:.2f}"
     if row.rounds > 1:
         ratio += " ({1:.2f} to {2:.2f}, {0} rounds)".format(row.rounds, *row.ratio[1:])
@@ -223,7 +225,7 @@ def answer(report: dict[str, Any]) -> str:
         found = [
             row.ratio[0]
             for row in rows
-            if re.search(pattern, f"{row.setting} | {row.kind} | {row.peer}")
+            if row.rounds and re.search(pattern, f"{row.setting} | {row.kind} | {row.peer}")
         ]
         if found:
             spread = f", {min(found):.2f} to {max(found):.2f}" if len(found) > 1 else ""
@@ -254,7 +256,7 @@ def section(name: str, benchmark: dict[str, Any], folder: Path) -> str:
         lines = [budget_count(rows), ""]
         listed = [BUDGET, *map(budget_cells, rows)]
     else:
-        figure(name, rows, folder / f"{name}.svg")
+        figure(name, [row for row in rows if row.rounds], folder / f"{name}.svg")
         alt = f"{name}: ratio of ours to the peer for each row of the table below, with its spread"
         alt += ", and the share of the limit" if any(row.share for row in rows) else ""
         lines = [count(rows), "", f".. image:: {folder.name}/{name}.svg",

@@ -1,7 +1,7 @@
 """The page that proves the checks of the exercises, from the stored proofs.
 
-The proofs are in `tests/exercise_proofs`, the answers of a second person in
-`tests/rewritten_answers`. Tests compute both again.
+A proof is in the folder of its exercise, the answers of a second person are in
+`tests/slow/exercise_proof`. Tests compute both again.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ import exercises
 import gallery
 import rst
 
-from lm_from_scratch.exercises.prove import proofs
+from lm_from_scratch.exercises.exercise import folder
 
 
 def stored() -> dict[str, dict[str, Any]]:
     """The stored proofs by exercise, in the order of the learning path."""
-    found = {}
-    for one in exercises.written():
-        path = proofs() / f"{one.name}.json"
-        if path.is_file():
-            found[one.name] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    return {
+        one.name: json.loads((folder(one.name) / "proof.json").read_text(encoding="utf-8"))
+        for one in exercises.written()
+    }
 
 
 def totals(tables: list[dict[str, Any]]) -> dict[str, Any]:
@@ -70,15 +68,13 @@ rst.PAGES.filters["strip"] = strip
 
 def proof() -> str:
     tables = stored()
-    path = gallery.ROOT / "tests" / "rewritten_answers" / "diagnosis.json"
+    path = gallery.ROOT / "tests/slow/exercise_proof/second_person/diagnosis.json"
     answers = json.loads(path.read_text(encoding="utf-8")).values()
     kinds = [kind for told in answers for kind in told.values()]
     return rst.render(
         "proof.md",
         n=totals(list(tables.values())),
-        tables=[
-            (found, tables[found.name]) for found in exercises.written() if found.name in tables
-        ],
+        tables=[(found, tables[found.name]) for found in exercises.written()],
         kinds=kinds,
         planted=len(kinds) - kinds.count("unplanted"),
     )

@@ -40,7 +40,7 @@ class Result:
 def compute() -> Result:
     import torch
 
-    from lm_from_scratch.checkpoint import load_shipped
+    from lm_from_scratch.checkpoint.weights import load_shipped
     from lm_from_scratch.instruments.plot import attention_maps
 
     model, tokenizer = load_shipped(MODEL)

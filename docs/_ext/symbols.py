@@ -11,7 +11,7 @@ import rst
 
 def config_names() -> str:
     """A table of the fields of both configs that `transformers` calls something else."""
-    from lm_from_scratch.checkpoint import GPT2_NAMES, QWEN2_NAMES
+    from lm_from_scratch.checkpoint.configs import GPT2_NAMES, QWEN2_NAMES
     from lm_from_scratch.models.gpt2 import GPT2Config
     from lm_from_scratch.models.qwen2 import Qwen2Config
 

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lm_from_scratch.cache.interface import check_positions
-from lm_from_scratch.training.loss import IGNORE, causal_lm_loss
+from lm_from_scratch.text.targets import IGNORE
+from lm_from_scratch.training.loss import causal_lm_loss
 
 
 def regression_loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -157,10 +157,11 @@ for size in (2, 7, 33):
 # holds, at every norm. A direction at random holds 1/C on average. Then they remove the subtraction from all 17 norms,
 # and compare the loss on four texts of the Python reference.
 
-from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.data import load_corpus
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.layers.norm import LayerNorm
-from lm_from_scratch.training.loss import causal_lm_loss, next_token_targets
+from lm_from_scratch.text.corpora import load_corpus
+from lm_from_scratch.text.targets import next_token_targets
+from lm_from_scratch.training.loss import causal_lm_loss
 
 gpt2, tokenizer = load_shipped()
 shares = []

@@ -52,7 +52,7 @@ import transformers
 from torch import nn
 
 from lm_from_scratch.instruments.plot import COLOURS, GREY, figure
-from lm_from_scratch.rope import (
+from lm_from_scratch.layers.rope import (
     RotaryEmbedding,
     apply_rope,
     apply_rope_interleaved,
@@ -184,8 +184,8 @@ assert wave[100:].sum(-1).abs().max() > wave[0].sum().abs()
 
 import copy
 
-from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.data import load_split
+from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.text.corpora import load_split
 
 trained, tokenizer = load_shipped("qwen2-docs")
 L = trained.config.block_size
@@ -313,7 +313,7 @@ assert second_half(plain[4 * L]) > second_half(near)
 #   between. Scores are stretched a little, by the square of :math:`0.1 \ln s + 1`.
 # * *Llama 3*: the same idea with another ramp, and no stretching.
 
-from lm_from_scratch.rope import (
+from lm_from_scratch.layers.rope_scaling import (
     DynamicNTKScaling,
     LinearScaling,
     Llama3Scaling,
@@ -378,7 +378,7 @@ assert all(stretch[name] == 1 for name in stretch if name != "YaRN")
 
 from transformers.models.qwen2 import modeling_qwen2 as oracle
 
-from lm_from_scratch.rope import scaling_to_dict
+from lm_from_scratch.checkpoint.configs import scaling_to_dict
 
 generator = torch.Generator().manual_seed(0)
 for name, scaling in {"none": None, **scalings}.items():
@@ -499,7 +499,7 @@ assert interleaved.nonzero().flatten().tolist() == [0, 1]
 # with them everything after. The package's converter cuts the rows of each head into two halves of D/2, and lays them out
 # in turn.
 
-from lm_from_scratch.rope import to_half_split, to_interleaved
+from lm_from_scratch.layers.rope import to_half_split, to_interleaved
 
 print(inspect.getsource(to_interleaved))
 order = to_interleaved(torch.arange(16), n_head=2)

@@ -149,7 +149,7 @@ assert old.total() == 124_439_808
 # folder.
 
 from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.checkpoint import from_pretrained, save_pretrained
+from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 
 temporary = tempfile.TemporaryDirectory()
 work = Path(temporary.name)
@@ -271,7 +271,8 @@ plt.show()
 
 from lm_from_scratch.attention.kinds import ATTENTION_KINDS, use_attention_
 from lm_from_scratch.attention.visibility import positions_from_mask
-from lm_from_scratch.training.loss import causal_lm_loss, next_token_targets
+from lm_from_scratch.text.targets import next_token_targets
+from lm_from_scratch.training.loss import causal_lm_loss
 
 attention_mask = torch.ones_like(idx)
 attention_mask[0, :5] = 0
@@ -532,7 +533,7 @@ assert seen == ["", "LP", "L", "L", "P", "FLP", "FLP"]
 # This is what the ``config.json`` of the published model says. Newer files put the base of the rotation into a
 # dictionary of its own. Both forms give one config.
 
-from lm_from_scratch.checkpoint import config_from_dict
+from lm_from_scratch.checkpoint.configs import config_from_dict
 
 published = {
     "model_type": "qwen2",
@@ -696,7 +697,7 @@ print(f"training, float32     {8 * weights / 2**30:.2f} GiB + activations")
 # the same tokenizer, schedule and dropout. Here is what the two records say.
 
 from lm_from_scratch import pretrained
-from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.checkpoint.weights import load_shipped
 
 shipped, records, logs, files = {}, {}, {}, set()
 for title, name in (("GPT-2", "gpt2-docs"), ("Qwen2", "qwen2-docs")):

@@ -66,7 +66,7 @@ def row(name, ours, other, where, results):
 # Two models serve most rows. ``transformers`` makes them, with weights of standard deviation 0.25, and the package reads
 # their files. The Qwen2 has four layers, 6 query heads on 2 key heads, and a sliding window of 4 keys from layer 2 on.
 
-from lm_from_scratch.checkpoint import from_pretrained
+from lm_from_scratch.checkpoint.weights import from_pretrained
 from lm_from_scratch.models.causal_lm import randomize_
 
 folder = tempfile.TemporaryDirectory()
@@ -122,7 +122,11 @@ for hf, ours in ((hf_qwen2, qwen2), (hf_gpt2, gpt2)):
 
 from transformers.models.cohere import modeling_cohere as cohere
 
-from lm_from_scratch.rope import RotaryEmbedding, apply_rope, to_interleaved
+from lm_from_scratch.layers.rope import (
+    RotaryEmbedding,
+    apply_rope,
+    to_interleaved,
+)
 
 B, T, H, Hkv, D, C = 2, 12, 6, 2, 8, 48
 generator = torch.Generator().manual_seed(2)
@@ -367,7 +371,7 @@ row(
 
 import tokenizers
 
-from lm_from_scratch.data import padded_batch
+from lm_from_scratch.text.batches import padded_batch
 
 plain = tokenizers.Tokenizer(tokenizers.models.BPE())
 plain.enable_padding()
@@ -560,11 +564,8 @@ torch.testing.assert_close(conv(x), linear(x), atol=5e-5, rtol=0)
 # ``transformers`` take ``labels`` that equal the ids, and shift them inside. Whoever gives them targets trains the
 # model to predict the token after the next.
 
-from lm_from_scratch.training.loss import (
-    IGNORE,
-    causal_lm_loss,
-    next_token_targets,
-)
+from lm_from_scratch.text.targets import IGNORE, next_token_targets
+from lm_from_scratch.training.loss import causal_lm_loss
 
 targets = next_token_targets(idx)  # (B, T)
 row(

@@ -53,7 +53,8 @@ from lm_from_scratch.attention.attention import (
     sdpa_attention,
 )
 from lm_from_scratch.attention.kinds import attention_layers
-from lm_from_scratch.checkpoint import SHIPPED, save_pretrained
+from lm_from_scratch.checkpoint.folders import SHIPPED
+from lm_from_scratch.checkpoint.weights import save_pretrained
 from lm_from_scratch.models.causal_lm import randomize_
 from lm_from_scratch.models.qwen2 import (
     FULL,
@@ -156,7 +157,7 @@ print(inspect.getsource(Visibility.rule))
 # Padding first. Two sentences of unequal length become a batch in three ways. The function ``positions_from_mask``
 # counts the real tokens wherever the padding stands.
 
-from lm_from_scratch.data import padded_batch
+from lm_from_scratch.text.batches import padded_batch
 
 both_sides = torch.tensor([[0, 1, 1, 0, 0, 1, 1, 1, 0], [1] * 9])
 inside = torch.tensor([[0, *five[:2], 0, 0, *five[2:], 0], nine])
@@ -237,7 +238,7 @@ static = StaticCache(4, capacity=12)
 pictures["static buffer of 12"] = watch_last(model, static, idx, 6, 3)
 ring = SlidingCache(4, window=4, slack=2)
 pictures["ring of 6, W = 4"] = watch_last(slides, ring, idx, *[1] * 9)
-print("slots of the ring hold", ring.positions[0, : ring.slots].tolist())
+print("slots of the ring hold", ring.tracks[0].positions[0, :6].tolist())
 
 # %%
 # Here are all fifteen. The labels are positions, -1 is padding or an unused slot. Where a batch has two rows, the
@@ -265,7 +266,7 @@ assert torch.equal(first_row["one query after 8"], full[8:])
 assert torch.equal(first_row["window, W = 4"], band)
 assert torch.equal(first_row["static buffer of 12"], bottom)
 assert torch.equal(
-    first_row["ring of 6, W = 4"], band[8:, ring.positions[0, : ring.slots]]
+    first_row["ring of 6, W = 4"], band[8:, ring.tracks[0].positions[0, :6]]
 )
 assert torch.equal(
     first_row["two documents"],

@@ -46,9 +46,9 @@ from dataclasses import replace
 import matplotlib.pyplot as plt
 import torch
 
-from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.data import docstrings
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments.plot import COLOURS, LIGHT_GREY, figure
+from lm_from_scratch.text.corpora import docstrings
 
 gpt2, tokenizer = load_shipped()
 texts = [document.text for document in docstrings()]
@@ -170,8 +170,9 @@ plt.show()
 #
 # The third follows from the first: ``next_token_targets`` counts a target only if the next position is one higher.
 
-from lm_from_scratch.data import Batch, padded_batch
-from lm_from_scratch.training.loss import causal_lm_loss, next_token_targets
+from lm_from_scratch.text.batches import Batch, padded_batch
+from lm_from_scratch.text.targets import next_token_targets
+from lm_from_scratch.training.loss import causal_lm_loss
 
 
 def packed(rows, size):

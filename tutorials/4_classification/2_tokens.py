@@ -95,8 +95,8 @@ assert [kind for _, _, kind in spans(program)].count("call") == 2
 # token covers. A token gets the label of its first character that has one; a token of blanks alone gets -100, the label
 # that does not count.
 
-from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.training.loss import IGNORE
+from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.text.targets import IGNORE
 
 model, tokenizer = load_shipped("qwen2-docs")
 END = tokenizer.eos_token_id
@@ -133,7 +133,8 @@ print()
 #
 # The sides are those of the model's training. On the test side are the modules whose docstrings the model never read.
 
-from lm_from_scratch.data import padded_batch, source, split
+from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.corpora import source, split
 
 corpus = source()
 known, held_out = (
@@ -570,7 +571,7 @@ assert bets > 0.1 * mistakes
 import transformers
 
 from lm_from_scratch.attention.visibility import positions_from_mask
-from lm_from_scratch.checkpoint import config_from_dict
+from lm_from_scratch.checkpoint.configs import config_from_dict
 from lm_from_scratch.models.causal_lm import randomize_
 from lm_from_scratch.models.qwen2 import Qwen2Model
 

@@ -53,8 +53,7 @@ import torch.nn.functional as F
 
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.slots import SlidingCache
-from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.data import reference
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.generation import speculative
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY, Sampler, draw
@@ -70,6 +69,7 @@ from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.models.causal_lm import build, randomize_
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import Qwen2Config
+from lm_from_scratch.text.corpora import reference
 
 torch.set_grad_enabled(False)
 torch.manual_seed(0)

@@ -34,8 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import swap_tensors
 
-from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.data import reference, split
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.instruments.references import (
     PATHS,
@@ -46,7 +45,8 @@ from lm_from_scratch.instruments.references import (
     observe,
     truth_table,
 )
-from lm_from_scratch.quantize import QuantizedWeight, quantize_
+from lm_from_scratch.text.corpora import reference, split
+from lm_from_scratch.weights.quantize import QuantizedWeight, quantize_
 from lm_from_scratch.weights.swap import swap_on_conversion, swap_parameters_
 
 # %%

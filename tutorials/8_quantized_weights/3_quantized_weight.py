@@ -34,12 +34,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lm_from_scratch import quantize
-from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.generation.generate import generate_text
 from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.instruments.plot import error_histogram, figure
-from lm_from_scratch.quantize import (
+from lm_from_scratch.weights import quantize
+from lm_from_scratch.weights.quantize import (
     Int4Weight,
     Int8Weight,
     QuantizedWeight,

@@ -45,8 +45,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lm_from_scratch import quantize
-from lm_from_scratch.quantize import (
+from lm_from_scratch.weights import quantize
+from lm_from_scratch.weights.quantize import (
     Int4Weight,
     Int8Weight,
     QuantizedWeight,
@@ -258,7 +258,7 @@ from pathlib import Path
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from lm_from_scratch.checkpoint import save_pretrained
+from lm_from_scratch.checkpoint.weights import save_pretrained
 from lm_from_scratch.models.causal_lm import build
 from lm_from_scratch.models.qwen2 import Qwen2Config
 
@@ -448,7 +448,7 @@ print("refused")
 # looks for the memory of a weight, and a wrapper has none. ``parts()`` names the plain tensors that a weight holds, and
 # ``from_parts`` makes a weight of them; ``plain_tensors`` takes the parts of a whole state dict, of any ``nn.Module``.
 
-from lm_from_scratch.checkpoint import plain_tensors
+from lm_from_scratch.checkpoint.weights import plain_tensors
 
 state = model.model.layers[0].mlp.state_dict()
 by_hand = Path(folder.name) / "mlp.safetensors"
@@ -488,7 +488,7 @@ import sys
 program = """
 import sys, torch
 from safetensors.torch import load_file, save_file
-from lm_from_scratch.checkpoint import from_pretrained
+from lm_from_scratch.checkpoint.weights import from_pretrained
 torch.set_num_threads(int(sys.argv[2]))
 model = from_pretrained(sys.argv[1] + "/int8")
 idx = load_file(sys.argv[1] + "/idx")["idx"]

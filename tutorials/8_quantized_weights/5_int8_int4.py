@@ -41,12 +41,13 @@ import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 
-from lm_from_scratch import quantize
-from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.data import pieces, reference, split
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments.plot import COLOURS, figure
-from lm_from_scratch.quantize import Int4Weight, Int8Weight, quantize_
+from lm_from_scratch.text.batches import pieces
+from lm_from_scratch.text.corpora import reference, split
 from lm_from_scratch.training.train import evaluate
+from lm_from_scratch.weights import int4, quantize
+from lm_from_scratch.weights.quantize import Int4Weight, Int8Weight, quantize_
 
 torch.set_grad_enabled(False)
 
@@ -417,7 +418,7 @@ for name in models:
 # Here is a model with the width and the vocabulary of GPT-2 small, with random weights and 4 layers instead of 12 to
 # keep the page quick. What it reads can be counted before anything is timed.
 
-from lm_from_scratch.cache.layered import cache_for
+from lm_from_scratch.cache.slots import cache_for
 from lm_from_scratch.generation.generate import decode, prefill
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
@@ -443,7 +444,7 @@ small = L * (9 * C + 4 * C) + 2 * C  # biases and norms
 assert read["float32"] == 4 * (numbers + small)
 assert read["bfloat16"] == 2 * (numbers + small)
 assert read["int8"] == numbers + 2 * (V + 9 * L * C) + 2 * small
-padded = 0.5625 * (12 * L * C * C + (V + -V % quantize.BLOCK) * C)
+padded = 0.5625 * (12 * L * C * C + (V + -V % int4.BLOCK) * C)
 assert read["int4"] == padded + 2 * small
 
 # %%

@@ -41,9 +41,9 @@ import inspect
 
 import matplotlib.pyplot as plt
 
-from lm_from_scratch import rope as reference
 from lm_from_scratch.instruments.plot import figure
 from lm_from_scratch.instruments.roofline import GPUS, Cost, show
+from lm_from_scratch.layers import rope as reference
 
 B, H, T, D = (2, 3, 37, 20) if DEVICE == "cpu" else (4, 14, 1000, 80)
 torch.manual_seed(0)

@@ -385,8 +385,8 @@ def tile_of_codes(
     tl.store(out + rows * N + columns, total, mask=inside)
 
 
-from lm_from_scratch import quantize
-from lm_from_scratch.quantize import Int8Weight
+from lm_from_scratch.weights import quantize
+from lm_from_scratch.weights.quantize import Int8Weight
 
 weight = Int8Weight.quantize(b.T.contiguous())  # (N, K)
 out = torch.full((M, N), torch.nan, device=DEVICE)
