@@ -67,10 +67,11 @@ serve: $(STAMP) ## show the built site on this machine (PORT=8000)
 	@echo "http://127.0.0.1:$(PORT)/ (stop with Ctrl-C)"
 	@"$(PY)" -m http.server --bind 127.0.0.1 --directory "$(SITE)" "$(PORT)"
 
-lint: $(STAMP) ## ruff and mypy
+lint: $(STAMP) ## ruff, mypy, and which room imports which
 	"$(PY)" -m ruff check .
 	"$(PY)" -m ruff format --check .
 	"$(PY)" -m mypy
+	"$(dir $(PY))lint-imports" --no-logo --no-cache
 
 test: lint ## lint, then the whole test suite; every tutorial runs as a notebook
 	"$(PY)" -m pytest -n 2 --dist loadfile --no-loadscope-reorder
