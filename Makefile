@@ -88,7 +88,7 @@ exercises: $(STAMP) ## for teachers: notebooks in build/exercises (WEEKS=12: wee
 PEERS := build/bench/peers
 
 bench: $(STAMP) $(PEERS) ## every benchmark beside its peers, for docs/benchmarks.json (BENCH=--quick to try)
-	"$(PY)" tests/bench.py $(BENCH)
+	"$(PY)" tests/benchmarks/bench.py $(BENCH)
 
 # Without what they require: galore-torch asks for a library of CUDA that no benchmark needs.
 $(PEERS):
@@ -97,7 +97,7 @@ $(PEERS):
 
 # make gpu PY=python3 takes that Python as it is, where torch and Triton are installed already.
 gpu: $(if $(filter .venv/bin/python,$(PY)),$(STAMP)) ## on a GPU: test, check and time every kernel, run the pages (PY=python3)
-	"$(PY)" tests/run_gpu.py
+	"$(PY)" tests/benchmarks/run_gpu.py
 
 clean: ## remove everything that was built; keep .venv and your notebooks
 	rm -rf docs/_build docs/auto_tutorials docs/api docs/generated docs/gpu docs/exercises dist build/ci build/lib build/bdist.*

@@ -538,7 +538,7 @@ def by_hand() -> list[str]:
         else "No GPU has measured them yet."
     ), ""]  # fmt: skip
     lines += ["**What GaLore learns** beside AdamW takes an hour: ``python "
-              "tests/bench_galore_loss.py``. "]  # fmt: skip
+              "tests/benchmarks/bench_galore_loss.py``. "]  # fmt: skip
     if GALORE_LOSS.is_file():
         lines[-1] += "Held-out loss in nats per token, mean and range of its seeds:"
         lines += ["", *pages.table([["optimizer", "loss"], *losses()])]

@@ -1,4 +1,6 @@
-"""What GaLore learns beside AdamW, at equal tokens: ``python tests/bench_galore_loss.py``.
+"""What GaLore learns beside AdamW, at equal tokens.
+
+``python tests/benchmarks/bench_galore_loss.py``
 
 A Qwen2 of 0.7 M parameters reads Python's language reference and docstrings. There are two learning
 rates, because GaLore changes the step of the block's matrices alone: one for them, one for the

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 STORED = ROOT / "docs" / "benchmarks.json"
 Run = Callable[[], object]
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "tutorials" / "gpu"
 #: What conftest.py imports; without them the tests that do not need it still run.
 OF_CONFTEST = ("hypothesis", "tokenizers", "safetensors", "tqdm")
@@ -54,14 +54,14 @@ def command(*words: str, **variables: str) -> Callable[[], bool]:
 
 
 def kernel_tests() -> Callable[[], bool]:
-    """Without the packages of conftest.py, the files that import it are left out, and named."""
-    files = sorted(path for path in (ROOT / "tests").glob("test_kernels_*.py"))
+    """Without what conftest.py imports, it and the files with tiny models are left out, and named."""
+    files = sorted(path for path in (ROOT / "tests" / "kernels").glob("test_*.py"))
     options = ["-q"]
     if any(importlib.util.find_spec(name) is None for name in OF_CONFTEST):
-        left_out = [path for path in files if "from conftest import" in path.read_text()]
+        left_out = [path for path in files if "from tiny_models import" in path.read_text()]
         files = [path for path in files if path not in left_out]
         options.append("--noconftest")
-        print("left out, they need conftest.py:", *(path.name for path in left_out))
+        print("left out, they need tiny_models.py:", *(path.name for path in left_out))
     names = [path.relative_to(ROOT).as_posix() for path in files]
     return command(sys.executable, "-m", "pytest", *options, *names)
 
@@ -102,7 +102,7 @@ def pages(scripts: Iterable[Path]) -> bool:
 def stages() -> list[Stage]:
     python = sys.executable
     sanitizer = ("compute-sanitizer", "--error-exitcode", "1", "--tool")
-    smoke = (python, "tests/bench_kernels.py", "--smoke")
+    smoke = (python, "tests/benchmarks/bench_kernels.py", "--smoke")
     # Each tensor has memory of its own, so that a step beyond it leaves what may be touched.
     alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     of_models = ("safetensors", "tokenizers", "tqdm")
@@ -118,12 +118,12 @@ def stages() -> list[Stage]:
             "racecheck", ("compute-sanitizer", *of_models), command(*sanitizer, "racecheck", *smoke)
         ),
         Stage("pages as scripts", ("matplotlib", *of_models), lambda: pages(scripts)),
-        Stage("times", of_models, command(python, "tests/bench_kernels.py")),
+        Stage("times", of_models, command(python, "tests/benchmarks/bench_kernels.py")),
         Stage("notebooks", OF_NOTEBOOKS, command(python, "docs/gpu_notebooks.py", "--force")),
         Stage(
             "nbval",
             ("pytest", "nbval", *OF_NOTEBOOKS, *OF_CONFTEST),
-            command(python, "-m", "pytest", "-q", "-rP", "tests/test_gpu_notebooks.py"),
+            command(python, "-m", "pytest", "-q", "-rP", "tests/pages/test_gpu_notebooks.py"),
         ),
     ]
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from measure import SMOKE, Row, Size
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 #: A row that is ahead, of a benchmark that exists.
 ROW = measure.compare("a model", "ours", "a peer", "ms", [1.0, 1.0, 1.0], [2.0, 3.0, 1.5])
 

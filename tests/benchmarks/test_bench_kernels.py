@@ -20,11 +20,11 @@ import gallery
 import torch
 import triton
 from bench_kernels import ROWS, Row, Setting
-from conftest import tiny_qwen2, token_ids
+from tiny_models import tiny_qwen2, token_ids
 
 from lm_from_scratch.instruments.roofline import GPU, Cost, measurements
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 #: Kernels of which a part of another row is timed, or nothing: one number is written for each key.
 NOT_TIMED = {"write_kernel"}
 

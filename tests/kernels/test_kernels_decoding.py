@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import tiny_gpt2, tiny_qwen2, token_ids
 from kernel_checks import (
     DEVICE,
     Guarded,
@@ -18,6 +17,7 @@ from kernel_checks import (
     poisoned,
     strided,
 )
+from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 from torch import Tensor
 
 from lm_from_scratch.attention.attention import sdpa_attention

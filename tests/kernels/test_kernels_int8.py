@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import tiny_qwen2, token_ids
 from kernel_checks import (
     DEVICE,
     check,
@@ -20,6 +19,7 @@ from kernel_checks import (
     poisoned,
     strided,
 )
+from tiny_models import tiny_qwen2, token_ids
 from torch import Tensor, nn
 
 from lm_from_scratch import quantize

@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import SMALL, assert_unchanged, snapshot, tiny_gpt2, tiny_qwen2, token_ids
 from kernel_checks import DEVICE, poisoned
+from small_run import SMALL
+from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 from torch import Tensor
+from unchanged import assert_unchanged, snapshot
 
 from lm_from_scratch.__main__ import main
 from lm_from_scratch.attention.visibility import positions_from_mask

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import tiny_qwen2, token_ids
 from kernel_checks import DEVICE, Guarded, check, check_operator, each_dtype, numbers, poisoned
+from tiny_models import tiny_qwen2, token_ids
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 

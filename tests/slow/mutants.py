@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 #: name, file, what stands there, and what the mistake makes of it
 MUTANTS = [
@@ -95,8 +95,8 @@ MUTANTS = [
 CHECKS = """
 import json, sys, torch
 sys.path.insert(0, "tests")
-from conftest import tiny_qwen2, token_ids
-from test_cache import in_chunks
+from tiny_models import tiny_qwen2, token_ids
+from caches import in_chunks
 from lm_from_scratch.attention.kinds import use_attention_
 from lm_from_scratch.attention.visibility import positions_from_mask
 torch.set_grad_enabled(False)

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed here", exc_type=ImportError)
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 #: The limits of shared memory are NVIDIA's; written here again, so that a typing error is seen.
 SHARED_LIMIT = {80: 166_912, 86: 101_376, 90: 232_448}
@@ -24,7 +24,7 @@ SHARED_LIMIT = {80: 166_912, 86: 101_376, 90: 232_448}
 def rows(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """What the kernels become: compiled in a process of its own, which does not interpret."""
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "tests/compile_kernels.py", str(request.param)]
+    command = [sys.executable, "tests/slow/compile_kernels.py", str(request.param)]
     run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
     print(run.stderr)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pages
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "lm_from_scratch"
 #: How a docstring says what it refuses.
 RAISES = "Raises ``ValueError``"

@@ -17,7 +17,7 @@ from lm_from_scratch.exercises.exercise import exercise
 from lm_from_scratch.exercises.prove import Proof
 from lm_from_scratch.exercises.report import examine
 
-FOLDER = Path(__file__).parent / "rewritten_answers"
+FOLDER = Path(__file__).parents[2] / "rewritten_answers"
 STORED = FOLDER / "diagnosis.json"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
 SEEDS = 10

@@ -1,11 +1,11 @@
-"""attention.py: one rule for visibility, which every kind obeys (tests/test_conformance.py)."""
+"""attention.py: one rule for visibility, which every kind obeys (tests/unit/instruments/test_conformance.py)."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import tiny_gpt2, token_ids
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_models import tiny_gpt2, token_ids
 
 from lm_from_scratch.attention.attention import attention_weights, sdpa_attention
 from lm_from_scratch.attention.gqa import check_shapes, repeat_kv

@@ -3,7 +3,7 @@ test_conformance.py."""
 
 import pytest
 import torch
-from conftest import tiny_gpt2, token_ids
+from tiny_models import tiny_gpt2, token_ids
 
 from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
 from lm_from_scratch.cache.growing import GrowingCache

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from conftest import tiny_gpt2, tiny_qwen2, token_ids
+from caches import KINDS, MODELS, in_chunks
+from caches import pool as new_pool
 from hypothesis import given
 from hypothesis import strategies as st
-from test_cache_laws import KINDS, MODELS
-from test_cache_laws import pool as new_pool
+from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 
 from lm_from_scratch.attention.attention import formula_attention
 from lm_from_scratch.attention.visibility import positions_from_mask
@@ -21,21 +21,10 @@ from lm_from_scratch.data import padded_batch
 MODEL = tiny_gpt2()
 
 
-@torch.no_grad()
-def in_chunks(idx, chunks, positions=None, model=MODEL) -> torch.Tensor:
-    cache, outputs, start = GrowingCache(model.config.n_layer), [], 0
-    for n in chunks:
-        part = None if positions is None else positions[:, start : start + n]
-        outputs.append(model(idx[:, start : start + n], part, cache=cache))
-        start += n
-    assert start == idx.shape[1] == cache.length
-    return torch.cat(outputs, dim=1)
-
-
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=8), st.integers(0, 10**6))
 def test_full_equals_any_chunking(chunks: list[int], seed: int) -> None:
     idx = token_ids(2, sum(chunks), seed=seed)
-    torch.testing.assert_close(in_chunks(idx, chunks), MODEL(idx), atol=2e-5, rtol=0)
+    torch.testing.assert_close(in_chunks(idx, chunks, model=MODEL), MODEL(idx), atol=2e-5, rtol=0)
 
 
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=4), st.sampled_from(["left", "right"]))
@@ -44,7 +33,7 @@ def test_unequal_rows_in_chunks_equal_each_row_alone(lengths: list[int], side: s
     batch = padded_batch(rows, pad_token_id=0, side=side)
     total = batch.idx.shape[1]
     chunks = [min(3, total - i) for i in range(0, total, 3)]
-    logits = in_chunks(batch.idx, chunks, batch.positions)
+    logits = in_chunks(batch.idx, chunks, batch.positions, model=MODEL)
     for i, row in enumerate(rows):
         alone = MODEL(torch.tensor([row]))
         real = logits[i][batch.positions[i] >= 0]
@@ -54,7 +43,9 @@ def test_unequal_rows_in_chunks_equal_each_row_alone(lengths: list[int], side: s
 def test_G1_G2_G3_G4_chunks_with_a_past_see_the_right_keys_at_the_right_positions() -> None:
     """5, 1, 3, 3: the historic code raised, then fed tokens twice, then restarted positions."""
     idx = token_ids(2, 12)
-    torch.testing.assert_close(in_chunks(idx, (5, 1, 3, 3)), MODEL(idx), atol=2e-5, rtol=0)
+    torch.testing.assert_close(
+        in_chunks(idx, (5, 1, 3, 3), model=MODEL), MODEL(idx), atol=2e-5, rtol=0
+    )
 
 
 def test_G3_the_cache_grows_by_the_tokens_that_are_fed() -> None:

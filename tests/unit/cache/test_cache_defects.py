@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import hf_twin, tiny_gpt2, tiny_qwen2, token_ids
+from tiny_models import hf_twin, tiny_gpt2, tiny_qwen2, token_ids
 
 from lm_from_scratch import cache as package
 from lm_from_scratch.cache.codec import Quantized

@@ -2,80 +2,25 @@
 
 A :class:`Twin` drives a cache and keeps the plain tokens of every row beside it. Whatever was done
 before, the logits of the tokens that are fed must be those of each row alone, in one full pass. In
-float64, so that the bound can be tight. ``python tests/test_cache_laws.py`` prints the table.
-"""
+float64, so that the bound can be tight. The table:
 
-from collections.abc import Callable
+    PYTHONPATH=tests/helpers python tests/unit/cache/test_cache_laws.py
+"""
 
 import pytest
 import torch
-from conftest import tiny_gpt2, tiny_qwen2, token_ids
+from caches import KINDS, MODELS, RoundTrip
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import token_ids
 
 from lm_from_scratch.attention.visibility import positions_from_mask
 from lm_from_scratch.cache.codec import Quantized
-from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.cache.interface import NO_CACHE, NoCache
-from lm_from_scratch.cache.layered import LayeredCache, cache_for
-from lm_from_scratch.cache.paged import BlockPool, PagedCache
-from lm_from_scratch.cache.slots import SlidingCache, StaticCache
+from lm_from_scratch.cache.interface import NO_CACHE
+from lm_from_scratch.cache.slots import SlidingCache
 from lm_from_scratch.instruments.record import blocks
 
 BOUND = 1e-9
-
-MODELS = {
-    "gpt2": tiny_gpt2(),
-    "qwen2": tiny_qwen2(),
-    "qwen2, W = 1": tiny_qwen2(sliding_window=1, max_window_layers=0),
-    "qwen2, W = 3": tiny_qwen2(sliding_window=3, max_window_layers=0),
-    "qwen2, W = 4 in two layers": tiny_qwen2(sliding_window=4, max_window_layers=1),
-}
-for model in MODELS.values():
-    model.double()
-
-
-class RoundTrip(NoCache):
-    """No cache, but keys and values as the codec gives them back: what quantised caches equal."""
-
-    def __init__(self, codec: Quantized) -> None:
-        self.codec = codec
-
-    def update(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.codec.decode(self.codec.encode(k)), self.codec.decode(self.codec.encode(v))
-
-
-def pool(model, block_size: int, n_blocks: int = 200) -> BlockPool:
-    c = model.config
-    heads = getattr(c, "n_kv_head", c.n_head)
-    return BlockPool(c.n_layer, heads, c.head_dim, n_blocks, block_size, torch.float64)
-
-
-def window_of(model) -> int | None:
-    """The window of a model all of whose layers slide."""
-    return None if None in model.config.windows else max(model.config.windows)
-
-
-#: Each makes an empty cache for a model, or nothing where the kind would lose keys.
-KINDS: dict[str, Callable] = {
-    "growing": lambda model: GrowingCache(3),
-    "growing, reserve 30": lambda model: GrowingCache(3, reserve=30),
-    "static": lambda model: StaticCache(3, capacity=60),
-    "sliding": lambda model: (w := window_of(model)) and SlidingCache(3, w),
-    "sliding, slack 3": lambda model: (w := window_of(model)) and SlidingCache(3, w, slack=3),
-    "sliding, wider": lambda model: (w := window_of(model)) and SlidingCache(3, w + 3),
-    "layered": lambda model: LayeredCache([StaticCache(1, 60), GrowingCache(2)], [1, 0, 1]),
-    "by window": lambda model: cache_for(model.config.windows, slack=2),
-    "paged, blocks of 1": lambda model: PagedCache(pool(model, 1)),
-    "paged, blocks of 4": lambda model: PagedCache(pool(model, 4)),
-    "growing, 8 bits": lambda model: GrowingCache(3, Quantized(8, group=32)),
-    "static, 4 bits": lambda model: (
-        model is not MODELS["gpt2"] and StaticCache(3, 60, Quantized(4, group=4))
-    ),
-    "sliding, 4 bits": lambda model: (
-        (w := window_of(model)) and SlidingCache(3, w, 2, Quantized(4, group=8))
-    ),
-}
 
 
 class Twin:

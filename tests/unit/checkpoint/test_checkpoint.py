@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import enlarge_, hf_twin, tiny_gpt2, tiny_hf, tiny_hf_qwen2, tiny_qwen2, token_ids
 from safetensors.torch import load_file, save_file
+from tiny_models import enlarge_, hf_twin, tiny_gpt2, tiny_hf, tiny_hf_qwen2, tiny_qwen2, token_ids
 
 from lm_from_scratch import checkpoint
 from lm_from_scratch.checkpoint import (

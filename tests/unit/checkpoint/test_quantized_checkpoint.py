@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny_models
 import torch
-from conftest import tiny_gpt2, tiny_qwen2, token_ids
 from safetensors.torch import load_file, save_file
+from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -189,7 +190,7 @@ def test_no_weight_becomes_numbers_on_its_way(tmp_path) -> None:
 def test_a_process_killed_in_the_middle_leaves_the_old_model(folder) -> None:
     code = """if True:
         import os, signal, sys
-        from conftest import tiny_gpt2
+        from tiny_models import tiny_gpt2
         from lm_from_scratch import checkpoint
         from lm_from_scratch.quantize import quantize_
         write = checkpoint.save_file
@@ -201,7 +202,9 @@ def test_a_process_killed_in_the_middle_leaves_the_old_model(folder) -> None:
         quantize_(model)
         checkpoint.save_pretrained(model, sys.argv[1], max_shard_bytes=10_000)
     """
-    killed = subprocess.run([sys.executable, "-c", code, str(folder)], cwd=Path(__file__).parent)
+    killed = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], cwd=Path(tiny_models.__file__).parent
+    )
     assert killed.returncode < 0
     assert torch.equal(from_pretrained(folder)(IDX), quantized("gpt2", 4, 14, "float32")(IDX))
     save_pretrained(tiny_gpt2(), folder)  # what the dead process left is no obstacle

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL, tiny_gpt2
+from small_run import SMALL
+from tiny_models import tiny_gpt2
 
 import lm_from_scratch
 from lm_from_scratch.__main__ import PRESETS, main, only_run_in, parser

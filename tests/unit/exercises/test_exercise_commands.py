@@ -16,7 +16,7 @@ from lm_from_scratch.exercises import progress
 from lm_from_scratch.exercises.exercise import exercise, exercises
 from lm_from_scratch.exercises.source import script, solution
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 WRONG = "import torch\n\n\ndef rms_norm(x, weight, eps=1e-6):\n    return x * weight\n"
 
 

@@ -45,7 +45,7 @@ from lm_from_scratch.exercises.source import (
     title,
 )
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 NAMES = sorted(path.stem for path in sources().glob("*.py"))
 
 

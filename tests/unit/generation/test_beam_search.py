@@ -5,9 +5,9 @@ import math
 
 import pytest
 import torch
-from conftest import hf_twin, tiny_gpt2, tiny_qwen2, token_ids
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import hf_twin, tiny_gpt2, tiny_qwen2, token_ids
 from transformers import (
     LogitsProcessorList,
     NoRepeatNGramLogitsProcessor,

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from conftest import tiny_gpt2, tiny_qwen2, token_ids
+from caches import pool as new_pool
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_cache_laws import pool as new_pool
+from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 
 from lm_from_scratch.generation.engine import Engine, Request
 from lm_from_scratch.generation.generate import complete, generate

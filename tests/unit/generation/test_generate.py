@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from conftest import hf_twin, tiny_gpt2, tiny_qwen2, token_ids
+from caches import KINDS, MODELS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_cache_laws import KINDS, MODELS
+from tiny_models import hf_twin, tiny_gpt2, tiny_qwen2, token_ids
 from torch._dynamo.testing import CompileCounter
 
 from lm_from_scratch.cache.growing import GrowingCache

@@ -5,9 +5,9 @@ import math
 
 import pytest
 import torch
-from conftest import tiny_gpt2, token_ids
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_models import tiny_gpt2, token_ids
 from transformers import (
     MinLengthLogitsProcessor,
     MinPLogitsWarper,

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 
 import pytest
 import torch
-from conftest import tiny_gpt2, tiny_qwen2, token_ids
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 
 from lm_from_scratch.cache.codec import Quantized
 from lm_from_scratch.cache.growing import GrowingCache

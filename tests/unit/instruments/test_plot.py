@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_gpt2, token_ids
+from tiny_models import tiny_gpt2, token_ids
 
 from lm_from_scratch.checkpoint import load_shipped
 from lm_from_scratch.instruments.plot import (

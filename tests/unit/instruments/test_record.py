@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import hf_twin, tiny_gpt2, tiny_qwen2, token_ids
+from tiny_models import hf_twin, tiny_gpt2, tiny_qwen2, token_ids
 
 from lm_from_scratch.instruments.record import record_attention, record_hidden_states, record_saved
 
@@ -22,7 +22,7 @@ def test_recording_returns_real_weights_and_changes_nothing() -> None:
 
 
 def test_recording_equals_the_attentions_of_transformers() -> None:
-    from conftest import hf_twin
+    from tiny_models import hf_twin
 
     model, idx = tiny_gpt2(), token_ids(2, 9)
     twin = hf_twin(model)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import hf_twin, tiny_gpt2, tiny_qwen2, token_ids
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tiny_models import hf_twin, tiny_gpt2, tiny_qwen2, token_ids
 from transformers import DynamicCache, EncoderDecoderCache
 from transformers import StaticCache as HFStaticCache
 from transformers.cache_utils import Fp8QuantizedLayer
@@ -430,8 +430,8 @@ def test_conversions_that_would_lie_are_refused() -> None:
 
 GO_ON = """
 import sys, torch
-sys.path.insert(0, "tests")
-from conftest import tiny_gpt2, tiny_qwen2
+sys.path.insert(0, "tests/helpers")
+from tiny_models import tiny_gpt2, tiny_qwen2
 from pathlib import Path
 from safetensors.torch import load_file, save_file
 from lm_from_scratch.cache.convert import load_cache
@@ -466,7 +466,7 @@ def test_a_fresh_process_goes_on_as_if_the_cache_had_never_been_saved(tmp_path) 
             want[file] = go_on_in_ours(MODELS[name], cache, rows, new)
     save_file(recipe, tmp_path / "recipe")
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[3]
     subprocess.run([sys.executable, "-c", GO_ON, tmp_path], cwd=root, env=env, check=True)
     logits = load_file(tmp_path / "logits")
     assert len(logits) == len(want) > 80
@@ -780,7 +780,7 @@ def test_a_save_that_is_killed_or_fails_leaves_the_old_file(tmp_path, monkeypatc
     path, k = tmp_path / "cache", torch.randn(1, 1, 2, 3)
     old = from_legacy([(k, k)])
     save_cache(old, path)
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", KILLED, path], cwd=root, check=False)
     assert done.returncode == -signal.SIGKILL and len(list(tmp_path.iterdir())) == 2
     assert torch.equal(to_legacy(load_cache(path))[0][0][0], k)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import tiny_gpt2, tiny_hf, token_ids
+from tiny_models import tiny_gpt2, tiny_hf, token_ids
 
 from lm_from_scratch.checkpoint import from_pretrained
 from lm_from_scratch.layers.activation import (

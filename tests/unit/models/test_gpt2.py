@@ -5,10 +5,10 @@ import warnings
 
 import pytest
 import torch
-from conftest import TINY, hf_twin, ours_from_hf, tiny_gpt2, tiny_hf, token_ids
+from caches import in_chunks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_cache import in_chunks
+from tiny_models import TINY, hf_twin, ours_from_hf, tiny_gpt2, tiny_hf, token_ids
 
 from lm_from_scratch.attention.kinds import use_attention_
 from lm_from_scratch.attention.visibility import positions_from_mask

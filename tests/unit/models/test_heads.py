@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from conftest import TINY, enlarge_, tiny_gpt2, token_ids
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_models import TINY, enlarge_, tiny_gpt2, token_ids
 from torch import Tensor, nn
 
 from lm_from_scratch.attention.visibility import positions_from_mask

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import tiny_gpt2, tiny_qwen2
+from tiny_models import tiny_gpt2, tiny_qwen2
 
 from lm_from_scratch.models.causal_lm import randomize_
 

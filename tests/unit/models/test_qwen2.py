@@ -10,17 +10,10 @@ import warnings
 
 import pytest
 import torch
-from conftest import (
-    QWEN2,
-    hf_twin,
-    ours_from_hf,
-    tiny_hf_qwen2,
-    tiny_qwen2,
-    token_ids,
-)
+from caches import in_chunks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_cache import in_chunks
+from tiny_models import QWEN2, hf_twin, ours_from_hf, tiny_hf_qwen2, tiny_qwen2, token_ids
 
 from lm_from_scratch.attention.kinds import ATTENTION_KINDS, use_attention_
 from lm_from_scratch.attention.visibility import (

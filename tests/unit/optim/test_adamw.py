@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from conftest import tiny_gpt2, tiny_qwen2, token_ids
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 from torch import Tensor, nn
 
 from lm_from_scratch.optim.adamw import AdamW, adam_direction, adamw

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import tiny_gpt2, tiny_qwen2, token_ids
+from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 from torch import Tensor, nn
 
 from lm_from_scratch.models.causal_lm import CausalLM

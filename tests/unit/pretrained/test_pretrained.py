@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from conftest import SMALL
+from small_run import SMALL
 
 from lm_from_scratch.__main__ import main as command
 from lm_from_scratch.checkpoint import PRETRAINED, from_pretrained, load_shipped

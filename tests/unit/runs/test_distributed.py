@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -17,8 +16,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from conftest import SMALL, tiny_gpt2, tiny_qwen2, token_ids
+from processes import in_processes, torchrun_environment
 from safetensors.torch import load_file, save_file
+from small_run import SMALL
+from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 
 from lm_from_scratch.__main__ import main
 from lm_from_scratch.checkpoint import from_pretrained, latest_checkpoint
@@ -101,29 +102,6 @@ def run(
             steps.close()
     state = {name: whole(tensor).detach().clone() for name, tensor in model.state_dict().items()}
     return {**state, "reported": torch.tensor(reported, dtype=torch.float64)}
-
-
-def in_processes(size: int, function: Callable[..., None], *args: object) -> None:
-    """Run ``function(*args)`` in processes with the environment that torchrun gives them."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # a free port
-    torch.multiprocessing.start_processes(
-        one_process, (store.port, size, function, args), nprocs=size, start_method="spawn"
-    )
-
-
-def one_process(
-    rank: int, port: int, size: int, function: Callable[..., None], args: tuple
-) -> None:
-    torch.set_num_threads(1)
-    os.environ.update(torchrun_environment(rank, size, port))
-    function(*args)
-
-
-def torchrun_environment(rank: int, size: int, port: int) -> dict[str, str]:
-    return dict(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size),
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True",
-    )  # fmt: skip
 
 
 def runs_in_two_processes(tokens: TokenFile, root: Path) -> None:

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from conftest import tiny_gpt2, tiny_qwen2, token_ids
+from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.training.gradient_checkpointing import use_gradient_checkpointing_

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import tiny_gpt2, token_ids
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_models import tiny_gpt2, token_ids
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY, tiny_gpt2, tiny_qwen2, token_ids
 from safetensors.torch import load_file
+from tiny_models import TINY, tiny_gpt2, tiny_qwen2, token_ids
 
 from lm_from_scratch.checkpoint import from_pretrained, latest_checkpoint
 from lm_from_scratch.data import Batch, PackedBatches, TokenFile, reference, write_tokens

@@ -12,12 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tiny_models
 import torch
 import torch.nn.functional as F
-from conftest import assert_unchanged, hf_twin, snapshot, tiny_gpt2, tiny_qwen2, token_ids
+from processes import in_processes
 from safetensors.torch import load_file, save_file
-from test_distributed import in_processes
+from tiny_models import hf_twin, tiny_gpt2, tiny_qwen2, token_ids
 from torch import Tensor, nn
+from unchanged import assert_unchanged, snapshot
 
 from lm_from_scratch.checkpoint import (
     from_pretrained,
@@ -745,7 +747,7 @@ def run(
 def in_a_fresh_process(root: Path, tokens: TokenFile, killed: int = 0) -> int:
     """Load the quantised base on the meta device, add the adapters, and start or resume the run."""
     program = (
-        "import sys, pathlib, torch; sys.path.insert(0, sys.argv[1]); import test_lora as t\n"
+        "import sys, pathlib, torch; sys.path[:0] = sys.argv[1].split(':'); import test_lora as t\n"
         "from lm_from_scratch.data import TokenFile; from safetensors.torch import save_file\n"
         "root = pathlib.Path(sys.argv[2]); torch.set_num_threads(1)\n"
         "model = t.from_pretrained(root / 'base')\n"
@@ -753,7 +755,7 @@ def in_a_fresh_process(root: Path, tokens: TokenFile, killed: int = 0) -> int:
         " killed=int(sys.argv[4]))\n"
         "save_file(result, root / 'result.safetensors')\n"
     )
-    here = str(Path(__file__).parent)
+    here = f"{Path(__file__).parent}:{Path(tiny_models.__file__).parent}"
     arguments = [here, str(root), repr(tokens), str(killed)]
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(

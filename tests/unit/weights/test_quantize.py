@@ -11,20 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tiny_models
 import torch
 import torch.nn.functional as F
-from conftest import (
-    assert_same,
-    assert_unchanged,
-    held,
-    snapshot,
-    tiny_gpt2,
-    tiny_qwen2,
-    token_ids,
-)
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 from torch import Tensor, nn
+from unchanged import assert_same, assert_unchanged, held, snapshot
 
 from lm_from_scratch import quantize
 from lm_from_scratch.generation.generate import complete, generate
@@ -334,7 +328,8 @@ def test_kernels() -> None:
 def test_kernels_of_other_processors(capability: str) -> None:
     run = "import test_quantize as t; t.check_kernels(); print(t.BLOCK, t.kernel_reads(t.BLOCK//2))"
     here = Path(__file__).parent
-    path = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
+    root, helpers = Path(__file__).parents[3], Path(tiny_models.__file__).parent
+    path = os.pathsep.join([*map(str, (here, helpers, root)), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability, "PYTHONPATH": path}
     done = subprocess.run(
         [sys.executable, "-c", run], env=environment, capture_output=True, text=True, cwd=here

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import tiny_gpt2, token_ids
 from safetensors.torch import load_file, save_file
+from tiny_models import tiny_gpt2, token_ids
 from torch import Tensor, nn
 
 from lm_from_scratch.checkpoint import from_pretrained, rename, save_pretrained
