@@ -3,21 +3,27 @@
     python tests/slow/compile_kernels.py 80 86 90
 
 Needs no GPU. :data:`LAUNCHES` calls the ordinary functions with tensors of real sizes; what they
-would launch is compiled. test_kernels_compiled.py runs this in a process that does not interpret.
+would launch is compiled. The record of the compiled kernels comes from here.
 """
 
 from __future__ import annotations
 
+import argparse
+import ast
 import json
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lm_from_scratch.attention.visibility import Visibility
+from lm_from_scratch.kernels import matmul as kernels_matmul
 from lm_from_scratch.kernels.adamw import adamw_
 from lm_from_scratch.kernels.attention import flash_attention
 from lm_from_scratch.kernels.compilation import compiled_for
@@ -32,6 +38,8 @@ from lm_from_scratch.kernels.rope import apply_rope, apply_rope_interleaved
 from lm_from_scratch.kernels.softmax import softmax
 from lm_from_scratch.kernels.swiglu import swiglu
 from lm_from_scratch.quantize import Int8Weight
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def half(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -187,10 +195,69 @@ LAUNCHES: dict[str, Callable[[], Any]] = {
 }
 
 
+def compiled_in_a_process(arch: int, limit: int, *options: str) -> dict[str, dict[str, int]]:
+    """What the kernels become, in a process that does not interpret: the largest numbers of each.
+    Raises ``AssertionError`` for a kernel that does not fit into ``limit`` bytes of shared memory
+    and 255 registers, or is never launched."""
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    paths = [str(ROOT), env.get("PYTHONPATH", "")]
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    command = [sys.executable, __file__, str(arch), *options]
+    run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-3000:]
+    print(run.stderr)
+    largest: dict[str, dict[str, int]] = {}
+    for row in json.loads(run.stdout.splitlines()[-1]):
+        assert row["shared"] <= limit, row
+        assert 0 < row["registers"] <= 255 and row["spills"] == 0, row
+        known = largest.setdefault(row["kernel"], {"shared": 0, "registers": 0})
+        known |= {name: max(known[name], row[name]) for name in known}
+    if not options:
+        assert largest.keys() == kernels_in_the_package()
+    return dict(sorted(largest.items()))
+
+
+def kernels_in_the_package() -> set[str]:
+    """The functions under ``@triton.jit`` that are launched: their names end with ``_kernel``."""
+    found = set()
+    for path in (ROOT / "lm_from_scratch" / "kernels").glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel"):
+                found.add(node.name)
+    return found
+
+
+#: Mistakes in the sizes of a tile that the compiler alone sees.
+BAD_TILES = {
+    "a tile of K that matrix units do not take": {"BLOCK_K": 8},
+    "more shared memory than there is": {"BLOCK_K": 64, "num_stages": 8},
+}
+
+
+def prove_bad_tiles(arch: int, limit: int) -> dict[str, str]:
+    """Each of them is refused, by the compiler or by the limit."""
+    for label in BAD_TILES:
+        try:
+            compiled_in_a_process(arch, limit, "--bad-tile", label)
+        except AssertionError:
+            continue
+        raise AssertionError(f"{label}: it compiles and fits")
+    return dict.fromkeys(BAD_TILES, f"sm_{arch}")
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("arches", nargs="+", type=int)
+    parser.add_argument("--bad-tile", choices=BAD_TILES, help="put this mistake into matmul alone")
+    options = parser.parse_args()
+    launches = LAUNCHES
+    if options.bad_tile:
+        launches = {"matmul": LAUNCHES["matmul"]}
+        for tile in kernels_matmul.TILES.values():
+            tile |= BAD_TILES[options.bad_tile]
     rows = []
-    for arch in map(int, sys.argv[1:]):
-        for launch, call in LAUNCHES.items():
+    for arch in options.arches:
+        for launch, call in launches.items():
             start = time.perf_counter()
             with compiled_for(arch) as kernels:
                 call()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -35,19 +35,23 @@ def proofs() -> list[Proof]:
     return [*pages(), *stored(), *exercises(), *second_person(), *compiled(), *mutants()]
 
 
+def called(module: str, function: str, *args: Any) -> Callable[[], Any]:
+    """A function of a file beside this one, which is imported when it is called: a list of proofs
+    needs neither torch nor Triton."""
+    return lambda: getattr(importlib.import_module(module), function)(*args)
+
+
 # ---------------------------------------------------------------------------------- notebooks
 
 
 def pages() -> Iterator[Proof]:
     """Each tutorial runs as a notebook. (That the notebook holds the script's code is in
     tests/pages.)"""
-    from run_notebooks import run_page
-
     for script in sorted(ROOT.glob("tutorials/[0-9]*/[0-9]*.py")):
         yield Proof(
             "page",
             f"{script.parent.name}.{script.stem}",
-            partial(run_page, script),
+            called("run_notebooks", "run_page", script),
             code=(script,),
             alone=(SLOW / "run_notebooks.py",),
             pins=("nbclient", "ipykernel"),
@@ -57,7 +61,7 @@ def pages() -> Iterator[Proof]:
 def stored() -> Iterator[Proof]:
     """Each page on GPU kernels prints what its stored notebook holds. Where it prints source, that
     of the files that it imports counts as it is written."""
-    from run_notebooks import code_cells, run_stored
+    from run_notebooks import code_cells
 
     for script in sorted(ROOT.glob("tutorials/gpu/[0-9]*.py")):
         cells = code_cells(script.with_suffix(".ipynb"))
@@ -65,7 +69,7 @@ def stored() -> Iterator[Proof]:
         yield Proof(
             "stored notebook",
             script.stem,
-            partial(run_stored, script),
+            called("run_notebooks", "run_stored", script),
             code=(script,),
             alone=(SLOW / "run_notebooks.py",),
             exact=tuple(sorted(TREE.imports(script)[0])) if printed else (),
@@ -117,9 +121,8 @@ def exercises() -> Iterator[Proof]:
 def second_person() -> Iterator[Proof]:
     """What a second person wrote from the text alone."""
     folder = SECOND.with_name("second_person")
-    diagnosis = json.loads((folder / "diagnosis.json").read_text(encoding="utf-8"))
     for path in sorted(folder.glob("*.py")):
-        name = path.stem
+        name, diagnosis = path.stem, json.loads((folder / "diagnosis.json").read_text("utf-8"))
         yield Proof(
             "second person", name, partial(answered, name), (SECOND, path, *parts(name)),
             facts=diagnosis.get(name), needs=needs(name),
@@ -134,10 +137,19 @@ SHARED_LIMIT = {80: 166_912, 86: 101_376, 90: 232_448}
 
 def compiled() -> Iterator[Proof]:
     """Every kernel becomes machine code for three architectures, and fits on them."""
-    from compile_kernels import compiled_in_a_process
-
     for arch, limit in SHARED_LIMIT.items():
-        yield Proof(
-            "compiled kernels", f"sm_{arch}", partial(compiled_in_a_process, arch, limit),
-            (SLOW / "compile_kernels.py",), needs=("triton",),
-        )  # fmt: skip
+        prove = called("compile_kernels", "compiled_in_a_process", arch, limit)
+        code = (SLOW / "compile_kernels.py",)
+        yield Proof("compiled kernels", f"sm_{arch}", prove, code, needs=("triton",))
+
+
+def mutants() -> Iterator[Proof]:
+    """Classic mistakes, put in place and run."""
+    bad_tiles = called("compile_kernels", "prove_bad_tiles", 80, SHARED_LIMIT[80])
+    for name, file, prove, pins in (
+        ("model", "mutants.py", called("mutants", "prove"), ("transformers",)),
+        ("kernels", "kernel_mutants.py", called("kernel_mutants", "prove"), ()),
+        ("compiler", "compile_kernels.py", bad_tiles, ()),
+    ):
+        needs = ("transformers",) if name == "model" else ("triton",)
+        yield Proof("mutants", name, prove, (SLOW / file,), pins=pins, needs=needs)

@@ -58,7 +58,11 @@ class Small:
 
     def proofs(self) -> list[Proof]:
         def prove(name: str) -> Callable[[], dict[str, int]]:
-            return lambda: self.ran.append(name) or {"answer": 9}  # type: ignore[func-returns-value]
+            def proved() -> dict[str, int]:
+                self.ran.append(name)
+                return {"answer": 9}
+
+            return proved
 
         pages = sorted(self.root.glob("pages/*.py"))
         return [Proof("page", p.stem, prove(p.stem), (p,), exact=self.inputs(p)) for p in pages]
@@ -108,7 +112,7 @@ STALE: dict[str, tuple[str, str, str]] = {
     "what a function imports": ("house/lazy.py", "return 1", "return 2"),
     "the package's own file": ("house/__init__.py", "A package.", 'A package."""\nX = """'),
     "a string that is used": ("house/table.py", "ROWS = 5", 'ROWS = "5"'),
-    "a mark that programs read": ("pages/1_sums.py", "\n\nshow()", "\n\n### BEGIN SOLUTION\nshow()"),
+    "a mark that programs read": ("pages/1_sums.py", "\n\nshow()", "\n### BEGIN SOLUTION\nshow()"),
 }  # fmt: skip
 
 
@@ -198,7 +202,9 @@ def test_a_forged_outcome_with_its_seal_is_found_by_repeating(small: Small) -> N
     records.path(proof).unlink()
     records.hold(Proof("page", "1_sums", lambda: {"answer": 10}, proof.code))
     assert small.states() == ["current", "current"]
-    with pytest.raises(AssertionError, match=r"found {'answer': 9}, the record says {'answer': 10}"):
+    with pytest.raises(
+        AssertionError, match=r"found {'answer': 9}, the record says {'answer': 10}"
+    ):
         small.hold(again=True, write=False)
 
 
