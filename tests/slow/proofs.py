@@ -10,7 +10,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from records import Proof, Records, Tree, code_digest
+from reach import Tree, code_digest
+from records import Proof, Records
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOW = ROOT / "tests" / "slow"
@@ -72,7 +73,7 @@ def stored() -> Iterator[Proof]:
             called("run_notebooks", "run_stored", script),
             code=(script,),
             alone=(SLOW / "run_notebooks.py",),
-            exact=tuple(sorted(TREE.imports(script)[0])) if printed else (),
+            exact=TREE.imports(script) if printed else (),
             facts=[[code_digest("".join(cell["source"])), cell["outputs"]] for cell in cells],
             pins=("nbval", "ipykernel"),
             needs=("triton",),
@@ -105,7 +106,7 @@ def answered(name: str) -> dict[str, str]:
 
 
 def needs(name: str) -> tuple[str, ...]:
-    return ("triton",) if "triton" in TREE.closure(parts(name))[1] else ()
+    return ("triton",) if "triton" in TREE.reach(parts(name))[1] else ()
 
 
 def exercises() -> Iterator[Proof]:

@@ -1,27 +1,30 @@
 """Proofs that need not be repeated: what each depends on, as a digest, and what it found.
 
 A *proof* takes seconds to minutes and finds the same on each run. Its *record*,
-``recorded/KIND/NAME.json``, holds what was found and a digest of all that it depends on: Python
-files without comments, docstrings and formatting; every file of the repository that they import, in
-functions too, or name in a string; data byte for byte; the pinned versions of the libraries among
-those imports. While the digest fits, the proof need not be repeated. The seal keeps an outcome from
-being edited by hand or copied to another name; who forges it too meets a proof that CI repeats.
+``recorded/KIND/NAME.json``, holds what was found and a digest of all that it depends on:
+
+* the code: a file's statements without comments, docstrings and formatting, and in every file of
+  the repository that it imports, in functions too, the definitions that it reaches by name
+  (reach.py)
+* data byte for byte, and the pinned versions of the libraries that this code uses
+
+While the digest fits, the proof need not be repeated. The seal keeps an outcome from being edited
+by hand or copied to another name; who forges the seal, too, meets a proof that CI repeats.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib.util
 import json
 import os
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from functools import cache, cached_property
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from reach import Tree, sha
 
 
 @dataclass(frozen=True)
@@ -45,145 +48,22 @@ class Proof:
     def missing(self) -> str:
         return ", ".join(name for name in self.needs if importlib.util.find_spec(name) is None)
 
-
-def sha(value: Any) -> str:
-    """SHA-256 of a text, or of anything that JSON can hold."""
-    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def shape(node: Any) -> Any:
-    """A syntax tree as lists, the same in every version of Python; a string that is a statement
-    says something to readers alone."""
-    if isinstance(node, ast.AST):
-        fields = ((name, getattr(node, name, None)) for name in node._fields)
-        kept = [[name, shape(x)] for name, x in fields if x is not None and x != []]
-        return [type(node).__name__, *(x for x in kept if x[0] not in ("ctx", "kind"))]
-    if isinstance(node, list):
-        return [shape(x) for x in node if not is_text(x)]
-    return repr(node)
-
-
-def is_string(node: Any) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
-
-
-def is_text(node: Any) -> bool:
-    return isinstance(node, ast.Expr) and is_string(node.value)
-
-
-def code_digest(text: str) -> str:
-    """The digest of what a text of Python does. Lines that begin with ### are marks that programs
-    read: they count, at the place where they stand."""
-    tree = ast.parse(text)
-    lines = [node.lineno for node in ast.walk(tree) if hasattr(node, "lineno")]
-    marks = [
-        (line, sum(n <= number for n in lines))
-        for number, line in enumerate(text.splitlines(), start=1)
-        if line.startswith("### ")
-    ]
-    return sha([repr(shape(tree)), marks])
-
-
-class Tree:
-    """The files of a repository, each read once: their code, and what they import.
-
-    ``search`` names the folders where a name is looked up after the file's own; ``data`` the files
-    (as globs) that some file reads, whoever imports it.
-    """
-
-    def __init__(
-        self, root: Path, search: Iterable[str] = ("",), data: dict[str, str] | None = None
-    ) -> None:
-        self.root = root
-        self.search = [root / folder for folder in search]
-        self.data = {root / path: glob for path, glob in (data or {}).items()}
-        packages = sorted(path.parent.name for path in root.glob("*/__init__.py"))
-        self.in_strings = re.compile(rf"\b(?:{'|'.join(packages) or '(?!)'})\b(?:\.\w+)*")
-        self.code = cache(lambda path: code_digest(path.read_text(encoding="utf-8")))
-        self.bytes = cache(lambda path: hashlib.sha256(path.read_bytes()).hexdigest())
-        self.imports = cache(self._imports)
-
-    def _imports(self, path: Path) -> tuple[frozenset[Path], frozenset[str]]:
-        """The files that a file imports or names, and the libraries."""
-        files: set[Path] = set()
-        libraries = set()
-        for name, folder in self.names(path):
-            found = self.find(name, folder)
-            files |= found
-            if not found:
-                libraries.add(name.partition(".")[0])
-        return frozenset(files - {path}), frozenset(libraries)
-
-    def names(self, path: Path) -> Iterator[tuple[str, Path]]:
-        """What a file imports, and from where it looks. ``from a import b`` may mean a file b."""
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        texts = {node.value for node in ast.walk(tree) if is_text(node)}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                yield from ((alias.name, path.parent) for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                folder = path.parents[max(node.level - 1, 0)]
-                head = f"{node.module}." if node.module else ""
-                yield from ((head + alias.name, folder) for alias in node.names)
-            elif is_string(node) and node not in texts:
-                for name in self.in_strings.findall(node.value):
-                    yield name, path.parent
-                    if name == node.value or f"-m {name}" in node.value:
-                        yield f"{name}.__main__", path.parent  # as in `python -m name`
-
-    def find(self, name: str, folder: Path) -> set[Path]:
-        """The files that are read when ``name`` is imported, packages included."""
-        for place in [folder, *self.search]:
-            found = set()
-            for part in name.split("."):
-                place = place / part
-                found |= {
-                    p for p in (place / "__init__.py", place.with_suffix(".py")) if p.is_file()
-                }
-            if found:
-                return found
-        return set()
-
-    def closure(self, paths: Iterable[Path]) -> tuple[set[Path], set[str]]:
-        """The files and all that they import, and the libraries among that."""
-        files: set[Path] = set()
-        libraries: set[str] = set()
-        todo = list(paths)
-        while todo:
-            path = todo.pop()
-            if path not in files:
-                files.add(path)
-                more, named = self.imports(path)
-                libraries |= named
-                todo += more
-        return files, libraries
-
-    @cached_property
-    def pins(self) -> dict[str, str]:
-        """The tested version of each library, by the name that it is imported under."""
-        lines = (self.root / "constraints.txt").read_text(encoding="utf-8").splitlines()
-        pairs = (line.split("==") for line in lines if "==" in line)
-        return {name.lower().replace("-", "_"): version for name, version in pairs}
-
-    def digest(self, proof: Proof) -> str:
-        """Of everything that a proof depends on."""
-        files, libraries = self.closure(proof.code)
-        exact = {*proof.exact}
-        for path in files & self.data.keys():
-            exact |= set(self.root.glob(self.data[path]))
-        wanted = {name.lower().replace("-", "_") for name in (*libraries, *proof.pins)}
+    def digest(self, tree: Tree) -> str:
+        """Of everything that the proof depends on."""
+        code, libraries = tree.reach(self.code)
+        exact = {*self.exact}
+        for path in code.keys() & tree.data.keys():
+            exact |= set(tree.root.glob(tree.data[path]))
+        wanted = {tree.plain(name) for name in (*libraries, *self.pins)}
         return sha(
             {
-                "code": {self.name(p): self.code(p) for p in files | {*proof.alone}},
-                "exact": {self.name(p): self.bytes(p) for p in exact if p.is_file()},
-                "facts": proof.facts,
-                "pins": {name: v for name, v in self.pins.items() if name in wanted},
+                "code": {tree.name(p): digest for p, digest in code.items()},
+                "alone": {tree.name(p): tree.whole(p) for p in self.alone},
+                "exact": {tree.name(p): tree.bytes(p) for p in exact if p.is_file()},
+                "facts": self.facts,
+                "pins": {name: v for name, v in tree.pins.items() if name in wanted},
             }
         )
-
-    def name(self, path: Path) -> str:
-        return path.relative_to(self.root).as_posix()
 
 
 @dataclass
@@ -194,7 +74,6 @@ class Records:
     tree: Tree
     again: bool = False  # repeat whatever the records say, and compare
     write: bool = True  # a record that is not current is written again; otherwise it is an error
-    repeated: list[str] = field(default_factory=list)
 
     def path(self, proof: Proof) -> Path:
         return self.folder / proof.kind / f"{proof.name}.json"
@@ -215,7 +94,7 @@ class Records:
         digest, outcome = record.get("digest"), record.get("outcome")
         if record.get("seal") != seal(proof, digest, outcome):
             return "forged"
-        if digest != self.tree.digest(proof):
+        if digest != proof.digest(self.tree):
             return "stale"
         return "current" if fits(proof.product, outcome) else "forged"
 
@@ -228,7 +107,6 @@ class Records:
         assert self.write or state == "current", f"{proof}: its record is {state}: make records"
         start = time.perf_counter()
         found = proof.prove()
-        self.repeated.append(str(proof))
         outcome = sha(found) if proof.product else found
         if state == "current":
             stored = self.read(proof)["outcome"]
@@ -236,7 +114,7 @@ class Records:
             return
         if proof.product:
             put(proof.product, found)
-        digest = self.tree.digest(proof)
+        digest = proof.digest(self.tree)
         record = {"digest": digest, "outcome": outcome, "seal": seal(proof, digest, outcome)}
         record["seconds"] = round(time.perf_counter() - start)
         put(self.path(proof), json.dumps(record, indent=1) + "\n")

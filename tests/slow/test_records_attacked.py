@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from records import Proof, Records, Tree
+from reach import Tree
+from records import Proof, Records
 
 FILES = {
     "constraints.txt": "torch==2.13.0\ntriton==3.7.1\nnumpy==2.4.6\nmatplotlib==3.11.2\n",
@@ -17,7 +18,7 @@ FILES = {
         '"""Sums."""\n\nimport torch\n\nfrom house.parts import halves\n\nLIMIT = 3\n\n\n'
         "# a comment\ndef total(x, scale=2.0):\n"
         '    """The sum of ``x``."""\n    x = halves(x)\n    x = x[:LIMIT]\n'
-        "    return scale * sum(x)\n"
+        "    return torch.tensor(scale * sum(x))\n"
     ),
     "house/parts.py": "from house import deep\n\n\ndef halves(x):\n    return deep.each(x)\n",
     "house/deep.py": "def each(x):\n    return [n / 2 for n in x]\n",
@@ -110,7 +111,9 @@ STALE: dict[str, tuple[str, str, str]] = {
     ),
     "a case less": ("pages/1_sums.py", "(1, 2, 3)", "(1, 2)"),
     "what a function imports": ("house/lazy.py", "return 1", "return 2"),
-    "the package's own file": ("house/__init__.py", "A package.", 'A package."""\nX = """'),
+    "what a package does": ("house/__init__.py", "A package.", 'A package."""\nprint(1)\n"""'),
+    "another library": ("house/sums.py", "import torch", "import numpy as torch"),
+    "a name handed on": ("house/parts.py", "import deep", "import table as deep"),
     "a string that is used": ("house/table.py", "ROWS = 5", 'ROWS = "5"'),
     "a mark that programs read": ("pages/1_sums.py", "\n\nshow()", "\n### BEGIN SOLUTION\nshow()"),
 }  # fmt: skip
@@ -120,7 +123,7 @@ STALE: dict[str, tuple[str, str, str]] = {
 def test_it_makes_a_record_stale(small: Small, what: str) -> None:
     """Its own alone, and once: the repeated proof writes a new record."""
     small.edit(*STALE[what])
-    shared = what == "the package's own file"
+    shared = what == "what a package does"
     assert small.states() == ["stale", "stale" if shared else "current"]
     with pytest.raises(AssertionError, match=r"^page 1_sums: its record is stale: make records"):
         small.hold(write=False)
@@ -128,6 +131,7 @@ def test_it_makes_a_record_stale(small: Small, what: str) -> None:
     assert small.hold(write=False) == []
 
 
+UNUSED = "def other(x):\n    return x\n\n\nLOWEST = 3\n\n\ndef each"
 KEPT: dict[str, Callable[[Small], None]] = {
     "a comment": lambda s: s.edit("house/sums.py", "# a comment", "# another\n# comment"),
     "a docstring": lambda s: s.edit("house/sums.py", "The sum of ``x``", "All of ``x``"),
@@ -144,6 +148,12 @@ KEPT: dict[str, Callable[[Small], None]] = {
     "the README": lambda s: s.edit("README.md", "What this is.", "What this was."),
     "a test of another thing": lambda s: s.edit("tests/test_other.py", "True", "1"),
     "a pin of another library": lambda s: s.edit("constraints.txt", "triton==3.7.1", "triton==3.8"),
+    "a definition that it does not use": lambda s: s.edit("house/deep.py", "def each", UNUSED),
+    "the order of imports": lambda s: s.edit(
+        "house/sums.py",
+        "import torch\n\nfrom house.parts import halves",
+        "from house.parts import halves\nimport torch",
+    ),
     "a new file": lambda s: s.write("house/new.py", "X = 1\n"),
     "a new page": lambda s: s.write("pages/0_first.py", "print(1)\n"),
 }
@@ -244,11 +254,14 @@ def test_a_product_is_written_and_held(small: Small) -> None:
 
 def test_names_in_strings_count(small: Small) -> None:
     """``python -m house``, or a module by its name."""
-    small.write("pages/3_run.py", "RUN = ['python', '-m', 'house']\nNAME = 'house.lazy'\n")
-    files, _ = small.records().tree.closure([small.root / "pages/3_run.py"])
+    small.write("pages/3_run.py", "RUN = ['-m', 'house']\nX = ['from house.lazy import more']\n")
+    files, _ = small.records().tree.reach([small.root / "pages/3_run.py"])
     names = {path.relative_to(small.root).as_posix() for path in files}
     assert {"house/__main__.py", "house/lazy.py"} < names
     assert "house/deep.py" not in names
+    small.write("pages/4_say.py", "print('house', 'python -m house, in house/lazy.py')\n")
+    files, _ = small.records().tree.reach([small.root / "pages/4_say.py"])
+    assert files.keys() == {small.root / "pages/4_say.py"}
 
 
 def test_a_commit_draws_one_of_each_kind_among_the_quick(small: Small) -> None:
