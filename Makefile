@@ -1,6 +1,6 @@
 # Every target that needs Python creates .venv on its first call and reuses it afterwards.
 .DEFAULT_GOAL := help
-.PHONY: help docs preview catalogues serve test lint lab exercises bench gpu check-site clean install broken
+.PHONY: help docs preview catalogues serve test records test-all lint lab exercises bench gpu check-site clean install broken
 SHELL := /bin/sh
 PORT ?= 8000
 PY := .venv/bin/python
@@ -71,8 +71,18 @@ lint: $(STAMP) ## ruff and mypy
 	"$(PY)" -m ruff format --check .
 	"$(PY)" -m mypy
 
-test: lint ## lint, then the whole test suite; every tutorial runs as a notebook
-	"$(PY)" -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# What takes minutes and finds the same each time is recorded in tests/slow/recorded, with a digest of
+# all that it depends on. A record that is not current is proved again; under CI=true it is an error.
+PYTEST := "$(PY)" -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+
+test: lint ## lint, then the test suite; proofs whose records are current are not repeated
+	$(PYTEST)
+
+records: $(STAMP) ## repeat the proofs whose records are not current, and write these
+	CI= RECORDS=stale $(PYTEST) -v tests/slow/test_records.py
+
+test-all: lint ## the test suite with every proof repeated and compared with its record
+	RECORDS=again $(PYTEST)
 
 check-site: $(STAMP) ## check the built site in a browser: links, mathematics, accessibility (EVERY_VIEW=1: more)
 	@test -f "$(SITE)/index.html" || { echo "There is no site yet. Run: make docs" >&2; exit 1; }

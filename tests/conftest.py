@@ -35,13 +35,20 @@ settings.register_profile(
 )
 settings.load_profile("tests")
 
-#: What takes minutes begins first, so that two processes end at the same time.
-LONGEST = ("notebooks", "exercises", "proofs", "gpu_notebooks", "kernels_compiled",
-           "distributed", "second_person", "train")  # fmt: skip
+#: What takes longest begins first, so that two processes end at the same time.
+LONGEST = ("records", "distributed", "train", "exercise_notebooks", "bench")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONGEST)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A file stays in one process, for its fixtures. A record is alone: each takes its own time."""
+    names = [item.path.stem.removeprefix("test_") for item in items]
+    order = dict(zip(LONGEST, range(len(LONGEST))))
+    ordered = sorted(zip(names, items), key=lambda pair: order.get(pair[0], len(LONGEST)))
+    items[:] = [item for _, item in ordered]
+    if config.pluginmanager.hasplugin("xdist"):
+        for name, item in ordered:
+            if name != "records":
+                item.add_marker(pytest.mark.xdist_group(name))
 
 
 def pytest_collection_finish() -> None:

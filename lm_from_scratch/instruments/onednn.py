@@ -151,8 +151,8 @@ def use_packed_weights_(model: nn.Module, rows: int = 1) -> None:
     ``F.linear`` reads a weight as it lies; a product of few rows then waits for memory, and in
     bfloat16 for the conversion of every number. oneDNN reads its own layout as fast as memory
     delivers it. Every product then costs some microseconds more, whatever its size, so a model of a
-    few million parameters gets slower: ``tests/benchmarks/bench_decoding.py`` measures. ``rows`` says for how
-    many rows, batch times tokens, the layout is made; others work, too.
+    few million parameters gets slower: ``tests/benchmarks/bench_decoding.py`` measures. ``rows``
+    says for how many rows, batch times tokens, the layout is made; others work, too.
 
     The parameters stay where they are, for saving and for packing again, so the weights are held
     twice, and a packed model cannot be copied. It refuses to run where gradients are enabled, or

@@ -54,7 +54,7 @@ def command(*words: str, **variables: str) -> Callable[[], bool]:
 
 
 def kernel_tests() -> Callable[[], bool]:
-    """Without what conftest.py imports, it and the files with tiny models are left out, and named."""
+    """Without what conftest.py imports, it and files with tiny models are left out, and named."""
     files = sorted(path for path in (ROOT / "tests" / "kernels").glob("test_*.py"))
     options = ["-q"]
     if any(importlib.util.find_spec(name) is None for name in OF_CONFTEST):

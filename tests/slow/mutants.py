@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -49,7 +50,8 @@ def killers(mutant: Mutant, laws: Laws) -> list[str]:
     module, _, attribute = mutant.where.partition(":")
     *path, last = attribute.split(".")
     found = []
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy's, of the numbers that a mistake makes
         owner = importlib.import_module(f"lm_from_scratch.{module}")
         for name in path:
             owner = getattr(owner, name)
@@ -76,7 +78,7 @@ def judged(
     found = {mutant.label: killers(mutant, laws) for mutant, laws in mutants}
     alive = {label for label, by in found.items() if not by}
     assert alive == survivors.keys(), f"survived: {alive}, with a reason: {set(survivors)}"
-    return {"killed": {k: v for k, v in found.items() if v}, "survived": survivors}
+    return {"killed": {k: ", ".join(v) for k, v in found.items() if v}, "survived": survivors}
 
 
 # ---------------------------------------------------------------------------------------- laws
@@ -323,7 +325,7 @@ def prove() -> dict[str, Any]:
 
 def show(found: dict[str, Any]) -> None:
     for label, by in found["killed"].items():
-        print(f"{label:50}{', '.join(by)}")
+        print(f"{label:50}{by}")
     for label, reason in found["survived"].items():
         print(f"{label:50}SURVIVED: {reason}")
     print(f"{len(found['killed'])} killed, {len(found['survived'])} survived")

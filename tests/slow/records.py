@@ -76,7 +76,7 @@ class Records:
     write: bool = True  # a record that is not current is written again; otherwise it is an error
 
     def path(self, proof: Proof) -> Path:
-        return self.folder / proof.kind / f"{proof.name}.json"
+        return self.folder / proof.kind.replace(" ", "_") / f"{proof.name}.json"
 
     def read(self, proof: Proof) -> dict[str, Any]:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -15,7 +16,7 @@ def run_page(script: Path) -> dict[str, int]:
     import nbformat
     import notebooks
 
-    notebook = nbformat.from_dict(notebooks.convert(script))
+    notebook = nbformat.reads(json.dumps(notebooks.convert(script)), as_version=4)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(gallery.ROOT)}
     with tempfile.TemporaryDirectory() as folder:
         place = {"metadata": {"path": folder}}
@@ -45,7 +46,5 @@ def run_stored(script: Path) -> dict[str, int]:
 
 
 def code_cells(notebook: Path) -> list[dict[str, Any]]:
-    import json
-
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     return [cell for cell in cells if cell["cell_type"] == "code"]
