@@ -103,6 +103,7 @@ def stages() -> list[Stage]:
     python = sys.executable
     sanitizer = ("compute-sanitizer", "--error-exitcode", "1", "--tool")
     smoke = (python, "tests/benchmarks/bench_kernels.py", "--smoke")
+    stored = (python, "-m", "pytest", "-q", "-rP", "tests/slow/test_records.py")
     # Each tensor has memory of its own, so that a step beyond it leaves what may be touched.
     alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     of_models = ("safetensors", "tokenizers", "tqdm")
@@ -123,7 +124,7 @@ def stages() -> list[Stage]:
         Stage(
             "nbval",
             ("pytest", "nbval", *OF_NOTEBOOKS, *OF_CONFTEST),
-            command(python, "-m", "pytest", "-q", "-rP", "tests/pages/test_gpu_notebooks.py"),
+            command(*stored, "-k", "stored notebook", RECORDS="again"),
         ),
     ]
 

@@ -1,13 +1,13 @@
-"""Pages on GPU kernels: each notebook belongs to its script, and runs to the same outputs."""
+"""Pages on GPU kernels: each notebook belongs to its script.
+
+That it runs to the same outputs is recorded: tests/slow."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import subprocess
 import sys
-import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import gpu_notebooks
 import nbformat
 import notebooks
 import pytest
+from nbval_run import run_nbval
 
 SCRIPTS = gallery.gpu_scripts()
 each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
@@ -44,22 +45,6 @@ def code_cells(notebook: Any) -> list[Any]:
 
 def text_of(output: Any) -> str:
     return output.text if output.output_type == "stream" else output.data.get("text/plain", "")
-
-
-def run_nbval(path: Path, folder: Path) -> tuple[int, str, dict[str, str]]:
-    """Execute a notebook and compare every text with the stored one: status, log, counts."""
-    report = folder / "report.xml"
-    command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(folder)]
-    command += ["-p", "no:cacheprovider", "-p", "no:xdist", "--nbval", "--nbval-current-env"]
-    command += ["--nbval-cell-timeout", "600", f"--junitxml={report}", "-q", str(path)]
-    env = gpu_notebooks.environment()
-    env.pop("PYTEST_ADDOPTS", None)
-    env.pop("PYTEST_XDIST_WORKER", None)
-    run = subprocess.run(command, env=env, capture_output=True, text=True, cwd=folder)
-    log = run.stdout[-6000:] + run.stderr[-2000:]
-    assert report.is_file(), f"nbval ended with {run.returncode} and without a report:\n{log}"
-    suite = next(ET.parse(report).getroot().iter("testsuite"))
-    return run.returncode, log, dict(suite.attrib)
 
 
 # -- the stored notebooks --------------------------------------------------------------------
@@ -138,20 +123,6 @@ def test_outputs_hold_nothing_that_varies(script: Path) -> None:
             assert not re.search(pattern, text), f"{meaning}: {text[:300]}"
 
 
-@needs_triton
-@each_script
-def test_the_notebook_runs_to_the_same_outputs(script: Path, tmp_path: Path) -> None:
-    """Every cell in a new kernel, compiled on a GPU, interpreted on a CPU. What the package does
-    and what its source says are outputs, too, and no digest covers them."""
-    status, log, suite = run_nbval(gpu_notebooks.notebook_path(script), tmp_path)
-    print(f"{script.stem}: {suite['tests']} cells, {suite['skipped']} skipped, {suite['time']} s")
-    assert status == 0, (
-        f"{log}\nIf this is right: python docs/gpu_notebooks.py --force {script.stem}"
-    )
-    assert int(suite["tests"]) == len(code_cells(stored(script))) > 0
-    assert suite["skipped"] == suite["failures"] == suite["errors"] == "0"
-
-
 # -- what makes them, on a small page --------------------------------------------------------
 
 PAGE = r'''r"""
@@ -210,20 +181,25 @@ def test_a_page_becomes_a_notebook_that_nbval_compares(page: Path, tmp_path: Pat
     assert notebook.metadata[gpu_notebooks.METADATA].script == "1_page.py"
 
     path = gpu_notebooks.notebook_path(page)
-    status, log, suite = run_nbval(path, tmp_path)
-    assert status == 0, log
-    assert suite["tests"] == "3" and suite["skipped"] == "0"
     whole = path.read_text()
     edited = whole
     for old, new in [('"matches: True\\n"', '"matches: False\\n"'), ('"True"', '"False"')]:
         assert whole.count(old) == 1
         edited = edited.replace(old, new)
     path.write_text(edited)
-    status, log, suite = run_nbval(path, tmp_path)
+    status, log, suite = run_nbval(path, tmp_path, gpu_notebooks.environment())
     assert status == 1 and suite["failures"] == "2", log
+    assert suite["tests"] == "3" and suite["skipped"] == "0"  # the third is as it was stored
 
+    path.write_text(whole)
     page.write_text(PAGE.replace("The end", "An end"))
     assert not gpu_notebooks.is_fresh(page)
+    assert gpu_notebooks.rewrite_text(page) and gpu_notebooks.is_fresh(page)
+    again = stored(page)
+    assert "An end" in again.cells[-3].source
+    assert [cell.outputs for cell in code_cells(again)] == [c.outputs for c in code_cells(notebook)]
+    page.write_text(PAGE.replace("1 + 1", "1 + 2"))
+    assert not gpu_notebooks.rewrite_text(page)
 
 
 @needs_triton
@@ -287,7 +263,7 @@ def test_a_log_is_shown_where_nbval_ends_early(
     ended = subprocess.CompletedProcess([], 3, stdout="why it ended", stderr="")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
     with pytest.raises(AssertionError, match="why it ended"):
-        run_nbval(tmp_path / "1_page.ipynb", tmp_path)
+        run_nbval(tmp_path / "1_page.ipynb", tmp_path, {})
 
 
 def test_the_last_words_name_the_device() -> None:

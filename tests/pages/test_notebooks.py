@@ -1,14 +1,14 @@
-"""Every tutorial as a notebook: its text is clean Markdown and each of its cells runs."""
+"""Every tutorial as a notebook: its text is clean Markdown, its code is that of the script.
+
+That each of them runs is recorded: tests/slow."""
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import exercises
 import gallery
-import nbclient
 import nbformat
 import notebooks
 import pytest
@@ -50,23 +50,18 @@ def test_notebook_is_valid(script: Path) -> None:
     assert "code" in kinds
     assert "markdown" in kinds
     assert all("".join(cell["source"]).strip() for cell in notebook["cells"])
+    code = [block.content.strip() for block in blocks if block.type == "code"]
+    cells = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
+    assert [cell.strip() for cell in cells] == code  # which the record of the page has run
     assert kinds[0] == "markdown"
     assert "".join(notebook["cells"][0]["source"]).lstrip().startswith("# ")
 
 
-@each_script
-def test_notebook_runs(script: Path, tmp_path: Path) -> None:
-    """Every cell, in order, in a new kernel, from the notebook's own folder."""
+def test_every_notebook_is_written(tmp_path: Path) -> None:
+    """Tutorials, pages on GPU kernels, exercises; each once."""
     written = dict(notebooks.write(tmp_path))
-    path = tmp_path / notebooks.name(script)
-    assert written[path]
-    notebook = nbformat.read(path, as_version=4)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(gallery.ROOT)}
-    folder = {"metadata": {"path": str(path.parent)}}
-    client = nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=folder)
-    client.execute(env=environment)
-    counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
-    assert counts == list(range(1, len(counts) + 1)) != []
+    assert all(written.values()) and all(path.is_file() for path in written)
+    assert {tmp_path / notebooks.name(script) for script in SCRIPTS} < written.keys()
 
 
 @pytest.mark.parametrize(
