@@ -2,10 +2,9 @@
 
 Each script of `tutorials/gpu` becomes the notebook beside it, with its outputs. It is executed by
 this machine: compiled on a GPU, interpreted on a CPU; a page prints the same on both. A notebook
-that belongs to its script and to the stored measurements already is left alone; where its words
-alone have changed, its outputs stay. Use --force after a change of the package, whose source pages
-show, or on another machine; nbval tells whether outputs differ (make records). Names are those of
-the scripts, with or without `.py`.
+that belongs to its script and to the stored measurements already is left alone. Use --force after a
+change of the package, whose source pages show, or on another machine; nbval tells whether outputs
+differ. Names are those of the scripts, with or without `.py`.
 """
 
 from __future__ import annotations
@@ -203,45 +202,14 @@ def origin(provenance: dict[str, Any]) -> str:
     return f"The outputs on this page come from {how} ({versions})."
 
 
-def rewrite_text(script: Path) -> bool:
-    """Put a script's words into its stored notebook, whose outputs stay. False, and nothing is
-    written, where the code or the measurements are others: then it must be executed."""
-    path = notebook_path(script)
-    if not path.is_file():
-        return False
-    page = cells(script)
-    notebook = nbformat.read(path, as_version=4)
-    *old, last = notebook.cells
-
-    def code(found: list[Any]) -> list[str]:
-        return [cell.source for cell in found if cell.cell_type == "code"]
-
-    if code(old) != code(page) or notebook.metadata[METADATA].measurements != measured():
-        return False
-    ran = iter([cell for cell in old if cell.cell_type == "code"])
-    for cell in page:
-        if cell.cell_type == "code":
-            done = next(ran)
-            cell.outputs, cell.execution_count = done.outputs, done.execution_count
-            cell.metadata = done.metadata
-    last["id"] = f"cell-{len(page):02}"
-    notebook.cells = [*page, last]
-    notebook.metadata[METADATA] |= made_from(page)
-    store(notebook, path)
-    return True
-
-
-def store(notebook: Any, path: Path) -> None:
-    nbformat.validate(notebook)
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
-
-
 def write(script: Path) -> Any:
     """Execute a script and store its notebook; a failure leaves the old one."""
     notebook = execute(script)
-    store(notebook, notebook_path(script))
+    nbformat.validate(notebook)
+    path = notebook_path(script)
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
     return notebook
 
 
@@ -258,9 +226,6 @@ def main() -> None:
     for name in names:
         if is_fresh(scripts[name]) and not options.force:
             print(f"{name}: fresh")
-            continue
-        if not options.force and rewrite_text(scripts[name]):
-            print(f"{name}: its text alone had changed")
             continue
         try:
             provenance = write(scripts[name]).metadata[METADATA]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -48,17 +47,6 @@ def test_workflow(path: Path) -> None:
     assert workflow_problems(path.read_text(encoding="utf-8")) == []
 
 
-def test_both_commands_are_in_the_workflows() -> None:
-    lines = {
-        step["run"].split(" PYTHON")[0]
-        for path in WORKFLOWS
-        for job in yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].values()
-        for step in job["steps"]
-        if "run" in step
-    }
-    assert lines == {"make test", "make docs", "make check-site"}
-
-
 @pytest.mark.parametrize(
     ("before", "after", "fault"),
     [
@@ -73,36 +61,6 @@ def test_a_planted_fault_is_found(before: str, after: str, fault: str) -> None:
     text = (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
     assert before in text
     assert any(fault in found for found in workflow_problems(text.replace(before, after)))
-
-
-def test_the_hooks_are_those_of_make_lint() -> None:
-    """The same tools from the same environment; a hook gets the files, `make lint` a dot."""
-    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
-    (local,) = config["repos"]
-    assert local["repo"] == "local"
-    hooks = [hook["entry"].removeprefix(".venv/bin/python ") for hook in local["hooks"]]
-    commands = [line.removeprefix('"$(PY)" ') for line in recipe("lint")]
-    plain = [command.removesuffix(" .").replace(" --check", "") for command in commands]
-    assert [hook.replace(" --force-exclude", "") for hook in hooks] == plain
-    assert {hook["language"] for hook in local["hooks"]} == {"system"}
-
-
-@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
-def test_form_asks_for_what_is_needed(path: Path) -> None:
-    form: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert form["name"] and form["description"]
-    fields = {field["id"]: field for field in form["body"]}
-    assert 2 <= len(fields) == len(form["body"]) <= 4, "short"
-    assert sum(field.get("validations", {}).get("required", False) for field in fields.values()) > 1
-
-
-def test_the_changelog_names_the_version() -> None:
-    log = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
-    assert version
-    assert re.search(r"^## \[?(\d+\.\d+\.\d+)", log, re.M)[1] == version[1]  # type: ignore[index]
-    sections = set(re.findall(r"^### (.*)", log, re.M))
-    assert sections <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Limits"}
 
 
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "CHANGELOG.md", "README.md"])
