@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-WHOLE = "*"
+WHOLE, ACTS = "*", "!"
 DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -39,7 +39,7 @@ def shape(node: Any) -> Any:
         return [type(node).__name__, *(x for x in kept if x[0] not in ("ctx", "kind"))]
     if isinstance(node, list):
         return [shape(x) for x in node if not is_text(x)]
-    return repr(node)
+    return ascii(node)
 
 
 def is_string(node: Any) -> bool:
@@ -148,31 +148,31 @@ class Tree:
         text = path.read_text(encoding="utf-8")
         tree = ast.parse(text)
         parts = [part_of(node, self.packages) for node in tree.body if not is_text(node)]
-        lines = [node.lineno for node in ast.walk(tree) if hasattr(node, "lineno")]
-        marks = [
-            (line, sum(n <= number for n in lines))
-            for number, line in enumerate(text.splitlines(), start=1)
-            if line.startswith("### ")
-        ]
-        return [*parts, Part(sha(marks))] if marks else parts
+        marks = {n: line for n, line in enumerate(text.splitlines(), 1) if line.startswith("### ")}
+        if marks:
+            lines = [node.lineno for node in ast.walk(tree) if hasattr(node, "lineno")]
+            placed = [(line, sum(other <= n for other in lines)) for n, line in marks.items()]
+            parts.append(Part(sha(placed)))
+        return parts
 
     def whole(self, path: Path) -> str:
         """The digest of all that a file does, without what it imports."""
         return sha([part.digest for part in self.parts(path)])
 
-    def _names(self, path: Path) -> tuple[set[str], dict[str, tuple[str, int]]]:
-        """What the file defines, and what it imports. Who decorates with a function of the
-        repository may register something: it acts."""
-        defined: set[str] = set()
+    def _names(self, path: Path) -> tuple[dict[str, list[int]], dict[str, tuple[str, int]]]:
+        """The parts that define each name, and what the file imports. Who decorates with a function
+        of the repository may register something: it acts."""
+        defined: dict[str, list[int]] = {}
         aliases: dict[str, tuple[str, int]] = {}
-        for part in self.parts(path):
+        for i, part in enumerate(self.parts(path)):
             found = part.binds & part.imports.keys()
-            defined |= part.binds - found
             aliases |= {name: part.imports[name] for name in found}
+            for name in part.binds - found:
+                defined.setdefault(name, []).append(i)
         ours = {name for name, (what, level) in aliases.items() if self.find(what, path, level)}
-        for part in self.parts(path):
-            part.acts |= bool(part.marks & (defined | ours))
-        return defined, aliases
+        registers = defined.keys() | ours
+        acting = [i for i, p in enumerate(self.parts(path)) if p.acts or p.marks & registers]
+        return {**defined, ACTS: acting}, aliases
 
     def reach(self, paths: Iterable[Path]) -> tuple[dict[Path, str], set[str]]:
         """The digest of what is reached in each file, and the libraries that it uses."""
@@ -199,11 +199,10 @@ class Tree:
                     todo += [(file, "") for file, _ in self.find(what, path, level)]
             if wanted in aliases:
                 follow(path, wanted, *aliases[wanted])
-            for i, part in enumerate(self.parts(path)):
-                if i in reached[path] or not (
-                    part.acts or wanted == WHOLE or wanted in part.binds - part.imports.keys()
-                ):
-                    continue
+            parts = self.parts(path)
+            chosen = range(len(parts)) if wanted == WHOLE else defined.get(wanted, [])
+            for i in {*chosen, *defined[ACTS]} - reached[path]:
+                part = parts[i]
                 reached[path].add(i)
                 for name, attribute in part.uses:
                     if name in part.imports or name in aliases:
