@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from conformance_bounds import bound
 from kernel_checks import (
     DEVICE,
     DTYPES,
@@ -17,7 +18,6 @@ from kernel_checks import (
     numbers,
     strided,
 )
-from test_conformance import bound
 from torch import Tensor
 
 from lm_from_scratch.attention.attention import formula_attention

@@ -3,7 +3,7 @@ mutants, kernels for three architectures, pages and stored notebooks."""
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -34,6 +34,10 @@ def records(again: bool = False, write: bool = True) -> Records:
 @cache
 def proofs() -> list[Proof]:
     return [*pages(), *stored(), *exercises(), *second_person(), *compiled(), *mutants()]
+
+
+def without_triton() -> str:
+    return "" if importlib.util.find_spec("triton") else "there is no Triton"
 
 
 def called(module: str, function: str, *args: Any) -> Callable[[], Any]:
@@ -76,7 +80,7 @@ def stored() -> Iterator[Proof]:
             exact=TREE.imports(script) if printed else (),
             facts=[[code_digest("".join(cell["source"])), cell["outputs"]] for cell in cells],
             pins=("nbval", "ipykernel"),
-            needs=("triton",),
+            lacks=without_triton,
         )
 
 
@@ -101,12 +105,16 @@ def prove(name: str) -> str:
 def answered(name: str) -> dict[str, str]:
     """The right answers pass, the wrong ones do not, and the report names them as it is stored."""
     module = importlib.import_module("test_second_person")
-    module.test_a_second_person_s_answers(name)
+    module.prove_answers(name)
     return module.diagnosis(name)
 
 
-def needs(name: str) -> tuple[str, ...]:
-    return ("triton",) if "triton" in TREE.reach(parts(name))[1] else ()
+def lacks(name: str) -> str:
+    """What an exercise needs and is not here."""
+    from lm_from_scratch.exercises.exercise import exercise
+    from lm_from_scratch.exercises.report import missing
+
+    return missing(exercise(name))
 
 
 def exercises() -> Iterator[Proof]:
@@ -115,7 +123,7 @@ def exercises() -> Iterator[Proof]:
         name = product.parent.name
         yield Proof(
             "exercise", name, partial(prove, name), (PROVE, *parts(name)), product=product,
-            needs=needs(name),
+            lacks=partial(lacks, name),
         )  # fmt: skip
 
 
@@ -126,7 +134,7 @@ def second_person() -> Iterator[Proof]:
         name, diagnosis = path.stem, json.loads((folder / "diagnosis.json").read_text("utf-8"))
         yield Proof(
             "second person", name, partial(answered, name), (SECOND, path, *parts(name)),
-            facts=diagnosis.get(name), needs=needs(name),
+            facts=diagnosis.get(name), lacks=partial(lacks, name),
         )  # fmt: skip
 
 
@@ -141,7 +149,7 @@ def compiled() -> Iterator[Proof]:
     for arch, limit in SHARED_LIMIT.items():
         prove = called("compile_kernels", "compiled_in_a_process", arch, limit)
         code = (SLOW / "compile_kernels.py",)
-        yield Proof("compiled kernels", f"sm_{arch}", prove, code, needs=("triton",))
+        yield Proof("compiled kernels", f"sm_{arch}", prove, code, lacks=without_triton)
 
 
 def mutants() -> Iterator[Proof]:
@@ -152,5 +160,4 @@ def mutants() -> Iterator[Proof]:
         ("kernels", "kernel_mutants.py", called("kernel_mutants", "prove"), ()),
         ("compiler", "compile_kernels.py", bad_tiles, ()),
     ):
-        needs = ("transformers",) if name == "model" else ("triton",)
-        yield Proof("mutants", name, prove, (SLOW / file,), pins=pins, needs=needs)
+        yield Proof("mutants", name, prove, (SLOW / file,), pins=pins, lacks=without_triton)

@@ -15,7 +15,6 @@ by hand or copied to another name; who forges the seal, too, meets a proof that 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 import time
@@ -40,13 +39,10 @@ class Proof:
     facts: Any = None  # JSON
     pins: tuple[str, ...] = ()  # libraries that no file imports
     product: Path | None = None  # the file that holds the text which `prove` returns
-    needs: tuple[str, ...] = ()  # without these modules it cannot be repeated
+    lacks: Callable[[], str] = str  # why it cannot be repeated here, or nothing
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"
-
-    def missing(self) -> str:
-        return ", ".join(name for name in self.needs if importlib.util.find_spec(name) is None)
 
     def digest(self, tree: Tree) -> str:
         """Of everything that the proof depends on."""

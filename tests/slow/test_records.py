@@ -35,12 +35,15 @@ def drawn() -> list[Proof]:
 
 def hold(proof: Proof, again: bool) -> None:
     state = HELD.state(proof)
-    if (again or state != "current") and (missing := proof.missing()):
-        pytest.skip(f"its record is {state}, and there is no {missing} here")
+    if (again or state != "current") and (lacks := proof.lacks()):
+        pytest.skip(f"its record is {state}, and cannot be repeated here: {lacks}")
+    fault = ""
     try:
         records(again, HELD.write).hold(proof)
     except AssertionError as error:
-        pytest.fail(str(error), pytrace=False)
+        fault = str(error)
+    if fault:
+        pytest.fail(fault, pytrace=False)
 
 
 @pytest.mark.parametrize("proof", chosen(), ids=str)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from conformance_bounds import bound
 from torch import Tensor
 
 from lm_from_scratch.attention.attention import formula_attention, sdpa_attention
@@ -18,11 +19,6 @@ from lm_from_scratch.instruments.conformance import (
     oracle,
 )
 
-ORDINARY = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
-# A score of n carries an error of n * eps, and so do the weights. In bfloat16 the backward pass of
-# the fused kernels reads the rounded result (as delta), times keys of size 15.
-LARGE = {torch.float64: 1e-11, torch.float32: 1e-3, torch.float16: 4e-3, torch.bfloat16: 0.15}
-
 NO_DROPOUT = "attention has no dropout"
 NO_BACKWARD = "no backward pass on a CPU"
 ORDER = "stands where packed attention needs"
@@ -35,12 +31,6 @@ def expected_refusal(kind: str, case: str) -> str:
     if kind == "packed" and (case.startswith("keys in any order") or case.startswith("queries b")):
         return ORDER
     return NO_BACKWARD if kind == "flex" else ""
-
-
-def bound(cell: Cell) -> float:
-    if cell.case == "dropout":
-        return 0.1  # the noise of a mean over 4000 draws
-    return (LARGE if cell.case.startswith("scores") else ORDINARY)[cell.dtype]
 
 
 def test_the_whole_matrix() -> None:
