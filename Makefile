@@ -1,6 +1,6 @@
 # Every target that needs Python creates .venv on its first call and reuses it afterwards.
 .DEFAULT_GOAL := help
-.PHONY: help docs preview catalogues serve test lint lab exercises bench gpu check-site clean install broken
+.PHONY: help docs preview catalogues serve test records test-all lint lab exercises bench gpu check-site clean install broken
 SHELL := /bin/sh
 PORT ?= 8000
 PY := .venv/bin/python
@@ -73,8 +73,18 @@ lint: $(STAMP) ## ruff, mypy, and which room imports which
 	"$(PY)" -m mypy
 	"$(dir $(PY))lint-imports" --no-logo --no-cache
 
-test: lint ## lint, then the whole test suite; every tutorial runs as a notebook
-	"$(PY)" -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# What takes minutes and finds the same each time is recorded in tests/slow/recorded, with a digest of
+# all that it depends on. A record that is not current is proved again; under CI=true it is an error.
+PYTEST := "$(PY)" -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+
+test: lint ## lint, then the test suite; proofs whose records are current are not repeated
+	$(PYTEST)
+
+records: $(STAMP) ## repeat the proofs whose records are not current, and write these
+	CI= RECORDS=stale $(PYTEST) -v tests/slow/test_records.py
+
+test-all: lint ## the test suite with every proof repeated and compared with its record
+	RECORDS=again $(PYTEST)
 
 check-site: $(STAMP) ## check the built site in a browser: links, mathematics, accessibility (EVERY_VIEW=1: more)
 	@test -f "$(SITE)/index.html" || { echo "There is no site yet. Run: make docs" >&2; exit 1; }
@@ -90,7 +100,7 @@ exercises: $(STAMP) ## for teachers: notebooks in build/exercises (WEEKS=12: wee
 PEERS := build/bench/peers
 
 bench: $(STAMP) $(PEERS) ## every benchmark beside its peers, for docs/benchmarks.json (BENCH=--quick to try)
-	"$(PY)" tests/bench.py $(BENCH)
+	"$(PY)" tests/benchmarks/bench.py $(BENCH)
 
 # Without what they require: galore-torch asks for a library of CUDA that no benchmark needs.
 $(PEERS):
@@ -99,7 +109,7 @@ $(PEERS):
 
 # make gpu PY=python3 takes that Python as it is, where torch and Triton are installed already.
 gpu: $(if $(filter .venv/bin/python,$(PY)),$(STAMP)) ## on a GPU: test, check and time every kernel, run the pages (PY=python3)
-	"$(PY)" tests/run_gpu.py
+	"$(PY)" tests/benchmarks/run_gpu.py
 
 clean: ## remove everything that was built; keep .venv and your notebooks
 	rm -rf docs/_build docs/auto_tutorials docs/api docs/generated docs/gpu docs/exercises dist build/ci build/lib build/bdist.*

@@ -6,7 +6,7 @@ of a processor by another maker. torch also carries oneDNN, and uses it for bflo
 both products of the backward pass. Numbers stay float32; only the order of the sums differs.
 
 On an AMD EPYC the products take about half the time. Other processors were not measured: let
-``tests/bench_training.py`` say whether it pays. A GPU or another dtype is refused.
+``tests/benchmarks/bench_training.py`` say whether it pays. A GPU or another dtype is refused.
 
 For decoding, :func:`use_packed_weights_` goes one step further: oneDNN lays the weights out for
 itself once, instead of reading them as they are in every step.
@@ -171,8 +171,8 @@ def use_packed_weights_(model: nn.Module, rows: int = 1) -> None:
     ``F.linear`` reads a weight as it lies; a product of few rows then waits for memory, and in
     bfloat16 for the conversion of every number. oneDNN reads its own layout as fast as memory
     delivers it. Every product then costs some microseconds more, whatever its size, so a model of a
-    few million parameters gets slower: ``tests/bench_decoding.py`` measures. ``rows`` says for how
-    many rows, batch times tokens, the layout is made; others work, too.
+    few million parameters gets slower: ``tests/benchmarks/bench_decoding.py`` measures. ``rows``
+    says for how many rows, batch times tokens, the layout is made; others work, too.
 
     The parameters stay where they are, for saving and for packing again, so the weights are held
     twice, and a packed model cannot be copied. It refuses to run where gradients are enabled, or

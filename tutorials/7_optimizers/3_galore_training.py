@@ -384,7 +384,7 @@ assert states["GaLore, rank 32"] < states["AdamW"] / 2
 # keeps a smaller part, at a rate that was tuned for rank 32. What it does not support is an order among the three
 # variants of rank 32; exercise 2 adds two seeds.
 #
-# The command ``python tests/bench_galore_loss.py`` does the whole experiment on a larger model: it finds both rates by
+# The command ``python tests/benchmarks/bench_galore_loss.py`` does the whole experiment on a larger model: it finds both rates by
 # the same rule, and then runs eight kinds with three seeds. The paper has the large scale: GaLore's perplexity is
 # 34.88 against 34.06 of full rank for its 60M model, and 15.64 against 15.56 for 1B.
 #

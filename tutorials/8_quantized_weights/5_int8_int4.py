@@ -507,7 +507,7 @@ ax.legend(frameon=False)
 plt.show()
 
 # %%
-# The package measures the whole GPT-2 small and Qwen2-0.5B with ``tests/bench_quantize.py``, beside ``transformers``
+# The package measures the whole GPT-2 small and Qwen2-0.5B with ``tests/benchmarks/bench_quantize.py``, beside ``transformers``
 # and beside bfloat16 in oneDNN's own layout, and says where the time of a step goes.
 #
 # Few rows, many rows

@@ -1,0 +1,526 @@
+"""The benchmarks: every line runs, neighbours are compared, and the page hides no bad row."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import itertools
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import bench
+import bench_pages
+import benchmarks
+import measure
+import pytest
+import torch
+from measure import SMOKE, Row, Size
+
+from lm_from_scratch.instruments.onednn import multiplies
+
+ROOT = Path(__file__).parents[2]
+#: A row that is ahead, of a benchmark that exists.
+ROW = measure.compare("a model", "ours", "a peer", "ms", [1.0, 1.0, 1.0], [2.0, 3.0, 1.5])
+
+
+def report(rows: list[Row] | None = None, name: str = "training") -> dict[str, Any]:
+    made = measure.new_report(SMOKE)
+    measure.add(made, name, [ROW] if rows is None else rows, 1.0)
+    return made
+
+
+def stored(made: dict[str, Any], folder: Path) -> Path:
+    measure.write(made, folder / "benchmarks.json")
+    return folder / "benchmarks.json"
+
+
+# ------------------------------------------------------------------------------- how it measures
+
+
+def test_a_ratio_compares_neighbours() -> None:
+    """Not medians of each: a slow moment that meets both leaves the ratio as it is."""
+    row = measure.compare("", "", "", "ms", [1.0, 10.0, 2.0], [2.0, 30.0, 4.0])
+    assert row.ratio == [2.0, 2.0, 3.0] and row.rounds == 3
+    assert (row.ours, row.theirs) == (2.0, 4.0)
+
+
+def test_runs_take_turns_and_the_first_round_does_not_count() -> None:
+    order: list[str] = []
+
+    def limit() -> float:
+        order.append("limit")
+        return 10.0
+
+    runs = {name: lambda name=name: order.append(name) for name in "ab"}
+    times = measure.in_turns(runs, 2, {"limit": limit})
+    assert order == ["a", "b", "limit", "a", "b", "limit", "a", "b"]
+    assert [len(seconds) for seconds in times.seconds.values()] == [2, 2]
+    order.clear()
+    measure.in_turns(runs, 1, warm_up=False)
+    assert order == ["a", "b"]
+
+
+def test_a_share_is_of_the_limit_of_the_same_round() -> None:
+    times = measure.Times({"a": [4.0, 2.0], "b": [4.0, 4.0]}, {"memory": [25.0, 100.0]})
+    row = times.row("", "a", "b", limit="memory", work=100.0)
+    assert row.share == [0.75, 0.5, 1.0]  # 4 s of 4, and 1 s of 2
+    assert (row.unit, row.ours, row.at_limit) == ("ms", 2000 * 1.5, 1000 * 2.5)
+    row = times.row("", "a", "b", tokens=12, limit="memory", work=100.0)
+    assert (row.unit, row.ours, row.theirs) == ("tokens/s", 4.0, 3.0)
+    assert row.ratio == [1.5, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "target", "share", "verdict"),
+    [
+        (0.9, None, None, "behind"),
+        (0.9, 0.5, None, "behind"),  # whatever the target
+        (1.0, None, None, "ahead"),
+        (1.2, 1.5, None, "missed"),
+        (1.5, 1.5, None, "met"),
+        (1.5, 1.5, 0.9, "missed"),  # of the limit
+        (1.5, 1.5, 0.7, "met"),
+    ],
+)
+def test_verdicts(ratio: float, target: float | None, share: float | None, verdict: str) -> None:
+    row = dataclasses.replace(
+        ROW, ratio=[ratio] * 3, target=target, target_share=share, share=[0.8, 0.8, 0.8]
+    )
+    assert row.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("ratio", "target", "beside", "aim", "verdict", "text"),
+    [
+        ([1.1, 0.9, 1.3], None, "undecided", "", "undecided", "not decided"),
+        ([0.9, 0.8, 1.1], None, "undecided", "", "undecided", "not decided"),
+        ([0.9, 0.8, 0.99], None, "behind", "", "behind", "**behind**"),
+        ([1.0, 0.995, 1.1], None, "ahead", "", "ahead", "ahead"),
+        ([1.4, 1.2, 1.6], 1.5, "ahead", "undecided", "undecided", "ahead, target not decided"),
+        ([1.6, 1.4, 1.8], 1.5, "ahead", "undecided", "undecided", "ahead, target not decided"),
+        ([1.6, 1.5, 1.8], 1.5, "ahead", "met", "met", "ahead, target met"),
+        ([1.1, 0.9, 1.3], 1.0, "undecided", "undecided", "undecided", "not decided"),
+        (
+            [1.1, 0.9, 1.3],
+            1.5,
+            "undecided",
+            "missed",
+            "undecided",
+            "not decided, **short of its target**",
+        ),
+        ([0.8, 0.7, 0.9], 0.75, "behind", "undecided", "behind", "**behind**, target not decided"),
+    ],
+)
+def test_what_crosses_is_not_decided(
+    ratio: list[float], target: float | None, beside: str, aim: str, verdict: str, text: str
+) -> None:
+    row = dataclasses.replace(ROW, ratio=ratio, target=target)
+    assert (row.beside, row.aim, row.verdict) == (beside, aim, verdict)
+    assert benchmarks.verdict(row) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "aim"),
+    [
+        ([0.9, 0.85, 0.95], "met"),
+        ([0.9, 0.75, 0.95], "undecided"),
+        ([0.7, 0.6, 0.75], "missed"),
+        ([2.5, 2.4, 2.6], "undecided"),  # above the limit: no evidence
+    ],
+)
+def test_a_share_of_the_limit_is_decided_by_all_rounds(share: list[float], aim: str) -> None:
+    assert dataclasses.replace(ROW, share=share, target_share=0.8).aim == aim
+    row = dataclasses.replace(ROW, share=share, target_share=0.8, target=99.0)
+    assert row.aim == "missed"  # one of two targets that is missed decides
+
+
+def test_limits_are_rates() -> None:
+    for limit in (measure.bandwidth(SMOKE), measure.copying(2**20)):
+        assert 1e6 < limit() < 1e13
+
+
+def test_both_libraries_are_asked_for_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lm_from_scratch.instruments import onednn
+
+    rate = measure.multiplying(torch.float32, SMOKE)
+    assert rate() > 1e6
+    monkeypatch.setattr(onednn, "product", lambda a, b: time.sleep(0.01))
+    assert measure.multiplying(torch.float32, SMOKE)() > 1e8  # the slow one does not count
+
+
+def test_memory_is_that_of_a_process_of_its_own() -> None:
+    if not measure.has_peak():
+        pytest.skip("no /proc here")
+    held = torch.ones(2**24)  # 64 MB, which the other process does not have
+    peak = measure.in_a_process("measure", "peak_megabytes")
+    assert 20 < peak < measure.peak_megabytes()
+    assert held[0] == 1
+    with pytest.raises(RuntimeError, match=r"measure.seconds_of\(1,\) failed"):
+        measure.in_a_process("measure", "seconds_of", 1)
+
+
+# ----------------------------------------------------------------------------------- the results
+
+
+def test_a_report_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stored(report(), tmp_path)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="JSON"):
+        measure.write({"seconds": float("nan")}, path)
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        measure.write({}, path)
+    assert path.read_bytes() == before
+
+
+def test_a_stopped_run_keeps_what_is_finished_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[str] = []
+
+    def rows(name: str, stops: bool) -> Any:
+        def one(size: Size) -> Any:
+            ran.append(name)
+            yield ROW
+            if stops:
+                raise KeyboardInterrupt
+
+        return one
+
+    monkeypatch.setattr(bench, "BENCHMARKS", {"a": "test_bench.a", "b": "test_bench.b"})
+    module = importlib.import_module("test_bench")
+    monkeypatch.setattr(module, "a", rows("a", False), raising=False)
+    monkeypatch.setattr(module, "b", rows("b", True), raising=False)
+    out = tmp_path / "results.json"
+    options = ["--smoke", "--out", str(out)]
+    bench.main(options)
+    assert list(measure.read(out)["benchmarks"]) == ["a"]
+    assert "--resume" in capsys.readouterr().out
+    monkeypatch.setattr(module, "b", rows("b", False))
+    bench.main([*options, "--resume"])
+    assert list(measure.read(out)["benchmarks"]) == ["a", "b"] and ran == ["a", "b", "b"]
+    bench.main([*options, "--only", "a"])
+    assert list(measure.read(out)["benchmarks"]) == ["a", "b"] and ran == ["a", "b", "b", "a"]
+    # results of another machine are not mixed with these
+    monkeypatch.setattr(measure, "processor", lambda: "another")
+    bench.main([*options, "--only", "b"])
+    assert list(measure.read(out)["benchmarks"]) == ["b"]
+
+
+def test_results_say_nothing_about_who_measured() -> None:
+    text = json.dumps(measure.new_report(SMOKE))
+    import getpass
+    import platform
+
+    for private in (platform.node(), str(Path.home()), str(ROOT)):
+        assert private not in text
+    assert f'"{getpass.getuser()}"' not in text
+
+
+@pytest.mark.parametrize("field", ["machine", "versions", "threads", "date", "size", "benchmarks"])
+def test_a_missing_field_is_named(tmp_path: Path, field: str) -> None:
+    made = report()
+    del made[field]
+    with pytest.raises(ValueError, match=f"benchmarks.json has no '{field}'"):
+        measure.read(stored(made, tmp_path))
+
+
+@pytest.mark.parametrize("field", ["ours", "theirs", "ratio", "rounds", "peer", "target", "limit"])
+def test_a_missing_field_of_a_row_is_named(tmp_path: Path, field: str) -> None:
+    made = report([ROW, ROW])
+    del made["benchmarks"]["training"]["rows"][1][field]
+    with pytest.raises(ValueError, match=f"training, row 2 has no '{field}'"):
+        measure.read(stored(made, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("ours", "fast", "'ours' is 'fast', no float"),
+        ("ours", None, "'ours' is None"),
+        ("ratio", [1.0, 1.0], "no median, smallest and largest"),
+        ("ratio", [3.0, 1.0, 2.0], "no median, smallest and largest"),
+        ("colour", "blue", "colour.*, which no row has"),
+    ],
+)
+def test_a_wrong_field_of_a_row_is_named(
+    tmp_path: Path, field: str, value: Any, message: str
+) -> None:
+    made = report()
+    made["benchmarks"]["training"]["rows"][0][field] = value
+    with pytest.raises(ValueError, match=message):
+        measure.read(stored(made, tmp_path))
+
+
+def test_the_stored_results_cover_every_benchmark() -> None:
+    results = measure.read()["benchmarks"]
+    assert list(results) == list(bench.BENCHMARKS)
+    assert all(results[name]["rows"] for name in results if name != "pages")
+
+
+def test_every_file_is_run_by_the_command_or_by_hand() -> None:
+    files = {path.stem for path in Path(__file__).parent.glob("bench_*.py")}
+    run = {where.partition(".")[0] for where in bench.BENCHMARKS.values()}
+    assert run | set(bench.BY_HAND) == files
+
+
+# -------------------------------------------------------------------------------------- the page
+
+
+def test_a_bad_row_appears_as_bad(tmp_path: Path) -> None:
+    bad = dataclasses.replace(ROW, kind="slow one", ratio=[0.5, 0.4, 0.6])
+    short = dataclasses.replace(ROW, kind="short one", target=4.0)
+    fair = dataclasses.replace(ROW, kind="fair one")
+    page = benchmarks.page(report([bad, fair, short]), tmp_path)
+    cells = page[page.index("- slow one: 1 ms") :]
+    assert cells.index("0.50 (0.40 to 0.60, 3 rounds)") < cells.index("- **behind**\n")
+    assert "- ahead, **short of its target**\n" in page[page.index("- short one") :]
+    counted = "Beside a peer, of 3 rows: 2 ahead, 1 behind, 0 not decided. "
+    counted += "Of 1 target: 0 met, 1 missed, 0 not decided."
+    assert page.count(counted) == 3  # with alt text
+    order = [page.index(f"- {kind}: 1 ms\n") for kind in ("slow one", "fair one", "short one")]
+    assert order == sorted(order)  # as measured, not by result
+
+
+def test_the_figure_shows_the_bad_row_in_its_colour(tmp_path: Path) -> None:
+    from lm_from_scratch.instruments.plot import COLOURS, GREY
+
+    cases = ([0.5] * 3, COLOURS[3]), ([2.0] * 3, COLOURS[0]), ([1.5, 0.5, 2.0], GREY)
+    for ratio, colour in cases:
+        row = dataclasses.replace(ROW, ratio=ratio)
+        benchmarks.figure("training", [row], tmp_path / "figure.svg")
+        drawn = (tmp_path / "figure.svg").read_text().lower()
+        assert [c for _, c in cases if c.lower() in drawn] == [colour]
+
+
+def test_a_long_label_leaves_the_figure_its_width(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = dataclasses.replace(ROW, setting="a long name " * 6, share=[0.5] * 3, limit="copy")
+    made: list[Any] = []
+    monkeypatch.setattr(benchmarks, "save", lambda figure, path: made.append(figure))
+    for ratio in ([1.5, 1.0, 2.0], [1.0, 0.02, 30.0]):
+        benchmarks.figure("layers", [dataclasses.replace(row, ratio=ratio)] * 2, tmp_path / "a.svg")
+        made[-1].canvas.draw()
+        ax = made[-1].axes[0]
+        assert ax.get_position().width > 0.6
+        ticks = [label.get_window_extent() for label in ax.get_xticklabels()]
+        assert len(ticks) > 1 and all(a.x1 < b.x0 for a, b in itertools.pairwise(ticks))
+
+
+def budgeted(**seconds: float) -> list[Row]:
+    return [
+        measure.compare(page, "ours", measure.BUDGET, "s", [took], [60.0], target=1.0)
+        for page, took in seconds.items()
+    ]
+
+
+def test_a_budget_is_no_peer(tmp_path: Path) -> None:
+    made = report()
+    measure.add(made, "pages", budgeted(short=15.0, exact=60.0, long=90.0), 1.0)
+    page = benchmarks.page(made, tmp_path)
+    head, _, site = page.partition("\nThis site\n")
+    counted = "Beside a peer, of 1 row: 1 ahead, 0 behind, 0 not decided."
+    assert f"\n{counted} A verdict" in head and head.count(counted) == 3
+    assert "Beside a peer" not in site and " peer\n" not in site and "ratio" not in site
+    assert site.count("Over the budget: 1 of 3 rows.") == 1
+    for page_, took, share, verdict in (
+        ("short", 15, "25%", "within"),
+        ("exact", 60, "100%", "within"),
+        ("long", 90, "150%", "**over its budget**"),
+    ):
+        cells = (page_, f"{took} s", "60 s", share, verdict)
+        assert "\n     - ".join(cells) + "\n" in site
+
+
+def test_an_aim_is_no_peer() -> None:
+    aimed = measure.compare("", "ours", measure.AIM, "times", [1.4], [1.3], target=1.0)
+    assert (aimed.beside, aimed.aim, benchmarks.verdict(aimed)) == (
+        "",
+        "missed",
+        "**short of its target**",
+    )
+    assert benchmarks.count([aimed]) == "Of 1 target: 0 met, 1 missed, 0 not decided."
+
+
+def test_rows_that_are_not_decided_are_counted_as_such(tmp_path: Path) -> None:
+    noisy = dataclasses.replace(ROW, kind="noisy", ratio=[1.5, 0.9, 2.0], target=1.2)
+    close = dataclasses.replace(ROW, kind="close", ratio=[1.5, 1.1, 2.0], target=1.2)
+    page = benchmarks.page(report([ROW, noisy, close]), tmp_path)
+    assert "Beside a peer, of 3 rows: 2 ahead, 0 behind, 1 not decided." in page
+    assert "Of 2 targets: 0 met, 0 missed, 2 not decided." in page
+
+
+def test_a_share_above_the_limit_is_never_silent(tmp_path: Path) -> None:
+    above = dataclasses.replace(ROW, limit="copy", at_limit=2.0, share=[2.47, 0.4, 4.5])
+    below = dataclasses.replace(above, share=[1.004, 0.9, 1.1])  # shown as 100 %
+    page = benchmarks.page(report([below]), tmp_path)
+    assert "100% of 2 (copy)\n" in page and benchmarks.ABOVE not in page
+    page = benchmarks.page(report([below, above]), tmp_path)
+    assert "247% of 2 (copy), **above the limit**\n" in page
+    assert page.count(benchmarks.ABOVE) == 1
+
+
+def test_the_page_says_how_fast_it_is(tmp_path: Path) -> None:
+    def row(setting: str, kind: str, ratio: float, peer: str = "transformers") -> Row:
+        return dataclasses.replace(ROW, setting=setting, kind=kind, peer=peer, ratio=[ratio] * 3)
+
+    made = report(
+        [
+            row("GPT-2", "ours", 1.2),
+            row("GPT-2", "ours, oneDNN", 50.0),  # theirs does not have it
+            row("GPT-2", "ours bf16", 1.1, "transformers bf16"),
+            row("GPT-2", "ours bf16, compiled", 1.4, "transformers bf16, compiled"),
+            row("GPT-2", "ours bf16, compiled", 50.0),
+        ]
+    )
+    made["threads"] = 1
+    assert "with the same switches (3 rows, 1.10 to 1.40), not measured in dec" in (
+        benchmarks.answer(made)
+    )
+    decoding = [
+        row("M, float32, batch 1", "ours", 0.7),
+        row("M, float32, batch 8", "ours", 0.9),
+        row("M, float32, batch 1", "ours, packed", 50.0),
+        row("M, bfloat16, batch 1", "ours", 50.0),
+        row("M, bfloat16, batch 1", "ours, packed", 1.9),
+    ]
+    context = [
+        row("M, token 257, batch 1", "growing", 50.0),
+        row("M, token 2049, batch 1", "growing", 1.0),
+        row("M, token 2049, batch 8", "preallocated", 3.0),
+        row("M, token 2049, batch 1", "preallocated", 50.0, "no cache"),
+        row("M, token 2049 over token 257, batch 1", "preallocated", 50.0),
+    ]
+    measure.add(made, "decoding", decoding, 1.0)
+    measure.add(made, "context", context, 1.0)
+    expected = (
+        "How fast is it? Speed over that of ``transformers``, the median of the rows on 1 thread "
+        "of this machine: **1.20** in training, both with the same switches (3 rows, 1.10 to "
+        "1.40), **0.80** in decoding in float32 (2 rows, 0.70 to 0.90), **1.90** in decoding in "
+        "bfloat16 with packed weights (1 row), **2.00** for a token after 2048 others (2 rows, "
+        "1.00 to 3.00)."
+    )
+    assert expected in benchmarks.page(made, tmp_path).splitlines()[:8]
+
+
+def test_the_stored_results_answer_every_part() -> None:
+    assert "not measured" not in benchmarks.answer(measure.read())
+
+
+@pytest.mark.parametrize("size", [measure.FULL, measure.QUICK])
+def test_the_page_says_what_kind_of_run_is_stored(size: Size, tmp_path: Path) -> None:
+    made = measure.new_report(size)
+    made["date"] = "2026-01-02"
+    measure.add(made, "training", [ROW], 1200.4)
+    measure.add(made, "loss", [ROW], 34.0)
+    for benchmark in made["benchmarks"].values():
+        benchmark["date"] = "2026-01-02"
+    text = benchmarks.page(made, tmp_path)
+    line = f"Stored here: a **{size.name} run** of 2026-01-02, 1,234 seconds in all."
+    assert any(said.startswith(line) for said in text.splitlines()[:10])
+    assert ("Few rounds" in text) == ("stored with ``--out``" in text) == (size.name == "quick")
+    made["benchmarks"]["loss"]["date"] = "2026-01-04"
+    assert "of 2026-01-02 to 2026-01-04, 1,234 s" in benchmarks.page(made, tmp_path)
+
+
+def test_a_quick_run_is_written_where_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Path] = []
+    monkeypatch.setattr(bench, "run", lambda names, size, report, out: written.append(out))
+    bench.main(["--quick"])
+    bench.main([])
+    assert written == [ROOT / "build/bench/quick.json", ROOT / "docs/benchmarks.json"]
+    page = benchmarks.page(report(), tmp_path)
+    assert all(f"``{path.relative_to(ROOT).as_posix()}``" in page for path in written)
+
+
+def test_what_was_not_measured_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = benchmarks.page(report(), tmp_path)
+    assert page.count("Not measured in this run.") == len(bench.BENCHMARKS) - 1
+    assert "a **smoke run** of" in page and "Its result is not stored here." in page
+    losses = {"AdamW | lr 1 | seed 0 | 9 steps": 1.0, "AdamW | lr 1 | seed 1 | 9 steps": 3.0}
+    (tmp_path / "losses.json").write_text(json.dumps(losses))
+    monkeypatch.setattr(benchmarks, "GALORE_LOSS", tmp_path / "losses.json")
+    assert "3.0000 (3.0000 to 3.0000)" in benchmarks.page(report(), tmp_path)
+
+
+def test_an_unknown_benchmark_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"says nothing about \['poetry'\]"):
+        benchmarks.page(report(name="poetry"), tmp_path)
+
+
+# ---------------------------------------------------------------------------------- what it runs
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the peers, and of torch.compile
+@pytest.mark.parametrize("name", [name for name in bench.BENCHMARKS if name != "pages"])
+def test_every_benchmark_runs_at_a_tiny_size(name: str) -> None:
+    made = bench.run([name], SMOKE, measure.new_report(SMOKE), out=None)
+    rows = [Row(**row) for row in made["benchmarks"][name]["rows"]]
+    assert rows and len({(row.setting, row.kind, row.peer, row.unit) for row in rows}) == len(rows)
+    measured = [row for row in rows if row.rounds]
+    assert all(row.ours > 0 and row.theirs > 0 and row.ratio[1] > 0 for row in measured)
+    assert measured == rows or not multiplies(torch.bfloat16)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the peers, and of torch.compile
+@pytest.mark.parametrize(
+    ("name", "absent"),
+    [
+        ("training", {"ours bf16", "ours bf16, compiled"}),
+        ("qwen2", {"ours", "ours, chunked loss"}),
+        ("loss", {"ours", "ours, chunked"}),
+        ("decoding", {"ours, packed"}),
+        ("quantize", {"bf16, packed"}),
+    ],
+)
+def test_C1_C2_without_bfloat16_a_benchmark_goes_on_and_its_row_says_so(
+    name: str, absent: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On a processor whose oneDNN refuses bfloat16, in products and in packing."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    for refusing in ("_linear_pointwise", "_reorder_linear_weight"):
+        plain = getattr(torch.ops.mkldnn, refusing)
+
+        def refuse(x: torch.Tensor, *rest: Any, plain: Any = plain) -> torch.Tensor:
+            if x.dtype == torch.bfloat16:
+                raise RuntimeError("could not create a primitive descriptor")
+            return plain(x, *rest)
+
+        monkeypatch.setattr(torch.ops.mkldnn, refusing, refuse)
+    made = bench.run([name], SMOKE, measure.new_report(SMOKE), out=None)
+    rows = list(measure.rows_of(made, name))
+    not_measured = [row for row in rows if not row.rounds]
+    assert {row.kind for row in not_measured} == absent
+    for row in not_measured:
+        assert "bf16" in row.kind or "bfloat16" in row.setting
+        assert (row.note, row.verdict) == ("not on this processor", "")
+    assert any(row.ours > 0 for row in rows)
+    page = benchmarks.page(measure.read(stored(made, tmp_path)), tmp_path)
+    assert page.count("- not on this processor\n") == len(not_measured)
+    beside = sum(1 for row in rows if row.rounds and row.peer != measure.AIM)
+    assert f"Beside a peer, of {beside} rows: " in page
+
+
+def test_pages_are_those_of_a_whole_build(tmp_path: Path) -> None:
+    assert list(bench_pages.rows(SMOKE, tmp_path)) == []
+    case = '<testcase file="../tutorials/1_gpt2/{}.py" time="{}"/>'
+    cases = [case.format("1_tokens", 90.0), case.format("2_gpt2", 30.0)]
+    (tmp_path / "gallery_junit.xml").write_text(f"<testsuite>{''.join(cases)}</testsuite>")
+    found = {row.setting: (row.ours, row.verdict) for row in bench_pages.rows(SMOKE, tmp_path)}
+    assert found == {
+        "the scripts of all pages": (120.0, "met"),
+        "1_gpt2/1_tokens": (90.0, "missed"),
+        "1_gpt2/2_gpt2": (30.0, "met"),
+    }
+    cases.append(case.format("3_training", 0))  # which did not run: the times are of two builds
+    (tmp_path / "gallery_junit.xml").write_text(f"<testsuite>{''.join(cases)}</testsuite>")
+    assert list(bench_pages.rows(SMOKE, tmp_path)) == []

@@ -1,0 +1,113 @@
+"""Small models with weights that show bugs, ours and those of transformers."""
+
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
+from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
+from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
+
+TINY = dict(
+    vocab_size=97,
+    block_size=64,
+    n_layer=3,
+    n_head=4,
+    n_embd=28,
+    embd_pdrop=0.0,
+    resid_pdrop=0.0,
+    attn_pdrop=0.0,
+    bos_token_id=2,
+    eos_token_id=2,
+)
+
+QWEN2 = dict(
+    vocab_size=97,
+    block_size=128,
+    n_layer=3,
+    n_head=6,
+    n_kv_head=2,
+    n_embd=48,
+    intermediate_size=56,
+    rope_theta=10000.0,
+    tie_word_embeddings=False,
+    pad_token_id=0,
+    eos_token_id=2,
+)
+
+
+@torch.no_grad()
+def enlarge_(model: nn.Module, seed: int = 0, std: float = 0.25) -> None:
+    """Weights of std 0.25 and norms around 1: with the usual 0.02 most bugs do not show."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in sorted(model.named_parameters()):
+        scale = std if parameter.dim() > 1 else std / 2
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+        if ("ln_" in name or "norm" in name) and name.endswith("weight"):
+            parameter.add_(1.0)
+
+
+def tiny_gpt2(seed: int = 0, std: float = 0.25, **changes: object) -> GPT2LMHeadModel:
+    """A small GPT-2 in evaluation mode, with large random weights."""
+    model = GPT2LMHeadModel(GPT2Config(**{**TINY, **changes})).eval()
+    enlarge_(model, seed, std)
+    return model
+
+
+def tiny_qwen2(seed: int = 0, std: float = 0.25, **changes: object) -> Qwen2ForCausalLM:
+    """A small Qwen2 in evaluation mode, with large random weights."""
+    model = Qwen2ForCausalLM(Qwen2Config(**{**QWEN2, **changes})).eval()
+    enlarge_(model, seed, std)
+    return model
+
+
+def hf_twin(model: CausalLM) -> nn.Module:
+    """The same model in transformers, carried over through a folder on disk."""
+    from transformers import AutoModelForCausalLM as HFModel
+
+    with tempfile.TemporaryDirectory() as folder:
+        save_pretrained(model, Path(folder) / "model")
+        twin, report = HFModel.from_pretrained(Path(folder) / "model", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    return twin.eval()
+
+
+def tiny_hf(seed: int = 0, **changes: object) -> nn.Module:
+    """A small random GPT-2 made by transformers."""
+    from transformers import GPT2Config as HFConfig
+    from transformers import GPT2LMHeadModel as HFModel
+
+    config = dict(
+        vocab_size=97, n_positions=64, n_layer=3, n_head=4, n_embd=28,
+        embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0, bos_token_id=2, eos_token_id=2,
+    )  # fmt: skip
+    model = HFModel(HFConfig(**{**config, **changes})).eval()
+    enlarge_(model, seed)
+    return model
+
+
+def tiny_hf_qwen2(seed: int = 0, **changes: object) -> nn.Module:
+    """A small random Qwen2 made by transformers."""
+    from transformers import Qwen2Config as HFConfig
+    from transformers import Qwen2ForCausalLM as HFModel
+
+    config = dict(
+        vocab_size=97, max_position_embeddings=128, num_hidden_layers=3, num_attention_heads=6,
+        num_key_value_heads=2, hidden_size=48, intermediate_size=56, pad_token_id=0, eos_token_id=2,
+    )  # fmt: skip
+    model = HFModel(HFConfig(**{**config, **changes})).eval()
+    enlarge_(model, seed)
+    return model
+
+
+def ours_from_hf(twin: nn.Module) -> CausalLM:
+    with tempfile.TemporaryDirectory() as folder:
+        twin.save_pretrained(folder)
+        return from_pretrained(folder)
+
+
+def token_ids(*shape: int, seed: int = 1, low: int = 3, high: int = 97) -> torch.Tensor:
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed))

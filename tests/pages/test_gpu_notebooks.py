@@ -1,0 +1,312 @@
+"""Pages on GPU kernels: each notebook belongs to its script.
+
+That it runs to the same outputs is recorded: tests/slow."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gallery
+import gpu_notebooks
+import nbformat
+import notebooks
+import pytest
+from nbval_run import run_nbval
+from notebook_lint import lint_notebook, lint_script
+
+SCRIPTS = gallery.gpu_scripts()
+each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed here"
+)
+
+SECTIONS = ["You will learn", "Before you start", "Exercises", "Summary", "Sources"]
+PROVENANCE = {"script", "sha256", "measurements", "device", "torch", "triton", "date", "seconds"}
+
+#: What differs from run to run or from machine to machine, and has no place in an output.
+VARYING = {
+    r"0x[0-9a-f]{6,}": "an address",
+    r"/tmp/|/home/|/root/|/usr/|site-packages": "a path",
+    r"cuda:\d|device=": "a device",
+}
+
+
+def stored(script: Path) -> Any:
+    return nbformat.read(gpu_notebooks.notebook_path(script), as_version=4)
+
+
+def code_cells(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def text_of(output: Any) -> str:
+    return output.text if output.output_type == "stream" else output.data.get("text/plain", "")
+
+
+# -- the stored notebooks --------------------------------------------------------------------
+
+
+def test_the_pages_are_numbered() -> None:
+    names = [script.name for script in SCRIPTS]
+    assert [name for name in names if not re.fullmatch(r"\d+_\w+\.py", name)] == []
+    assert [int(name.partition("_")[0]) for name in names] == list(range(1, len(names) + 1))
+
+
+def test_no_notebook_is_without_its_script() -> None:
+    assert {path.stem for path in gallery.GPU.glob("*.ipynb")} == {s.stem for s in SCRIPTS}
+
+
+@each_script
+def test_text_is_clean(script: Path) -> None:
+    assert lint_script(script) == []
+    assert lint_notebook(notebooks.convert(script)) == []
+    text = "\n".join(cell.source for cell in gpu_notebooks.cells(script))
+    assert text.lstrip().startswith("# ")
+    headings = re.findall(r"^## (.*)$", text, flags=re.M)
+    assert [heading for heading in headings if heading in SECTIONS] == SECTIONS
+
+
+@each_script
+def test_the_notebook_belongs_to_the_script(script: Path) -> None:
+    """If this fails: python docs/_ext/gpu_notebooks.py"""
+    assert gpu_notebooks.is_fresh(script)
+    notebook = stored(script)
+    nbformat.validate(notebook)
+    *cells, last = notebook.cells
+    expected = gpu_notebooks.cells(script)
+    for name in ("id", "cell_type", "source"):
+        assert [cell[name] for cell in cells] == [cell[name] for cell in expected]
+    provenance = notebook.metadata[gpu_notebooks.METADATA]
+    assert set(provenance) == PROVENANCE
+    assert provenance.script == script.name
+    assert all(str(value) for value in provenance.values())
+    assert last.cell_type == "markdown" and last.source == gpu_notebooks.origin(provenance)
+
+
+@each_script
+def test_every_cell_ran_in_order(script: Path) -> None:
+    cells = code_cells(stored(script))
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert [output for output in outputs if output.output_type == "error"] == []
+    assert [output for output in outputs if output.get("name") == "stderr"] == []
+
+
+@each_script
+def test_no_cell_is_exempt(script: Path) -> None:
+    """A tag or a marker would keep nbval from comparing a cell."""
+    for cell in stored(script).cells:
+        assert set(cell.metadata) <= {"mystnb"}
+        assert not re.search(r"#\s*(NBVAL|PYTEST_VALIDATE)|^\s*[%!]", cell.source, flags=re.M) or (
+            cell.cell_type == "markdown"
+        )
+
+
+@each_script
+def test_figures_are_stored_with_their_text(script: Path) -> None:
+    for cell in code_cells(stored(script)):
+        drawn = [o for o in cell.outputs if "image/png" in o.get("data", {})]
+        assert bool(drawn) == bool(re.search(r"^\s*(\w+\.)?show\(", cell.source, re.M))
+        if drawn:
+            assert cell.metadata.mystnb.image.alt
+
+
+@each_script
+def test_outputs_hold_nothing_that_varies(script: Path) -> None:
+    texts = [text_of(output) for cell in code_cells(stored(script)) for output in cell.outputs]
+    for text in texts:
+        for pattern, meaning in VARYING.items():
+            assert not re.search(pattern, text), f"{meaning}: {text[:300]}"
+
+
+# -- what makes them, on a small page --------------------------------------------------------
+
+PAGE = r'''r"""
+A page
+======
+
+.. note::
+
+   A note.
+"""
+
+import matplotlib.pyplot as plt
+
+verdict = 1 + 1 == 2
+print("matches:", verdict)
+
+# %%
+# A section
+# ---------
+#
+# And a figure.
+
+_, ax = plt.subplots()
+ax.set_title("a title")
+plt.show()
+
+# %%
+# The end.
+
+verdict
+'''
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    script = tmp_path / "1_page.py"
+    script.write_text(PAGE)
+    return script
+
+
+@needs_triton
+def test_a_page_becomes_a_notebook_that_nbval_compares(page: Path, tmp_path: Path) -> None:
+    assert not gpu_notebooks.is_fresh(page)
+    gpu_notebooks.write(page)
+    assert gpu_notebooks.is_fresh(page)
+    assert {path.name for path in tmp_path.iterdir()} == {"1_page.py", "1_page.ipynb"}
+    notebook = stored(page)
+    first, second, third = code_cells(notebook)
+    assert [cell.execution_count for cell in (first, second, third)] == [1, 2, 3]
+    assert [text_of(output) for output in first.outputs] == ["matches: True\n"]
+    assert "image/png" in second.outputs[0].data
+    assert second.outputs[0].metadata == {}
+    assert second.metadata == {"mystnb": {"image": {"alt": "a title"}}}
+    assert third.outputs[0].data == {"text/plain": "True"}
+    assert "<strong>Note</strong>" in notebook.cells[0].source
+    assert notebook.metadata[gpu_notebooks.METADATA].script == "1_page.py"
+
+    path = gpu_notebooks.notebook_path(page)
+    whole = path.read_text()
+    edited = whole
+    for old, new in [('"matches: True\\n"', '"matches: False\\n"'), ('"True"', '"False"')]:
+        assert whole.count(old) == 1
+        edited = edited.replace(old, new)
+    path.write_text(edited)
+    status, log, suite = run_nbval(path, tmp_path, gpu_notebooks.environment())
+    assert status == 1 and suite["failures"] == "2", log
+    assert suite["tests"] == "3" and suite["skipped"] == "0"  # the third is as it was stored
+
+    page.write_text(PAGE.replace("1 + 1", "1 + 2"))
+    assert not gpu_notebooks.is_fresh(page)
+
+
+@needs_triton
+def test_new_words_keep_the_outputs(page: Path) -> None:
+    """What stands around code changes nothing that it prints."""
+    before = code_cells(gpu_notebooks.write(page))
+    assert not gpu_notebooks.with_new_words(page)
+    page.write_text(PAGE.replace("The end", "An end").replace("And a figure.", "And.\n#\n# Two."))
+    assert gpu_notebooks.is_fresh(page) and gpu_notebooks.with_new_words(page)
+    notebook = stored(page)
+    assert [cell.source for cell in notebook.cells[:-1]] == [
+        cell.source for cell in gpu_notebooks.cells(page)
+    ]
+    assert [cell.outputs for cell in code_cells(notebook)] == [cell.outputs for cell in before]
+    assert not gpu_notebooks.with_new_words(page)
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("import warnings\nwarnings.warn('old')", "wrote to stderr"),
+        ("plt.plot([1])\nplt.show()", "no title"),
+    ],
+)
+def test_a_page_with_a_fault_leaves_the_old_notebook(page: Path, code: str, words: str) -> None:
+    old = gpu_notebooks.notebook_path(page)
+    old.write_text("old")
+    page.write_text(PAGE + "\n# %%\n# More.\n\n" + code + "\n")
+    with pytest.raises(gpu_notebooks.Refused) as error:
+        gpu_notebooks.write(page)
+    assert str(error.value).startswith("1_page.py") and words in str(error.value)
+    assert old.read_text() == "old"
+    assert len(list(page.parent.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import os\nos._exit(1)", "Kernel died"),
+        ("import time\ntime.sleep(600)", "timed out"),
+    ],
+)
+def test_a_page_that_dies_or_never_ends_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, words: str
+) -> None:
+    """So that the other pages are made."""
+    script = tmp_path / "1_page.py"
+    script.write_text('r"""\nA page\n======\n"""\n\n' + code + "\n")
+    monkeypatch.setattr(gpu_notebooks, "SECONDS_OF_A_CELL", 5)
+    with pytest.raises(gpu_notebooks.Refused, match=f"(?s)^1_page.py, cell 1: .*{words}"):
+        gpu_notebooks.write(script)
+    assert list(tmp_path.iterdir()) == [script]
+
+
+def test_new_measurements_make_a_notebook_old(
+    monkeypatch: pytest.MonkeyPatch, page: Path, tmp_path: Path
+) -> None:
+    """What `roofline.show` prints and draws is another one then."""
+    monkeypatch.setattr(gallery, "ROOT", tmp_path)
+    found = gpu_notebooks.made_from(gpu_notebooks.cells(page))
+    assert found["measurements"] == "none"
+    notebook = nbformat.v4.new_notebook(metadata={gpu_notebooks.METADATA: found})
+    nbformat.write(notebook, gpu_notebooks.notebook_path(page))
+    assert gpu_notebooks.is_fresh(page)
+    measurements = tmp_path / "tutorials" / "gpu" / "measurements.json"
+    measurements.parent.mkdir(parents=True)
+    measurements.write_text("{}")
+    assert not gpu_notebooks.is_fresh(page)
+
+
+def test_a_log_is_shown_where_nbval_ends_early(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ended = subprocess.CompletedProcess([], 3, stdout="why it ended", stderr="")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
+    with pytest.raises(AssertionError, match="why it ended"):
+        run_nbval(tmp_path / "1_page.ipynb", tmp_path, {})
+
+
+def test_the_last_words_name_the_device() -> None:
+    provenance = dict(device="NVIDIA H100", torch="2", triton="3", date="2026-01-01")
+    assert gpu_notebooks.origin(provenance) == (
+        "The outputs on this page come from the compiled kernels, on a GPU: NVIDIA H100 "
+        "(torch 2, triton 3, 2026-01-01)."
+    )
+    assert "interpreter" in gpu_notebooks.origin(
+        {**provenance, "device": gpu_notebooks.INTERPRETER}
+    )
+
+
+def test_the_other_pages_are_made_when_one_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def write(script: Path) -> Any:
+        if script.name == "1_bad.py":
+            raise gpu_notebooks.Refused("1_bad.py: why")
+        return nbformat.from_dict(dict(metadata={"lm_from_scratch": dict(seconds=1, device="a")}))
+
+    scripts = [tmp_path / "1_bad.py", tmp_path / "2_good.py"]
+    monkeypatch.setattr(gallery, "gpu_scripts", lambda: scripts)
+    monkeypatch.setattr(gpu_notebooks, "write", write)
+    monkeypatch.setattr(sys, "argv", ["gpu_notebooks.py"])
+    with pytest.raises(SystemExit, match="not stored: 1_bad"):
+        gpu_notebooks.main()
+    assert capsys.readouterr().out == "1_bad.py: why\n2_good: 1 s on a\n"
+
+
+def test_a_page_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu_notebooks.py", "99_nothing"])
+    with pytest.raises(SystemExit):
+        gpu_notebooks.main()
+    assert "no script 99_nothing" in capsys.readouterr().err

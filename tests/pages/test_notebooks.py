@@ -1,0 +1,182 @@
+"""Every tutorial as a notebook: its text is clean Markdown, its code is that of the script.
+
+That each of them runs is recorded: tests/slow."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import exercises
+import gallery
+import nbformat
+import notebooks
+import page
+import pytest
+from notebook_lint import lint, lint_notebook, lint_script
+
+SCRIPTS = gallery.scripts()
+each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+
+
+def test_every_script_is_on_a_page() -> None:
+    """A file that the gallery would leave out is a page that nobody finds."""
+    chapters = [chapter for chapter in gallery.chapters() if chapter.name[0].isdigit()]
+    stray = {path for chapter in chapters for path in chapter.glob("*.py")} - set(SCRIPTS)
+    assert stray == set()
+
+
+def test_file_names_are_plain() -> None:
+    """They become addresses: letters, digits, underscores."""
+    names = [script.relative_to(gallery.TUTORIALS).as_posix() for script in SCRIPTS]
+    assert [name for name in names if not re.fullmatch(r"\w+/\w+\.py", name)] == []
+
+
+def test_there_is_a_tutorial() -> None:
+    assert SCRIPTS
+
+
+@each_script
+def test_text_is_clean(script: Path) -> None:
+    assert lint_script(script) == []
+    assert lint_notebook(notebooks.convert(script)) == []
+
+
+@each_script
+def test_notebook_is_valid(script: Path) -> None:
+    notebook = notebooks.convert(script)
+    nbformat.validate(notebook)
+    blocks = page.blocks(script)
+    kinds = ["code" if block.type == "code" else "markdown" for block in blocks]
+    assert [cell["cell_type"] for cell in notebook["cells"]] == kinds
+    assert "code" in kinds
+    assert "markdown" in kinds
+    assert all("".join(cell["source"]).strip() for cell in notebook["cells"])
+    code = [block.content.strip() for block in blocks if block.type == "code"]
+    cells = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
+    assert [cell.strip() for cell in cells] == code  # which the record of the page has run
+    assert kinds[0] == "markdown"
+    assert "".join(notebook["cells"][0]["source"]).lstrip().startswith("# ")
+
+
+def test_every_notebook_is_written(tmp_path: Path) -> None:
+    """Tutorials, pages on GPU kernels, exercises; each once."""
+    written = dict(notebooks.write(tmp_path))
+    assert all(written.values()) and all(path.is_file() for path in written)
+    assert {tmp_path / notebooks.name(script) for script in SCRIPTS} < written.keys()
+
+
+@pytest.mark.parametrize(
+    "markdown",
+    [
+        ".. tip::\n\n   Read this.",
+        "   .. list-table::",
+        "See :func:`torch.add`.",
+        "See :py:class:`torch.Tensor`.",
+        "\\begin{align}:label: loss\n\n  x\\end{align}",
+        "\\begin{align}x = 1\n\n  y = 2\\end{align}",
+        "[text](https://example.org)_",
+        "#. first",
+        "| a line block",
+        ":Time: ten minutes",
+        "=====  =====\nA      B\n=====  =====",
+        "+-----+-----+\n| a   | b   |",
+        "As shown before [1]_.",
+        "Version |release| of it.",
+        "An example::",
+        "A `single` pair.",
+        "``a``\\ s",
+        "%% md",
+        "`x`{.interpreted-text role='func'}",
+        "::: note",
+        '<img src="file://figure.png">',
+    ],
+)
+def test_lint_finds(markdown: str) -> None:
+    assert lint(f"Text before.\n\n{markdown}\n\nText after.\n") != []
+
+
+def test_lint_accepts_the_subset(tmp_path: Path) -> None:
+    script = tmp_path / "1_page.py"
+    script.write_text(SUBSET)
+    notebook = notebooks.convert(script)
+    assert lint_notebook(notebook) == []
+    assert lint_script(script) == []
+    text = "".join(notebook["cells"][0]["source"])
+    for expected in [
+        "# A page",
+        "## A section",
+        "$x_i$",
+        "\\begin{align}",
+        "alert-info",
+        "```python",
+    ]:
+        assert expected in text
+    assert "[a paper](https://example.org/paper)" in text
+
+
+def test_lint_finds_a_dollar_in_text(tmp_path: Path) -> None:
+    script = tmp_path / "1_page.py"
+    script.write_text('"""\nA page\n======\n\nThe loss $x$.\n"""\n\nprint("costs $5")\n')
+    assert len(lint_script(script)) == 1
+
+
+def test_lint_finds_a_lone_ampersand(tmp_path: Path) -> None:
+    script = tmp_path / "1_page.py"
+    text = 'r"""\nA page\n======\n\n.. math::\n\n   a &= b{}\n"""\n\nprint(1)\n'
+    script.write_text(text.format(""))
+    assert len(lint_script(script)) == 1
+    script.write_text(text.format(r" \\" + "\n   c &= d"))
+    assert lint_script(script) == []
+
+
+def test_changed_notebook_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "tutorials" / "1_a" / "1_page.py"
+    script.parent.mkdir(parents=True)
+    script.write_text(SUBSET)
+    monkeypatch.setattr(gallery, "scripts", lambda: [script])
+    monkeypatch.setattr(gallery, "gpu_scripts", list)
+    monkeypatch.setattr(exercises, "written", list)
+    out = tmp_path / "out"
+    ((path, _),) = notebooks.write(out)
+    script.write_text(SUBSET.replace("A page", "B page"))
+    assert [written for _, written in notebooks.write(out)] == [True]
+    assert "B page" in path.read_text()
+    path.write_text(path.read_text() + "\n")
+    mine = path.read_text()
+    script.write_text(SUBSET.replace("A page", "C page"))
+    assert [written for _, written in notebooks.write(out)] == [False]
+    assert path.read_text() == mine
+
+
+SUBSET = r'''r"""
+A page
+======
+
+Words, *stress*, **more stress**, ``code`` and :math:`x_i`. From `a paper <https://example.org/paper>`_.
+
+.. math::
+
+   a &= b | c \\
+   \mathcal{L} &= \sum_i x_i
+
+A section
+---------
+
+* a list,
+* of two.
+
+1. One.
+2. Two.
+
+.. note::
+
+   A note with ``code``.
+
+.. code-block:: python
+
+   x = {"a": 1}
+"""
+
+x = 1
+'''

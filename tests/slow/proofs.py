@@ -1,0 +1,164 @@
+"""Every proof that is recorded, as the tree has them: exercises, a second person's answers,
+mutants, kernels for three architectures, pages and stored notebooks."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from reach import Tree, code_digest
+from records import Proof, Records
+
+ROOT = Path(__file__).resolve().parents[2]
+SLOW = ROOT / "tests" / "slow"
+PACKAGE = ROOT / "lm_from_scratch"
+#: Files that read others, whoever imports them.
+DATA = {
+    "lm_from_scratch/pretrained/__init__.py": "lm_from_scratch/pretrained/*/*.[js]*",
+    "lm_from_scratch/instruments/roofline.py": "tutorials/gpu/measurements.json",
+}
+SEARCH = (
+    "", "tests/helpers", "tests/slow", "tests/slow/exercise_proof", "tests/benchmarks", "docs/_ext",
+)  # fmt: skip
+TREE = Tree(ROOT, SEARCH, DATA)
+
+
+def records(again: bool = False, write: bool = True) -> Records:
+    return Records(SLOW / "recorded", TREE, again, write)
+
+
+@cache
+def proofs() -> list[Proof]:
+    return [*pages(), *stored(), *exercises(), *second_person(), *compiled(), *mutants()]
+
+
+def without_triton() -> str:
+    return "" if importlib.util.find_spec("triton") else "there is no Triton"
+
+
+def called(module: str, function: str, *args: Any) -> Callable[[], Any]:
+    """A function of a file beside this one, which is imported when it is called: a list of proofs
+    needs neither torch nor Triton."""
+    return lambda: getattr(importlib.import_module(module), function)(*args)
+
+
+# ---------------------------------------------------------------------------------- notebooks
+
+
+def pages() -> Iterator[Proof]:
+    """Each tutorial runs as a notebook. (That the notebook holds the script's code is in
+    tests/pages.)"""
+    for script in sorted(ROOT.glob("tutorials/[0-9]*/[0-9]*.py")):
+        yield Proof(
+            "page",
+            f"{script.parent.name}.{script.stem}",
+            called("run_notebooks", "run_page", script),
+            code=(script,),
+            alone=(SLOW / "run_notebooks.py",),
+            pins=("nbclient", "ipykernel"),
+        )
+
+
+def stored() -> Iterator[Proof]:
+    """Each page on GPU kernels prints what its stored notebook holds. Where it prints source, that
+    of the files that it imports counts as it is written."""
+    from run_notebooks import code_cells
+
+    for script in sorted(ROOT.glob("tutorials/gpu/[0-9]*.py")):
+        cells = code_cells(script.with_suffix(".ipynb"))
+        printed = "getsource" in script.read_text(encoding="utf-8")
+        yield Proof(
+            "stored notebook",
+            script.stem,
+            called("run_notebooks", "run_stored", script),
+            code=(script,),
+            alone=(SLOW / "run_notebooks.py",),
+            exact=TREE.imports(script) if printed else (),
+            facts=[[code_digest("".join(cell["source"])), cell["outputs"]] for cell in cells],
+            pins=("nbval", "ipykernel"),
+            lacks=without_triton,
+        )
+
+
+# ---------------------------------------------------------------------------------- exercises
+
+CATALOGUE = PACKAGE / "exercises" / "catalogue"
+PROVE = SLOW / "exercise_proof" / "prove.py"
+SECOND = SLOW / "exercise_proof" / "test_second_person.py"
+
+
+def parts(name: str) -> tuple[Path, Path]:
+    """The checks of an exercise and its text, whose solution counts."""
+    return CATALOGUE / name / "checks.py", CATALOGUE / name / "text.py"
+
+
+def prove(name: str) -> str:
+    """All gates at 100 and 30 seeds; the table that the site shows."""
+    module = importlib.import_module("prove")
+    return module.dump(module.prove(name))
+
+
+def answered(name: str) -> dict[str, str]:
+    """The right answers pass, the wrong ones do not, and the report names them as it is stored."""
+    module = importlib.import_module("test_second_person")
+    module.prove_answers(name)
+    return module.diagnosis(name)
+
+
+def lacks(name: str) -> str:
+    """What an exercise needs and is not here."""
+    from lm_from_scratch.exercises.exercise import exercise
+    from lm_from_scratch.exercises.report import missing
+
+    return missing(exercise(name))
+
+
+def exercises() -> Iterator[Proof]:
+    """Each exercise that is no draft: it has a stored proof."""
+    for product in sorted(CATALOGUE.glob("*/proof.json")):
+        name = product.parent.name
+        yield Proof(
+            "exercise", name, partial(prove, name), (PROVE, *parts(name)), product=product,
+            lacks=partial(lacks, name),
+        )  # fmt: skip
+
+
+def second_person() -> Iterator[Proof]:
+    """What a second person wrote from the text alone."""
+    folder = SECOND.with_name("second_person")
+    for path in sorted(folder.glob("*.py")):
+        name, diagnosis = path.stem, json.loads((folder / "diagnosis.json").read_text("utf-8"))
+        yield Proof(
+            "second person", name, partial(answered, name), (SECOND, path, *parts(name)),
+            facts=diagnosis.get(name), lacks=partial(lacks, name),
+        )  # fmt: skip
+
+
+# ------------------------------------------------------------------------- kernels and mutants
+
+#: Architectures, and the shared memory that NVIDIA gives a block there.
+SHARED_LIMIT = {80: 166_912, 86: 101_376, 90: 232_448}
+
+
+def compiled() -> Iterator[Proof]:
+    """Every kernel becomes machine code for three architectures, and fits on them."""
+    for arch, limit in SHARED_LIMIT.items():
+        prove = called("compile_kernels", "compiled_in_a_process", arch, limit)
+        code = (SLOW / "compile_kernels.py",)
+        yield Proof("compiled kernels", f"sm_{arch}", prove, code, lacks=without_triton)
+
+
+def mutants() -> Iterator[Proof]:
+    """Classic mistakes, put in place and run."""
+    bad_tiles = called("compile_kernels", "prove_bad_tiles", 80, SHARED_LIMIT[80])
+    for name, file, prove, pins in (
+        ("model", "mutants.py", called("mutants", "prove"), ("transformers",)),
+        ("kernels", "kernel_mutants.py", called("kernel_mutants", "prove"), ()),
+        ("compiler", "compile_kernels.py", bad_tiles, ()),
+    ):
+        lacks = str if name == "model" else without_triton
+        yield Proof("mutants", name, prove, (SLOW / file,), pins=pins, lacks=lacks)

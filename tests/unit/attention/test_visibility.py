@@ -1,0 +1,50 @@
+"""visibility.py: positions from masks, and what is refused. What each rule hides is in
+test_conformance.py."""
+
+import pytest
+import torch
+from tiny_models import tiny_gpt2, token_ids
+
+from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
+from lm_from_scratch.cache.growing import GrowingCache
+
+
+def arange(n: int, start: int = 0) -> torch.Tensor:
+    return torch.arange(start, start + n)[None]
+
+
+def test_G33_masks_of_any_integer_or_bool_dtype_become_positions() -> None:
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 0, 1, 0]])
+    want = torch.tensor([[-1, -1, 0, 1, 2], [0, 1, -1, 2, -1]])
+    for dtype in (torch.bool, torch.int64, torch.uint8, torch.float32):
+        assert torch.equal(positions_from_mask(mask.to(dtype)), want)
+    with pytest.raises(ValueError, match=r"shape \(5,\)"):
+        positions_from_mask(mask[0])
+    with pytest.raises(ValueError, match="0 and 1"):
+        positions_from_mask(mask * 2)
+    with pytest.raises(ValueError, match="0 and 1"):
+        positions_from_mask(torch.tensor([[0.0, -10000.0]]))
+
+
+def test_G33_a_mask_of_another_width_is_refused() -> None:
+    model, idx = tiny_gpt2(), token_ids(2, 5)
+    with pytest.raises(ValueError, match=r"\(2, 1\), the tokens \(2, 5\)"):
+        model(idx, positions_from_mask(torch.ones(2, 1)))
+    with pytest.raises(ValueError, match="integers"):
+        model(idx, torch.ones(2, 5, dtype=torch.bool))
+
+
+def test_bad_visibility_is_refused() -> None:
+    with pytest.raises(ValueError, match="window=0"):
+        Visibility(arange(3), arange(3), window=0)
+    with pytest.raises(ValueError, match="both"):
+        Visibility(arange(3), arange(3), query_documents=arange(3))
+
+
+def test_Q22_a_mask_is_exactly_as_wide_as_the_keys() -> None:
+    cache = GrowingCache(1)
+    cache.see(torch.zeros(1, 4))
+    cache[0].update(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2))
+    (visibility,) = cache.see(torch.zeros(1, 3))
+    assert visibility.mask.shape == (1, 1, 3, 7)
+    assert visibility.mask.sum(-1).tolist() == [[[5, 6, 7]]]

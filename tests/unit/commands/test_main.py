@@ -1,0 +1,409 @@
+"""__main__.py: the commands, as a newcomer would type them."""
+
+import json
+import shlex
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from small_run import SMALL
+from tiny_models import tiny_gpt2
+
+import lm_from_scratch
+from lm_from_scratch.__main__ import main, parser
+from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
+from lm_from_scratch.commands.train import PRESETS, only_run_in
+from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
+from lm_from_scratch.text.tokenizer import Tokenizer
+
+
+def test_train_then_generate(tmp_path, capsys) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "--out", str(out), *SMALL]) == 0
+    said = capsys.readouterr().out
+    assert "parameters" in said and "step 6: held-out loss" in said and "try: python" in said
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    arguments = json.loads((out / "recipe.json").read_text())["arguments"]
+    assert arguments["corpus"] == PRESETS["nano"]["corpus"] and arguments["steps"] == 6
+
+    generate = ["generate", "--model", str(out / "model"), "--prompt", "The ", "--seed", "3"]
+    assert main([*generate, "--max-new-tokens", "10"]) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("The ")
+    assert main([*generate, "--max-new-tokens", "10"]) == 0
+    assert capsys.readouterr().out == first
+    assert main([*generate, "--max-new-tokens", "5", "--num-return-sequences", "3"]) == 0
+    assert capsys.readouterr().out.count("--- ") == 3
+
+
+def test_a_qwen2_trains_goes_on_and_speaks(tmp_path, capsys) -> None:
+    out = tmp_path / "run"
+    qwen2 = [*SMALL, "--architecture", "qwen2", "--n-kv-head", "1", "--dropout", "0.1"]
+    assert main(["train", "--out", str(out), *qwen2]) == 0
+    model = from_pretrained(out / "model")
+    assert isinstance(model, Qwen2ForCausalLM)
+    plain = [*qwen2[:-1], "0"]
+    assert main(["train", "--out", str(tmp_path / "plain"), *plain]) == 0
+    losses = [
+        json.loads((folder / "log.jsonl").read_text().splitlines()[0])["loss"]
+        for folder in (out, tmp_path / "plain")
+    ]
+    assert losses[0] != losses[1]  # the dropout acts
+    assert (model.config.n_kv_head, model.config.intermediate_size) == (1, 48)
+    assert main(["train", "--out", str(out), *qwen2]) == 0
+    assert "going on after step 6" in capsys.readouterr().out
+    assert main(["train", "--out", str(out), *SMALL]) == 2
+    assert "holds a run with --architecture qwen2, not gpt2" in capsys.readouterr().err
+    generate = ["generate", "--model", str(out / "model"), "--prompt", "The "]
+    assert main([*generate, "--max-new-tokens", "60"]) == 0  # beyond the 32 it was trained on
+    assert capsys.readouterr().out.startswith("The ")
+
+
+def test_the_two_docs_presets_differ_in_the_architecture_alone() -> None:
+    gpt2, qwen2 = PRESETS["docs"], PRESETS["docs-qwen2"]
+    other = {key for key in {**gpt2, **qwen2} if gpt2.get(key) != qwen2.get(key)}
+    assert other == {"architecture", "n_kv_head", "intermediate_size"}
+
+
+def test_C4_a_preset_takes_bfloat16_where_the_processor_has_it(
+    tmp_path, capsys, monkeypatch
+) -> None:
+    def begin(out: str, *more: str) -> int:
+        short = [*SMALL, "--corpus", "reference"]
+        return main(["train", "--preset", "docs", "--out", str(tmp_path / out), *short, *more])
+
+    for native, dtype in ((True, "bfloat16"), (False, "float32")):
+        has = {"avx512_bf16": native}
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda has=has: has)
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda yes=native: yes)
+        assert begin(dtype) == 0
+        recipe = json.loads((tmp_path / dtype / "recipe.json").read_text())
+        assert recipe["arguments"]["dtype"] == dtype
+        step = json.loads((tmp_path / dtype / "step-00000006" / "training.json").read_text())
+        assert step["recipe"]["train"]["dtype"] == dtype
+        assert begin(dtype) == 0 and "going on after step 6" in capsys.readouterr().out
+    # no run goes on in another dtype unnoticed, and what is asked for is done
+    assert begin("bfloat16") == 2
+    assert "holds a run with --dtype bfloat16, not float32" in capsys.readouterr().err
+    assert begin("bfloat16", "--dtype", "bfloat16") == 0
+    assert "going on after step 6" in capsys.readouterr().out
+
+
+def test_onednn_trains(tmp_path) -> None:
+    assert main(["train", "--out", str(tmp_path / "run"), *SMALL, "--onednn"]) == 0
+
+
+def test_galore_and_updates_in_backward_train(tmp_path, capsys) -> None:
+    galore = [
+        "--optimizer",
+        "galore",
+        "--rank",
+        "4",
+        "--update-proj-gap",
+        "2",
+        "--galore-scale",
+        "1",
+    ]
+    out = str(tmp_path / "run")
+    for more in ([], ["--update-in-backward"]):
+        assert main(["train", "--out", out + "".join(more), *SMALL, *galore, *more]) == 0
+    (step,) = (tmp_path / "run").glob("step-*")
+    config = json.loads((step / "training.json").read_text())["recipe"]["train"]
+    chosen = ("optimizer", "rank", "update_proj_gap", "scale", "moments")
+    assert [config[name] for name in chosen] == ["galore", 4, 2, 1.0, "keep"]
+    assert main(["train", "--out", out, *SMALL, *galore[:-1], "2"]) == 2
+    assert "holds a run with --galore-scale 1.0, not 2.0" in capsys.readouterr().err
+
+
+def test_train_again_does_nothing_more(tmp_path, capsys) -> None:
+    for _ in range(2):
+        assert main(["train", "--out", str(tmp_path / "run"), *SMALL]) == 0
+    assert "going on after step 6" in capsys.readouterr().out
+    assert len((tmp_path / "run" / "log.jsonl").read_text().splitlines()) == 6
+
+
+def test_the_readers_own_text(tmp_path) -> None:
+    text = tmp_path / "my notes.txt"
+    text.write_text("\n\n".join(f"note {i}: the tides turn twice a day" for i in range(900)))
+    out = tmp_path / "run"
+    assert (
+        main(["train", "--corpus", str(text), "--held-out", "0.3", "--out", str(out), *SMALL]) == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("form", "share"),
+    [(["--bits", "8"], 0.53), (["--bits", "4", "--group-size", "32", "--dtype", "float16"], 0.34)],
+)
+def test_quantize_then_generate(tmp_path, capsys, form, share) -> None:
+    out = str(tmp_path / "small")
+    assert main(["quantize", "qwen2-docs", *form, "--out", out]) == 0
+    said = capsys.readouterr().out.splitlines()[0]
+    before, after = (int(word) for word in said.split() if word.isdigit())
+    assert "before, in float16; " in said
+    assert after < share * before
+    model = from_pretrained(out)
+    weight = model.model.layers[0].mlp.up_proj.weight
+    assert weight.bits == int(form[1])
+    assert str(weight.dtype) == ("torch.float16" if "float16" in form else "torch.bfloat16")
+    generate = ["generate", "--model", out, "--prompt", "Return the", "--temperature", "0"]
+    for more in ([], ["--num-beams", "2"], ["--num-return-sequences", "2"]):
+        assert main([*generate, "--max-new-tokens", "8", *more]) == 0
+        assert "Return the" in capsys.readouterr().out
+    assert main(["quantize", out, "--out", str(tmp_path / "twice")]) == 2
+    assert "is an Int" in capsys.readouterr().err
+
+
+def test_quantize_leaves_other_files_and_the_model_itself_alone(tmp_path, capsys) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    assert main(["quantize", "gpt2-docs", "--out", str(tmp_path)]) == 2
+    assert "holds other files too: ['thesis.tex']" in capsys.readouterr().err
+    model = str(tmp_path / "model")
+    assert main(["quantize", "gpt2-docs", "--out", model]) == 0
+    assert main(["quantize", model, "--out", model]) == 2
+    assert "is the model itself" in capsys.readouterr().err
+    assert main(["quantize", "gpt2-docs", "--bits", "4", "--group-size", "48", "--out", model]) == 2
+    assert "128 numbers cannot be cut into groups of group_size=48" in capsys.readouterr().err
+    assert main(["generate", "--model", model, "--prompt", "The", "--max-new-tokens", "3"]) == 0
+
+
+def test_text_ends_before_a_stop_string(capsys) -> None:
+    greedy = ["generate", "--prompt", "The", "--temperature", "0", "--max-new-tokens", "30"]
+    for several in ([], ["--num-return-sequences", "2"]):
+        assert main([*greedy, *several]) == 0
+        text = capsys.readouterr().out
+        stop = text[text.index("The") + 12 :][:4]
+        assert main([*greedy, *several, "--stop", "@@", stop]) == 0
+        shorter = capsys.readouterr().out
+        assert stop in text and stop not in shorter and len(shorter) < len(text)
+    assert main([*greedy, "--no-repeat-ngram", "2", "--min-p", "0.1", "--typical-p", "0.9"]) == 0
+
+
+def test_beams_are_printed_with_their_scores(capsys) -> None:
+    beams = ["generate", "--prompt", "The", "--num-beams", "3", "--max-new-tokens", "8"]
+    assert main([*beams, "--num-return-sequences", "2"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("--- 1, score -") and "--- 2, score -" in said and said.count("The") >= 2
+    assert main([*beams, "--num-return-sequences", "4"]) == 2
+    assert "num_return_sequences=4 must be in 1 ... num_beams=3" in capsys.readouterr().err
+
+
+def test_the_shipped_models_speak(capsys) -> None:
+    said = []
+    for model in ([], ["--model", "gpt2-docs"], ["--model", "qwen2-docs"]):
+        assert main(["generate", "--prompt", "Return", "--max-new-tokens", "9", *model]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != said[2] and min(map(len, said)) > len("Return\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "--device", "nonsense"], "--device nonsense cannot be used here"),
+        (["generate", "--seed", str(2**70)], "must be in 0"),
+        (["generate", "--num-beams", "-1"], "num_beams=-1 must be at least 1"),
+        (["generate", "--num-beams", "2", "--stop", "."], "--stop '.' is not for --num-beams"),
+        (["generate", "--min-p", "2"], "min_p=2.0 must be in 0"),
+        (["generate", "--no-repeat-ngram", "-1"], "n=-1 must be at least 1"),
+        (["train", "--out", __file__], "is a file; it must be a folder"),
+        (["train", "--out", "OUT", "--device", "nonsense"], "--device nonsense"),
+        (["generate", "--temperature", "-1"], "temperature=-1.0"),
+        (["generate", "--model", "/nowhere"], "no folder /nowhere"),
+        (["generate", "--max-new-tokens", "100000"], "do not fit into block_size=256"),
+        (["train", "--out", "OUT", "--corpus", "/nowhere.txt"], "neither a file nor a folder"),
+        (["train", "--out", "OUT", "--checkpoint-every", "-1"], "-1 must not be negative"),
+        (["train", "--out", "OUT", "--n-embd", "30"], "n_embd=30 is not a multiple of n_head=4"),
+        (["train", "--out", "OUT", "--steps", "10"], "warmup=50 must be shorter than steps=10"),
+        (["train", "--out", "OUT", "--onednn", "--dtype", "bfloat16"], "--onednn is for --dtype"),
+        (["train", "--out", "OUT", "--dropout", "1"], "embd_pdrop=1.0 must be in [0, 1)"),
+        (["train", "--out", "OUT", "--n-kv-head", "2"], "is for --architecture qwen2"),
+        (["train", "--out", "OUT", "--rank", "8"], "--rank 8 is for --optimizer galore"),
+        (["train", "--out", "OUT", "--galore-scale", "1"], "--galore-scale 1.0 is for --optimizer"),
+        (["train", "--out", "OUT", "--moments", "reset"], "--moments reset is for --optimizer"),
+        (["train", "--out", "OUT", "--optimizer", "galore", "--rank", "0"], "rank=0 must be"),
+    ],
+)
+def test_bad_values_are_one_line_and_exit_code_2(arguments, message, tmp_path, capsys) -> None:
+    arguments = [str(tmp_path / "run") if a == "OUT" else a for a in arguments]
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_recipe_in_the_same_folder_is_refused(tmp_path, capsys) -> None:
+    out = str(tmp_path / "run")
+    assert main(["train", "--out", out, *SMALL]) == 0
+    assert main(["train", "--out", out, *SMALL, "--lr", "0.5"]) == 2
+    assert "holds a run with --lr 0.003, not 0.5" in capsys.readouterr().err
+
+
+def folder_state(folder) -> dict:
+    return {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_a_refused_command_leaves_the_run_as_it_was(tmp_path, capsys) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "--out", str(out), *SMALL]) == 0
+    before = folder_state(out)
+    for change in (["--lr", "0.5"], ["--vocab-size", "280"], ["--corpus", "docstrings"]):
+        assert main(["train", "--out", str(out), *SMALL, *change]) == 2
+    assert folder_state(out) == before
+    free = ["--checkpoint-every", "2", "--eval-every", "0"]  # these may change
+    assert main(["train", "--out", str(out), *SMALL, *free]) == 0
+
+
+def test_a_command_that_failed_leaves_nothing_that_the_next_one_would_use(tmp_path, capsys) -> None:
+    out = tmp_path / "run"
+    for bad in (["--steps", "1"], ["--n-embd", "15"], ["--batch-size", "100000"]):
+        assert main(["train", "--out", str(out), *SMALL, *bad]) == 2
+    assert main(["train", "--out", str(out), *SMALL, "--vocab-size", "280"]) == 0
+    assert json.loads((out / "recipe.json").read_text())["model"]["vocab_size"] == 280
+
+
+def test_text_that_changed_since_is_refused(tmp_path, capsys) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    for i in range(30):
+        (text / f"{i}.txt").write_text(f"note {i}: the tides turn twice a day. " * 20)
+    own = ["--corpus", str(text), "--held-out", "0.3", "--out", str(tmp_path / "run")]
+    assert main(["train", *own, *SMALL]) == 0
+    for i in range(30):
+        (text / f"{i}.txt").write_text(f"note {i}: the tides turn never in a day. " * 20)
+    assert main(["train", *own, *SMALL]) == 2
+    assert "text was" in capsys.readouterr().err
+
+
+def test_a_log_that_ran_ahead_of_the_checkpoint_is_cut(tmp_path) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "--out", str(out), *SMALL]) == 0
+    log = out / "log.jsonl"
+    whole = log.read_text()
+    log.write_text(whole + '{"step": 7, "loss": 1.0}\n{}\n{"step": 8, "lo')
+    assert main(["train", "--out", str(out), *SMALL]) == 0
+    assert log.read_text() == whole
+
+
+def test_a_second_run_in_a_folder_that_is_in_use_is_refused(tmp_path, capsys) -> None:
+    with only_run_in(tmp_path / "run"):
+        assert main(["train", "--out", str(tmp_path / "run"), *SMALL]) == 2
+    assert "another run is using" in capsys.readouterr().err
+
+
+def test_isolation_and_dropout_reach_the_run(tmp_path) -> None:
+    logs = {}
+    text = tmp_path / "text"
+    text.mkdir()
+    for i in range(150):  # short, so that every row holds several
+        (text / f"{i}.txt").write_text(f"note {i}: the tides turn {i * i} times a day")
+    own = ["--corpus", str(text), "--held-out", "0.3"]
+    for name, change in (("a", []), ("b", ["--no-isolate"]), ("c", ["--dropout", "0.3"])):
+        assert main(["train", "--out", str(tmp_path / name), *own, *SMALL, *change]) == 0
+        lines = (tmp_path / name / "log.jsonl").read_text().splitlines()
+        last = json.loads(lines[-1])
+        logs[name] = (last["loss"], last["held_out_loss"])
+    assert len({loss for loss, _ in logs.values()}) == 3
+    assert len({loss for _, loss in logs.values()}) == 3
+    model = json.loads((tmp_path / "c" / "recipe.json").read_text())["model"]
+    assert (model["embd_pdrop"], model["resid_pdrop"], model["attn_pdrop"]) == (0.3, 0.3, 0.0)
+
+
+def test_the_hint_after_training_works_as_printed(tmp_path, capsys) -> None:
+    out = tmp_path / "a run ü"
+    assert main(["train", "--out", str(out), *SMALL]) == 0
+    hint = capsys.readouterr().out.splitlines()[-1]
+    words = shlex.split(hint.removeprefix("try: "))
+    assert words[:3] == ["python", "-m", "lm_from_scratch"]
+    assert main(words[3:]) == 0
+    assert capsys.readouterr().out.startswith("The")
+    (step,) = out.glob("step-*")
+    assert main(["generate", "--model", str(step), "--max-new-tokens", "3"]) == 0
+
+
+def test_a_few_notes_are_enough_to_train(tmp_path) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("\n\n".join(f"note {i}: the tides turn twice a day" for i in range(400)))
+    out = ["--corpus", str(text), "--out", str(tmp_path / "run")]
+    assert main(["train", *out, *SMALL]) == 0
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path, capsys) -> None:
+    save_pretrained(tiny_gpt2(), tmp_path / "m", Tokenizer.train(["some text"], 270))
+    assert main(["generate", "--model", str(tmp_path / "m")]) == 2
+    assert "they do not belong together" in capsys.readouterr().err
+
+
+def test_a_reader_that_stops_early_is_no_error() -> None:
+    python = shlex.quote(sys.executable)
+    command = f"{python} -m lm_from_scratch generate --max-new-tokens 40 | head -c 3"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert len(done.stdout) == 3 and "Traceback" not in done.stderr
+
+
+def test_a_package_in_a_zip_file_has_no_model(tmp_path) -> None:
+    package = Path(lm_from_scratch.__file__).parent
+    with zipfile.ZipFile(tmp_path / "lm.zip", "w") as archive:
+        for path in package.rglob("*.py"):
+            archive.write(path, path.relative_to(package.parent))
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); "
+        "from lm_from_scratch.checkpoint.weights import load_shipped; load_shipped()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "lm.zip")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "lm.zip" in done.stderr and "install the package, unpacked" in done.stderr
+
+
+def test_doctor_finds_all_well_and_names_what_is_missing(capsys, monkeypatch, tmp_path) -> None:
+    assert main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    assert "all well" in said and "gpt2-docs says: Return the" in said and "qwen2-docs says" in said
+    monkeypatch.setattr("lm_from_scratch.checkpoint.folders.PRETRAINED", tmp_path)
+    assert main(["doctor"]) == 1
+    said = capsys.readouterr().out
+    assert "FIX   the shipped model" in said and "-> install the package again" in said
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "line"), [(1.0, "ok    more threads"), (1.2, "note  1 thread")]
+)
+def test_doctor_compares_with_one_thread(slowdown, line, capsys, monkeypatch) -> None:
+    now = [2]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: now.append(n))
+    monkeypatch.setattr(
+        "lm_from_scratch.commands.doctor.forward_seconds",
+        lambda model, idx, repeats: 0.005 * (slowdown if now[-1] == 2 else 1.0),
+    )
+    assert main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    assert line in said and "5.0 ms" in said
+    assert ("export OMP_NUM_THREADS=1" in said) == (slowdown > 1.1)
+    assert now[-1] == 2
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["generate"], ["doctor"]])
+def test_help_explains(command: list[str], capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*command, "--help"])
+    assert stop.value.code == 0
+    said = capsys.readouterr().out
+    assert "usage: python -m lm_from_scratch" in said
+    if command in (["train"], ["generate"]):
+        assert "examples" in said and "how to choose" in said
+
+
+def test_every_option_of_a_command_has_a_help_text() -> None:
+    commands = parser()._subparsers._group_actions[0].choices
+    for command in commands.values():
+        assert all(action.help for action in command._actions)
+
+
+def test_a_gpt2_takes_the_width_of_its_mlp_from_the_command_line(tmp_path) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "--out", str(out), *SMALL, "--intermediate-size", "24"]) == 0
+    assert from_pretrained(out / "model").config.intermediate_size == 24

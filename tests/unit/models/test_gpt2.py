@@ -1,0 +1,318 @@
+"""models/gpt2.py against transformers, on tiny random models with large weights."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from caches import in_chunks
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import TINY, hf_twin, ours_from_hf, tiny_gpt2, tiny_hf, token_ids
+
+from lm_from_scratch.attention.kinds import use_attention_
+from lm_from_scratch.attention.visibility import positions_from_mask
+from lm_from_scratch.models.gpt2 import SIZES, GPT2Config, GPT2LMHeadModel
+from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.targets import IGNORE, next_token_targets
+from lm_from_scratch.training.loss import causal_lm_loss
+
+configs = st.fixed_dictionaries(
+    {
+        "n_layer": st.integers(1, 4),
+        "n_head": st.integers(1, 5),
+        "head_dim": st.integers(2, 9),
+        "vocab_size": st.integers(11, 131),
+        "n_positions": st.integers(16, 40),
+        "n_inner": st.sampled_from([None, 13, 50]),
+        "activation_function": st.sampled_from(["gelu_new", "gelu", "relu"]),
+        "layer_norm_epsilon": st.sampled_from([1e-5, 1e-3]),
+        "seed": st.integers(0, 10**6),
+    }
+)
+
+
+def draw_pair(config: dict) -> tuple[GPT2LMHeadModel, torch.nn.Module, torch.Tensor]:
+    config = dict(config)
+    seed = config.pop("seed")
+    config["n_embd"] = config["n_head"] * config.pop("head_dim")
+    twin = tiny_hf(seed=seed, **config)
+    idx = token_ids(2, 12, seed=seed, high=config["vocab_size"])
+    return ours_from_hf(twin), twin, idx
+
+
+@settings(max_examples=25)
+@given(configs)
+def test_logits_loss_and_gradients_equal_transformers(config: dict) -> None:
+    ours, twin, idx = draw_pair(config)
+    labels = idx.clone()
+    labels[0, :3] = IGNORE
+    want = twin(idx, labels=labels)
+    logits = ours(idx)
+    torch.testing.assert_close(logits, want.logits, atol=5e-5, rtol=0)
+    targets = torch.full_like(idx, IGNORE)
+    targets[:, :-1] = labels[:, 1:]
+    loss = causal_lm_loss(logits, targets)
+    torch.testing.assert_close(loss, want.loss, atol=1e-5, rtol=0)
+    loss.backward()
+    want.loss.backward()
+    theirs = {name: p.grad for name, p in twin.named_parameters()}
+    for name, p in ours.named_parameters():
+        grad = theirs[name]
+        if name.split(".")[-2] in ("c_attn", "c_proj", "c_fc") and name.endswith("weight"):
+            grad = grad.T  # Conv1D stores (in, out)
+        torch.testing.assert_close(p.grad, grad, atol=1e-4, rtol=1e-4, msg=name)
+
+
+@settings(max_examples=20)
+@given(configs, st.lists(st.integers(1, 6), min_size=1, max_size=5), st.booleans())
+def test_padding_and_chunks_equal_the_row_alone_and_transformers(config, chunks, formula) -> None:
+    ours, twin, _ = draw_pair(config)
+    if formula:
+        use_attention_(ours, "formula")
+    high = config["vocab_size"]
+    lengths = (sum(chunks[:3]), max(1, sum(chunks[:3]) - 2), 1)
+    rows = [token_ids(min(n, 14), seed=i, high=high).tolist() for i, n in enumerate(lengths)]
+    for side in ("left", "right"):
+        batch = padded_batch(rows, 0, side)
+        padded = ours(batch.idx, batch.positions)
+        total = batch.idx.shape[1]
+        cuts = [min(4, total - i) for i in range(0, total, 4)]
+        fed = in_chunks(batch.idx, cuts, batch.positions, model=ours)
+        for i, row in enumerate(rows):
+            want = twin(torch.tensor([row])).logits[0]
+            real = batch.positions[i] >= 0
+            torch.testing.assert_close(padded[i][real], want, atol=5e-5, rtol=0)
+            torch.testing.assert_close(fed[i][real], want, atol=5e-5, rtol=0)
+
+
+def test_G5_left_padding_counts_positions_from_the_first_real_token() -> None:
+    model, idx = tiny_gpt2(), token_ids(2, 9)
+    mask = torch.tensor([[0] * 4 + [1] * 9] * 2)
+    padded = torch.cat([torch.zeros(2, 4, dtype=torch.long), idx], dim=1)
+    alone = model(idx)
+    good = model(padded, positions_from_mask(mask))[:, 4:]
+    torch.testing.assert_close(good, alone, atol=5e-5, rtol=0)
+    pads_counted = torch.where(mask.bool(), torch.arange(13), -1)
+    bad = model(padded, pads_counted)[:, 4:]
+    assert (bad - alone).abs().max() > 1.0  # what the historic code computed
+
+
+def test_what_stands_in_padding_does_not_matter() -> None:
+    model, idx = tiny_gpt2(), token_ids(2, 12)
+    positions = positions_from_mask(torch.tensor([[0, 0, 1, 1, 1, 0, 1, 1, 1, 1, 0, 0]] * 2))
+    other = torch.where(positions < 0, 50, idx)
+    real = positions >= 0
+    assert torch.equal(model(idx, positions)[real], model(other, positions)[real])
+
+
+def test_packed_documents_equal_each_document_alone() -> None:
+    model, idx = tiny_gpt2(), token_ids(1, 11)
+    documents = torch.tensor([[0] * 4 + [1] * 1 + [2] * 6])
+    positions = torch.tensor([[0, 1, 2, 3, 0, 0, 1, 2, 3, 4, 5]])
+    packed = model(idx, positions, documents)
+    alone = torch.cat([model(part) for part in idx.split([4, 1, 6], dim=1)], dim=1)
+    torch.testing.assert_close(packed, alone, atol=2e-5, rtol=0)
+
+
+def test_rows_of_a_batch_do_not_leak_into_one_another() -> None:
+    model, idx = tiny_gpt2(), token_ids(2, 9)
+    other = idx.clone()
+    other[0] = token_ids(9, seed=5)
+    assert torch.equal(model(idx)[1], model(other)[1])
+
+
+def test_the_future_does_not_leak_into_the_past() -> None:
+    model, idx = tiny_gpt2(), token_ids(1, 9)
+    other = idx.clone()
+    other[0, 6:] = token_ids(3, seed=5)
+    assert torch.equal(model(idx)[:, :6], model(other)[:, :6])
+
+
+def test_keep_computes_the_chosen_logits_alone() -> None:
+    model, idx = tiny_gpt2(), token_ids(2, 9)
+    torch.testing.assert_close(model(idx, keep=slice(-1, None)), model(idx)[:, -1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_stays_near_float32(dtype: torch.dtype) -> None:
+    model, idx = tiny_gpt2(), token_ids(2, 12)
+    want = model(idx)
+    got = tiny_gpt2().to(dtype)(idx)
+    assert got.dtype == dtype and got.isfinite().all()
+    assert (got.float() - want).abs().max() < (0.5 if dtype == torch.bfloat16 else 0.06)
+
+
+def test_G12_a_stop_token_outside_the_vocabulary_is_refused() -> None:
+    with pytest.raises(ValueError, match="eos_token_id=50256 is not below vocab_size=50000"):
+        GPT2Config(vocab_size=50000, bos_token_id=None)
+
+
+def test_G16_no_buffer_travels_with_the_weights() -> None:
+    model = tiny_gpt2()
+    assert list(model.buffers()) == []
+    assert not [name for name in model.state_dict() if name.endswith(".attn.bias")]
+    other = tiny_gpt2(block_size=64)
+    other.load_state_dict(model.state_dict())
+
+
+def test_G22_tied_weight_is_drawn_once_and_residual_projections_start_smaller() -> None:
+    torch.manual_seed(3)
+    config = GPT2Config(**{**TINY, "n_embd": 64, "n_layer": 8, "vocab_size": 997})
+    model = GPT2LMHeadModel(config)
+    state = model.state_dict()
+    assert abs(state["transformer.wte.weight"].std().item() - 0.02) < 5e-4
+    for name, tensor in state.items():
+        if name.endswith("c_proj.weight"):
+            assert abs(tensor.std().item() - 0.02 / math.sqrt(16)) < 4e-4
+        elif name.endswith(("c_attn.weight", "c_fc.weight")):
+            assert abs(tensor.std().item() - 0.02) < 1e-3
+        elif name.endswith("bias"):
+            assert (tensor == 0).all()
+
+
+def test_G24_width_and_heads_are_checked_in_the_config() -> None:
+    with pytest.raises(ValueError, match="n_embd=28 is not a multiple of n_head=3"):
+        GPT2Config(**{**TINY, "n_head": 3})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_layer": 0}, "n_layer=0"),
+        ({"vocab_size": -1}, "vocab_size=-1"),
+        ({"attn_pdrop": 1.0}, "attn_pdrop=1.0"),
+        ({"layer_norm_eps": 0.0}, "layer_norm_eps=0.0"),
+        ({"intermediate_size": 0}, "intermediate_size=0"),
+        ({"bos_token_id": -1}, "bos_token_id=-1"),
+    ],
+)
+def test_bad_configs_are_refused_with_name_and_value(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GPT2Config(**{**TINY, **change})
+
+
+def test_G32_nothing_can_untie_the_head() -> None:
+    model, idx = tiny_gpt2(), token_ids(1, 5)
+    fresh = tiny_gpt2(seed=1)
+    fresh.load_state_dict(model.state_dict(), assign=True)
+    torch.testing.assert_close(fresh(idx), model(idx))
+    model.transformer.wte = torch.nn.Embedding(97, 28)
+    with torch.no_grad():
+        model.transformer.wte.weight.zero_()
+    assert (model(idx) == 0).all()  # the head followed
+    names = [name for name, _ in fresh.named_parameters()]
+    assert not any("lm_head" in name for name in names)
+
+
+def test_G15_a_sequence_beyond_the_positions_is_refused() -> None:
+    model = tiny_gpt2()
+    with pytest.raises(ValueError, match="65 tokens, but block_size=64"):
+        model(token_ids(1, 65))
+    with pytest.raises(ValueError, match="71 tokens, but block_size=64"):
+        model(token_ids(1, 2), torch.tensor([[0, 70]]))
+    with pytest.raises(ValueError, match=r"shape \(5,\)"):
+        model(token_ids(5))
+
+
+def test_dropout_acts_in_training_alone() -> None:
+    model = tiny_gpt2(embd_pdrop=0.2, resid_pdrop=0.2, attn_pdrop=0.2)
+    idx = token_ids(2, 9)
+    assert torch.equal(model(idx), model(idx))
+    model.train()
+    assert not torch.equal(model(idx), model(idx))
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_published_sizes_have_the_published_number_of_parameters(name: str) -> None:
+    config = GPT2Config(**SIZES[name])
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(config)
+    V, T, C, L = config.vocab_size, config.block_size, config.n_embd, config.n_layer
+    formula = V * C + T * C + L * (12 * C * C + 13 * C) + 2 * C
+    assert sum(p.numel() for p in model.parameters()) == formula
+    published = {"gpt2": 124, "gpt2-medium": 355, "gpt2-large": 774, "gpt2-xl": 1558}
+    assert round(formula / 1e6) == published[name]
+
+
+def test_it_compiles_without_a_graph_break() -> None:
+    model, idx = tiny_gpt2(), token_ids(2, 9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(idx), model(idx), atol=2e-5, rtol=0)
+
+
+def test_twin_of_a_saved_model_is_equal() -> None:
+    model, idx = tiny_gpt2(), token_ids(2, 12)
+    torch.testing.assert_close(hf_twin(model)(idx).logits, model(idx), atol=5e-5, rtol=0)
+
+
+def test_weights_are_large_enough_to_show_a_bug() -> None:
+    """At std 0.02 the model without position embeddings hardly differs."""
+    for std, low, high in ((0.25, 1.0, 99.0), (0.02, 0.0, 0.3)):
+        model, idx = tiny_gpt2(std=std), token_ids(2, 12)
+        before = model(idx)
+        with torch.no_grad():
+            model.transformer.wpe.weight.zero_()
+        assert low < (model(idx) - before).abs().max() < high
+
+
+def test_targets_and_loss_of_transformers_labels_agree_under_padding() -> None:
+    model = tiny_gpt2()
+    twin = hf_twin(model)
+    batch = padded_batch([token_ids(9).tolist(), token_ids(4, seed=2).tolist()], 0, "right")
+    labels = batch.idx.masked_fill(batch.positions < 0, IGNORE)
+    mask = (batch.positions >= 0).long()
+    want = twin(batch.idx, attention_mask=mask, labels=labels).loss
+    targets = next_token_targets(batch.idx, batch.positions)
+    got = causal_lm_loss(model(batch.idx, batch.positions), targets)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
+
+
+def test_the_last_position_has_its_own_embedding() -> None:
+    model, idx = tiny_gpt2(), token_ids(2, 64)  # as long as block_size
+    torch.testing.assert_close(hf_twin(model)(idx).logits, model(idx), atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["embd_pdrop", "attn_pdrop", "resid_pdrop"])
+@pytest.mark.parametrize("kind", ["formula", "sdpa"])
+def test_each_dropout_acts_alone(name: str, kind: str) -> None:
+    model, idx = tiny_gpt2(**{name: 0.4}).train(), token_ids(2, 9)
+    use_attention_(model, kind)
+    assert not torch.equal(model(idx), model(idx))
+
+
+def test_residual_dropout_stands_behind_attention_and_mlp() -> None:
+    model, idx = tiny_gpt2(resid_pdrop=0.5).train(), token_ids(2, 9)
+    shares = {}
+    for part in ("attn", "mlp"):
+        getattr(model.transformer.h[0], part).register_forward_hook(
+            lambda module, args, out, part=part: shares.update({part: (out == 0).float().mean()})
+        )
+    model(idx)
+    assert 0.35 < shares["attn"] < 0.65 and 0.35 < shares["mlp"] < 0.65
+
+
+def test_positions_do_not_break_a_compiled_graph() -> None:
+    model, idx = tiny_gpt2(), token_ids(2, 9)
+    positions = positions_from_mask(torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1] * 9]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        real = positions >= 0
+        got, want = compiled(idx, positions), model(idx, positions)
+    torch.testing.assert_close(got[real], want[real], atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"n_layer": 3.0}, {"n_layer": True}, {"n_embd": None}, {"n_head": "4"},
+        {"layer_norm_eps": math.nan}, {"layer_norm_eps": math.inf}, {"initializer_range": math.nan},
+        {"eos_token_id": [2]}, {"resid_pdrop": math.nan}, {"resid_pdrop": None},
+    ],
+)  # fmt: skip
+def test_values_of_another_type_are_refused(change: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(change))):
+        GPT2Config(**{**TINY, **change})

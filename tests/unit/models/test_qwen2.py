@@ -1,0 +1,794 @@
+"""models/qwen2.py against transformers, on tiny random models with large weights."""
+
+import copy
+import dataclasses
+import itertools
+import json
+import math
+import re
+import warnings
+
+import pytest
+import torch
+from caches import in_chunks
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import QWEN2, hf_twin, ours_from_hf, tiny_hf_qwen2, tiny_qwen2, token_ids
+
+from lm_from_scratch.attention.kinds import ATTENTION_KINDS, use_attention_
+from lm_from_scratch.attention.visibility import (
+    Visibility,
+    allowed_from_additive_mask,
+    positions_from_mask,
+)
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.interface import NO_CACHE
+from lm_from_scratch.cache.restricted import Restricted
+from lm_from_scratch.cache.slots import StaticCache
+from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
+from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
+from lm_from_scratch.generation.generate import complete, generate
+from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.instruments.record import record_attention, record_hidden_states
+from lm_from_scratch.layers.norm import rms_norm
+from lm_from_scratch.layers.rope_scaling import LinearScaling
+from lm_from_scratch.models.qwen2 import (
+    FULL,
+    SIZES,
+    SLIDING,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.targets import IGNORE, next_token_targets
+from lm_from_scratch.training.loss import causal_lm_loss
+
+ROPES = [
+    {"rope_type": "default", "rope_theta": 10000.0},
+    {"rope_type": "default", "rope_theta": 1e6},
+    {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
+    {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0},
+    {
+        "rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0,
+        "original_max_position_embeddings": 32,
+    },
+    {
+        "rope_type": "llama3", "factor": 4.0, "rope_theta": 10000.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+    },
+]  # fmt: skip
+
+
+@st.composite
+def configs(draw) -> dict:
+    """A random configuration for transformers' Qwen2, with a seed for its weights."""
+    n_kv_head = draw(st.integers(1, 3))
+    n_layer = draw(st.integers(1, 4))
+    head_dim = draw(st.sampled_from([4, 6, 8, 10]))  # transformers' dynamic fails at 2
+    heads = n_kv_head * draw(st.integers(1, 3))
+    own_width = draw(st.booleans())
+    config = {
+        "num_hidden_layers": n_layer,
+        "num_attention_heads": heads,
+        "num_key_value_heads": n_kv_head,
+        "head_dim": head_dim,
+        "hidden_size": draw(st.sampled_from([14, 24, 33])) if own_width else heads * head_dim,
+        "intermediate_size": draw(st.sampled_from([13, 40])),
+        "vocab_size": draw(st.integers(11, 131)),
+        "tie_word_embeddings": draw(st.booleans()),
+        "hidden_act": draw(st.sampled_from(["silu", "silu", "gelu", "relu"])),
+        "rms_norm_eps": draw(st.sampled_from([1e-6, 1e-3])),
+        "rope_parameters": draw(st.sampled_from(ROPES)),
+    }
+    slides = draw(st.sampled_from(["no", "max_window_layers", "layer_types"]))
+    if slides != "no":
+        config |= {"use_sliding_window": True, "sliding_window": draw(st.integers(2, 6))}
+    if slides == "max_window_layers":
+        config["max_window_layers"] = draw(st.integers(0, n_layer))
+    if slides == "layer_types":
+        kinds = st.sampled_from([FULL, SLIDING])
+        config["layer_types"] = draw(st.lists(kinds, min_size=n_layer, max_size=n_layer))
+    return config | {"seed": draw(st.integers(0, 10**6))}
+
+
+def draw_pair(config: dict) -> tuple[Qwen2ForCausalLM, torch.nn.Module, torch.Tensor]:
+    config = dict(config)
+    seed = config.pop("seed")
+    twin = tiny_hf_qwen2(seed=seed, **config)
+    idx = token_ids(2, 12, seed=seed, high=config["vocab_size"])
+    return ours_from_hf(twin), twin, idx
+
+
+@settings(max_examples=40)
+@given(configs())
+def test_drawn_configs_give_the_logits_loss_gradients_and_states_of_transformers(
+    config: dict,
+) -> None:
+    ours, twin, idx = draw_pair(config)
+    labels = idx.clone()
+    labels[0, :3] = IGNORE
+    want = twin(idx, labels=labels, output_hidden_states=True)
+    with record_hidden_states(ours) as states:
+        logits = ours(idx)
+    torch.testing.assert_close(logits, want.logits, atol=5e-5, rtol=0)
+    kept = [state[0] for state in states[:-2]] + [states[-1][0]]
+    for mine, theirs in zip(kept, want.hidden_states, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=5e-5, rtol=1e-5)
+    targets = torch.full_like(idx, IGNORE)
+    targets[:, :-1] = labels[:, 1:]
+    loss = causal_lm_loss(logits, targets)
+    torch.testing.assert_close(loss, want.loss, atol=1e-5, rtol=0)
+    loss.backward()
+    want.loss.backward()
+    theirs = {name: p.grad for name, p in twin.named_parameters()}
+    for name, p in ours.named_parameters():
+        torch.testing.assert_close(p.grad, theirs[name], atol=1e-4, rtol=1e-4, msg=name)
+
+
+@settings(max_examples=40)
+@given(configs(), st.lists(st.integers(1, 6), min_size=1, max_size=5))
+def test_drawn_configs_padded_and_chunked_equal_transformers_in_every_kind(
+    config: dict, chunks: list
+) -> None:
+    ours, twin, _ = draw_pair(config)
+    high = config["vocab_size"]
+    length = min(14, sum(chunks[:3]))
+    rows = [
+        token_ids(n, seed=i, high=high).tolist()
+        for i, n in enumerate((length, max(1, length - 2), 1))
+    ]
+    with torch.no_grad():
+        wants = [twin(torch.tensor([row])).logits[0] for row in rows]
+    for kind, side in itertools.product(ATTENTION_KINDS, ("left", "right")):
+        use_attention_(ours, kind)
+        with torch.no_grad():
+            batch = padded_batch(rows, 0, side)
+            padded = ours(batch.idx, batch.positions)
+            cuts = [min(4, length - i) for i in range(0, length, 4)]
+            fed = in_chunks(batch.idx, cuts, batch.positions, model=ours)
+            for i, want in enumerate(wants):
+                real = batch.positions[i] >= 0
+                torch.testing.assert_close(padded[i][real], want, atol=5e-5, rtol=0, msg=kind)
+                torch.testing.assert_close(fed[i][real], want, atol=5e-5, rtol=0, msg=kind)
+
+
+@settings(max_examples=15)
+@given(configs(), st.sampled_from(list(ATTENTION_KINDS)))
+def test_drawn_configs_have_the_attention_weights_of_transformers_in_every_kind(
+    config: dict, kind: str
+) -> None:
+    ours, twin, idx = draw_pair(config)
+    use_attention_(ours, kind)
+    twin.set_attn_implementation("eager")
+    want = twin(idx, output_attentions=True).attentions
+    with torch.no_grad(), record_attention(ours) as maps:
+        ours(idx)
+    for mine, theirs in zip(maps, want, strict=True):
+        torch.testing.assert_close(mine[0], theirs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ATTENTION_KINDS)
+def test_gradients_agree_for_every_kind_under_left_padding(kind: str) -> None:
+    rows = [token_ids(9).tolist(), token_ids(5, seed=2).tolist()]
+    batch = padded_batch(rows, 0, "left")
+    model = tiny_qwen2(sliding_window=4, max_window_layers=1)
+    twin = hf_twin(model)
+    labels = batch.idx.masked_fill(batch.positions <= 0, IGNORE)  # no pad predicts a first token
+    mask = (batch.positions >= 0).long()
+    positions = batch.positions.clamp(min=0)
+    want = twin(batch.idx, attention_mask=mask, position_ids=positions, labels=labels)
+    want.loss.backward()
+    use_attention_(model, kind)
+    if kind == "flex":
+        with pytest.raises(ValueError, match="no backward pass on a CPU"):
+            model(batch.idx, batch.positions)
+        return
+    loss = causal_lm_loss(model(batch.idx, batch.positions), batch.targets)
+    loss.backward()
+    torch.testing.assert_close(loss, want.loss, atol=1e-5, rtol=0)
+    theirs = {name: p.grad for name, p in twin.named_parameters()}
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, theirs[name], atol=1e-4, rtol=1e-4, msg=name)
+
+
+# ----------------------------------------------------------------------------------------- defects
+
+
+def error(a: torch.Tensor, b: torch.Tensor) -> float:
+    return (a - b).abs().max().item()
+
+
+@pytest.mark.parametrize("kind", ATTENTION_KINDS)
+@torch.no_grad()
+def test_Q1_every_kind_honours_the_window(kind: str) -> None:
+    model, idx = tiny_qwen2(sliding_window=4, max_window_layers=1), token_ids(2, 12)
+    full = tiny_qwen2()
+    want = hf_twin(model)(idx).logits
+    use_attention_(model, kind)
+    torch.testing.assert_close(model(idx), want, atol=5e-5, rtol=0)
+    assert error(full(idx), want) > 1.0  # what a model that ignores the window computes
+
+
+def visible_keys(model: Qwen2ForCausalLM, idx: torch.Tensor) -> list[int]:
+    """How many keys the last query sees, by layer."""
+    with record_attention(model) as maps:
+        model(idx)
+    return [int((layer[0][0, 0, -1] > 0).sum()) for layer in maps]
+
+
+@pytest.mark.parametrize("window", [1, 2, 4, 12, 40])
+def test_Q2_a_window_counts_the_query_itself(window: int) -> None:
+    model = tiny_qwen2(sliding_window=window, max_window_layers=0)
+    assert visible_keys(model, token_ids(1, 12)) == [min(window, 12)] * 3
+
+
+def test_Q3_layers_from_max_window_layers_on_slide() -> None:
+    idx = token_ids(1, 12)
+    upper = tiny_qwen2(n_layer=4, sliding_window=4, max_window_layers=2)
+    lower = tiny_qwen2(n_layer=4, sliding_window=4, layer_types=(SLIDING, SLIDING, FULL, FULL))
+    assert visible_keys(upper, idx) == [12, 12, 4, 4]
+    assert visible_keys(lower, idx) == [4, 4, 12, 12]  # the convention of 4.42
+    assert error(upper(idx), lower(idx)) > 1.0
+    for model in (upper, lower):
+        torch.testing.assert_close(hf_twin(model)(idx).logits, model(idx), atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ATTENTION_KINDS)
+@torch.no_grad()
+def test_Q4_a_window_a_cache_and_left_padding_do_not_leak_between_rows(kind: str) -> None:
+    model = tiny_qwen2(sliding_window=4, max_window_layers=0)
+    use_attention_(model, kind)
+    rows = [token_ids(11).tolist(), token_ids(6, seed=2).tolist()]
+    batch = padded_batch(rows, 0, "left")
+    fed = in_chunks(batch.idx, [5, 4, 1, 1], batch.positions, model=model)
+    alone = model(torch.tensor([rows[1]]))[0]
+    torch.testing.assert_close(fed[1, 5:], alone, atol=5e-5, rtol=0)
+    other = padded_batch([token_ids(11, seed=9).tolist(), rows[1]], 0, "left")
+    again = in_chunks(other.idx, [5, 4, 1, 1], other.positions, model=model)
+    assert torch.equal(fed[1, 5:], again[1, 5:])
+
+
+def test_Q5_the_switch_turns_the_window_off() -> None:
+    on = config_to_dict(Qwen2Config(**QWEN2, sliding_window=4, max_window_layers=0))
+    old = {k: v for k, v in on.items() if k not in ("layer_types", "max_window_layers")}
+    assert config_from_dict({**old, "max_window_layers": 1}).windows == [None, 4, 4]
+    off = config_from_dict({**old, "max_window_layers": 1, "use_sliding_window": False})
+    assert off.windows == [None, None, None] and off.sliding_window is None
+    with pytest.raises(ValueError, match="use_sliding_window=False"):
+        config_from_dict({**on, "use_sliding_window": False})
+
+
+@pytest.mark.parametrize("kind", ATTENTION_KINDS)
+@torch.no_grad()
+def test_Q6_attention_weights_come_out_of_any_kind(kind: str) -> None:
+    model, idx = tiny_qwen2(), token_ids(2, 9)
+    use_attention_(model, kind)
+    before = model(idx)
+    with record_attention(model) as maps:
+        assert torch.equal(model(idx), before)
+    assert [len(layer) for layer in maps] == [1, 1, 1]
+    assert maps[0][0].shape == (2, 6, 9, 9)
+    torch.testing.assert_close(maps[2][0].sum(-1), torch.ones(2, 6, 9))
+
+
+@pytest.mark.parametrize("kind", ATTENTION_KINDS)
+@pytest.mark.parametrize("window", [None, 3])
+def test_Q7_every_kind_reads_a_static_cache_with_unused_slots(kind: str, window) -> None:
+    slides = {} if window is None else {"sliding_window": window, "max_window_layers": 1}
+    model, idx = tiny_qwen2(**slides), token_ids(2, 12)
+    want = model(idx)
+    use_attention_(model, kind)
+    cache = StaticCache(3, capacity=16)
+    with torch.no_grad():
+        model(idx, cache=cache)  # so that the unused slots hold something
+        cache.reset()
+        parts = [model(part, cache=cache) for part in idx.split([5, 1, 3, 3], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), want, atol=5e-5, rtol=0)
+
+
+def test_Q8_recording_with_a_static_cache_loses_no_argument() -> None:
+    model, idx = tiny_qwen2(), token_ids(2, 8)
+    cache = StaticCache(3, capacity=16)
+    with torch.no_grad(), record_attention(model) as maps:
+        model(idx[:, :5], cache=cache)
+        model(idx[:, 5:], cache=cache)
+    with record_attention(model) as want:
+        model(idx)
+    for got, whole in zip(maps, want, strict=True):
+        assert got[1].shape == (2, 6, 3, 16)  # unused slots are there, and weigh nothing
+        torch.testing.assert_close(got[1][..., :8], whole[0][:, :, 5:], atol=1e-5, rtol=0)
+        assert (got[1][..., 8:] == 0).all()
+
+
+def test_Q9_positions_may_be_anything() -> None:
+    model, idx = tiny_qwen2(block_size=16), token_ids(1, 6)
+    twin = hf_twin(model)
+    for positions in ([7, 8, 9, 40, 41, 300], [100000, 100001, 100002, 100003, 100004, 100005]):
+        ids = torch.tensor([positions])
+        want = twin(idx, position_ids=ids, attention_mask=torch.ones(1, 6)).logits
+        torch.testing.assert_close(model(idx, ids), want, atol=5e-4, rtol=0)
+    order = torch.tensor([4, 0, 5, 2, 1, 3])
+    straight, mixed = model(idx), model(idx[:, order], order[None])
+    torch.testing.assert_close(mixed, straight[:, order], atol=5e-5, rtol=0)
+
+
+def test_Q10_angles_never_take_the_dtype_of_the_model() -> None:
+    model = tiny_qwen2().bfloat16()
+    cos, _ = model.model.rotary_emb(torch.tensor([[256, 257, 258]]), torch.bfloat16)
+    assert cos.dtype == torch.float32
+    want = torch.tensor([256.0, 257.0, 258.0]).cos()
+    torch.testing.assert_close(cos[0, 0, :, 0], want, atol=1e-4, rtol=0)
+    assert torch.tensor(257.0).bfloat16() == 256  # what a table in bfloat16 would hold
+    idx = token_ids(1, 9)
+    far = torch.arange(257, 266)[None]
+    back = tiny_qwen2().bfloat16().float()
+    torch.testing.assert_close(back(idx, far), back(idx), atol=2e-3, rtol=0)  # relative
+
+
+def test_Q11_one_rotation_for_all_layers_and_no_table() -> None:
+    model = tiny_qwen2(n_layer=5)
+    assert list(model.buffers()) == []
+    assert sum("Rotary" in type(m).__name__ for m in model.modules()) == 1
+
+
+def test_Q12_a_model_from_the_meta_device_is_whole() -> None:
+    want, idx = tiny_qwen2(), token_ids(2, 9)
+    with torch.device("meta"):
+        skeleton = Qwen2ForCausalLM(want.config)
+    emptied = copy.deepcopy(skeleton).to_empty(device="cpu")
+    emptied.load_state_dict(want.state_dict())
+    skeleton.load_state_dict(want.state_dict(), assign=True)
+    assert torch.equal(skeleton.eval()(idx), want(idx))
+    assert torch.equal(emptied.eval()(idx), want(idx))
+
+
+def test_Q13_a_cache_is_written_if_it_is_passed_and_only_then() -> None:
+    model, idx = tiny_qwen2(), token_ids(2, 6)
+    cache = GrowingCache(3)
+    with torch.no_grad():
+        model(idx[:, :4], cache=cache)
+        model(idx)
+        assert cache.length == 4
+        model(idx[:, 4:], cache=cache)
+    assert cache.length == 6
+
+
+def test_Q15_a_forward_returns_logits_and_leaves_the_cache_what_it_was() -> None:
+    model, idx = tiny_qwen2(), token_ids(1, 5)
+    cache = GrowingCache(3)
+    with torch.no_grad():
+        out = model(idx, cache=cache)
+    assert type(out) is torch.Tensor and type(cache) is GrowingCache
+    assert type(model(idx)) is torch.Tensor
+
+
+def test_Q16_reordering_keeps_the_cache_a_cache() -> None:
+    model, idx = tiny_qwen2(), token_ids(3, 8)
+    rows = torch.tensor([2, 0, 0])
+    for positions in (None, torch.tensor([[-1, 0, 1, 2, 3], [0, 1, 2, 3, 4], [-1, -1, -1, 0, 1]])):
+        cache, want = GrowingCache(3), GrowingCache(3)
+        after = None if positions is None else positions[rows, -1:] + 1
+        with torch.no_grad():
+            model(idx[:, :5], positions, cache=cache)
+            cache.reorder(rows)
+            chosen = None if positions is None else positions[rows]
+            model(idx[rows, :5], chosen, cache=want)
+            got = model(idx[:, 5:6], after, cache=cache)
+            assert type(cache) is GrowingCache and cache.length == (6 if positions is None else 5)
+            expected = model(idx[:, 5:6], after, cache=want)
+        torch.testing.assert_close(got, expected, atol=5e-5, rtol=0)
+        for bad in (torch.tensor(1), torch.tensor([[0, 1]]), torch.tensor([0, 3]), rows - 1):
+            with pytest.raises(ValueError, match="must be a list of rows below 3"):
+                cache.select(bad)
+            with pytest.raises(ValueError, match="must"):
+                cache.reorder(bad)
+
+
+@pytest.mark.parametrize("kind", ATTENTION_KINDS)
+def test_Q23_strong_negative_scores_in_half_precision_give_no_nan(kind: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q = (torch.randn(2, 6, 5, 8, generator=generator) * 40).half()
+    k, v = (-q[:, ::3]).clone(), torch.randn(2, 2, 5, 8, generator=generator).half()
+    positions = torch.tensor([[-1, -1, -1, 0, 1], [0, 1, 2, 3, 4]])
+    visibility = Visibility(positions, positions)
+    out = ATTENTION_KINDS[kind](q, k, v, visibility, 0.0)
+    assert out.isfinite().all()
+    want = ATTENTION_KINDS["formula"](q.double(), k.double(), v.double(), visibility, 0.0)
+    torch.testing.assert_close(out.double(), want, atol=5e-3, rtol=0)
+
+
+def test_Q24_float64_stays_float64() -> None:
+    x = torch.randn(2, 3, 7, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(7, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(rms_norm, (x, weight))
+    model, idx = tiny_qwen2().double(), token_ids(2, 12)
+    whole = model(idx)
+    assert whole.dtype == torch.float64
+    angles = model.model.rotary_emb(torch.tensor([[123456]]), torch.float64)
+    assert angles[0].dtype == torch.float64
+    # a float32 inside would show: the model is exact when all its positions move together
+    moved = model(idx, torch.arange(100_000, 100_012).expand(2, -1))
+    assert error(moved, whole) < 1e-8
+    assert error(in_chunks(idx, [5, 1, 3, 3], model=model), whole) < 1e-12
+    use_attention_(model, "formula")
+    assert error(model(idx), whole) < 1e-12
+
+
+def test_Q25_key_heads_must_divide_the_heads() -> None:
+    with pytest.raises(ValueError, match="n_head=6 is not a multiple of n_kv_head=4"):
+        Qwen2Config(**{**QWEN2, "n_kv_head": 4})
+    with pytest.raises(ValueError, match="n_embd=47 is not a multiple of n_head=6"):
+        Qwen2Config(**{**QWEN2, "n_embd": 47})
+
+
+def test_Q26_generation_feeds_each_token_once() -> None:
+    model = tiny_qwen2()
+    fed = []
+    model.model.register_forward_pre_hook(lambda module, args: fed.append(args[0].shape))
+    prompts = [token_ids(5).tolist(), token_ids(3, seed=2).tolist()]
+    greedy = Sampler(temperature=0)
+    rows = complete(generate(model, prompts, 4, greedy))
+    assert fed == [(2, 5), (2, 1), (2, 1), (2, 1)]
+    for prompt, row in zip(prompts, rows, strict=True):
+        assert complete(generate(model, [prompt], 4, greedy)) == [row]
+    idx = token_ids(2, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(model(idx, cache=GrowingCache(3)), model(idx))
+
+
+def test_generation_equals_transformers_token_by_token() -> None:
+    model = tiny_qwen2(sliding_window=5, max_window_layers=1)
+    twin = hf_twin(model)
+    prompts = [token_ids(9).tolist(), token_ids(4, seed=2).tolist()]
+    batch = padded_batch(prompts, 0, "left")
+    mask = (batch.positions >= 0).long()
+    want = twin.generate(
+        batch.idx, attention_mask=mask, max_new_tokens=12, do_sample=False, eos_token_id=None,
+        pad_token_id=0,
+    )  # fmt: skip
+    assert complete(generate(model, prompts, 12, Sampler(temperature=0))) == want[:, 9:].tolist()
+
+
+def test_Q27_logits_only_where_they_are_wanted() -> None:
+    model, idx = tiny_qwen2(), token_ids(2, 9)
+    whole = model(idx)
+    for keep in (slice(-1, None), slice(2, 5), torch.tensor([0, 7])):
+        torch.testing.assert_close(model(idx, keep=keep), whole[:, keep], atol=1e-5, rtol=0)
+    rows = []
+    model.project = lambda x, weight: rows.append(x.shape) or x @ weight.T
+    model(idx, keep=slice(-1, None))
+    assert rows == [(2, 1, 48)]  # the others were never computed
+
+
+def test_Q28_no_layer_needs_to_know_its_number() -> None:
+    model, idx = tiny_qwen2(), token_ids(1, 6)
+    attention = model.model.layers[1].self_attn
+    x = model.model.embed_tokens(idx)
+    rotation = model.model.rotary_emb(torch.arange(6)[None], x.dtype)
+    cache = GrowingCache(1)
+    (visibility,) = cache.see(x)
+    with torch.no_grad():
+        alone = attention(x, rotation, visibility, cache[0])
+    assert alone.shape == (1, 6, 48)
+    with pytest.raises(ValueError, match="the cache has 2 layers, the model 3"):
+        model(idx, cache=GrowingCache(2))
+
+
+def test_Q30_masks_are_checked_before_they_are_used() -> None:
+    model, idx = tiny_qwen2(), token_ids(2, 5)
+    good = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    want = model(idx, positions_from_mask(good))
+    for mask in (good.bool(), good.float(), good.to(torch.uint8)):
+        assert torch.equal(model(idx, positions_from_mask(mask)), want)
+    with pytest.raises(ValueError, match=r"\(2, 1, 5, 5\)"):
+        positions_from_mask(torch.zeros(2, 1, 5, 5))
+    for width in (4, 6):
+        with pytest.raises(ValueError, match=rf"\(2, {width}\), the tokens \(2, 5\)"):
+            model(idx, positions_from_mask(torch.ones(2, width)))
+    nothing = positions_from_mask(torch.tensor([[0] * 5, [1] * 5]))
+    out = model(idx, nothing)
+    assert out.isfinite().all()  # a row without any token is no reason for a NaN
+    torch.testing.assert_close(out[1], model(idx[1:])[0], atol=5e-5, rtol=0)
+
+
+def prefix_mask(B: int, T: int, prefix: int) -> torch.Tensor:
+    """A tree of two branches behind a common prefix: the second does not see the first."""
+    allowed = torch.ones(B, 1, T, T, dtype=torch.bool)
+    middle = (prefix + T) // 2
+    allowed[:, :, middle:, prefix:middle] = False
+    return allowed
+
+
+@pytest.mark.parametrize("kind", ATTENTION_KINDS)
+@torch.no_grad()
+def test_Q30_a_mask_of_four_dimensions_restricts_every_kind_as_in_transformers(kind) -> None:
+    model, idx = tiny_qwen2(), token_ids(2, 9)
+    allowed = prefix_mask(2, 9, 3)
+    additive = torch.zeros(2, 1, 9, 9).masked_fill(
+        ~(allowed & torch.ones(9, 9).tril().bool()), torch.finfo(torch.float32).min
+    )
+    want = hf_twin(model)(idx, attention_mask=additive).logits
+    use_attention_(model, kind)
+    view = Restricted(NO_CACHE, allowed_from_additive_mask(additive))
+    if kind == "packed":
+        with pytest.raises(ValueError, match="no mask of its own"):
+            model(idx, cache=view)
+        return
+    torch.testing.assert_close(model(idx, cache=view), want, atol=5e-5, rtol=0)
+    assert error(model(idx), want) > 0.5
+    half = allowed.clone()
+    half[:, :, :, :4] = True
+    rest = allowed.clone()
+    rest[:, :, :, 4:] = True
+    both = Restricted(Restricted(NO_CACHE, half), rest)
+    torch.testing.assert_close(model(idx, cache=both), want, atol=5e-5, rtol=0)
+    cache = GrowingCache(3)
+    parts = [
+        model(idx[:, a:b], cache=Restricted(cache, allowed[:, :, a:b, :b]))
+        for a, b in ((0, 4), (4, 5), (5, 9))
+    ]
+    torch.testing.assert_close(torch.cat(parts, dim=1), want, atol=5e-5, rtol=0)
+    with record_attention(model) as maps:
+        model(idx, cache=view)
+    assert (maps[0][0][:, :, 7, 3:6] == 0).all()
+
+
+def test_Q30_bad_masks_of_four_dimensions_are_refused() -> None:
+    model, idx = tiny_qwen2(), token_ids(2, 5)
+    for bad in (torch.ones(2, 1, 5, 5), torch.full((2, 1, 5, 5), -10000.0)):
+        with pytest.raises(ValueError, match="0 and the most negative number"):
+            allowed_from_additive_mask(bad)
+    with pytest.raises(ValueError, match=r"int64 of shape \(2, 5\)"):
+        allowed_from_additive_mask(torch.ones(2, 5).long())
+    for bad in (torch.ones(2, 1, 5, 4).bool(), torch.ones(2, 1, 5, 5), torch.ones(5, 5).bool()):
+        with pytest.raises(ValueError, match="allowed is"):
+            model(idx, cache=Restricted(NO_CACHE, bad))
+    with pytest.raises(ValueError, match="0 and the most negative number"):
+        allowed_from_additive_mask(torch.full((1, 1, 5, 5), -3e38))
+    with pytest.raises(ValueError, match="2 rows, but the visibility has 3"):
+        model(idx, cache=Restricted(NO_CACHE, torch.ones(3, 1, 5, 5).bool()))
+    nothing = allowed_from_additive_mask(torch.full((1, 1, 5, 5), -torch.inf))
+    assert model(idx, cache=Restricted(NO_CACHE, nothing)).isfinite().all()
+
+
+# ------------------------------------------------------------------------------------ capabilities
+
+
+def test_embeddings_may_be_given_instead_of_tokens() -> None:
+    model, idx = tiny_qwen2(), token_ids(2, 9)
+    twin = hf_twin(model)
+    x = torch.randn(2, 9, 48, generator=torch.Generator().manual_seed(0))
+    want = twin(inputs_embeds=x).logits
+    got = model.project(model.model.forward_embedded(x), model.head_weight)
+    torch.testing.assert_close(got, want, atol=5e-5, rtol=0)
+    same = model.model.forward_embedded(model.model.embed_tokens(idx))
+    assert torch.equal(same, model.model(idx))
+    with pytest.raises(ValueError, match=r"shape \(2, 9\).*n_embd=48"):
+        model.model.forward_embedded(x[..., 0])
+    with pytest.raises(ValueError, match=r"shape \(2, 9, 48\)"):
+        model(x)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_tied_and_untied_heads_make_the_journey(tied: bool, tmp_path) -> None:
+    model, idx = tiny_qwen2(tie_word_embeddings=tied), token_ids(2, 9)
+    assert hasattr(model, "lm_head") is not tied
+    twin = hf_twin(model)
+    torch.testing.assert_close(twin(idx).logits, model(idx), atol=5e-5, rtol=0)
+    twin.save_pretrained(tmp_path)
+    back = from_pretrained(tmp_path)
+    assert back.config == model.config and torch.equal(back(idx), model(idx))
+
+
+@pytest.mark.parametrize("rope", ROPES, ids=lambda r: f"{r['rope_type']}-{r['rope_theta']:.0f}")
+@pytest.mark.parametrize("old", [False, True])
+def test_old_and_new_rope_configs_are_read_as_transformers_reads_them(
+    rope: dict, old: bool, tmp_path
+) -> None:
+    from transformers import Qwen2ForCausalLM as HFModel
+
+    config = config_to_dict(Qwen2Config(**QWEN2))
+    for key in ("rope_parameters", "rope_scaling", "rope_theta"):
+        config.pop(key, None)
+    if old:
+        rest = {k: v for k, v in rope.items() if k != "rope_theta"}
+        scaling = None if rope["rope_type"] == "default" else rest
+        config |= {"rope_theta": rope["rope_theta"], "rope_scaling": scaling}
+    else:
+        config["rope_parameters"] = rope
+    config["max_position_embeddings"] = 64  # longer than what transformers assumes of a scaling
+    save_pretrained(tiny_qwen2(), tmp_path / "m")
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    theirs = HFModel.from_pretrained(tmp_path / "m").eval()  # both read the same file
+    ours = from_pretrained(tmp_path / "m")
+    assert ours.config.rope_theta == rope["rope_theta"]
+    idx = token_ids(1, 150)
+    torch.testing.assert_close(ours(idx), theirs(idx).logits, atol=2e-4, rtol=0)
+    assert config_from_dict(config_to_dict(ours.config)) == ours.config
+    if rope["rope_type"] != "default":
+        plain = tiny_qwen2(rope_theta=rope["rope_theta"])
+        assert error(plain(idx), ours(idx)) > 0.5
+
+
+def test_a_config_without_some_keys_means_what_transformers_means() -> None:
+    from transformers import Qwen2Config as HFConfig
+
+    bare = config_from_dict({"model_type": "qwen2"})
+    theirs = HFConfig()
+    ours = config_to_dict(bare)
+    for key in ("hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size",
+                "intermediate_size", "max_position_embeddings", "tie_word_embeddings",
+                "rms_norm_eps", "hidden_act", "layer_types"):  # fmt: skip
+        assert ours[key] == getattr(theirs, key), key
+    assert ours["rope_parameters"]["rope_theta"] == theirs.rope_parameters["rope_theta"]
+    assert config_from_dict({"model_type": "qwen2", "num_key_value_heads": None}).n_kv_head == 32
+    slides = {"model_type": "qwen2", "use_sliding_window": True}
+    theirs = HFConfig(use_sliding_window=True)
+    ours = config_to_dict(config_from_dict(slides))
+    for key in ("layer_types", "sliding_window", "max_window_layers"):
+        assert ours[key] == getattr(theirs, key), key
+    several = config_from_dict({"model_type": "qwen2", "eos_token_id": [7, 9]})
+    assert several.eos_token_id == 7  # the model's own end; generation takes any list
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rope_scaling": "yarn"}, "rope_scaling='yarn' must be an object"),
+        ({"rope_parameters": [1]}, "rope_parameters="),
+        ({"layer_types": ["chunked_attention"]}, "chunked_attention"),
+        (
+            {"use_sliding_window": True, "sliding_window": None, "layer_types": [SLIDING] * 32},
+            "use_sliding_window=True and sliding_window=None",
+        ),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings='false'"),
+    ],
+)
+def test_configs_that_cannot_be_meant_are_refused(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        config_from_dict({"model_type": "qwen2", **change})
+
+
+@torch.no_grad()
+def test_packed_documents_equal_each_document_alone() -> None:
+    model, idx = tiny_qwen2(sliding_window=3, max_window_layers=1), token_ids(1, 11)
+    documents = torch.tensor([[0] * 4 + [1] * 1 + [2] * 6])
+    positions = torch.tensor([[0, 1, 2, 3, 0, 0, 1, 2, 3, 4, 5]])
+    for kind in ATTENTION_KINDS:
+        use_attention_(model, kind)
+        packed = model(idx, positions, documents)
+        alone = torch.cat([model(part) for part in idx.split([4, 1, 6], dim=1)], dim=1)
+        torch.testing.assert_close(packed, alone, atol=3e-5, rtol=0)
+
+
+def test_left_padding_needs_no_positions_but_a_hidden_pad() -> None:
+    """A rotation is relative: counting the pads changes nothing, seeing them does."""
+    model, idx = tiny_qwen2(), token_ids(2, 9)
+    padded = torch.cat([torch.zeros(2, 4, dtype=torch.long), idx], dim=1)
+    counted = torch.where(torch.arange(13) < 4, -1, torch.arange(13)).expand(2, -1)
+    torch.testing.assert_close(model(padded, counted)[:, 4:], model(idx), atol=5e-5, rtol=0)
+    assert error(model(padded)[:, 4:], model(idx)) > 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_low_precision_stays_near_float32(dtype: torch.dtype) -> None:
+    model, idx = tiny_qwen2(), token_ids(2, 12)
+    want = model(idx)
+    for kind in ATTENTION_KINDS:
+        low = tiny_qwen2().to(dtype)
+        use_attention_(low, kind)
+        got = low(idx)
+        assert got.dtype == dtype and got.isfinite().all()
+        assert error(got.float(), want) < (0.6 if dtype == torch.bfloat16 else 0.08), kind
+
+
+def test_it_compiles_without_a_graph_break() -> None:
+    model, idx = tiny_qwen2(sliding_window=4, max_window_layers=1), token_ids(2, 9)
+    positions = positions_from_mask(torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1] * 9]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(idx), model(idx), atol=2e-5, rtol=0)
+        real = positions >= 0
+        got, want = compiled(idx, positions), model(idx, positions)
+    torch.testing.assert_close(got[real], want[real], atol=2e-5, rtol=0)
+
+
+def test_weights_are_large_enough_to_show_a_bug() -> None:
+    """At std 0.02 a model without any rotation hardly differs."""
+    for std, low, high in ((0.25, 1.0, 99.0), (0.02, 0.0, 0.1)):
+        model, idx = tiny_qwen2(std=std), token_ids(2, 12)
+        before = model(idx)
+        model.model.rotary_emb.forward = lambda p, d: (
+            torch.ones(1, 1, 1, 4),
+            torch.zeros(1, 1, 1, 4),
+        )
+        assert low < error(model(idx), before) < high
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_published_sizes_have_the_published_number_of_parameters(name: str) -> None:
+    with torch.device("meta"):
+        model = Qwen2ForCausalLM(Qwen2Config(**SIZES[name]))
+    total = sum(p.numel() for p in model.parameters())
+    published = {"Qwen2-0.5B": 494, "Qwen2-1.5B": 1544, "Qwen2-7B": 7616}
+    assert round(total / 1e6) == published[name]
+
+
+def test_fresh_weights_are_drawn_as_the_config_says() -> None:
+    torch.manual_seed(3)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(**{**QWEN2, "vocab_size": 997, "n_embd": 96, "initializer_range": 0.03})
+    )
+    for name, tensor in model.state_dict().items():
+        if name.endswith("bias"):
+            assert (tensor == 0).all()
+        elif "norm" in name:
+            assert (tensor == 1).all()
+        else:
+            assert abs(tensor.std().item() - 0.03) < 1.5e-3, name
+    assert (model.model.embed_tokens.weight[0] == 0).all()  # the padding row
+
+
+def test_attention_dropout_acts_in_training_alone() -> None:
+    model, idx = tiny_qwen2(attention_dropout=0.4), token_ids(2, 9)
+    assert torch.equal(model(idx), model(idx))
+    model.train()
+    assert not torch.equal(model(idx), model(idx))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_layer": 0}, "n_layer=0"),
+        ({"head_dim": 5}, "head_dim=5 is odd"),
+        ({"activation": "swish9"}, "swish9"),
+        ({"rope_theta": -1.0}, "rope_theta=-1.0"),
+        ({"rope_theta": 0.5}, "rope_theta=0.5 must be above 1"),
+        ({"rope_scaling": {"factor": 2}}, "rope_scaling"),
+        ({"sliding_window": 4}, "needs layer_types or max_window_layers"),
+        ({"max_window_layers": 1}, "need a sliding_window"),
+        ({"sliding_window": 0, "max_window_layers": 1}, "sliding_window=0"),
+        ({"layer_types": (FULL,) * 2}, "n_layer=3"),
+        ({"layer_types": (FULL, FULL, "local"), "sliding_window": 3}, "local"),
+        ({"layer_types": (FULL,) * 3, "max_window_layers": 1, "sliding_window": 3}, "both"),
+        ({"layer_types": [FULL] * 3}, "tuple"),
+        ({"attention_dropout": 1.0}, "attention_dropout=1.0"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps=nan"),
+        ({"eos_token_id": 97}, "eos_token_id=97 is not below vocab_size=97"),
+        ({"n_head": True}, "n_head=True"),
+    ],
+)
+def test_bad_configs_are_refused_with_name_and_value(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Qwen2Config(**{**QWEN2, **change})
+
+
+def test_a_config_is_plain_data() -> None:
+    config = Qwen2Config(**QWEN2, rope_scaling=LinearScaling(factor=2.0))
+    assert json.loads(json.dumps(dataclasses.asdict(config)))["rope_scaling"] == {"factor": 2.0}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.n_layer = 4
+    assert config.head_dim == 8
+    assert next_token_targets(token_ids(1, 3)).shape == (1, 3)
+
+
+def test_documents_pass_through_a_restriction() -> None:
+    model, idx = tiny_qwen2(), token_ids(1, 8)
+    documents = torch.tensor([[0] * 4 + [1] * 4])
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])
+    everything = torch.ones(1, 1, 8, 8, dtype=torch.bool)
+    got = model(idx, positions, documents, cache=Restricted(NO_CACHE, everything))
+    torch.testing.assert_close(got, model(idx, positions, documents), atol=5e-5, rtol=0)
+
+
+def test_difference_from_transformers_the_padding_row_of_the_embedding_learns() -> None:
+    model = tiny_qwen2()
+    twin = hf_twin(model)
+    idx = token_ids(1, 6)
+    idx[0, 2] = 0  # the padding token as a token of the text
+    model(idx).square().mean().backward()
+    twin(idx, attention_mask=torch.ones_like(idx)).logits.square().mean().backward()
+    assert model.model.embed_tokens.weight.grad[0].abs().max() > 1e-3
+    assert (twin.model.embed_tokens.weight.grad[0] == 0).all()

@@ -1,0 +1,83 @@
+"""Workflow files, hooks and forms say what the Makefile and the tree say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[0-9]*.yml"))
+
+
+def recipe(target: str) -> list[str]:
+    """The commands of a target of the Makefile; empty where there is none."""
+    found = re.search(rf"^{target}:.*\n((?:\t.*\n)*)", MAKEFILE, re.M)
+    return [line.strip() for line in found[1].splitlines()] if found else []
+
+
+def workflow_problems(text: str) -> list[str]:
+    """What a workflow may not do: run anything but a make target, take an action by a name that can
+    change, or have more rights than it needs."""
+    workflow = yaml.safe_load(text)
+    found = []
+    if workflow.get("permissions") != {"contents": "read"}:
+        found.append("the workflow may do more than read")
+    for name, job in workflow["jobs"].items():
+        if job.get("permissions") not in (None, {"pages": "write", "id-token": "write"}):
+            found.append(f"{name} has more rights than publishing needs")
+        for step in job["steps"]:
+            if "run" in step:
+                for line in step["run"].strip().splitlines():
+                    called = re.fullmatch(r"make ([a-z-]+)( [A-Z]+=\S+)*", line.strip())
+                    if called is None or not recipe(called[1]):
+                        found.append(f"{name} runs {line!r}, which is no target of the Makefile")
+    for action in re.findall(r"uses: *(.*)", text):
+        if not re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action):
+            found.append(f"{action} is not pinned to a commit, with its version beside it")
+    return found
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflow(path: Path) -> None:
+    assert workflow_problems(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fault"),
+    [
+        ("run: make test", "run: make tests", "'make tests PYTHON=python', which is no target"),
+        ("run: make test", "run: pip install . && make test", "no target"),
+        ("@11bd71901bbe5b1630ceea73d27597364c9af683 # v4.2.2", "@v4", "is not pinned"),
+        ("contents: read", "contents: write", "more than read"),
+        ("    timeout-minutes", "    permissions: write-all\n    timeout-minutes", "more rights"),
+    ],
+)
+def test_a_planted_fault_is_found(before: str, after: str, fault: str) -> None:
+    text = (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
+    assert before in text
+    assert any(fault in found for found in workflow_problems(text.replace(before, after)))
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "CHANGELOG.md", "README.md"])
+def test_what_a_text_names_is_there(name: str) -> None:
+    """Links to files, and `make` targets."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (ROOT / link).exists(), f"{name} links to {link}"
+    for target in re.findall(r"`make ([a-z-]+)", text):
+        assert re.search(rf"^{target}:", MAKEFILE, re.M), f"{name} names make {target}"
+
+
+def test_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.M | re.S
+    )
+    assert blocks
+    for block in blocks:
+        exec(block, {})
+        assert capsys.readouterr().out.startswith(" ")
