@@ -1,6 +1,6 @@
 # Every target that needs Python creates .venv on its first call and reuses it afterwards.
 .DEFAULT_GOAL := help
-.PHONY: help docs preview catalogues serve test records test-all lint lab exercises bench gpu check-site clean install broken
+.PHONY: help docs preview catalogues serve check test records test-all lint lab exercises bench gpu check-site clean install broken
 SHELL := /bin/sh
 PORT ?= 8000
 PY := .venv/bin/python
@@ -72,6 +72,9 @@ lint: $(STAMP) ## ruff, mypy, and which room imports which
 	"$(PY)" -m ruff format --check .
 	"$(PY)" -m mypy
 	"$(dir $(PY))lint-imports" --no-logo --no-cache
+
+check: lint ## lint, and the tests of the files that git says have changed: seconds
+	"$(PY)" tests/changed.py
 
 # What takes minutes and finds the same each time is recorded in tests/slow/recorded, with a digest of
 # all that it depends on. A record that is not current is proved again; under CI=true it is an error.

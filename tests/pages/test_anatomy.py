@@ -1,4 +1,4 @@
-"""Every page has the same parts in the same order (CONTRIBUTING.md, "Anatomy")."""
+"""Every page has the same parts in the same order (docs/writing.md, "Anatomy")."""
 
 from __future__ import annotations
 
@@ -87,9 +87,8 @@ def test_page_has_its_parts(script: Path) -> None:
 
 
 def template() -> str:
-    """The page that CONTRIBUTING.md offers as a beginning."""
-    text = (gallery.ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    return re.split(r"^### Template\n+```python\n", text, flags=re.M)[1].split("\n```", 1)[0] + "\n"
+    """The page that an author begins with."""
+    return (gallery.DOCS / "_templates" / "page.py").read_text(encoding="utf-8")
 
 
 def test_template_has_its_parts(tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""The tests of what has changed since the last commit: `make check`, a loop of under a minute.
+
+A file of the package has the tests of its name in the folder of its room, or, without any of that
+name, all of the room. A page is run as a script, and its text is checked. It is the first answer;
+`make test` has the last.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+UNIT, KERNELS, PAGES = "tests/unit", "tests/kernels", "tests/pages"
+
+
+def changed() -> list[str]:
+    """Changed and new files; in a clean clone those of the last commit."""
+    for command in ("git diff --name-only HEAD", "git diff --name-only HEAD~1"):
+        new = "git ls-files --others --exclude-standard"
+        found = subprocess.check_output(f"{command}; {new}", shell=True, cwd=ROOT, text=True).split()
+        if found:
+            return [name for name in found if (ROOT / name).is_file()]
+    return []
+
+
+def existing(pattern: str) -> list[str]:
+    return sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern))
+
+
+def is_page(name: str) -> bool:
+    folder, *rest = name.removeprefix("tutorials/").split("/")
+    return name.startswith("tutorials/") and name.endswith(".py") and bool(rest) and folder != "gpu"
+
+
+def tests_of(name: str) -> list[str]:
+    """The test files, or test ids, that a changed file asks for."""
+    parts, stem = name.split("/"), Path(name).stem
+    if stem.startswith("test_"):
+        return [] if parts[1] == "site" else [name]
+    if is_page(name):
+        files = ("test_anatomy.py", "test_course.py", "test_notebooks.py", "test_lookup.py")
+        return [f"{PAGES}/{file}" for file in files]
+    if parts[0] in ("docs", "tutorials"):
+        return existing(f"{PAGES}/test_*.py")
+    if parts[:3] == ["lm_from_scratch", "exercises", "catalogue"]:
+        return [f"{UNIT}/exercises/test_exercises.py"]
+    if parts[0] == "lm_from_scratch" and name.endswith(".py"):
+        about = [f"{UNIT}/test_api.py", f"{UNIT}/test_architecture.py"]
+        if len(parts) == 2:
+            return [*about, *existing(f"{UNIT}/test_{stem}.py")]
+        if parts[1] == "kernels":
+            return [*about, *existing(f"{KERNELS}/test_kernels_{stem}.py")]
+        own = existing(f"{UNIT}/{parts[1]}/test_{stem}*.py")
+        return [*about, *(own or existing(f"{UNIT}/{parts[1]}/test_*.py"))]
+    if parts[0] == "tests":  # a helper: whoever names it
+        return [
+            test
+            for test in existing("tests/[!s]*/**/test_*.py")
+            if f"from {stem} import" in (text := (ROOT / test).read_text("utf-8"))
+            or f"import {stem}\n" in text
+        ]
+    return [f"{UNIT}/test_contributing.py", f"{UNIT}/test_environment.py"]
+
+
+def main() -> int:
+    files = changed()
+    pages = [name for name in files if is_page(name)]
+    tests = sorted({test for name in files for test in tests_of(name)})
+    env = {**os.environ, "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    print(f"{len(files)} changed files, {len(pages)} pages to run, {len(tests)} test files")
+    for page in pages:
+        print(f"running {page}", flush=True)
+        command = [sys.executable, "-W", "error", Path(page).name]
+        folder = (ROOT / page).parent
+        if status := subprocess.run(command, cwd=folder, env=env, stdout=subprocess.DEVNULL):
+            if status.returncode:
+                return status.returncode
+    if not tests:
+        return 0
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", *tests]
+    if pages and all(is_page(name) for name in files):  # the text of these pages, and of no other
+        stems = " or ".join(Path(name).stem for name in pages)
+        command += ["-k", f"({stems} or course or lookup) and not template and not planted"]
+    return subprocess.run(command, cwd=ROOT).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
