@@ -1,8 +1,8 @@
-"""The tests of what has changed since the last commit: `make check`, a loop of under a minute.
+"""The tests of what has changed since the last commit: `make check`, in under a minute.
 
-A file of the package has the tests of its name in the folder of its room, or, without any of that
-name, all of the room. A page is run as a script, and its text is checked. It is the first answer;
-`make test` has the last.
+A file of the package has the tests of its name in the folder of its room, or, where none has its
+name, all of the room. A page is run as a script, and its text is checked. This is the first answer;
+the last one has `make test`.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def main() -> int:
         print(f"running {page}", flush=True)
         command = [sys.executable, "-W", "error", Path(page).name]
         folder = (ROOT / page).parent
-        if status := subprocess.run(command, cwd=folder, env=env, stdout=subprocess.DEVNULL):
-            if status.returncode:
-                return status.returncode
+        run = subprocess.run(command, cwd=folder, env=env, stdout=subprocess.DEVNULL)
+        if run.returncode:
+            return run.returncode
     if not tests:
         return 0
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", *tests]
