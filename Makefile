@@ -59,17 +59,19 @@ preview: $(STAMP) ## build the site again; only changed tutorials run (for autho
 catalogues: $(STAMP) ## for translators: the text of the built site in build/catalogues
 	@test -f "$(SITE)/index.html" || { echo "There is no site yet. Run: make docs" >&2; exit 1; }
 	rm -rf build/catalogues
-	SOURCE_DATE_EPOCH=0 "$(PY)" docs/translation.py "$(DOCTREES)" build/catalogues
+	SOURCE_DATE_EPOCH=0 "$(PY)" -m sphinx -q -b gettext -d docs/_build/gettext docs build/catalogues
+	"$(PY)" docs/_ext/translation.py build/catalogues
 
 serve: $(STAMP) ## show the built site on this machine (PORT=8000)
 	@test -f "$(SITE)/index.html" || { echo "There is no site yet. Run: make docs" >&2; exit 1; }
 	@echo "http://127.0.0.1:$(PORT)/ (stop with Ctrl-C)"
 	@"$(PY)" -m http.server --bind 127.0.0.1 --directory "$(SITE)" "$(PORT)"
 
-lint: $(STAMP) ## ruff and mypy
+lint: $(STAMP) ## ruff, mypy, and which room imports which
 	"$(PY)" -m ruff check .
 	"$(PY)" -m ruff format --check .
 	"$(PY)" -m mypy
+	"$(dir $(PY))lint-imports" --no-logo --no-cache
 
 # What takes minutes and finds the same each time is recorded in tests/slow/recorded, with a digest of
 # all that it depends on. A record that is not current is proved again; under CI=true it is an error.
@@ -89,11 +91,11 @@ check-site: $(STAMP) ## check the built site in a browser: links, mathematics, a
 	"$(PY)" -m pytest tests/site -n 2
 
 lab: $(STAMP) ## open tutorials and exercises as notebooks in JupyterLab
-	"$(PY)" docs/notebooks.py build/notebooks
+	"$(PY)" docs/_ext/notebooks.py build/notebooks
 	"$(PY)" -m jupyterlab --notebook-dir=build/notebooks $(LAB_FLAGS)
 
 exercises: $(STAMP) ## for teachers: notebooks in build/exercises (WEEKS=12: weeks for nbgrader, in build/weeks_12)
-	"$(PY)" docs/exercises.py build/$(if $(WEEKS),weeks_$(WEEKS),exercises) $(WEEKS)
+	"$(PY)" docs/_ext/hand_out.py build/$(if $(WEEKS),weeks_$(WEEKS),exercises) $(WEEKS)
 
 PEERS := build/bench/peers
 

@@ -2,8 +2,6 @@
 
 import importlib.util
 import os
-import re
-import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -14,25 +12,14 @@ os.environ.setdefault("MPLBACKEND", "agg")
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-for folder in (DOCS, ROOT):
+EXTENSIONS = DOCS / "_ext"
+for folder in (EXTENSIONS, ROOT):
     sys.path.insert(0, str(folder))
 # Tutorials that start a process, and the workers of a parallel build, find the same package.
-os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(DOCS), os.environ.get("PYTHONPATH", "")])
+paths = [str(ROOT), str(EXTENSIONS), os.environ.get("PYTHONPATH", "")]
+os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
-import architecture  # noqa: E402
-import benchmarks  # noqa: E402
-import course  # noqa: E402
-import exercise_pages  # noqa: E402
-import exercise_proof  # noqa: E402
 import gallery  # noqa: E402
-import gpu_pages  # noqa: E402
-import landing  # noqa: E402
-import museum  # noqa: E402
-import pages  # noqa: E402
-import symbols  # noqa: E402
-import teaching  # noqa: E402
-import translation  # noqa: E402
-from sphinx.util.nodes import make_refnode  # noqa: E402
 
 project = "lm_from_scratch"
 author = "The lm_from_scratch authors"
@@ -41,21 +28,36 @@ with open(ROOT / "pyproject.toml", "rb") as file:
     release = version = tomllib.load(file)["project"]["version"]
 
 extensions = [
-    "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
-    "sphinx.ext.mathjax",
-    "sphinx-mathjax-offline",
     "sphinx_gallery.gen_gallery",
     "myst_nb",
     "sphinx_design",
     "sphinx_copybutton",
-    "sphinx_exercise",
-    "sphinx_togglebutton",
+    "sphinxext.opengraph",
+    # Those of this site, in docs/_ext: each writes its pages before the gallery looks for folders.
+    "gallery",
+    "course",
+    "landing",
+    "api",
+    "docstrings",
+    "architecture",
+    "gpu_pages",
+    "exercise_pages",
+    "exercise_proof",
+    "teaching",
+    "museum",
+    "symbols",
+    "benchmarks",
     "terms",
     "descriptions",
+    "mathjax",
+    "translation",
 ]
 exclude_patterns = [
     "_build",
+    "_ext",
+    "_templates",
+    "_pages",
     "locale",
     "generated",
     "inventories",
@@ -83,6 +85,10 @@ gettext_compact = False
 gettext_location = False
 gettext_uuid = False
 translation_progress_classes = True
+# Code of a language, and its name as its readers write it. The first edition is built into the
+# site's own folder, every other one into a folder of its code inside it. The switch in the
+# navigation bar appears with the second entry.
+editions = {"en": "English"}
 
 # -- API pages -------------------------------------------------------------------------------
 autodoc_member_order = "bysource"
@@ -124,7 +130,11 @@ html_copy_source = False
 html_show_sourcelink = False
 # Summaries are fetched, which a copy opened from disk cannot do. See descriptions.py.
 html_show_search_summary = False
-html_context = {"default_mode": "auto", **translation.context(language)}
+html_context = {"default_mode": "auto"}
+# Titles and descriptions for programs that show a link. Pictures would need the site's address.
+ogp_site_url = os.environ.get("SITE_URL", "")
+ogp_social_cards = {"enable": False}
+ogp_enable_meta_description = False  # descriptions.py has it, for the search as well
 html_sidebars = {"index": [], "course": [], "benchmarks": [], "search": []}
 html_theme_options = {
     "logo": {
@@ -149,82 +159,3 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-
-
-def prune_mathjax(app, exception):
-    """Drop the parts of MathJax that no page loads: 24 MB become 6 MB, none outside HTML."""
-    folder = Path(app.outdir) / "_static" / "mathjax"
-    if not folder.is_dir():
-        return
-    if app.builder.format != "html":
-        shutil.rmtree(folder)
-        return
-    for script in folder.glob("*.js"):
-        if script.name != "tex-chtml.js":
-            script.unlink()
-    for speech in folder.glob("sre/mathmaps/*.js*"):
-        if speech.stem not in {"base", "en"}:
-            speech.unlink()
-
-
-def list_of_names(app, what, name, obj, options, lines):
-    """Show the columns of a docstring, a name and what it is, as a list."""
-    made, inside = [], False
-    for line in lines:
-        column = re.match(r"([`\w][`\w, ]*?) {2,}(\S.*)$", line)
-        if column and (inside or not (made and made[-1])):
-            inside = True
-            made.append(f"* ``{column[1].strip('`')}``: {column[2]}")
-        elif inside and line.startswith("   "):
-            made.append(f"  {line.strip()}")
-        else:
-            inside = False
-            made.append(line)
-    lines[:] = made
-
-
-def skip_member(app, what, name, obj, skip, options):
-    return True if name in {"extra_repr", "training"} else None
-
-
-def resolve_short_name(app, env, node, contnode):
-    """Let a docstring say `GPT2Config` from any file, as long as one object has that name."""
-    if node.get("refdomain") != "py":
-        return None
-    domain = env.domains.python_domain
-    found = domain.find_obj(env, None, None, node["reftarget"], node["reftype"], searchmode=1)
-    if len(found) != 1:
-        return None
-    name, entry = found[0]
-    target = (app.builder, node["refdoc"], entry.docname, entry.node_id)
-    return make_refnode(*target, contnode, name)
-
-
-def setup(app):
-    app.connect("config-inited", benchmarks.begin)
-    app.connect("build-finished", benchmarks.finish)
-    # Before the gallery looks for its folders.
-    app.connect("builder-inited", pages.write, priority=100)
-    app.connect("builder-inited", architecture.write, priority=100)
-    app.connect("builder-inited", gpu_pages.write, priority=100)
-    app.connect("builder-inited", exercise_pages.write, priority=100)
-    app.connect("builder-inited", exercise_proof.write, priority=100)
-    app.connect("builder-inited", museum.write, priority=100)
-    app.connect("builder-inited", symbols.write, priority=100)
-    app.connect("builder-inited", teaching.write, priority=100)
-    app.connect("builder-inited", benchmarks.write, priority=100)
-    app.connect("builder-inited", course.write, priority=100)
-    app.connect("builder-inited", landing.write, priority=100)
-    app.connect("env-get-outdated", gpu_pages.outdated)
-    app.connect("env-get-outdated", exercise_pages.outdated)
-    app.connect("env-get-outdated", course.outdated)
-    app.connect("doctree-read", course.add_strip)
-    app.connect("source-read", gpu_pages.add_chapter)
-    app.connect("source-read", exercise_pages.add_chapter)  # behind the GPU pages
-    app.connect("source-read", exercise_pages.add_links)
-    app.connect("autodoc-process-docstring", list_of_names)
-    app.connect("autodoc-skip-member", skip_member)
-    app.connect("missing-reference", resolve_short_name)
-    # The extension only copies files; without this a build with -j refuses to start.
-    app.extensions["sphinx-mathjax-offline"].parallel_read_safe = True
-    app.connect("build-finished", prune_mathjax, priority=900)

@@ -1,11 +1,20 @@
-"""Where keys and values lie: tensors of slots, with the position of what is in each."""
+"""Where keys and values lie: tensors of slots, and for each slot the position of what is in it.
+
+A cache has a pair of *buffers* for every layer. Layers that keep the same tokens in the same slots
+share a *track*: one table of positions, and one plan for each pass. A model has a track for each
+distinct window of its layers.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from lm_from_scratch.attention.visibility import PADDING
+from lm_from_scratch.attention.visibility import PADDING, Visibility
 from lm_from_scratch.cache.codec import EXACT, Codec
-from lm_from_scratch.cache.interface import KVCache
+from lm_from_scratch.cache.kv import KVCache
 
 
 class Buffer:
@@ -15,6 +24,14 @@ class Buffer:
         self.codec = codec
         self.parts: list[Tensor] = []  # each (B, H, slots, ...)
         self.held: tuple[int, int, int, torch.dtype] | None = None  # B, H, D, dtype
+
+    def make_room(self, new: Tensor, slots: int, empty: bool) -> None:
+        """So many slots at least, for entries like ``new`` (B, H, T, D). What is held is kept, in
+        buffers that double; an ``empty`` one has nothing to keep."""
+        if not self.fits(new) or (empty and self.slots < slots):
+            self.allocate(new, slots)
+        elif self.slots < slots:
+            self.grow(max(2 * self.slots, slots))
 
     def allocate(self, like: Tensor, slots: int) -> None:
         """Make room for ``slots`` entries like ``like`` (B, H, T, D)."""
@@ -36,6 +53,15 @@ class Buffer:
     def fits(self, new: Tensor) -> bool:
         """Whether ``new`` (B, H, T, D) has the batch, heads, features and dtype that are held."""
         return self.held == (new.shape[0], new.shape[1], new.shape[3], new.dtype)
+
+    def check(self, new: Tensor) -> None:
+        """Raises ``ValueError`` for ``new`` (B, H, T, D) unlike what is held."""
+        if self.held is not None and not self.fits(new):
+            B, H, D, dtype = self.held
+            raise ValueError(
+                f"the cache holds (batch, heads, D) = {(B, H, D)} in {dtype}, the new tensor "
+                f"has {(new.shape[0], new.shape[1], new.shape[3])} in {new.dtype}"
+            )
 
     @property
     def slots(self) -> int:
@@ -68,83 +94,176 @@ class Buffer:
         return sum(part.nbytes for part in self.parts)
 
 
-class BufferCache(KVCache):
-    """A cache whose keys and values lie in one pair of buffers a layer.
+@dataclass
+class Plan:
+    """What one pass does to a track: found before anything is computed, followed by its layers."""
 
-    ``positions`` (B, slots), or (1, slots) where all rows are alike, says what is in each slot.
+    visibility: Visibility  # of a layer without a window
+    table: Tensor  # the position in each slot after the pass, (B or 1, slots)
+    write: slice | Tensor  # the slots of the new tokens: for all rows, or (B, T)
+    read: slice  # the slots that are seen
+    room: int  # slots that a buffer must have
+    read_first: bool = False  # the slots as they were, and the new tokens beside them
+
+
+class Track(ABC):
+    """Where the tokens of a pass go: one answer for all layers that keep the same tokens.
+
+    ``positions`` (B, slots), or (1, slots) where all rows are alike, says what is in each slot;
+    ``None`` while nothing is held.
     """
 
-    def __init__(self, n_layer: int, codec: Codec = EXACT) -> None:
-        super().__init__(n_layer)
-        self.codec = codec
-        self.keys = [Buffer(codec) for _ in range(n_layer)]
-        self.values = [Buffer(codec) for _ in range(n_layer)]
+    positions: Tensor | None = None
+    window: int | None = None  # keys that are kept for a query, its own included; None: all
+    slack: int | None = None  # tokens that can always be taken back; None: all
+
+    @abstractmethod
+    def plan(self, new: Tensor, start: int | None, windows: Collection[int | None]) -> Plan:
+        """The pass of tokens at the positions ``new`` (B, T) through layers with these ``windows``.
+        Rows that are alike come as one, (1, T), and go on at ``start``; otherwise it is ``None``.
+        What is held does not change. Raises ``ValueError`` where there is no room."""
+
+    def check_crop(self, length: int | Tensor) -> None:  # noqa: B027  # most can go back to any
+        """Raises ``ValueError`` for a length (one, or (B,)) to which the track cannot go back."""
+
+    def crop(self, length: int | Tensor) -> None:
+        """Hide what stands at position ``length`` (one, or (B,)) or after it."""
+        assert self.positions is not None
+        lengths = torch.as_tensor(length, device=self.positions.device).reshape(-1, 1)
+        table = self.positions.expand(max(len(lengths), len(self.positions)), -1)
+        self.positions = table.masked_fill(table >= lengths, PADDING)
+
+    def select(self, rows: Tensor) -> None:
+        """Keep the ``rows`` (N,), in that order."""
+        if self.positions is not None and self.positions.shape[0] > 1:
+            self.positions = self.positions[rows]
+
+
+@dataclass
+class Pass:
+    """The plans of all tracks for one pass, and what waits for its end."""
+
+    plans: list[Plan]
+    empty: bool  # nothing is held yet
+    dense_length: int | None  # afterwards
+    waiting: list[tuple[Buffer, Plan, Tensor]] = field(default_factory=list)
+
+
+class BufferCache(KVCache):
+    """A cache whose layers belong to tracks: layer ``i`` to ``tracks[owner[i]]``.
+
+    ``keys[i]`` and ``values[i]`` are its buffers. Raises ``ValueError`` where ``owner`` does not
+    name each of the ``tracks``, and no others.
+    """
+
+    def __init__(self, tracks: Sequence[Track], owner: Sequence[int], codec: Codec = EXACT) -> None:
+        super().__init__(len(owner))
+        if set(owner) != set(range(len(tracks))):
+            raise ValueError(f"owner={list(owner)} must name each of the {len(tracks)} tracks")
+        self.tracks, self.owner, self.codec = list(tracks), list(owner), codec
+        self.keys = [Buffer(codec) for _ in owner]
+        self.values = [Buffer(codec) for _ in owner]
         self.reset()
 
     def reset(self) -> None:
         """Forget all tokens, and keep the memory for the next ones."""
-        self.positions: Tensor | None = None
         self.dense_length = 0
-        self._next_layer = None
+        self._pass = None
+        for track in self.tracks:
+            track.positions = None
         for buffer in (*self.keys, *self.values):
             for part in buffer.parts:
                 part.zero_()  # a hidden number is multiplied by 0, and 0 times NaN is NaN
 
-    def _pair(self, layer: int, k: Tensor, v: Tensor) -> list[tuple[Buffer, Tensor]]:
-        """Each buffer of a layer with what is to be written into it."""
+    def _plan(
+        self, new: Tensor, batch: int, dense: bool, windows: Sequence[int | None]
+    ) -> tuple[Pass, list[Visibility]]:
+        start = self.dense_length if dense else None
+        layers = list(zip(self.owner, windows, strict=True))
+        plans = [
+            track.plan(new, start, {window for owner, window in layers if owner == number})
+            for number, track in enumerate(self.tracks)
+        ]
+        # layers that are alike share one visibility, and so its mask
+        seen = {(owner, w): plans[owner].visibility.within(w) for owner, w in set(layers)}
+        end = None if start is None else start + new.shape[1]
+        return Pass(plans, self.batch is None, end), [seen[layer] for layer in layers]
+
+    def _store(self, plan: Pass, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        own, seen = plan.plans[self.owner[layer]], []
         pairs = [(self.keys[layer], k), (self.values[layer], v)]
+        if not plan.empty:
+            for buffer, new in pairs:  # both, before the first is written
+                buffer.check(new)
         for buffer, new in pairs:
-            if self.positions is not None and buffer.held and not buffer.fits(new):
-                B, H, D, dtype = buffer.held
-                raise ValueError(
-                    f"the cache holds (batch, heads, D) = {(B, H, D)} in {dtype}, the new tensor "
-                    f"has {(new.shape[0], new.shape[1], new.shape[3])} in {new.dtype}"
-                )
-        return pairs
+            if own.read_first:
+                plan.waiting.append((buffer, own, new))
+                new = self.codec.decode(self.codec.encode(new))  # as later queries will see it
+                old = [buffer.read(own.read)] if own.read.stop else []
+                seen.append(torch.cat([*old, new], dim=2))
+            else:
+                buffer.make_room(new, own.room, plan.empty)
+                buffer.write(own.write, new)
+                seen.append(buffer.read(own.read))
+        return seen[0], seen[1]
 
-    def _finish(self) -> None:
-        self.positions, self.dense_length = self._next
+    def _commit(self, plan: Pass) -> None:
+        for buffer, own, new in plan.waiting:  # a pass that failed before has pushed nothing out
+            buffer.make_room(new, own.room, plan.empty)
+            buffer.write(own.write, new)
+        for track, own in zip(self.tracks, plan.plans, strict=True):
+            track.positions = own.table
+        self.dense_length = plan.dense_length
 
-    def _await(self, positions: Tensor, new: Tensor, dense: bool) -> None:
-        """What will be held when the pass is complete."""
-        length = (self.dense_length or 0) + new.shape[1] if dense else None
-        self._next = positions, length
+    @property
+    def windows(self) -> list[int | None]:
+        return [self.tracks[number].window for number in self.owner]
+
+    @property
+    def slack(self) -> int | None:
+        return min((t.slack for t in self.tracks if t.slack is not None), default=None)
 
     @property
     def batch(self) -> int | None:
         held = self.keys[0].held
-        return None if self.positions is None or held is None else held[0]
+        return None if self.tracks[0].positions is None or held is None else held[0]
 
     @property
     def lengths(self) -> Tensor:
-        if self.positions is None or self.batch is None:
+        positions = self.tracks[0].positions
+        if positions is None or self.batch is None:
             return torch.zeros(0, dtype=torch.long)
-        return self.positions.amax(dim=1).expand(self.batch) + 1
+        return positions.amax(dim=1).expand(self.batch) + 1
 
     @property
     def nbytes(self) -> int:
         return sum(buffer.nbytes for buffer in (*self.keys, *self.values))
 
     def contents(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        assert self.positions is not None and self.batch is not None
-        every = slice(0, self.positions.shape[1])
-        positions = self.positions.expand(self.batch, -1)
+        positions = self.tracks[self.owner[layer]].positions
+        assert positions is not None and self.batch is not None
+        every = slice(0, positions.shape[1])
+        positions = positions.expand(self.batch, -1)
         return self.keys[layer].read(every), self.values[layer].read(every), positions
 
+    def check_crop(self, length: int | Tensor) -> None:
+        """Raises ``ValueError`` for a length (one, or (B,)) to which a track cannot go back."""
+        super().check_crop(length)
+        for track in self.tracks:  # all of them, before the first is changed
+            track.check_crop(length)
+
     def _crop(self, length: int | Tensor) -> None:
-        assert self.positions is not None
-        lengths = torch.as_tensor(length, device=self.positions.device).reshape(-1, 1)
-        table = self.positions.expand(max(len(lengths), len(self.positions)), -1)
-        self.positions = table.masked_fill(table >= lengths, PADDING)
+        for track in self.tracks:
+            track.crop(length)
         if isinstance(length, Tensor):
             self.dense_length = None
         elif self.dense_length is not None:
             self.dense_length = length
-        if not (self.positions >= 0).any():
+        if not any((t.positions >= 0).any() for t in self.tracks if t.positions is not None):
             self.reset()
 
     def _select(self, rows: Tensor) -> None:
         for buffer in (*self.keys, *self.values):
             buffer.select(rows)
-        if self.positions is not None and self.positions.shape[0] > 1:
-            self.positions = self.positions[rows]
+        for track in self.tracks:
+            track.select(rows)

@@ -12,14 +12,17 @@ Source: Kwon et al., *Efficient Memory Management for Large Language Model Servi
 PagedAttention*, 2023, arXiv:2309.06180.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from lm_from_scratch.attention.visibility import PADDING, Visibility
-from lm_from_scratch.cache.interface import KVCache
+from lm_from_scratch.cache.interface import by_layer
+from lm_from_scratch.cache.kv import KVCache
 
 
 @dataclass(eq=False)
@@ -123,6 +126,40 @@ class BlockPool:
         return self.keys.nbytes + self.values.nbytes
 
 
+@dataclass
+class PagedPlan:
+    """One pass through some rows of a pool: their blocks, and the positions in them."""
+
+    tables: Tensor  # the blocks of each row, (B, most)
+    block_size: int
+    queries: Tensor  # positions of the new tokens, (B, T)
+    keys: Tensor  # positions that are read, (B, S)
+    counts: list[int]  # new tokens of each row
+    ends: list[int]  # tokens that each row holds afterwards
+
+    def slots(self, positions: Tensor) -> Tensor:
+        """Where the rows keep ``positions`` (B, N); padding counts as their first one, since no
+        other row's will do. (A row without any token has none, and only its padding looks there.)
+        """
+        P, positions = self.block_size, positions.clamp(min=0)
+        return self.tables.gather(1, positions // P) * P + positions % P
+
+    @cached_property
+    def real(self) -> Tensor:
+        """Which of the new tokens are not padding, (B, T): N of them."""
+        return self.queries >= 0
+
+    @cached_property
+    def write(self) -> Tensor:
+        """The slots of the N new tokens."""
+        return self.slots(self.queries)[self.real]
+
+    @cached_property
+    def read(self) -> Tensor:
+        """The slots of the keys, (B, S)."""
+        return self.slots(self.keys)
+
+
 class PagedCache(KVCache):
     """Some rows of a pool, as a cache. Between two passes rows may come and go.
 
@@ -130,6 +167,8 @@ class PagedCache(KVCache):
     the first pass makes them. ``reset`` gives the blocks back. Raises ``ValueError`` where a row
     stands there twice, tokens do not follow on it, or the pool is full.
     """
+
+    plan_type: type[PagedPlan] = PagedPlan
 
     def __init__(self, pool: BlockPool, rows: list[Row] | None = None) -> None:
         super().__init__(len(pool.keys))
@@ -145,7 +184,9 @@ class PagedCache(KVCache):
         lengths = {row.length for row in self.rows} or {0}
         return lengths.pop() if len(lengths) == 1 else None
 
-    def _plan(self, new: Tensor, batch: int, dense: bool) -> Visibility:
+    def _plan(
+        self, new: Tensor, batch: int, dense: bool, windows: Sequence[int | None]
+    ) -> tuple[PagedPlan, list[Visibility]]:
         if len(self.rows) != batch:  # the first pass, or one after a pass that failed
             if self._fixed:
                 raise ValueError(f"the cache has {len(self.rows)} rows, the tokens {batch}")
@@ -154,52 +195,39 @@ class PagedCache(KVCache):
         rows = self.rows
         starts = [row.length for row in rows]
         if dense:
-            self._new = [new.shape[1]] * batch  # tokens that each row gets
+            counts = [new.shape[1]] * batch
         else:
             placed = [[p for p in line if p >= 0] for line in new.tolist()]
-            self._new = [len(line) for line in placed]
+            counts = [len(line) for line in placed]
             for number, (line, start) in enumerate(zip(placed, starts, strict=True)):
                 if line != list(range(start, start + len(line))):
                     raise ValueError(
                         f"row {number} holds {start} tokens and goes on there, not with {line[:3]}"
                     )
-        self._make_room()
+        self._make_room(counts)
         P, device = self.pool.block_size, new.device
-        ends = [start + n for start, n in zip(starts, self._new, strict=True)]
+        ends = [start + n for start, n in zip(starts, counts, strict=True)]
         S = max(ends)
         most = -(-S // P)  # blocks of the longest row
-        tables = [(row.table + [0] * most)[:most] for row in rows]
-        self._tables = torch.tensor(tables, device=device)  # (B, most)
+        blocks = [(row.table + [0] * most)[:most] for row in rows]
+        tables = torch.tensor(blocks, device=device)  # (B, most)
         length = torch.tensor(ends, device=device)[:, None]  # (B, 1)
         positions = torch.arange(S, device=device).expand(batch, S)
         keys = torch.where(positions < length, positions, PADDING)  # (B, S)
-        self._choose(new.expand(batch, -1), keys)
-        alike = len(set(ends)) == 1 and min(self._new) == new.shape[1]
-        return Visibility(new, keys, dense=alike)
+        alike = len(set(ends)) == 1 and min(counts) == new.shape[1]
+        seen = by_layer(Visibility(new, keys, dense=alike), windows)
+        return self.plan_type(tables, P, new.expand(batch, -1), keys, counts, ends), seen
 
-    def _choose(self, queries: Tensor, keys: Tensor) -> None:
-        """The slots where the tokens at the positions ``queries`` (B, T) are written, and those
-        where the ``keys`` (B, S) are read."""
-        self._real = queries >= 0
-        self._write = self._slots(queries)[self._real]  # (N,)
-        self._read = self._slots(keys)  # (B, S)
-
-    def _slots(self, positions: Tensor) -> Tensor:
-        """Where the rows keep these positions; padding counts as their first one, since no other
-        row's will do. (A row without any token has none, and only its padding looks there.)"""
-        P, positions = self.pool.block_size, positions.clamp(min=0)
-        return self._tables.gather(1, positions // P) * P + positions % P
-
-    def _make_room(self) -> None:
-        """Give every row the blocks for its new tokens, none of which it shares; or refuse, before
-        anything has changed."""
+    def _make_room(self, counts: list[int]) -> None:
+        """Give every row the blocks for so many new tokens, none of which it shares; or refuse,
+        before anything has changed."""
         rows, pool, P = self.rows, self.pool, self.pool.block_size
         wanted = [
             max(0, -(-(row.length + n) // P) - len(row.table))
-            for row, n in zip(rows, self._new, strict=True)
+            for row, n in zip(rows, counts, strict=True)
         ]
         shared: dict[int, int] = {}  # blocks that are written into, and by how many rows
-        for row, n in zip(rows, self._new, strict=True):
+        for row, n in zip(rows, counts, strict=True):
             if n and row.length % P:
                 block = row.table[row.length // P]
                 shared[block] = shared.get(block, 0) + 1
@@ -209,12 +237,12 @@ class PagedCache(KVCache):
                 f"{sum(wanted) + copies} more blocks are needed, {len(pool.free)} of the pool's "
                 f"{len(pool.users)} are free"
             )
-        for row, n, more in zip(rows, self._new, wanted, strict=True):
+        for row, n, more in zip(rows, counts, wanted, strict=True):
             if n and row.length % P:
                 row.table[row.length // P] = pool.own(row.table[row.length // P])
             row.table += [pool.allocate() for _ in range(more)]
 
-    def _store(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def _store(self, plan: PagedPlan, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         seen = []
         for memory, new in ((self.pool.keys[layer], k), (self.pool.values[layer], v)):
             _, H, D = memory.shape
@@ -223,12 +251,12 @@ class PagedCache(KVCache):
                     f"the pool holds (heads, D) = {(H, D)} in {memory.dtype}, the new tensor has "
                     f"{(new.shape[1], new.shape[3])} in {new.dtype}"
                 )
-            memory[self._write] = new.transpose(1, 2)[self._real]  # (N, H, D)
-            seen.append(memory[self._read].transpose(1, 2))  # (B, Hkv, S, D)
+            memory[plan.write] = new.transpose(1, 2)[plan.real]  # (N, H, D)
+            seen.append(memory[plan.read].transpose(1, 2))  # (B, Hkv, S, D)
         return seen[0], seen[1]
 
-    def _finish(self) -> None:
-        for row, n in zip(self.rows, self._new, strict=True):
+    def _commit(self, plan: PagedPlan) -> None:
+        for row, n in zip(self.rows, plan.counts, strict=True):
             row.length += n
 
     @property
@@ -257,7 +285,7 @@ class PagedCache(KVCache):
         """Forget all tokens, and give their blocks back."""
         for row in self.rows:
             self.pool.cut(row, 0)
-        self._next_layer = None
+        self._pass = None
         if not self._fixed:
             self.rows = []
 

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from lm_from_scratch.exercises import progress
 from lm_from_scratch.exercises.child import Child, Job, Verdict, start_method, verdict
-from lm_from_scratch.exercises.exercise import Exercise, exercise, exercises
+from lm_from_scratch.exercises.exercise import Exercise, drafts, exercise, exercises
 from lm_from_scratch.exercises.grade import (
     SEED,
     SUFFIXES,
@@ -28,7 +28,7 @@ from lm_from_scratch.exercises.grade import (
 )
 from lm_from_scratch.exercises.progress import write_text
 from lm_from_scratch.exercises.report import examine
-from lm_from_scratch.exercises.source import script, solution
+from lm_from_scratch.exercises.source import script, solution, title
 
 #: Where a file without a name is looked for: beside you, and where `make lab` puts the notebooks.
 #:
@@ -110,7 +110,7 @@ def report(wanted: Exercise, file: Path, args: argparse.Namespace, now: Stamp) -
     if found.passed:
         following = next_exercise()
         if following:
-            print(f"Next: {following.name} ({following.title})", flush=True)
+            print(f"Next: {following.name} ({plain_title(following)})", flush=True)
 
 
 def say(text: str) -> None:
@@ -185,21 +185,33 @@ def list_command(args: argparse.Namespace) -> int:
     """All exercises with what is done."""
     known = progress.load()
     chapter = None
-    done = 0
     for found in exercises():
         folder, _, _ = found.page.partition("/")
         if folder != chapter:
             chapter = folder
             print(folder)
-        entry = known.get(found.name, {})
-        points = progress.number(entry.get("points"))
-        mark = "done" if entry.get("passed") else f"{points:g}/{found.points}" if points else "-"
-        done += bool(entry.get("passed"))
-        stars = "*" * found.difficulty
-        print(f"  {mark:>5}  {found.name:<24} {stars:<3} {found.minutes:>3} min  {found.title}")
+        print(row(found, known))
+    if waiting := drafts():
+        print("drafts, whose checks are not proved and may be wrong")
+        print("\n".join(row(found, known) for found in waiting))
+    done = sum(bool(known.get(found.name, {}).get("passed")) for found in exercises())
     kept = f"Kept in {progress.path()}" if progress.path().is_file() else "Nothing is kept yet"
     print(f"{done} of {len(exercises())} done; * is easy, *** is hard. {kept}.")
     return 0
+
+
+def row(found: Exercise, known: dict[str, dict[str, Any]]) -> str:
+    """An exercise in a line, with what is done of it."""
+    entry = known.get(found.name, {})
+    points = progress.number(entry.get("points"))
+    mark = "done" if entry.get("passed") else f"{points:g}/{found.points}" if points else "-"
+    stars = "*" * found.difficulty
+    return f"  {mark:>5}  {found.name:<24} {stars:<3} {found.minutes:>3} min  {plain_title(found)}"
+
+
+def plain_title(found: Exercise) -> str:
+    """The heading of an exercise, without marks of code."""
+    return title(found.name).replace("`", "")
 
 
 def next_exercise() -> Exercise | None:
@@ -214,7 +226,9 @@ def next_command(args: argparse.Namespace) -> int:
     if found is None:
         print("All exercises are done.")
         return 0
-    print(f"{found.name}: {found.title} ({found.minutes} minutes, after the page {found.page})")
+    print(
+        f"{found.name}: {plain_title(found)} ({found.minutes} minutes, after the page {found.page})"
+    )
     print(f"python -m lm_from_scratch start {found.name}")
     return 0
 

@@ -4,19 +4,21 @@ A case makes its arguments from a generator, so that every seed gives other numb
 seed gives the same. The student's function and the reference get equal arguments that were made
 twice: neither sees what the other did to them.
 
-The wrong answers are part of the exercise. They prove that the cases can fail (`prove.py`), and
-they name a student's misconception when a result equals one of them (`diagnose.py`).
+The wrong answers are part of the exercise. They prove that the cases can fail, and they name a
+student's misconception when a result equals one of them (`diagnose.py`).
 """
 
 import importlib
-import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
+
+from lm_from_scratch.exercises import catalogue
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,16 @@ class Wrong:
     unnamed: str = ""
 
 
+def planted(table: Iterable[tuple[Any, ...]]) -> tuple[Wrong, ...]:
+    """The wrong answers of a table: each row has a label, a change, a case."""
+    return tuple(Wrong(*row) for row in table)
+
+
 @dataclass(frozen=True)
 class Exercise:
-    """An exercise without its text, which is in `tutorials/exercises/`.
+    """An exercise without its text, which lies beside its checks.
 
-    * ``name``: of the exercise, of its file here and of its source
+    * ``name``: of the exercise and of its folder in `catalogue/`
     * ``function``: what the student defines; no other exercise has a function of this name
     * ``page``: the tutorial that it belongs to, as "2_qwen2/1_rms_norm"
     * ``minutes``: for a student who has read that page
@@ -105,7 +112,6 @@ class Exercise:
 
     name: str
     function: str
-    title: str
     page: str
     minutes: int
     difficulty: int
@@ -143,22 +149,28 @@ class Exercise:
         return number, page, self.difficulty, self.name
 
 
+def folder(name: str) -> Path:
+    """Where an exercise is: `text.py`, `checks.py`, and `proof.json` when its checks are proved."""
+    return Path(catalogue.__path__[0]) / name
+
+
 def exercise(name: str) -> Exercise:
     """One exercise by its name. Raises ``ValueError``, with the nearest names, if there is none."""
-    known = [module.name for module in pkgutil.iter_modules(_folder())]
+    known = _names()
     if name not in known:
         from difflib import get_close_matches
 
-        near = get_close_matches(name, known, n=3) or sorted(known)
+        near = get_close_matches(name, known, n=3) or known
         raise ValueError(f"there is no exercise {name!r}; do you mean {', '.join(near)}?")
-    return importlib.import_module(f"{__package__}.catalogue.{name}").EXERCISE
+    return importlib.import_module(f"{catalogue.__name__}.{name}.checks").EXERCISE
 
 
 @cache
 def exercises() -> tuple[Exercise, ...]:
-    """All exercises in the order of the learning path; in a chapter, `after` comes first."""
-    names = [module.name for module in pkgutil.iter_modules(_folder())]
-    waiting = sorted((exercise(name) for name in names), key=lambda found: found.key)
+    """The course: all proved exercises in the order of the learning path; in a chapter, `after`
+    comes first."""
+    proved = [exercise(name) for name in _names() if not _is_draft(name)]
+    waiting = sorted(proved, key=lambda found: found.key)
     ordered: list[Exercise] = []
     while waiting:
         chapter = [found for found in waiting if found.key[0] == waiting[0].key[0]]
@@ -169,8 +181,17 @@ def exercises() -> tuple[Exercise, ...]:
     return tuple(ordered)
 
 
-def _folder() -> list[str]:
-    return list(importlib.import_module(f"{__package__}.catalogue").__path__)
+def drafts() -> tuple[Exercise, ...]:
+    """The exercises without a proof: they can be done, and are no part of the course."""
+    return tuple(exercise(name) for name in _names() if _is_draft(name))
+
+
+def _names() -> list[str]:
+    return sorted(path.parent.name for path in folder("").glob("*/checks.py"))
+
+
+def _is_draft(name: str) -> bool:
+    return not (folder(name) / "proof.json").is_file()
 
 
 # --------------------------------------------------------------------------- arguments of cases

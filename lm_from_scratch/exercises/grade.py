@@ -10,7 +10,7 @@ from pathlib import Path
 from zlib import crc32
 
 from lm_from_scratch.exercises.child import Child, Job, Verdict, ready
-from lm_from_scratch.exercises.exercise import Exercise, exercise, exercises
+from lm_from_scratch.exercises.exercise import Exercise, drafts, exercise, exercises
 from lm_from_scratch.exercises.progress import write_text
 from lm_from_scratch.exercises.submission import read
 
@@ -77,7 +77,7 @@ def plan(
     someone who submitted less than the others gets a row with 0 points for what is missing. Raises
     ``ValueError`` if nothing can be graded.
     """
-    wanted = [exercise(name) for name in names] if names else list(exercises())
+    wanted = [exercise(name) for name in names] if names else [*exercises(), *drafts()]
     given: dict[tuple[str, str], list[Path]] = {}
     seen = set()
     problems: dict[str, str] = {}
@@ -179,7 +179,7 @@ def write_reports(rows: list[Row], folder: Path) -> None:
 
 def ordered(rows: list[Row]) -> list[Row]:
     """By student, and then in the order of the learning path."""
-    place = {e.name: n for n, e in enumerate(exercises())}
+    place = {e.name: n for n, e in enumerate([*exercises(), *drafts()])}
     return sorted(rows, key=lambda row: (row.student, place[row.verdict.exercise]))
 
 

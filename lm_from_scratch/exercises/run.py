@@ -55,10 +55,10 @@ def outcome(
     * ``seconds``: end a loop that has taken so much processor time; None waits for ever
     """
     case = exercise.cases[number]
-    made, untouched = arguments(case, number, seed), arguments(case, number, seed)
-    names = argument_names(exercise, made)
-    leaves = require_gradients(names, made) if case.gradient else {}
-    with kept_state(), quiet() as printed:
+    with kept_state(), quiet() as printed:  # once: it costs as much as a small case
+        made, untouched = _arguments(case, number, seed), _arguments(case, number, seed)
+        names = argument_names(exercise, made)
+        leaves = require_gradients(names, made) if case.gradient else {}
         torch.default_generator.manual_seed(seed)  # torch.manual_seed: slow, and CUDA's too
         random.seed(seed)
         try:
@@ -102,7 +102,11 @@ def judge(case: Case, got: Outcome, want: Outcome) -> Fault | None:
 def arguments(case: Case, number: int, seed: int) -> Call:
     """The arguments of a case; a case of the same exercise with the next number gets others."""
     with kept_state():
-        return case.make(Generator().manual_seed(1000 * seed + number))
+        return _arguments(case, number, seed)
+
+
+def _arguments(case: Case, number: int, seed: int) -> Call:
+    return case.make(Generator().manual_seed(1000 * seed + number))
 
 
 def argument_names(exercise: Exercise, made: Call) -> list[str]:

@@ -1,4 +1,4 @@
-"""The text of an exercise: `tutorials/exercises/<name>.py`, its one source.
+"""The text of an exercise: `catalogue/NAME/text.py`, its one source.
 
 It is a script of cells. `# %% [markdown]` begins a text cell, `# %%` a code cell. One code cell
 holds the solution between `### BEGIN SOLUTION` and `### END SOLUTION`, the markers of nbgrader; the
@@ -10,11 +10,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from lm_from_scratch.exercises.exercise import Exercise
+from lm_from_scratch.exercises.exercise import Exercise, folder
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 HIDDEN = re.compile(r"^### BEGIN HIDDEN TESTS\n.*?^### END HIDDEN TESTS\n?", re.M | re.S)
@@ -41,10 +40,9 @@ class Cell:
         return self.kind == "code" and HIDDEN.search(self.text) is not None
 
 
-def sources() -> Path:
-    """The folder of the sources: in the clone, or in an installed package beside this file."""
-    clone = Path(__file__).resolve().parents[2] / "tutorials" / "exercises"
-    return clone if clone.is_dir() else Path(__file__).resolve().parent / "sources"
+def written(name: str) -> str:
+    """The whole source, as its author wrote it."""
+    return (folder(name) / "text.py").read_text(encoding="utf-8")
 
 
 def cells(text: str) -> list[Cell]:
@@ -63,7 +61,7 @@ def cells(text: str) -> list[Cell]:
 @cache
 def source(name: str) -> list[Cell]:
     """The cells of an exercise."""
-    return cells((sources() / f"{name}.py").read_text(encoding="utf-8"))
+    return cells(written(name))
 
 
 def student(text: str) -> str:
@@ -105,7 +103,7 @@ def stub(name: str) -> str:
 
 def script(name: str) -> str:
     """The whole exercise as a student gets it: text, given code, stub and check."""
-    return student((sources() / f"{name}.py").read_text(encoding="utf-8"))
+    return student(written(name))
 
 
 def title(name: str) -> str:

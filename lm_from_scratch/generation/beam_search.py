@@ -40,13 +40,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lm_from_scratch.cache.interface import KVCache
-from lm_from_scratch.cache.layered import LayeredCache, cache_for
-from lm_from_scratch.data import padded_batch
+from lm_from_scratch.cache.kv import KVCache
+from lm_from_scratch.cache.slots import cache_for
 from lm_from_scratch.generation.generate import check_empty, check_prompts, decode, prefill
 from lm_from_scratch.generation.logit_processors import LogitProcessor
 from lm_from_scratch.generation.sampling import check_logits
 from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.text.batches import padded_batch
 
 EarlyStopping = bool | Literal["never"]
 Fate = Literal["kept", "finished", "dropped"]
@@ -73,7 +73,7 @@ def beam_search(
     num_return_sequences: int = 1,
     stop_tokens: Collection[int] = (),
     processors: Sequence[LogitProcessor] = (),
-    cache: KVCache | LayeredCache | None = None,
+    cache: KVCache | None = None,
 ) -> list[list[Hypothesis]]:
     """For each prompt the ``num_return_sequences`` finished hypotheses of best score, best first.
 
@@ -106,7 +106,7 @@ def beam_steps(
     early_stopping: EarlyStopping = False,
     stop_tokens: Collection[int] = (),
     processors: Sequence[LogitProcessor] = (),
-    cache: KVCache | LayeredCache | None = None,
+    cache: KVCache | None = None,
 ) -> Iterator[list[list[Hypothesis]]]:
     """Yield, step after step, the candidates of every prompt, most likely first: the search tree.
 
@@ -204,7 +204,7 @@ def _steps(
     prompts: list[list[int]],
     rules: _Rules,
     processors: Sequence[LogitProcessor],
-    cache: KVCache | LayeredCache,
+    cache: KVCache,
 ) -> Iterator[list[list[Hypothesis]]]:
     check_empty(cache)  # another search may have begun with it
     batch = padded_batch(prompts, pad_token_id=0, side="left").to(model.head_weight.device)

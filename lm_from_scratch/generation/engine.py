@@ -24,11 +24,11 @@ import torch
 
 from lm_from_scratch.attention.visibility import PADDING
 from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
-from lm_from_scratch.data import padded_batch
 from lm_from_scratch.generation.generate import Chooser, check_prompts, check_seed, prefill
 from lm_from_scratch.generation.logit_processors import LogitProcessor
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.text.batches import padded_batch
 
 
 @dataclass(eq=False, kw_only=True)

@@ -10,33 +10,19 @@ hardly ever changes a token; in bfloat16 a near-tie may fall the other way.
 import statistics
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lm_from_scratch.cache.interface import Cache, KVCache
-from lm_from_scratch.cache.layered import LayeredCache, cache_for
-from lm_from_scratch.cache.slots import StaticCache
-from lm_from_scratch.data import padded_batch
+from lm_from_scratch.cache.interface import Cache
+from lm_from_scratch.cache.kv import KVCache
+from lm_from_scratch.cache.slots import StaticCache, cache_for
 from lm_from_scratch.generation.logit_processors import LogitProcessor
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.modes import evaluating
+from lm_from_scratch.text.batches import padded_batch
 from lm_from_scratch.text.tokenizer import Tokenizer
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode (no dropout) and no gradients inside; each module's own mode afterwards."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def prefill(
@@ -78,7 +64,7 @@ def generate(
     stop_tokens: Collection[int] = (),
     num_return_sequences: int = 1,
     seed: int = 0,
-    cache: KVCache | LayeredCache | None = None,
+    cache: KVCache | None = None,
     prefill_chunk: int | None = None,
     processors: Sequence[LogitProcessor] = (),
 ) -> Iterator[list[int | None]]:
@@ -126,9 +112,9 @@ def check_chunk(name: str, chunk: int | None) -> None:
         raise ValueError(f"{name}={chunk} must be a whole number of at least 1")
 
 
-def check_empty(cache: KVCache | LayeredCache) -> None:
+def check_empty(cache: KVCache) -> None:
     """Raises ``ValueError`` for a cache that is in use, or keeps nothing."""
-    if not isinstance(cache, KVCache | LayeredCache):
+    if not isinstance(cache, KVCache):
         raise ValueError(f"the cache is a {type(cache).__name__}: it must keep keys and values")
     if cache.batch is not None:
         raise ValueError(f"the cache holds {cache.length} tokens already; it must be empty")
@@ -218,7 +204,7 @@ def _steps(
     max_new_tokens: int,
     choose: Chooser,
     stop_tokens: frozenset[int],
-    cache: KVCache | LayeredCache,
+    cache: KVCache,
     prefill_chunk: int | None,
 ) -> Iterator[list[int | None]]:
     check_empty(cache)  # another generation may have begun with it

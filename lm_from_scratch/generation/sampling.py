@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lm_from_scratch.limits import is_number, require
+
 
 def apply_repetition_penalty(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     """Make the tokens marked in ``seen`` (B, V) less likely by a factor on their logits.
@@ -107,36 +109,26 @@ def draw(logits: Tensor, u: Tensor) -> Tensor:
 class Sampler:
     """How to choose the next token. The defaults draw from the model's own distribution.
 
-    ``temperature=0`` is greedy: the most likely token. ``top_k=0``, ``top_p=1``, ``min_p=0`` and
-    ``typical_p=1`` are off.
-
     Raises ``ValueError`` for a number out of range, and where no token can be chosen.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
+    temperature: float = 1.0  # 0 is greedy: the likeliest token
+    top_k: int = 0  # 0 is off
+    top_p: float = 1.0  # 1 is off
+    min_p: float = 0.0  # 0 is off
+    typical_p: float = 1.0  # 1 is off
+    repetition_penalty: float = 1.0  # 1 is off
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty"):
-            if not math.isfinite(getattr(self, name)):
-                raise ValueError(f"{name}={getattr(self, name)} must be a finite number")
-        if self.temperature < 0:
-            raise ValueError(f"temperature={self.temperature} must be 0 (greedy) or more")
-        if self.top_k < 0:
-            raise ValueError(f"top_k={self.top_k} must be 0 (off) or more")
-        for name in ("top_p", "typical_p"):
-            if not 0.0 < getattr(self, name) <= 1.0:
-                raise ValueError(
-                    f"{name}={getattr(self, name)} must be above 0 and at most 1 (off)"
-                )
-        if not 0.0 <= self.min_p <= 1.0:
-            raise ValueError(f"min_p={self.min_p} must be in 0 (off) ... 1")
-        if self.repetition_penalty <= 0:
-            raise ValueError(f"repetition_penalty={self.repetition_penalty} must be above 0")
+        numbers = vars(self)
+        names = ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty")
+        require(numbers, "must be a finite number", is_number, *names)
+        require(numbers, "must be 0 (greedy) or more", lambda x: x >= 0, "temperature")
+        require(numbers, "must be 0 (off) or more", lambda k: k >= 0, "top_k")
+        limit = "must be above 0 and at most 1 (off)"
+        require(numbers, limit, lambda p: 0 < p <= 1, "top_p", "typical_p")
+        require(numbers, "must be in 0 (off) ... 1", lambda p: 0 <= p <= 1, "min_p")
+        require(numbers, "must be above 0", lambda x: x > 0, "repetition_penalty")
 
     def logits(self, logits: Tensor, seen: Tensor) -> Tensor:
         """The bent and cut ``logits`` (B, V), where ``seen`` (B, V) marks the tokens in the row so

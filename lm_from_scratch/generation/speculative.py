@@ -31,21 +31,20 @@ from torch import Generator, Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from lm_from_scratch.attention.visibility import PADDING
-from lm_from_scratch.cache.interface import KVCache
-from lm_from_scratch.cache.layered import LayeredCache, cache_for
-from lm_from_scratch.cache.slots import SlidingCache
+from lm_from_scratch.cache.kv import KVCache
+from lm_from_scratch.cache.slots import cache_for
 from lm_from_scratch.generation.generate import (
     check_chunk,
     check_empty,
     check_prompts,
     check_seed,
     decode,
-    evaluating,
     prefill,
 )
 from lm_from_scratch.generation.logit_processors import LogitProcessor
 from lm_from_scratch.generation.sampling import Sampler, check_logits, draw
 from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.modes import evaluating
 
 
 def accept(p: Tensor, q: Tensor, draft: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,7 +162,7 @@ class ModelDrafter:
     def _propose(
         self,
         sampler: Sampler,
-        cache: KVCache | LayeredCache,
+        cache: KVCache,
         rows: list[list[int]],
         wanted: list[int],
         generators: list[Generator],
@@ -215,7 +214,7 @@ def speculate(
     n_draft: int = 4,
     stop_tokens: Collection[int] = (),
     seed: int = 0,
-    cache: KVCache | LayeredCache | None = None,
+    cache: KVCache | None = None,
     prefill_chunk: int | None = None,
     processors: Sequence[LogitProcessor] = (),
 ) -> Iterator[Pass]:
@@ -245,12 +244,11 @@ def speculate(
     if cache is None:
         cache = cache_for(model.config.windows, reserve=longest, slack=n_draft)
     check_empty(cache)
-    for part in cache.parts if isinstance(cache, LayeredCache) else [cache]:
-        if isinstance(part, SlidingCache) and part.slack < n_draft:
-            raise ValueError(
-                f"n_draft={n_draft} tokens may have to be taken back, but the cache has "
-                f"slack={part.slack}"
-            )
+    if cache.slack is not None and cache.slack < n_draft:
+        raise ValueError(
+            f"n_draft={n_draft} tokens may have to be taken back, but the cache has "
+            f"slack={cache.slack}"
+        )
     sampler = sampler or Sampler()
     propose = drafter.start(model, sampler, longest, n_draft)
     ends = frozenset(stop_tokens)
@@ -270,7 +268,7 @@ def _passes(
     n_draft: int,
     stop_tokens: frozenset[int],
     seed: int,
-    cache: KVCache | LayeredCache,
+    cache: KVCache,
     prefill_chunk: int | None,
 ) -> Iterator[Pass]:
     check_empty(cache)  # another generation may have begun with it

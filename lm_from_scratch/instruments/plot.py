@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from lm_from_scratch.attention.visibility import positions_from_mask
-from lm_from_scratch.generation.generate import evaluating
 from lm_from_scratch.instruments.record import record_attention
 from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

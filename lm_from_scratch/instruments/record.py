@@ -14,12 +14,7 @@ from torch import Tensor, nn
 from lm_from_scratch.attention.attention import AttentionFunction, attention_weights
 from lm_from_scratch.attention.kinds import attention_layers
 from lm_from_scratch.attention.visibility import Visibility
-
-
-def blocks(model: nn.Module) -> nn.ModuleList:
-    """The blocks of a built model, in order: its list of modules that hold an attention layer."""
-    attention_layers(model)  # says so if there is none
-    return next(module for module in model.modules() if isinstance(module, nn.ModuleList))
+from lm_from_scratch.models.blocks import blocks
 
 
 @contextmanager

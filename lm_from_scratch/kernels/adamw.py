@@ -66,14 +66,13 @@ def adamw_(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 1e-2,
-    max_exp_avg_sq: Tensor | None = None,
 ) -> None:
-    """:func:`adamw` that overwrites ``param``, ``exp_avg`` and ``exp_avg_sq``; ``grad`` and
-    ``max_exp_avg_sq`` have the same shape.
+    """:func:`adamw` that overwrites ``param``, ``exp_avg`` and ``exp_avg_sq``; ``grad`` is of the
+    same shape.
 
     Raises ``ValueError`` as :func:`adamw`, and for a tensor that cannot be overwritten.
     """
-    check(param, grad, exp_avg, exp_avg_sq, step, lr, betas, max_exp_avg_sq)
+    check(param, grad, exp_avg, exp_avg_sq, step, lr, betas)
     check_overwritten("adamw", param=param, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
     beta1, beta2 = betas
     numbers = [beta1, 1 - beta1, beta2, 1 - beta2, eps]
@@ -98,18 +97,17 @@ def adamw(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 1e-2,
-    max_exp_avg_sq: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`lm_from_scratch.optim.adamw.adamw` without AMSGrad: the new parameter and moments,
-    each in the dtype of the old one, on copies. ``param``, ``grad``, ``exp_avg``, ``exp_avg_sq``
-    and ``max_exp_avg_sq`` have one shape. No gradient flows through the step.
+    """:func:`lm_from_scratch.optim.adamw.adamw`: the new parameter and moments, each in the dtype
+    of the old one, on copies. ``param``, ``grad``, ``exp_avg`` and ``exp_avg_sq`` have one shape.
+    No gradient flows through the step.
 
     Half-precision tensors are computed in float32 and rounded once, at the end. ``step`` and ``lr``
-    may be tensors of one number, which the host does not read. Raises ``ValueError`` for AMSGrad,
-    for tensors that do not fit or are not where kernels run, and for gradients.
+    may be tensors of one number, which the host does not read. Raises ``ValueError`` for tensors
+    that do not fit or are not where kernels run, and for gradients.
     """
     new = param.clone(), exp_avg.clone(), exp_avg_sq.clone()
-    adamw_(new[0], grad, *new[1:], step, lr, betas, eps, weight_decay, max_exp_avg_sq)
+    adamw_(new[0], grad, *new[1:], step, lr, betas, eps, weight_decay)
     return new
 
 
@@ -121,7 +119,6 @@ def check(
     step: Number,
     lr: Number,
     betas: tuple[float, float],
-    max_exp_avg_sq: Tensor | None,
 ) -> None:
     """Raises ``ValueError`` for what the kernel cannot do."""
     instead = "lm_from_scratch.optim.adamw.adamw can do that"
@@ -133,8 +130,6 @@ def check(
                 f"adamw: param has shape {tuple(param.shape)}, {name} is {x.dtype} of shape "
                 f"{tuple(x.shape)}; all must have one shape, and be of {DTYPES}"
             )
-    if max_exp_avg_sq is not None:
-        raise ValueError(f"adamw: max_exp_avg_sq is given (AMSGrad); {instead}")
     if any(isinstance(beta, Tensor) for beta in betas):
         raise ValueError(f"adamw: betas={betas} must be numbers; {instead}")
     check_numbers("adamw", step=step, lr=lr)
@@ -207,9 +202,8 @@ class AdamW(reference.AdamW):
         """Raises ``ValueError`` also for an option that needs another step."""
         super().check_group(group)
         use = "use lm_from_scratch.optim.adamw.AdamW"
-        for name in ("amsgrad", "differentiable", "foreach", "fused"):
-            if group[name]:
-                raise ValueError(f"{name}={group[name]}: the kernel cannot do that; {use}")
+        if group["fused"]:
+            raise ValueError(f"fused={group['fused']}: the kernel cannot do that; {use}")
         if any(isinstance(beta, Tensor) for beta in group["betas"]):
             raise ValueError(f"betas={group['betas']}: the kernel takes numbers; {use}")
         for p in reference.tensors_of(group):
@@ -224,9 +218,8 @@ class AdamW(reference.AdamW):
         """The step of one parameter, in one launch."""
         state, grad = self.state[p], p.grad
         assert grad is not None
-        step = state["step"].add_(1)
+        state["step"] += 1
         adamw_(
-            p, -grad if group["maximize"] else grad, state["exp_avg"], state["exp_avg_sq"],
-            step if group["capturable"] else step.item(),
+            p, grad, state["exp_avg"], state["exp_avg_sq"], state["step"].item(),
             group["lr"], group["betas"], group["eps"], group["weight_decay"],
         )  # fmt: skip

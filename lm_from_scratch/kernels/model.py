@@ -23,7 +23,7 @@ from lm_from_scratch.kernels.swiglu import swiglu
 from lm_from_scratch.layers.activation import GatedMLP, gated_silu
 from lm_from_scratch.layers.norm import RMSNorm
 from lm_from_scratch.models import gpt2, qwen2
-from lm_from_scratch.quantize import Int8Weight, quantized_weights
+from lm_from_scratch.weights.quantize import Int8Weight, quantized_weights
 
 
 def kernel_attention(

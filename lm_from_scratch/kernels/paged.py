@@ -18,6 +18,7 @@ PagedAttention*, 2023, arXiv:2309.06180.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lm_from_scratch.attention.visibility import PADDING, Visibility
-from lm_from_scratch.cache.paged import PagedCache
+from lm_from_scratch.cache.paged import PagedCache, PagedPlan
 from lm_from_scratch.kernels.decoding import attend_in_splits, check_decoding
 from lm_from_scratch.kernels.device import check_alike, check_device
 
@@ -212,6 +213,26 @@ def _(
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
+class KernelPlan(PagedPlan):
+    """The same for the kernels, which follow the table themselves."""
+
+    @cached_property
+    def slots_or_padding(self) -> Tensor:
+        """The slots of the new tokens, -1 for padding, (B, T)."""
+        return torch.where(self.real, self.slots(self.queries), PADDING)
+
+    @cached_property
+    def pages(self) -> Tensor:
+        """The blocks of each row, (B, most)."""
+        return self.tables.int()
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """How many keys each row sees, (B,): none where its only query is padding."""
+        seen = [end if n else 0 for end, n in zip(self.ends, self.counts, strict=True)]
+        return torch.tensor(seen, dtype=torch.int32, device=self.queries.device)
+
+
 class KernelPagedCache(PagedCache):
     """A :class:`~lm_from_scratch.cache.paged.PagedCache` that copies nothing for one new token.
 
@@ -219,24 +240,16 @@ class KernelPagedCache(PagedCache):
     :func:`paged_attention`; a longer one, as for a prompt, gets gathered tensors, as before.
     """
 
-    def _choose(self, queries: Tensor, keys: Tensor) -> None:
-        self._write = torch.where(queries >= 0, self._slots(queries), PADDING)  # (B, T)
-        if queries.shape[1] > 1:
-            self._read = self._slots(keys)  # (B, S)
-            return
-        # a query that is padding sees nothing
-        seen = [row.length + n if n else 0 for row, n in zip(self.rows, self._new, strict=True)]
-        self._seen = torch.tensor(seen, dtype=torch.int32, device=queries.device)
-        self._pages, self._longest = self._tables.int(), keys.shape[1]
+    plan_type = KernelPlan
 
-    def _store(self, layer: int, k: Tensor, v: Tensor) -> tuple[Any, Any]:
+    def _store(self, plan: Any, layer: int, k: Tensor, v: Tensor) -> tuple[Any, Any]:
         memories = self.pool.keys[layer], self.pool.values[layer]
-        write_pages(k, v, *memories, self._write)
+        write_pages(k, v, *memories, plan.slots_or_padding)
         if k.shape[2] > 1:
-            gathered = [memory[self._read].transpose(1, 2) for memory in memories]
+            gathered = [memory[plan.read].transpose(1, 2) for memory in memories]
             return gathered[0], gathered[1]
+        longest = plan.keys.shape[1]
         pages = [
-            Paged(memory, self._pages, self._seen, self.pool.block_size, self._longest)
-            for memory in memories
+            Paged(memory, plan.pages, plan.lengths, plan.block_size, longest) for memory in memories
         ]
         return pages[0], pages[1]

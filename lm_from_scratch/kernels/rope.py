@@ -63,8 +63,8 @@ def rope_kernel(
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """:func:`lm_from_scratch.rope.apply_rope` of x (B, H, T, D) with any strides; the result lies
-    in memory in the order of x. cos and sin are float32, (B, 1, T, D/2) or (1, 1, T, D/2), and
+    """:func:`lm_from_scratch.layers.rope.apply_rope` of x (B, H, T, D) with any strides; the result
+    lies in memory in the order of x. cos and sin are float32, (B, 1, T, D/2) or (1, 1, T, D/2), and
     constants: there is no gradient for them.
 
     Half-precision x is turned in float32 and rounded once, at the end.
@@ -102,7 +102,7 @@ def check(kernel: str, x: Tensor, cos: Tensor, sin: Tensor) -> None:
         if angles.requires_grad and torch.is_grad_enabled():
             raise ValueError(
                 f"{kernel}: {name} requires a gradient, which the kernel does not compute; "
-                f"lm_from_scratch.rope.{kernel} does"
+                f"lm_from_scratch.layers.rope.{kernel} does"
             )
 
 

@@ -26,9 +26,10 @@ from torch import Tensor, nn
 
 from lm_from_scratch.attention.attention import AttentionFunction, sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.cache.interface import NO_CACHE, Cache, Layer, NoCache
+from lm_from_scratch.cache.interface import NO_CACHE, Cache, LayerCache
 from lm_from_scratch.layers.activation import ACTIVATIONS
 from lm_from_scratch.layers.norm import LayerNorm
+from lm_from_scratch.limits import integers, positive, require, said, shares, token_ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +39,12 @@ class GPT2Config:
     Raises ``ValueError`` for a number that no model can have.
     """
 
-    vocab_size: int = 50257
-    block_size: int = 1024  # the longest sequence: there is one embedding for each position
-    n_layer: int = 12
-    n_head: int = 12
-    n_embd: int = 768
-    intermediate_size: int | None = None  # width of the MLP; None means 4 * n_embd
+    vocab_size: int = 50257  # tokens in the vocabulary
+    block_size: int = 1024  # the longest sequence, in tokens (each position has an embedding)
+    n_layer: int = 12  # blocks
+    n_head: int = 12  # attention heads in each block
+    n_embd: int = 768  # features of a token; a multiple of n_head
+    intermediate_size: int | None = None  # width of the MLP (None means 4 * n_embd)
     activation: str = "gelu_new"
     embd_pdrop: float = 0.1
     resid_pdrop: float = 0.1
@@ -54,32 +55,16 @@ class GPT2Config:
     eos_token_id: int | None = 50256
 
     def __post_init__(self) -> None:
-        sizes = ["vocab_size", "block_size", "n_layer", "n_head", "n_embd"]
-        sizes += ["intermediate_size"] if self.intermediate_size is not None else []
-        for name in sizes:
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be an integer, at least 1")
-        if self.n_embd % self.n_head != 0:
-            raise ValueError(f"n_embd={self.n_embd} is not a multiple of n_head={self.n_head}")
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"activation={self.activation!r} is not one of {sorted(ACTIVATIONS)}")
-        for name in ("embd_pdrop", "resid_pdrop", "attn_pdrop"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0.0 <= value < 1.0:
-                raise ValueError(f"{name}={value!r} must be in [0, 1)")
-        for name in ("layer_norm_eps", "initializer_range"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0.0 < value < math.inf:
-                raise ValueError(f"{name}={value!r} must be a positive number")
-        for name in ("bos_token_id", "eos_token_id"):
-            token = getattr(self, name)
-            if token is None:
-                continue
-            if type(token) is not int or not 0 <= token < self.vocab_size:
-                raise ValueError(
-                    f"{name}={token!r} is not below vocab_size={self.vocab_size}: "
-                    "the model could never produce it"
-                )
+        numbers = vars(self)
+        integers(numbers, 1, "vocab_size", "block_size", "n_layer", "n_head", "n_embd")
+        integers(numbers, 1, *said(numbers, "intermediate_size"))
+        shares(numbers, "embd_pdrop", "resid_pdrop", "attn_pdrop")
+        positive(numbers, "layer_norm_eps", "initializer_range")
+        token_ids(numbers, *said(numbers, "bos_token_id", "eos_token_id"))
+        multiple = f"is not a multiple of n_head={self.n_head}"
+        require(numbers, multiple, lambda n: n % self.n_head == 0, "n_embd")
+        known = f"is not one of {sorted(ACTIVATIONS)}"
+        require(numbers, known, lambda name: name in ACTIVATIONS, "activation")
 
     @property
     def head_dim(self) -> int:
@@ -121,7 +106,7 @@ class Attention(nn.Module):
         self.resid_dropout = nn.Dropout(config.resid_pdrop)
         self.attend = sdpa_attention
 
-    def forward(self, x: Tensor, visibility: Visibility, cache: NoCache | Layer) -> Tensor:
+    def forward(self, x: Tensor, visibility: Visibility, cache: LayerCache) -> Tensor:
         B, T, C = x.shape
         qkv = self.c_attn(x).view(B, T, 3, self.n_head, self.head_dim)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
@@ -158,7 +143,7 @@ class Block(nn.Module):
         self.ln_2 = LayerNorm(config.n_embd, config.layer_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, visibility: Visibility, cache: NoCache | Layer) -> Tensor:
+    def forward(self, x: Tensor, visibility: Visibility, cache: LayerCache) -> Tensor:
         x = x + self.attn(self.ln_1(x), visibility, cache)
         return x + self.mlp(self.ln_2(x))
 
@@ -212,7 +197,7 @@ class GPT2Model(nn.Module):
         """
         if idx.dim() != 2:
             raise ValueError(f"idx has shape {tuple(idx.shape)}; it must be (batch, tokens)")
-        seen = cache.see_by_layer(idx, positions, documents, self.config.windows)
+        seen = cache.see(idx, positions, documents, self.config.windows)
         self._check_length(positions, cache.length + idx.shape[1] if positions is None else 0)
         x = self.wte(idx) + self.wpe(seen[0].query_positions.clamp(min=0))
         x = self.drop(x)

@@ -16,7 +16,6 @@ D = head_dim, V = vocab_size.
 Source: Yang et al., *Qwen2 Technical Report*, 2024, arXiv:2407.10671.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,10 +25,11 @@ from torch import Tensor, nn
 
 from lm_from_scratch.attention.attention import AttentionFunction, sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.cache.interface import NO_CACHE, Cache, Layer, NoCache
+from lm_from_scratch.cache.interface import NO_CACHE, Cache, LayerCache
 from lm_from_scratch.layers.activation import ACTIVATIONS, GatedMLP
 from lm_from_scratch.layers.norm import RMSNorm
-from lm_from_scratch.rope import RopeScaling, RotaryEmbedding, apply_rope
+from lm_from_scratch.layers.rope import RopeScaling, RotaryEmbedding, apply_rope
+from lm_from_scratch.limits import integers, positive, require, said, shares, token_ids
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # the words of published configs
 
@@ -48,7 +48,7 @@ class Qwen2Config:
     block_size: int = 32768  # the length it was trained for; rotation itself has no limit
     n_layer: int = 24
     n_head: int = 14
-    n_kv_head: int = 2  # None becomes n_head
+    n_kv_head: int = 2  # heads that keys and values have (None becomes n_head)
     n_embd: int = 896
     intermediate_size: int = 4864
     head_dim: int = None  # type: ignore[assignment]  # None becomes n_embd / n_head
@@ -67,47 +67,29 @@ class Qwen2Config:
     eos_token_id: int | None = 151643
 
     def __post_init__(self) -> None:
-        sizes = ["vocab_size", "block_size", "n_layer", "n_head", "n_embd", "intermediate_size"]
-        optional = ["n_kv_head", "head_dim", "sliding_window"]
-        for name in sizes + [name for name in optional if getattr(self, name) is not None]:
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be an integer, at least 1")
-        if getattr(self, "head_dim") is None and self.n_embd % self.n_head != 0:  # noqa: B009
-            raise ValueError(
-                f"n_embd={self.n_embd} is not a multiple of n_head={self.n_head}; "
-                "give head_dim if that is meant"
-            )
+        numbers = vars(self)
+        integers(numbers, 1, "vocab_size", "block_size", "n_layer", "n_head", "n_embd")
+        integers(numbers, 1, "intermediate_size")
+        integers(numbers, 1, *said(numbers, "n_kv_head", "head_dim", "sliding_window"))
+        integers(numbers, 0, *said(numbers, "max_window_layers"))
+        shares(numbers, "attention_dropout")
+        positive(numbers, "rms_norm_eps", "rope_theta", "initializer_range")
+        token_ids(numbers, *said(numbers, "pad_token_id", "bos_token_id", "eos_token_id"))
+        if getattr(self, "head_dim") is None:  # noqa: B009
+            multiple = f"is not a multiple of n_head={self.n_head}; give head_dim if that is meant"
+            require(numbers, multiple, lambda n: n % self.n_head == 0, "n_embd")
         for name, value in (("n_kv_head", self.n_head), ("head_dim", self.n_embd // self.n_head)):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-        if self.head_dim % 2 != 0:
-            raise ValueError(f"head_dim={self.head_dim} is odd: rotation works on pairs")
-        if self.n_head % self.n_kv_head != 0:
-            raise ValueError(
-                f"n_head={self.n_head} is not a multiple of n_kv_head={self.n_kv_head}"
-            )
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"activation={self.activation!r} is not one of {sorted(ACTIVATIONS)}")
-        if not isinstance(self.attention_dropout, int | float) or not (
-            0.0 <= self.attention_dropout < 1.0
-        ):
-            raise ValueError(f"attention_dropout={self.attention_dropout!r} must be in [0, 1)")
-        for name in ("rms_norm_eps", "rope_theta", "initializer_range"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0.0 < value < math.inf:
-                raise ValueError(f"{name}={value!r} must be a positive number")
-        if self.rope_theta <= 1.0:
-            raise ValueError(f"rope_theta={self.rope_theta} must be above 1")
-        if type(self.tie_word_embeddings) is not bool:
-            raise ValueError(f"tie_word_embeddings={self.tie_word_embeddings!r} is not a bool")
-        if self.rope_scaling is not None and not isinstance(self.rope_scaling, RopeScaling):
-            raise ValueError(f"rope_scaling={self.rope_scaling!r} is not one of {RopeScaling}")
-        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-            token = getattr(self, name)
-            if token is None:
-                continue
-            if type(token) is not int or not 0 <= token < self.vocab_size:
-                raise ValueError(f"{name}={token!r} is not below vocab_size={self.vocab_size}")
+        require(numbers, "is odd: rotation works on pairs", lambda d: d % 2 == 0, "head_dim")
+        multiple = f"is not a multiple of n_kv_head={self.n_kv_head}"
+        require(numbers, multiple, lambda n: n % self.n_kv_head == 0, "n_head")
+        known = f"is not one of {sorted(ACTIVATIONS)}"
+        require(numbers, known, lambda name: name in ACTIVATIONS, "activation")
+        require(numbers, "must be above 1", lambda theta: theta > 1.0, "rope_theta")
+        require(numbers, "is not a bool", lambda x: type(x) is bool, "tie_word_embeddings")
+        known = f"is not one of {RopeScaling}"
+        require(numbers, known, lambda s: s is None or isinstance(s, RopeScaling), "rope_scaling")
         self._check_layers()
 
     def _check_layers(self) -> None:
@@ -119,8 +101,6 @@ class Qwen2Config:
                 raise ValueError(f"layer_types={types!r} must be a tuple of n_layer={self.n_layer}")
             if unknown := set(types) - {FULL, SLIDING}:
                 raise ValueError(f"layer_types has {sorted(unknown)}, not {FULL!r} or {SLIDING!r}")
-        if first is not None and (type(first) is not int or first < 0):
-            raise ValueError(f"max_window_layers={first!r} must be an integer, 0 or more")
         if self.sliding_window is None and (first is not None or SLIDING in (types or ())):
             raise ValueError("layers that slide need a sliding_window")
         if self.sliding_window is not None and types is None and first is None:
@@ -184,7 +164,7 @@ class Attention(nn.Module):
         x: Tensor,
         rotation: tuple[Tensor, Tensor],
         visibility: Visibility,
-        cache: NoCache | Layer,
+        cache: LayerCache,
     ) -> Tensor:
         B, T, _ = x.shape
         q = self.q_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
@@ -212,7 +192,7 @@ class Block(nn.Module):
         x: Tensor,
         rotation: tuple[Tensor, Tensor],
         visibility: Visibility,
-        cache: NoCache | Layer,
+        cache: LayerCache,
     ) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), rotation, visibility, cache)
         return x + self.mlp(self.post_attention_layernorm(x))
@@ -283,7 +263,7 @@ class Qwen2Model(nn.Module):
                 f"x has shape {tuple(x.shape)}; it must be (batch, tokens, "
                 f"n_embd={self.config.n_embd})"
             )
-        seen = cache.see_by_layer(x, positions, documents, self.config.windows)
+        seen = cache.see(x, positions, documents, self.config.windows)
         rotation = self.rotary_emb(seen[0].query_positions, x.dtype)
         for layer, block in enumerate(self.layers):
             x = block(x, rotation, seen[layer], cache[layer])

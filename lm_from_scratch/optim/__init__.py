@@ -1,7 +1,10 @@
-"""Optimizers: AdamW, GaLore, and steps inside the backward pass."""
+"""Optimizers: how a gradient becomes a step.
 
-from lm_from_scratch.optim.adamw import AdamW
-from lm_from_scratch.optim.galore import GaLore
-from lm_from_scratch.optim.in_backward import update_in_backward
+Read ``adamw`` first: the formula, then the class that keeps its moments. ``galore_basis`` is about
+directions in which a gradient is large, ``galore`` takes Adam's step in those alone, and
+``in_backward`` takes the steps of either during the backward pass.
 
-__all__ = ["AdamW", "GaLore", "update_in_backward"]
+A new optimizer is a new file: a formula as a pure function, and a subclass of ``AdamW`` that
+overrides ``update``. Whoever changes a formula changes it here; ``kernels`` repeats the formulas in
+Triton, and ``runs.sharded`` says what happens to parameters of several processes.
+"""

@@ -24,8 +24,7 @@ The decay :math:`\lambda` is not an L2 penalty. A penalty would be part of :math
 would divide it away where gradients are large.
 
 Sources: Kingma, Ba, *Adam*, 2015, arXiv:1412.6980; Loshchilov, Hutter, *Decoupled Weight Decay
-Regularization*, 2019, arXiv:1711.05101; Reddi, Kale, Kumar, *On the Convergence of Adam and
-Beyond*, 2018, arXiv:1904.09237 (AMSGrad).
+Regularization*, 2019, arXiv:1711.05101.
 """
 
 import math
@@ -35,8 +34,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw as torch_adamw
-
-from lm_from_scratch.optim.sharded import whole
 
 Number = float | Tensor
 
@@ -48,22 +45,18 @@ def adam_direction(
     step: Number,
     betas: tuple[Number, Number] = (0.9, 0.999),
     eps: float = 1e-8,
-    max_exp_avg_sq: Tensor | None = None,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor]:
     r"""The direction :math:`d_t`, then the new :math:`m_t` and :math:`v_t`, all of one shape with
     the ``grad``, its means ``exp_avg`` and ``exp_avg_sq``, of any shape.
 
     ``step`` is :math:`t`, 1 for the first. :math:`\epsilon` is added after the bias correction.
-    Given ``max_exp_avg_sq``, the largest :math:`v` so far (AMSGrad), the direction divides by the
-    new one, which is then returned too.
     """
     beta1, beta2 = betas
     exp_avg = beta1 * exp_avg + (1 - beta1) * grad
     exp_avg_sq = beta2 * exp_avg_sq + (1 - beta2) * grad * grad
-    largest = [] if max_exp_avg_sq is None else [torch.maximum(max_exp_avg_sq, exp_avg_sq)]
     mean = exp_avg / (1 - beta1**step)
-    mean_square = (largest[0] if largest else exp_avg_sq) / (1 - beta2**step)
-    return mean / (mean_square.sqrt() + eps), exp_avg, exp_avg_sq, *largest
+    mean_square = exp_avg_sq / (1 - beta2**step)
+    return mean / (mean_square.sqrt() + eps), exp_avg, exp_avg_sq
 
 
 def adamw(
@@ -76,33 +69,28 @@ def adamw(
     betas: tuple[Number, Number] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 1e-2,
-    max_exp_avg_sq: Tensor | None = None,
-) -> tuple[Tensor, ...]:
-    """The new ``param``, of one shape with ``grad``, ``exp_avg``, ``exp_avg_sq`` and
-    ``max_exp_avg_sq``, any shape, then what :func:`adam_direction` returns behind its direction."""
-    direction, *moments = adam_direction(
-        grad, exp_avg, exp_avg_sq, step, betas, eps, max_exp_avg_sq
-    )
-    return (1 - lr * weight_decay) * param - lr * direction, *moments
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The new ``param``, of one shape with ``grad``, ``exp_avg`` and ``exp_avg_sq``, any shape,
+    then the new moments."""
+    direction, exp_avg, exp_avg_sq = adam_direction(grad, exp_avg, exp_avg_sq, step, betas, eps)
+    return (1 - lr * weight_decay) * param - lr * direction, exp_avg, exp_avg_sq
 
 
 class AdamW(torch.optim.Optimizer):
-    """:func:`adamw` for every parameter, with the options and the state of ``torch.optim.AdamW``.
+    """:func:`adamw` for every parameter. It loads a ``state_dict`` of ``torch.optim.AdamW``, which
+    loads one of this optimizer.
 
-    Either optimizer loads the other's ``state_dict``. Steps are counted per parameter: one that
-    gets its first gradient in step 10 takes a first step then. A parameter without a gradient is
-    left alone.
-
-    ``foreach`` and ``fused`` call torch's kernels instead, with the same result within rounding:
-    all parameters at once, one pass over memory. ``capturable`` keeps the step count on the
-    device; ``differentiable`` lets gradients flow through the step.
+    Steps are counted per parameter: one that gets its first gradient in step 10 takes a first step
+    then. A parameter without a gradient is left alone. ``fused`` calls torch's kernel instead, with
+    the same result within rounding: all parameters at once, one pass over memory.
 
     Raises ``ValueError`` for a sparse gradient and ``FloatingPointError`` for one that is not
     finite, before any parameter or state is changed. The check of finiteness reads one number back
-    from the device, which ``capturable`` and ``differentiable`` do without.
+    from the device.
     """
 
     optional = frozenset[str]()  # state that need not be in a file
+    after_zero_grad: Callable[[], None] | None = None  # what else is to be forgotten then
 
     def __init__(
         self,
@@ -111,29 +99,11 @@ class AdamW(torch.optim.Optimizer):
         betas: tuple[Number, Number] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
-        amsgrad: bool = False,
         *,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
         fused: bool | None = None,
     ) -> None:
-        super().__init__(
-            params,
-            dict(
-                lr=lr,
-                betas=betas,
-                eps=eps,
-                weight_decay=weight_decay,
-                amsgrad=amsgrad,
-                maximize=maximize,
-                foreach=foreach,
-                capturable=capturable,
-                differentiable=differentiable,
-                fused=fused,
-            ),
-        )
+        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused)
+        super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters; what it does not say, the defaults say.
@@ -146,7 +116,8 @@ class AdamW(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def check_group(self, group: dict[str, Any]) -> None:
-        """Raises ``ValueError`` for an option that is unknown or out of range."""
+        """Raises ``ValueError`` for an option that is unknown or out of range, and for complex
+        parameters."""
         known = {*self.defaults, "params", "param_names", "initial_lr"}  # the last: of schedulers
         if unknown := group.keys() - known:
             raise ValueError(
@@ -156,24 +127,16 @@ class AdamW(torch.optim.Optimizer):
         if not isinstance(group["betas"], (tuple, list)):
             raise ValueError(f"betas={group['betas']} must be two numbers in [0, 1)")
         numbers = group["lr"], *group["betas"]
-        tensors = [number for number in numbers if isinstance(number, Tensor)]
-        if any(tensor.numel() != 1 for tensor in tensors):
+        if any(isinstance(number, Tensor) and number.numel() != 1 for number in numbers):
             raise ValueError(f"lr={group['lr']} and betas={group['betas']} must be single numbers")
-        if tensors and group["foreach"] and not group["capturable"]:
-            raise ValueError("foreach=True takes lr and betas as tensors with capturable=True only")
         for name in ("lr", "eps", "weight_decay"):
             if not (0.0 <= group[name] < math.inf):
                 raise ValueError(f"{name}={group[name]} must be finite and not negative")
         if len(group["betas"]) != 2 or not all(0.0 <= beta < 1.0 for beta in group["betas"]):
             raise ValueError(f"betas={group['betas']} must be two numbers in [0, 1)")
-        if group["fused"] and (group["foreach"] or group["differentiable"]):
-            other = "foreach" if group["foreach"] else "differentiable"
-            raise ValueError(f"fused=True and {other}=True exclude each other")
-        if group["foreach"] and group["differentiable"]:
-            raise ValueError("foreach=True and differentiable=True exclude each other")
         for p in tensors_of(group):
-            if p.is_complex() and group["fused"]:
-                raise ValueError(f"fused=True is for real parameters, not for {p.dtype}")
+            if p.is_complex():
+                raise ValueError(f"a parameter is {p.dtype}; {type(self).__name__} takes real ones")
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move every parameter that has a gradient; returns what ``closure`` returned.
@@ -186,54 +149,79 @@ class AdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            check_gradients(group["params"], group)
+            self.check_gradients(group["params"])
         for group in self.param_groups:
             self.update([p for p in group["params"] if p.grad is not None], group)
         return loss
 
+    def check_gradients(self, params: Iterable[Tensor]) -> None:
+        """Raises ``ValueError`` for a gradient that is sparse, ``FloatingPointError`` for one that
+        is not finite."""
+        with_grad = [(i, p, p.grad) for i, p in enumerate(params) if p.grad is not None]
+        for i, p, grad in with_grad:
+            if grad.layout is not torch.strided:
+                raise ValueError(
+                    f"the gradient of parameter {i}, shape {tuple(p.shape)}, is sparse "
+                    f"({grad.layout}); sparse gradients are not supported: torch.optim.SparseAdam "
+                    "is"
+                )
+        if not with_grad:
+            return
+        # One sum finds NaN and infinity; a sum that overflowed is looked at again.
+        device = with_grad[0][2].device
+        sums = [grad.detach().sum().to(device, torch.float32) for _, _, grad in with_grad]
+        if math.isfinite(self.whole(torch.stack(sums)).abs().sum().item()):
+            return
+        for i, p, grad in with_grad:
+            if self.whole((~torch.isfinite(grad)).sum()).item() > 0:
+                raise FloatingPointError(
+                    f"the gradient of parameter {i}, shape {tuple(p.shape)}, is not finite: "
+                    "nothing was changed"
+                )
+
+    def whole(self, x: Tensor) -> Tensor:
+        """A sum over gradients, ``x`` (any shape), of all processes; here there is one."""
+        return x
+
+    @torch.no_grad()
     def update(self, params: list[Tensor], group: dict[str, Any]) -> None:
         """One step for ``params``, parameters of ``group`` whose gradients were checked."""
         for p in params:
             if not self.state[p]:
                 self.state[p].update(self.new_state(p, group))
-        with torch.set_grad_enabled(group["differentiable"]):
-            if group["foreach"] or group["fused"]:
-                grads = [p.grad for p in params if p.grad is not None]
-                torch_step(params, grads, [self.state[p] for p in params], group)
-            else:
-                for p in params:
-                    self.update_one(p, group)
-
-    def new_state(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-        """The state before the first step: zeros."""
-        on_device = group["capturable"] or group["fused"]
-        device = p.device if on_device else torch.device("cpu")
-        zeros = {
-            name: torch.zeros_like(p, memory_format=torch.preserve_format)
-            for name in moment_names(group)
-        }
-        return {"step": torch.zeros((), dtype=torch.float32, device=device), **zeros}
+        if group["fused"]:
+            grads = [p.grad for p in params if p.grad is not None]
+            fused_step(params, grads, [self.state[p] for p in params], group)
+        else:
+            for p in params:
+                self.update_one(p, group)
 
     def update_one(self, p: Tensor, group: dict[str, Any]) -> None:
         """The step of one parameter, as the formula says."""
         state, grad = self.state[p], p.grad
         assert grad is not None
-        step = state["step"].add_(1)
-        moments = [state[name] for name in moment_names(group)]
-        tensors = [p, -grad if group["maximize"] else grad, *moments]
-        if p.is_complex():  # two real numbers each
-            tensors = [torch.view_as_real(tensor) for tensor in tensors]
-        old_p, _, *old_moments = tensors
-        if group["differentiable"]:  # what autograd remembers must not be overwritten below
-            tensors = [tensor.clone() for tensor in tensors]
-        first, grad, exp_avg, exp_avg_sq, *largest = tensors
+        state["step"] += 1
+        old = p, state["exp_avg"], state["exp_avg_sq"]
         new = adamw(
-            first, grad, exp_avg, exp_avg_sq,
-            step.clone() if group["capturable"] or group["differentiable"] else step.item(),
-            group["lr"], group["betas"], group["eps"], group["weight_decay"], *largest,
+            p, grad, state["exp_avg"], state["exp_avg_sq"], state["step"].item(),
+            group["lr"], group["betas"], group["eps"], group["weight_decay"],
         )  # fmt: skip
-        for old, tensor in zip([old_p, *old_moments], new, strict=True):
-            old.copy_(tensor.view_as(old))  # a learning rate of shape (1,) adds a dimension
+        for tensor, value in zip(old, new, strict=True):
+            tensor.copy_(value.view_as(tensor))  # a learning rate of shape (1,) adds a dimension
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, also those that were added up inside the backward pass."""
+        super().zero_grad(set_to_none)
+        if self.after_zero_grad is not None:
+            self.after_zero_grad()
+
+    def new_state(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        """The state before the first step: zeros."""
+        zeros = {
+            name: torch.zeros_like(p, memory_format=torch.preserve_format)
+            for name in ("exp_avg", "exp_avg_sq")
+        }
+        return {"step": torch.zeros((), device=p.device if group["fused"] else "cpu"), **zeros}
 
     def state_shapes(self, p: Tensor) -> dict[str, torch.Size]:
         """The names and shapes of the state that a parameter has after its first step."""
@@ -241,22 +229,28 @@ class AdamW(torch.optim.Optimizer):
 
     def shapes_in(self, group: dict[str, Any], p: Tensor) -> dict[str, torch.Size]:
         """:meth:`state_shapes` of a parameter with the options of any group."""
-        return {"step": torch.Size(), **dict.fromkeys(moment_names(group), p.shape)}
+        return {"step": torch.Size(), "exp_avg": p.shape, "exp_avg_sq": p.shape}
+
+    def group_of(self, p: Tensor) -> dict[str, Any]:
+        """The group that a parameter belongs to. Raises ``ValueError`` if it is in none."""
+        for group in self.param_groups:
+            if any(p is other for other in group["params"]):
+                return group
+        raise ValueError(f"a parameter of shape {tuple(p.shape)} is in none of the groups")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in every optimizer of torch, the options of the groups come from the file, too. Raises
         ``ValueError``, before anything is changed, if it is of another optimizer or does not fit a
         parameter."""
-        for group in state_dict["param_groups"]:
+        groups = [without_switches(group) for group in state_dict["param_groups"]]
+        for group in groups:
             if missing := self.defaults.keys() - group.keys():
                 raise ValueError(
                     f"the state has no option {sorted(missing)[0]!r}: it is not one of "
                     f"{type(self).__name__}"
                 )
-            if not group.get("decoupled_weight_decay", True):
-                raise ValueError("the state is one of Adam with an L2 penalty, not of AdamW")
-            own = {k: v for k, v in group.items() if k not in ("params", "decoupled_weight_decay")}
-            self.check_group(own)
+            self.check_group({name: value for name, value in group.items() if name != "params"})
+        state_dict = {**state_dict, "param_groups": groups}
         for p, group, state in self.pairs(state_dict):
             if state:
                 wanted = self.shapes_in(group, p)
@@ -270,6 +264,10 @@ class AdamW(torch.optim.Optimizer):
                         )
         super().load_state_dict(state_dict)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.defaults.pop("differentiable", None)  # torch adds it to every optimizer
+
     def pairs(self, state_dict: dict[str, Any]) -> list[tuple[Tensor, dict[str, Any], Any]]:
         """Every parameter with its group and its state in a ``state_dict``."""
         return [
@@ -277,13 +275,6 @@ class AdamW(torch.optim.Optimizer):
             for ours, theirs in zip(self.param_groups, state_dict["param_groups"], strict=False)
             for p, key in zip(ours["params"], theirs["params"], strict=False)
         ]
-
-    def group_of(self, p: Tensor) -> dict[str, Any]:
-        """The group that a parameter belongs to. Raises ``ValueError`` if it is in none."""
-        for group in self.param_groups:
-            if any(p is other for other in group["params"]):
-                return group
-        raise ValueError(f"a parameter of shape {tuple(p.shape)} is in none of the groups")
 
 
 def tensors_of(group: dict[str, Any]) -> list[Tensor]:
@@ -294,58 +285,33 @@ def tensors_of(group: dict[str, Any]) -> list[Tensor]:
     return [p for p in unnamed if isinstance(p, Tensor)]  # torch refuses the others by name
 
 
-def moment_names(group: dict[str, Any]) -> list[str]:
-    """The state that has the shape of the parameter, in the order of :func:`adamw`."""
-    return ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * group["amsgrad"]
+def without_switches(group: dict[str, Any]) -> dict[str, Any]:
+    """A group of a file without the options that only torch's AdamW has. Raises ``ValueError``
+    where one of them asks for another step."""
+    if not group.get("decoupled_weight_decay", True):
+        raise ValueError("the state is one of Adam with an L2 penalty, not of AdamW")
+    for name in ("amsgrad", "maximize"):
+        if group.get(name):
+            raise ValueError(f"the state has {name}=True, a step that only torch.optim.AdamW takes")
+    theirs = {
+        "decoupled_weight_decay", "amsgrad", "maximize", "foreach", "capturable", "differentiable"
+    }  # fmt: skip
+    return {name: value for name, value in group.items() if name not in theirs}
 
 
-def torch_step(
+def fused_step(
     params: list[Tensor],
     grads: list[Tensor],
     states: list[dict[str, Tensor]],
     group: dict[str, Any],
 ) -> None:
-    """The step of all parameters by torch's kernels, in place."""
+    """The step of all parameters by torch's kernel, in place."""
     if not params:
         return
-    options = (
-        "foreach", "fused", "capturable", "differentiable", "amsgrad", "lr", "weight_decay", "eps",
-        "maximize",
-    )  # fmt: skip
+    (beta1, beta2), lr, eps, decay = (group[n] for n in ("betas", "lr", "eps", "weight_decay"))
     torch_adamw(
-        params,
-        grads,
-        [state["exp_avg"] for state in states],
-        [state["exp_avg_sq"] for state in states],
-        [state["max_exp_avg_sq"] for state in states if group["amsgrad"]],
-        [state["step"] for state in states],
-        has_complex=any(p.is_complex() for p in params),
-        beta1=group["betas"][0],
-        beta2=group["betas"][1],
-        **{name: group[name] for name in options},
-    )
-
-
-def check_gradients(params: Iterable[Tensor], group: dict[str, Any]) -> None:
-    """Raises ``ValueError`` for a gradient that is sparse, ``FloatingPointError`` for one that is
-    not finite."""
-    with_grad = [(i, p, p.grad) for i, p in enumerate(params) if p.grad is not None]
-    for i, p, grad in with_grad:
-        if grad.layout is not torch.strided:
-            raise ValueError(
-                f"the gradient of parameter {i}, shape {tuple(p.shape)}, is sparse "
-                f"({grad.layout}); sparse gradients are not supported: torch.optim.SparseAdam is"
-            )
-    if group["capturable"] or group["differentiable"] or not with_grad:
-        return
-    # One sum finds NaN and infinity; a sum that overflowed is looked at again.
-    grads = [torch.view_as_real(g) if g.is_complex() else g for _, _, g in with_grad]
-    sums = [grad.detach().sum().to(grads[0].device, torch.float32) for grad in grads]
-    if math.isfinite(whole(torch.stack(sums)).abs().sum().item()):
-        return
-    for i, p, grad in with_grad:
-        if not whole(torch.isfinite(grad).all().float()).item():
-            raise FloatingPointError(
-                f"the gradient of parameter {i}, shape {tuple(p.shape)}, is not finite: nothing "
-                "was changed"
-            )
+        params, grads, [state["exp_avg"] for state in states],
+        [state["exp_avg_sq"] for state in states], [], [state["step"] for state in states],
+        fused=True, amsgrad=False, maximize=False,
+        beta1=beta1, beta2=beta2, lr=lr, eps=eps, weight_decay=decay,
+    )  # fmt: skip

@@ -2,7 +2,7 @@
 
 A training step usually holds the gradients of all weights at once, as much memory as the weights
 themselves. Yet the backward pass finishes them one after another, from the last layer to the first.
-:func:`update_in_backward` updates a weight as soon as its gradient is complete, and frees the
+:class:`update_in_backward` updates a weight as soon as its gradient is complete, and frees the
 gradient.
 
 What cannot be had then is anything that needs all gradients before the first update: clipping by
@@ -12,20 +12,16 @@ Source: Lv et al., *Full Parameter Fine-tuning for Large Language Models with Li
 (LOMO), 2023, arXiv:2306.09782.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from types import TracebackType
 
 from torch import Tensor
 
-from lm_from_scratch.optim.adamw import AdamW, check_gradients
-from lm_from_scratch.optim.galore import GaLore, is_projected, project_back
+from lm_from_scratch.optim.adamw import AdamW
+from lm_from_scratch.optim.galore import GaLore, is_projected
+from lm_from_scratch.optim.galore_basis import project_back
 
-ACTIVE: set[int] = set()  # the ids of the parameters in a context
 
-
-@contextmanager
-def update_in_backward(optimizer: AdamW, grad_accumulation: int = 1) -> Iterator[None]:
+class update_in_backward:  # a context, and so in small letters, as torch.no_grad
     """Inside this context every ``grad_accumulation``-th backward pass updates the weights.
 
     The rest of the loop can stay as it is: ``optimizer.step()`` finds no gradients, and does
@@ -49,80 +45,84 @@ def update_in_backward(optimizer: AdamW, grad_accumulation: int = 1) -> Iterator
     are updated by then. Raises ``ValueError`` for another optimizer than those of
     :mod:`lm_from_scratch.optim`, and for contexts of one parameter inside each other.
     """
-    if type(grad_accumulation) is not int or grad_accumulation < 1:
-        raise ValueError(f"grad_accumulation={grad_accumulation!r} must be at least 1")
-    if not isinstance(optimizer, AdamW):
-        raise ValueError(
-            f"optimizer={type(optimizer).__module__}.{type(optimizer).__name__} must be AdamW or "
-            "GaLore of lm_from_scratch.optim"
-        )
-    groups = enumerate(optimizer.param_groups)
-    number = {p: i for i, group in groups for p in group["params"] if p.requires_grad}
-    params = list(number)
-    if any(id(p) in ACTIVE for p in params):
-        raise ValueError("a parameter of this optimizer is in a context of update_in_backward")
-    passes: dict[Tensor, int] = {}
-    sums: dict[Tensor, Tensor] = {}  # of projected gradients
 
-    def group_of(p: Tensor) -> dict[str, Any]:  # loading a state makes new groups
-        return optimizer.param_groups[number[p]]
+    def __init__(self, optimizer: AdamW, grad_accumulation: int = 1) -> None:
+        if type(grad_accumulation) is not int or grad_accumulation < 1:
+            raise ValueError(f"grad_accumulation={grad_accumulation!r} must be at least 1")
+        if not isinstance(optimizer, AdamW):
+            raise ValueError(
+                f"optimizer={type(optimizer).__module__}.{type(optimizer).__name__} must be AdamW "
+                "or GaLore of lm_from_scratch.optim"
+            )
+        self.optimizer, self.grad_accumulation = optimizer, grad_accumulation
+        self.passes: dict[Tensor, int] = {}  # of this step, in which a parameter was
+        self.sums: dict[Tensor, Tensor] = {}  # of projected gradients
 
-    def after(p: Tensor) -> None:
-        group = group_of(p)
-        try:
-            check_gradients([p], group)
-        except FloatingPointError:
-            forget()
-            raise FloatingPointError(
-                f"the gradient of a parameter of shape {tuple(p.shape)} is not finite: the "
-                "parameters whose gradients were complete before it are updated"
-            ) from None
-        passes[p] = passes.get(p, 0) % grad_accumulation + 1
-        last = passes[p] == grad_accumulation
+    def __enter__(self) -> None:
+        groups = enumerate(self.optimizer.param_groups)
+        self.group = {p: i for i, group in groups for p in group["params"] if p.requires_grad}
+        if any(hasattr(p, "updated_in_backward") for p in self.group):
+            raise ValueError("a parameter of this optimizer is in a context of update_in_backward")
+        for p in self.group:
+            p.updated_in_backward = True
+        self.hooks = [p.register_post_accumulate_grad_hook(self.after) for p in self.group]
+        self.hooks.append(self.optimizer.register_step_pre_hook(self.before_step))
+        self.optimizer.after_zero_grad = self.forget
+
+    def after(self, p: Tensor) -> None:
+        """The gradient of ``p`` is complete: use it, or add it up, and free it. Raises
+        ``FloatingPointError`` if it is not finite."""
+        optimizer, group = self.optimizer, self.optimizer.param_groups[self.group[p]]
+        self.check(p)
+        self.passes[p] = self.passes.get(p, 0) % self.grad_accumulation + 1
+        last = self.passes[p] == self.grad_accumulation
         if isinstance(optimizer, GaLore) and is_projected(p, group):
-            low = optimizer.low_gradient(p, group, may_renew=passes[p] == 1)
+            low = optimizer.low_gradient(p, group, may_renew=self.passes[p] == 1)
             p.grad = None
-            low = sums.pop(p) + low if p in sums else low
+            self.sums[p] = self.sums[p] + low if p in self.sums else low
             if last:
-                optimizer.update_projected(p, low, group)
-            else:
-                sums[p] = low
+                optimizer.update_projected(p, self.sums.pop(p), group)
         elif last:
             optimizer.update([p], group)
             p.grad = None
 
-    def before_step(*_: Any) -> None:
+    def check(self, p: Tensor) -> None:
+        """Raises ``FloatingPointError`` for a gradient that is not finite."""
+        try:
+            self.optimizer.check_gradients([p])
+        except FloatingPointError:
+            self.forget()
+            raise FloatingPointError(
+                f"the gradient of a parameter of shape {tuple(p.shape)} is not finite: the "
+                "parameters whose gradients were complete before it are updated"
+            ) from None
+
+    def before_step(self, *_: object) -> None:
+        """Update the matrices that were not in every pass; ``step`` does so for the others."""
+        optimizer = self.optimizer
         for group in optimizer.param_groups:
-            check_gradients(group["params"], group)
-        for p, low in sums.items():
+            optimizer.check_gradients(group["params"])
+        for p, low in self.sums.items():
             assert isinstance(optimizer, GaLore)
-            optimizer.update_projected(p, low, group_of(p))
-        forget()
+            optimizer.update_projected(p, low, optimizer.param_groups[self.group[p]])
+        self.forget()
 
-    def forget() -> None:
-        sums.clear()
-        passes.clear()
+    def forget(self) -> None:
+        """The next backward pass is the first one of a step."""
+        self.sums.clear()
+        self.passes.clear()
 
-    def zero_grad(set_to_none: bool = True) -> None:
-        forget()
-        type(optimizer).zero_grad(optimizer, set_to_none)
-
-    hooks = [p.register_post_accumulate_grad_hook(after) for p in params]
-    hooks.append(optimizer.register_step_pre_hook(before_step))
-    ACTIVE.update(id(p) for p in params)
-    optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
-    try:
-        yield
-    except BaseException:
-        forget()
-        raise
-    finally:
-        del optimizer.zero_grad
-        ACTIVE.difference_update(id(p) for p in params)
-        for hook in hooks:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
+    ) -> None:
+        self.optimizer.after_zero_grad = None
+        for hook in self.hooks:
             hook.remove()
-        for p, low in sums.items():
-            assert isinstance(optimizer, GaLore)
-            state, sign = optimizer.state[p], -1 if group_of(p)["maximize"] else 1
-            back = sign * project_back(low, state.get("left"), state.get("right"))
-            p.grad = back.view(p.shape).to(p.dtype)
+        for p in self.group:
+            del p.updated_in_backward
+        if kind is None:
+            for p, low in self.sums.items():
+                state = self.optimizer.state[p]
+                back = project_back(low, state.get("left"), state.get("right"))
+                p.grad = back.view(p.shape).to(p.dtype)
+        self.forget()

@@ -1,9 +1,9 @@
 """Turn a finished training run into a model that ships with the package.
 
-    python -m lm_from_scratch train --preset docs --out RUN
+    python -m lm_from_scratch train --preset docs --dtype bfloat16 --out RUN
     python -m lm_from_scratch.pretrained.make RUN gpt2-docs
 
-    python -m lm_from_scratch train --preset docs-qwen2 --out RUN
+    python -m lm_from_scratch train --preset docs-qwen2 --dtype bfloat16 --out RUN
     python -m lm_from_scratch.pretrained.make RUN qwen2-docs
 
 The weights are rounded to float16, which halves the file. ``record.json`` says how they were made
@@ -27,22 +27,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from lm_from_scratch.checkpoint import (
+from lm_from_scratch.checkpoint.folders import (
     PRETRAINED,
-    from_pretrained,
     replace_folder,
     temporary_folder,
     write_json,
-    write_model,
 )
-from lm_from_scratch.data import (
-    Document,
-    TokenFile,
-    load_split,
-    sequential_batches,
-    write_tokens,
-)
+from lm_from_scratch.checkpoint.weights import from_pretrained, write_model
 from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.text.batches import TokenFile, sequential_batches, write_tokens
+from lm_from_scratch.text.corpora import load_split
+from lm_from_scratch.text.document import Document
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.train import evaluate
 
@@ -133,7 +128,8 @@ def main(run: str, name: str) -> None:
     tokens = arguments["batch_size"] * arguments["block_size"]
     record = {
         "name": name,
-        "command": f"python -m lm_from_scratch train --preset {arguments['preset']} --out RUN",
+        "command": f"python -m lm_from_scratch train --preset {arguments['preset']} "
+        f"--dtype {arguments.get('dtype', 'float32')} --out RUN",  # a preset's is the machine's
         "arguments": {k: v for k, v in arguments.items() if k not in ("out", "quiet")},
         "seed": arguments["seed"],
         "python": platform.python_version(),

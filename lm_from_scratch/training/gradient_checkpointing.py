@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lm_from_scratch.cache.interface import NoCache
-from lm_from_scratch.instruments.record import blocks
+from lm_from_scratch.models.blocks import blocks
 
 
 @cache

@@ -19,23 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lm_from_scratch.quantize import QuantizedWeight
-
-IGNORE = -100  # a target that does not count
-
-
-def next_token_targets(idx: Tensor, positions: Tensor | None = None) -> Tensor:
-    """The token that follows each token of ``idx`` (B, T), or -100 where none does.
-
-    None follows the last column, a padding token, or the last token of a packed document. All three
-    are seen in the ``positions`` (B, T): the next one must be exactly one higher.
-    """
-    targets = torch.full_like(idx, IGNORE)
-    targets[:, :-1] = idx[:, 1:]
-    if positions is not None:
-        follows = (positions[:, 1:] == positions[:, :-1] + 1) & (positions[:, :-1] >= 0)
-        targets[:, :-1] = targets[:, :-1].masked_fill(~follows, IGNORE)
-    return targets
+from lm_from_scratch.text.targets import IGNORE
 
 
 def causal_lm_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -96,7 +80,7 @@ def chunked_causal_lm_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: in
             f"{len(weight)} rows of the weight, and not negative"
         )
     # autocast may ask for products in bfloat16
-    dtype = F.linear(x[:0], matrix_rows(weight, slice(0))).dtype
+    dtype = F.linear(x[:0], weight[:0]).dtype
     total = _ChunkedCrossEntropy.apply(x.to(dtype), weight, targets, chunk)
     return total / max(len(targets), 1)
 
@@ -133,13 +117,6 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return grad_x if grad_x is None else grad_x.to(x.dtype), grad_weight, None, None
 
 
-def matrix_rows(weight: Tensor, rows: slice) -> Tensor:
-    """Rows of a ``weight`` (V, C) as plain numbers, also of a quantised one."""
-    if isinstance(weight, QuantizedWeight):
-        return weight.look_up(torch.arange(len(weight), device=weight.device)[rows])
-    return weight[rows]
-
-
 def _logits_in_chunks(
     x: Tensor, weight: Tensor, targets: Tensor, chunk: int
 ) -> Iterator[tuple[slice, Tensor, Tensor, tuple[Tensor, Tensor]]]:
@@ -147,7 +124,7 @@ def _logits_in_chunks(
     (N, chunk); and where among these the logits of targets stand."""
     for start in range(0, len(weight), chunk):
         rows = slice(start, start + chunk)
-        W = matrix_rows(weight, rows).to(x.dtype)
+        W = weight[rows].to(x.dtype)
         tokens = ((targets >= start) & (targets < start + chunk)).nonzero().squeeze(1)
         logits = (x @ W.T).to(torch.promote_types(x.dtype, torch.float32))
         yield rows, W, logits, (tokens, targets[tokens] - start)

@@ -1,57 +1,42 @@
-r"""Training: a generator of steps.
+r"""Training: one step after another, for the caller to consume.
 
 One step takes a batch, asks how surprised the model is by each next token, and moves every weight a
-little against the gradient of that surprise. The caller consumes the steps: to print, to plot, or
-to stop.
+little against the gradient of that surprise. :func:`train` yields the steps: to print, to plot, to
+stop, or to save, as :mod:`lm_from_scratch.runs.saved` does.
 
-The learning rate, the batch and the random numbers of a step are functions of its number. A
-checkpoint therefore holds the weights, the optimizer's moments and that number, nothing else, and a
-run that was killed and resumed gives bitwise the same weights as one that was never interrupted, on
-one CPU with the same number of threads.
+The learning rate, the batch and the random numbers of a step are functions of its number.
 
 The learning rate rises linearly for ``warmup`` steps and falls along half a cosine to ``min_lr``,
 which it reaches in the last step.
 
 The same loop runs in several processes, which share out the rows of each batch:
-:mod:`lm_from_scratch.distributed`.
+:mod:`lm_from_scratch.runs.distributed`.
 
 Sources: Loshchilov, Hutter, *Decoupled Weight Decay Regularization*, 2019, arXiv:1711.05101;
 *SGDR*, 2017, arXiv:1608.03983 (the cosine).
 """
 
-import json
 import math
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Any, cast
+from dataclasses import dataclass, fields
+from typing import Any, Literal, cast, get_args, get_origin
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm_from_scratch.checkpoint import (
-    frozen_digest,
-    latest_checkpoint,
-    load_training_state,
-    save_training_state,
-)
-from lm_from_scratch.data import Batch, PackedBatches
-from lm_from_scratch.distributed import ALONE, Processes
-from lm_from_scratch.generation.generate import evaluating
-from lm_from_scratch.instruments.onednn import OneDNNLinear, onednn_matmul
-from lm_from_scratch.instruments.record import blocks
-from lm_from_scratch.layers.norm import RMSNorm
+from lm_from_scratch.limits import integers, is_number, positive, require
+from lm_from_scratch.models.blocks import blocks
 from lm_from_scratch.models.causal_lm import CausalLM
-from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
+from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.optim.in_backward import update_in_backward
-from lm_from_scratch.optim.sharded import whole
-from lm_from_scratch.training.loss import IGNORE, causal_lm_loss, chunked_causal_lm_loss
-from lm_from_scratch.weights.lora import adapters
+from lm_from_scratch.text.batches import Batch, PackedBatches
+from lm_from_scratch.text.targets import IGNORE
+from lm_from_scratch.training.loss import causal_lm_loss, chunked_causal_lm_loss
+from lm_from_scratch.training.processes import ALONE, Alone
 
 #: The numbers of a run that are GaLore's alone.
 GALORE = ("rank", "update_proj_gap", "scale", "projection_type", "moments", "basis")
@@ -64,55 +49,46 @@ class TrainConfig:
     Raises ``ValueError`` for a number out of range, and for options that exclude each other.
     """
 
-    steps: int
-    lr: float = 1e-3
-    min_lr: float = 0.0
-    warmup: int = 0
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.1
+    steps: int  # length of the run and of its schedule
+    lr: float = 1e-3  # highest learning rate
+    min_lr: float = 0.0  # learning rate of the last step
+    warmup: int = 0  # steps until the highest learning rate
+    betas: tuple[float, float] = (0.9, 0.95)  # of the moments
+    weight_decay: float = 0.1  # shrinks matrices, not biases and norms
     max_grad_norm: float = 1.0  # math.inf does not clip
-    optimizer: str = "adamw"  # or "galore", and then:
-    rank: int = 128  # of the projection of the blocks' matrices
-    update_proj_gap: int = 200  # steps that a basis is used for
-    scale: float = 0.25  # of the projected step
-    projection_type: str = "std"
-    moments: str = "keep"  # at a new basis
-    basis: str = "gram"  # how it is found
-    update_in_backward: bool = False  # each weight steps as soon as its gradient is complete
-    grad_accumulation: int = 1  # batches that are summed up before one step
-    chunked_loss: bool = False  # a step never holds its logits: for a large vocabulary
-    dtype: str = "float32"  # of the matrix products: "bfloat16" runs them under autocast
-    eval_every: int = 0  # steps between two measurements of the held-out loss; 0 is never
-    checkpoint_every: int = 0  # steps between two checkpoints; 0 is only at the end
+    optimizer: Literal["adamw", "galore"] = "adamw"  # galore projects the blocks' matrices
+    rank: int = 128  # galore: directions of each matrix
+    update_proj_gap: int = 200  # galore: steps for one basis
+    scale: float = 0.25  # galore: factor of the matrices' steps, so lr * scale is their rate
+    projection_type: str = "std"  # galore: which side of a matrix is projected
+    moments: str = "keep"  # galore: what a new basis does to them
+    basis: str = "gram"  # galore: how it is found
+    update_in_backward: bool = False  # step within the backward pass: less memory, no clipping
+    grad_accumulation: int = 1  # batches summed up before each step
+    chunked_loss: bool = False  # a step never holds its logits: for large vocabularies
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the matrix products
+    eval_every: int = 0  # steps between held-out losses; 0 is never
     seed: int = 0  # of dropout; the order of the data has its own
 
     def __post_init__(self) -> None:
+        numbers = vars(self)
+        integers(numbers, 1, "steps", "grad_accumulation", "rank", "update_proj_gap")
+        integers(numbers, 0, "warmup", "eval_every", "seed")
+        positive(numbers, "lr")
+        not_negative = "must be a finite number, not negative"
+        names = ("min_lr", "weight_decay")
+        require(numbers, not_negative, lambda x: is_number(x) and x >= 0, *names)
+        require(numbers, "must be above 0", lambda x: x > 0, "max_grad_norm")
+        require(numbers, "must be in [0, 1)", lambda b: all(0 <= beta < 1 for beta in b), "betas")
         for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type is int and type(value) is not int:
-                raise ValueError(f"{field.name}={value!r} must be an integer")
-            no_limit = field.name == "max_grad_norm" and value == math.inf
-            if field.type is float and not math.isfinite(value) and not no_limit:
-                raise ValueError(f"{field.name}={value} must be a finite number")
-        if not all(0.0 <= beta < 1.0 for beta in self.betas):
-            raise ValueError(f"betas={self.betas} must be in [0, 1)")
-        for name in ("steps", "grad_accumulation"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("min_lr", "warmup", "weight_decay", "eval_every", "checkpoint_every", "seed"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
-        for name in ("lr", "max_grad_norm"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be above 0")
+            if get_origin(field.type) is Literal:
+                known = get_args(field.type)
+                limit = f"must be {' or '.join(map(repr, known))}"
+                require(numbers, limit, known.__contains__, field.name)
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr={self.min_lr} must not exceed lr={self.lr}")
         if self.warmup >= self.steps:
             raise ValueError(f"warmup={self.warmup} must be shorter than steps={self.steps}")
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ValueError(f"dtype={self.dtype!r} must be 'float32' or 'bfloat16'")
-        if self.optimizer not in ("adamw", "galore"):
-            raise ValueError(f"optimizer={self.optimizer!r} must be 'adamw' or 'galore'")
         GaLore([torch.zeros(1)], **galore_options(self))  # checks them
         if self.update_in_backward and self.max_grad_norm != math.inf:
             raise ValueError(
@@ -158,7 +134,7 @@ def galore_options(config: TrainConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in GALORE}
 
 
-def make_optimizer(model: CausalLM, config: TrainConfig) -> AdamW:
+def make_optimizer(model: CausalLM, config: TrainConfig, processes: Alone = ALONE) -> AdamW:
     """AdamW; or GaLore for the matrices of the blocks, and AdamW for all other weights.
 
     The embedding, the head, the norms and the biases are not projected, as in the paper: the rows
@@ -167,16 +143,13 @@ def make_optimizer(model: CausalLM, config: TrainConfig) -> AdamW:
     groups = parameter_groups(model, config.weight_decay)
     options: dict[str, Any] = dict(lr=config.lr, betas=config.betas, fused=True)
     if config.optimizer == "adamw":
-        return AdamW(groups, **options)
+        return processes.optimizer(AdamW)(groups, **options)
     of_blocks = {id(parameter) for parameter in blocks(model).parameters()}
     matrices, others = groups
     projected = [p for p in matrices["params"] if id(p) in of_blocks]
     matrices["params"] = [p for p in matrices["params"] if id(p) not in of_blocks]
     galore = {**matrices, "params": projected, **galore_options(config)}
-    optimizer = GaLore([galore, matrices, others], **options)
-    if any(isinstance(module, OneDNNLinear) for module in model.modules()):
-        optimizer.matmul = onednn_matmul
-    return optimizer
+    return processes.optimizer(GaLore)([galore, matrices, others], **options)
 
 
 def state_numbers(model: CausalLM, config: TrainConfig) -> int:
@@ -188,26 +161,6 @@ def state_numbers(model: CausalLM, config: TrainConfig) -> int:
         for p in group["params"]
         for shape in optimizer.shapes_in(group, p).values()
     )
-
-
-def residual_dropout_(model: Qwen2ForCausalLM, dropout: float) -> None:
-    """In training, drop a share of the embeddings, and of what every attention and MLP adds.
-
-    GPT-2 has these three in its config. Qwen2 has none of them, because it sees each text about
-    once; a small model that reads a small corpus many times needs them. Raises ``ValueError`` for a
-    share outside [0, 1).
-    """
-    if not 0.0 <= dropout < 1.0:
-        raise ValueError(f"dropout={dropout} must be in [0, 1)")
-
-    def drop(module: nn.Module, args: object, out: Tensor) -> Tensor:
-        return F.dropout(out, dropout, module.training)
-
-    model.model.embed_tokens.register_forward_hook(drop)
-    for block in model.model.layers:
-        for part in block.children():
-            if not isinstance(part, RMSNorm):
-                part.register_forward_hook(drop)
 
 
 class Loss(nn.Module):
@@ -247,7 +200,7 @@ def evaluate(
     model: CausalLM | nn.Module,
     batches: Iterable[Batch],
     dtype: str = "float32",
-    processes: Processes = ALONE,
+    processes: Alone = ALONE,
 ) -> float:
     """The mean loss over every target of the batches, in nats per token.
 
@@ -281,106 +234,65 @@ def train(
     batches: PackedBatches,
     config: TrainConfig,
     held_out: list[Batch] | None = None,
-    folder: str | Path | None = None,
-    processes: Processes = ALONE,
-) -> Generator[Step, None, None]:
-    """Train ``model`` in place and yield every step as soon as it is done.
+    processes: Alone = ALONE,
+) -> "Run":
+    """Train ``model`` in place: a :class:`Run` yields every step as soon as it is done.
 
-    With a ``folder`` the run writes checkpoints there, and continues from the newest one if there
-    is any: the same call starts and resumes a run. A due checkpoint is written when the next step
-    is asked for, after the caller has seen the step. Closing the generator (its ``close`` method)
-    writes one of the last finished step. The model is left in training mode.
+    The model is left in training mode, the caller's random state untouched.
 
-    The caller's random state is untouched.
-
-    In several ``processes`` all of them call this with the same arguments, and take and close the
-    same steps. A batch is shared out by rows, so the run is that of one process, but for rounding
-    and for the random numbers of dropout. It may be resumed in another number of processes. Raises
-    ``ValueError`` for a model without anything to train, and for numbers that do not fit together.
+    In several ``processes`` all of them call this with the same arguments, and take the same steps.
+    A batch is shared out by rows, so the run is that of one process, but for rounding and for the
+    random numbers of dropout. Raises ``ValueError`` for a model without anything to train, and for
+    numbers that do not fit together.
     """
     if config.eval_every and not held_out:
         raise ValueError(f"eval_every={config.eval_every} needs held-out batches")
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError("all parameters are frozen (requires_grad=False): nothing can be trained")
-    check_shared(config, batches.batch_size, processes)
-    frozen = frozen_digest(model) if folder is not None else None  # before FSDP cuts the weights
+    processes.check(batches.batch_size, config.update_in_backward)
     loss_of = processes.wrap(Loss(model, config.dtype, config.chunked_loss), blocks(model))
-    optimizer = make_optimizer(model, config)
-    recipe = recipe_of(model, config, batches, frozen)
-    done = 0
-    if folder is not None and (found := latest_checkpoint(folder)) is not None:
-        done = load_training_state(found, model, optimizer, recipe, processes)
-
-    device = next(model.parameters()).device
-    n, in_backward = config.grad_accumulation, config.update_in_backward
-
-    def steps() -> Generator[Step, None, None]:
-        saved = step = done
-        try:
-            for step in range(done + 1, config.steps + 1):
-                start = time.perf_counter()
-                lr = learning_rate(step, config)
-                for group in optimizer.param_groups:
-                    group["lr"] = lr
-                parts = [batches[i] for i in range((step - 1) * n, step * n)]
-                with (
-                    torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
-                    update_in_backward(optimizer, n) if in_backward else nullcontext(),
-                ):
-                    torch.manual_seed(config.seed * 1_000_003 + step + processes.rank * 10**9)
-                    loss, grad_norm = optimizer_step(loss_of, optimizer, parts, config, processes)
-                seconds = time.perf_counter() - start
-                held_out_loss = None
-                if config.eval_every and (step % config.eval_every == 0 or step == config.steps):
-                    held_out_loss = evaluate(loss_of, held_out or [], config.dtype, processes)
-                tokens = sum(part.idx.numel() for part in parts)
-                yield Step(step, loss, lr, grad_norm, tokens / seconds, held_out_loss)
-                due = config.checkpoint_every and step % config.checkpoint_every == 0
-                if folder is not None and (due or step == config.steps):
-                    save_training_state(folder, model, optimizer, recipe, step, processes)
-                    saved = step
-        except GeneratorExit:  # closed between two steps: the weights are those of `step`
-            if folder is not None and step > saved and processes.joined:
-                save_training_state(folder, model, optimizer, recipe, step, processes)
-            raise
-
-    return steps()
+    optimizer = make_optimizer(model, config, processes)
+    return Run(model, optimizer, batches, config, held_out or [], loss_of, processes)
 
 
-def recipe_of(
-    model: CausalLM, config: TrainConfig, batches: PackedBatches, frozen: str | None
-) -> dict[str, Any]:
-    """All that the weights of a run depend on; ``frozen`` is the digest of the frozen ones."""
-    free = ("eval_every", "checkpoint_every")  # they do not change the weights
-    recipe: dict[str, Any] = {
-        "model": asdict(model.config),
-        "train": {name: value for name, value in asdict(config).items() if name not in free},
-        "data": {
-            "text": batches.file.key,
-            "batch_size": batches.batch_size,
-            "block_size": batches.block_size,
-            "seed": batches.seed,
-            "isolate": batches.isolate,
-        },
-    }
-    if frozen is not None:
-        recipe["frozen"] = frozen
-    if maps := adapters(model):
-        recipe["adapters"] = {name: [m.rank, m.alpha, m.dropout] for name, m in maps.items()}
-    return json.loads(json.dumps(recipe))  # as it will be read back: tuples become lists
+@dataclass
+class Run(Iterator[Step]):
+    """A run between two steps. The next one depends on the weights of the ``model``, the state of
+    the ``optimizer`` and the number of the last ``step``: whoever puts these three back goes on."""
 
+    model: CausalLM
+    optimizer: AdamW
+    batches: PackedBatches
+    config: TrainConfig
+    held_out: list[Batch]
+    loss_of: nn.Module  # the model and its loss, as the processes wrap them
+    processes: Alone = ALONE
+    step: int = 0
 
-def check_shared(config: TrainConfig, batch_size: int, processes: Processes) -> None:
-    """Raises ``ValueError`` if these processes cannot share a run."""
-    if batch_size % processes.size != 0:
-        raise ValueError(
-            f"batch_size={batch_size} cannot be shared evenly by {processes.size} processes"
-        )
-    if config.update_in_backward and processes.parallel is not None:
-        raise ValueError(
-            f"update_in_backward is for one process, not for {processes.parallel}: a gradient is "
-            "complete only when those of all processes have met"
-        )
+    def __next__(self) -> Step:
+        config, optimizer, step = self.config, self.optimizer, self.step + 1
+        if step > config.steps:
+            raise StopIteration
+        start = time.perf_counter()
+        lr = learning_rate(step, config)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        n = config.grad_accumulation
+        parts = [self.batches[i] for i in range((step - 1) * n, step * n)]
+        device = next(self.model.parameters()).device
+        with (
+            torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+            update_in_backward(optimizer, n) if config.update_in_backward else nullcontext(),
+        ):
+            torch.manual_seed(config.seed * 1_000_003 + step + self.processes.rank * 10**9)
+            loss, norm = optimizer_step(self.loss_of, optimizer, parts, config, self.processes)
+        seconds = time.perf_counter() - start
+        held_out_loss = None
+        if config.eval_every and (step % config.eval_every == 0 or step == config.steps):
+            held_out_loss = evaluate(self.loss_of, self.held_out, config.dtype, self.processes)
+        self.step = step
+        tokens = sum(part.idx.numel() for part in parts)
+        return Step(step, loss, lr, norm, tokens / seconds, held_out_loss)
 
 
 def optimizer_step(
@@ -388,7 +300,7 @@ def optimizer_step(
     optimizer: torch.optim.Optimizer,
     parts: list[Batch],
     config: TrainConfig,
-    processes: Processes = ALONE,
+    processes: Alone = ALONE,
 ) -> tuple[float, float]:
     """One update from the gradient of all ``parts`` together; returns the loss and gradient norm.
 
@@ -418,7 +330,8 @@ def optimizer_step(
     if config.update_in_backward:
         optimizer.step()  # for weights that were not in every backward pass
         return total, math.nan
-    grad_norm = float(whole(nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)))
+    norm = nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+    grad_norm = processes.number(norm)
     if not math.isfinite(grad_norm):
         raise FloatingPointError(
             f"the gradient norm is {grad_norm} (loss {total}): the weights were left as they were. "

@@ -55,6 +55,8 @@ def run(
 
 def line(row: measure.Row) -> str:
     """A row as a line of text."""
+    if not row.rounds:
+        return f"{row.setting}: {row.kind}: {row.note}"
     text = f"{row.setting}: {row.kind} {row.ours:g} {row.unit}, {row.peer} {row.theirs:g}: "
     text += "{:.2f}x ({:.2f} to {:.2f})".format(*row.ratio)
     if row.share:

@@ -26,12 +26,11 @@ from measure import Row, Size
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from lm_from_scratch.data import reference
 from lm_from_scratch.instruments.onednn import onednn_matmul
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.optim.adamw import AdamW
-from lm_from_scratch.optim.galore import (
-    GaLore,
+from lm_from_scratch.optim.galore import GaLore
+from lm_from_scratch.optim.galore_basis import (
     captured_energy,
     project,
     project_back,
@@ -39,6 +38,7 @@ from lm_from_scratch.optim.galore import (
     singular_basis,
 )
 from lm_from_scratch.optim.in_backward import update_in_backward
+from lm_from_scratch.text.corpora import reference
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.loss import causal_lm_loss
 

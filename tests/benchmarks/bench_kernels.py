@@ -40,14 +40,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lm_from_scratch import quantize, rope
 from lm_from_scratch.attention import attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.instruments.roofline import FILE, GPU, MARKERS, Cost
-from lm_from_scratch.layers import activation, norm
+from lm_from_scratch.layers import activation, norm, rope
 from lm_from_scratch.optim.adamw import adamw
 from lm_from_scratch.optim.galore import galore_step
 from lm_from_scratch.training import loss
+from lm_from_scratch.weights import quantize
 
 CUDA = torch.cuda.is_available()
 if not CUDA:
@@ -650,15 +650,15 @@ def static(
     places = torch.arange(T, device=idx.device).expand(B, -1)
     with torch.no_grad():
         first = prefill(model, idx, places, cache).argmax(-1)
-        filled = cache.positions.clone()
+        filled = cache.tracks[0].positions.clone()
         token, place, table = first.clone(), places[:, -1:] + 1, filled.clone()
 
         def advance() -> None:
-            cache.positions = table
+            cache.tracks[0].positions = table
             logits = step(token[:, None], place, cache=cache)[:, -1]
             token.copy_(logits.argmax(-1))
             place.add_(1)
-            table.copy_(cache.positions)
+            table.copy_(cache.tracks[0].positions)
 
         def said(run: Callable[[], None]) -> Tensor:
             """Eight tokens, from behind the prompt."""
@@ -702,7 +702,7 @@ def transformers_rates(
 
     import transformers
 
-    from lm_from_scratch.checkpoint import save_pretrained
+    from lm_from_scratch.checkpoint.weights import save_pretrained
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -13,7 +13,7 @@ from measure import Row, Size
 from torch import Tensor
 
 from lm_from_scratch.layers.norm import RMSNorm, rms_norm
-from lm_from_scratch.rope import apply_rope, inverse_frequencies, rotation
+from lm_from_scratch.layers.rope import apply_rope, inverse_frequencies, rotation
 
 REPEATS = 5  # of one layer in a turn
 THEIRS, COMPILED = "transformers", "transformers, compiled"

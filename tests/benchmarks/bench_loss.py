@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from measure import Row, Size
 
-from lm_from_scratch.training.loss import causal_lm_loss, chunked_causal_lm_loss, next_token_targets
+from lm_from_scratch.instruments.onednn import multiplies
+from lm_from_scratch.text.targets import next_token_targets
+from lm_from_scratch.training.loss import causal_lm_loss, chunked_causal_lm_loss
 from lm_from_scratch.training.train import autocast
 
 #: rows, tokens in a row, width, vocabulary
@@ -58,6 +60,10 @@ def rows(size: Size) -> Iterator[Row]:
     B, T, C, V = SHAPES[size.name]
     for dtype in ("float32", "bfloat16"):
         title = f"{B * T} tokens, vocabulary {V}, {dtype}"
+        if not multiplies(getattr(torch, dtype)):
+            for kind in KINDS[1:]:
+                yield measure.absent(title, kind, THEIRS, "ms")
+            continue
         runs = {kind: step_of(size.name, kind, dtype) for kind in KINDS}
         limit = f"matrix product {'fp32' if dtype == 'float32' else 'bf16'}"
         limits = {limit: measure.multiplying(getattr(torch, dtype), size)}

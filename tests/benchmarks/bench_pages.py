@@ -4,7 +4,6 @@ Nothing is measured here: the gallery writes the seconds of every page that it r
 some pages only is not counted, and without a build there are no rows.
 """
 
-import json
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,9 +23,6 @@ def rows(size: Size, built: Path = BUILT) -> Iterator[Row]:
     took = {name: seconds for name, seconds in cases.items() if seconds > 0}
     if len(took) < len(cases):
         return
-    whole = built / "seconds.json"
-    if whole.is_file():
-        yield budget("the whole site", json.loads(whole.read_text())["seconds"], SITE)
     yield budget("the scripts of all pages", sum(took.values()), SITE)
     for name, seconds in sorted(took.items(), key=lambda pair: -pair[1]):
         yield budget("/".join(Path(name).with_suffix("").parts[-2:]), seconds, PAGE)

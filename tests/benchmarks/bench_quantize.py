@@ -21,14 +21,15 @@ from bench_decoding import our_run, prompt, shapes, their_run, twins, weight_byt
 from measure import Row, Size, seconds_of
 from torch.profiler import ProfilerActivity, profile
 
-from lm_from_scratch.cache.layered import cache_for
+from lm_from_scratch.cache.slots import cache_for
 from lm_from_scratch.generation.generate import decode, prefill
-from lm_from_scratch.instruments.onednn import use_packed_weights_
+from lm_from_scratch.instruments.onednn import multiplies, use_packed_weights_
 from lm_from_scratch.models.causal_lm import CausalLM, Config
-from lm_from_scratch.quantize import quantize_
+from lm_from_scratch.weights.quantize import quantize_
 
 PEERS = ("transformers fp32", "transformers bf16")
 PRODUCTS = ("addmm", "mm", "mkldnn_linear", "_linear_pointwise", "int8pack_mm", "int4pack_mm")
+PACKED = "bf16, packed"
 AIMS = {("int8", PEERS[0]), ("int4", PEERS[1])}
 #: shape, kind: over float32 for int8, over bfloat16 for int4
 TARGETS = {
@@ -44,10 +45,12 @@ def models_of(config: Config) -> tuple[dict[str, CausalLM], dict[str, Any]]:
     fp32, their_fp32 = twins(config, torch.float32)
     bf16, their_bf16 = twins(config, torch.bfloat16)
     int8, int4 = copy.deepcopy(bf16), copy.deepcopy(bf16)
-    use_packed_weights_(bf16)
     quantize_(int8, bits=8)
     quantize_(int4, bits=4)
-    ours = {"fp32": fp32, "bf16, packed": bf16, "int8": int8, "int4": int4}
+    ours = {"fp32": fp32, "int8": int8, "int4": int4}
+    if multiplies(torch.bfloat16):
+        use_packed_weights_(bf16)
+        ours = {"fp32": fp32, PACKED: bf16, "int8": int8, "int4": int4}
     return ours, dict(zip(PEERS, (their_fp32, their_bf16), strict=True))
 
 
@@ -63,6 +66,8 @@ def rows(size: Size) -> Iterator[Row]:
         limits = {"bandwidth": measure.bandwidth(size)}
         title = f"{shape}, batch 1"
         times = measure.in_turns(runs, size.rows(3), limits, title=title)
+        if PACKED not in ours:
+            yield from (measure.absent(title, PACKED, peer, "tokens/s") for peer in PEERS)
         exact = prefill(ours["fp32"], idx, None, cache_for(config.windows))
         for kind in list(runs)[2:]:
             model = ours[kind]

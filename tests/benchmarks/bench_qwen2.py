@@ -13,10 +13,11 @@ import torch
 from measure import Row, Size
 from torch import nn
 
-from lm_from_scratch.checkpoint import config_to_dict
-from lm_from_scratch.instruments.onednn import use_onednn_
+from lm_from_scratch.checkpoint.configs import config_to_dict
+from lm_from_scratch.instruments.onednn import multiplies, use_onednn_
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.training.loss import causal_lm_loss, chunked_causal_lm_loss, next_token_targets
+from lm_from_scratch.text.targets import next_token_targets
+from lm_from_scratch.training.loss import causal_lm_loss, chunked_causal_lm_loss
 from lm_from_scratch.training.train import autocast
 
 SMALL = "Qwen2, 10 M parameters"
@@ -82,6 +83,10 @@ def rows(size: Size) -> Iterator[Row]:
         for dtype in ("float32", "bfloat16"):
             title = f"{shape}, {dtype}"
             kinds = KINDS if dtype == "float32" else KINDS[:-1]
+            if not multiplies(getattr(torch, dtype)):
+                for kind in kinds[1:]:
+                    yield measure.absent(title, kind, THEIRS, "ms")
+                continue
             runs = {kind: step_of(shape, kind, dtype)[1] for kind in kinds}
             times = measure.in_turns(runs, size.rows(3), title=title)
             for kind in kinds[1:]:

@@ -59,7 +59,8 @@ class Row:
     """One comparison.
 
     ``ratio`` and ``share`` are a median, the smallest and the largest of all rounds. ``at_limit``
-    is what ``ours`` would be at the physical limit; ``limit`` says what bounds it.
+    is what ``ours`` would be at the physical limit; ``limit`` says what bounds it. A row without
+    ``rounds`` was not measured, and its ``note`` says why.
     """
 
     setting: str
@@ -81,7 +82,7 @@ class Row:
     def beside(self) -> str:
         """``ahead`` of the peer or ``behind`` it in every round, or ``undecided``; without a peer
         nothing. What is equal to two digits is not behind."""
-        if self.peer in (BUDGET, AIM):
+        if self.peer in (BUDGET, AIM) or not self.rounds:
             return ""
         return {1: "ahead", -1: "behind", 0: "undecided"}[side(self.ratio, 0.995)]
 
@@ -141,6 +142,14 @@ def compare(
         setting=setting, kind=kind, peer=peer, unit=unit, rounds=len(ours),
         ours=significant(statistics.median(ours)), theirs=significant(statistics.median(theirs)),
         ratio=ratios(ours, theirs), **more,
+    )  # fmt: skip
+
+
+def absent(setting: str, kind: str, peer: str, unit: str) -> Row:
+    """The row of what this processor cannot do, or only many times slower than others."""
+    return Row(
+        setting=setting, kind=kind, peer=peer, unit=unit, ours=0.0, theirs=0.0,
+        ratio=[0.0, 0.0, 0.0], rounds=0, note="not on this processor",
     )  # fmt: skip
 
 
@@ -227,12 +236,12 @@ def copying(nbytes: int) -> Callable[[], float]:
 
 def multiplying(dtype: torch.dtype, size: Size = FULL) -> Callable[[], float]:
     """Operations a second of a large matrix product, by the faster of torch's two libraries."""
-    from lm_from_scratch.instruments.onednn import product
+    from lm_from_scratch.instruments.onednn import multiplies, product
 
     n = 64 if size.smoke else 2048
     a, b = (torch.randn(n, n).to(dtype) for _ in range(2))
     ways: list[Run] = [lambda: a @ b]
-    if torch.backends.mkldnn.is_available():
+    if multiplies(dtype):
         ways.append(lambda: product(a, b))
     return lambda: 2 * n**3 / min(seconds_of(way) for way in ways for _ in range(2))
 

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import torch
 from tiny_models import tiny_gpt2, tiny_qwen2
 
+from lm_from_scratch.cache.buffer import BufferCache
 from lm_from_scratch.cache.codec import Quantized
-from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.growing import GrowingCache, GrowingTrack
 from lm_from_scratch.cache.interface import NoCache
-from lm_from_scratch.cache.layered import LayeredCache, cache_for
 from lm_from_scratch.cache.paged import BlockPool, PagedCache
-from lm_from_scratch.cache.slots import SlidingCache, StaticCache
+from lm_from_scratch.cache.slots import SlidingCache, StaticCache, StaticTrack, cache_for
 
 MODELS = {
     "gpt2": tiny_gpt2(),
@@ -52,7 +52,7 @@ KINDS: dict[str, Callable] = {
     "sliding": lambda model: (w := window_of(model)) and SlidingCache(3, w),
     "sliding, slack 3": lambda model: (w := window_of(model)) and SlidingCache(3, w, slack=3),
     "sliding, wider": lambda model: (w := window_of(model)) and SlidingCache(3, w + 3),
-    "layered": lambda model: LayeredCache([StaticCache(1, 60), GrowingCache(2)], [1, 0, 1]),
+    "layered": lambda model: BufferCache([StaticTrack(60), GrowingTrack()], [1, 0, 1]),
     "by window": lambda model: cache_for(model.config.windows, slack=2),
     "paged, blocks of 1": lambda model: PagedCache(pool(model, 1)),
     "paged, blocks of 4": lambda model: PagedCache(pool(model, 4)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 
-import exercises
+from lm_from_scratch.exercises.source import written
 
 
 @cache
@@ -15,7 +15,7 @@ def secrets(name: str) -> tuple[str, ...]:
     Lines of up to 12 characters are left out: `return x` is in many texts.
     """
     own, given, inside, hidden = [], [], False, False
-    for line in (exercises.SOURCES / f"{name}.py").read_text(encoding="utf-8").splitlines():
+    for line in written(name).splitlines():
         word = line.strip()
         if word.startswith("### "):
             inside, hidden = word == "### BEGIN SOLUTION", word == "### BEGIN HIDDEN TESTS"

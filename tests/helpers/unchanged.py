@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from lm_from_scratch.quantize import QuantizedWeight
+from lm_from_scratch.weights.quantize import QuantizedWeight
 
 
 def held(weight: QuantizedWeight) -> list[Tensor]:

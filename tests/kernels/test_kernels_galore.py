@@ -28,9 +28,9 @@ from lm_from_scratch.kernels.galore import (
     project_forward,
     update_,
 )
-from lm_from_scratch.optim.galore import PROJECTION_TYPES
 from lm_from_scratch.optim.galore import GaLore as Reference
 from lm_from_scratch.optim.galore import galore_step as reference
+from lm_from_scratch.optim.galore_basis import PROJECTION_TYPES
 from lm_from_scratch.optim.in_backward import update_in_backward
 
 OPTIONS: dict[str, Any] = dict(lr=0.3, betas=(0.8, 0.999), eps=1e-3, weight_decay=0.1, scale=0.7)
@@ -270,7 +270,6 @@ def test_steps_of_the_optimizer(kind: str, dtype: torch.dtype) -> None:
 
 def test_other_options_of_the_optimizer() -> None:
     for options in (
-        dict(maximize=True),
         dict(max_drift=0.1, basis="subspace"),
         dict(moments="rotate", basis="svd"),
         dict(moments="reset", lr=torch.tensor(0.03)),

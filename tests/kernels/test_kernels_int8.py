@@ -22,8 +22,7 @@ from kernel_checks import (
 from tiny_models import tiny_qwen2, token_ids
 from torch import Tensor, nn
 
-from lm_from_scratch import quantize
-from lm_from_scratch.checkpoint import from_pretrained, save_pretrained
+from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.kernels import int8
 from lm_from_scratch.kernels.int8 import (
     FEW,
@@ -33,7 +32,8 @@ from lm_from_scratch.kernels.int8 import (
     linear,
     use_int8_kernel_,
 )
-from lm_from_scratch.quantize import Int4Weight, Int8Weight, quantize_, quantized_weights
+from lm_from_scratch.weights import quantize
+from lm_from_scratch.weights.quantize import Int4Weight, Int8Weight, quantize_, quantized_weights
 
 #: More than a tile in each direction, and none a multiple of anything.
 N, K = MANY["BLOCK_N"] + 7, FEW["BLOCK_K"] + 5

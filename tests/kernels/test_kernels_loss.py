@@ -32,9 +32,9 @@ from lm_from_scratch.kernels.loss import (
     linear_cross_entropy,
     tile_sizes,
 )
-from lm_from_scratch.quantize import WEIGHTS
+from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.training import loss as reference
-from lm_from_scratch.training.loss import IGNORE
+from lm_from_scratch.weights.quantize import WEIGHTS
 
 HALF = DTYPES[-1]
 

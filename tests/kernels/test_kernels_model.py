@@ -29,9 +29,9 @@ from lm_from_scratch.kernels.attention import flash_attention
 from lm_from_scratch.kernels.model import use_kernels_
 from lm_from_scratch.kernels.paged import KernelPagedCache
 from lm_from_scratch.models.causal_lm import CausalLM
-from lm_from_scratch.quantize import quantize_
-from lm_from_scratch.training.loss import next_token_targets
+from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.training.train import Loss
+from lm_from_scratch.weights.quantize import quantize_
 
 MODELS: dict[str, Callable[[], CausalLM]] = {
     "gpt2": lambda: tiny_gpt2(n_layer=1),
@@ -242,7 +242,7 @@ def test_a_choice_that_cannot_run_raises() -> None:
 import torch
 from lm_from_scratch.kernels.model import use_kernels_
 from lm_from_scratch.kernels.swiglu import swiglu
-from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.checkpoint.weights import load_shipped
 for call in (lambda: use_kernels_(load_shipped("qwen2-docs")[0]),
              lambda: swiglu(torch.ones(2), torch.ones(2))):
     try:

@@ -16,8 +16,8 @@ from lm_from_scratch.attention.attention import sdpa_attention
 from lm_from_scratch.attention.kinds import ATTENTION_KINDS, attention_layers
 from lm_from_scratch.attention.visibility import PADDING, Visibility
 from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.cache.interface import Restricted
 from lm_from_scratch.cache.paged import BlockPool, PagedCache
+from lm_from_scratch.cache.restricted import Restricted
 from lm_from_scratch.generation.engine import Engine, Request
 from lm_from_scratch.kernels import decoding
 from lm_from_scratch.kernels.paged import (
@@ -432,10 +432,10 @@ def test_no_index_is_boolean(T: int) -> None:
     for cache_type in (PagedCache, KernelPagedCache):
         cache = cache_type(poisoned_pool(P=4, n_layer=1))
         old, new = (torch.ones(2, 2, n, 8, device=DEVICE) for n in (9, T))
-        cache.see(old[:, 0], None, None, 1)
+        cache.see(old[:, 0])
         cache[0].update(old, old)
         with Calls() as calls:
-            cache.see(new[:, 0], None, None, 1)
+            cache.see(new[:, 0])
             cache[0].update(new, new)
         held[cache_type] = calls
     assert held[PagedCache].selected  # so it can be seen

@@ -17,9 +17,9 @@ from kernel_checks import (
 )
 from torch import Tensor
 
-from lm_from_scratch import rope as reference
 from lm_from_scratch.kernels import rope
 from lm_from_scratch.kernels.rope import apply_rope, apply_rope_interleaved, turn
+from lm_from_scratch.layers import rope as reference
 
 each_pairing = pytest.mark.parametrize("name", ["apply_rope", "apply_rope_interleaved"])
 

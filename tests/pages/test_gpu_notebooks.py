@@ -17,6 +17,7 @@ import nbformat
 import notebooks
 import pytest
 from nbval_run import run_nbval
+from notebook_lint import lint_notebook, lint_script
 
 SCRIPTS = gallery.gpu_scripts()
 each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
@@ -62,8 +63,8 @@ def test_no_notebook_is_without_its_script() -> None:
 
 @each_script
 def test_text_is_clean(script: Path) -> None:
-    assert notebooks.lint_script(script) == []
-    assert notebooks.lint_notebook(notebooks.convert(script)) == []
+    assert lint_script(script) == []
+    assert lint_notebook(notebooks.convert(script)) == []
     text = "\n".join(cell.source for cell in gpu_notebooks.cells(script))
     assert text.lstrip().startswith("# ")
     headings = re.findall(r"^## (.*)$", text, flags=re.M)
@@ -72,7 +73,7 @@ def test_text_is_clean(script: Path) -> None:
 
 @each_script
 def test_the_notebook_belongs_to_the_script(script: Path) -> None:
-    """If this fails: python docs/gpu_notebooks.py"""
+    """If this fails: python docs/_ext/gpu_notebooks.py"""
     assert gpu_notebooks.is_fresh(script)
     notebook = stored(script)
     nbformat.validate(notebook)
@@ -191,8 +192,23 @@ def test_a_page_becomes_a_notebook_that_nbval_compares(page: Path, tmp_path: Pat
     assert status == 1 and suite["failures"] == "2", log
     assert suite["tests"] == "3" and suite["skipped"] == "0"  # the third is as it was stored
 
-    page.write_text(PAGE.replace("The end", "An end"))
+    page.write_text(PAGE.replace("1 + 1", "1 + 2"))
     assert not gpu_notebooks.is_fresh(page)
+
+
+@needs_triton
+def test_new_words_keep_the_outputs(page: Path) -> None:
+    """What stands around code changes nothing that it prints."""
+    before = code_cells(gpu_notebooks.write(page))
+    assert not gpu_notebooks.with_new_words(page)
+    page.write_text(PAGE.replace("The end", "An end").replace("And a figure.", "And.\n#\n# Two."))
+    assert gpu_notebooks.is_fresh(page) and gpu_notebooks.with_new_words(page)
+    notebook = stored(page)
+    assert [cell.source for cell in notebook.cells[:-1]] == [
+        cell.source for cell in gpu_notebooks.cells(page)
+    ]
+    assert [cell.outputs for cell in code_cells(notebook)] == [cell.outputs for cell in before]
+    assert not gpu_notebooks.with_new_words(page)
 
 
 @needs_triton

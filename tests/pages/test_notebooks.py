@@ -11,7 +11,9 @@ import exercises
 import gallery
 import nbformat
 import notebooks
+import page
 import pytest
+from notebook_lint import lint, lint_notebook, lint_script
 
 SCRIPTS = gallery.scripts()
 each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
@@ -36,15 +38,15 @@ def test_there_is_a_tutorial() -> None:
 
 @each_script
 def test_text_is_clean(script: Path) -> None:
-    assert notebooks.lint_script(script) == []
-    assert notebooks.lint_notebook(notebooks.convert(script)) == []
+    assert lint_script(script) == []
+    assert lint_notebook(notebooks.convert(script)) == []
 
 
 @each_script
 def test_notebook_is_valid(script: Path) -> None:
     notebook = notebooks.convert(script)
     nbformat.validate(notebook)
-    blocks = notebooks.blocks(script)
+    blocks = page.blocks(script)
     kinds = ["code" if block.type == "code" else "markdown" for block in blocks]
     assert [cell["cell_type"] for cell in notebook["cells"]] == kinds
     assert "code" in kinds
@@ -91,15 +93,15 @@ def test_every_notebook_is_written(tmp_path: Path) -> None:
     ],
 )
 def test_lint_finds(markdown: str) -> None:
-    assert notebooks.lint(f"Text before.\n\n{markdown}\n\nText after.\n") != []
+    assert lint(f"Text before.\n\n{markdown}\n\nText after.\n") != []
 
 
 def test_lint_accepts_the_subset(tmp_path: Path) -> None:
     script = tmp_path / "1_page.py"
     script.write_text(SUBSET)
     notebook = notebooks.convert(script)
-    assert notebooks.lint_notebook(notebook) == []
-    assert notebooks.lint_script(script) == []
+    assert lint_notebook(notebook) == []
+    assert lint_script(script) == []
     text = "".join(notebook["cells"][0]["source"])
     for expected in [
         "# A page",
@@ -116,16 +118,16 @@ def test_lint_accepts_the_subset(tmp_path: Path) -> None:
 def test_lint_finds_a_dollar_in_text(tmp_path: Path) -> None:
     script = tmp_path / "1_page.py"
     script.write_text('"""\nA page\n======\n\nThe loss $x$.\n"""\n\nprint("costs $5")\n')
-    assert len(notebooks.lint_script(script)) == 1
+    assert len(lint_script(script)) == 1
 
 
 def test_lint_finds_a_lone_ampersand(tmp_path: Path) -> None:
     script = tmp_path / "1_page.py"
     text = 'r"""\nA page\n======\n\n.. math::\n\n   a &= b{}\n"""\n\nprint(1)\n'
     script.write_text(text.format(""))
-    assert len(notebooks.lint_script(script)) == 1
+    assert len(lint_script(script)) == 1
     script.write_text(text.format(r" \\" + "\n   c &= d"))
-    assert notebooks.lint_script(script) == []
+    assert lint_script(script) == []
 
 
 def test_changed_notebook_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,13 +17,13 @@ from gallery import DOCS
 CONF = """
 import sys
 sys.path.insert(0, {docs!r})
-import translation
 project, copyright = "tiny", "nobody"
+extensions = ["translation"]
 language, editions = {language!r}, {editions!r}
 locale_dirs, gettext_compact, gettext_location = ["locale"], False, False
 templates_path = [{templates!r}]
 html_theme = "pydata_sphinx_theme"
-html_context = {{"default_mode": "light", **translation.context(language, editions)}}
+html_context = {{"default_mode": "light"}}
 html_theme_options = {{"navbar_end": ["language_switch.html", "theme-switcher"]}}
 """
 PAGES = {
@@ -45,7 +45,7 @@ def write_source(folder: Path, language: str, editions: dict[str, str]) -> Path:
         path = folder / f"{name}.rst"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    given = {"docs": str(DOCS), "templates": str(DOCS / "_templates")}
+    given = {"docs": str(DOCS / "_ext"), "templates": str(DOCS / "_templates")}
     conf = CONF.format(language=language, editions=editions, **given)
     (folder / "conf.py").write_text(conf)
     return folder
@@ -111,26 +111,6 @@ def test_one_edition_has_no_switch(tmp_path: Path) -> None:
     text = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     assert "theme-switch-button" in text
     assert "language-switch" not in text
-
-
-def test_catalogues_of_a_built_site_are_those_of_the_builder(site: Path, tmp_path: Path) -> None:
-    """Two ways to the same bytes: pages kept by the build for HTML, and `sphinx -b gettext`."""
-    command = [sys.executable, translation.__file__, str(site.parent / "site-doctrees")]
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": "0"}
-    subprocess.run([*command, str(tmp_path)], check=True, env=environment)
-    expected = site.parent / "pot"
-    texts = {path.relative_to(expected): path.read_bytes() for path in expected.rglob("*.pot")}
-    assert len(texts) > len(PAGES), "the templates have a catalogue too"
-    assert texts == {
-        path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*.pot")
-    }
-
-
-def test_editions_that_are_announced_have_catalogues() -> None:
-    first, *others = translation.EDITIONS
-    assert first == "en"
-    for code in others:
-        assert list((DOCS / "locale" / code / "LC_MESSAGES").rglob("*.po")), code
 
 
 @pytest.mark.parametrize(

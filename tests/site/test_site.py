@@ -14,17 +14,18 @@ from html import unescape
 from pathlib import Path
 from urllib.parse import unquote
 
-import exercise_pages
 import exercises
 import gallery
 import nbclient
 import nbformat
 import notebooks
+import page as page_source
 import page_checks
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from conftest import SITE, Visit
 from exercise_leaks import leaks, plain
+from notebook_lint import lint_notebook
 from playwright.sync_api import TimeoutError
 
 from lm_from_scratch.exercises.exercise import Exercise
@@ -219,8 +220,8 @@ def test_downloads(site: Path, script: Path) -> None:
     notebook = json.loads(download(site, script, ".ipynb").read_text())
     assert notebook["cells"] == notebooks.convert(script)["cells"]
     nbformat.validate(notebook)
-    assert len(notebook["cells"]) == len(notebooks.blocks(script)) > 1
-    assert notebooks.lint_notebook(notebook) == []
+    assert len(notebook["cells"]) == len(page_source.blocks(script)) > 1
+    assert lint_notebook(notebook) == []
 
     with zipfile.ZipFile(download(site, script, ".zip")) as archive:
         assert archive.testzip() is None
@@ -288,7 +289,7 @@ def test_exercise(site: Path, found: Exercise) -> None:
     name = found.name
     page = (site / f"exercises/{name}.html").read_text(encoding="utf-8")
     article = page[page.index("<article") : page.index("</article>")]
-    tutorial = exercise_pages.document(found.page)
+    tutorial = gallery.document(found.page)
     assert f'href="..{tutorial}.html"' in article
     back = (site / f"{tutorial[1:]}.html").read_text(encoding="utf-8")
     assert (

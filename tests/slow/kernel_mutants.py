@@ -23,18 +23,19 @@ from kernel_checks import DEVICE, check, numbers, strided
 from mutants import Laws, Mutant, judged, show
 from torch import Tensor
 
-from lm_from_scratch import quantize, rope
 from lm_from_scratch.attention.attention import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.kernels import adamw, attention, decoding, int8, loss, matmul, norm, softmax
 from lm_from_scratch.kernels import rope as rope_kernels
 from lm_from_scratch.kernels import swiglu as swiglu_file
 from lm_from_scratch.kernels.softmax import LOWEST
-from lm_from_scratch.layers import activation
+from lm_from_scratch.layers import activation, rope
 from lm_from_scratch.layers.norm import rms_norm
 from lm_from_scratch.optim.adamw import adamw as adamw_reference
-from lm_from_scratch.quantize import Int8Weight
-from lm_from_scratch.training.loss import IGNORE, causal_lm_loss
+from lm_from_scratch.text.targets import IGNORE
+from lm_from_scratch.training.loss import causal_lm_loss
+from lm_from_scratch.weights import quantize
+from lm_from_scratch.weights.quantize import Int8Weight
 
 GATES = {"values": ["values"], "layouts": ["values", "layouts"], "poison": kernel_checks.GATES}
 FLOAT = torch.float32

@@ -30,8 +30,8 @@ from lm_from_scratch.attention.gqa import repeat_kv
 from lm_from_scratch.attention.kinds import use_attention_
 from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
 from lm_from_scratch.cache.interface import place
+from lm_from_scratch.layers.rope import RotaryEmbedding, apply_rope, apply_rope_interleaved
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM, Qwen2Model
-from lm_from_scratch.rope import RotaryEmbedding, apply_rope, apply_rope_interleaved
 
 Laws = dict[str, Callable[[], None]]
 

@@ -28,7 +28,10 @@ def reached(root: Path, page: str, **files: str) -> dict[str, str]:
         ("import house.other as o\no.used()\n", False),
         ("def f():\n    from house.other import used\n    return used()\n\n\nf()\n", False),
         ("def f():\n    return used()\n\n\nfrom house.other import used\n", False),
-        ("class A:\n    def f(self):\n        import house.other as o\n        o.used()\n", False),
+        (
+            "class A:\n    def f(self):\n        from house import other as o\n        o.used()\n",
+            False,
+        ),
         ("import house.other\nhouse.other.used()\n", True),
         ("from house.other import *\nused()\n", True),
         ("from house import other\nprint(vars(other))\n", True),

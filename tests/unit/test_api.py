@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import pages
+import api
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -47,11 +47,11 @@ class Name:
 
 
 def modules() -> list[Path]:
-    """The files with an API page: all but private ones and the material of the exercises."""
+    """The files with an API page: all but private ones, commands and the exercises' material."""
     return [
         path
         for path in sorted(PACKAGE.rglob("*.py"))
-        if "catalogue" not in path.parts
+        if not {"catalogue", "commands"} & {*path.parts}
         and not any(part.startswith("_") for part in path.relative_to(PACKAGE).parts)
     ]
 
@@ -206,22 +206,14 @@ def test_a_table_of_shapes_in_the_module_is_enough(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------- the pages
 
 
-def listed() -> dict[str, Path]:
-    return {m: p for m, p in pages.modules().items() if pages.has_objects(p) and "." in m}
+def test_the_index_has_every_file_in_one_room() -> None:
+    found = [module for members in api.by_room().values() for module in members]
+    assert sorted(found) == sorted(api.listed())
 
 
-def test_the_index_has_every_module_in_one_group() -> None:
-    groups = pages.grouped(listed())
-    assert "Others" not in groups  # a new module: name it in GROUPS of docs/pages.py
-    found = [module for own in groups.values() for module in own]
-    assert sorted(found) == sorted(listed()) and all(groups.values())
-    assert pages.grouped({"lm_from_scratch.planted": PACKAGE})["Others"]
-
-
-def test_rope_is_found_under_layers() -> None:
-    index = pages.api_index(listed())
-    layers = index[index.index("\nLayers\n") : index.index("\nModels\n")]
-    assert "(RoPE)" in layers and "`~lm_from_scratch.rope.apply_rope`" in layers
+def test_the_index_names_what_has_a_place_on_a_page() -> None:
+    index = api.index()
+    assert "(RoPE)" in index and "rope.apply_rope`" in index
     assert "check_" not in index and "_kernel`" not in index
     # A kernel's helper and a custom operator have no place on a page: autodoc passes over them.
     assert "load_rows" not in index and "adamw_in_place" not in index
@@ -229,9 +221,13 @@ def test_rope_is_found_under_layers() -> None:
 
 
 def test_a_page_begins_with_who_uses_it() -> None:
-    module = "lm_from_scratch.cache.growing"  # tutorials import it from the package above
-    text = pages.api_page(module, listed()[module])
-    top = text[: text.index(".. automodule::")]
-    assert "/auto_tutorials/5_caching/" in top and "/exercises/growing_cache`" in top
-    norm = "lm_from_scratch.kernels.norm"
-    assert "/gpu/3_rms_norm`" in pages.api_page(norm, listed()[norm])
+    (norm,) = [name for name in api.listed() if re.fullmatch(r".*(?<!kernels)\.norm", name)]
+    text = api.used_on(norm)
+    assert "/auto_tutorials/2_qwen2/1_rms_norm`" in text and "/exercises/rms_norm`" in text
+    assert "/gpu/3_rms_norm`" in api.used_on("lm_from_scratch.kernels.norm")
+
+
+def test_no_page_shows_answers() -> None:
+    """The API pages show the package's whole files; right and wrong answers are not among them."""
+    assert not [name for name in api.listed() if "catalogue" in name or "rms_norm" in name]
+    assert "lm_from_scratch.exercises.report" in api.listed()

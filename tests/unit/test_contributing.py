@@ -73,13 +73,6 @@ def test_what_a_text_names_is_there(name: str) -> None:
         assert re.search(rf"^{target}:", MAKEFILE, re.M), f"{name} names make {target}"
 
 
-def test_forms_that_the_guide_names_are_there() -> None:
-    named = re.findall(r'the form "(.*?)"', (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
-    titles = [yaml.safe_load(form.read_text(encoding="utf-8"))["name"] for form in FORMS]
-    assert len(named) == 2
-    assert all(any(title.startswith(name) for title in titles) for name in named)
-
-
 def test_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(
         r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.M | re.S
@@ -88,13 +81,3 @@ def test_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
     for block in blocks:
         exec(block, {})
         assert capsys.readouterr().out.startswith(" ")
-
-
-def test_tables_that_the_recipes_name_are_there() -> None:
-    """As in "`NEEDS` of `docs/course.py`": a name at the left margin of that file."""
-    text = " ".join((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split())
-    named = re.findall(r"`([A-Z_]+)` of `([\w./]+\.py)`", text)
-    assert len(named) > 5
-    for name, path in named:
-        code = (ROOT / path).read_text(encoding="utf-8")
-        assert re.search(rf"^{name}\b.*=", code, re.M), f"no {name} in {path}"

@@ -19,12 +19,15 @@ from setuptools import build_meta
 getattr(build_meta, sys.argv[1])(sys.argv[2])
 """
 USE = """
-import contextlib, importlib, io, pkgutil, sys
+import contextlib, importlib, io, sys
+from pathlib import Path
 import lm_from_scratch as package
 from lm_from_scratch.__main__ import main
 
 assert package.__file__.startswith(sys.argv[1]), package.__file__
-names = [m.name for m in pkgutil.walk_packages(package.__path__, "lm_from_scratch.")]
+root = Path(package.__file__).parent
+files = [p.relative_to(root.parent).with_suffix("") for p in root.rglob("*.py")]
+names = [".".join(p.parts).removesuffix(".__init__") for p in files if p.name != "text"]
 assert len(names) > 100, names
 for name in names:
     if sys.platform == "linux" or ".kernels." not in name:
@@ -66,9 +69,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files that a build reads, and some that it must leave behind."""
     copy = tmp_path_factory.mktemp("wheel") / "with a space, ü"
     copy.mkdir()
-    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, copy / name)
-    for name in ("lm_from_scratch", "tutorials/exercises", "tests"):
+    for name in ("lm_from_scratch", "tests"):
         skip = shutil.ignore_patterns("__pycache__", "site")
         shutil.copytree(ROOT / name, copy / name, ignore=skip, copy_function=shutil.copyfile)
     return copy
@@ -84,12 +87,9 @@ def wheel(source: Path) -> Path:
     return build(source, "build_wheel", source.parent / "wheel")
 
 
-def test_a_wheel_holds_the_package_and_the_exercises_and_nothing_else(
-    source: Path, wheel: Path
-) -> None:
-    package, texts = source / "lm_from_scratch", source / "tutorials" / "exercises"
+def test_a_wheel_holds_the_package_and_nothing_else(source: Path, wheel: Path) -> None:
+    package = source / "lm_from_scratch"
     expected = {p.relative_to(source).as_posix() for p in package.rglob("*") if p.is_file()}
-    expected |= {f"lm_from_scratch/exercises/sources/{p.name}" for p in texts.glob("*.py")}
     held = {name for name in contents(wheel) if ".dist-info/" not in name}
     assert held == expected
     assert "lm_from_scratch/py.typed" in held

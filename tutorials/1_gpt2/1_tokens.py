@@ -76,9 +76,10 @@ assert set(lengths) == {1, 2, 3, 4}
 
 from tokenizers import pre_tokenizers
 
-from lm_from_scratch import data
+from lm_from_scratch.text import batches, corpora
+from lm_from_scratch.text.document import Document
 
-train, held_out = data.split(data.reference())
+train, held_out = corpora.split(corpora.reference())
 train_text = "\n".join(document.text for document in train)
 held_out_text = "\n".join(document.text for document in held_out)
 rule = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -249,7 +250,7 @@ assert apply_merges("lowest", learn_merges(toy, 10)) == pieces == ("low", "est")
 # The tokenizer that ships with the package was made the same way, with more merges. Applied by our
 # readable function, they give exactly what the library gives, for every different held-out word.
 
-from lm_from_scratch.checkpoint import SHIPPED
+from lm_from_scratch.checkpoint.folders import SHIPPED
 
 tokenizer = Tokenizer.load(SHIPPED)
 merges = merges_of(tokenizer.backend)
@@ -531,11 +532,11 @@ assert theirs.count(end) == 1
 
 import torch
 
-_, documents = data.packed_positions(torch.tensor([[end, *theirs]]), end)
+_, documents = batches.packed_positions(torch.tensor([[end, *theirs]]), end)
 print("documents", documents[0].tolist())
 
 assert documents.max() == 2
-assert data.packed_positions(torch.tensor([[end, *ours]]), end)[1].max() == 1
+assert batches.packed_positions(torch.tensor([[end, *ours]]), end)[1].max() == 1
 assert tokenizer.decode(theirs) == tokenizer.decode(ours)
 
 # %%
@@ -543,12 +544,12 @@ assert tokenizer.decode(theirs) == tokenizer.decode(ours)
 # ----------------------------
 #
 # Before anything is measured, documents go to one of two sides: those to train on, and those that
-# are held out. ``data.split`` decides by a document's name, so the side does not change when
+# are held out. ``corpora.split`` decides by a document's name, so the side does not change when
 # documents are added, repeated or put into another order.
 
 names = {document.name for document in held_out}
-mixed = list(reversed(data.reference())) * 2
-again = data.split([*mixed, data.Document("new", "new", "A new text.")])[1]
+mixed = list(reversed(corpora.reference())) * 2
+again = corpora.split([*mixed, Document("new", "new", "A new text.")])[1]
 
 assert names <= {document.name for document in again} <= names | {"new"}
 assert not names & {document.name for document in train}
@@ -565,10 +566,10 @@ bodies = {
     f"note {i}": f"Note {i} has something to say. " * 6 for i in range(40)
 }
 notes = [
-    data.Document(name, name, f"{body}\n\n{licence}")
+    Document(name, name, f"{body}\n\n{licence}")
     for name, body in bodies.items()
 ]
-notes_train, notes_held_out = data.split(notes, held_out=0.25)
+notes_train, notes_held_out = corpora.split(notes, held_out=0.25)
 print(
     len(notes_train), "documents to train on,", len(notes_held_out), "held out"
 )
@@ -586,7 +587,7 @@ import tempfile
 from pathlib import Path
 
 folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-file = data.write_tokens(train, tokenizer, Path(folder.name) / "train.bin")
+file = batches.write_tokens(train, tokenizer, Path(folder.name) / "train.bin")
 n_ids = sum(len(ids) for ids in tokenizer.encode_batch(texts))
 print(len(train), "documents,", file.n_tokens, "tokens")
 
@@ -600,12 +601,12 @@ assert (file.tokens == end).sum() == len(train) + 1
 # Three short documents show it.
 
 short = ["Add one to it.", "No.", "Return the list."]
-line = data.write_tokens(
-    [data.Document(text, text, text) for text in short],
+line = batches.write_tokens(
+    [Document(text, text, text) for text in short],
     tokenizer,
     Path(folder.name) / "short.bin",
 )
-batch = data.packed_batch(line, starts=[0], block_size=line.n_tokens - 1)
+batch = batches.packed_batch(line, starts=[0], block_size=line.n_tokens - 1)
 idx, positions, documents = batch.idx[0], batch.positions[0], batch.documents[0]
 print("idx      ", idx.tolist())
 print("targets  ", batch.targets[0].tolist())
@@ -714,7 +715,7 @@ assert max(new_encode("썐😀")) < 256
 # 1. *Easy.* Find the longest token of the shipped tokenizer that holds letters only, and the longest
 #    of all. Hint: ``tokenizer.pieces([i])[0]`` for every id. What does the longest tell you about the
 #    training text?
-# 2. *Easy.* Train a tokenizer on a text in your own language with ``data.read_texts`` and draw its
+# 2. *Easy.* Train a tokenizer on a text in your own language with ``corpora.read_texts`` and draw its
 #    curve into the figure. Hint: split first, and measure on the held-out side.
 # 3. *Medium.* Encode by the longest match instead: take the longest token of the vocabulary that the
 #    word begins with, then go on with the rest. Count the held-out words whose tokens differ from

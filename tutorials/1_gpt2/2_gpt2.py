@@ -21,9 +21,9 @@ You will learn
 Before you start
 ----------------
 
-You need matrix products, the softmax, and the page on tokens, where text becomes integers. A CPU is enough, and
-``transformers`` must be installed (the package's ``test`` extra brings it). Nothing is downloaded: the model of this
-page is small, and its weights are random.
+You need matrix products, the softmax, and the page on `tokens <1_tokens.ipynb>`_, where text becomes integers. A CPU is
+enough, and ``transformers`` must be installed (the package's ``test`` extra brings it). Nothing is downloaded: the
+model of this page is small, and its weights are random.
 
 Letters name axes, here and in the package: B rows of a batch, T tokens of a row, S keys, C features of a token,
 H heads, D = C / H features of a head, V entries of the vocabulary.
@@ -325,10 +325,10 @@ from lm_from_scratch.cache.interface import NO_CACHE
 
 def after_cache(old, new, old_positions=None, new_positions=None):
     cache = GrowingCache(n_layer=1)
-    cache.see(torch.zeros(1, old), old_positions, None, n_layer=1)
+    cache.see(torch.zeros(1, old), old_positions)
     keys = values = torch.zeros(1, 1, old, 1)
     cache[0].update(keys, values)  # what the layer does
-    return cache.see(torch.zeros(1, new), new_positions, None, n_layer=1)
+    return cache.see(torch.zeros(1, new), new_positions)[0]  # of one layer
 
 
 row = torch.zeros(1, 8)
@@ -337,11 +337,11 @@ padded = positions_from_mask(torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]]))
 packed = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]])
 documents = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1]])
 cases = {
-    "causal": NO_CACHE.see(row, None, None, 1),
-    "left padding": NO_CACHE.see(row, padded, None, 1),
+    "causal": NO_CACHE.see(row)[0],
+    "left padding": NO_CACHE.see(row, padded)[0],
     "3 after a cache of 5": after_cache(5, 3),
     "the same, padded": after_cache(5, 3, padded[:, :5], padded[:, 5:]),
-    "two documents": NO_CACHE.see(row, packed, documents, 1),
+    "two documents": NO_CACHE.see(row, packed, documents)[0],
     "window of 3": Visibility(plain, plain, window=3),
 }
 
@@ -375,7 +375,7 @@ assert torch.equal(cases["window of 3"].mask[0, 0], band)
 print(inspect.getsource(attention_weights))
 print(inspect.getsource(formula_attention))
 
-visibility = NO_CACHE.see(idx, None, None, 3)
+visibility = NO_CACHE.see(idx)[0]
 check("formula", formula_attention(q, k, v, visibility), y)
 check("fused", sdpa_attention(q, k, v, visibility), y)
 
@@ -563,7 +563,7 @@ print(inspect.getsource(Block.forward))
 # %%
 # It reads the same folder. The same hooks on both models compare every module that they have in common.
 
-from lm_from_scratch.checkpoint import from_pretrained
+from lm_from_scratch.checkpoint.weights import from_pretrained
 
 model = from_pretrained(f"{folder.name}/large")
 logits, _, ours = listen(model, idx)
@@ -970,7 +970,7 @@ place(torch.zeros(1, 3), positions=None, start=cache.length)
 #    embeddings? Hint: the share lies above that of the smallest published model or below it; decide first, then count.
 # 2. *Easy.* Old checkpoints store the causal triangle as ``h.0.attn.bias``. A popular filter drops every name that
 #    ends in ``attn.bias``. Apply it to the forty names of ``w``: which ones go? Set these tensors to zero and measure
-#    how far the logits move. Hint: this is G16; ``CONSTANTS`` in ``checkpoint.py`` shows a filter that is right.
+#    how far the logits move. Hint: this is G16; ``CONSTANTS`` in ``checkpoint/weights.py`` shows a filter that is right.
 # 3. *Medium.* Compute ``y`` of one head without ever holding a row of T weights: read the keys four at a time. Hint:
 #    for each query keep the largest score so far, the sum of exponentials, and the weighted sum of values. When the
 #    largest score grows, multiply the other two by the exponential of the old one minus the new one. A right answer

@@ -21,8 +21,9 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on tokens and on the model first. You need one CPU core. The text to train on is
-Python's own language reference, which is already on your disk: nothing is downloaded.
+Read the pages on `tokens <1_tokens.ipynb>`_ and on `the model <2_gpt2.ipynb>`_ first. You need one
+CPU core. The text to train on is Python's own language reference, which is already on your disk:
+nothing is downloaded.
 
 Text to train on
 ----------------
@@ -48,23 +49,19 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from lm_from_scratch.data import (
-    Batch,
-    PackedBatches,
-    load_corpus,
-    padded_batch,
-    sequential_batches,
-    split,
-    write_tokens,
-)
 from lm_from_scratch.instruments.plot import COLOURS, GREY, figure
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
-from lm_from_scratch.text.tokenizer import Tokenizer
-from lm_from_scratch.training.loss import (
-    IGNORE,
-    causal_lm_loss,
-    next_token_targets,
+from lm_from_scratch.text.batches import (
+    Batch,
+    PackedBatches,
+    padded_batch,
+    sequential_batches,
+    write_tokens,
 )
+from lm_from_scratch.text.corpora import load_corpus, split
+from lm_from_scratch.text.targets import IGNORE, next_token_targets
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.training.loss import causal_lm_loss
 
 train_documents, held_out_documents = split(load_corpus("reference"))
 tokenizer = Tokenizer.train(
@@ -285,7 +282,7 @@ for token in frequency.topk(5).indices.tolist():
 # AdamW: one step of the optimizer
 # --------------------------------
 #
-# The gradients of different weights differ a lot in size.
+# The gradients of different weights differ a lot in size. (Which weights are not decayed: bug museum, G23.)
 
 loss_of(model, batch).backward()
 sizes = {
@@ -450,8 +447,9 @@ model.zero_grad()
 # the loop below belongs to you, and between two steps you can look at the model. Every 25 steps the
 # generator measures the held-out loss; we add samples, and a number that is explained below.
 
-from lm_from_scratch.generation.generate import complete, evaluating, generate
+from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.training.train import evaluate, train
 
 held_out = list(sequential_batches(held_out_file, batch_size=32, block_size=64))
@@ -739,8 +737,8 @@ assert error > 0.2
 #
 # Long runs get interrupted. A resumed run should not be *similar* to one that ran through: it should be
 # the same. That holds if the data, the learning rate and the random numbers of a step depend on the
-# number of the step alone, and the checkpoint holds the weights and both means of Adam. Dropout is on
-# here, so that random numbers matter.
+# number of the step alone, and the checkpoint holds the weights and both means of Adam (bug museum:
+# G18). Dropout is on here, so that random numbers matter.
 
 drop = dict(embd_pdrop=0.1, resid_pdrop=0.1, attn_pdrop=0.1)
 small = replace(nano, block_size=16, n_layer=1, n_embd=16, **drop)
@@ -756,8 +754,10 @@ def new_small():
 straight = new_small()
 losses = [step.loss for step in train(straight, small_data, six)]
 
-run = train(
-    new_small(), small_data, six, folder=work / "run"
+from lm_from_scratch.runs.saved import saved
+
+run = saved(
+    train(new_small(), small_data, six), work / "run"
 )  # its model is lost ...
 first = [next(run).loss for _ in range(3)]
 run.close()  # ... but closing the generator wrote a checkpoint
@@ -765,7 +765,7 @@ run.close()  # ... but closing the generator wrote a checkpoint
 resumed = GPT2LMHeadModel(small)  # other weights: the checkpoint replaces them
 torch.manual_seed(12345)  # the caller's random numbers do not matter
 second = [
-    step.loss for step in train(resumed, small_data, six, folder=work / "run")
+    step.loss for step in saved(train(resumed, small_data, six), work / "run")
 ]
 
 assert first + second == losses
@@ -785,7 +785,8 @@ print(
 # The package contains a GPT-2 of 8 layers that was trained in the same way on the language reference
 # and on the docstrings of the standard library. Every step of that run is recorded.
 
-from lm_from_scratch.checkpoint import SHIPPED, load_shipped
+from lm_from_scratch.checkpoint.folders import SHIPPED
+from lm_from_scratch.checkpoint.weights import load_shipped
 
 log = [
     json.loads(line)

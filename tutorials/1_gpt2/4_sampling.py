@@ -21,7 +21,7 @@ You will learn
 Before you start
 ----------------
 
-Read the page on tokens first. You should know the softmax and the logarithm.
+Read the page on `tokens <1_tokens.ipynb>`_ first. You should know the softmax and the logarithm.
 
 The model is the small GPT-2 that comes with the package, trained on Python's documentation. A laptop
 is enough, and nothing is downloaded. ``transformers`` must be installed (the package's ``test`` extra
@@ -55,7 +55,7 @@ import math
 import torch
 from torch import Tensor
 
-from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.checkpoint.weights import load_shipped
 
 model, tokenizer = load_shipped()
 end, V = tokenizer.eos_token_id, model.config.vocab_size
@@ -89,14 +89,14 @@ torch.testing.assert_close(entropy(torch.zeros(V)), torch.tensor(math.log(V)))
 # token: a quotation mark. A document begins here, and more than half of the pages of the language
 # reference that begin with "The" go on like *The "if" statement*.
 
-from lm_from_scratch import data
+from lm_from_scratch.text import corpora
 
 share, token = by_text["The"].softmax(-1).max(-1)
 print(
     f"after 'The': {tokenizer.decode([int(token)])!r} with probability {share:.2f}"
 )
 
-trained_on, held_out = data.split(data.reference())
+trained_on, held_out = corpora.split(corpora.reference())
 titles = [d.text for d in trained_on if d.text.startswith("The ")]
 quoted = sum(title.startswith('The "') for title in titles)
 print(

@@ -21,9 +21,9 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on the model and on training first. You need one CPU core. The model is the small GPT-2
-that comes with the package; a second one is trained on this page. ``transformers`` must be installed (the
-package's ``test`` extra brings it): the page compares its maps with ours.
+Read the pages on `the model <2_gpt2.ipynb>`_ and on `training <3_training.ipynb>`_ first. You need one CPU core. The
+model is the small GPT-2 that comes with the package; a second one is trained on this page. ``transformers`` must be
+installed (the package's ``test`` extra brings it): the page compares its maps with ours.
 
 A map is a matrix of weights
 ----------------------------
@@ -54,9 +54,8 @@ from lm_from_scratch.attention.attention import (
 )
 from lm_from_scratch.attention.kinds import attention_layers, use_attention_
 from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.checkpoint import SHIPPED, load_shipped
-from lm_from_scratch.data import Batch, load_corpus, padded_batch, split
-from lm_from_scratch.generation.generate import evaluating
+from lm_from_scratch.checkpoint.folders import SHIPPED
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments.plot import (
     COLOURS,
     GREY,
@@ -66,7 +65,11 @@ from lm_from_scratch.instruments.plot import (
     number_map,
 )
 from lm_from_scratch.instruments.record import record_attention
-from lm_from_scratch.training.loss import IGNORE, causal_lm_loss
+from lm_from_scratch.models.modes import evaluating
+from lm_from_scratch.text.batches import Batch, padded_batch
+from lm_from_scratch.text.corpora import load_corpus, split
+from lm_from_scratch.text.targets import IGNORE
+from lm_from_scratch.training.loss import causal_lm_loss
 
 model, tokenizer = load_shipped()
 L, H = model.config.n_layer, model.config.n_head

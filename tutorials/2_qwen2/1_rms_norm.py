@@ -20,8 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on GPT-2, block by block. You need derivatives of quotients. A CPU is enough, and ``transformers`` must
-be installed. Nothing is downloaded.
+Read the page on `GPT-2, block by block <../1_gpt2/2_gpt2.ipynb>`_. You need derivatives of quotients. A CPU is enough,
+and ``transformers`` must be installed. Nothing is downloaded.
 
 Letters name axes: B rows, T tokens, C features of a token.
 
@@ -157,10 +157,11 @@ for size in (2, 7, 33):
 # holds, at every norm. A direction at random holds 1/C on average. Then they remove the subtraction from all 17 norms,
 # and compare the loss on four texts of the Python reference.
 
-from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.data import load_corpus
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.layers.norm import LayerNorm
-from lm_from_scratch.training.loss import causal_lm_loss, next_token_targets
+from lm_from_scratch.text.corpora import load_corpus
+from lm_from_scratch.text.targets import next_token_targets
+from lm_from_scratch.training.loss import causal_lm_loss
 
 gpt2, tokenizer = load_shipped()
 shares = []
@@ -644,6 +645,8 @@ assert accepted == {"norm_in_float32": False, "rms_norm": True}
 #
 # Epsilon outside, and a subtracted mean
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# Two wrong norms in a whole model: which tolerance tells them from rounding.
 #
 # Here are two wrong norms inside a whole model of four blocks. Its matrices have standard deviation 0.25 and its norm
 # weights lie around 1. The row named "formula" has no mistake: it is ``rms_norm`` instead of ``RMSNormFunction``.

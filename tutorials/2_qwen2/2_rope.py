@@ -21,8 +21,9 @@ You will learn
 Before you start
 ----------------
 
-Read the page on GPT-2, for attention, and the one on RMSNorm. You need sine and cosine; complex numbers help. A CPU is
-enough, ``transformers`` must be installed, and nothing is downloaded.
+Read the page on `GPT-2 <../1_gpt2/2_gpt2.ipynb>`_, for attention, and the one on `RMSNorm <1_rms_norm.ipynb>`_. You
+need sine and cosine; complex numbers help. A CPU is enough, ``transformers`` must be installed, and nothing is
+downloaded.
 
 Letters name axes: B rows, T tokens, C features of a token, H query heads, Hkv key heads, D features of a head.
 
@@ -51,7 +52,7 @@ import transformers
 from torch import nn
 
 from lm_from_scratch.instruments.plot import COLOURS, GREY, figure
-from lm_from_scratch.rope import (
+from lm_from_scratch.layers.rope import (
     RotaryEmbedding,
     apply_rope,
     apply_rope_interleaved,
@@ -183,8 +184,8 @@ assert wave[100:].sum(-1).abs().max() > wave[0].sum().abs()
 
 import copy
 
-from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.data import load_split
+from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.text.corpora import load_split
 
 trained, tokenizer = load_shipped("qwen2-docs")
 L = trained.config.block_size
@@ -312,7 +313,7 @@ assert second_half(plain[4 * L]) > second_half(near)
 #   between. Scores are stretched a little, by the square of :math:`0.1 \ln s + 1`.
 # * *Llama 3*: the same idea with another ramp, and no stretching.
 
-from lm_from_scratch.rope import (
+from lm_from_scratch.layers.rope_scaling import (
     DynamicNTKScaling,
     LinearScaling,
     Llama3Scaling,
@@ -377,7 +378,7 @@ assert all(stretch[name] == 1 for name in stretch if name != "YaRN")
 
 from transformers.models.qwen2 import modeling_qwen2 as oracle
 
-from lm_from_scratch.rope import scaling_to_dict
+from lm_from_scratch.checkpoint.configs import scaling_to_dict
 
 generator = torch.Generator().manual_seed(0)
 for name, scaling in {"none": None, **scalings}.items():
@@ -498,7 +499,7 @@ assert interleaved.nonzero().flatten().tolist() == [0, 1]
 # with them everything after. The package's converter cuts the rows of each head into two halves of D/2, and lays them out
 # in turn.
 
-from lm_from_scratch.rope import to_half_split, to_interleaved
+from lm_from_scratch.layers.rope import to_half_split, to_interleaved
 
 print(inspect.getsource(to_interleaved))
 order = to_interleaved(torch.arange(16), n_head=2)
@@ -606,8 +607,8 @@ assert many > 1.2 * once
 # Q9, Q10, Q12: a table that was kept
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# The first Qwen2 code of ``transformers``, like most code of its time, kept a table of cosines in each layer. This is
-# its logic, with the sines left out.
+# The first Qwen2 code of ``transformers``, like most code of its time, kept a table of cosines in each layer (Q11).
+# This is its logic, with the sines left out.
 
 
 class TableRotary(nn.Module):
@@ -705,6 +706,8 @@ print(f"cosine off by {error:.0e} within 1024 tokens")
 # %%
 # The wrong layout
 # ~~~~~~~~~~~~~~~~
+#
+# Weights for interleaved pairs meet code for half-split ones: every shape fits, and later positions are wrong.
 #
 # Meta's files of Llama 2 are interleaved. Loaded into half-split code without the converter, every shape fits,
 # and the model is wrong. `This happened to the notebooks of LLMs-from-scratch

@@ -21,8 +21,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on RMSNorm and on rotary positions. A CPU is enough, and ``transformers`` must be installed. Nothing is
-downloaded.
+Read the pages on `RMSNorm <1_rms_norm.ipynb>`_ and on `rotary positions <2_rope.ipynb>`_. A CPU is enough, and
+``transformers`` must be installed. Nothing is downloaded.
 
 Letters name axes: B rows, T tokens, S keys, C features of a token, H query heads, Hkv key and value heads, D features of
 a head. L is the number of layers and I the width of the MLP.
@@ -255,7 +255,7 @@ def who_reads(attention, n_kv_head):
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(2, H, 11, D, generator=generator)
     k, v = torch.randn(2, 2, n_kv_head, 11, D, generator=generator)
-    visibility = NO_CACHE.see(q[:, 0], None, None, 1)
+    visibility = NO_CACHE.see(q[:, 0])[0]
     before = attention(q, k, v, visibility)
     moved = torch.zeros(H, n_kv_head)
     for j in range(n_kv_head):
@@ -368,15 +368,15 @@ biases
 # The bias b of the keys adds :math:`q_t \cdot b` to every score of query t. The softmax ignores what all scores of a row share, so
 # without rotation a key bias does nothing at all. A rotation turns b by a different angle at each key, and then it matters.
 
+from lm_from_scratch.layers.rope import RotaryEmbedding
 from lm_from_scratch.models.qwen2 import Block
-from lm_from_scratch.rope import RotaryEmbedding
 
 block_config = Qwen2Config(**sizes | {"n_layer": 1}, n_kv_head=Hkv)
 block = Block(block_config).eval()
 block.load_state_dict(oracle.state_dict())
 rotary = RotaryEmbedding(D, theta=10000.0)
 
-visibility = NO_CACHE.see(x, None, None, 1)
+visibility = NO_CACHE.see(x)[0]
 turned = rotary(visibility.query_positions, x.dtype)
 still = torch.ones_like(turned[0]), torch.zeros_like(turned[1])
 
@@ -415,9 +415,9 @@ for part in "qkv":
 # The shipped Qwen2 was trained on the same text as the shipped GPT-2. It reads four texts of 128 tokens, and
 # ``record_hidden_states`` keeps the state before the first block and after each one.
 
-from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.data import load_corpus
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments.record import record_hidden_states
+from lm_from_scratch.text.corpora import load_corpus
 
 trained, tokenizer = load_shipped("qwen2-docs")
 start = tokenizer.eos_token_id
@@ -475,7 +475,7 @@ for results in added.values():
 # All parts are known now. This is a block of Qwen2, from functions of the package and the twelve tensors of ``p``.
 
 from lm_from_scratch.layers.norm import rms_norm
-from lm_from_scratch.rope import apply_rope
+from lm_from_scratch.layers.rope import apply_rope
 
 
 def qwen2_block(x, p, rotation, visibility):
@@ -506,7 +506,7 @@ from lm_from_scratch.attention.visibility import positions_from_mask
 real = torch.ones(2, 11, dtype=torch.long)
 real[0, :3] = 0
 positions = positions_from_mask(real)
-visibility = NO_CACHE.see(x, positions, None, 1)
+visibility = NO_CACHE.see(x, positions)[0]
 rotation = rotary(positions, x.dtype)
 added_mask = torch.zeros(2, 1, 11, 11)
 added_mask.masked_fill_(~visibility.mask, torch.finfo(torch.float32).min)
@@ -605,6 +605,9 @@ assert early == "n_head=6 is not a multiple of n_kv_head=4"
 #
 # Key heads in tiles
 # ~~~~~~~~~~~~~~~~~~
+#
+# ``repeat`` for ``repeat_interleave``: each query head reads another's keys, except with one key head or as many as
+# query heads.
 #
 # The tiled repetition of the figure is the mistake of a single word, ``repeat`` for ``repeat_interleave``. Every shape fits.
 # The next lines plant it in a block, for each possible number of key heads.

@@ -19,7 +19,9 @@ You will learn
 Before you start
 ----------------
 
-Read the page on GPT-2 and the three pages before this one. You need a CPU and ``transformers``. Nothing is downloaded.
+Read the page on `GPT-2 <../1_gpt2/2_gpt2.ipynb>`_ and the three pages before this one, on
+`RMSNorm <1_rms_norm.ipynb>`_, `rotary positions <2_rope.ipynb>`_ and `SwiGLU <3_swiglu.ipynb>`_. You need a CPU and
+``transformers``. Nothing is downloaded.
 
 Letters name axes: B rows, T tokens, S keys, C features, H query heads, Hkv key heads, D features of a head, V
 vocabulary. L is the number of layers and I the width of the MLP.
@@ -147,7 +149,7 @@ assert old.total() == 124_439_808
 # folder.
 
 from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.checkpoint import from_pretrained, save_pretrained
+from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 
 temporary = tempfile.TemporaryDirectory()
 work = Path(temporary.name)
@@ -269,7 +271,8 @@ plt.show()
 
 from lm_from_scratch.attention.kinds import ATTENTION_KINDS, use_attention_
 from lm_from_scratch.attention.visibility import positions_from_mask
-from lm_from_scratch.training.loss import causal_lm_loss, next_token_targets
+from lm_from_scratch.text.targets import next_token_targets
+from lm_from_scratch.training.loss import causal_lm_loss
 
 attention_mask = torch.ones_like(idx)
 attention_mask[0, :5] = 0
@@ -530,7 +533,7 @@ assert seen == ["", "LP", "L", "L", "P", "FLP", "FLP"]
 # This is what the ``config.json`` of the published model says. Newer files put the base of the rotation into a
 # dictionary of its own. Both forms give one config.
 
-from lm_from_scratch.checkpoint import config_from_dict
+from lm_from_scratch.checkpoint.configs import config_from_dict
 
 published = {
     "model_type": "qwen2",
@@ -694,7 +697,7 @@ print(f"training, float32     {8 * weights / 2**30:.2f} GiB + activations")
 # the same tokenizer, schedule and dropout. Here is what the two records say.
 
 from lm_from_scratch import pretrained
-from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.checkpoint.weights import load_shipped
 
 shipped, records, logs, files = {}, {}, {}, set()
 for title, name in (("GPT-2", "gpt2-docs"), ("Qwen2", "qwen2-docs")):

@@ -21,8 +21,9 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on GPT-2, on rotary positions, and on Qwen2. A CPU is enough, ``transformers`` and ``tokenizers`` must
-be installed, and nothing is downloaded.
+Read the pages on `GPT-2 <../1_gpt2/2_gpt2.ipynb>`_, on `rotary positions <2_rope.ipynb>`_, and on
+`Qwen2 <4_qwen2.ipynb>`_. A CPU is enough, ``transformers`` and ``tokenizers`` must be installed, and nothing is
+downloaded.
 
 Letters name axes: B rows, T queries, S keys, C features of a token, H query heads, Hkv key heads, D features of a head.
 
@@ -65,7 +66,7 @@ def row(name, ours, other, where, results):
 # Two models serve most rows. ``transformers`` makes them, with weights of standard deviation 0.25, and the package reads
 # their files. The Qwen2 has four layers, 6 query heads on 2 key heads, and a sliding window of 4 keys from layer 2 on.
 
-from lm_from_scratch.checkpoint import from_pretrained
+from lm_from_scratch.checkpoint.weights import from_pretrained
 from lm_from_scratch.models.causal_lm import randomize_
 
 folder = tempfile.TemporaryDirectory()
@@ -121,7 +122,11 @@ for hf, ours in ((hf_qwen2, qwen2), (hf_gpt2, gpt2)):
 
 from transformers.models.cohere import modeling_cohere as cohere
 
-from lm_from_scratch.rope import RotaryEmbedding, apply_rope, to_interleaved
+from lm_from_scratch.layers.rope import (
+    RotaryEmbedding,
+    apply_rope,
+    to_interleaved,
+)
 
 B, T, H, Hkv, D, C = 2, 12, 6, 2, 8, 48
 generator = torch.Generator().manual_seed(2)
@@ -366,7 +371,7 @@ row(
 
 import tokenizers
 
-from lm_from_scratch.data import padded_batch
+from lm_from_scratch.text.batches import padded_batch
 
 plain = tokenizers.Tokenizer(tokenizers.models.BPE())
 plain.enable_padding()
@@ -507,7 +512,7 @@ assert inspect.signature(F.layer_norm).parameters["eps"].default == 1e-5
 # ~~~~~~~~~~
 #
 # ``F.gelu`` and ``nn.GELU`` are exact. GPT-2 was trained with an approximation. It has two names in ``transformers``,
-# ``gelu_new`` for GPT-2 and ``gelu_pytorch_tanh`` for Gemma, and torch calls it ``approximate="tanh"``.
+# ``gelu_new`` for GPT-2 and ``gelu_pytorch_tanh`` for Gemma, and torch calls it ``approximate="tanh"`` (bug museum: G21).
 
 from transformers.activations import ACT2FN
 
@@ -559,11 +564,8 @@ torch.testing.assert_close(conv(x), linear(x), atol=5e-5, rtol=0)
 # ``transformers`` take ``labels`` that equal the ids, and shift them inside. Whoever gives them targets trains the
 # model to predict the token after the next.
 
-from lm_from_scratch.training.loss import (
-    IGNORE,
-    causal_lm_loss,
-    next_token_targets,
-)
+from lm_from_scratch.text.targets import IGNORE, next_token_targets
+from lm_from_scratch.training.loss import causal_lm_loss
 
 targets = next_token_targets(idx)  # (B, T)
 row(

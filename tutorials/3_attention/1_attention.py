@@ -21,8 +21,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on GPT-2, block by block. You need the softmax and derivatives of quotients. A CPU is enough, and nothing
-is downloaded.
+Read the page on `GPT-2, block by block <../1_gpt2/2_gpt2.ipynb>`_. You need the softmax and derivatives of quotients. A
+CPU is enough, and nothing is downloaded.
 
 Letters name axes: B rows of a batch, H query heads, Hkv key and value heads, T queries, S keys, D features of a head.
 
@@ -562,9 +562,10 @@ assert entropy["without root"][-1] < 0.5
 # likely successor.
 
 from lm_from_scratch.attention.kinds import attention_layers, use_attention_
-from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.data import load_corpus
-from lm_from_scratch.training.loss import causal_lm_loss, next_token_targets
+from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.text.corpora import load_corpus
+from lm_from_scratch.text.targets import next_token_targets
+from lm_from_scratch.training.loss import causal_lm_loss
 
 torch.set_grad_enabled(False)
 gpt2, tokenizer = load_shipped()

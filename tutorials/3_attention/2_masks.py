@@ -21,7 +21,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on attention and the page on Qwen2. A CPU is enough.
+Read the page on `attention <1_attention.ipynb>`_ and the page on
+`Qwen2 <../2_qwen2/4_qwen2.ipynb>`_. A CPU is enough.
 
 Letters name axes: B rows, T queries, S keys, H query heads, Hkv key heads, D features of a head. L is the number of
 layers, W the number of keys in a window.
@@ -52,7 +53,8 @@ from lm_from_scratch.attention.attention import (
     sdpa_attention,
 )
 from lm_from_scratch.attention.kinds import attention_layers
-from lm_from_scratch.checkpoint import SHIPPED, save_pretrained
+from lm_from_scratch.checkpoint.folders import SHIPPED
+from lm_from_scratch.checkpoint.weights import save_pretrained
 from lm_from_scratch.models.causal_lm import randomize_
 from lm_from_scratch.models.qwen2 import (
     FULL,
@@ -155,7 +157,7 @@ print(inspect.getsource(Visibility.rule))
 # Padding first. Two sentences of unequal length become a batch in three ways. The function ``positions_from_mask``
 # counts the real tokens wherever the padding stands.
 
-from lm_from_scratch.data import padded_batch
+from lm_from_scratch.text.batches import padded_batch
 
 both_sides = torch.tensor([[0, 1, 1, 0, 0, 1, 1, 1, 0], [1] * 9])
 inside = torch.tensor([[0, *five[:2], 0, 0, *five[2:], 0], nine])
@@ -236,7 +238,7 @@ static = StaticCache(4, capacity=12)
 pictures["static buffer of 12"] = watch_last(model, static, idx, 6, 3)
 ring = SlidingCache(4, window=4, slack=2)
 pictures["ring of 6, W = 4"] = watch_last(slides, ring, idx, *[1] * 9)
-print("slots of the ring hold", ring.positions[0, : ring.slots].tolist())
+print("slots of the ring hold", ring.tracks[0].positions[0, :6].tolist())
 
 # %%
 # Here are all fifteen. The labels are positions, -1 is padding or an unused slot. Where a batch has two rows, the
@@ -264,7 +266,7 @@ assert torch.equal(first_row["one query after 8"], full[8:])
 assert torch.equal(first_row["window, W = 4"], band)
 assert torch.equal(first_row["static buffer of 12"], bottom)
 assert torch.equal(
-    first_row["ring of 6, W = 4"], band[8:, ring.positions[0, : ring.slots]]
+    first_row["ring of 6, W = 4"], band[8:, ring.tracks[0].positions[0, :6]]
 )
 assert torch.equal(
     first_row["two documents"],
@@ -781,6 +783,8 @@ for name, cut_keys in {"Q4": False, "mended": True}.items():
 #
 # A ring without positions
 # ~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# Slots are compared as if they were positions, which is right until the buffer becomes a ring.
 #
 # In a static buffer, slot and position are the same number, so code may compare the positions of queries with the numbers
 # of slots. All is well until the buffer becomes a ring. ``litgpt`` met this in

@@ -21,8 +21,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on masks. A CPU is enough. Two paths of this page exist for GPUs only and **were not run**: the compiled
-FlexAttention, and the fused ``varlen_attn`` of PyTorch.
+Read the page on `masks <2_masks.ipynb>`_. A CPU is enough. Two paths of this page exist for GPUs only and **were not
+run**: the compiled FlexAttention, and the fused ``varlen_attn`` of PyTorch.
 
 Letters name axes: B rows, T queries, S keys, H query heads, Hkv key heads, D features of a head, N tokens of all
 documents together.
@@ -46,9 +46,9 @@ from dataclasses import replace
 import matplotlib.pyplot as plt
 import torch
 
-from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.data import docstrings
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments.plot import COLOURS, LIGHT_GREY, figure
+from lm_from_scratch.text.corpora import docstrings
 
 gpt2, tokenizer = load_shipped()
 texts = [document.text for document in docstrings()]
@@ -170,8 +170,9 @@ plt.show()
 #
 # The third follows from the first: ``next_token_targets`` counts a target only if the next position is one higher.
 
-from lm_from_scratch.data import Batch, padded_batch
-from lm_from_scratch.training.loss import causal_lm_loss, next_token_targets
+from lm_from_scratch.text.batches import Batch, padded_batch
+from lm_from_scratch.text.targets import next_token_targets
+from lm_from_scratch.training.loss import causal_lm_loss
 
 
 def packed(rows, size):
@@ -675,6 +676,8 @@ assert counted > 1.5 and middle > 1.2
 # Positions that run on
 # ~~~~~~~~~~~~~~~~~~~~~
 #
+# Packed documents are isolated, and their positions or targets still run across the border.
+#
 # People asked for isolated documents in
 # `transformers 25452 <https://github.com/huggingface/transformers/issues/25452>`_ and
 # `trl 784 <https://github.com/huggingface/trl/issues/784>`_. A repair often restarts the positions and stops there, which
@@ -708,6 +711,8 @@ assert extra == len(some) - len(batch.idx)
 #
 # Cumulative lengths, off by one
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# Bounds count targets, not tokens: each document's last token becomes the next one's first.
 #
 # A document of n tokens has n - 1 targets. Code that counts targets gets bounds that do not end at N. This is the loud
 # version of the mistake, and it is refused.

@@ -21,8 +21,8 @@ You will learn
 Before you start
 ----------------
 
-Read the first two pages of this chapter. A CPU is enough, and ``transformers`` must be installed. Nothing is
-downloaded.
+Read the first two pages of this chapter, on `attention <1_attention.ipynb>`_ and on `masks <2_masks.ipynb>`_. A CPU is
+enough, and ``transformers`` must be installed. Nothing is downloaded.
 
 One table instead of many tests
 -------------------------------

@@ -20,8 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on GPT-2 and on training. A CPU is enough, ``transformers`` must be installed (the package's ``test``
-extra brings it), and nothing is downloaded.
+Read the pages on `GPT-2 <../1_gpt2/2_gpt2.ipynb>`_ and on `training <../1_gpt2/3_training.ipynb>`_. A CPU is enough,
+``transformers`` must be installed (the package's ``test`` extra brings it), and nothing is downloaded.
 
 Letters name axes: B rows of a batch, T tokens, C features of a state, V entries of the vocabulary, K labels.
 
@@ -43,7 +43,8 @@ import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 
-from lm_from_scratch.data import Document, docstrings, split
+from lm_from_scratch.text.corpora import docstrings, split
+from lm_from_scratch.text.document import Document
 
 corpus = docstrings()
 example = next(d for d in corpus if d.name.endswith("BoundedSemaphore"))
@@ -171,7 +172,7 @@ report("package named in text", named)
 # The tokens are those of the shipped tokenizer. A sequence is the end-of-text token, up to 38 tokens of the text, and
 # the end-of-text token again: as a document of the model's training, cut short.
 
-from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.checkpoint.weights import load_shipped
 
 model, tokenizer = load_shipped()
 END = tokenizer.eos_token_id
@@ -243,7 +244,7 @@ print(inspect.getsource(last_token))
 # predict one more token; for the second, the text is complete. One pass gives both states, because with left padding
 # they stand in the last two columns of every row.
 
-from lm_from_scratch.data import padded_batch
+from lm_from_scratch.text.batches import padded_batch
 
 
 def by_length(rows, size=32):
@@ -554,7 +555,7 @@ assert lead("never read", "probe, random") > 0.03
 # length side by side, and AdamW with the package's parameter groups and learning rate. The numbers are round ones and
 # not the result of a search.
 
-from lm_from_scratch.models.heads import classification_loss
+from lm_from_scratch.training.classification_loss import classification_loss
 from lm_from_scratch.training.train import (
     TrainConfig,
     learning_rate,
@@ -697,7 +698,7 @@ for i in wrong[:4]:
 
 import transformers
 
-from lm_from_scratch.checkpoint import config_from_dict
+from lm_from_scratch.checkpoint.configs import config_from_dict
 from lm_from_scratch.models.causal_lm import randomize_
 from lm_from_scratch.models.qwen2 import Qwen2Model
 
@@ -768,7 +769,7 @@ for side, mask in masks.items():
 
 import tempfile
 
-from lm_from_scratch.checkpoint import (
+from lm_from_scratch.checkpoint.weights import (
     classifier_from_pretrained,
     save_pretrained,
 )
@@ -926,7 +927,7 @@ for dtype in (torch.int8, torch.uint8, torch.int16, torch.int64):
 # The mended lines keep the choice in a local variable, and ask whether the dtype is floating. The check is a second
 # batch of another kind, and labels of every integer dtype.
 
-from lm_from_scratch.models.heads import problem_type_of
+from lm_from_scratch.training.classification_loss import problem_type_of
 
 print(inspect.getsource(problem_type_of))
 print(inspect.getsource(classification_loss))

@@ -20,8 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page before this one. A CPU is enough, ``transformers`` must be installed (the package's ``test`` extra brings
-it), and nothing is downloaded.
+Read the `page before this one <1_sequences.ipynb>`_. A CPU is enough, ``transformers`` must be installed (the package's
+``test`` extra brings it), and nothing is downloaded.
 
 Letters name axes: B rows of a batch, T tokens, C features of a state, V entries of the vocabulary, K labels.
 
@@ -95,8 +95,8 @@ assert [kind for _, _, kind in spans(program)].count("call") == 2
 # token covers. A token gets the label of its first character that has one; a token of blanks alone gets -100, the label
 # that does not count.
 
-from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.training.loss import IGNORE
+from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.text.targets import IGNORE
 
 model, tokenizer = load_shipped("qwen2-docs")
 END = tokenizer.eos_token_id
@@ -133,7 +133,8 @@ print()
 #
 # The sides are those of the model's training. On the test side are the modules whose docstrings the model never read.
 
-from lm_from_scratch.data import padded_batch, source, split
+from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.corpora import source, split
 
 corpus = source()
 known, held_out = (
@@ -287,8 +288,8 @@ assert rate["table of pairs"] < 0.85
 #
 # A ``TokenClassifier`` is a backbone, dropout, and a linear map with a bias, applied to the state of every token.
 
-from lm_from_scratch.models.heads import (
-    TokenClassifier,
+from lm_from_scratch.models.heads import TokenClassifier
+from lm_from_scratch.training.classification_loss import (
     token_classification_loss,
 )
 
@@ -570,7 +571,7 @@ assert bets > 0.1 * mistakes
 import transformers
 
 from lm_from_scratch.attention.visibility import positions_from_mask
-from lm_from_scratch.checkpoint import config_from_dict
+from lm_from_scratch.checkpoint.configs import config_from_dict
 from lm_from_scratch.models.causal_lm import randomize_
 from lm_from_scratch.models.qwen2 import Qwen2Model
 

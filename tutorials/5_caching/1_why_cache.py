@@ -21,7 +21,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on GPT-2 and on masks. A CPU is enough, ``transformers`` must be installed, and nothing is downloaded.
+Read the pages on `GPT-2 <../1_gpt2/2_gpt2.ipynb>`_ and on `masks <../3_attention/2_masks.ipynb>`_. A CPU is enough,
+``transformers`` must be installed, and nothing is downloaded.
 
 Letters name axes: B rows, T new tokens, S keys, C features of a token, H query heads, Hkv key heads, D features of a
 head, V entries of the vocabulary. L is the number of layers, and N the length of a text.
@@ -47,7 +48,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from lm_from_scratch.checkpoint import from_pretrained, load_shipped
+from lm_from_scratch.checkpoint.weights import from_pretrained, load_shipped
 
 torch.set_grad_enabled(False)
 transformers.utils.logging.disable_progress_bar()
@@ -97,6 +98,7 @@ assert complete(generate(shipped, [prompt], 16, GREEDY)) == [written]
 
 from lm_from_scratch.attention.kinds import attention_layers
 from lm_from_scratch.attention.visibility import Visibility
+from lm_from_scratch.cache.buffer import Buffer
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.interface import Cache
 from lm_from_scratch.models.causal_lm import randomize_
@@ -177,10 +179,10 @@ class PlainCache(Cache):
     def length(self):
         return self.held[0][0].shape[2] if self.held else 0
 
-    def see(self, x, positions, documents, n_layer):
+    def see(self, x, positions, documents, windows):
         T = x.shape[1]
         keys = torch.arange(self.length + T)[None]  # (1, S)
-        return Visibility(keys[:, -T:], keys, dense=True)
+        return [Visibility(keys[:, -T:], keys, dense=True)] * len(windows)
 
     def __getitem__(self, layer):
         return SimpleNamespace(update=partial(self.update, layer))
@@ -576,7 +578,7 @@ def old_script(repaired):
         def see(self, x, *rest):
             seen = super().see(x, *rest)
             if "G4" not in repaired:
-                seen.query_positions = torch.arange(x.shape[1])[None]
+                seen[0].query_positions = torch.arange(x.shape[1])[None]
             return seen
 
     def attend(q, k, v, visibility, dropout=0.0):
@@ -628,7 +630,7 @@ assert grown["G2"] == [3, 7, 12, 18] and grown["G2 G1"] == [3, 4, 5, 6]
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-print(inspect.getsource(GrowingCache._store))
+print(inspect.getsource(Buffer.make_room))
 
 
 class Written(TorchDispatchMode):
@@ -649,7 +651,7 @@ def bytes_written(cache):
     after = [0]
     with Written() as counter:
         for _ in range(512):
-            cache.see(x, None, None, n_layer=1)
+            cache.see(x, None, None, windows=[None])
             cache[0].update(k, k)
             after.append(counter.bytes)
     return after

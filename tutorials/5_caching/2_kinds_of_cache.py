@@ -20,7 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on masks and on why a cache. A CPU is enough; ``transformers`` must be installed.
+Read the pages on `masks <../3_attention/2_masks.ipynb>`_ and on `why a cache <1_why_cache.ipynb>`_.
+A CPU is enough; ``transformers`` must be installed.
 
 Letters name axes: B rows, T new tokens, Hkv key heads, D features of a head. L is the number of layers, W the number of
 keys in a window, S the number of slots.
@@ -49,9 +50,15 @@ import torch
 import transformers
 
 from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
+from lm_from_scratch.cache.buffer import BufferCache
 from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.cache.layered import cache_for
-from lm_from_scratch.cache.slots import SlidingCache, StaticCache
+from lm_from_scratch.cache.slots import (
+    SlidingCache,
+    SlidingTrack,
+    StaticCache,
+    StaticTrack,
+    cache_for,
+)
 from lm_from_scratch.models.causal_lm import randomize_
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 
@@ -182,10 +189,11 @@ assert sizes == [16, 14 + 1, W + 2 + 1]
 # The layered cache has no answer of its own. It is a growing cache for the layers that see everything, and a ring for
 # those that slide.
 
-ring_part, full_part = sorted(runs["layered"][1].parts, key=lambda p: p.nbytes)
-for part, name in ((full_part, "growing"), (ring_part, "sliding")):
-    print(f"{name}: {len(part.layers)} of the layers")
-    assert torch.equal(part.contents(0)[2], runs[name][1].contents(0)[2])
+layered = runs["layered"][1]
+for number, name in enumerate(("growing", "sliding")):
+    print(f"{name}: {layered.owner.count(number)} of the layers")
+    held = layered.contents(layered.owner.index(number))[2]
+    assert torch.equal(held, runs[name][1].contents(0)[2])
 
 # %%
 # One rule over any slots
@@ -203,8 +211,8 @@ planned = {}
 for name, T in (("growing", 3), ("static", 3), ("sliding", 3), ("sliding", 1)):
     model, cache = runs[name]
     new = cache.lengths[:, None] + torch.arange(T)
-    seen = cache.see(random_ids(2, T), new, None, n_layer=3)
-    planned[f"{name}, T = {T}"] = seen.within(model.config.windows[0])
+    seen = cache.see(random_ids(2, T), new, None, model.config.windows)
+    planned[f"{name}, T = {T}"] = seen[0]
 
 made, axes = figure(6.4, 6.0, rows=4)
 axes[0].get_gridspec().set_height_ratios([3, 3, 3, 1.2])
@@ -238,15 +246,15 @@ assert keys.tolist() == [6, 7, 8, 9, 4, 5]
 # A plan for each pass
 # --------------------
 #
-# All layers of a pass keep their keys in the same slots. So ``_plan`` runs once, and each layer follows the plan. In the
+# All layers of a pass keep their keys in the same slots. So ``plan`` runs once, and each layer follows the plan. In the
 # static cache, ``self.slots`` is the number of the bin; rows that are alike go to a plain slice.
 
-print(inspect.getsource(StaticCache._plan))
+print(inspect.getsource(StaticTrack.plan))
 
 # %%
 # In the ring the home of a token is ``new % slots``. Of a long piece only the last S tokens are kept.
 
-print(inspect.getsource(SlidingCache._plan))
+print(inspect.getsource(SlidingTrack.plan))
 
 # %%
 # Read first, or write first
@@ -264,12 +272,16 @@ print(inspect.getsource(SlidingCache._plan))
 # at most :math:`1 + \text{slack}` tokens. Without slack that is one token. Here is the wrong order as a class.
 
 
-class WritesFirst(SlidingCache):
-    def _plan(self, new, batch, dense):
-        super()._plan(new, batch, dense)
-        self._late, self._seen = None, slice(0, self.slots)
-        after, _ = self._next
-        return Visibility(new, after[:, : self.slots])
+class WritesFirst(SlidingTrack):
+    def plan(self, new, start, windows):
+        plan = super().plan(new, start, windows)
+        plan.read_first, plan.read = False, slice(0, self.slots)
+        plan.visibility = Visibility(new, plan.table[:, plan.read])
+        return plan
+
+
+def ring_of(track):
+    return BufferCache([track], [0, 0, 0])
 
 
 text = random_ids(2, 24, seed=2)
@@ -278,7 +290,7 @@ print("largest error when written first, T = 1 to 5")
 for slack in range(4):
     worst = []
     for T in range(1, 6):
-        logits = feed(slides, WritesFirst(3, W, slack), text, T)
+        logits = feed(slides, ring_of(WritesFirst(W, slack)), text, T)
         worst.append(error(logits, expected))
         right = feed(slides, SlidingCache(3, W, slack), text, T)
         assert error(right, expected) < 1e-9
@@ -290,8 +302,8 @@ for slack in range(4):
 # error begins, for pieces of three and no slack. The first piece is right, because the ring had room for it.
 
 made, (ax,) = figure(6.4, 3.2)
-for kind, marker in ((WritesFirst, "s"), (SlidingCache, "o")):
-    errors = feed(slides, kind(3, W), text, 3) - expected
+for kind, marker in ((WritesFirst, "s"), (SlidingTrack, "o")):
+    errors = feed(slides, ring_of(kind(W)), text, 3) - expected
     errors = errors.abs().amax((0, 2))  # of each position
     label = "written first" if kind is WritesFirst else "read first"
     ax.semilogy(errors.clamp(min=1e-17), marker=marker, label=label)
@@ -312,7 +324,7 @@ plt.show()
 
 ring = SlidingCache(3, W, slack=2)
 feed(slides, ring, text[:, :12], 4)
-before = ring.positions[0, :6].tolist()
+before = ring.tracks[0].positions[0, :6].tolist()
 try:
     ring.crop(9)
     refused = ""
@@ -320,7 +332,7 @@ except ValueError as exception:
     refused = str(exception)
 ring.crop(10)
 print(refused)
-print(before, "->", ring.positions[0, :6].tolist())
+print(before, "->", ring.tracks[0].positions[0, :6].tolist())
 again = feed(slides, ring, text[:, 10:], 5)
 assert error(again, expected[:, 10:]) < 1e-9
 assert "only slack=2" in refused and before == [6, 7, 8, 9, 10, 11]
@@ -434,7 +446,7 @@ for kind in kinds:
 
 def advance(cache, windows, like, T=1):
     k = like.expand(-1, -1, T, -1)  # (B, Hkv, T, D)
-    cache.see_by_layer(k[:, 0], None, None, windows)
+    cache.see(k[:, 0], None, None, windows)
     return {layer.update(k, k)[0].shape for layer in cache.layers}
 
 
@@ -624,7 +636,7 @@ assert middle["static"][-1] > 2 * middle["sliding, W = 256"][-1]
 # ``transformers`` has the same kinds. Its dynamic layers that slide keep the last W - 1 keys, which is all that the *next*
 # token needs; its static ones keep W. Twelve tokens go through both in pieces of 5, 1, 3 and 3.
 
-from lm_from_scratch.checkpoint import save_pretrained
+from lm_from_scratch.checkpoint.weights import save_pretrained
 
 
 def in_float32(model):
@@ -659,7 +671,7 @@ for cache, wanted in (
 # A cache can move between the two, and to a file. Eleven tokens are read by our model. The cache is saved, loaded, and
 # converted; ``transformers`` reads the twelfth token.
 
-from lm_from_scratch.cache.convert import (
+from lm_from_scratch.interop.caches import (
     load_cache,
     save_cache,
     to_transformers,
@@ -699,7 +711,7 @@ def cache_k3(config):
 
 def run_and_count(cache, model, n=10):
     off = error(feed(model, cache, text[:, :n], 1), model(text[:, :n]))
-    places = [layer.cache.contents(layer.index)[2] for layer in cache.layers]
+    places = [cache.contents(layer)[2] for layer in range(len(cache.layers))]
     return off, [int((p[0] >= 0).sum()) for p in places]
 
 
@@ -717,6 +729,8 @@ for name, cache, wanted in (
 #
 # A window of one
 # ~~~~~~~~~~~~~~~
+#
+# The last W - 1 keys as a slice from the end: with W = 1 it keeps everything.
 #
 # "The last W - 1 keys" is the slice ``[-W + 1:]``, and ``transformers`` writes it so. With W = 1 nothing should be kept.
 # But then the slice is ``[0:]``, and keeps everything.
@@ -753,7 +767,7 @@ rings = [SlidingCache(3, W, slack=1) for _ in range(2)]
 for ring, step in zip(rings, (1, 24)):
     feed(slides, ring, text, step)
 held = [ring.contents(0)[0][:, :, :5] for ring in rings]  # not the bin
-places = [ring.positions for ring in rings]
+places = [ring.tracks[0].positions for ring in rings]
 print("1.", places[0][0].tolist(), places[1][0].tolist())
 sizes = []
 for cache in (GrowingCache(3), StaticCache(3, 40)):
@@ -764,7 +778,7 @@ for cache in (GrowingCache(3), StaticCache(3, 40)):
 print("2. bytes before and after:", *sizes)
 cache = StaticCache(3, 40)
 feed(everything, cache, text[:, :6], 6)
-mask = cache.see(text[:, 6:7], None, None, 3).mask
+mask = cache.see(text[:, 6:7], windows=everything.config.windows)[0].mask
 print("3.", int(mask.sum()), "of", mask.numel(), "slots may be seen")
 assert torch.equal(*places) and error(*held) < 1e-9
 assert all(before == after for before, after in sizes)

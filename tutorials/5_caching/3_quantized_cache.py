@@ -20,7 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on kinds of cache. You need a CPU and ``transformers``; nothing is downloaded.
+Read the page on `kinds of cache <2_kinds_of_cache.ipynb>`_. You need a CPU and ``transformers``;
+nothing is downloaded.
 
 Letters name axes: B rows, T new tokens, S keys, H heads, Hkv key heads, D features of a head, V entries of the
 vocabulary. A head is cut into groups of N features.
@@ -43,9 +44,10 @@ import torch.nn.functional as F
 from lm_from_scratch.cache.codec import EXACT, Quantized
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.interface import NoCache
-from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.data import pieces, reference, split
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments.plot import COLOURS, error_histogram, figure
+from lm_from_scratch.text.batches import pieces
+from lm_from_scratch.text.corpora import reference, split
 
 torch.set_grad_enabled(False)
 
@@ -179,7 +181,7 @@ for dtype, bits, N in itertools.product(
 ):
     k = torch.randn(1, 2, 40, 128).to(dtype)
     cache = GrowingCache(1, Quantized(bits, N))
-    cache.see(torch.zeros(1, 40), None, None, 1)
+    cache.see(torch.zeros(1, 40))
     cache[0].update(k, k)
     w = k.element_size()
     formula = bits / 8 + 2 * w / N
@@ -593,7 +595,7 @@ print(f"{counting.decoded} numbers decoded for {S} tokens")
 
 def step_seconds(cache, q, k):
     start = time.perf_counter()
-    cache.see(torch.zeros(1, 1), None, None, 1)
+    cache.see(torch.zeros(1, 1))
     keys, values = cache[0].update(k, k)
     F.scaled_dot_product_attention(q, keys, values, enable_gqa=True)
     return time.perf_counter() - start
@@ -604,7 +606,7 @@ for S in (256, 4096):
     timed = {}
     for title in SHOWN:
         timed[title] = GrowingCache(1, codecs[title], reserve=S + 50)
-        timed[title].see(torch.zeros(1, S), None, None, 1)
+        timed[title].see(torch.zeros(1, S))
         timed[title][0].update(k, k)
     ratios = {title: [] for title in timed}
     for _ in range(40):
@@ -669,6 +671,8 @@ for chunks in ([40], [8, 32], [8] + 32 * [1]):
 #
 # One scale for the whole tensor
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# The range of a quantised cache is taken over tokens and rows, so the future and the neighbours change what is read.
 #
 # A simple quantiser is symmetric: one scale for a whole tensor, from its largest number. Weights allow it, because all
 # of them are there from the start. The next lines use it for a cache, and read the same 64 tokens in four ways.
@@ -741,7 +745,7 @@ print("transformers, keys:", before, "then", layer.keys.dtype)
 
 cache = GrowingCache(1, Quantized(8))
 for new in ((k, k), (k, values), (values, values)):
-    cache.see(torch.zeros(1, 40), None, None, 1)
+    cache.see(torch.zeros(1, 40))
     try:
         cache[0].update(*new)
     except ValueError as refusal:

@@ -20,7 +20,9 @@ You will learn
 Before you start
 ----------------
 
-Read the page on masks and the first two pages of this chapter. A CPU is enough; ``transformers`` must be installed.
+Read the page on `masks <../3_attention/2_masks.ipynb>`_ and the first two pages of this chapter, on
+`why a cache <1_why_cache.ipynb>`_ and on `kinds of cache <2_kinds_of_cache.ipynb>`_. A CPU is enough; ``transformers``
+must be installed.
 
 Letters name axes: B rows, T columns of the prompts, C features of a token, V entries of the vocabulary.
 
@@ -37,7 +39,8 @@ import matplotlib.pyplot as plt
 import torch
 import transformers
 
-from lm_from_scratch.checkpoint import PRETRAINED, load_shipped
+from lm_from_scratch.checkpoint.folders import PRETRAINED
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments.plot import COLOURS, figure, printable
 
 torch.set_grad_enabled(False)
@@ -84,7 +87,7 @@ assert said[0] == said[1] != said[2]
 # The functions of the package keep the text. They pad on the left, and give each token a position in its own row, which
 # is -1 for padding.
 
-from lm_from_scratch.data import padded_batch
+from lm_from_scratch.text.batches import padded_batch
 
 batch = padded_batch([[11, 12], [21, 22, 23, 24]], pad_token_id=0, side="left")
 print(batch.idx)
@@ -176,7 +179,7 @@ def pad_column(model, prompts):
 
 def first_pass_only(model, prompts):
     logits, last, cache = read(model, prompts)
-    cache.positions.clamp_(min=0)
+    cache.tracks[0].positions.clamp_(min=0)
     return logits, last, cache
 
 
@@ -469,9 +472,9 @@ assert cache.lengths.tolist() == [5, 8, 10]
 # This is the law to test. Each trial feeds three rows in passes of 9, 4, 1 and 1 columns. Every column of every row is
 # real or padding at random, so a row may sit out a whole pass. The reference is the row's own tokens in one pass,
 # without padding and without a cache. *Smallest* is the cache that the package chooses for the windows of the layers;
-# its class stands at the end of the line.
+# the kinds of its tracks stand at the end of the line.
 
-from lm_from_scratch.cache.layered import cache_for
+from lm_from_scratch.cache.slots import cache_for
 
 for name, first in {"Qwen2, W = 4": 0, "Qwen2, both": 1}.items():
     slides = dict(sliding_window=4, max_window_layers=first)
@@ -507,7 +510,7 @@ for name, m in tiny.items():
         worst = max(trial(m, cache := make(m), generator) for _ in range(5))
         assert worst < 1e-11
         line += f"{worst:10.0e}"
-    print(line, type(cache).__name__)
+    print(line, *(type(track).__name__ for track in cache.tracks))
 
 # %%
 # What rounding can still change

@@ -19,7 +19,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on sampling and on kinds of cache. A CPU is enough; ``transformers`` must be installed.
+Read the pages on `sampling <../1_gpt2/4_sampling.ipynb>`_ and on
+`kinds of cache <../5_caching/2_kinds_of_cache.ipynb>`_. A CPU is enough; ``transformers`` must be installed.
 
 Letters name axes: V entries of the vocabulary, n beams, t new tokens.
 
@@ -46,7 +47,8 @@ import matplotlib.pyplot as plt
 import torch
 import transformers
 
-from lm_from_scratch.checkpoint import PRETRAINED, load_shipped
+from lm_from_scratch.checkpoint.folders import PRETRAINED
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.generation.beam_search import beam_search, beam_steps
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY, Sampler
@@ -384,7 +386,7 @@ assert examples[False].score > examples[True].score + 0.01
 # The library's ``generate`` with ``num_beams`` reads the same weights. All sixteen prompts go in as one batch with
 # padding on the left, and all n results come back.
 
-from lm_from_scratch.data import padded_batch
+from lm_from_scratch.text.batches import padded_batch
 
 load = transformers.AutoModelForCausalLM.from_pretrained
 twin = load(PRETRAINED / "gpt2-docs", dtype=torch.float32).eval()
@@ -451,9 +453,9 @@ assert scores[0] == -1e9 and real.score < -1e10 and len(real.tokens) == 20
 # share of its groups of four tokens that repeat an earlier group, and the count of its different tokens. End-of-text
 # is forbidden, so that all say 100 tokens.
 
-from lm_from_scratch import data
+from lm_from_scratch.text import corpora
 
-_, held_out = data.split(data.reference())
+_, held_out = corpora.split(corpora.reference())
 pieces = [tokenizer.encode(document.text) for document in held_out]
 pieces = [
     ids[i : i + 108]
@@ -558,6 +560,8 @@ hook.remove()
 #
 # The cache that stayed behind
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# Beams are reordered and their cache is not: they go on from the state of other beams.
 #
 # ``transformers`` reordered the cache only if it had a certain name among the arguments. Mamba and others keep their
 # state under other names, so their beams went on from the state of *other* beams, silently. The same mistake here:

@@ -20,7 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on the cache and on sampling first. A CPU is enough; nothing is downloaded.
+Read the pages on `the cache <../5_caching/1_why_cache.ipynb>`_ and on
+`sampling <../1_gpt2/4_sampling.ipynb>`_ first. A CPU is enough; nothing is downloaded.
 
 Letters name axes: B rows, T new tokens, K drafts, V entries of the vocabulary. At each place, p is the distribution of
 the model and q the one from which the draft was drawn.
@@ -52,8 +53,7 @@ import torch.nn.functional as F
 
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.slots import SlidingCache
-from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.data import reference
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.generation import speculative
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY, Sampler, draw
@@ -69,6 +69,7 @@ from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.models.causal_lm import build, randomize_
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import Qwen2Config
+from lm_from_scratch.text.corpora import reference
 
 torch.set_grad_enabled(False)
 torch.manual_seed(0)
@@ -765,6 +766,8 @@ assert step.accepted == [place] and step.proposed == [8]
 # A draft cache that keeps what was rejected
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
+# The draft model goes on with a text that nobody wrote; the result stays right and gets slower.
+#
 # The draft model has a cache of its own, and it holds the same rejected drafts. If only the model's cache is cropped,
 # the drafter goes on with a text that nobody wrote.
 
@@ -794,6 +797,8 @@ assert broken[0] < whole[0] - 0.03
 #
 # Judged by a q that was not drawn from
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# Drafts are judged by another distribution than they were drawn from: sampled texts have the wrong one.
 #
 # ``transformers`` once let its draft model guess greedily, and judged the guesses by that model's softmax. A reader
 # noticed that the text had `the wrong distribution <https://github.com/huggingface/transformers/issues/32867>`_. Here

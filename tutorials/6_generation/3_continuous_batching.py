@@ -21,7 +21,9 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on the cache and on padded batches first. A CPU is enough; nothing is downloaded.
+Read the pages on `the cache <../5_caching/1_why_cache.ipynb>`_ and on
+`padded batches <../5_caching/4_padded_batches.ipynb>`_ first. A CPU is enough; nothing is
+downloaded.
 
 Letters name axes: B rows, S keys, H heads, D features of a head, P slots of a block.
 
@@ -50,12 +52,12 @@ import torch.nn.functional as F
 
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
-from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.data import reference
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.generation.engine import Engine, Request
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY, Sampler
 from lm_from_scratch.instruments.plot import COLOURS, figure
+from lm_from_scratch.text.corpora import reference
 
 torch.set_grad_enabled(False)
 model, tokenizer = load_shipped()
@@ -705,6 +707,8 @@ assert list(runs.values()) == [0, 8 * 96, 11 * 96]
 # The shared block that was not copied
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
+# Two rows with a common prompt write into one block.
+#
 # Leave ``own`` out, and two rows with a common prompt write their first tokens into the same slot of its last block.
 
 prompt = [end, *tokenizer.encode("The value of the")]
@@ -740,6 +744,8 @@ assert right == expected and wrong != expected
 #
 # The block that was known by its own tokens only
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# A block is found again by its tokens alone, though its keys depend on all tokens before.
 #
 # Keys and values depend on the token, on its position, and above the first layer on all tokens before it. A lookup by
 # the block's own tokens finds a block that stood after another beginning, at other positions.

@@ -20,8 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on training first: batches, loss and learning rate come from there. You need running means and the
-gradient, and one CPU core.
+Read the page on `training <../1_gpt2/3_training.ipynb>`_ first: batches, loss and learning rate come from there. You
+need running means and the gradient, and one CPU core.
 
 Letters: :math:`\theta` is a weight, :math:`g` its gradient, :math:`\eta` the learning rate, :math:`t` the number of
 the step, 1 for the first.
@@ -40,14 +40,10 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 
-from lm_from_scratch.data import (
-    PackedBatches,
-    load_corpus,
-    split,
-    write_tokens,
-)
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
+from lm_from_scratch.text.batches import PackedBatches, write_tokens
+from lm_from_scratch.text.corpora import load_corpus, split
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.loss import causal_lm_loss
 
@@ -464,7 +460,7 @@ for group in parameter_groups(fresh_model(), weight_decay=0.1):
 # -------------------
 #
 # The same formula is a pure function in the package, in two parts: GaLore, on the next page, needs the first part
-# alone. With ``max_exp_avg_sq`` it is AMSGrad, a variant in which :math:`v` cannot fall.
+# alone.
 
 from lm_from_scratch.optim.adamw import AdamW, adam_direction, adamw
 

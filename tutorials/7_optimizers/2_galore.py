@@ -20,8 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on AdamW first. You need matrix products, orthonormal bases and the singular value decomposition (SVD).
-One CPU core is enough.
+Read the page on `AdamW <1_adamw.ipynb>`_ first. You need matrix products, orthonormal bases and the singular value
+decomposition (SVD). One CPU core is enough.
 
 Letters: a weight :math:`W` and its gradient :math:`G` have the shape (m, n), a rank is r. The output size is m, as in
 ``torch.nn.Linear``.
@@ -43,12 +43,11 @@ import matplotlib.pyplot as plt
 import torch
 from torch import nn
 
-from lm_from_scratch.data import PackedBatches, load_split, write_tokens
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.optim.adamw import AdamW, adam_direction
-from lm_from_scratch.optim.galore import (
-    GaLore,
+from lm_from_scratch.optim.galore import GaLore
+from lm_from_scratch.optim.galore_basis import (
     captured_energy,
     project,
     project_back,
@@ -57,6 +56,8 @@ from lm_from_scratch.optim.galore import (
     sides,
     singular_basis,
 )
+from lm_from_scratch.text.batches import PackedBatches, write_tokens
+from lm_from_scratch.text.corpora import load_split
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.loss import causal_lm_loss
 
@@ -429,9 +430,9 @@ assert abs(total / 100 - rank / 64) < 0.03
 # -------------
 #
 # In the package's ``GaLore``, ``low_gradient`` projects, and makes a basis when one is due. ``update_projected`` takes
-# Adam's step from there. (``coordinates`` is ``project``.)
+# Adam's step from there, and ``move`` turns it back into a matrix. (``coordinates`` is ``project``.)
 
-for method in (GaLore.low_gradient, GaLore.update_projected):
+for method in (GaLore.low_gradient, GaLore.update_projected, GaLore.move):
     print(inspect.getsource(method))
 
 # %%
@@ -564,7 +565,7 @@ assert 60 < results["drift 0.3", "down_proj"][0] < 100
 # The moments, when the basis changes
 # -----------------------------------
 #
-# A new basis gives new meanings to the columns of the moments. The paper *keeps* the numbers all the same, and a reader
+# A new basis gives new meanings to the columns of the moments. The paper *keeps* the numbers all the same (bug museum: L6), and a reader
 # asked `why they are not projected anew <https://github.com/jiaweizzhao/GaLore/issues/54>`_. An experiment shows
 # what happens to the first moment. The gradient is constant but for a little noise, has rank 2 and two equal singular
 # values, so that every new basis is another one of the same plane.

@@ -19,7 +19,7 @@ You will learn
 Before you start
 ----------------
 
-Read the page on GaLore step by step first. One CPU core is enough.
+Read the page on `GaLore step by step <2_galore.ipynb>`_ first. One CPU core is enough.
 
 Letters: a weight matrix has shape (m, n); :math:`s` is its shorter side, :math:`l` the longer one, :math:`r` the
 rank. :math:`G` is a gradient, :math:`P` a left basis (m, r), :math:`Q` a right one (n, r).
@@ -51,19 +51,12 @@ import matplotlib.pyplot as plt
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lm_from_scratch.data import (
-    PackedBatches,
-    load_corpus,
-    sequential_batches,
-    split,
-    write_tokens,
-)
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.instruments.record import record_saved
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.optim.adamw import AdamW
-from lm_from_scratch.optim.galore import (
-    GaLore,
+from lm_from_scratch.optim.galore import GaLore
+from lm_from_scratch.optim.galore_basis import (
     captured_energy,
     leading_left,
     project,
@@ -71,6 +64,12 @@ from lm_from_scratch.optim.galore import (
     sides,
     singular_basis,
 )
+from lm_from_scratch.text.batches import (
+    PackedBatches,
+    sequential_batches,
+    write_tokens,
+)
+from lm_from_scratch.text.corpora import load_corpus, split
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.loss import causal_lm_loss
 from lm_from_scratch.training.train import TrainConfig, evaluate, learning_rate

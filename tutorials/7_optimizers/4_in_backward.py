@@ -20,7 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on AdamW and on GaLore first. You need to know what the backward pass does, and one CPU core.
+Read the pages on `AdamW <1_adamw.ipynb>`_ and on `GaLore <2_galore.ipynb>`_ first. You need to know what the backward
+pass does, and one CPU core.
 
 Every byte of a step
 --------------------
@@ -99,14 +100,11 @@ from lm_from_scratch.instruments.record import record_saved
 from lm_from_scratch.models.qwen2 import SIZES, Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.optim.in_backward import update_in_backward
+from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.training.gradient_checkpointing import (
     use_gradient_checkpointing_,
 )
-from lm_from_scratch.training.loss import (
-    causal_lm_loss,
-    chunked_causal_lm_loss,
-    next_token_targets,
-)
+from lm_from_scratch.training.loss import causal_lm_loss, chunked_causal_lm_loss
 from lm_from_scratch.training.train import TrainConfig, make_optimizer
 
 
@@ -348,7 +346,7 @@ assert "inplace operation" in noticed
 # One optimizer for each weight makes schedulers and checkpoints awkward. The package keeps one optimizer and makes the
 # change a context. It also counts passes, for a later section.
 
-print(inspect.getsource(update_in_backward).split('"""')[2])
+print(inspect.getsource(update_in_backward.after))
 
 # %%
 # Inside the context the loop can stay as it is: ``optimizer.step()`` finds no gradients and does nothing. Equality
@@ -640,13 +638,13 @@ torch.testing.assert_close(*ends, rtol=1e-7, atol=1e-9)
 # not exist yet. How much of the sum does such a basis capture? The gradients are now those of a trained model on real
 # text, in four parts of 256 tokens.
 
-from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.data import load_corpus, split
-from lm_from_scratch.optim.galore import (
+from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.optim.galore_basis import (
     captured_energy,
     project,
     singular_basis,
 )
+from lm_from_scratch.text.corpora import load_corpus, split
 
 shipped, tokenizer = load_shipped("qwen2-docs")
 documents = split(load_corpus("reference"))[0]
@@ -836,6 +834,8 @@ assert apart > 1.5
 # The gradient that nobody freed
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
+# An optimizer step in a hook that leaves the gradient: no memory is saved, and gradients add up.
+#
 # Leave out ``p.grad = None``. The hook steps, the loop needs no ``zero_grad``, and nothing complains.
 
 
@@ -871,6 +871,8 @@ for steps in (1, 2):
 #
 # The hook before the gradient
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# ``register_hook`` runs before the gradient is stored: every update is one pass late.
 #
 # ``register_hook`` has a similar name and is older. On a weight it runs *before* the gradient is stored. It finds in
 # ``p.grad`` what the pass before left there.

@@ -20,9 +20,10 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on AdamW, on GaLore and on the memory of a training step. Everything runs on one CPU: PyTorch's *gloo*
-moves tensors between processes without a GPU. Two processes on one CPU make nothing faster; the page compares results
-and counts bytes.
+Read the pages on `AdamW <1_adamw.ipynb>`_, on `GaLore <2_galore.ipynb>`_ and on
+`the memory of a training step <4_in_backward.ipynb>`_. Everything runs on one CPU: PyTorch's *gloo* moves tensors
+between processes without a GPU. Two processes on one CPU make nothing faster; the page compares results and counts
+bytes.
 
 How much a process holds
 ------------------------
@@ -60,7 +61,7 @@ from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.models.gpt2 import SIZES as GPT2_SIZES
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.models.qwen2 import SIZES, Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.optim.galore import sides
+from lm_from_scratch.optim.galore_basis import sides
 from lm_from_scratch.training.train import TrainConfig, make_optimizer
 
 
@@ -166,11 +167,13 @@ from pathlib import Path
 
 import torch
 
-from lm_from_scratch.data import PackedBatches, load_corpus, write_tokens
-from lm_from_scratch.distributed import ALONE
-from lm_from_scratch.training.loss import IGNORE
+from lm_from_scratch.text.batches import PackedBatches, write_tokens
+from lm_from_scratch.text.corpora import load_corpus
+from lm_from_scratch.text.targets import IGNORE
+from lm_from_scratch.models.blocks import blocks
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.instruments.record import blocks
+from lm_from_scratch.runs.distributed import Processes
+from lm_from_scratch.runs.saved import saved
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.train import Loss, make_optimizer, optimizer_step, train, TrainConfig
 
@@ -207,30 +210,31 @@ def data():
 def config(optimizer="adamw"):
     return TrainConfig(
         steps=10, lr=0.01, grad_accumulation=2, max_grad_norm=0.5,
-        optimizer=optimizer, rank=8, update_proj_gap=3, checkpoint_every=3,
+        optimizer=optimizer, rank=8, update_proj_gap=3,
     )
 
 
-def steps(numbers, batches, group=ALONE):
+def steps(numbers, batches, group=Processes()):
     """Ten steps of two batches each; yields the model and the optimizer."""
     model = new_model()
     loss_of = group.wrap(Loss(model), blocks(model))
-    optimizer = make_optimizer(model, numbers)
+    optimizer = make_optimizer(model, numbers, group)
     for step in range(numbers.steps):
         parts = [batches[2 * step], batches[2 * step + 1]]
         optimizer_step(loss_of, optimizer, parts, numbers, group)
         yield model, optimizer
 
 
-def whole_run(out, group=ALONE):
+def whole_run(out, group=Processes()):
     """The same with a schedule and checkpoints; yields what each step says."""
     model = new_model()
-    for step in train(model, data(), config(), None, out, group):
+    run = train(model, data(), config(), None, group)
+    for step in saved(run, out, 3, group.save_training_state):
         yield step, model
 ''',
 )
 
-from lm_from_scratch.data import load_corpus
+from lm_from_scratch.text.corpora import load_corpus
 from lm_from_scratch.text.tokenizer import Tokenizer
 
 texts = [document.text for document in load_corpus("reference")[:8]]
@@ -244,8 +248,9 @@ spec.loader.exec_module(small_run)
 # %%
 # A process is an object in this package. It knows its number, its *rank*, and which rows are its own.
 
-from lm_from_scratch.distributed import Processes
-from lm_from_scratch.training.loss import IGNORE, causal_lm_loss
+from lm_from_scratch.runs.distributed import Processes
+from lm_from_scratch.text.targets import IGNORE
+from lm_from_scratch.training.loss import causal_lm_loss
 
 print(inspect.getsource(Processes.share))
 
@@ -454,8 +459,10 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lm_from_scratch.distributed import processes
-from lm_from_scratch.optim.sharded import whole
+from lm_from_scratch.runs.distributed import processes
+from lm_from_scratch.runs.sharded import whole
+from lm_from_scratch.runs.distributed import processes
+from lm_from_scratch.runs.sharded import whole
 
 KINDS = {
     "all_reduce": "all-reduce", "allreduce": "all-reduce",
@@ -799,7 +806,7 @@ import sys
 
 from small_run import HERE, whole_run
 
-from lm_from_scratch.distributed import ProcessLost, processes
+from lm_from_scratch.runs.distributed import ProcessLost, processes
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # let process 0 finish speaking
 try:
@@ -822,8 +829,9 @@ assert heard.count("another process of the run has ended") == 1
 #
 # What is left of the run?
 
-from lm_from_scratch.__main__ import how_to_go_on
-from lm_from_scratch.checkpoint import from_pretrained, latest_checkpoint
+from lm_from_scratch.checkpoint.state import latest_checkpoint
+from lm_from_scratch.checkpoint.weights import from_pretrained
+from lm_from_scratch.commands.train import how_to_go_on
 
 step_folder = latest_checkpoint(folder / "run")
 print(how_to_go_on(folder / "run").replace(str(folder), "..."))
@@ -860,7 +868,7 @@ assert numbers == [7, 8, 9, 10] and apart < 1e-9
 # Ctrl-C is gentler. All processes have to stop after the *same* step, or some would wait for others for ever. So after
 # every step they sum up who has heard a signal:
 
-from lm_from_scratch.__main__ import follow
+from lm_from_scratch.commands.train import follow
 
 lines = inspect.getsource(follow).splitlines()
 first = next(i for i, line in enumerate(lines) if "group.total" in line)
@@ -904,6 +912,8 @@ print("\n".join(line.strip() for line in lines[first : first + 4]))
 # The same rows for everybody
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
+# Every process draws the same batch: a run of many is a run of one.
+#
 # A script for one process shuffles its data with a fixed seed. Under ``torchrun`` it works at once. Here is the first
 # batch of 4 of the 8 rows in both processes, shuffled, and with a sampler that knows the rank:
 
@@ -927,6 +937,8 @@ assert sorted(rows) == sorted(batch.idx.tolist())
 # The norm of a share
 # ~~~~~~~~~~~~~~~~~~~
 #
+# Each process clips by the norm of its own piece.
+#
 # Clipping needs the norm of all gradients. Under FSDP each process has a piece, and a hand-written loop over
 # ``to_local`` takes the norm of that.
 
@@ -949,6 +961,8 @@ for rank in both:
 #
 # One leaves out a collective
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# A collective behind ``if rank == 0``: the others wait.
 #
 # ``if rank == 0: evaluate(model)`` looks harmless. If the model is sharded, evaluating gathers weights, which takes all
 # processes. Process 0 waits for an answer that never comes, without a message, until a timeout of many minutes.
@@ -994,7 +1008,7 @@ assert sends == sorted(sends) and sends[-1] < 2  # 4
 #    in every row but the last, and one gather for each batch. Hint: give ``wrap`` an empty ``ModuleList``.
 # 4. *Hard.* Kill process 0 while the checkpoint of step 6 is written. A right answer shows that the run goes on from
 #    step 3, and names the line that makes it so. Hint: put a function that kills at its second call in the place of
-#    ``lm_from_scratch.checkpoint.replace_folder``.
+#    ``lm_from_scratch.checkpoint.folders.replace_folder``.
 #
 # Summary
 # -------

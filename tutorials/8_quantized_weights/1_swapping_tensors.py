@@ -22,7 +22,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on GPT-2 for tied weights, and the page on updates in backward for hooks. One CPU core is enough.
+Read the page on `GPT-2 <../1_gpt2/2_gpt2.ipynb>`_ for tied weights, and the page on
+`updates in backward <../7_optimizers/4_in_backward.ipynb>`_ for hooks. One CPU core is enough.
 
 One name is not enough
 ----------------------
@@ -40,7 +41,7 @@ from torch import Tensor, nn
 from torch.utils import swap_tensors
 
 from lm_from_scratch.instruments.plot import COLOURS, figure
-from lm_from_scratch.quantize import Int8Weight
+from lm_from_scratch.weights.quantize import Int8Weight
 from lm_from_scratch.weights.swap import is_held, swap_, swap_on_conversion
 
 weight = nn.Parameter(torch.zeros(5, 3))
@@ -620,6 +621,8 @@ assert refusal(fails) == "" and not flag_is_on()
 # %%
 # The refusal that left a mark
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# Swapping and swapping back after a refusal: all numbers are as before, and a graph is poisoned.
 #
 # ``swap_`` looks longer than it need be. Why not try, and swap back what was done when one is refused? Our first version
 # did so, and afterwards all numbers were as before. Here is the smallest case of what is wrong with it: one pair, where

@@ -21,8 +21,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on swapping two tensors: it takes the exchange itself apart, and shows what a flag does that is left on.
-This page is about modules. One CPU core is enough. Nothing is downloaded.
+Read the page on `swapping two tensors <1_swapping_tensors.ipynb>`_: it takes the exchange itself apart, and shows what
+a flag does that is left on. This page is about modules. One CPU core is enough. Nothing is downloaded.
 """
 
 import inspect
@@ -34,8 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import swap_tensors
 
-from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.data import reference, split
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.instruments.references import (
     PATHS,
@@ -46,7 +45,8 @@ from lm_from_scratch.instruments.references import (
     observe,
     truth_table,
 )
-from lm_from_scratch.quantize import QuantizedWeight, quantize_
+from lm_from_scratch.text.corpora import reference, split
+from lm_from_scratch.weights.quantize import QuantizedWeight, quantize_
 from lm_from_scratch.weights.swap import swap_on_conversion, swap_parameters_
 
 # %%
@@ -378,7 +378,8 @@ assert not changed
 # What PyTorch's tutorial says
 # ----------------------------
 #
-# The tutorial that introduced all this is for torch 2.3 and later. Still true, as this page or the one before shows:
+# The tutorial that introduced all this is for torch 2.3 and later (bug museum: T1, T2). Still
+# true, as this page or the one before shows:
 #
 # * A swap exchanges class, attributes, slots and ``at::Tensor``.
 # * A change out of place strands the optimizer, without an error. Retellings that say *in place* are wrong.

@@ -20,7 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on swapping tensors and on conversions. You need a CPU; nothing is downloaded.
+Read the pages on `swapping tensors <1_swapping_tensors.ipynb>`_ and on
+`conversions <2_conversions.ipynb>`_. You need a CPU; nothing is downloaded.
 
 Letters name axes: M rows of activations, N outputs, K inputs, G groups in a row.
 """
@@ -33,12 +34,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lm_from_scratch import quantize
-from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.generation.generate import generate_text
 from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.instruments.plot import error_histogram, figure
-from lm_from_scratch.quantize import (
+from lm_from_scratch.weights import quantize
+from lm_from_scratch.weights.quantize import (
     Int4Weight,
     Int8Weight,
     QuantizedWeight,

@@ -21,8 +21,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on swapping tensors, on conversions and on a quantised weight first. One CPU core is enough. Nothing is
-downloaded.
+Read the pages on `swapping tensors <1_swapping_tensors.ipynb>`_, on `conversions <2_conversions.ipynb>`_ and on
+`a quantised weight <3_quantized_weight.ipynb>`_ first. One CPU core is enough. Nothing is downloaded.
 
 Three ways into a module
 ------------------------
@@ -45,8 +45,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lm_from_scratch import quantize
-from lm_from_scratch.quantize import (
+from lm_from_scratch.weights import quantize
+from lm_from_scratch.weights.quantize import (
     Int4Weight,
     Int8Weight,
     QuantizedWeight,
@@ -258,7 +258,7 @@ from pathlib import Path
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from lm_from_scratch.checkpoint import save_pretrained
+from lm_from_scratch.checkpoint.weights import save_pretrained
 from lm_from_scratch.models.causal_lm import build
 from lm_from_scratch.models.qwen2 import Qwen2Config
 
@@ -412,7 +412,7 @@ plt.show()
 #
 # ``torch.save`` pickles a state dict. A plain tensor needs no class to come back; ours does. With ``weights_only=True``,
 # which refuses every class and function that it does not know, the file loads because the package has registered its two
-# classes with ``torch.serialization.add_safe_globals``. A program that has not done so gets an error.
+# classes with ``torch.serialization.add_safe_globals``. A program that has not done so gets an error (bug museum: G17, T8).
 
 import io
 import pickle
@@ -448,7 +448,7 @@ print("refused")
 # looks for the memory of a weight, and a wrapper has none. ``parts()`` names the plain tensors that a weight holds, and
 # ``from_parts`` makes a weight of them; ``plain_tensors`` takes the parts of a whole state dict, of any ``nn.Module``.
 
-from lm_from_scratch.checkpoint import plain_tensors
+from lm_from_scratch.checkpoint.weights import plain_tensors
 
 state = model.model.layers[0].mlp.state_dict()
 by_hand = Path(folder.name) / "mlp.safetensors"
@@ -488,7 +488,7 @@ import sys
 program = """
 import sys, torch
 from safetensors.torch import load_file, save_file
-from lm_from_scratch.checkpoint import from_pretrained
+from lm_from_scratch.checkpoint.weights import from_pretrained
 torch.set_num_threads(int(sys.argv[2]))
 model = from_pretrained(sys.argv[1] + "/int8")
 idx = load_file(sys.argv[1] + "/idx")["idx"]

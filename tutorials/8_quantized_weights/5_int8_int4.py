@@ -19,7 +19,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on the quantised weight and on loading. You need a CPU; nothing is downloaded.
+Read the pages on `the quantised weight <3_quantized_weight.ipynb>`_ and on
+`loading <4_loading.ipynb>`_. You need a CPU; nothing is downloaded.
 
 Letters name axes: B rows, T tokens, N and K the rows and columns of a weight, M rows of activations, V entries of the
 vocabulary. A group has g numbers.
@@ -40,12 +41,13 @@ import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 
-from lm_from_scratch import quantize
-from lm_from_scratch.checkpoint import load_shipped
-from lm_from_scratch.data import pieces, reference, split
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments.plot import COLOURS, figure
-from lm_from_scratch.quantize import Int4Weight, Int8Weight, quantize_
+from lm_from_scratch.text.batches import pieces
+from lm_from_scratch.text.corpora import reference, split
 from lm_from_scratch.training.train import evaluate
+from lm_from_scratch.weights import int4, quantize
+from lm_from_scratch.weights.quantize import Int4Weight, Int8Weight, quantize_
 
 torch.set_grad_enabled(False)
 
@@ -416,7 +418,7 @@ for name in models:
 # Here is a model with the width and the vocabulary of GPT-2 small, with random weights and 4 layers instead of 12 to
 # keep the page quick. What it reads can be counted before anything is timed.
 
-from lm_from_scratch.cache.layered import cache_for
+from lm_from_scratch.cache.slots import cache_for
 from lm_from_scratch.generation.generate import decode, prefill
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
@@ -442,7 +444,7 @@ small = L * (9 * C + 4 * C) + 2 * C  # biases and norms
 assert read["float32"] == 4 * (numbers + small)
 assert read["bfloat16"] == 2 * (numbers + small)
 assert read["int8"] == numbers + 2 * (V + 9 * L * C) + 2 * small
-padded = 0.5625 * (12 * L * C * C + (V + -V % quantize.BLOCK) * C)
+padded = 0.5625 * (12 * L * C * C + (V + -V % int4.BLOCK) * C)
 assert read["int4"] == padded + 2 * small
 
 # %%
@@ -580,6 +582,8 @@ for weight in weights.values():
 #
 # Bytes that nobody counts
 # ~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# The size of a quantised model is asked from tensors that answer for the matrix they stand for.
 #
 # Three ways to state the size of the same model. The first is in many scripts; it asks a tensor for its number of
 # elements and the size of one, and a quantised weight answers for the matrix it stands for. The second counts codes

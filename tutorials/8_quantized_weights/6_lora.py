@@ -20,7 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on a quantised weight and on int8 and int4, and the page on AdamW. One CPU core is enough.
+Read the pages on `a quantised weight <3_quantized_weight.ipynb>`_ and on `int8 and int4 <5_int8_int4.ipynb>`_, and the
+page on `AdamW <../7_optimizers/1_adamw.ipynb>`_. One CPU core is enough.
 
 Codes have no gradient
 ----------------------
@@ -41,8 +42,8 @@ import matplotlib.pyplot as plt
 import torch
 from torch import nn
 
-from lm_from_scratch.quantize import QuantizedWeight, quantize_
 from lm_from_scratch.weights.lora import LoRALinear, add_lora_, merge_lora_
+from lm_from_scratch.weights.quantize import QuantizedWeight, quantize_
 
 torch.manual_seed(0)
 N, K, rows = 24, 32, 5  # outputs, inputs, rows of activations
@@ -153,7 +154,7 @@ with torch.no_grad():
 
 print(inspect.getsource(LoRALinear.forward))
 
-from lm_from_scratch.checkpoint import load_shipped, save_pretrained
+from lm_from_scratch.checkpoint.weights import load_shipped, save_pretrained
 
 
 def shipped(bits=None, rank=0, also_train=lambda name: False):
@@ -280,13 +281,13 @@ assert sum(lora4) < sum(full) / 8
 # characters of Unicode. Python carries them, and it carries an old edition that never changes. Sixteen neighbours make
 # one document, and a tenth of the documents is held out.
 
-from lm_from_scratch.data import (
-    Document,
+from lm_from_scratch.text.batches import (
     PackedBatches,
     sequential_batches,
-    split,
     write_tokens,
 )
+from lm_from_scratch.text.corpora import split
+from lm_from_scratch.text.document import Document
 from lm_from_scratch.training.train import evaluate, train
 
 edition = unicodedata.ucd_3_2_0
@@ -410,9 +411,11 @@ PROGRAM = """
 import json, os, sys
 from pathlib import Path
 import torch
-from lm_from_scratch.checkpoint import from_pretrained
-from lm_from_scratch.data import PackedBatches, TokenFile
-from lm_from_scratch.weights.lora import add_lora_, save_lora
+from lm_from_scratch.checkpoint.weights import from_pretrained
+from lm_from_scratch.text.batches import PackedBatches, TokenFile
+from lm_from_scratch.interop.peft import save_lora
+from lm_from_scratch.weights.lora import add_lora_
+from lm_from_scratch.runs.saved import saved
 from lm_from_scratch.training.train import train, TrainConfig
 
 root, asked = Path(sys.argv[1]), json.loads(sys.argv[2])
@@ -423,7 +426,7 @@ record = json.loads((root / "names.json").read_text())
 tokens = TokenFile(path=root / "names.bin", **record)
 batches = PackedBatches(tokens, **asked["shape"])
 config = TrainConfig(**asked["recipe"])
-for step in train(model, batches, config, folder=root / "run"):
+for step in saved(train(model, batches, config), root / "run", every=20):
     print(step.step, repr(step.loss), flush=True)
     if step.step == asked["die"]:
         os._exit(1)
@@ -435,7 +438,7 @@ def in_a_fresh_process(die):
     asked = dict(
         threads=torch.get_num_threads(),
         shape=shape,
-        recipe={**recipe, "checkpoint_every": 20},
+        recipe=recipe,
         die=die,
     )
     command = [sys.executable, "-c", PROGRAM, str(root), json.dumps(asked)]
@@ -475,7 +478,7 @@ assert list(resumed) == list(range(21, STEPS + 1))
 assert all(loss == whole[step] for step, loss in killed.items())
 assert all(loss == whole[step] for step, loss in resumed.items())
 
-from lm_from_scratch.weights.lora import load_lora_
+from lm_from_scratch.interop.peft import load_lora_
 
 tuned = models["LoRA, 4 bits"].eval()
 again = shipped(bits=4)
@@ -560,6 +563,8 @@ assert small_again - small_loss > 0.4 * (untrained4 - small_loss)
 # The optimizer that came first
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
+# The optimizer holds the frozen weights, and no adapter.
+#
 # Make the optimizer, then add the adapters. The loop runs, gradients appear, and nothing complains.
 
 
@@ -593,6 +598,8 @@ for adapters_first in (False, True):
 #
 # Merged twice
 # ~~~~~~~~~~~~
+#
+# The product is in the weight and still in the adapter.
 #
 # Add the product to the weight, and forget to take the adapter away. The layer then adds it a second time.
 

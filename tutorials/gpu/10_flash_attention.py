@@ -17,8 +17,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on softmax and on matrix products as kernels, and the one on what a query may see. Without a GPU the
-kernels are interpreted, at small sizes.
+Read the pages on `softmax <2_softmax.ipynb>`_ and on `matrix products <6_matmul.ipynb>`_ as kernels, and the one on
+`what a query may see <../3_attention/2_masks.ipynb>`_. Without a GPU the kernels are interpreted, at small sizes.
 
 Letters name axes: H query heads, Hkv key heads, T queries, S keys, D features of a head.
 """
@@ -449,6 +449,8 @@ show("flash_attention", cost)
 # The wrong corner
 # ~~~~~~~~~~~~~~~~
 #
+# A causal kernel without the offset of earlier keys.
+#
 # After a cache, 7 queries meet many keys. A triangle that begins at the upper left corner gives query 0 only key 0. Here is the
 # kernel with the position t instead of S - T + t. It is the triangle that ``is_causal=True`` means in torch, and users met it with caches:
 # `the wrong alignment <https://github.com/pytorch/pytorch/issues/108108>`_.
@@ -497,6 +499,8 @@ for queries in (40, 7):
 #
 # A low number instead of minus infinity
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# A query that sees nothing gets a mean of what it must not see.
 #
 # Hidden scores are often set to a low number such as -1e9. For a query that sees something this is as good. A query of padding sees
 # nothing: all its scores are the same low number, and the softmax of equal numbers is a mean.

@@ -17,7 +17,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on paged caches and on flash attention. Without a GPU the kernels are interpreted, at small sizes.
+Read the pages on `paged caches <../6_generation/3_continuous_batching.ipynb>`_ and on
+`flash attention <10_flash_attention.ipynb>`_. Without a GPU the kernels are interpreted, at small sizes.
 
 Letters name axes: B rows of a batch, H query heads, Hkv key heads, S keys, D features of a head, P slots of a page.
 """
@@ -518,6 +519,8 @@ roofline.show("decode_attention", attention_cost(rows=64, keys=8192))
 #
 # A page number times a stride
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# The offset of a page overflows 32 bits in a large pool.
 #
 # A table holds int32 numbers, to be small. In `vLLM, pull request 47671
 # <https://github.com/vllm-project/vllm/pull/47671>`_, a page has 480 slots of 576 numbers. The product of page number and

@@ -20,7 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on flash attention. Without a GPU the kernels are interpreted, at small sizes.
+Read the page on `flash attention <10_flash_attention.ipynb>`_. Without a GPU the kernels are
+interpreted, at small sizes.
 
 Letters name axes: H query heads, Hkv key heads, T queries, S keys, D features of a head.
 """
@@ -391,6 +392,8 @@ show("flash_attention with gradient", cost)
 # The last head wins
 # ~~~~~~~~~~~~~~~~~~
 #
+# Programs of several query heads write one gradient of their shared key head.
+#
 # A program for each *query* head looks natural, and is right as long as each has its own keys. With shared heads several
 # programs write the same dV, and each holds a part of it.
 
@@ -440,6 +443,8 @@ for group in (1, 2):
 #
 # A log-sum-exp of minus infinity
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# The backward pass of a query that sees nothing is NaN, in every key.
 #
 # A query of padding sees nothing. The logarithm of its empty sum is minus infinity, and so are its scores.
 

@@ -19,8 +19,9 @@ You will learn
 Before you start
 ----------------
 
-Read the page on SwiGLU in the chapter on Qwen2. You need Linux and the package ``triton``. A GPU is not needed:
-without one, the same kernels are interpreted at small sizes, and every verdict on this page stays the same.
+Read the page on `SwiGLU <../2_qwen2/3_swiglu.ipynb>`_ in the chapter on Qwen2. You need Linux and the package
+``triton``. A GPU is not needed: without one, the same kernels are interpreted at small sizes, and every verdict on this
+page stays the same.
 """
 
 import os
@@ -401,6 +402,8 @@ show("swiglu", cost)
 # The tensor with two thousand million numbers
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
+# Offsets in 32 bits wrap around in large tensors, below the mask.
+#
 # ``tl.program_id`` is a 32-bit number. Times the size of a block, it passes :math:`2^{31}` for large tensors, and wraps
 # around. You need no such tensor to see it. The arithmetic is enough.
 
@@ -425,6 +428,8 @@ assert pair.tolist() == [-(2**31), 2**31]
 #
 # The gradient that is one number
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# A gradient with strides of 0 is read as if it were contiguous.
 #
 # ``y.sum().backward()`` sends back a tensor of ones that owns a single number. Its strides are 0, so that all
 # places have the same address. A kernel that counts addresses upwards leaves it at the second number. Here the one is the

@@ -20,8 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on SwiGLU as a kernel, and the one on attention for the online softmax. Without a GPU the kernels are
-interpreted.
+Read the page on `SwiGLU as a kernel <1_swiglu.ipynb>`_, and the one on `attention <../3_attention/1_attention.ipynb>`_
+for the online softmax. Without a GPU the kernels are interpreted.
 """
 
 import os
@@ -362,6 +362,8 @@ show("softmax", cost)
 # The first block is hidden
 # ~~~~~~~~~~~~~~~~~~~~~~~~~
 #
+# A running maximum that starts at minus infinity, where the first block sees nothing: NaN.
+#
 # The online sum above starts m at minus infinity. These two rows hold the same numbers. In the second one, the hidden
 # places come first.
 
@@ -389,6 +391,8 @@ assert matches(softmax(first), first.softmax(-1))
 #
 # The load without a mask
 # ~~~~~~~~~~~~~~~~~~~~~~~
+#
+# Odd widths add numbers of the next row.
 #
 # A load without a mask does not crash here, since the next row lies behind each row. Only for the last one it is
 # something else.

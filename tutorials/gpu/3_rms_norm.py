@@ -20,8 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on RMSNorm in the chapter on Qwen2, and on softmax as a kernel. Without a GPU the kernels are
-interpreted.
+Read the pages on `RMSNorm <../2_qwen2/1_rms_norm.ipynb>`_ in the chapter on Qwen2, and on `softmax <2_softmax.ipynb>`_
+as a kernel. Without a GPU the kernels are interpreted.
 """
 
 import os
@@ -357,6 +357,8 @@ show("rms_norm", forward)
 # The gradient that somebody else needs
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
+# A backward kernel writes over the incoming gradient, which the residual stream still needs.
+#
 # The gradient of x has the shape of the incoming one, so a kernel may write it there and save a tensor. In a program of its own,
 # each number is read before it is written, and the result is right. Here it is, as a function with autograd.
 
@@ -403,6 +405,8 @@ for target in ("gradient", "new tensor"):
 #
 # A sum in float16
 # ~~~~~~~~~~~~~~~~
+#
+# Partial sums in half precision stop growing.
 #
 # The partial sums could be kept in the dtype of the weight. Here 4096 rows add 1 each.
 

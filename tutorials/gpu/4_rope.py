@@ -19,8 +19,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on positions as rotations, on SwiGLU and on RMSNorm as a kernel. Without a GPU the kernels are
-interpreted, which is slow and exact enough.
+Read the pages on `positions as rotations <../2_qwen2/2_rope.ipynb>`_, on `SwiGLU <1_swiglu.ipynb>`_ and on
+`RMSNorm <3_rms_norm.ipynb>`_ as a kernel. Without a GPU the kernels are interpreted, which is slow and exact enough.
 
 Letters name axes: B rows of a batch, H heads, T tokens, D features of a head.
 """
@@ -41,9 +41,9 @@ import inspect
 
 import matplotlib.pyplot as plt
 
-from lm_from_scratch import rope as reference
 from lm_from_scratch.instruments.plot import figure
 from lm_from_scratch.instruments.roofline import GPUS, Cost, show
+from lm_from_scratch.layers import rope as reference
 
 B, H, T, D = (2, 3, 37, 20) if DEVICE == "cpu" else (4, 14, 1000, 80)
 torch.manual_seed(0)
@@ -386,6 +386,8 @@ show("rope", cost)
 #
 # One head, and the input is gone
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# ``contiguous`` returns the tensor itself where nothing is to be copied, and a kernel turns the caller's keys.
 #
 # A kernel may write its result over its input. That saves memory, and it is safe as long as the input is its own
 # copy. Is it? This wrapper transposes, calls ``contiguous``, and turns the copy in place. With two heads it works.

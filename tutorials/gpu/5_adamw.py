@@ -19,7 +19,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on AdamW and on SwiGLU as a kernel. Without a GPU the kernels are interpreted.
+Read the pages on `AdamW <../7_optimizers/1_adamw.ipynb>`_ and on `SwiGLU <1_swiglu.ipynb>`_ as a
+kernel. Without a GPU the kernels are interpreted.
 
 Letters: :math:`\theta` is a weight, :math:`g` its gradient, :math:`m` and :math:`v` the running means of :math:`g` and
 :math:`g^2`, :math:`\eta` the learning rate, :math:`t` the step, 1 for the first.
@@ -370,6 +371,8 @@ show("adamw", cost)
 # Rounded through the wrong dtype
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
+# Running means in float32 are cast to the dtype of the weight before they are stored.
+#
 # Weights in half precision, running means in float32. A kernel computes in float32 and casts its results to the dtype of the
 # weights before it stores them, all three. The means are stored as float32, so nothing looks wrong, and they have lost their
 # digits. An optimizer library had this: `kernels truncate optimizer states <https://github.com/databricks/flashoptim/issues/2>`_.
@@ -414,6 +417,8 @@ assert first_step(True) > 10 and abs(first_step(False) - 0.01) < 0.001
 #
 # A gradient with other strides
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# Number i of the gradient is taken for that of number i of the weight.
 #
 # The kernel walks over memory in order, and takes for granted that number i of the gradient belongs to number i of the weight.
 # PyTorch does not promise that: the `stride of a gradient <https://github.com/pytorch/pytorch/issues/106951>`_ may differ from the

@@ -20,7 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on SwiGLU and on softmax as kernels. Without a GPU the kernels are interpreted.
+Read the pages on `SwiGLU <1_swiglu.ipynb>`_ and on `softmax <2_softmax.ipynb>`_ as kernels. Without
+a GPU the kernels are interpreted.
 
 Letters: C = A B, where A is (M, K), B is (K, N) and C is (M, N).
 """
@@ -384,8 +385,8 @@ def tile_of_codes(
     tl.store(out + rows * N + columns, total, mask=inside)
 
 
-from lm_from_scratch import quantize
-from lm_from_scratch.quantize import Int8Weight
+from lm_from_scratch.weights import quantize
+from lm_from_scratch.weights.quantize import Int8Weight
 
 weight = Int8Weight.quantize(b.T.contiguous())  # (N, K)
 out = torch.full((M, N), torch.nan, device=DEVICE)
@@ -465,6 +466,8 @@ show("int8", codes)
 # Exact on the CPU, wrong on the GPU
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
+# A product of float32 numbers runs in TF32 on a GPU, and a generous tolerance hides it.
+#
 # The product of ``tf32(a)`` and ``tf32(b)`` is what ``tl.dot(left, right)`` can become on a GPU. A user found that results with
 # ``TRITON_INTERPRET=1`` and without it differ in the third digit: `larger error in one mode <https://github.com/triton-lang/triton/issues/5895>`_.
 # The mended line has ``input_precision="ieee"``. A tolerance chosen so that the kernel passes hides it. The check
@@ -477,6 +480,8 @@ assert error(exact) <= 2 * error(a @ b) + 1e-4 < error(rounded)
 # %%
 # Zero times what?
 # ~~~~~~~~~~~~~~~~
+#
+# Only one of two factors is masked: 0 times NaN is NaN.
 #
 # The last step along K is only partly inside. If A is loaded as 0 there, then B need not be masked, because 0 times
 # anything is 0. This kernel believes it. B is the upper part of a larger tensor, whose lower part is somebody else's.

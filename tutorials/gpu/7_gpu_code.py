@@ -20,7 +20,7 @@ You will learn
 Before you start
 ----------------
 
-Read the page on the matrix product. Any machine with Linux will do.
+Read the page on `the matrix product <6_matmul.ipynb>`_. Any machine with Linux will do.
 
 An architecture has a number: ``sm_80`` is the A100, ``sm_86`` a desktop card of its time, ``sm_90`` the H100, ``sm_100``
 the B200, ``sm_120`` a desktop card of that time.
@@ -348,6 +348,8 @@ show("matmul", Cost(2 * (M * K + K * N + M * N), 2 * M * N * K))
 # The tile of another GPU
 # ~~~~~~~~~~~~~~~~~~~~~~~
 #
+# A kernel that needs more shared memory than another card has.
+#
 # A kernel is tuned on an H100 and published. On a desktop card it stops at the first launch: `Required: 131072, Hardware
 # limit: 101376 <https://github.com/triton-lang/triton/issues/8182>`_. The interpreter has no such limit, and neither has the
 # machine of the author. Here is one that fits on one card only, and the mended line, with fewer stages.
@@ -363,6 +365,8 @@ for stages in (4, 2):
 #
 # Eight is too few
 # ~~~~~~~~~~~~~~~~
+#
+# A block as short as the sequence is below what a matrix instruction takes.
 #
 # A kernel takes its block from the length of the sequence, which works until someone calls it with 8 tokens or fewer:
 # `compiler error with short sequences <https://github.com/fla-org/flash-linear-attention/issues/88>`_. The matrix

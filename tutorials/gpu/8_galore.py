@@ -20,8 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the page on GaLore step by step, and those on AdamW and on the tiled product as kernels. Without a GPU the kernels
-are interpreted, at small sizes.
+Read the page on `GaLore step by step <../7_optimizers/2_galore.ipynb>`_, and those on `AdamW <5_adamw.ipynb>`_ and on
+`the tiled product <6_matmul.ipynb>`_ as kernels. Without a GPU the kernels are interpreted, at small sizes.
 
 Letters: a weight :math:`W` and its gradient :math:`G` are (m, n), the rank is r. The basis :math:`P` (m, r) stands on the
 left, so that the projected gradient :math:`R = P^\top G` and the moments are (r, n).
@@ -445,6 +445,8 @@ show("galore_step", cost)
 #
 # The step that autograd did not see
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# A kernel changes a tensor that autograd kept, and nothing counts the change.
 #
 # Autograd keeps tensors of the forward pass for the backward pass. Every tensor counts its changes, and the backward pass
 # compares the count: PyTorch raises an error if a kept tensor has been overwritten since. A Triton kernel writes to an

@@ -18,7 +18,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on softmax and on matrix products as kernels. Without a GPU the kernels are interpreted.
+Read the pages on `softmax <2_softmax.ipynb>`_ and on `matrix products <6_matmul.ipynb>`_ as kernels. Without a GPU the
+kernels are interpreted.
 
 Letters name axes: N tokens, V entries of the vocabulary, C features of a hidden state.
 
@@ -465,6 +466,8 @@ show("linear_cross_entropy", fused)
 #
 # The gradient that overwrote the logits
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# The gradient is stored over logits that another backward pass still reads.
 #
 # The gradient has the size of the logits, and the logits seem of no further use. A kernel that stores it in their place saves
 # gigabytes. Two bug reports follow from that line, `the first <https://github.com/linkedin/Liger-Kernel/issues/272>`_ and

@@ -3,7 +3,7 @@
 Right ones must pass and wrong ones must fail. Where the mistake is a planted one, the report should
 name it: `diagnosis.json` holds how often it does, and the page of proofs shows it.
 
-    python tests/test_rewritten_answers.py     writes diagnosis.json again
+    python tests/slow/exercise_proof/test_second_person.py     writes diagnosis.json again
 """
 
 import json
@@ -11,11 +11,12 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+from prove import Proof
+
 from lm_from_scratch.exercises.exercise import exercise
-from lm_from_scratch.exercises.prove import Proof
 from lm_from_scratch.exercises.report import examine
 
-FOLDER = Path(__file__).parents[2] / "rewritten_answers"
+FOLDER = Path(__file__).parent / "second_person"
 STORED = FOLDER / "diagnosis.json"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
 SEEDS = 10
@@ -55,7 +56,7 @@ def prove_answers(name: str) -> None:
             rejected = any(proof.rejects(n, function, seed) for n in proof.numbers())
             assert rejected, f"{function.__name__}, seed {seed}"
     stored = json.loads(STORED.read_text(encoding="utf-8"))
-    assert diagnosis(name) == stored[name], "python tests/test_rewritten_answers.py"
+    assert diagnosis(name) == stored[name], "python tests/slow/exercise_proof/test_second_person.py"
 
 
 def test_most_mistakes_are_named_and_few_by_another_name() -> None:

@@ -43,8 +43,8 @@ def test_bad_visibility_is_refused() -> None:
 
 def test_Q22_a_mask_is_exactly_as_wide_as_the_keys() -> None:
     cache = GrowingCache(1)
-    cache.see(torch.zeros(1, 4), None, None, 1)
+    cache.see(torch.zeros(1, 4))
     cache[0].update(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2))
-    visibility = cache.see(torch.zeros(1, 3), None, None, 1)
+    (visibility,) = cache.see(torch.zeros(1, 3))
     assert visibility.mask.shape == (1, 1, 3, 7)
     assert visibility.mask.sum(-1).tolist() == [[[5, 6, 7]]]

@@ -10,13 +10,15 @@ from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 
 from lm_from_scratch.attention.attention import formula_attention
 from lm_from_scratch.attention.visibility import positions_from_mask
+from lm_from_scratch.cache.buffer import BufferCache
 from lm_from_scratch.cache.codec import EXACT, Quantized
-from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.cache.interface import NO_CACHE, KVCache, Restricted
-from lm_from_scratch.cache.layered import LayeredCache, cache_for
+from lm_from_scratch.cache.growing import CatCache, GrowingCache, GrowingTrack
+from lm_from_scratch.cache.interface import NO_CACHE
+from lm_from_scratch.cache.kv import KVCache
 from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
-from lm_from_scratch.cache.slots import SlidingCache, StaticCache
-from lm_from_scratch.data import padded_batch
+from lm_from_scratch.cache.restricted import Restricted
+from lm_from_scratch.cache.slots import SlidingCache, StaticCache, cache_for
+from lm_from_scratch.text.batches import padded_batch
 
 MODEL = tiny_gpt2()
 
@@ -53,7 +55,7 @@ def test_G3_the_cache_grows_by_the_tokens_that_are_fed() -> None:
     with torch.no_grad():
         for n in (6, 1, 1, 1):
             MODEL(token_ids(1, n), cache=cache)
-            lengths.append((cache.length, cache.positions.shape[1]))
+            lengths.append((cache.length, cache.contents(0)[2].shape[1]))
     assert lengths == [(6, 6), (7, 7), (8, 8), (9, 9)]
 
 
@@ -61,14 +63,14 @@ def test_G4_positions_continue_after_the_cache() -> None:
     cache = GrowingCache(MODEL.config.n_layer)
     with torch.no_grad():
         MODEL(token_ids(1, 5), cache=cache)
-        visibility = cache.see(token_ids(1, 2), None, None, MODEL.config.n_layer)
+        visibility = cache.see(token_ids(1, 2), windows=MODEL.config.windows)[0]
     assert visibility.query_positions.tolist() == [[5, 6]]
     assert visibility.key_positions.tolist() == [list(range(7))]
 
 
 def one_layer(cache: KVCache, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """A pass through a cache with one layer and without a model."""
-    cache.see(k[:, 0], None, None, 1)
+    cache.see(k[:, 0])
     return cache[0].update(k, v)
 
 
@@ -89,6 +91,21 @@ def test_K1_the_layout_is_the_same_in_and_out() -> None:
     assert torch.equal(keys, k) and torch.equal(values, v)
     keys, values = one_layer(cache, k, v)
     assert torch.equal(keys, torch.cat([k, k], 2)) and torch.equal(values, torch.cat([v, v], 2))
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=8), st.integers(0, 10**6))
+def test_a_growing_cache_is_concatenation(chunks: list[int], seed: int) -> None:
+    ours, plain = GrowingCache(2), [CatCache(), CatCache()]
+    generator = torch.Generator().manual_seed(seed)
+    for n in chunks:
+        ours.see(torch.empty(3, n), windows=[None, None])
+        for layer in range(2):
+            k, v = torch.randn(2, 3, 2, n, 4, generator=generator)
+            for one, other in zip(ours[layer].update(k, v), plain[layer].update(k, v), strict=True):
+                assert torch.equal(one, other)
+    for layer in range(2):
+        k, v, _ = ours.contents(layer)
+        assert torch.equal(k, plain[layer].held[0]) and torch.equal(v, plain[layer].held[1])
 
 
 def test_no_cache_returns_what_it_was_given() -> None:
@@ -303,24 +320,32 @@ def test_a_sliding_cache_refuses_a_layer_that_sees_further() -> None:
 def test_K3_a_sliding_cache_holds_min_of_length_and_window_in_every_layer() -> None:
     model = tiny_qwen2(sliding_window=4, max_window_layers=1)
     cache = cache_for(model.config.windows)
-    assert [type(part).__name__ for part in cache.parts] == ["GrowingCache", "SlidingCache"]
+    assert [track.window for track in cache.tracks] == [None, 4] and cache.owner == [0, 1, 1]
     for n in range(1, 11):
         model(token_ids(1, 1), cache=cache)
-        full, ring = cache.parts
+        full, ring = cache.tracks
         assert (full.positions >= 0).sum() == n
         assert (ring.positions >= 0).sum() == min(n, 4)
         assert sorted(p for p in ring.positions[0].tolist() if p >= 0) == list(range(n))[-4:]
     bytes_of_a_token = 2 * 2 * 8 * 4  # keys and values, heads, features, bytes
-    assert ring.nbytes == 2 * (4 + 1) * bytes_of_a_token
+    for layer in (1, 2):
+        held = cache.keys[layer].nbytes + cache.values[layer].nbytes
+        assert held == (4 + 1) * bytes_of_a_token
 
 
-def test_layers_of_a_layered_cache_must_have_an_owner() -> None:
-    with pytest.raises(ValueError, match="part 0 has 2 layers, but"):
-        LayeredCache([GrowingCache(2)], [0])
-    with pytest.raises(ValueError, match="names others"):
-        LayeredCache([GrowingCache(1)], [0, 1])
-    with pytest.raises(ValueError, match="use `see_by_layer`"):
-        LayeredCache([GrowingCache(1)], [0]).see(token_ids(1, 1), None, None, 1)
+def test_every_layer_has_a_track_and_every_track_a_layer() -> None:
+    two = GrowingTrack(), GrowingTrack()
+    for tracks, owner in ((two, [0]), (two[:1], [0, 1]), ((), [0]), (two, [0, -1])):
+        with pytest.raises(ValueError, match=f"must name each of the {len(tracks)} tracks"):
+            BufferCache(tracks, owner)
+
+
+@torch.no_grad()
+def test_layers_with_one_window_share_one_mask_and_others_have_their_own() -> None:
+    model = tiny_qwen2(sliding_window=2, max_window_layers=1)
+    for cache in (NO_CACHE, GrowingCache(3), cache_for(model.config.windows)):
+        full, one, other = cache.see(token_ids(1, 5), None, None, model.config.windows)
+        assert one is other and one.window == 2 and full.window is None
 
 
 # ----------------------------------------------------------------------------------- quantised
@@ -366,7 +391,7 @@ def test_the_error_of_attention_is_bounded_by_the_steps() -> None:
     """Scores move by d <= |q|_1 step/2 / sqrt(D), weights by a factor within exp(+-2d)."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 3, 9, 16, generator=generator).double() for _ in range(3))
-    visibility = NO_CACHE.see(q[:, 0], None, None, 1)
+    (visibility,) = NO_CACHE.see(q[:, 0])
     want = formula_attention(q, k, v, visibility)
     errors = []
     for bits in (4, 8):
@@ -525,7 +550,7 @@ def test_a_restricted_cache_is_as_strict_as_the_cache() -> None:
     everything = torch.ones(1, 1, 6, 6, dtype=torch.bool)
     with pytest.raises(ValueError, match="layer 0 sees all keys, the cache keeps window=4"):
         model(idx, cache=Restricted(SlidingCache(3, 4), everything))
-    layered = Restricted(LayeredCache([GrowingCache(1), GrowingCache(2)], [1, 0, 1]), everything)
+    layered = Restricted(BufferCache([GrowingTrack(), GrowingTrack()], [1, 0, 1]), everything)
     torch.testing.assert_close(model(idx, cache=layered), model(idx), atol=5e-5, rtol=0)
 
 

@@ -17,8 +17,7 @@ from tiny_models import token_ids
 from lm_from_scratch.attention.visibility import positions_from_mask
 from lm_from_scratch.cache.codec import Quantized
 from lm_from_scratch.cache.interface import NO_CACHE
-from lm_from_scratch.cache.slots import SlidingCache
-from lm_from_scratch.instruments.record import blocks
+from lm_from_scratch.models.blocks import blocks
 
 BOUND = 1e-9
 
@@ -97,12 +96,11 @@ def law_crop(twin: Twin, data) -> None:
     else:
         keep = [data.draw(st.integers(0, max(lengths)))] * len(lengths)
     wanted = torch.tensor(keep) if each else keep[0]
-    rings = [p for p in getattr(twin.cache, "parts", [twin.cache]) if isinstance(p, SlidingCache)]
     try:
         twin.cache.crop(wanted)
     except ValueError as refused:
         back = max(n - k for n, k in zip(lengths, keep, strict=True))
-        if "only slack=" not in str(refused) or not rings or back < 1:
+        if "only slack=" not in str(refused) or twin.cache.slack is None or back < 1:
             raise
     else:
         twin.rows = [row[:k] for row, k in zip(twin.rows, keep, strict=True)]

@@ -1,4 +1,4 @@
-"""checkpoint.py: both ways with transformers, and nothing half-loaded."""
+"""checkpoint: both ways with transformers, and nothing half-loaded."""
 
 import json
 import os
@@ -10,21 +10,22 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import enlarge_, hf_twin, tiny_gpt2, tiny_hf, tiny_hf_qwen2, tiny_qwen2, token_ids
 
-from lm_from_scratch import checkpoint
-from lm_from_scratch.checkpoint import (
-    classifier_from_pretrained,
-    config_from_dict,
-    config_to_dict,
-    from_pretrained,
+from lm_from_scratch.checkpoint import state, weights
+from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
+from lm_from_scratch.checkpoint.state import (
     latest_checkpoint,
     load_training_state,
-    save_pretrained,
     save_training_state,
 )
+from lm_from_scratch.checkpoint.weights import (
+    classifier_from_pretrained,
+    from_pretrained,
+    save_pretrained,
+)
+from lm_from_scratch.layers.rope_scaling import DynamicNTKScaling
 from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
 from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
 from lm_from_scratch.optim.adamw import AdamW
-from lm_from_scratch.rope import DynamicNTKScaling
 from lm_from_scratch.text.tokenizer import Tokenizer
 
 
@@ -226,7 +227,7 @@ def test_a_save_that_fails_leaves_the_old_model(tmp_path, monkeypatch) -> None:
     def fail(*args: object, **kwargs: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", fail)
+    monkeypatch.setattr(weights, "save_file", fail)
     with pytest.raises(OSError, match="no space"):
         save_pretrained(tiny_gpt2(seed=1), tmp_path / "m")
     assert (tmp_path / "m" / "model.safetensors").read_bytes() == before
@@ -432,7 +433,7 @@ def test_the_earlier_checkpoint_stays_until_the_new_one_has_its_name(tmp_path, m
     def fail(*args: object) -> None:
         raise OSError("killed")
 
-    monkeypatch.setattr(checkpoint, "replace_folder", fail)
+    monkeypatch.setattr(state, "replace_folder", fail)
     with pytest.raises(OSError, match="killed"):
         save_training_state(tmp_path, model, optimizer, {}, 6)
     assert latest_checkpoint(tmp_path).name == "step-00000003"

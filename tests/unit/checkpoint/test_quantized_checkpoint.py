@@ -1,4 +1,4 @@
-"""checkpoint.py with quantised weights: all of it back, bit for bit, or a refusal."""
+"""checkpoint with quantised weights: all of it back, bit for bit, or a refusal."""
 
 import json
 import subprocess
@@ -13,13 +13,14 @@ from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lm_from_scratch.checkpoint import (
+from lm_from_scratch.checkpoint.weights import (
     classifier_from_pretrained,
     from_pretrained,
     save_pretrained,
 )
 from lm_from_scratch.models.heads import Classifier, SequenceClassifier, TokenClassifier
-from lm_from_scratch.quantize import Int4Weight, Int8Weight, QuantizedWeight, quantize_
+from lm_from_scratch.weights import int4
+from lm_from_scratch.weights.quantize import Int4Weight, Int8Weight, QuantizedWeight, quantize_
 
 MODELS = {
     "gpt2": tiny_gpt2,
@@ -93,6 +94,22 @@ def test_a_round_trip_changes_no_bit(tmp_path, name, bits, group_size, dtype) ->
         assert torch.equal(again(IDX), model(IDX))
 
 
+def test_C3_a_folder_is_the_same_on_every_processor(tmp_path, monkeypatch) -> None:
+    files, logits = [], []
+    for block in (32, 64):  # rows in a block of 4-bit weights
+        monkeypatch.setattr(int4, "BLOCK", block)
+        save_pretrained(quantized("gpt2", 4, 4, "float32"), tmp_path / str(block))
+        files.append((tmp_path / str(block) / "model.safetensors").read_bytes())
+    assert files[0] == files[1]
+    for block in (32, 64):  # the folder that was written last, read with each
+        monkeypatch.setattr(int4, "BLOCK", block)
+        model = load(tmp_path / "64")
+        assert model.transformer.h[0].attn.c_attn.weight.codes.shape[2] == block // 2
+        with torch.no_grad():
+            logits.append(model(IDX))
+    assert torch.equal(*logits)
+
+
 def test_the_logits_are_equal_in_a_fresh_process(tmp_path) -> None:
     cases = [case for case in CASES if "float16" in case[-1]]
     for number, case in enumerate(cases):
@@ -102,7 +119,7 @@ def test_the_logits_are_equal_in_a_fresh_process(tmp_path) -> None:
         import sys, torch
         from pathlib import Path
         from safetensors.torch import load_file, save_file
-        from lm_from_scratch.checkpoint import classifier_from_pretrained, from_pretrained
+        from lm_from_scratch.checkpoint.weights import classifier_from_pretrained, from_pretrained
         torch.set_num_threads(1)
         torch.set_grad_enabled(False)
         root, n = Path(sys.argv[1]), int(sys.argv[2])
@@ -191,16 +208,16 @@ def test_a_process_killed_in_the_middle_leaves_the_old_model(folder) -> None:
     code = """if True:
         import os, signal, sys
         from tiny_models import tiny_gpt2
-        from lm_from_scratch import checkpoint
-        from lm_from_scratch.quantize import quantize_
-        write = checkpoint.save_file
+        from lm_from_scratch.checkpoint import weights
+        from lm_from_scratch.weights.quantize import quantize_
+        write = weights.save_file
         def save_file(tensors, path, **kwargs):
             write(tensors, path, **kwargs)
             os.kill(os.getpid(), signal.SIGKILL)
-        checkpoint.save_file = save_file
+        weights.save_file = save_file
         model = tiny_gpt2(seed=1)
         quantize_(model)
-        checkpoint.save_pretrained(model, sys.argv[1], max_shard_bytes=10_000)
+        weights.save_pretrained(model, sys.argv[1], max_shard_bytes=10_000)
     """
     killed = subprocess.run(
         [sys.executable, "-c", code, str(folder)], cwd=Path(tiny_models.__file__).parent

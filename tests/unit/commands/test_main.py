@@ -13,8 +13,9 @@ from small_run import SMALL
 from tiny_models import tiny_gpt2
 
 import lm_from_scratch
-from lm_from_scratch.__main__ import PRESETS, main, only_run_in, parser
-from lm_from_scratch.checkpoint import from_pretrained, save_pretrained
+from lm_from_scratch.__main__ import main, parser
+from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
+from lm_from_scratch.commands.train import PRESETS, only_run_in
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
 from lm_from_scratch.text.tokenizer import Tokenizer
 
@@ -66,6 +67,30 @@ def test_the_two_docs_presets_differ_in_the_architecture_alone() -> None:
     gpt2, qwen2 = PRESETS["docs"], PRESETS["docs-qwen2"]
     other = {key for key in {**gpt2, **qwen2} if gpt2.get(key) != qwen2.get(key)}
     assert other == {"architecture", "n_kv_head", "intermediate_size"}
+
+
+def test_C4_a_preset_takes_bfloat16_where_the_processor_has_it(
+    tmp_path, capsys, monkeypatch
+) -> None:
+    def begin(out: str, *more: str) -> int:
+        short = [*SMALL, "--corpus", "reference"]
+        return main(["train", "--preset", "docs", "--out", str(tmp_path / out), *short, *more])
+
+    for native, dtype in ((True, "bfloat16"), (False, "float32")):
+        has = {"avx512_bf16": native}
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda has=has: has)
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda yes=native: yes)
+        assert begin(dtype) == 0
+        recipe = json.loads((tmp_path / dtype / "recipe.json").read_text())
+        assert recipe["arguments"]["dtype"] == dtype
+        step = json.loads((tmp_path / dtype / "step-00000006" / "training.json").read_text())
+        assert step["recipe"]["train"]["dtype"] == dtype
+        assert begin(dtype) == 0 and "going on after step 6" in capsys.readouterr().out
+    # no run goes on in another dtype unnoticed, and what is asked for is done
+    assert begin("bfloat16") == 2
+    assert "holds a run with --dtype bfloat16, not float32" in capsys.readouterr().err
+    assert begin("bfloat16", "--dtype", "bfloat16") == 0
+    assert "going on after step 6" in capsys.readouterr().out
 
 
 def test_onednn_trains(tmp_path) -> None:
@@ -190,6 +215,7 @@ def test_the_shipped_models_speak(capsys) -> None:
         (["generate", "--model", "/nowhere"], "no folder /nowhere"),
         (["generate", "--max-new-tokens", "100000"], "do not fit into block_size=256"),
         (["train", "--out", "OUT", "--corpus", "/nowhere.txt"], "neither a file nor a folder"),
+        (["train", "--out", "OUT", "--checkpoint-every", "-1"], "-1 must not be negative"),
         (["train", "--out", "OUT", "--n-embd", "30"], "n_embd=30 is not a multiple of n_head=4"),
         (["train", "--out", "OUT", "--steps", "10"], "warmup=50 must be shorter than steps=10"),
         (["train", "--out", "OUT", "--onednn", "--dtype", "bfloat16"], "--onednn is for --dtype"),
@@ -325,7 +351,7 @@ def test_a_package_in_a_zip_file_has_no_model(tmp_path) -> None:
             archive.write(path, path.relative_to(package.parent))
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); "
-        "from lm_from_scratch.checkpoint import load_shipped; load_shipped()"
+        "from lm_from_scratch.checkpoint.weights import load_shipped; load_shipped()"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "lm.zip")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -336,10 +362,10 @@ def test_doctor_finds_all_well_and_names_what_is_missing(capsys, monkeypatch, tm
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
     assert "all well" in said and "gpt2-docs says: Return the" in said and "qwen2-docs says" in said
-    monkeypatch.setattr("lm_from_scratch.checkpoint.PRETRAINED", tmp_path)
+    monkeypatch.setattr("lm_from_scratch.checkpoint.folders.PRETRAINED", tmp_path)
     assert main(["doctor"]) == 1
     said = capsys.readouterr().out
-    assert "MEND  the shipped model" in said and "-> install the package again" in said
+    assert "FIX   the shipped model" in said and "-> install the package again" in said
 
 
 @pytest.mark.parametrize(
@@ -350,7 +376,7 @@ def test_doctor_compares_with_one_thread(slowdown, line, capsys, monkeypatch) ->
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(torch, "set_num_threads", lambda n: now.append(n))
     monkeypatch.setattr(
-        "lm_from_scratch.generation.generate.forward_seconds",
+        "lm_from_scratch.commands.doctor.forward_seconds",
         lambda model, idx, repeats: 0.005 * (slowdown if now[-1] == 2 else 1.0),
     )
     assert main(["doctor"]) == 0

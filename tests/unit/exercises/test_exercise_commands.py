@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from lm_from_scratch.__main__ import main
-from lm_from_scratch.exercises import progress
-from lm_from_scratch.exercises.exercise import exercise, exercises
+from lm_from_scratch.exercises import catalogue, progress
+from lm_from_scratch.exercises.exercise import drafts, exercise, exercises, folder
+from lm_from_scratch.exercises.grade import plan
 from lm_from_scratch.exercises.source import script, solution
 
 ROOT = Path(__file__).parents[3]
@@ -55,17 +56,19 @@ def test_from_start_to_done(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_answer_in_the_root_of_a_clone_disturbs_no_tool(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """`make lint` and `git status` pass over what `start` writes there, and see `setup.py`."""
-    for name in (".gitignore", "pyproject.toml", "setup.py"):
+    """`make lint` and `git status` pass over what `start` writes there, and see what is below."""
+    for name in (".gitignore", "pyproject.toml"):
         shutil.copy(ROOT / name, name)
+    Path("tests").mkdir()
+    Path("tests/test_mine.py").write_text("")
     subprocess.run(["git", "init", "--quiet"], check=True)
     said(capsys, "start", "rms_norm")
     lint = [sys.executable, "-m", "ruff", "check", "--no-cache", "."]
     subprocess.run(lint, check=True, stdout=subprocess.DEVNULL)
     command = ["git", "status", "--short", "--untracked-files=all"]
     seen = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert sorted(seen.split()[1::2]) == [".gitignore", "pyproject.toml", "setup.py"]
-    Path("setup.py").write_text("import os\n")
+    assert sorted(seen.split()[1::2]) == [".gitignore", "pyproject.toml", "tests/test_mine.py"]
+    Path("tests/test_mine.py").write_text("import os\n")
     assert subprocess.run(lint, stdout=subprocess.DEVNULL, check=False).returncode == 1
 
 
@@ -136,6 +139,30 @@ def test_next_follows_the_path(capsys: pytest.CaptureFixture[str]) -> None:
     for e in exercises():
         progress.keep(e.name, float(e.points), True, 0)
     assert said(capsys, "next") == "All exercises are done.\n"
+
+
+def test_a_draft_can_be_done_and_is_not_in_the_course(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exercise without a proof."""
+    for name in ("rms_norm", "swiglu"):
+        shutil.copytree(folder(name), tmp_path / "catalogue" / name)
+    (tmp_path / "catalogue/swiglu/proof.json").unlink()
+    monkeypatch.setattr(catalogue, "__path__", [str(tmp_path / "catalogue")])
+    exercises.cache_clear()
+    try:
+        assert [e.name for e in exercises()] == ["rms_norm"]
+        assert [e.name for e in drafts()] == ["swiglu"]
+        course, _, after = said(capsys, "list").partition("drafts, whose checks are not proved")
+        assert "rms_norm" in course and "swiglu" not in course and "swiglu" in after
+        assert "0 of 1 done" in after
+        Path("swiglu.py").write_text(solution("swiglu"))
+        assert "All checks hold" in said(capsys, "check", "swiglu")
+        assert said(capsys, "next").startswith("rms_norm: ")
+        graded, *_ = plan({"somebody": [Path("swiglu.py")]}, None)
+        assert [e.name for e in graded] == ["swiglu"]
+    finally:
+        exercises.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -457,7 +457,7 @@ def test_what_cannot_be_written_is_refused_before_the_work(
     monkeypatch.chdir(tmp_path)
     Path("in").mkdir()
     Path("in/a.py").write_text(RIGHT)
-    monkeypatch.setattr("lm_from_scratch.exercises.grade", None)
+    monkeypatch.setattr("lm_from_scratch.exercises.commands.grade", None)
     assert main(["grade", "in", "--quiet", *options]) == 2
     assert words in capsys.readouterr().err
     assert not Path("x.csv").exists()
@@ -472,7 +472,7 @@ def test_a_table_that_cannot_be_written_is_printed(
         raise OSError(28, "No space left on device")
 
     (tmp_path / "a.py").write_text(RIGHT)
-    monkeypatch.setattr("lm_from_scratch.exercises.progress.write_text", full)
+    monkeypatch.setattr("lm_from_scratch.exercises.commands.write_text", full)
     out = str(tmp_path / "x.csv")
     assert main(["grade", str(tmp_path), "--csv", out, "--quiet"]) == 2
     said = capsys.readouterr()

@@ -16,9 +16,8 @@ from transformers import (
 
 from lm_from_scratch.cache.codec import Quantized
 from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.cache.layered import cache_for
 from lm_from_scratch.cache.paged import BlockPool, PagedCache
-from lm_from_scratch.cache.slots import SlidingCache, StaticCache
+from lm_from_scratch.cache.slots import SlidingCache, StaticCache, cache_for
 from lm_from_scratch.generation.beam_search import Hypothesis, beam_search, beam_steps
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY

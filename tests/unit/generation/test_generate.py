@@ -10,13 +10,11 @@ from torch._dynamo.testing import CompileCounter
 
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.interface import NO_CACHE
-from lm_from_scratch.cache.layered import cache_for
-from lm_from_scratch.cache.slots import StaticCache
-from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.cache.slots import StaticCache, cache_for
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.generation.generate import (
     as_prompts,
     complete,
-    evaluating,
     forward_seconds,
     generate,
     generate_text,
@@ -24,6 +22,7 @@ from lm_from_scratch.generation.generate import (
     until,
 )
 from lm_from_scratch.generation.sampling import GREEDY, Sampler
+from lm_from_scratch.models.modes import evaluating
 
 MODEL = tiny_gpt2(attn_pdrop=0.3, resid_pdrop=0.3)
 PROMPTS = [[5, 6, 7, 8, 9, 10], [11], [12, 13, 14]]

@@ -12,11 +12,10 @@ from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 
 from lm_from_scratch.cache.codec import Quantized
 from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.cache.layered import LayeredCache, cache_for
 from lm_from_scratch.cache.paged import BlockPool, PagedCache
-from lm_from_scratch.cache.slots import SlidingCache, StaticCache
+from lm_from_scratch.cache.slots import SlidingCache, StaticCache, cache_for
 from lm_from_scratch.generation import speculative
-from lm_from_scratch.generation.generate import complete, evaluating, generate
+from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.logit_processors import forbid, min_length, no_repeat_ngram
 from lm_from_scratch.generation.sampling import GREEDY, Sampler
 from lm_from_scratch.generation.speculative import (
@@ -29,6 +28,7 @@ from lm_from_scratch.generation.speculative import (
     speculate,
     uniform,
 )
+from lm_from_scratch.models.modes import evaluating
 
 # float64: passes of another width round differently, which must not decide between two tokens
 GPT2 = tiny_gpt2(vocab_size=31, attn_pdrop=0.3, resid_pdrop=0.3).double()
@@ -715,12 +715,13 @@ def test_a_small_static_cache_says_so() -> None:
 
 def test_a_layered_cache_keeps_its_parts_in_step() -> None:
     cache = cache_for(MIXED.config.windows, slack=4)
-    assert isinstance(cache, LayeredCache)
+    assert len(cache.tracks) == 2
     rows = rows_of(
         speculate(MODELS["mixed"], ModelDrafter(SMALL), PROMPTS, 20, GREEDY, cache=cache)
     )
     assert rows == complete(generate(MODELS["mixed"], PROMPTS, 20, GREEDY))
-    assert [part.lengths.tolist() for part in cache.parts] == [[25, 20, 22]] * 2
+    ends = [track.positions.amax(dim=1) + 1 for track in cache.tracks]
+    assert [end.tolist() for end in ends] == [[25, 20, 22]] * 2
 
 
 def test_one_drafter_serves_two_generations_at_once() -> None:

@@ -1,25 +1,32 @@
 """onednn.py: the same linear map, forward and backward, with another order of sums."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
+from small_run import SMALL
 from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 
-from lm_from_scratch.checkpoint import from_pretrained, save_pretrained
-from lm_from_scratch.data import Batch
+from lm_from_scratch.__main__ import main
+from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.instruments.onednn import (
     OneDNNLinear,
     PackedLinear,
+    bfloat16_is_native,
+    multiplies,
     onednn_linear,
     onednn_matmul,
+    product,
     use_onednn_,
     use_packed_weights_,
 )
 from lm_from_scratch.optim.galore import GaLore
-from lm_from_scratch.quantize import quantize_
-from lm_from_scratch.training.train import TrainConfig, make_optimizer, optimizer_step
+from lm_from_scratch.text.batches import Batch
+from lm_from_scratch.training.train import TrainConfig, optimizer_step
+from lm_from_scratch.weights.quantize import quantize_
 
 
 @pytest.mark.parametrize("shape", [(7,), (1, 7), (3, 5, 7), (2, 3, 5, 7)])
@@ -84,9 +91,7 @@ def tied_qwen2():
     return tiny_qwen2(tie_word_embeddings=True)
 
 
-BFLOAT16 = pytest.mark.skipif(
-    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="the processor has no bfloat16"
-)
+BFLOAT16 = pytest.mark.skipif(not multiplies(torch.bfloat16), reason="not on this processor")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=BFLOAT16)])
@@ -106,6 +111,46 @@ def test_packed_weights_give_the_same_logits_and_text(make, dtype: torch.dtype) 
         assert complete(generate(packed, prompts, 20, GREEDY)) == complete(
             generate(plain, prompts, 20, GREEDY)
         )
+
+
+def test_C2_bfloat16_is_packed_or_refused_in_one_line(monkeypatch) -> None:
+    for supported in (multiplies(torch.bfloat16), False):  # what torch says here, and elsewhere
+        monkeypatch.setattr(
+            torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda yes=supported: yes
+        )
+        assert multiplies(torch.bfloat16) == supported and multiplies(torch.float32)
+        model = tiny_gpt2().bfloat16()
+        if supported:
+            use_packed_weights_(model)
+            continue
+        with pytest.raises(ValueError, match=r"bfloat16, which oneDNN does not .* this processor"):
+            use_packed_weights_(model)
+        assert not any(isinstance(module, PackedLinear) for module in model.modules())
+        use_packed_weights_(tiny_gpt2())  # float32 goes on
+
+
+def test_C1_oneDNN_multiplies_what_it_says_it_does() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.ones(2, 32, dtype=dtype)
+        if multiplies(dtype):
+            assert torch.equal(product(x, x), torch.full((2, 2), 32, dtype=dtype))
+        else:
+            with pytest.raises(RuntimeError):
+                product(x, x)
+    assert not multiplies(torch.float64)
+
+
+@pytest.mark.parametrize("name", [None, "avx512_bf16", "amx_bf16", "bf16"])
+def test_C4_bfloat16_is_native_where_the_processor_and_oneDNN_have_it(name, monkeypatch) -> None:
+    has = {"architecture": "any", "avx2": True} | ({name: True} if name else {})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
+    for supported in (True, False):
+        monkeypatch.setattr(
+            torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda yes=supported: yes
+        )
+        assert bfloat16_is_native() == (supported and name is not None)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert not bfloat16_is_native() and not multiplies(torch.float32)
 
 
 def test_packed_weights_that_changed_are_refused_until_they_are_packed_again() -> None:
@@ -183,12 +228,18 @@ def test_galore_takes_the_same_steps_with_it(projection_type: str, fused: bool) 
         torch.testing.assert_close(ours, want, atol=2e-4, rtol=0)
 
 
-def test_a_model_that_uses_onednn_has_an_optimizer_that_does() -> None:
-    config = TrainConfig(steps=2, optimizer="galore", rank=4)
-    model = tiny_gpt2()
-    assert make_optimizer(model, config).matmul is torch.matmul
-    use_onednn_(model)
-    assert make_optimizer(model, config).matmul is onednn_matmul
+@pytest.mark.parametrize(("more", "want"), [([], torch.matmul), (["--onednn"], onednn_matmul)])
+def test_a_run_with_onednn_has_an_optimizer_that_uses_it(tmp_path, monkeypatch, more, want) -> None:
+    step, used = GaLore.step, set()
+
+    def recorded(optimizer: GaLore, *args: Any) -> Any:
+        used.add(optimizer.matmul)
+        return step(optimizer, *args)
+
+    monkeypatch.setattr(GaLore, "step", recorded)
+    galore = [*SMALL, "--steps", "2", "--warmup", "1", "--optimizer", "galore", "--rank", "4"]
+    assert main(["train", "--out", str(tmp_path / "run"), *galore, *more]) == 0
+    assert used == {want}
 
 
 def test_a_quantised_model_is_refused() -> None:

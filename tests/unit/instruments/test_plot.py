@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_models import tiny_gpt2, token_ids
 
-from lm_from_scratch.checkpoint import load_shipped
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments.plot import (
     attention_maps,
     curves,

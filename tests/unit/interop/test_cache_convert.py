@@ -1,4 +1,4 @@
-"""cache.convert: what another library, or another process, goes on with is what ours would do."""
+"""interop.caches: what another library, or another process, goes on with is what ours would do."""
 
 import json
 import os
@@ -16,9 +16,14 @@ from transformers import DynamicCache, EncoderDecoderCache
 from transformers import StaticCache as HFStaticCache
 from transformers.cache_utils import Fp8QuantizedLayer
 
-from lm_from_scratch.cache import convert
+from lm_from_scratch.cache.buffer import BufferCache
 from lm_from_scratch.cache.codec import Quantized
-from lm_from_scratch.cache.convert import (
+from lm_from_scratch.cache.growing import GrowingCache, GrowingTrack
+from lm_from_scratch.cache.interface import NO_CACHE
+from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
+from lm_from_scratch.cache.slots import SlidingCache, StaticCache, StaticTrack, cache_for
+from lm_from_scratch.interop import caches
+from lm_from_scratch.interop.caches import (
     from_legacy,
     from_transformers,
     load_cache,
@@ -26,12 +31,7 @@ from lm_from_scratch.cache.convert import (
     to_legacy,
     to_transformers,
 )
-from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.cache.interface import NO_CACHE
-from lm_from_scratch.cache.layered import LayeredCache, cache_for
-from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
-from lm_from_scratch.cache.slots import SlidingCache, StaticCache
-from lm_from_scratch.data import padded_batch
+from lm_from_scratch.text.batches import padded_batch
 
 TOLERANCE = dict(atol=5e-5, rtol=0)
 
@@ -55,7 +55,7 @@ KINDS = {
     "static": lambda model: StaticCache(3, capacity=30),
     "by window": lambda model: cache_for(model.config.windows, slack=2),
     "sliding": lambda model: SlidingCache(3, window=30),  # more than any of the models needs
-    "layered": lambda model: LayeredCache([StaticCache(1, 30), GrowingCache(2)], [1, 0, 1]),
+    "layered": lambda model: BufferCache([StaticTrack(30), GrowingTrack()], [1, 0, 1]),
     "paged": paged,
     "growing, 8 bits": lambda model: GrowingCache(3, Quantized(8)),
     "static, 4 bits": lambda model: StaticCache(3, 30, Quantized(4, group=8)),
@@ -237,7 +237,7 @@ def test_a_key_that_a_layer_lacks_is_not_another_one() -> None:
     cache = cache_for([None, 3])
     for places in ([0, 1], [5], [7]):
         k = torch.tensor(places, dtype=torch.float32)[None, None, :, None] + 10
-        cache.see_by_layer(k[:, 0], torch.tensor([places]), None, [None, 3])
+        cache.see(k[:, 0], torch.tensor([places]), None, [None, 3])
         for layer in cache.layers:
             layer.update(k, k)
     (full, sliding), positions = to_legacy(cache)
@@ -434,7 +434,7 @@ sys.path.insert(0, "tests/helpers")
 from tiny_models import tiny_gpt2, tiny_qwen2
 from pathlib import Path
 from safetensors.torch import load_file, save_file
-from lm_from_scratch.cache.convert import load_cache
+from lm_from_scratch.interop.caches import load_cache
 folder, out = Path(sys.argv[1]), {}
 recipe = load_file(folder / "recipe")
 models = {
@@ -482,13 +482,9 @@ def test_contents_are_equal_bit_by_bit(name, kind, history, tmp_path) -> None:
     save_cache(cache, path)
     other = load_cache(path)
     assert type(other) is type(cache) and other.lengths.tolist() == cache.lengths.tolist()
-    for layer, other_layer in zip(cache.layers, other.layers, strict=True):
-        assert layer.cache.dense_length == other_layer.cache.dense_length
-        for x, y in zip(
-            layer.cache.contents(layer.index),
-            other_layer.cache.contents(other_layer.index),
-            strict=True,
-        ):
+    assert other.dense_length == cache.dense_length and len(other.layers) == len(cache.layers)
+    for layer in range(len(cache.layers)):
+        for x, y in zip(cache.contents(layer), other.contents(layer), strict=True):
             assert x.dtype == y.dtype and torch.equal(x, y)
     save_cache(other, tmp_path / "two")
     assert path.read_bytes() == (tmp_path / "two").read_bytes()
@@ -535,8 +531,10 @@ def test_an_empty_cache_is_saved_with_its_arguments(kind, tmp_path) -> None:
     save_cache(empty, tmp_path / "cache")
     other = load_cache(tmp_path / "cache")
     assert type(other) is type(empty) and other.batch is None
-    for name in ("capacity", "window", "slack", "reserve", "codec", "owner"):
+    for name in ("codec", "owner", "windows", "slack"):
         assert getattr(other, name, None) == getattr(empty, name, None)
+    for one, track in zip(getattr(other, "tracks", []), getattr(empty, "tracks", []), strict=True):
+        assert type(one) is type(track) and vars(one) == vars(track)
     idx = token_ids(2, 6)
     model = MODELS["qwen2, W = 4" if kind == "sliding" else "qwen2"]
     assert torch.equal(model(idx, cache=other), model(idx, cache=empty))
@@ -586,7 +584,7 @@ def test_of_a_pool_the_own_blocks_are_saved_and_shared_again(tmp_path) -> None:
         with pytest.raises(ValueError, match=r"cache.*is no cache that can be loaded"):
             load_cache(tmp_path / "cache", pool=wrong)
         assert len(wrong.free) == len(wrong.users)
-    metadata = {convert.FORMAT: json.dumps(about(tmp_path / "cache")[0])}
+    metadata = {caches.FORMAT: json.dumps(about(tmp_path / "cache")[0])}
     save_file({**tensors, "more": torch.zeros(1)}, tmp_path / "changed", metadata)
     roomy = BlockPool(3, 2, 8, n_blocks=5, block_size=4)
     with pytest.raises(ValueError, match="belong to nothing"):
@@ -603,7 +601,7 @@ def test_of_a_pool_the_own_blocks_are_saved_and_shared_again(tmp_path) -> None:
 
 def about(path: Path) -> tuple[dict, dict]:
     with safe_open(path, "pt") as file:
-        return json.loads(file.metadata()[convert.FORMAT]), load_file(path)
+        return json.loads(file.metadata()[caches.FORMAT]), load_file(path)
 
 
 def test_damaged_and_foreign_files_are_refused_with_their_name(tmp_path) -> None:
@@ -629,7 +627,7 @@ def test_damaged_and_foreign_files_are_refused_with_their_name(tmp_path) -> None
     refused("it lacks 'lm_from_scratch cache, version 1'")
     save_file({"weight": torch.zeros(3)}, path, {"format": "pt"})
     refused("it lacks 'lm_from_scratch cache, version 1'")
-    save_file({}, path, {convert.FORMAT: "{"})
+    save_file({}, path, {caches.FORMAT: "{"})
     refused("Expecting property name")
 
 
@@ -637,29 +635,32 @@ def test_damaged_and_foreign_files_are_refused_with_their_name(tmp_path) -> None
     ("kind", "key", "value", "reason"),
     [
         ("growing", "kind", "ShrinkingCache", "the kind 'ShrinkingCache' is not known"),
-        ("growing", "n_layer", 2, "n_layer=2, but there are 6 sizes"),
-        ("growing", "n_layer", 10**12, "but there are 6 sizes"),
-        ("growing", "n_layer", "3", "must be integers"),
-        ("growing", "reserve", -1, "reserve=-1"),
-        ("growing", "reserve", 1.5, "must be integers"),
+        ("growing", "owner", [0, 0], r"owner=\[0, 0\], but there are 6 sizes"),
+        ("growing", "owner", 3, "is no cache"),
+        ("growing", "tracks", [{"kind": "growing", "reserve": -1}], "reserve=-1"),
+        ("growing", "tracks", [{"kind": "growing", "reserve": 1.5}], "must be integers"),
+        ("growing", "tracks", [{"kind": "growing"}], "it lacks 'reserve'"),
+        ("growing", "tracks", [{"kind": "shrinking"}], "it lacks 'shrinking'"),
+        ("growing", "tracks", [{"kind": "static", "capacity": 11}], "is no cache"),
+        ("growing", "kind", "StaticCache", "is no cache"),
         ("growing", "sizes", [[3, 2, 10**15, 8, "float32"]] * 6, "is no cache"),
         ("growing", "dense_length", 11, "dense_length=11"),
         ("growing", "codec", {"bits": 3}, "bits=3"),
         ("growing", "codec", {"bits": 8, "group": 8}, "torch.uint8"),
         ("growing", "codec", {"load": 1}, "load"),
         ("growing", "codec", None, None),
-        ("growing", "sizes", [[3, 2, 12, 8, "float32"]], "n_layer=3, but there are 1 sizes"),
+        ("growing", "sizes", [[3, 2, 12, 8, "float32"]], "there are 1 sizes"),
         ("growing", "sizes", [[3, 2, 12, 8, "float16"]] * 6, "not torch.float16"),
         ("growing", "sizes", [[3, 2, 12, 8, "load"]] * 6, "is no cache"),
         ("growing", "sizes", [[3, 2, 12, 8, "nothing"]] * 6, "nothing"),
         ("growing", "sizes", [[3, 2, 12, 6, "float32"]] * 6, r"not .* \(3, 2, 11, 6\)"),
         ("growing", "sizes", [[2, 2, 12, 8, "float32"]] * 6, r"positions is .* not .* \(2, 11\)"),
-        ("static", "capacity", 0, "capacity=0"),
-        ("static", "capacity", 29, r"positions is .* not .* \(3, 30\)"),
-        ("by window", "reserve", None, "must be integers"),
-        ("layered", "owner", [0, 0, 1], "owner"),
+        ("static", "tracks", [{"kind": "static", "capacity": 0}], "capacity=0"),
+        ("static", "tracks", [{"kind": "static", "capacity": 29}], r"not .* \(3, 30\)"),
+        ("by window", "tracks", [{"kind": "growing", "reserve": None}], "must be integers"),
+        ("layered", "owner", [0, 0, 1], r"0.0 is .* of shape .3, 2, 11, 8., not .* .3, 2, 31, 8."),
         ("layered", "owner", [0, 1, 7], "owner"),
-        ("layered", "parts", [], "owner"),
+        ("layered", "tracks", [], "owner"),
         ("paged", "tables", [[0, 1, 2], [3], [4, 5, 5]], "is no cache"),
         ("paged", "tables", [[0, 1, 2], [3, 4], [4, 5]], "a row of 4 tokens"),
         ("paged", "tables", [[0, 1, 2], [3], [4, 4]], "is no cache"),
@@ -681,7 +682,7 @@ def test_descriptions_that_cannot_be_are_refused(kind, key, value, reason, tmp_p
     description, tensors = about(path)
     assert key in description
     description[key] = value
-    save_file(tensors, path, {convert.FORMAT: json.dumps(description)})
+    save_file(tensors, path, {caches.FORMAT: json.dumps(description)})
     if reason is None:
         load_cache(path)
         return
@@ -689,7 +690,7 @@ def test_descriptions_that_cannot_be_are_refused(kind, key, value, reason, tmp_p
         load_cache(path)
     assert str(path) in str(info.value)
     del description[key]
-    save_file(tensors, path, {convert.FORMAT: json.dumps(description)})
+    save_file(tensors, path, {caches.FORMAT: json.dumps(description)})
     with pytest.raises(ValueError, match="is no cache that can be loaded"):
         load_cache(path)
 
@@ -698,7 +699,7 @@ def test_descriptions_that_cannot_be_are_refused(kind, key, value, reason, tmp_p
 def test_tensors_that_do_not_fit_are_refused(kind, tmp_path) -> None:
     cache, path = filled("qwen2, W = 4 in two layers", kind, "padded")[0], tmp_path / "my.cache"
     save_cache(cache, path)
-    metadata = {convert.FORMAT: json.dumps(about(path)[0])}
+    metadata = {caches.FORMAT: json.dumps(about(path)[0])}
     for name in about(path)[1]:
         for change in (
             lambda x: x[1:],
@@ -732,15 +733,15 @@ def test_positions_that_the_kind_never_has_are_refused(kind, history, tmp_path) 
     for name, positions in whole.items():
         if not name.endswith("positions"):
             continue
-        own = description["parts"][int(name[0])] if "parts" in description else description
+        own = description["tracks"][int(name[0])]
         changes = {"below padding": (positions < 0, -2), "moved": (positions == 1, 0)}
-        if own["kind"] == "GrowingCache" and history != "dense":
+        if own["kind"] == "growing" and history != "dense":
             del changes["moved"]  # rows may be fed in any order
         for where, value in changes.values():
             if not where.any():
                 continue
             tensors = {**whole, name: positions.masked_fill(where, value)}
-            save_file(tensors, path, {convert.FORMAT: json.dumps(description)})
+            save_file(tensors, path, {caches.FORMAT: json.dumps(description)})
             with pytest.raises(ValueError, match=f"holds position {value}, which a"):
                 load_cache(path)
 
@@ -769,7 +770,7 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path) ->
 
 KILLED = """
 import os, signal, sys, torch
-from lm_from_scratch.cache.convert import from_legacy, save_cache
+from lm_from_scratch.interop.caches import from_legacy, save_cache
 k = torch.ones(2, 3, 5, 4)
 os.replace = lambda *names: os.kill(os.getpid(), signal.SIGKILL)
 save_cache(from_legacy([(k, k)]), sys.argv[1])
@@ -790,7 +791,7 @@ def test_a_save_that_is_killed_or_fails_leaves_the_old_file(tmp_path, monkeypatc
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
-        patch.setattr(convert, "save_file", full)
+        patch.setattr(caches, "save_file", full)
         save_cache(old, path)
     assert [file.name for file in tmp_path.iterdir()] == ["cache"]  # nothing else is left
     assert torch.equal(to_legacy(load_cache(path))[0][0][0], k)

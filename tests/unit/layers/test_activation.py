@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from tiny_models import tiny_gpt2, tiny_hf, token_ids
 
-from lm_from_scratch.checkpoint import from_pretrained
+from lm_from_scratch.checkpoint.weights import from_pretrained
 from lm_from_scratch.layers.activation import (
     ACTIVATIONS,
     GatedMLP,

@@ -11,21 +11,22 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.qwen2.configuration_qwen2 import Qwen2Config as HFConfig
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding, apply_rotary_pos_emb
 
-from lm_from_scratch.rope import (
-    DynamicNTKScaling,
-    LinearScaling,
-    Llama3Scaling,
+from lm_from_scratch.checkpoint.configs import scaling_from_dict, scaling_to_dict
+from lm_from_scratch.layers.rope import (
     RopeScaling,
     RotaryEmbedding,
-    YaRNScaling,
     apply_rope,
     apply_rope_interleaved,
     inverse_frequencies,
     rotation,
-    scaling_from_dict,
-    scaling_to_dict,
     to_half_split,
     to_interleaved,
+)
+from lm_from_scratch.layers.rope_scaling import (
+    DynamicNTKScaling,
+    LinearScaling,
+    Llama3Scaling,
+    YaRNScaling,
 )
 
 POSITIONS = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [-1, 40, 3, 3, 511, 0, 100_003]])

@@ -12,9 +12,10 @@ from tiny_models import TINY, hf_twin, ours_from_hf, tiny_gpt2, tiny_hf, token_i
 
 from lm_from_scratch.attention.kinds import use_attention_
 from lm_from_scratch.attention.visibility import positions_from_mask
-from lm_from_scratch.data import padded_batch
 from lm_from_scratch.models.gpt2 import SIZES, GPT2Config, GPT2LMHeadModel
-from lm_from_scratch.training.loss import IGNORE, causal_lm_loss, next_token_targets
+from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.targets import IGNORE, next_token_targets
+from lm_from_scratch.training.loss import causal_lm_loss
 
 configs = st.fixed_dictionaries(
     {

@@ -13,16 +13,14 @@ from torch import Tensor, nn
 from lm_from_scratch.attention.visibility import positions_from_mask
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2Model
-from lm_from_scratch.models.heads import (
+from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier, last_token
+from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2Model
+from lm_from_scratch.text.targets import IGNORE
+from lm_from_scratch.training.classification_loss import (
     LOSSES,
-    SequenceClassifier,
-    TokenClassifier,
     classification_loss,
-    last_token,
     token_classification_loss,
 )
-from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2Model
-from lm_from_scratch.training.loss import IGNORE
 
 PAD = 0
 KINDS = ("gpt2", "qwen2")

@@ -22,19 +22,16 @@ from lm_from_scratch.attention.visibility import (
     positions_from_mask,
 )
 from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.cache.interface import NO_CACHE, Restricted
+from lm_from_scratch.cache.interface import NO_CACHE
+from lm_from_scratch.cache.restricted import Restricted
 from lm_from_scratch.cache.slots import StaticCache
-from lm_from_scratch.checkpoint import (
-    config_from_dict,
-    config_to_dict,
-    from_pretrained,
-    save_pretrained,
-)
-from lm_from_scratch.data import padded_batch
+from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
+from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.instruments.record import record_attention, record_hidden_states
 from lm_from_scratch.layers.norm import rms_norm
+from lm_from_scratch.layers.rope_scaling import LinearScaling
 from lm_from_scratch.models.qwen2 import (
     FULL,
     SIZES,
@@ -42,8 +39,9 @@ from lm_from_scratch.models.qwen2 import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
-from lm_from_scratch.rope import LinearScaling
-from lm_from_scratch.training.loss import IGNORE, causal_lm_loss, next_token_targets
+from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.targets import IGNORE, next_token_targets
+from lm_from_scratch.training.loss import causal_lm_loss
 
 ROPES = [
     {"rope_type": "default", "rope_theta": 10000.0},
@@ -468,7 +466,7 @@ def test_Q28_no_layer_needs_to_know_its_number() -> None:
     x = model.model.embed_tokens(idx)
     rotation = model.model.rotary_emb(torch.arange(6)[None], x.dtype)
     cache = GrowingCache(1)
-    visibility = cache.see(x, None, None, 1)
+    (visibility,) = cache.see(x)
     with torch.no_grad():
         alone = attention(x, rotation, visibility, cache[0])
     assert alone.shape == (1, 6, 48)

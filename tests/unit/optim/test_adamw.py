@@ -23,9 +23,7 @@ SHAPES = ((5, 3), (7,), (), (2, 3, 4), (1, 1))
 #: Largest difference to torch after ten steps of 0.01, relative to weights around 1.
 TOLERANCE = {
     torch.float64: 1e-13,
-    torch.complex128: 1e-13,
     torch.float32: 2e-6,
-    torch.complex64: 2e-6,
     torch.bfloat16: 4e-2,
     torch.float16: 4e-3,
 }
@@ -33,8 +31,7 @@ TOLERANCE = {
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = F64) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    wide = torch.complex128 if dtype.is_complex else F64
-    return torch.randn(shape, generator=generator, dtype=wide).to(dtype)
+    return torch.randn(shape, generator=generator, dtype=F64).to(dtype)
 
 
 def parameters(dtype: torch.dtype = F64, shapes: tuple = SHAPES) -> list[nn.Parameter]:
@@ -81,9 +78,7 @@ def against_torch(
     betas=st.tuples(st.floats(0.0, 0.99), st.floats(0.0, 0.9999)),
     eps=st.sampled_from([0.0, 1e-12, 1e-8, 1e-3, 1.0]),
     weight_decay=st.sampled_from([0.0, 0.01, 0.5, 3.0]),
-    amsgrad=st.booleans(),
-    maximize=st.booleans(),
-    kernel=st.sampled_from([{}, {"foreach": True}, {"fused": True}, {"foreach": False}]),
+    kernel=st.sampled_from([{}, {"fused": True}]),
 )
 def test_every_combination_of_options_equals_torch(kernel: dict, **options: object) -> None:
     against_torch({**options, **kernel}, {**options, "foreach": False})
@@ -91,18 +86,15 @@ def test_every_combination_of_options_equals_torch(kernel: dict, **options: obje
 
 def test_the_defaults_are_those_of_torch() -> None:
     ours, theirs = AdamW(parameters()).defaults, torch.optim.AdamW(parameters()).defaults
-    assert ours == {name: value for name, value in theirs.items() if "decoupled" not in name}
+    assert ours.items() <= theirs.items()
     against_torch({})
 
 
-@pytest.mark.parametrize("amsgrad", [False, True])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_every_dtype_equals_torch(dtype: torch.dtype, amsgrad: bool) -> None:
-    options = dict(lr=1e-2, betas=(0.8, 0.9), weight_decay=0.1, eps=1e-6, amsgrad=amsgrad)
+def test_every_dtype_equals_torch(dtype: torch.dtype) -> None:
+    options = dict(lr=1e-2, betas=(0.8, 0.9), weight_decay=0.1, eps=1e-6)
     against_torch(options, {**options, "foreach": False}, dtype, steps=10)
-    against_torch({**options, "foreach": True}, {**options, "foreach": False}, dtype, steps=10)
-    if not dtype.is_complex:  # torch has no such kernel
-        against_torch({**options, "fused": True}, {**options, "foreach": False}, dtype, steps=10)
+    against_torch({**options, "fused": True}, {**options, "foreach": False}, dtype, steps=10)
 
 
 @pytest.mark.parametrize("kernel", [{}, {"fused": True}], ids=str)
@@ -124,57 +116,6 @@ def test_lr_and_betas_as_tensors(shape: tuple, kernel: dict) -> None:
     same_states(a, b, 1e-13)
 
 
-def test_capturable_counts_in_tensors_with_the_same_result() -> None:
-    # torch refuses capturable on a CPU; 0.999 ** step in float32 costs digits of the correction
-    ours, theirs = parameters(), parameters()
-    a, b = AdamW(ours, lr=0.1, capturable=True), torch.optim.AdamW(theirs, lr=0.1)
-    for step in range(5):
-        set_gradients(ours, step)
-        set_gradients(theirs, step)
-        a.step()
-        b.step()
-    same_states(a, b, 2e-4)
-
-
-def through_steps(cls: type, differentiable: bool = True, **changes: object) -> list[Tensor]:
-    """A number that depends on everything that entered three steps, and what it was made from."""
-    start = normal(3, seed=5).requires_grad_()
-    first_grad = normal(3, seed=6).requires_grad_()
-    lr = torch.tensor(0.1, dtype=F64, requires_grad=True)
-    betas = tuple(torch.tensor(b, dtype=F64, requires_grad=True) for b in (0.8, 0.95))
-    inputs = {"lr": lr, "betas": betas, "weight_decay": 0.3, **changes}
-    p = start.clone()
-    optimizer = cls([p], differentiable=differentiable, **inputs)
-    for i in range(3):
-        p.grad = first_grad * (i + 1.0) - 0.5
-        optimizer.step()
-    leaves = [start, first_grad, lr, *(betas if "betas" not in changes else ())]
-    return list(torch.autograd.grad((p * normal(3, seed=7)).sum(), leaves))
-
-
-@pytest.mark.parametrize("changes", [{}, {"maximize": True}, {"betas": (0.8, 0.95)}], ids=str)
-def test_gradients_through_the_step_equal_torch(changes: dict) -> None:
-    ours, theirs = through_steps(AdamW, **changes), through_steps(torch.optim.AdamW, **changes)
-    for a, b in zip(ours, theirs, strict=True):
-        assert a.abs().sum() > 0
-        torch.testing.assert_close(a, b, atol=1e-7, rtol=1e-6)  # float32 steps
-
-
-def test_gradients_through_amsgrad_equal_finite_differences() -> None:
-    # torch's own fails here: its second step overwrites what the first one's backward needs
-    def end(start: Tensor, grad: Tensor, lr: Tensor, beta1: Tensor, beta2: Tensor) -> Tensor:
-        p = start.clone()
-        optimizer = AdamW([p], lr=lr, betas=(beta1, beta2), amsgrad=True, differentiable=True)
-        for factor in (1.0, 0.2, -0.5):
-            p.grad = factor * grad
-            optimizer.step()
-        return p
-
-    numbers = [torch.tensor(x, dtype=F64, requires_grad=True) for x in (0.1, 0.8, 0.95)]
-    tensors = [normal(3, seed=i).requires_grad_() for i in (5, 6)]
-    assert torch.autograd.gradcheck(end, (*tensors, *numbers))
-
-
 def test_gradients_of_the_pure_function() -> None:
     def new_weight(param: Tensor, grad: Tensor, m: Tensor, v: Tensor, lr: Tensor) -> Tensor:
         return adamw(param, grad, m, v.square(), 3, lr, eps=1e-3)[0]
@@ -184,7 +125,7 @@ def test_gradients_of_the_pure_function() -> None:
     assert torch.autograd.gradcheck(new_weight, (*inputs, lr))
 
 
-def test_without_differentiable_the_step_leaves_no_graph() -> None:
+def test_the_step_leaves_no_graph() -> None:
     (p,) = parameters(shapes=((3,),))
     optimizer = AdamW([p], lr=torch.tensor(0.1, requires_grad=True))
     set_gradients([p], 0)
@@ -304,23 +245,6 @@ def test_L8_steps_are_counted_per_parameter() -> None:
     assert late.item() == before and optimizer.state[late]["step"] == 1
 
 
-def test_amsgrad_keeps_the_largest_uncorrected_second_moment() -> None:
-    grads = [10.0, *[0.1] * 9]
-    p = nn.Parameter(torch.zeros(1, dtype=F64))
-    optimizer = AdamW([p], lr=0.1, betas=(0.9, 0.5), amsgrad=True)
-    for g in grads:
-        p.grad = torch.tensor([g], dtype=F64)
-        optimizer.step()
-    assert optimizer.state[p]["max_exp_avg_sq"].item() == pytest.approx(50.0)
-    assert optimizer.state[p]["exp_avg_sq"].item() < 1.0
-
-
-def test_maximize_is_the_step_of_the_negative_gradient() -> None:
-    grads = [float(g) for g in normal(5, seed=9)]
-    up = stepped(1.0, grads, lr=0.1, maximize=True, weight_decay=0.1)
-    assert up == stepped(1.0, [-g for g in grads], lr=0.1, weight_decay=0.1)
-
-
 # ------------------------------------------------------- as an optimizer of torch: conventions
 
 
@@ -344,15 +268,15 @@ def test_groups_with_options_of_their_own_and_one_added_later() -> None:
     def groups(params: list) -> list[dict]:
         return [
             {"params": params[:2], "weight_decay": 0.0, "betas": (0.5, 0.6)},
-            {"params": iter(params[2:4]), "lr": 0.3, "amsgrad": True},
+            {"params": iter(params[2:4]), "lr": 0.3, "fused": True},
         ]
 
     ours, theirs = parameters(), parameters()
     a, b = AdamW(groups(ours), lr=0.1), torch.optim.AdamW(groups(theirs), lr=0.1)
     for step in range(6):
         if step == 3:
-            a.add_param_group({"params": ours[4], "maximize": True})
-            b.add_param_group({"params": theirs[4], "maximize": True})
+            a.add_param_group({"params": ours[4], "eps": 0.1})
+            b.add_param_group({"params": theirs[4], "eps": 0.1})
             ours[0].requires_grad_(False)
             theirs[0].requires_grad_(False)
         set_gradients(ours, step)
@@ -460,7 +384,7 @@ def test_weights_and_gradients_in_any_layout() -> None:
 
 def test_a_state_is_there_after_the_first_step_only_and_as_announced() -> None:
     params = parameters()
-    optimizer = AdamW([{"params": params[:3]}, {"params": params[3:], "amsgrad": True}])
+    optimizer = AdamW([{"params": params[:3]}, {"params": params[3:], "fused": True}])
     announced = [optimizer.state_shapes(p) for p in params]
     assert len(optimizer.state) == 0
     set_gradients(params, 0)
@@ -483,9 +407,7 @@ def go_on(optimizer: torch.optim.Optimizer, first: int, last: int) -> list[Tenso
 
 
 @pytest.mark.parametrize("cls", [AdamW, torch.optim.AdamW], ids=["to ours", "to torch"])
-@pytest.mark.parametrize(
-    "options", [{}, {"amsgrad": True}, {"fused": True}, {"foreach": True}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"fused": True}], ids=str)
 def test_a_state_dict_moves_both_ways(cls: type, options: dict) -> None:
     other = torch.optim.AdamW if cls is AdamW else AdamW
     start = other(parameters(), lr=0.1, weight_decay=0.2, **options)
@@ -504,9 +426,9 @@ def test_a_state_dict_moves_both_ways(cls: type, options: dict) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, F64], ids=str)
-@pytest.mark.parametrize("amsgrad", [False, True])
-def test_a_run_that_was_saved_goes_on_bit_for_bit(dtype: torch.dtype, amsgrad: bool) -> None:
-    whole = AdamW(parameters(dtype), lr=0.1, amsgrad=amsgrad)
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_run_that_was_saved_goes_on_bit_for_bit(dtype: torch.dtype, fused: bool) -> None:
+    whole = AdamW(parameters(dtype), lr=0.1, fused=fused)
     go_on(whole, 0, 3)
     ways: list[Callable] = [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))]
     copies = [way(whole) for way in ways]
@@ -551,7 +473,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("kernel", [{}, {"foreach": True}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("kernel", [{}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("had_steps", [False, True])
 @pytest.mark.parametrize("kind", BAD)
 def test_L9_a_bad_gradient_in_the_last_place_changes_nothing(kind, had_steps, kernel) -> None:
@@ -572,13 +494,6 @@ def test_L9_a_bad_gradient_in_the_last_place_changes_nothing(kind, had_steps, ke
     optimizer.step()  # and it can go on
 
 
-def test_L16_a_complex_gradient_that_is_not_finite() -> None:
-    p = nn.Parameter(torch.ones(2, dtype=torch.complex64))
-    p.grad = torch.tensor([1.0 + 0.0j, complex(1.0, math.nan)])
-    with pytest.raises(FloatingPointError, match="not finite"):
-        AdamW([p]).step()
-
-
 @pytest.mark.parametrize(
     ("dtype", "value"),
     [(torch.float32, 3e38), (torch.float16, 6e4), (torch.bfloat16, 3e38), (F64, 1e300)],
@@ -590,14 +505,6 @@ def test_a_sum_that_overflows_is_no_false_alarm(dtype: torch.dtype, value: float
     assert not math.isfinite(p.grad.sum().float())
     AdamW([p], lr=0.1).step()
     assert p.isfinite().all()
-
-
-@pytest.mark.parametrize("option", ["capturable", "differentiable"])
-def test_the_check_is_left_out_where_it_cannot_be(option: str) -> None:
-    p = nn.Parameter(torch.ones(2)).requires_grad_(option == "capturable")
-    p.grad = torch.tensor([1.0, math.nan])
-    AdamW([p], **{option: True}).step()
-    assert p[0].isfinite() and p[1].isnan()
 
 
 NAN, INF = math.nan, math.inf
@@ -612,8 +519,6 @@ NAN, INF = math.nan, math.inf
         ({"lr": torch.tensor(-1.0)}, "^lr=-1.0 must be"),
         ({"lr": torch.ones(2)}, "must be single numbers"),
         ({"betas": (torch.ones(2) / 2, 0.9)}, "must be single numbers"),
-        ({"lr": torch.tensor(0.1), "foreach": True}, "with capturable=True only"),
-        ({"betas": (torch.tensor(0.1), 0.9), "foreach": True}, "with capturable=True only"),
         ({"eps": -1e-8}, r"^eps=-1e-08 must be"),
         ({"eps": NAN}, "^eps=nan must be"),
         ({"weight_decay": -0.1}, r"^weight_decay=-0\.1 must be"),
@@ -624,9 +529,6 @@ NAN, INF = math.nan, math.inf
         ({"betas": (0.9, NAN)}, "^betas="),
         ({"betas": (0.9,)}, "^betas="),
         ({"betas": (0.9, 0.9, 0.9)}, "^betas="),
-        ({"fused": True, "foreach": True}, "^fused=True and foreach=True exclude each other"),
-        ({"fused": True, "differentiable": True}, "^fused=True and differentiable=True exclude"),
-        ({"foreach": True, "differentiable": True}, "^foreach=True and differentiable=True excl"),
     ],
 )
 def test_bad_options_are_refused_by_name(options: dict, message: str) -> None:
@@ -644,7 +546,7 @@ def test_bad_options_are_refused_by_name(options: dict, message: str) -> None:
 def test_L14_a_typo_is_refused() -> None:
     with pytest.raises(TypeError, match="weigth_decay"):
         AdamW(parameters(), weigth_decay=0.1)
-    with pytest.raises(ValueError, match=r"^'weigth_decay' is no option of AdamW, which has \['am"):
+    with pytest.raises(ValueError, match=r"^'weigth_decay' is no option of AdamW, which has \['be"):
         AdamW([{"params": parameters(), "weigth_decay": 0.1}])
     optimizer = AdamW(parameters())
     with pytest.raises(ValueError, match="'rank' is no option of AdamW"):
@@ -653,47 +555,26 @@ def test_L14_a_typo_is_refused() -> None:
         AdamW([])
 
 
-def test_the_fused_kernel_refuses_complex_parameters_at_once() -> None:
-    p = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
-    with pytest.raises(ValueError, match=r"fused=True .* torch\.complex64"):
-        AdamW([p], fused=True)
+def test_L16_complex_parameters_are_refused_at_once() -> None:
+    z = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    for params in ([z], [("z", z)], [{"params": z}], iter([z])):
+        with pytest.raises(ValueError, match=r"torch\.complex64; AdamW takes real ones"):
+            AdamW(params)
 
 
-def test_a_learning_rate_of_shape_1_moves_a_number() -> None:
-    ours, theirs = torch.nn.Parameter(torch.tensor(2.0)), torch.nn.Parameter(torch.tensor(2.0))
-    for p, kind in ((ours, AdamW), (theirs, torch.optim.AdamW)):
-        optimizer = kind([p], lr=torch.tensor([0.1]))
-        p.grad = torch.tensor(3.0)
-        optimizer.step()
-    torch.testing.assert_close(ours, theirs)
+@pytest.mark.parametrize("option", ["amsgrad", "maximize"])
+def test_a_state_of_another_step_is_refused(option: str) -> None:
+    theirs = torch.optim.AdamW(parameters(), **{option: True})
+    ours = AdamW(parameters())
+    before = copy.deepcopy(ours.state_dict())
+    with pytest.raises(ValueError, match=f"the state has {option}=True"):
+        ours.load_state_dict(theirs.state_dict())
+    assert ours.state_dict() == before
 
 
-def test_state_of_another_optimizer_is_refused_before_anything_changes() -> None:
-    p = torch.nn.Parameter(torch.ones(4, 3))
-    optimizer = AdamW([p])
-    p.grad = torch.ones(4, 3)
-    optimizer.step()
-    before = copy.deepcopy(optimizer.state_dict())
-    others = {
-        "no option": torch.optim.SGD([p], momentum=0.9),
-        "L2 penalty": torch.optim.Adam([p]),
-        "is no option of AdamW": GaLore([p], rank=2),
-    }
-    for message, other in others.items():
-        other.step()
-        with pytest.raises(ValueError, match=message):
-            optimizer.load_state_dict(other.state_dict())
-    narrow = AdamW([torch.nn.Parameter(torch.ones(2))])
-    narrow.param_groups[0]["params"][0].grad = torch.ones(2)
-    narrow.step()
-    with pytest.raises(ValueError, match=r"shape \(4, 3\) has shape \(2,\)"):
-        optimizer.load_state_dict(narrow.state_dict())
-    after = optimizer.state_dict()
-    assert after["param_groups"] == before["param_groups"]
-    for name, value in before["state"][0].items():
-        assert torch.equal(after["state"][0][name], value)
-
-
-def test_betas_are_two_numbers() -> None:
-    with pytest.raises(ValueError, match=r"betas=0\.9 must be two numbers"):
-        AdamW([torch.nn.Parameter(torch.ones(2))], betas=0.9)
+@pytest.mark.parametrize("option", ["foreach", "capturable"])
+def test_how_torch_computed_a_state_does_not_matter(option: str) -> None:
+    theirs = torch.optim.AdamW(parameters(), lr=0.3, **{option: True})
+    ours = AdamW(parameters())
+    ours.load_state_dict(theirs.state_dict())
+    assert ours.param_groups[0]["lr"] == 0.3 and option not in ours.param_groups[0]

@@ -17,13 +17,11 @@ from torch import Tensor, nn
 
 from lm_from_scratch.instruments.onednn import onednn_matmul
 from lm_from_scratch.optim.adamw import AdamW, adam_direction
-from lm_from_scratch.optim.galore import (
+from lm_from_scratch.optim.galore import MOMENTS, GaLore, galore_step
+from lm_from_scratch.optim.galore_basis import (
     BASES,
-    MOMENTS,
     PROJECTION_TYPES,
-    GaLore,
     captured_energy,
-    galore_step,
     project,
     project_back,
     random_basis,
@@ -202,7 +200,7 @@ def test_the_fused_kernel_takes_the_same_steps(kind, dtype) -> None:
         gradients = [gradient(shape, seed) for seed in range(5)]
         reference = Reference(shape, kind, 3, 2, moments, eps=0.03)
         follow(reference, weight(shape, dtype=dtype), gradients, basis="svd", fused=True)
-    for options in (dict(maximize=True), dict(lr=torch.tensor(0.1)), dict(rank=None)):
+    for options in (dict(lr=torch.tensor(0.1)), dict(rank=None)):
         p, q = weight(TALL), weight(TALL)
         both: Any = dict(rank=3, update_proj_gap=2, projection_type=kind, lr=0.1, eps=0.03)
         a, b = (GaLore([x], **{**both, **options}, fused=f) for x, f in ((p, True), (q, False)))
@@ -523,7 +521,7 @@ def test_L14_unknown_options_are_refused_by_name() -> None:
     with pytest.raises(TypeError, match="update_proj_gab"):
         GaLore([p], update_proj_gab=10)  # type: ignore[call-arg]
     for name in ("amsgrad", "foreach", "capturable", "differentiable"):
-        with pytest.raises(ValueError, match=f"{name}=True"):
+        with pytest.raises(ValueError, match=f"'{name}' is no option of GaLore"):
             GaLore([{"params": [p], name: True}])
     GaLore([{"params": [p], "rank": 2}])  # the rank alone is enough
 
@@ -547,10 +545,8 @@ def test_L15_reset_forgets_everything() -> None:
 def test_L16_complex_weights_are_refused_and_decay_is_no_penalty() -> None:
     z = nn.Parameter(torch.zeros(4, 3, dtype=torch.complex64))
     for params in ([z], [("z", z)], [{"params": z}], iter([z])):
-        with pytest.raises(ValueError, match=r"complex64 .* rank must be None"):
+        with pytest.raises(ValueError, match="complex64; GaLore takes real ones"):
             GaLore(params, rank=2)
-    optimizer = GaLore([z])  # without a rank it is AdamW, which takes them
-    feed(optimizer, z, torch.ones(4, 3, dtype=torch.complex64))
     # decoupled: a weight shrinks by lr * decay, whatever scale is, and the moments never see it
     p = weight(TALL, dtype=torch.float64)
     before = p.detach().clone()
@@ -920,22 +916,6 @@ def test_weights_and_gradients_need_not_be_contiguous(kind) -> None:
         a.step()
         b.step()
     torch.testing.assert_close(snapshot(a), snapshot(b), rtol=0, atol=1e-5)
-
-
-def test_maximize_is_the_step_of_the_negative_gradient() -> None:
-    for kind, moments in itertools.product(PROJECTION_TYPES, MOMENTS):
-        options: Any = dict(rank=2, update_proj_gap=2, projection_type=kind, moments=moments)
-        p, q = weight(TALL), weight(TALL)
-        a, b = GaLore([p], maximize=True, **options), GaLore([q], **options)
-        for g in some_gradients(p, 5):
-            feed(a, p, g)
-            feed(b, q, -g)
-        assert_same(p.detach(), q.detach())
-    p = weight(TALL, dtype=torch.float64)
-    optimizer = GaLore([p], rank=4, maximize=True, weight_decay=0.0)
-    before = (p * gradient(TALL)).sum().item()
-    feed(optimizer, p, gradient(TALL))
-    assert (p * gradient(TALL)).sum().item() > before
 
 
 def test_a_learning_rate_may_be_a_tensor_and_may_be_scheduled() -> None:

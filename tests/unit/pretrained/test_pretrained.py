@@ -8,7 +8,8 @@ import torch
 from small_run import SMALL
 
 from lm_from_scratch.__main__ import main as command
-from lm_from_scratch.checkpoint import PRETRAINED, from_pretrained, load_shipped
+from lm_from_scratch.checkpoint.folders import PRETRAINED
+from lm_from_scratch.checkpoint.weights import from_pretrained, load_shipped
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.pretrained import make
@@ -51,6 +52,7 @@ def test_record_log_and_weights_belong_together(name: str) -> None:
     assert [line["step"] for line in log] == list(range(1, record["steps"] + 1))
     assert sum(p.numel() for p in model.parameters()) == record["parameters"]
     assert model.config.vocab_size == tokenizer.vocab_size == record["arguments"]["vocab_size"]
+    assert f"--dtype {record['arguments']['dtype']} " in record["command"]
     last = log[-1]["held_out_loss"]
     # the recorded loss is of the weights in float16, the log's of the run in bfloat16
     assert record["held_out"]["all"]["nats_per_token"] == pytest.approx(last, abs=0.02)
@@ -103,6 +105,7 @@ def test_a_finished_run_becomes_a_shipped_model_and_an_unfinished_one_does_not(
     record = json.loads((shipped / "record.json").read_text())
     assert record["steps"] == 6 and set(record["held_out"]) == {"all", "reference"}
     assert str(record["baselines"]["gzip"]["bits_per_byte"]) in (shipped / "README.md").read_text()
+    assert "--preset nano --dtype float32 --out" in record["command"]  # as it was, anywhere
     log = (out / "log.jsonl").read_text().splitlines()
     (out / "log.jsonl").write_text("\n".join(log[:-1]) + "\n")
     with pytest.raises(SystemExit, match="is at step 5 of 6"):

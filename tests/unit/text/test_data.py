@@ -1,4 +1,4 @@
-"""data.py: corpora, a split without a leak, and batches that say where every token stands."""
+"""text: corpora, a split without a leak, and batches that say where every token stands."""
 
 import json
 import os
@@ -11,24 +11,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_from_scratch import data
-from lm_from_scratch.data import (
-    Document,
+from lm_from_scratch.text import batches, corpora
+from lm_from_scratch.text.batches import (
     PackedBatches,
     TokenFile,
-    load_corpus,
     packed_batch,
     packed_positions,
     padded_batch,
-    read_texts,
     sequential_batches,
-    split,
     write_tokens,
 )
+from lm_from_scratch.text.corpora import load_corpus, read_texts, split
+from lm_from_scratch.text.document import Document
+from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.text.tokenizer import Tokenizer
-from lm_from_scratch.training.loss import IGNORE
 
-DOCUMENTS = data.reference()
+DOCUMENTS = corpora.reference()
 TRAIN, HELD_OUT = split(DOCUMENTS)
 TOKENIZER = Tokenizer.train([d.text for d in TRAIN], 512)
 
@@ -39,8 +37,8 @@ def tokens(tmp_path_factory) -> TokenFile:
 
 
 def test_the_standard_library_has_the_text_that_the_docs_promise() -> None:
-    docstrings = data.docstrings()
-    sources = data.source()
+    docstrings = corpora.docstrings()
+    sources = corpora.source()
     assert sum(len(d.text) for d in DOCUMENTS) > 400_000
     assert len(docstrings) > 5000 and sum(len(d.text) for d in docstrings) > 1_500_000
     assert sum(len(d.text) for d in sources) > 6_000_000
@@ -59,7 +57,7 @@ def long_paragraphs(documents) -> set[str]:
 
 @pytest.mark.parametrize("share", [0.05, 0.3])
 def test_no_paragraph_is_on_both_sides_of_the_split(share: float) -> None:
-    documents = DOCUMENTS + data.docstrings()
+    documents = DOCUMENTS + corpora.docstrings()
     train, held_out = split(documents, share)
     assert not long_paragraphs(train) & long_paragraphs(held_out)
     assert not {d.group for d in train} & {d.group for d in held_out}
@@ -100,7 +98,7 @@ def test_a_file_name_that_is_no_utf8(tmp_path) -> None:
     for i in range(20):
         name = os.fsencode(tmp_path) + b"/caf\xe9 %d.txt" % i
         Path(os.fsdecode(name)).write_text(f"text {i} " * 9, encoding="utf-8")
-    train, held_out = data.load_split([str(tmp_path)], 0.2)
+    train, held_out = corpora.load_split([str(tmp_path)], 0.2)
     assert "caf\ufffd 0.txt" in {d.name for d in [*train, *held_out]}
 
 
@@ -271,7 +269,7 @@ def test_a_short_or_unreadable_token_file_is_made_again(tmp_path) -> None:
 def test_a_write_that_is_cut_off_is_not_taken_for_a_file(tmp_path, monkeypatch) -> None:
     path = tmp_path / "x.bin"
     write_tokens(TRAIN[:3], TOKENIZER, path)
-    real, calls = data.os.replace, []
+    real, calls = batches.os.replace, []
 
     def cut_off(source, target):
         calls.append(target)
@@ -279,7 +277,7 @@ def test_a_write_that_is_cut_off_is_not_taken_for_a_file(tmp_path, monkeypatch) 
             raise KeyboardInterrupt  # the tokens have their name, the record does not
         real(source, target)
 
-    monkeypatch.setattr(data.os, "replace", cut_off)
+    monkeypatch.setattr(batches.os, "replace", cut_off)
     with pytest.raises(KeyboardInterrupt):
         write_tokens(TRAIN[:4], TOKENIZER, path)
     monkeypatch.undo()
@@ -331,9 +329,9 @@ def test_a_small_file_still_gives_about_twenty_documents(tmp_path) -> None:
 
 
 def test_pieces_begin_like_documents_and_are_taken_evenly() -> None:
-    documents, _ = data.split(data.reference())
+    documents, _ = corpora.split(corpora.reference())
     tokenizer = Tokenizer.train([d.text for d in documents[:20]], 300)
-    batch = data.pieces(documents[:20], tokenizer, 32, 7)
+    batch = batches.pieces(documents[:20], tokenizer, 32, 7)
     assert batch.idx.shape == batch.targets.shape == (7, 32) and batch.positions is None
     assert (batch.idx[:, 0] == tokenizer.eos_token_id).all()
     assert torch.equal(batch.idx[:, 1:], batch.targets[:, :-1])
@@ -344,9 +342,9 @@ def test_pieces_begin_like_documents_and_are_taken_evenly() -> None:
 
 
 def test_pieces_that_are_not_there_are_refused() -> None:
-    documents, _ = data.split(data.reference())
+    documents, _ = corpora.split(corpora.reference())
     tokenizer = Tokenizer.train([documents[0].text], 300)
     with pytest.raises(ValueError, match=r"count=3 is not in 1 \.\.\. 0"):
-        data.pieces(documents[:1], tokenizer, 10**6, 3)
+        batches.pieces(documents[:1], tokenizer, 10**6, 3)
     with pytest.raises(ValueError, match="length=0 must be at least 1"):
-        data.pieces(documents[:1], tokenizer, 0, 3)
+        batches.pieces(documents[:1], tokenizer, 0, 3)

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, trainers
 
-from lm_from_scratch.data import reference
+from lm_from_scratch.text.corpora import reference
 from lm_from_scratch.text.tokenizer import (
     END_OF_TEXT,
     Tokenizer,

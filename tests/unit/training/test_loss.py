@@ -12,14 +12,10 @@ from tiny_models import tiny_gpt2, token_ids
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lm_from_scratch.data import padded_batch
-from lm_from_scratch.quantize import WEIGHTS
-from lm_from_scratch.training.loss import (
-    IGNORE,
-    causal_lm_loss,
-    chunked_causal_lm_loss,
-    next_token_targets,
-)
+from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.targets import IGNORE, next_token_targets
+from lm_from_scratch.training.loss import causal_lm_loss, chunked_causal_lm_loss
+from lm_from_scratch.weights.quantize import WEIGHTS
 
 
 def test_targets_are_the_next_tokens() -> None:

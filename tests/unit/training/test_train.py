@@ -18,14 +18,19 @@ import torch
 from safetensors.torch import load_file
 from tiny_models import TINY, tiny_gpt2, tiny_qwen2, token_ids
 
-from lm_from_scratch.checkpoint import from_pretrained, latest_checkpoint
-from lm_from_scratch.data import Batch, PackedBatches, TokenFile, reference, write_tokens
-from lm_from_scratch.distributed import Processes
+from lm_from_scratch.checkpoint.state import latest_checkpoint
+from lm_from_scratch.checkpoint.weights import from_pretrained
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.optim.in_backward import update_in_backward
+from lm_from_scratch.runs.distributed import Processes
+from lm_from_scratch.runs.saved import saved
+from lm_from_scratch.text.batches import Batch, PackedBatches, TokenFile, write_tokens
+from lm_from_scratch.text.corpora import reference
+from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.text.tokenizer import Tokenizer
-from lm_from_scratch.training.loss import IGNORE, causal_lm_loss
+from lm_from_scratch.training.dropout import residual_dropout_
+from lm_from_scratch.training.loss import causal_lm_loss
 from lm_from_scratch.training.train import (
     TrainConfig,
     evaluate,
@@ -33,7 +38,6 @@ from lm_from_scratch.training.train import (
     make_optimizer,
     optimizer_step,
     parameter_groups,
-    residual_dropout_,
     train,
 )
 
@@ -184,13 +188,13 @@ def run(tokens: TokenFile, folder: Path | None, stop_after: int = 0, **changes) 
     model = fresh()
     config = TrainConfig(
         **{
-            **dict(
-                steps=12, lr=1e-2, min_lr=1e-3, warmup=2, grad_accumulation=2, checkpoint_every=4
-            ),
+            **dict(steps=12, lr=1e-2, min_lr=1e-3, warmup=2, grad_accumulation=2),
             **changes,
         }
     )
-    steps = train(model, batches_of(tokens), config, folder=folder)
+    steps = train(model, batches_of(tokens), config)
+    if folder is not None:
+        steps = saved(steps, folder, every=4)
     for step in steps:
         if step.step == stop_after:
             steps.close()
@@ -226,19 +230,13 @@ def test_another_run_in_the_same_folder_is_refused(tokens, tmp_path) -> None:
     with pytest.raises(ValueError, match=r"lr was 0\.01, now it is 0\.02"):
         run(tokens, tmp_path, lr=0.02)
     with pytest.raises(ValueError, match="n_layer was 3, now it is 2"):
-        list(
-            train(
-                fresh(n_layer=2),
-                batches_of(tokens),
-                TrainConfig(steps=12, lr=1e-2, warmup=2),
-                folder=tmp_path,
-            )
-        )
+        config = TrainConfig(steps=12, lr=1e-2, warmup=2)
+        saved(train(fresh(n_layer=2), batches_of(tokens), config), tmp_path)
 
 
 def test_an_error_inside_a_step_writes_no_checkpoint(tokens, tmp_path) -> None:
     model = fresh()
-    steps = train(model, batches_of(tokens), TrainConfig(steps=5), folder=tmp_path)
+    steps = saved(train(model, batches_of(tokens), TrainConfig(steps=5)), tmp_path)
     next(steps)
     with torch.no_grad():
         model.transformer.ln_f.weight.fill_(math.nan)
@@ -412,13 +410,16 @@ def test_the_held_out_loss_is_of_all_batches_after_the_step(tokens) -> None:
 
 def test_a_due_checkpoint_is_written_after_the_caller_has_seen_the_step(tokens, tmp_path) -> None:
     """A run killed in between is resumed before that step, and logs it then."""
-    steps = train(
-        fresh(), batches_of(tokens), TrainConfig(steps=3, checkpoint_every=1), folder=tmp_path
-    )
+    steps = saved(train(fresh(), batches_of(tokens), TrainConfig(steps=3)), tmp_path, every=1)
     next(steps)
     assert latest_checkpoint(tmp_path) is None
     next(steps)
     assert latest_checkpoint(tmp_path).name == "step-00000001"
+
+
+def test_a_negative_number_of_steps_between_checkpoints_is_refused(tokens, tmp_path) -> None:
+    with pytest.raises(ValueError, match="every=-1 must not be negative"):
+        saved(train(fresh(), batches_of(tokens), TrainConfig(steps=1)), tmp_path, every=-1)
 
 
 def test_other_text_is_another_run(tokens, tmp_path) -> None:
@@ -568,16 +569,16 @@ def test_a_checkpoint_of_a_run_without_a_target_so_far_can_be_resumed(tokens, tm
     for optimizer in ("adamw", "galore"):
         ends = []
         for stops in (False, True):
-            config = TrainConfig(steps=3, optimizer=optimizer, rank=4, checkpoint_every=1)
+            config = TrainConfig(steps=3, optimizer=optimizer, rank=4)
             folder = tmp_path / f"{optimizer}-{stops}"
             batches = NoTargetAtFirst(tokens, batch_size=3, block_size=32, seed=0)
             model = fresh()
-            steps = train(model, batches, config, folder=folder)
+            steps = saved(train(model, batches, config), folder, every=1)
             if stops:
                 next(steps)
                 steps.close()
                 model = fresh()
-                steps = train(model, batches, config, folder=folder)
+                steps = saved(train(model, batches, config), folder, every=1)
             list(steps)
             ends.append(model.state_dict())
         assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0]), optimizer

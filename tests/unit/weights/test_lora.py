@@ -21,37 +21,31 @@ from tiny_models import hf_twin, tiny_gpt2, tiny_qwen2, token_ids
 from torch import Tensor, nn
 from unchanged import assert_unchanged, snapshot
 
-from lm_from_scratch.checkpoint import (
-    from_pretrained,
-    frozen_digest,
-    latest_checkpoint,
-    save_pretrained,
-)
-from lm_from_scratch.data import PackedBatches, TokenFile, reference, write_tokens
-from lm_from_scratch.distributed import ALONE, Processes, processes
+from lm_from_scratch.checkpoint.state import latest_checkpoint
+from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.instruments.onednn import use_onednn_
+from lm_from_scratch.interop.peft import PREFIX, load_lora_, save_lora
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.heads import SequenceClassifier
-from lm_from_scratch.optim.sharded import whole
-from lm_from_scratch.quantize import QuantizedWeight, dequantize_, quantize_
+from lm_from_scratch.runs.distributed import Processes, processes
+from lm_from_scratch.runs.saved import frozen_digest, saved
+from lm_from_scratch.runs.sharded import whole
+from lm_from_scratch.text.batches import PackedBatches, TokenFile, write_tokens
+from lm_from_scratch.text.corpora import reference
+from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.gradient_checkpointing import use_gradient_checkpointing_
-from lm_from_scratch.training.loss import causal_lm_loss, next_token_targets
+from lm_from_scratch.training.loss import causal_lm_loss
 from lm_from_scratch.training.train import Loss, TrainConfig, make_optimizer, train
-from lm_from_scratch.weights.lora import (
-    PREFIX,
-    LoRALinear,
-    add_lora_,
-    everything,
-    load_lora_,
-    merge_lora_,
-    nothing,
-    save_lora,
-)
+from lm_from_scratch.weights import int4
+from lm_from_scratch.weights.lora import LoRALinear, add_lora_, everything, merge_lora_, nothing
+from lm_from_scratch.weights.quantize import QuantizedWeight, dequantize_, quantize_
 
 MODELS: dict[str, Callable[..., CausalLM]] = {"gpt2": tiny_gpt2, "qwen2": tiny_qwen2}
 GROUP = {"gpt2": 28, "qwen2": 8}
 SHORT_NAMES = {"gpt2": ["c_attn", "c_proj"], "qwen2": ["q_proj", "o_proj", "down_proj"]}
+
+ONE = Processes()
 
 both = pytest.mark.parametrize("name", MODELS)
 quietly = pytest.mark.filterwarnings("ignore")  # peft warns of what transformers deprecates
@@ -699,8 +693,7 @@ def test_adapters_are_written_frozen_too_and_unequal_ones_not(tmp_path) -> None:
 STEPS = 12
 KILLED = 8  # two steps after a checkpoint
 OPTIONS = dict(
-    steps=STEPS, lr=2e-2, warmup=2, grad_accumulation=2, max_grad_norm=0.5, checkpoint_every=6,
-    eval_every=4,
+    steps=STEPS, lr=2e-2, warmup=2, grad_accumulation=2, max_grad_norm=0.5, eval_every=4,
 )  # fmt: skip
 
 
@@ -722,10 +715,11 @@ def run(
     model: CausalLM,
     tokens: TokenFile,
     folder: Path | None = None,
-    group: Processes = ALONE,
+    group: Processes = ONE,
     killed: int = 0,
     stop_after: int = 0,
     dropout: float = 0.1,
+    every: int = 6,
     **changes: object,
 ) -> dict[str, Tensor]:
     """What is trained after a run, and what its steps reported."""
@@ -733,7 +727,9 @@ def run(
     batches = PackedBatches(tokens, batch_size=4, block_size=32)
     config = TrainConfig(**{**OPTIONS, **changes})
     reported = []
-    steps = train(model, batches, config, [batches[100]], folder, group)
+    steps = train(model, batches, config, [batches[100]], group)
+    if folder is not None:
+        steps = saved(steps, folder, every, group.save_training_state)
     for step in steps:
         reported.append((step.loss, step.grad_norm, step.held_out_loss or 0.0))
         if step.step == killed:
@@ -748,7 +744,8 @@ def in_a_fresh_process(root: Path, tokens: TokenFile, killed: int = 0) -> int:
     """Load the quantised base on the meta device, add the adapters, and start or resume the run."""
     program = (
         "import sys, pathlib, torch; sys.path[:0] = sys.argv[1].split(':'); import test_lora as t\n"
-        "from lm_from_scratch.data import TokenFile; from safetensors.torch import save_file\n"
+        "from lm_from_scratch.text.batches import TokenFile\n"
+        "from safetensors.torch import save_file\n"
         "root = pathlib.Path(sys.argv[2]); torch.set_num_threads(1)\n"
         "model = t.from_pretrained(root / 'base')\n"
         "result = t.run(model, eval(sys.argv[3], {**vars(pathlib), **vars(t)}), root / 'run',"
@@ -793,7 +790,7 @@ def test_a_checkpoint_holds_what_is_trained(tmp_path, tokens) -> None:
 
 @pytest.mark.parametrize("bits", [0, 8, 4])
 def test_a_run_does_not_go_on_with_other_frozen_weights(tmp_path, tokens, bits) -> None:
-    short = dict(folder=tmp_path / "run", steps=4, eval_every=0, checkpoint_every=2)
+    short = dict(folder=tmp_path / "run", steps=4, eval_every=0, every=2)
     run(small("gpt2", bits), tokens, **short, stop_after=2)
     for other in (small("gpt2", bits, seed=1), small("gpt2", {0: 8, 8: 4, 4: 0}[bits])):
         with pytest.raises(ValueError, match="made by another run: frozen was"):
@@ -802,7 +799,7 @@ def test_a_run_does_not_go_on_with_other_frozen_weights(tmp_path, tokens, bits) 
 
 
 def test_a_run_does_not_go_on_with_other_adapters(tmp_path, tokens) -> None:
-    short = dict(folder=tmp_path / "run", steps=4, eval_every=0, checkpoint_every=2)
+    short = dict(folder=tmp_path / "run", steps=4, eval_every=0, every=2)
     run(small("gpt2", 8), tokens, **short, stop_after=2)
     with pytest.raises(ValueError, match=r"c_attn was \[4, 16.0, 0.1\], now it is"):
         run(small("gpt2", 8), tokens, **short, dropout=0.0)
@@ -814,9 +811,12 @@ def test_the_digest_sees_every_number_name_and_shape(bits) -> None:
     digest = frozen_digest(model)
     assert digest == frozen_digest(copy.deepcopy(model))
     weight = model.transformer.h[1].mlp.c_proj.weight
-    numbers = weight.codes if bits else weight.detach()
-    last = numbers[-1, -1, 27:28] if bits == 4 else numbers[-1, -1:]  # 4 bits: row 27 of a block
-    last += 1
+    if bits:
+        parts = {name: part.clone() for name, part in weight.parts().items()}
+        parts["codes"][-1, -1] += 1
+        weight.copy_(type(weight).from_parts(parts))
+    else:
+        weight.detach()[-1, -1:] += 1
     assert frozen_digest(model) != digest
     wide, high = nn.Linear(4, 2, bias=False), nn.Linear(2, 4, bias=False)
     for layer in (wide, high):
@@ -826,11 +826,21 @@ def test_the_digest_sees_every_number_name_and_shape(bits) -> None:
     assert frozen_digest(model)
 
 
+def test_C3_the_digest_is_the_same_on_every_processor(monkeypatch) -> None:
+    digests = set()
+    for block in (32, 64):  # rows in a block of 4-bit weights
+        monkeypatch.setattr(int4, "BLOCK", block)
+        model = small("gpt2", 4).requires_grad_(False)
+        assert model.transformer.h[1].mlp.c_proj.weight.codes.shape[2] == block // 2
+        digests.add(frozen_digest(model))
+    assert len(digests) == 1
+
+
 def test_a_model_without_anything_to_train_is_refused(tmp_path, tokens) -> None:
     model = small("gpt2", 8).requires_grad_(False)
     batches = PackedBatches(tokens, batch_size=4, block_size=32)
     with pytest.raises(ValueError, match="all parameters are frozen"):
-        train(model, batches, TrainConfig(steps=1), folder=tmp_path / "run")
+        saved(train(model, batches, TrainConfig(steps=1)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

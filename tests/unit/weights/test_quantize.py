@@ -20,20 +20,19 @@ from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 from torch import Tensor, nn
 from unchanged import assert_same, assert_unchanged, held, snapshot
 
-from lm_from_scratch import quantize
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.instruments.onednn import use_onednn_, use_packed_weights_
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
-from lm_from_scratch.quantize import (
-    BLOCK,
+from lm_from_scratch.weights import int4
+from lm_from_scratch.weights.int4 import BLOCK, kernel_reads
+from lm_from_scratch.weights.quantize import (
     KERNEL_DTYPES,
     Int4Weight,
     Int8Weight,
     QuantizedWeight,
     dequantize_,
-    kernel_reads,
     quantize_,
     quantized_weights,
 )
@@ -372,7 +371,7 @@ def test_the_layout_of_another_processor_is_decoded(monkeypatch: pytest.MonkeyPa
     w = numbers(70, 64, dtype=torch.bfloat16)
     here = Int4Weight.quantize(w)
     fast = F.linear(x, here)
-    monkeypatch.setattr(quantize, "BLOCK", 96 - BLOCK)  # 32 for 64, 64 for 32
+    monkeypatch.setattr(int4, "BLOCK", 96 - BLOCK)  # 32 for 64, 64 for 32
     there = Int4Weight.quantize(w)
     assert not kernel_reads(there.codes.shape[2]) and here.codes.shape != there.codes.shape
     assert there.kernel(x) is None
@@ -383,6 +382,41 @@ def test_the_layout_of_another_processor_is_decoded(monkeypatch: pytest.MonkeyPa
     other = Int4Weight.quantize(numbers(70, 64, seed=5, dtype=torch.bfloat16))
     other.copy_(there)
     assert_same(other, here)
+
+
+@pytest.mark.parametrize("block", [32, 64])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("N", [1, 32, 70, 130])
+def test_C3_a_layout_is_all_that_differs_between_processors(
+    block: int, dtype: torch.dtype, N: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts and numbers are the same; a copy or a file goes over without a new rounding."""
+    w = numbers(N, 64, seed=1, dtype=dtype)
+    monkeypatch.setattr(int4, "BLOCK", 96 - block)
+    there = Int4Weight.quantize(w, 16)
+    parameter = nn.Parameter(there, requires_grad=False)
+    stored, file = pickle.dumps(parameter), io.BytesIO()
+    torch.save(parameter, file)
+    monkeypatch.setattr(int4, "BLOCK", block)
+    here = Int4Weight.quantize(w, 16)
+    assert here.codes.shape == (-(-N // block), 64, block // 2)
+    for name, part in here.parts().items():
+        assert torch.equal(part, there.parts()[name])
+    assert_same(Int4Weight.from_parts(there.parts()), here)
+    assert torch.equal(there.dequantize(), here.dequantize())
+    rows = torch.arange(N)
+    assert torch.equal(there.look_up(rows), here.look_up(rows))
+    copied = Int4Weight.quantize(numbers(N, 64, seed=5, dtype=dtype), 16)
+    assert_same(copied.copy_(there), here)
+    file.seek(0)
+    for back in (pickle.loads(stored), torch.load(file, weights_only=True)):
+        assert isinstance(back, nn.Parameter) and not back.requires_grad
+        assert_same(back, here)
+    x = numbers(3, 64, dtype=dtype)
+    for weight in (here, there):
+        tolerance = 1e-5 if dtype in (torch.float64, torch.float32) else 0.1
+        want = F.linear(x, weight.dequantize())
+        torch.testing.assert_close(F.linear(x, weight), want, atol=tolerance, rtol=0.02)
 
 
 @pytest.mark.parametrize("dtype", LOW, ids=str)
@@ -694,7 +728,7 @@ def test_a_fresh_process_loads_it_with_weights_only(tmp_path: Path) -> None:
     torch.save(saved, tmp_path / "weights.pt")
     torch.save({name: w.dequantize() for name, w in saved.items()}, tmp_path / "plain.pt")
     run = (
-        "import torch, sys, lm_from_scratch.quantize\n"
+        "import torch, sys, lm_from_scratch.weights.quantize\n"
         "a, b = (torch.load(f, weights_only=True) for f in sys.argv[1:])\n"
         "assert all(torch.equal(a[name].dequantize(), b[name]) for name in b)\n"
         "print(*sorted(a), *(type(w).__name__ for w in a.values()))"
@@ -735,7 +769,6 @@ def test_it_prints_what_it_is(kind: type[QuantizedWeight]) -> None:
         ("aten.view", lambda w: w.view(-1)),
         ("aten.view", lambda w: w.reshape(8, 6)),
         ("aten.select", lambda w: w[0]),
-        ("aten.slice", lambda w: w[:2]),
         ("aten.unbind", lambda w: list(w)),
         ("aten.split", lambda w: w.chunk(2)),
         ("aten.cat", lambda w: torch.cat([w, w])),
@@ -756,6 +789,14 @@ def test_every_other_operator_is_refused_by_name(
     with pytest.raises(NotImplementedError, match=f"{name}.* {kind.__name__}.*dequantize"):
         call(weight)
     assert_same(weight, before)
+
+
+@kinds
+def test_a_slice_gives_rows_as_plain_numbers(kind: type[QuantizedWeight]) -> None:
+    weight = make(kind)
+    for rows in (slice(2, 5), slice(0), slice(None, None, 2)):
+        assert type(weight[rows]) is Tensor
+        assert torch.equal(weight[rows], weight.dequantize()[rows])
 
 
 @kinds

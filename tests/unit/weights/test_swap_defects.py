@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 from tiny_models import tiny_gpt2, token_ids
 from torch import Tensor, nn
 
-from lm_from_scratch.checkpoint import from_pretrained, rename, save_pretrained
+from lm_from_scratch.checkpoint.weights import from_pretrained, rename, save_pretrained
 from lm_from_scratch.instruments.references import PATHS, Subclass, Tied, observe, share
-from lm_from_scratch.quantize import Int4Weight, Int8Weight, QuantizedWeight, quantize_
+from lm_from_scratch.weights.quantize import Int4Weight, Int8Weight, QuantizedWeight, quantize_
 from lm_from_scratch.weights.swap import swap_on_conversion, swap_parameters_
 
 aten = torch.ops.aten
@@ -430,17 +430,17 @@ def test_t11_the_loader_leaves_what_it_was_given(
     bits: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even a checkpoint that brings metadata along comes out as it went in."""
-    from lm_from_scratch import checkpoint
+    from lm_from_scratch.checkpoint import weights
 
     model = tiny_gpt2(n_embd=32)
     if bits is not None:
         quantize_(model, bits)
     save_pretrained(model, tmp_path / "model")
-    read = checkpoint.read_tensors(tmp_path / "model")
+    read = weights.read_tensors(tmp_path / "model")
     given = nn.Module().state_dict()  # an OrderedDict with _metadata
     given.update(read)
     given._metadata = {"": {"version": 1}}  # type: ignore[attr-defined]
-    monkeypatch.setattr(checkpoint, "read_tensors", lambda folder: given)
+    monkeypatch.setattr(weights, "read_tensors", lambda folder: given)
     loaded = from_pretrained(tmp_path / "model")
     assert given._metadata == {"": {"version": 1}}  # type: ignore[attr-defined]
     assert list(given) == list(read)

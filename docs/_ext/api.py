@@ -1,0 +1,109 @@
+"""The pages on the package: its files by room, and for each who uses it.
+
+`autosummary` writes a page per file from `_templates/autosummary/module.rst`. What it cannot know,
+the order of the rooms and the pages of the site that import a file, is read from the source files:
+GPU pages and exercises are in no gallery whose back references could say it.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import exercises
+import gallery
+import modules
+import rst
+from modules import PACKAGE
+
+from lm_from_scratch.exercises.exercise import folder
+
+#: Names that an index leaves out: what others call, and the inside of a kernel.
+INSIDE = re.compile(r"^(check|keep|backward)(_|$)|_(kernel|forward|backward)$")
+
+
+@cache
+def listed() -> dict[str, Path]:
+    """The files that have a page. Those of an exercise hold its answers, and a command is explained
+    by its help: they have none."""
+    return {
+        module: path
+        for module, path in modules.modules().items()
+        if module != PACKAGE
+        and not any(part.startswith("_") for part in module.split("."))
+        and not module.startswith((f"{PACKAGE}.exercises.catalogue", f"{PACKAGE}.commands."))
+        and (modules.docstring(path) or modules.public_names(path))
+    }
+
+
+def used_on(module: str) -> str:
+    """Links to the pages and exercises that use a file; many of them folded."""
+    links = [
+        f":doc:`{gallery.document(page)}`"
+        for page in gallery.in_order()
+        if modules.uses(gallery.script(page), module)
+    ]
+    links += [
+        f":doc:`/exercises/{one.name}`"
+        for one in exercises.written()
+        if modules.uses(folder(one.name) / "checks.py", module)
+    ]
+    if len(links) > 4:
+        listed = [f"   * {link}" for link in links]
+        return "\n".join([f".. dropdown:: {len(links)} pages use it", "", *listed]) + "\n"
+    return f".. rst-class:: used-on\n\nUsed on: {', '.join(links)}.\n" if links else ""
+
+
+def by_room() -> dict[str, list[str]]:
+    """The files with a page by their room, in the order of the rooms; last those in none."""
+    names = [*modules.rooms(), ""]
+    found = {name: [m for m in listed() if modules.room(m) == name] for name in names}
+    return {name: members for name, members in found.items() if members}
+
+
+def index() -> str:
+    """The files by room, each with its line and the names that it defines."""
+    lines = []
+    for room, members in by_room().items():
+        lines += rst.heading(f"``{room}``" if room else "Beside the rooms")
+        for module in members:
+            path = listed()[module]
+            if module == f"{PACKAGE}.{room}":
+                lines += [f"{modules.summary(path)} :doc:`More <{module}>`.", ""]
+                continue
+            name = module.removeprefix(f"{PACKAGE}.").removeprefix(f"{room}.")
+            lines += [f"* :doc:`{name} <{module}>`: {modules.summary(path)}"]
+            names = [n for n in modules.public_names(path) if not INSIDE.search(n)]
+            if names and room != "exercises":
+                links = ", ".join(f":py:obj:`~{module}.{n}`" for n in names)
+                lines += ["", f"  {links}", ""]
+        lines.append("")
+    listed_now = [module for members in by_room().values() for module in members]
+    return rst.render("api.rst", rooms="\n".join(lines), modules=listed_now)
+
+
+def write(app: Any, config: Any) -> None:
+    """Before the builder begins, so that `autosummary` finds the list of its pages."""
+    docs = Path(app.srcdir)
+    names = list(listed())
+    table = [".. autosummary::", "   :toctree: ../api", "   :template: autosummary/module.rst", ""]
+    folder = docs / "generated"
+    texts = {folder / "used_on" / f"{name}.rst": used_on(name) for name in names}
+    texts[folder / "api.rst"] = "\n".join([*table, *(f"   {name}" for name in names)])
+    texts[docs / "api" / "index.rst"] = index()
+    for old in (docs / "api").glob("*.rst"):
+        if old.stem not in [*names, "index"]:
+            old.unlink()
+    rst.write(texts)
+    config.autosummary_generate = ["generated/api.rst"]
+    folders = {name: path for name, path in listed().items() if path.stem == "__init__"}
+    empty = [name for name, path in folders.items() if not modules.public_names(path)]
+    config.autosummary_context = {"folders": list(folders), "empty": empty}
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.setup_extension("sphinx.ext.autosummary")
+    app.connect("config-inited", write)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,51 @@
+"""Docstrings on the API pages: columns become lists, and a short name finds its object."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from docutils import nodes
+from sphinx.util.nodes import make_refnode
+
+
+def list_of_names(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Show the columns of a docstring, a name and what it is, as a list."""
+    made: list[str] = []
+    inside = False
+    for line in lines:
+        column = re.match(r"([`\w][`\w, ]*?) {2,}(\S.*)$", line)
+        if column and (inside or not (made and made[-1])):
+            inside = True
+            made.append(f"* ``{column[1].strip('`')}``: {column[2]}")
+        elif inside and line.startswith("   "):
+            made.append(f"  {line.strip()}")
+        else:
+            inside = False
+            made.append(line)
+    lines[:] = made
+
+
+def skip(app: Any, what: str, name: str, obj: Any, skipped: bool, options: Any) -> bool | None:
+    return True if name in {"extra_repr", "training"} else None
+
+
+def short_name(app: Any, env: Any, node: Any, contnode: Any) -> nodes.reference | None:
+    """Let a docstring say `GPT2Config` from any file, as long as one object has that name."""
+    if node.get("refdomain") != "py":
+        return None
+    domain = env.domains.python_domain
+    found = domain.find_obj(env, None, None, node["reftarget"], node["reftype"], searchmode=1)
+    if len(found) != 1:
+        return None
+    name, entry = found[0]
+    target = (app.builder, node["refdoc"], entry.docname, entry.node_id)
+    return make_refnode(*target, contnode, name)
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.setup_extension("sphinx.ext.autodoc")
+    app.connect("autodoc-process-docstring", list_of_names)
+    app.connect("autodoc-skip-member", skip)
+    app.connect("missing-reference", short_name)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

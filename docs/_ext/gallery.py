@@ -1,0 +1,178 @@
+"""The gallery: which pages there are, in which order, and how they run.
+
+`conf.py`, `notebooks.py` and the tests read the same settings from here, so a notebook checked by a
+test is the notebook that the site offers. A page is called "CHAPTER/NAME", as "1_gpt2/2_gpt2".
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parents[1]
+ROOT = DOCS.parent
+TUTORIALS = ROOT / "tutorials"
+GPU = TUTORIALS / "gpu"  # no chapter of the gallery: its pages are executed notebooks
+FILTERS = list(warnings.filters)  # those of the build, restored after each script
+
+
+def chapters() -> list[Path]:
+    """Chapter folders in reading order; a folder without a header is no chapter."""
+    headers = TUTORIALS.glob("*/GALLERY_HEADER.rst")
+    return sorted((h.parent for h in headers), key=lambda path: _number(path.name))
+
+
+def _number(name: str) -> tuple[int, str]:
+    digits = re.match(r"\d+", name)
+    return (int(digits[0]) if digits else 10**6, name)
+
+
+def pages(chapter: Path) -> list[Path]:
+    """The tutorial scripts of one chapter, in reading order."""
+    return sorted(chapter.glob("[0-9]*.py"))
+
+
+def scripts() -> list[Path]:
+    """Every tutorial script of the site, in reading order."""
+    return [script for chapter in chapters() for script in pages(chapter)]
+
+
+def gpu_scripts() -> list[Path]:
+    """The scripts of the pages on GPU kernels, in reading order. See gpu_notebooks.py."""
+    return sorted(GPU.glob("[0-9]*.py"), key=lambda path: _number(path.name))
+
+
+def header_text(chapter: Path) -> tuple[str, str]:
+    """Title and first paragraph of a chapter's header file, the one .rst of its folder."""
+    (header,) = chapter.glob("*.rst")
+    text = header.read_text(encoding="utf-8")
+    parts = [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
+    title = parts[0].splitlines()[0].strip()
+    intro = " ".join(parts[1].split()) if len(parts) > 1 else ""
+    return title, intro
+
+
+def by_chapter() -> dict[str, list[str]]:
+    """The pages of each chapter by its title, those on GPU kernels last."""
+    folders = [(chapter, pages(chapter)) for chapter in chapters()] + [(GPU, gpu_scripts())]
+    return {
+        header_text(folder)[0]: [f"{folder.name}/{path.stem}" for path in scripts_]
+        for folder, scripts_ in folders
+        if scripts_
+    }
+
+
+def in_order() -> list[str]:
+    """All pages in reading order."""
+    return [page for members in by_chapter().values() for page in members]
+
+
+def script(page: str) -> Path:
+    return TUTORIALS / f"{page}.py"
+
+
+def document(page: str) -> str:
+    """The document of the site that shows a page."""
+    return f"/{page}" if page.startswith("gpu/") else f"/auto_tutorials/{page}"
+
+
+def page_of(docname: str) -> str | None:
+    """The page that a document of the site shows, if it is one of the course."""
+    page = docname.removeprefix("auto_tutorials/")
+    return page if page in in_order() else None
+
+
+def sphinx_gallery_conf() -> dict[str, Any]:
+    return {
+        "examples_dirs": ["../tutorials"],
+        "gallery_dirs": ["auto_tutorials"],
+        "nested_sections": True,
+        "subsection_order": [f"../tutorials/{chapter.name}" for chapter in chapters()],
+        "within_subsection_order": "FileNameSortKey",
+        # A script runs, and has a page, when its name starts with its number in the chapter.
+        "filename_pattern": r"[/\\][0-9][^/\\]*[/\\][0-9][^/\\]*\.py$",
+        "ignore_pattern": r"(^|[/\\])[^0-9/\\][^/\\]*\.py$",
+        "junit": "../gallery_junit.xml",
+        # On two shared cores the serial build is the fastest; set it where there are more.
+        "parallel": int(os.environ.get("GALLERY_JOBS", "0")) or False,
+        "abort_on_example_error": False,
+        "reset_modules": ("matplotlib", "gallery.reset_state"),
+        "reset_modules_order": "both",
+        "remove_config_comments": True,
+        "show_signature": False,
+        "first_notebook_cell": None,
+        "last_notebook_cell": None,
+        "notebook_images": True,
+        "image_srcset": ["2x"],
+        "default_thumb_file": str(DOCS / "_static" / "thumbnail.png"),
+        "backreferences_dir": "auto_tutorials/backreferences",
+        "doc_module": ("lm_from_scratch",),
+        # Names of functions and classes in the code are links; variables are not.
+        "inspect_global_variables": False,
+        # The name that the API page shows, not a shorter one from a package's __init__.
+        "prefer_full_module": {r"lm_from_scratch"},
+        # Computing times on a page change with every build; junit keeps them for the checks.
+        "write_computation_times": False,
+        "min_reported_time": 1e9,
+        "recommender": {"enable": len(scripts()) >= 15},
+        "download_all_examples": True,
+        "capture_repr": ("_repr_html_", "__repr__"),
+        "ignore_repr_types": r"matplotlib[.](text|axes|lines|image|collections|container|legend)",
+        "matplotlib_animations": False,
+    }
+
+
+def reset_state(gallery_conf: dict[str, Any], fname: str | None, when: str) -> None:
+    """Give every tutorial the state of a fresh process, so that reading order does not matter.
+
+    A warning is an error while a tutorial runs: a page shows no deprecated call.
+    """
+    import matplotlib.pyplot as plt
+    import numpy as np
+    import torch
+
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - the legacy generator is the global state to reset
+    torch.manual_seed(0)
+    np.set_printoptions(edgeitems=3, linewidth=75, precision=8, suppress=False, threshold=1000)
+    torch.set_printoptions(profile="default")
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    torch.set_grad_enabled(True)
+    torch.use_deterministic_algorithms(False)
+    torch.set_float32_matmul_precision("highest")
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    if "torch._dynamo" in sys.modules:  # importing it takes seconds
+        torch.compiler.reset()
+    plt.close("all")
+    gc.collect()
+    warnings.resetwarnings()
+    if when == "before" and fname is not None:
+        warnings.simplefilter("error")
+        # Third parties deprecate at their own pace.
+        for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning):
+            warnings.filterwarnings("ignore", category=category, module=r"(?!lm_from_scratch)")
+        warnings.filterwarnings("ignore", category=ResourceWarning)
+        # torch 2.15 says so when it compiles on that release alone
+        warnings.filterwarnings("ignore", "Guards may run slower on Python 3.13.0", RuntimeWarning)
+    else:
+        warnings.filters[:] = FILTERS
+
+
+def forget_old_pages(app: Any) -> None:
+    """The page of a script that was renamed or removed goes with it."""
+    current = {f"{path.parent.name}/{path.stem}" for path in scripts()}
+    for old in (Path(app.srcdir) / "auto_tutorials").glob("[0-9]*/[0-9]*.rst"):
+        if f"{old.parent.name}/{old.stem}" not in current:
+            old.unlink()
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.connect("builder-inited", forget_old_pages, priority=100)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,265 @@
+"""The pages on GPU kernels as executed notebooks: `python docs/_ext/gpu_notebooks.py [NAME ...]`.
+
+Each script of `tutorials/gpu` becomes the notebook beside it, with its outputs. It is executed by
+this machine: compiled on a GPU, interpreted on a CPU; a page prints the same on both. A notebook
+whose code is that of its script, and whose measurements are those stored, keeps its outputs: new
+words are written around them. Use --force after a change of the package, whose source pages show,
+or on another machine; nbval tells whether outputs differ. Names are those of the scripts, with or
+without `.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import hashlib
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import gallery
+import nbclient
+import nbformat
+import notebooks
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from lm_from_scratch.instruments.roofline import FILE
+
+METADATA = "lm_from_scratch"
+INTERPRETER = "CPU, Triton's interpreter"
+CPU = "CPU"
+SECONDS_OF_A_CELL = 600
+#: A cell raised, took too long, or ended the process that executes it.
+FAILURES = (CellExecutionError, CellTimeoutError, DeadKernelError)
+
+# Runs before the first cell: a figure carries the titles of its axes, which become its alt text.
+KEEP_TITLES = """
+def keep_titles():
+    from matplotlib_inline import backend_inline
+
+    plain = backend_inline._fetch_figure_metadata
+
+    def with_titles(figure):
+        titles = [figure.get_suptitle(), *(axes.get_title() for axes in figure.axes)]
+        return {**(plain(figure) or {}), "titles": [title for title in titles if title]}
+
+    backend_inline._fetch_figure_metadata = with_titles
+
+keep_titles()
+del keep_titles
+"""
+# Runs after the last one.
+WHERE = """
+import json, os, torch, triton
+on_cpu = "CPU, Triton's interpreter" if os.environ.get("TRITON_INTERPRET") else "CPU"
+print(json.dumps({
+    "device": torch.cuda.get_device_name() if torch.cuda.is_available() else on_cpu,
+    "torch": torch.__version__,
+    "triton": triton.__version__,
+}))
+"""
+
+
+class Refused(Exception):
+    """A page that must not be stored as it is."""
+
+
+def notebook_path(script: Path) -> Path:
+    return script.with_suffix(".ipynb")
+
+
+def cells(script: Path) -> list[Any]:
+    """What the notebook of a script holds before it is executed."""
+    made = []
+    for i, cell in enumerate(notebooks.convert(script)["cells"]):
+        source = "".join(cell["source"])
+        identity = dict(id=f"cell-{i:02}", metadata={})
+        if cell["cell_type"] == "code":
+            made.append(new_code_cell(source, **identity))
+        else:
+            # A heading of the fourth level would stand below one of the second.
+            source = re.sub(r"<h4>(.*?)</h4>", r"<strong>\1</strong>", source)
+            made.append(new_markdown_cell(source, **identity))
+    return made
+
+
+def digest(found: list[Any]) -> str:
+    """SHA-256 of the code: what stands around it changes no output."""
+    sources = [cell["source"] for cell in found if cell["cell_type"] == "code"]
+    return hashlib.sha256(json.dumps(sources).encode()).hexdigest()
+
+
+def measured() -> str:
+    """SHA-256 of the measurements that `roofline.show` draws, or "none"."""
+    path = gallery.ROOT / FILE
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "none"
+
+
+def made_from(page: list[Any]) -> dict[str, str]:
+    """What the outputs of a page depend on, besides the package."""
+    return {"sha256": digest(page), "measurements": measured()}
+
+
+def is_fresh(script: Path) -> bool:
+    """Whether the stored notebook was executed from the code and measurements as they are now."""
+    path = notebook_path(script)
+    if not path.is_file():
+        return False
+    stored = nbformat.read(path, as_version=4).metadata.get(METADATA, {})
+    return made_from(cells(script)).items() <= stored.items()
+
+
+def with_new_words(script: Path) -> bool:
+    """Write the words of a script around the stored outputs of its code, which is the same; whether
+    they were others."""
+    notebook = nbformat.read(notebook_path(script), as_version=4)
+    *before, last = notebook.cells
+    outputs = iter([cell for cell in before if cell.cell_type == "code"])
+    now = cells(script)
+    for cell in now:
+        if cell.cell_type == "code":
+            cell.update({**next(outputs), "id": cell.id})
+    last.id = f"cell-{len(now):02}"
+    if now == before:
+        return False
+    notebook.cells = [*now, last]
+    store(notebook, script)
+    return True
+
+
+def environment() -> dict[str, str]:
+    """That of the kernel which executes a page, and of the one that checks it."""
+    paths = [str(gallery.ROOT), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    # The page decides whether Triton interprets, and the kernel draws into the notebook.
+    for name in ("TRITON_INTERPRET", "MPLBACKEND"):
+        env.pop(name, None)
+    return env
+
+
+def execute(script: Path) -> Any:
+    """The notebook of a script, every cell executed in order by a new kernel."""
+    page = cells(script)
+    origins = made_from(page)
+    hidden = [new_code_cell(KEEP_TITLES), new_code_cell(WHERE)]
+    notebook = new_notebook(cells=[hidden[0], *page, hidden[1]])
+    client = nbclient.NotebookClient(
+        notebook,
+        timeout=SECONDS_OF_A_CELL,
+        kernel_name="python3",
+        extra_arguments=["--log-level=ERROR"],
+        record_timing=False,
+        coalesce_streams=True,
+        resources={"metadata": {"path": str(script.parent)}},
+    )
+    start = time.perf_counter()
+    with client.setup_kernel(env=environment()):
+        for i, cell in enumerate(notebook.cells):
+            try:
+                client.execute_cell(cell, i, store_history=cell not in hidden)
+            except FAILURES as error:
+                plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+                raise Refused(f"{script.name}, cell {i - 1}: {plain}") from None
+    seconds = time.perf_counter() - start
+    found = json.loads("".join(output["text"] for output in hidden[1].outputs))
+    notebook.cells = page
+    for i, cell in enumerate(notebook.cells):
+        finish(cell, f"{script.name}, cell {i}")
+    provenance = {
+        "script": script.name,
+        **origins,
+        "device": found["device"],
+        "torch": found["torch"],
+        "triton": found["triton"],
+        "date": datetime.date.today().isoformat(),
+        "seconds": round(seconds),
+    }
+    notebook.cells.append(
+        new_markdown_cell(origin(provenance), id=f"cell-{len(notebook.cells):02}")
+    )
+    notebook.metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python", "pygments_lexer": "ipython3"},
+        METADATA: provenance,
+    }
+    notebook.nbformat_minor = 5
+    return notebook
+
+
+def finish(cell: Any, where: str) -> None:
+    """Refuse what no reader should see; the titles of the figures become their alt text."""
+    titles: list[str] = []
+    for output in cell.get("outputs", []):
+        if output.output_type == "stream" and output.name == "stderr":
+            raise Refused(f"{where} wrote to stderr:\n{output.text}")
+        if "image/png" in output.get("data", {}):
+            found = output.metadata.pop("titles", [])
+            if not found:
+                raise Refused(f"{where} draws a figure whose axes have no title")
+            titles += found
+    if titles:
+        cell.metadata["mystnb"] = {"image": {"alt": "; ".join(titles)}}
+
+
+def origin(provenance: dict[str, Any]) -> str:
+    """The last words of a page: where its outputs come from."""
+    versions = "torch {torch}, triton {triton}, {date}".format(**provenance)
+    if provenance["device"] == INTERPRETER:
+        how = "a CPU, where Triton's interpreter ran the kernels"
+    elif provenance["device"] == CPU:
+        how = "a CPU, where kernels were compiled and none ran"
+    else:
+        how = f"the compiled kernels, on a GPU: {provenance['device']}"
+    return f"The outputs on this page come from {how} ({versions})."
+
+
+def write(script: Path) -> Any:
+    """Execute a script and store its notebook; a failure leaves the old one."""
+    notebook = execute(script)
+    store(notebook, script)
+    return notebook
+
+
+def store(notebook: Any, script: Path) -> None:
+    nbformat.validate(notebook)
+    path = notebook_path(script)
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="pages to build; all without a name")
+    parser.add_argument("--force", action="store_true", help="execute fresh notebooks too")
+    options = parser.parse_args()
+    scripts = {script.stem: script for script in gallery.gpu_scripts()}
+    names = [name.removesuffix(".py") for name in options.names] or list(scripts)
+    if unknown := set(names) - set(scripts):
+        parser.error(f"no script {', '.join(sorted(unknown))}; there are {', '.join(scripts)}")
+    refused = []
+    for name in names:
+        if is_fresh(scripts[name]) and not options.force:
+            new = with_new_words(scripts[name])
+            print(f"{name}: {'new words, the same code' if new else 'fresh'}")
+            continue
+        try:
+            provenance = write(scripts[name]).metadata[METADATA]
+        except Refused as error:
+            print(error, flush=True)
+            refused.append(name)
+        else:
+            print(f"{name}: {provenance['seconds']} s on {provenance['device']}", flush=True)
+    if refused:
+        sys.exit(f"not stored: {', '.join(refused)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""What a page says of itself: sections, pages to read before, minutes, packages, exercises.
+
+Everything is read from its script, where it stands once.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import gallery
+import modules
+from docutils import nodes
+from sphinx_gallery import gen_gallery, gen_rst, py_source_parser
+
+#: A link to the notebook of another page, which the site makes a link to that page.
+LINK = re.compile(r"`([^`<]+?)\s*<(?:\.\./(\w+)/)?(\d\w*)\.ipynb>`_")
+#: How fast a page is read. Rounded to five minutes: nobody has measured it with a class.
+WORDS_A_MINUTE = 200
+LINES_A_MINUTE = 20
+MINUTES_A_FORMULA = 0.5
+#: The names by which packages are imported, where they differ.
+IMPORTED = {"huggingface-hub": "huggingface_hub"}
+
+
+def settings() -> dict[str, Any]:
+    """Those of the gallery, as its own converters want them."""
+    own = gallery.sphinx_gallery_conf()
+    return {**gen_gallery.DEFAULT_GALLERY_CONF, **own, "src_dir": str(gallery.DOCS)}
+
+
+def blocks(script: Path) -> list[Any]:
+    """The text and code blocks of a script, cleaned as the gallery cleans them."""
+    _, found = py_source_parser.split_code_and_text_blocks(str(script))
+    cleaned, _ = gen_rst._clean_script_blocks(
+        settings(), py_source_parser, found, [""] * len(found)
+    )
+    return cleaned
+
+
+@dataclass(frozen=True)
+class Section:
+    """A piece of a page under one heading."""
+
+    title: str
+    mark: str  # the sign that underlines it: = for the page, - for a section, ~ below one
+    text: str
+
+    @property
+    def anchor(self) -> str:
+        return nodes.make_id(self.title.replace("``", ""))
+
+
+def split(script: Path) -> list[Section]:
+    """The sections of a script, each with the text directly below its heading."""
+    text = "\n\n".join(block.content for block in blocks(script) if block.type == "text")
+    parts = re.split(r"^(\S[^\n]*)\n(=+|-+|~+)$", text, flags=re.M)[1:]
+    found = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+    return [Section(title, rule[0], below.strip()) for title, rule, below in found]
+
+
+@cache
+def sections(page: str) -> list[Section]:
+    return split(gallery.script(page))
+
+
+def said(page: str, title: str) -> str:
+    """The text of the section with this title; empty where there is none."""
+    return next((section.text for section in sections(page) if section.title == title), "")
+
+
+@cache
+def title(page: str) -> str:
+    """The title in the page's own words, without marks of code."""
+    return modules.summary(gallery.script(page)).replace("`", "") or page
+
+
+def target(page: str, link: re.Match[str]) -> str:
+    """The page to which a link of `LINK` leads."""
+    return f"{link[2] or page.partition('/')[0]}/{link[3]}"
+
+
+@cache
+def needs(page: str) -> list[str]:
+    """Pages to read before a page: those to which "Before you start" links, in reading order."""
+    found = {target(page, link) for link in LINK.finditer(said(page, "Before you start"))}
+    return [name for name in gallery.in_order() if name in found]
+
+
+@cache
+def behind(page: str) -> frozenset[str]:
+    """All pages that come before a page, directly or not."""
+    return frozenset(needs(page)).union(*map(behind, needs(page)))
+
+
+def directives(text: str, name: str) -> list[str]:
+    """The directives of one name in a text block, each with its content."""
+    return re.findall(rf"^\.\. {name}::.*\n(?:(?: +.*)?\n)*", text + "\n", re.M)
+
+
+@cache
+def minutes(page: str) -> int:
+    """Minutes to read a page, rounded to five: words, lines of code and formulas, each at the pace
+    stated above. Blank lines and comment lines of code do not count, addresses are no words."""
+    return read_in(blocks(gallery.script(page)))
+
+
+def read_in(found: list[Any]) -> int:
+    words = lines = formulas = 0
+    for block in found:
+        text = LINK.sub(r"\1", block.content)
+        if block.type == "code":
+            code = [line for line in text.splitlines() if line.strip()]
+            lines += sum(not line.lstrip().startswith("#") for line in code)
+            continue
+        for formula in directives(text, "math"):
+            formulas += 1
+            text = text.replace(formula, "")
+        for shown in directives(text, "code-block"):
+            lines += sum(bool(line.strip()) for line in shown.splitlines()[1:])
+            text = text.replace(shown, "")
+        words += len(re.findall(r"\w[\w'-]*", re.sub(r"https?://\S+", "", text)))
+    time = words / WORDS_A_MINUTE + lines / LINES_A_MINUTE + formulas * MINUTES_A_FORMULA
+    return max(5, 5 * round(time / 5))
+
+
+def in_words(minutes: int) -> str:
+    return f"{minutes} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"
+
+
+@cache
+def core() -> frozenset[str]:
+    """What the package itself requires: nothing to mention on a page."""
+    given = modules.project()["project"]["dependencies"]
+    names = {re.split(r"[^\w.-]", requirement)[0] for requirement in given}
+    return frozenset(IMPORTED.get(name, name) for name in names) | {modules.PACKAGE}
+
+
+@cache
+def packages(page: str) -> list[str]:
+    """Packages beyond the core that a page imports."""
+    imported = modules.imported(gallery.script(page))
+    found = {module.partition(".")[0] for module, _ in imported}
+    return sorted(found - core() - sys.stdlib_module_names)
+
+
+def exercises(page: str) -> int:
+    """The numbered items of the page's section of exercises."""
+    return len(re.findall(r"^\d+\. ", said(page, "Exercises"), re.M))
+
+
+def with_documents(page: str, text: str, link: str) -> str:
+    """A text whose links to notebooks lead to documents, in the form of `link`."""
+    return LINK.sub(
+        lambda found: link.format(found[1], gallery.document(target(page, found))), text
+    )

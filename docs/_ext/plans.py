@@ -1,0 +1,66 @@
+"""Plans of a course in weeks, cut from the course itself: pages in order, and their exercises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatch
+
+import exercises
+import gallery
+import page
+
+from lm_from_scratch.exercises.exercise import Exercise
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where a course leads, as patterns of pages, and the highest difficulty that it takes."""
+
+    goals: tuple[str, ...]
+    hardest: int = 3
+
+
+#: The plans of the teacher's guide by their number of weeks.
+PLANS = {
+    6: Plan(("5_caching/4_*", "6_generation/1_*", "8_quantized_weights/2_*"), hardest=2),
+    12: Plan(("[1-8]_*/*", "gpu/[1-4]_*")),
+}
+
+
+@dataclass(frozen=True)
+class Week:
+    pages: list[str]
+    exercises: list[Exercise]
+
+
+def pages_to(goals: tuple[str, ...]) -> list[str]:
+    """The pages that are goals, and all that come before one."""
+    names = [n for n in gallery.in_order() if any(fnmatch(n, goal) for goal in goals)]
+    wanted = set(names).union(*map(page.behind, names))
+    return [name for name in gallery.in_order() if name in wanted]
+
+
+def weeks(number: int, plan: Plan) -> list[Week]:
+    """The pages in order, cut where about the same work is done; the exercises of each week are
+    those of its pages, none before what it builds on.
+
+    An exercise that is harder than the plan is left out, and so is what builds on it.
+    """
+    names = pages_to(plan.goals)
+    taken = [one for one in exercises.written() if one.difficulty <= plan.hardest]
+    work = [page.minutes(n) + sum(one.minutes for one in taken if one.page == n) for n in names]
+    found = [Week([], []) for _ in range(number)]
+    week_of: dict[str, int] = {}
+    for i, name in enumerate(names):
+        week = int((sum(work[:i]) + work[i] / 2) / sum(work) * number)
+        found[week].pages.append(name)
+        week_of[name] = week
+    waiting = [one for one in taken if one.page in week_of]
+    while ready := [one for one in waiting if set(one.after) <= set(week_of)]:
+        for one in ready:
+            week_of[one.name] = max(week_of[before] for before in [one.page, *one.after])
+        waiting = [one for one in waiting if one not in ready]
+    for one in taken:
+        if one.name in week_of:
+            found[week_of[one.name]].exercises.append(one)
+    return found

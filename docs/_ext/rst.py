@@ -1,0 +1,51 @@
+"""Files that a build writes: tables, pages of `docs/_pages` with numbers filled in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+PAGES = Environment(
+    loader=FileSystemLoader(Path(__file__).resolve().parents[1] / "_pages"),
+    undefined=StrictUndefined,
+    keep_trailing_newline=True,
+    lstrip_blocks=True,
+)
+
+
+def render(name: str, **values: Any) -> str:
+    """A page of `docs/_pages`, whose prose is there and whose numbers are computed."""
+    return PAGES.get_template(name).render(**values)
+
+
+def table(rows: list[list[str]], *options: str) -> list[str]:
+    """The lines of a table: rows of cells, the first of them the header. A cell may be several
+    paragraphs, with an empty line between them."""
+    lines = [".. list-table::", "   :header-rows: 1", *(f"   {option}" for option in options), ""]
+    for row in rows:
+        for i, cell in enumerate(row):
+            first, *rest = cell.split("\n")
+            lines.append(f"   {'  ' if i else '* '}- {first}".rstrip())
+            lines += [f"       {line}".rstrip() for line in rest]
+    return [*lines, ""]
+
+
+def heading(title: str, mark: str = "-") -> list[str]:
+    return [title, mark * len(title), ""]
+
+
+def write(texts: dict[Path, str]) -> None:
+    """An unchanged file keeps its time, so the next build does not read it again."""
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def write_folder(folder: Path, pattern: str, texts: dict[Path, str]) -> None:
+    """The same for all files of a folder: what is not among them goes."""
+    for old in set(folder.glob(pattern)) - set(texts):
+        old.unlink()
+    write(texts)

@@ -1,0 +1,143 @@
+"""Folders and files that are written whole or not at all, and where a model's folder is.
+
+What is new is written under a temporary name and renamed when it is complete: a program that is
+killed at any moment leaves what was there before, or what comes after, and nothing between.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+#: The small models that come with the package; their READMEs say how they were made.
+#:
+#: :meta hide-value:
+PRETRAINED = Path(__file__).parents[1] / "pretrained"
+
+SHIPPED = PRETRAINED / "gpt2-docs"
+
+
+def local_folder(name: str | Path) -> Path:
+    """``name`` itself if it is a folder; else the package's model, or the hub's files, of that name
+    (fetched once).
+
+    Raises ``ValueError`` if there is none.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file() and (folder / "model" / "config.json").is_file():
+            raise ValueError(f"{folder} is a run, no model; its model is {folder / 'model'}")
+        return folder
+    if (PRETRAINED / folder / "config.json").is_file():
+        return PRETRAINED / folder
+    if folder.is_absolute() or str(name).startswith((".", "~")) or str(name).count("/") > 1:
+        raise ValueError(f"no folder {name}")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = ["config.json", "tokenizer.json", "*.safetensors", "*.safetensors.index.json"]
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=patterns))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ValueError(
+            f"{str(name)!r} is no folder here, and the hub gave no model of that name "
+            f"({type(error).__name__}); {' and '.join(shipped())} come with the package"
+        ) from error
+
+
+def shipped() -> list[str]:
+    """The names of the models that come with the package. Raises ``ValueError`` if it lies in a zip
+    file, where no model can be mapped into memory."""
+    if not PRETRAINED.is_dir():
+        raise ValueError(f"there is no folder {PRETRAINED}; install the package, unpacked")
+    return sorted(path.parent.name for path in PRETRAINED.glob("*/config.json"))
+
+
+def shipped_folder(name: str) -> Path:
+    """The folder of a model that comes with the package. Raises ``ValueError`` for another name."""
+    folder = PRETRAINED / name
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"no model {name!r} comes with the package; there are {shipped()}")
+    return folder
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises ``ValueError`` for anything else."""
+    if not path.is_file():
+        raise ValueError(f"{path.parent} has no {path.name}")
+    try:
+        contents = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(contents, dict):
+        raise ValueError(f"{path} holds no JSON object, but a {type(contents).__name__}")
+    return contents
+
+
+def write_json(path: Path, contents: Mapping[str, Any]) -> None:
+    """Write a JSON file: all of it, or nothing."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+@contextmanager
+def temporary_folder(target: Path) -> Iterator[Path]:
+    """An empty folder beside ``target``, to be filled and renamed; removed if it was not."""
+    temporary = temporary_path(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def temporary_path(target: Path) -> Path:
+    """Where ``target`` is written before it gets its name."""
+    return target.parent / f".{target.name}.tmp"
+
+
+def check_replaceable(folder: Path, written: str) -> None:
+    """Raises ``ValueError`` for a file, and for a folder with files whose names ``written``, a
+    pattern, does not match."""
+    if folder.exists():
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is a file, not a folder")
+        others = [p.name for p in folder.iterdir() if not re.fullmatch(written, p.name)]
+        if others:
+            raise ValueError(
+                f"{folder} is left as it is, because it holds other files too: {sorted(others)[:5]}"
+            )
+
+
+def replace_folder(temporary: Path, target: Path) -> None:
+    """Give the finished folder its name; what stood there before goes away afterwards.
+
+    No system renames a folder over another one. A program that is killed between the two renames
+    leaves the earlier contents as ``.NAME.old`` beside the target.
+    """
+    for file in temporary.iterdir():
+        descriptor = os.open(file, os.O_RDONLY)
+        os.fsync(descriptor)  # the contents must be on disk before the name is
+        os.close(descriptor)
+    old = target.parent / f".{target.name}.old"
+    shutil.rmtree(old, ignore_errors=True)
+    if not target.exists():
+        temporary.rename(target)
+        return
+    here = os.path.exists(".") and target.samefile(".")
+    target.rename(old)
+    try:
+        temporary.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    if here:
+        os.chdir(target)  # the folder in which the program stands is the one that goes away
+    shutil.rmtree(old, ignore_errors=True)

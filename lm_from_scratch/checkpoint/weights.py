@@ -1,0 +1,371 @@
+"""Models as published folders: ``config.json``, the weights, and often ``tokenizer.json``.
+
+:func:`from_pretrained` reads a folder written by ``transformers``, and ``transformers`` reads one
+written by :func:`save_pretrained`. The weights are one or several ``safetensors`` files. No file is
+ever unpickled: a safetensors file is numbers alone, while a pickle can run any program when it is
+opened.
+
+Everything is checked before the first weight is copied. A quantised weight is stored as the plain
+tensors that it holds, and never becomes a matrix of numbers on its way to the disk or back.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
+from lm_from_scratch.checkpoint.folders import (
+    check_replaceable,
+    local_folder,
+    read_json,
+    replace_folder,
+    shipped_folder,
+    temporary_folder,
+    write_json,
+)
+from lm_from_scratch.models.causal_lm import CausalLM, build
+from lm_from_scratch.models.heads import Classifier, SequenceClassifier, TokenClassifier
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.weights.quantize import WEIGHTS, QuantizedWeight
+from lm_from_scratch.weights.swap import swap_parameters_
+
+AnyModel = TypeVar("AnyModel", bound=CausalLM | Classifier)
+
+#: GPT-2's published linear maps are stored as (in, out); ``nn.Linear`` wants (out, in).
+TRANSPOSED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
+
+#: Constants that old checkpoints carry along: the causal triangle, the rotation's frequencies.
+CONSTANTS = re.compile(r"(^|\.)(h\.\d+\.attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
+
+MAX_SHARD_BYTES = 5 * 10**9
+
+#: The files that a saved model consists of.
+WRITTEN = r"config\.json|tokenizer\.json|model(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
+
+#: How a ``config.json`` calls our quantised weights.
+FORMAT = "lm_from_scratch"
+
+DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
+
+
+def from_pretrained(folder: str | Path) -> CausalLM:
+    """Read a GPT-2 or a Qwen2 from a local folder, or from the hub if ``folder`` is a name there,
+    like ``gpt2`` or ``Qwen/Qwen2-0.5B``. ``gpt2-docs`` and ``qwen2-docs`` are in the package.
+
+    The model comes back in evaluation mode, in the dtype of the file, and with the quantised
+    weights that :func:`save_pretrained` wrote. Raises ``ValueError`` for a folder that cannot be
+    read, and names a missing, unexpected or wrongly shaped tensor.
+    """
+    folder = local_folder(folder)
+    contents = read_json(folder / "config.json")
+    if (architecture := _architecture(contents)).endswith("Classification"):
+        raise ValueError(f"{folder} holds a {architecture}: classifier_from_pretrained reads it")
+    with torch.device("meta"):
+        model = build(config_from_dict(contents))
+    return _fill(model, folder, contents)
+
+
+def classifier_from_pretrained(folder: str | Path) -> SequenceClassifier | TokenClassifier:
+    """Read a classifier, like :func:`from_pretrained`; which one, its ``config.json`` says.
+
+    Raises ``ValueError`` for a folder with anything else.
+    """
+    folder = local_folder(folder)
+    contents = read_json(folder / "config.json")
+    config = config_from_dict(contents)
+    architecture = _architecture(contents)
+    n_labels = len(contents.get("id2label") or {}) or 2  # transformers leaves out two
+    named = (contents.get(key) for key in ("classifier_dropout", "hidden_dropout"))
+    dropout = next((value for value in named if value is not None), 0.1)
+    with torch.device("meta"):
+        backbone = build(config).backbone
+        model: SequenceClassifier | TokenClassifier
+        if architecture.endswith("ForSequenceClassification"):
+            model = SequenceClassifier(backbone, n_labels)
+        elif architecture.endswith("ForTokenClassification"):
+            model = TokenClassifier(backbone, n_labels, dropout)
+        else:
+            raise ValueError(f"{folder} holds a {architecture!r}, no classifier")
+    return _fill(model, folder, contents)
+
+
+def _architecture(contents: Mapping[str, Any]) -> str:
+    """The class that a ``config.json`` names, or an empty string."""
+    return str((contents.get("architectures") or [""])[0])
+
+
+def _fill(model: AnyModel, folder: Path, contents: Mapping[str, Any]) -> AnyModel:
+    """Put the weights of a folder into a model that was built on the meta device."""
+    quantize_skeleton(model, contents.get("quantization_config"), folder)
+    loaded = rename(read_tensors(folder), model)
+    wanted = model.state_dict()
+    check_tensors(loaded, plain_tensors(wanted), folder)
+    for name, weight in wanted.items():
+        if isinstance(weight, QuantizedWeight):
+            parts = {part: loaded.pop(f"{name}.{part}") for part in weight.parts()}
+            loaded[name] = weight.from_parts(parts)
+    model.load_state_dict(loaded, assign=True)
+    model.eval()
+    return model
+
+
+def load_shipped(name: str = "gpt2-docs") -> tuple[CausalLM, Tokenizer]:
+    """A small model that comes with the package, in float32, and its tokenizer.
+
+    ``gpt2-docs`` and ``qwen2-docs`` have the same size, and were trained alike on the same text.
+
+    Raises ``ValueError`` for another name.
+    """
+    folder = shipped_folder(name)
+    return from_pretrained(folder).float(), Tokenizer.load(folder)
+
+
+def save_pretrained(
+    model: CausalLM | Classifier,
+    folder: str | Path,
+    tokenizer: Tokenizer | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Write the model (and its tokenizer) to a new folder that ``transformers`` can load.
+
+    One with quantised weights can be loaded by :func:`from_pretrained` alone; ``transformers``
+    refuses it.
+
+    A classifier is written without a ``pad_token_id``, because ours finds padding by position. To
+    give ``transformers`` padded rows, set it there, to a token that no text ends with.
+
+    A folder that holds what this function writes, and nothing else, is replaced as a whole; any
+    other is left as it is. Raises ``ValueError`` for it, and for a model with adapters or of
+    several dtypes.
+    """
+    folder = Path(folder).resolve()
+    check_replaceable(folder, WRITTEN)
+    if any(name.endswith(".lora_a") for name, _ in model.named_parameters()):
+        raise ValueError("the model has adapters: save_lora writes them, merge_lora_ adds them")
+    with temporary_folder(folder) as temporary:
+        write_model(model, temporary, max_shard_bytes)
+        if tokenizer is not None:
+            tokenizer.save(temporary)
+        replace_folder(temporary, folder)
+
+
+def write_model(
+    model: CausalLM | Classifier, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES
+) -> None:
+    """Write ``config.json`` and the weights into an existing folder.
+
+    Raises ``ValueError`` for several dtypes.
+    """
+    model = getattr(model, "_orig_mod", model)  # of a compiled model, the model
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    if len(dtypes) > 1:
+        raise ValueError(f"the parameters have different dtypes: {sorted(map(str, dtypes))}")
+    tensors = published(model)
+    config = config_to_dict(model.backbone.config)
+    if isinstance(model, Classifier):
+        family = config["architectures"][0].removesuffix("LMHeadModel").removesuffix("ForCausalLM")
+        kind = "Sequence" if isinstance(model, SequenceClassifier) else "Token"
+        config["architectures"] = [f"{family}For{kind}Classification"]
+        labels = [f"LABEL_{i}" for i in range(model.score.out_features)]
+        config["id2label"] = {str(i): label for i, label in enumerate(labels)}
+        config["label2id"] = {label: i for i, label in enumerate(labels)}
+        if isinstance(model, TokenClassifier):
+            config["classifier_dropout"] = model.dropout.p
+            if family == "GPT2":  # whose token head has another name
+                tensors = {name.replace("score.", "classifier."): t for name, t in tensors.items()}
+    if quantized := {n: t for n, t in tensors.items() if isinstance(t, QuantizedWeight)}:
+        config["quantization_config"] = describe(quantized)
+    tensors = {name: t.cpu().contiguous() for name, t in plain_tensors(tensors).items()}
+    write_tensors(tensors, folder, max_shard_bytes)
+    config["dtype"] = str(*dtypes).removeprefix("torch.")
+    write_json(folder / "config.json", config)
+
+
+def published(model: nn.Module) -> dict[str, Tensor]:
+    """The weights under the names and in the layout of a checkpoint; no weight is copied."""
+    tensors = model.state_dict()
+    for name, tensor in tensors.items():
+        if TRANSPOSED.search(name) and not isinstance(tensor, QuantizedWeight):
+            tensor = tensor.T
+        tensors[name] = tensor.detach()
+    return tensors
+
+
+def trained(model: nn.Module) -> dict[str, Tensor]:
+    """Of the :func:`published` weights those that training changes."""
+    names = {name for name, p in model.named_parameters() if p.requires_grad}
+    return {name: tensor for name, tensor in published(model).items() if name in names}
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of ``model.safetensors``, or of the shards that its index names.
+
+    Raises ``ValueError`` if they are not there.
+    """
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").is_file():
+        files = ["model.safetensors"]
+    elif index.is_file():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ValueError(f"{index} has no weight_map that says where the tensors are")
+        files = sorted({str(file) for file in weight_map.values()})
+    else:
+        raise ValueError(
+            f"{folder} has neither model.safetensors nor model.safetensors.index.json "
+            "(pickled weights, *.bin, are not read)"
+        )
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        if Path(file).name != file or not (folder / file).is_file():
+            raise ValueError(f"{folder} has no shard {file!r}, which its index names")
+        tensors.update(read_file(folder / file))
+    return tensors
+
+
+def read_file(path: Path) -> dict[str, Tensor]:
+    """The tensors of one safetensors file. Raises ``ValueError`` for a damaged one."""
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is damaged or incomplete: {error}") from error
+
+
+def rename(tensors: Mapping[str, Tensor], model: CausalLM | Classifier) -> dict[str, Tensor]:
+    """From a checkpoint's names and layout to those of ``model``.
+
+    Files of a bare backbone have no ``transformer.`` or ``model.`` prefix. A stored head must equal
+    the token embedding where ours is the embedding. Raises ``ValueError`` for a name that stands
+    there twice, and for a head that our model cannot have.
+    """
+    tied = not isinstance(model, Classifier) and not hasattr(model, "lm_head")
+    renamed = {}
+    for name, tensor in tensors.items():
+        if CONSTANTS.search(name):
+            continue
+        name = _our_name(name, model)
+        if name in renamed:
+            raise ValueError(f"{name} is there twice, with and without the prefix")
+        renamed[name] = tensor.T.contiguous() if TRANSPOSED.search(name) else tensor
+    if tied and "lm_head.weight" in renamed:
+        head = renamed.pop("lm_head.weight")
+        names = {id(tensor): name for name, tensor in model.named_parameters()}
+        embedding = names[id(model.head_weight)]
+        if not torch.equal(head, renamed.setdefault(embedding, head)):
+            raise ValueError(
+                f"lm_head.weight differs from {embedding}: the head of this model is the "
+                "token embedding, so the checkpoint cannot be represented"
+            )
+    return renamed
+
+
+def _our_name(name: str, model: CausalLM | Classifier) -> str:
+    prefix = f"{model.backbone.prefix}."
+    name = name.replace("classifier.", "score.") if name.startswith("classifier.") else name
+    return name if name.startswith((prefix, "lm_head.", "score.")) else prefix + name
+
+
+def check_tensors(loaded: Mapping[str, Tensor], wanted: Mapping[str, Tensor], where: Path) -> None:
+    """Raises ``ValueError`` that lists everything missing, unexpected or of the wrong shape.
+
+    Codes must be integers of their own dtype, scales finite, and all other tensors of one dtype.
+    """
+    problems = [f"missing {name}" for name in wanted if name not in loaded]
+    problems += [f"unexpected {name}" for name in loaded if name not in wanted]
+    for name in [name for name in wanted if name in loaded]:
+        found, want = loaded[name], wanted[name]
+        if found.shape != want.shape:
+            problems.append(f"{name} has shape {tuple(found.shape)}, not {tuple(want.shape)}")
+        if not want.is_floating_point() and found.dtype != want.dtype:
+            problems.append(f"{name} is {found.dtype}, not {want.dtype}")
+        numbers = name.endswith((".scale", ".zero")) and found.dtype in DTYPES
+        if numbers and not found.isfinite().all():
+            problems.append(f"{name} has numbers that are not finite")
+    codes = {name for name, tensor in wanted.items() if not tensor.is_floating_point()}
+    dtypes = {tensor.dtype for name, tensor in loaded.items() if name not in codes}
+    if len(dtypes) > 1:
+        problems.append(f"the tensors have different dtypes: {sorted(map(str, dtypes))}")
+    elif not dtypes <= DTYPES:
+        problems.append(f"the tensors are {next(iter(dtypes))}, which is no dtype to compute in")
+    if problems:
+        more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
+        raise ValueError(f"{where} does not fit the model: " + "; ".join(problems[:8]) + more)
+
+
+def write_tensors(tensors: dict[str, Tensor], folder: Path, max_shard_bytes: int) -> None:
+    """One safetensors file, or several of at most ``max_shard_bytes`` and an index of them."""
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and size + tensor.nbytes > max_shard_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    if len(shards) == 1:
+        save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    weight_map = {}
+    for number, shard in enumerate(shards, start=1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(shard, file))
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    write_json(folder / "model.safetensors.index.json", index)
+
+
+def plain_tensors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What is stored: a quantised weight ``NAME`` as its parts, ``NAME.codes``, ``NAME.scale``."""
+    tensors: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        if isinstance(weight, QuantizedWeight):
+            tensors |= {f"{name}.{part}": tensor for part, tensor in weight.parts().items()}
+        else:
+            tensors[name] = weight
+    return tensors
+
+
+def describe(quantized: Mapping[str, QuantizedWeight]) -> dict[str, Any]:
+    """The ``quantization_config`` of a ``config.json``: bits, name, and size of a group."""
+    # Without a quant_method, transformers refuses the folder. With one that it does not know, it
+    # warns, leaves the codes out and gives the model random weights.
+    described: dict[str, Any] = {"format": FORMAT}
+    for name, weight in quantized.items():
+        described.setdefault(f"int{weight.bits}", {})[name] = weight.group_size
+    return described
+
+
+def quantize_skeleton(model: CausalLM | Classifier, described: Any, where: Path) -> None:
+    """Give a model on the meta device quantised weights as :func:`describe` tells; no numbers.
+
+    Raises ``ValueError`` for a description that is not of this model.
+    """
+    if described is None:
+        return
+    if not isinstance(described, Mapping) or described.get("format") != FORMAT:
+        raise ValueError(f"{where} is quantised in a way that cannot be read here: {described}")
+    weights = dict(model.named_parameters())
+    new: dict[str, Tensor] = {}
+    for bits, kind in WEIGHTS.items():
+        groups = described.get(f"int{bits}", {})
+        if not isinstance(groups, Mapping):
+            raise ValueError(f"{where}: int{bits}={groups!r} must be an object")
+        for name, group_size in groups.items():
+            weight = weights.get(_our_name(name, model))
+            if weight is None or type(group_size) is not int or group_size < 1:
+                raise ValueError(
+                    f"{where}: int{bits} of {name!r} with group_size={group_size!r}: the name must "
+                    "be a weight of the model, and the size at least 1"
+                )
+            try:
+                new[_our_name(name, model)] = kind.quantize(weight.detach(), group_size)
+            except ValueError as error:
+                raise ValueError(f"{where}: int{bits} of {name!r}: {error}") from error
+    swap_parameters_(model, new)

@@ -1,0 +1,8 @@
+"""The commands of ``python -m lm_from_scratch``, one file each: to rely on, not to read.
+
+``train``, ``generate``, ``quantize`` and ``doctor`` each say what they take and what they do with
+it; the commands of students and teachers are :mod:`lm_from_scratch.exercises.commands`. ``options``
+makes options from the fields of dataclasses: name, type, default and meaning of a number are said
+there, where it is used, and so are its limits. To add a number to a run: a field of its dataclass,
+and its name in ``train``. To add a command: a file here, and a line in ``__main__``.
+"""

@@ -1,0 +1,88 @@
+"""Options of a command, made from the fields of the dataclass that they fill."""
+
+import argparse
+import inspect
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import MISSING, fields
+from typing import Any, get_args
+
+import torch
+
+from lm_from_scratch.models.causal_lm import CausalLM
+
+KERNELS_HELP = "compute with Triton kernels, on a CUDA device"
+
+
+def add_fields(
+    p: argparse.ArgumentParser,
+    config: type,
+    names: Iterable[str],
+    choices: Mapping[str, Collection[str]] | None = None,
+    **defaults: Any,
+) -> None:
+    """Options for the fields ``names`` of a dataclass.
+
+    Name, type and default are the field's. The help is the comment beside it, up to a bracket.
+    ``choices`` are the words that a plain ``str`` may be. ``defaults`` are shown instead of the
+    field's own; None shows none. What is not given is not in the parsed arguments, so that the
+    dataclass decides.
+    """
+    comment = r"^    (\w+): .*?  # (.+?)(?: \(.*\))?$"
+    text = dict(re.findall(comment, inspect.getsource(config), re.M))
+    known = {field.name: field for field in fields(config)}
+    for name in names:
+        field = known[name]
+        kind, *others = get_args(field.type) or (field.type,)  # of `int | None`: int
+        help = text.get(name, "").replace("_", "-")
+        if kind is bool:
+            p.add_argument(option(name), dest=name, action="store_true", help=help)
+            continue
+        words: Any = (choices or {}).get(name)
+        if isinstance(kind, str):  # Literal["a", "b"]
+            kind, words = str, (kind, *others)
+        default = defaults.get(name, field.default)
+        if default not in (None, MISSING):
+            help += f"; default: {default}"
+        p.add_argument(
+            option(name), dest=name, type=kind, choices=words, default=argparse.SUPPRESS, help=help
+        )
+
+
+def given(args: argparse.Namespace, config: type) -> dict[str, Any]:
+    """The fields of a dataclass that the command line says."""
+    names = {field.name for field in fields(config)}
+    return {name: value for name, value in vars(args).items() if name in names}
+
+
+def option(name: str) -> str:
+    """How the command line calls a value."""
+    return "--galore-scale" if name == "scale" else "--" + name.replace("_", "-")
+
+
+def positive(text: str) -> int:
+    """An option's value that must be a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def device_named(name: str) -> str:
+    """``name`` if torch has such a device here."""
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"--device {name} cannot be used here: {reason}") from error
+    return name
+
+
+def use_kernels(model: CausalLM) -> None:
+    """Make the model compute with Triton kernels, or say why it cannot."""
+    try:
+        from lm_from_scratch.kernels.model import use_kernels_
+    except ImportError as error:
+        raise ValueError(
+            f"--kernels need Triton (pip install triton, on Linux): {error}"
+        ) from error
+    use_kernels_(model)

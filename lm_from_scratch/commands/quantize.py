@@ -1,0 +1,56 @@
+"""``quantize``: a model with weights of 8 or 4 bits."""
+
+import argparse
+import shlex
+from pathlib import Path
+
+import torch
+
+from lm_from_scratch.checkpoint.folders import local_folder
+from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
+from lm_from_scratch.commands.generate import tokenizer_of
+from lm_from_scratch.commands.options import positive
+from lm_from_scratch.weights.quantize import WEIGHTS, quantize_
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write a model with weights of 8 or 4 bits to a folder of its own."""
+    folder, out = local_folder(args.model), Path(args.out)
+    if out.resolve() == folder.resolve():
+        raise ValueError(f"--out {out} is the model itself; give another folder")
+    model, tokenizer = from_pretrained(folder), tokenizer_of(folder)
+    before = sum(p.nbytes for p in model.parameters())
+    was = str(model.head_weight.dtype).removeprefix("torch.")
+    quantize_(model.to(getattr(torch, args.dtype)), args.bits, args.group_size)
+    save_pretrained(model, out, tokenizer)
+    after = sum(p.nbytes for p in model.parameters())
+    print(f"{before} bytes of weights before, in {was}; {after} after: {after / before:.0%}")
+    print(f"model written to {out}")
+    print(f"try: python -m lm_from_scratch generate --model {shlex.quote(str(out))} --prompt The")
+    return 0
+
+
+EXAMPLES = """examples
+  python -m lm_from_scratch quantize gpt2-docs --bits 8 --out build/int8
+  python -m lm_from_scratch quantize path/or/hub-name --bits 4 --group-size 32 --out build/int4
+"""
+
+
+def add_options(p: argparse.ArgumentParser) -> None:
+    """A model, a folder for the new one, and what it holds."""
+    p.description = "Write a model with weights of 8 or 4 bits, which generate --model reads."
+    p.epilog = EXAMPLES
+    p.add_argument("model", help="gpt2-docs or qwen2-docs, or a folder, or a name on the hub")
+    p.add_argument("--out", required=True, help="folder of the new model")
+    p.add_argument("--bits", type=int, choices=WEIGHTS, default=8, help="default: 8")
+    p.add_argument(
+        "--group-size",
+        type=positive,
+        help="numbers that share a scale; default: a row with 8 bits, 64 with 4",
+    )
+    p.add_argument(
+        "--dtype",
+        choices=["bfloat16", "float16", "float32"],
+        default="bfloat16",
+        help="of scales, of all other weights and of products; default: bfloat16, which is fastest",
+    )

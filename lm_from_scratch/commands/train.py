@@ -1,0 +1,454 @@
+"""``train``: a model on text, in a folder that a later run goes on with."""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import shlex
+import signal
+import sys
+import textwrap
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from lm_from_scratch.checkpoint.folders import read_json, write_json
+from lm_from_scratch.checkpoint.state import latest_checkpoint
+from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
+from lm_from_scratch.commands.options import (
+    KERNELS_HELP,
+    add_fields,
+    device_named,
+    given,
+    option,
+    use_kernels,
+)
+from lm_from_scratch.instruments.onednn import bfloat16_is_native, onednn_matmul, use_onednn_
+from lm_from_scratch.models.causal_lm import CausalLM, Config, build
+from lm_from_scratch.models.gpt2 import GPT2Config
+from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
+from lm_from_scratch.optim.galore import MOMENTS, GaLore
+from lm_from_scratch.optim.galore_basis import BASES, PROJECTION_TYPES
+from lm_from_scratch.runs.distributed import (
+    PARALLEL,
+    Processes,
+    ProcessLost,
+    processes,
+    watching_signals,
+)
+from lm_from_scratch.runs.saved import saved
+from lm_from_scratch.text.batches import PackedBatches, sequential_batches, write_tokens
+from lm_from_scratch.text.corpora import CORPORA, load_split
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.training.dropout import residual_dropout_
+from lm_from_scratch.training.train import GALORE, Step, TrainConfig, state_numbers, train
+
+#: Every preset is a set of defaults; any of its numbers can be changed on the command line.
+PRESETS: dict[str, dict[str, Any]] = {
+    "nano": dict(  # half a minute on a laptop: to see that it learns
+        architecture="gpt2", corpus=["reference"], vocab_size=1024,
+        n_layer=2, n_head=4, n_embd=64, block_size=64, dropout=0.0,
+        batch_size=32, steps=300, lr=3e-3, min_lr=3e-4, warmup=50, eval_every=100,
+    ),
+    "docs": dict(  # the GPT-2 that ships with the package: about an hour on one core
+        architecture="gpt2", corpus=["reference*2", "docstrings"], vocab_size=4096,
+        n_layer=8, n_head=4, n_embd=128, block_size=256, dropout=0.1,
+        batch_size=16, steps=3000, lr=2e-3, min_lr=1e-4, warmup=200, eval_every=200,
+        dtype="bfloat16",
+    ),
+}  # fmt: skip
+
+#: The Qwen2 that ships with the package: as many weights, and all else as for the GPT-2.
+PRESETS["docs-qwen2"] = {
+    **PRESETS["docs"], "architecture": "qwen2", "n_kv_head": 2, "intermediate_size": 384,
+}  # fmt: skip
+
+#: What the presets say: the help shows no other default, and parsing sets none.
+OF_PRESETS: dict[str, Any] = dict.fromkeys(name for said in PRESETS.values() for name in said)
+OF_PRESET = argparse.SUPPRESS
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prepare the data, then train until the end or Ctrl-C."""
+    out = Path(args.out)
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out} is a file; it must be a folder")
+    preset = PRESETS[args.preset]
+    if "dtype" in preset:
+        preset = {**preset, "dtype": dtype_here(preset["dtype"], args.device)}
+    args = argparse.Namespace(**{**preset, **vars(args)})
+    if getattr(args, "optimizer", None) == "galore":
+        args.rank = getattr(args, "rank", max(1, args.n_embd // 4))
+    args.device = device_named(args.device)
+    free = ("run", "out", "quiet", "device", "parallel")
+    arguments = {k: v for k, v in vars(args).items() if k not in free}
+    try:
+        with processes(args.parallel, args.device) as group:
+            args.device = group.device
+            with only_run_in(out) if group.rank == 0 else silence():
+                recipe = out / "recipe.json"
+                if recipe.is_file():
+                    refuse_other_recipe(recipe, arguments)
+                return train_in(out, args, arguments, group)
+    except ProcessLost as lost:
+        raise ProcessLost(f"{lost}; {how_to_go_on(out)}") from lost
+
+
+def dtype_here(dtype: str, device: str) -> str:
+    """A preset's ``dtype``, or float32 on a processor where bfloat16 would only be slower."""
+    slow = dtype == "bfloat16" and device.startswith("cpu") and not bfloat16_is_native()
+    return "float32" if slow else dtype
+
+
+def how_to_go_on(out: Path) -> str:
+    """What is left of a run that ended too early."""
+    found = latest_checkpoint(out)
+    last = f"the last checkpoint is {found}" if found else "there is no checkpoint yet"
+    return f"{last}. The same command goes on from there"
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Print nothing: of several processes, one speaks."""
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
+
+
+@contextmanager
+def only_run_in(out: Path) -> Iterator[None]:
+    """Hold the folder's lock; a second run in the same folder would destroy the first."""
+    out.mkdir(parents=True, exist_ok=True)
+    lock = out / ".lock"
+    with open(lock, "w") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:
+            pass  # Windows: no lock
+        except OSError as error:
+            raise ValueError(f"another run is using {out}") from error
+        try:
+            yield
+        finally:
+            if [*out.iterdir()] == [lock]:  # a run that was refused leaves nothing behind
+                lock.unlink()
+                out.rmdir()
+
+
+def refuse_other_recipe(path: Path, arguments: dict[str, Any]) -> None:
+    """Refuse to go on with a run under other numbers, before any of its files is touched."""
+    free = {"preset", "checkpoint_every", "eval_every"}  # they do not change the weights
+    stored = read_json(path).get("arguments", {})
+    for name in sorted({*stored, *arguments} - free):
+        if stored.get(name) != arguments.get(name):
+            raise ValueError(
+                f"{path.parent} holds a run with {option(name)} {stored.get(name)}, not "
+                f"{arguments.get(name)}: give the same numbers to go on, or another --out"
+            )
+
+
+def train_config_of(args: argparse.Namespace) -> TrainConfig:
+    """The numbers of the run. Raises ``ValueError`` for options that exclude each other."""
+    numbers = given(args, TrainConfig)
+    if args.update_in_backward:
+        numbers["max_grad_norm"] = math.inf
+    config = TrainConfig(**numbers)
+    if args.checkpoint_every < 0:
+        raise ValueError(f"--checkpoint-every {args.checkpoint_every} must not be negative")
+    for name in GALORE:
+        if name in numbers and config.optimizer != "galore":
+            raise ValueError(f"{option(name)} {numbers[name]} is for --optimizer galore")
+    if args.onednn and config.dtype != "float32":
+        raise ValueError(f"--onednn is for --dtype float32, not {config.dtype}")
+    if args.onednn and torch.device(args.device).type != "cpu":
+        raise ValueError(f"--onednn is for --device cpu, not {args.device}")
+    if args.kernels and args.dropout and args.architecture == "gpt2":
+        raise ValueError(
+            f"--kernels have no attention dropout, but --dropout {args.dropout}: give --dropout 0"
+        )
+    for other in ("onednn", "parallel"):
+        if args.kernels and getattr(args, other):
+            raise ValueError(f"--kernels and --{other} do not work together: give one of them")
+    return config
+
+
+def model_of(config: Config, args: argparse.Namespace, group: Processes) -> CausalLM:
+    """A new model, with all that the options put into it."""
+    torch.manual_seed(args.seed)
+    model = build(config)
+    if group.parallel is None:  # otherwise each process takes its share there
+        model.to(args.device)
+    if isinstance(model, Qwen2ForCausalLM):
+        residual_dropout_(model, args.dropout)
+    if args.onednn:
+        use_onednn_(model)
+    if args.kernels:
+        use_kernels(model)
+    return model
+
+
+def train_in(
+    out: Path, args: argparse.Namespace, arguments: dict[str, Any], group: Processes
+) -> int:
+    """The run itself, in a folder that is its own."""
+    config = train_config_of(args)
+    group.check(args.batch_size, config.update_in_backward)
+    train_documents, held_out_documents = load_split(args.corpus, args.held_out)
+    isolate = not args.no_isolate
+    with group.first_alone():
+        if (out / "recipe.json").is_file() or group.rank > 0:  # the run goes on
+            tokenizer = Tokenizer.load(out)
+        elif args.tokenizer:
+            tokenizer = Tokenizer.load(args.tokenizer)
+        else:
+            tokenizer = Tokenizer.train([d.text for d in train_documents], args.vocab_size)
+        model = model_of(model_config_of(args, tokenizer), args, group)
+        if group.rank == 0:
+            tokenizer.save(out)
+        train_file = write_tokens(train_documents, tokenizer, out / "data" / "train.bin")
+        held_out_file = write_tokens(held_out_documents, tokenizer, out / "data" / "held_out.bin")
+    batches = PackedBatches(train_file, args.batch_size, args.block_size, args.seed, isolate)
+    held_out = list(sequential_batches(held_out_file, args.batch_size, args.block_size, isolate))
+    print(
+        f"{len(train_documents)} documents, {train_file.n_tokens} tokens for training, "
+        f"{held_out_file.n_tokens} held out; {sum(p.numel() for p in model.parameters())} "
+        f"parameters; {batches.batches_per_epoch} batches an epoch"
+    )
+    if config.optimizer == "galore":
+        numbers = state_numbers(model, config)
+        adamw = state_numbers(model, replace(config, optimizer="adamw"))
+        print(f"GaLore keeps {numbers} numbers, AdamW would keep {adamw}")
+    if group.parallel:
+        print(
+            f"{group.size} processes, {args.batch_size // group.size} rows each: {group.parallel}"
+        )
+    run = train(model, batches, config, held_out, group)
+    if args.onednn and isinstance(run.optimizer, GaLore):
+        run.optimizer.matmul = onednn_matmul
+    steps = saved(run, out, args.checkpoint_every, group.save_training_state)
+    if group.rank == 0:
+        write_json(out / "recipe.json", {"arguments": arguments, "model": asdict(model.config)})
+    if done := run.step:
+        print(f"going on after step {done}")
+    log = out / "log.jsonl" if group.rank == 0 else Path(os.devnull)
+    if group.rank == 0:
+        cut_log(log, done)
+
+    def say() -> None:
+        if group.first_to_say():
+            print(f"error: another process does not answer; {how_to_go_on(out)}", file=sys.stderr)
+
+    with watching_signals(say) if group.parallel else contextlib.nullcontext():
+        stopped_after = follow(steps, log, config.steps, done, args.quiet, group)
+    if stopped_after is not None:
+        print(f"stopped after step {stopped_after}; the same command goes on from there")
+        return 130
+    if group.rank == 0:
+        save_pretrained(from_pretrained(out / f"step-{config.steps:08}"), out / "model", tokenizer)
+    print(f"model written to {out / 'model'}")
+    model_folder = shlex.quote(str(out / "model"))
+    print(f"try: python -m lm_from_scratch generate --model {model_folder} --prompt The")
+    return 0
+
+
+def model_config_of(args: argparse.Namespace, tokenizer: Tokenizer) -> Config:
+    """The model that the options describe."""
+    sizes: dict[str, Any] = dict(
+        vocab_size=tokenizer.vocab_size,
+        block_size=args.block_size,
+        n_layer=args.n_layer,
+        n_head=args.n_head,
+        n_embd=args.n_embd,
+        bos_token_id=tokenizer.eos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    if hasattr(args, "intermediate_size"):
+        sizes["intermediate_size"] = args.intermediate_size
+    if args.architecture == "qwen2":
+        sizes.setdefault("intermediate_size", 3 * args.n_embd)
+        n_kv_head = getattr(args, "n_kv_head", args.n_head)
+        return Qwen2Config(n_kv_head=n_kv_head, rope_theta=10000.0, **sizes)
+    if hasattr(args, "n_kv_head"):
+        raise ValueError(
+            f"--n-kv-head {args.n_kv_head} (given, or of the preset) is for --architecture qwen2"
+        )
+    dropout = args.dropout
+    return GPT2Config(embd_pdrop=dropout, resid_pdrop=dropout, attn_pdrop=0.0, **sizes)
+
+
+def follow(
+    steps: Generator[Step, None, None],
+    log: Path,
+    total: int,
+    done: int,
+    quiet: bool,
+    group: Processes,
+) -> int | None:
+    """Log and show the steps of a run. Returns the step after which Ctrl-C (or SIGTERM) ended it,
+    if it did."""
+    stop: list[int] = []  # a signal ends the run between two steps, never inside one
+    signals = (signal.SIGINT, signal.SIGTERM)
+    previous = {s: signal.signal(s, lambda number, frame: stop.append(number)) for s in signals}
+    try:
+        with (
+            open(log, "a") as file,
+            tqdm(total=total, initial=done, unit="step", disable=quiet or group.rank > 0) as bar,
+        ):
+            for step in steps:
+                numbers = {k: None if v != v else v for k, v in asdict(step).items()}  # NaN
+                file.write(json.dumps(numbers) + "\n")
+                file.flush()
+                bar.update()
+                bar.set_postfix_str(
+                    f"loss {step.loss:.3f}, lr {step.lr:.1e}, {step.tokens_per_second:.0f} tokens/s"
+                )
+                if step.held_out_loss is not None:
+                    bar.write(f"step {step.step}: held-out loss {step.held_out_loss:.4f}")
+                (stops,) = group.total(len(stop))  # all processes stop after the same step
+                if stops and step.step < total:
+                    steps.close()  # writes a checkpoint
+                    return step.step
+    except RuntimeError:  # a process was lost: torchrun ends this one too, which has a word to say
+        if group.parallel:
+            previous[signal.SIGTERM] = signal.SIG_IGN
+        raise
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    return None
+
+
+def cut_log(log: Path, done: int) -> None:
+    """Keep the lines up to step ``done``: a killed run may have written past its checkpoint."""
+    if log.is_file():
+        kept = [line for line in log.read_text().splitlines() if 0 < logged_step(line) <= done]
+        temporary = log.with_suffix(".tmp")
+        temporary.write_text("".join(line + "\n" for line in kept))
+        os.replace(temporary, log)
+
+
+def logged_step(line: str) -> int:
+    """The step of a line of the log; 0 if the line was cut off."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+EXAMPLES = """examples
+  python -m lm_from_scratch train --out run
+      a nano model on Python's language reference, in half a minute
+  python -m lm_from_scratch train --out run --corpus my-notes/ --steps 2000 --n-embd 128
+      your own text: a file, or a folder of .txt .md .rst .py files
+  python -m lm_from_scratch train --out run --architecture qwen2
+      the same with a Qwen2
+  python -m lm_from_scratch train --preset docs --out docs-run
+      the GPT-2 that ships with this package; docs-qwen2 makes the Qwen2
+  python -m lm_from_scratch train --out run --optimizer galore --rank 16
+      Adam's moments in 16 directions of each matrix instead of all
+
+several processes: torchrun starts them and stands for python; each takes its rows of every batch,
+so that the run is the same. It goes on in any other number of processes, too. When a run ends
+early, torchrun prints a traceback of its own below our one line
+  torchrun --nproc-per-node 2 -m lm_from_scratch train --out run --parallel ddp
+      two processes on one machine, on its processor
+  torchrun --nproc-per-node 8 -m lm_from_scratch train --out run --parallel fsdp --device cuda
+      one machine with eight GPUs
+  torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
+      -m lm_from_scratch train --out /shared/run --parallel fsdp --device cuda
+      the same line on each of two machines; HOST is one of them, and both see the folder
+
+how to choose the numbers
+  n-embd, n-layer    parameters are about 12 * n-layer * n-embd^2, and the embedding on top
+  batch-size * block-size   tokens that one step learns from; larger is smoother and slower
+  lr                 the first thing to try to change: halve it if the loss jumps
+  rank               of galore: a quarter of n-embd loses little, and less saves more
+  galore-scale       its matrices move by lr * scale: at 0.25 they want a larger lr than AdamW
+"""
+
+
+def add_options(p: argparse.ArgumentParser) -> None:
+    """All that a run can be told, with the presets, examples and advice below."""
+    p.description = (
+        "Train a GPT-2 or a Qwen2 on text. The run lives in one folder; the same command, given "
+        "again after\nCtrl-C or a crash, goes on where the run stopped."
+    )
+    p.epilog = f"presets\n{presets_text()}\n\n{EXAMPLES}"
+    p.add_argument("--preset", choices=PRESETS, default="nano", help="default: nano")
+    p.add_argument("--out", required=True, help="folder of the run")
+    p.add_argument(
+        "--corpus", nargs="+", metavar="TEXT", default=OF_PRESET,
+        help=f"{', '.join(CORPORA)}, or a path; NAME*3 repeats it three times",
+    )  # fmt: skip
+    p.add_argument("--tokenizer", help="a tokenizer.json to use instead of training one")
+    add_model_options(p)
+    add_step_options(p)
+    add_run_options(p)
+
+
+def presets_text() -> str:
+    """The presets as options, for the help."""
+    return "\n".join(
+        textwrap.fill(
+            ", ".join(
+                f"{name.replace('_', '-')}={','.join(value) if type(value) is list else value}"
+                for name, value in values.items()
+            ),
+            width=88,
+            initial_indent=f"  {preset:10} ",
+            subsequent_indent=" " * 13,
+            break_on_hyphens=False,
+        )
+        for preset, values in PRESETS.items()
+    )
+
+
+def add_model_options(p: argparse.ArgumentParser) -> None:
+    """What is trained."""
+    p.add_argument(
+        "--architecture", choices=["gpt2", "qwen2"], default=OF_PRESET, help="default: gpt2"
+    )
+    sizes = "vocab_size n_layer n_head n_embd intermediate_size block_size"
+    add_fields(p, GPT2Config, sizes.split(), **OF_PRESETS)
+    add_fields(p, Qwen2Config, ["n_kv_head"], n_kv_head="n-head, and only qwen2 has it")
+    p.add_argument(
+        "--dropout", type=float, default=OF_PRESET, help="share of activations zeroed in training"
+    )
+
+
+def add_step_options(p: argparse.ArgumentParser) -> None:
+    """How it is trained: batches, learning rates, the optimizer."""
+    p.add_argument(
+        "--batch-size", type=int, default=OF_PRESET, help="rows in a batch, over all processes"
+    )
+    names = "grad_accumulation steps lr min_lr warmup weight_decay dtype chunked_loss optimizer"
+    add_fields(p, TrainConfig, names.split(), **OF_PRESETS)
+    words = {"projection_type": PROJECTION_TYPES, "basis": BASES, "moments": MOMENTS}
+    add_fields(p, TrainConfig, [*GALORE, "update_in_backward"], words, rank="n-embd / 4")
+
+
+def add_run_options(p: argparse.ArgumentParser) -> None:
+    """How the run goes: engines, checkpoints, devices."""
+    p.add_argument(
+        "--onednn", action="store_true", help="float32 products by oneDNN: faster on AMD processors"
+    )
+    p.add_argument("--kernels", action="store_true", help=KERNELS_HELP)
+    add_fields(p, TrainConfig, ["eval_every"], **OF_PRESETS)
+    p.add_argument("--checkpoint-every", type=int, default=100, help="default: 100 steps")
+    p.add_argument("--held-out", type=float, default=0.05, help="share held out; default: 0.05")
+    p.add_argument("--no-isolate", action="store_true", help="let packed documents see each other")
+    p.add_argument("--seed", type=int, default=0, help="of weights, data order and dropout")
+    p.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
+    p.add_argument(
+        "--parallel",
+        choices=PARALLEL,
+        help="under torchrun: ddp, a model in every process; fsdp, a share of it in each",
+    )
+    p.add_argument("--quiet", action="store_true", help="no progress bar")

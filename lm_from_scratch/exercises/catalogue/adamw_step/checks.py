@@ -1,0 +1,278 @@
+"""One step of AdamW: bias correction, the place of eps, and decay apart from the gradient."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+from torch.optim.adamw import adamw as torch_adamw
+
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted, strided
+from lm_from_scratch.optim.adamw import adamw
+
+Step = tuple[Tensor, Tensor, Tensor]
+BETAS = (0.9, 0.999)
+
+
+def nothing(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The two means before the first step."""
+    return torch.zeros_like(x), torch.zeros_like(x)
+
+
+def first_step(g: Generator) -> Call:
+    x, grad = normal(g, 3, 5), normal(g, 3, 5, scale=2)
+    return call(x, grad, *nothing(x), 1, lr=0.1, weight_decay=0.0)
+
+
+def decayed(g: Generator) -> Call:
+    x, grad = normal(g, 7, scale=3), normal(g, 7)
+    return call(x, grad, *nothing(x), 1, lr=0.1, weight_decay=0.3)
+
+
+def tiny(g: Generator) -> Call:
+    size = 10 ** (-torch.rand(4, 3, generator=g) - 5.5)  # from 3e-7 to 3e-6
+    grad = torch.where(normal(g, 4, 3) < 0, -size, size)
+    x = strided(normal(g, 4, 3, scale=0.01))
+    return call(x, grad, *nothing(x), 1, lr=0.1, eps=1e-6, weight_decay=0.0)
+
+
+def default(g: Generator) -> Call:
+    x = normal(g, 2, 3, 4, dtype=torch.float64) / 3  # no float32 has these digits
+    grad = normal(g, 2, 3, 4, dtype=torch.float64) / 3e6
+    return call(x, grad, *nothing(x), 1)
+
+
+def twelve(g: Generator) -> Call:
+    grads = normal(g, 12, 3, 4)
+    grads[7:, :, 0] = 0.0  # no more gradient, but the mean still pushes
+    return call(normal(g, 3, 4, scale=0.1), grads, lr=0.05, betas=BETAS, weight_decay=0.0)
+
+
+def other_betas(g: Generator) -> Call:
+    return call(normal(g, 5), normal(g, 3, 5), lr=0.05, betas=(0.5, 0.8), weight_decay=0.01)
+
+
+def steps(
+    function: Callable[..., Any], param: Tensor, grads: Tensor, **options: Any
+) -> dict[str, Tensor]:
+    """All steps of a run, each with what the one before returned."""
+    exp_avg, exp_avg_sq = nothing(param)
+    seen = {}
+    for t, grad in enumerate(grads, start=1):
+        param, exp_avg, exp_avg_sq = function(param, grad, exp_avg, exp_avg_sq, t, **options)
+        seen[f"the parameter after step {t}"] = param
+    return {**seen, "exp_avg at the end": exp_avg, "exp_avg_sq at the end": exp_avg_sq}
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def by_torch(
+    param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, step: int,
+    lr: float = 1e-3, betas: tuple[float, float] = BETAS, eps: float = 1e-8,
+    weight_decay: float = 1e-2,
+) -> Step:  # fmt: skip
+    """The library's own step, in place, on copies."""
+    param, exp_avg, exp_avg_sq = (x.clone() for x in (param, exp_avg, exp_avg_sq))
+    torch_adamw(
+        [param], [grad], [exp_avg], [exp_avg_sq], [], [torch.tensor(step - 1.0)], foreach=False,
+        amsgrad=False, beta1=betas[0], beta2=betas[1], lr=lr, weight_decay=weight_decay, eps=eps,
+        maximize=False,
+    )  # fmt: skip
+    return param, exp_avg, exp_avg_sq
+
+
+def folded(
+    param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, step: int,
+    lr: float = 1e-3, betas: tuple[float, float] = BETAS, eps: float = 1e-8,
+    weight_decay: float = 1e-2,
+) -> Step:  # fmt: skip
+    """Both corrections in the learning rate, and eps scaled by what they leave out."""
+    exp_avg = torch.lerp(exp_avg, grad, 1 - betas[0])
+    exp_avg_sq = torch.lerp(exp_avg_sq, grad * grad, 1 - betas[1])
+    root = math.sqrt(1 - betas[1] ** step)
+    rate = lr * root / (1 - betas[0] ** step)
+    move = rate * exp_avg / (exp_avg_sq.sqrt() + eps * root)
+    return param - lr * weight_decay * param - move, exp_avg, exp_avg_sq
+
+
+def in_double(
+    param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, step: int,
+    lr: float = 1e-3, betas: tuple[float, float] = BETAS, eps: float = 1e-8,
+    weight_decay: float = 1e-2,
+) -> Step:  # fmt: skip
+    """Decay and direction as one sum, computed in float64."""
+    p, g, m, v = (x.double() for x in (param, grad, exp_avg, exp_avg_sq))
+    m = m + (1 - betas[0]) * (g - m)
+    v = v + (1 - betas[1]) * (g**2 - v)
+    d = m / (1 - betas[0] ** step) / ((v / (1 - betas[1] ** step)) ** 0.5 + eps)
+    new = p - lr * (d + weight_decay * p)
+    return new.to(param.dtype), m.to(param.dtype), v.to(param.dtype)
+
+
+def by_number(
+    param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, step: int,
+    lr: float = 1e-3, betas: tuple[float, float] = BETAS, eps: float = 1e-8,
+    weight_decay: float = 1e-2,
+) -> Step:  # fmt: skip
+    """Number by number."""
+    new = []
+    lists = (x.flatten().tolist() for x in (param, grad, exp_avg, exp_avg_sq))
+    for p, g, m, v in zip(*lists, strict=True):
+        m = betas[0] * m + (1 - betas[0]) * g
+        v = betas[1] * v + (1 - betas[1]) * g * g
+        d = m / (1 - betas[0] ** step) / (math.sqrt(v / (1 - betas[1] ** step)) + eps)
+        new.append((p - lr * weight_decay * p - lr * d, m, v))
+    p, m, v = (
+        torch.tensor(column, dtype=param.dtype).view(param.shape)
+        for column in zip(*new, strict=True)
+    )
+    return p, m, v
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+MEAN = "mean = exp_avg / (1 - beta1**step)"
+MEAN_SQUARE = "mean_square = exp_avg_sq / (1 - beta2**step)"
+FIRST = "beta1 * exp_avg + (1 - beta1) * grad\n"
+SECOND = "beta2 * exp_avg_sq + (1 - beta2) * grad.square()"
+DIRECTION = "mean / (torch.sqrt(mean_square) + eps)"
+NEW = "(1 - lr * weight_decay) * param - lr * direction"
+START = "beta1, beta2 = betas\n"
+
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("no bias correction",
+     {MEAN: "mean = exp_avg", MEAN_SQUARE: "mean_square = exp_avg_sq"},
+     "the first step, without decay"),
+    ("eps is added before the bias correction, so that it acts 31.6 times in step 1",
+     {MEAN_SQUARE: "correction = 1 - beta2**step",
+      DIRECTION: "mean * correction**0.5 / (exp_avg_sq.sqrt() + eps)"},
+     "a gradient near 1e-6, eps 1e-6"),
+    ("eps inside the root",
+     {DIRECTION: "mean / (mean_square + eps).sqrt()"}, "a gradient near 1e-6, eps 1e-6"),
+    ("the decay as an L2 penalty, part of the gradient",
+     {START: f"{START}    grad = grad + weight_decay * param\n", "(1 - lr * weight_decay) * ": ""},
+     "decay"),
+    ("the decay twice, in the gradient and apart from it",
+     {START: f"{START}    grad = grad + weight_decay * param\n"}, "decay"),
+    ("the decay after the step, so that the step decays too",
+     {NEW: "(1 - lr * weight_decay) * (param - lr * direction)"}, "decay"),
+    ("the decay without the learning rate",
+     {"(1 - lr * weight_decay)": "(1 - weight_decay)"}, "decay"),
+    ("no decay by default",
+     {"weight_decay: float = 1e-2": "weight_decay: float = 0.0"}, "the defaults, in float64"),
+    ("the decay is missing", {"(1 - lr * weight_decay) * ": ""}, "decay"),
+    ("the decay makes weights grow",
+     {"(1 - lr * weight_decay)": "(1 + lr * weight_decay)"}, "decay"),
+    ("only the first mean is corrected",
+     {MEAN_SQUARE: "mean_square = exp_avg_sq"}, "the first step, without decay"),
+    ("only the mean of the squares is corrected",
+     {MEAN: "mean = exp_avg"}, "the first step, without decay"),
+    ("the corrected means are handed to the next step",
+     {"return new, exp_avg, exp_avg_sq": "return new, mean, mean_square"},
+     "the first step, without decay"),
+    ("the correction counts one step too many",
+     {"beta1**step": "beta1**(step + 1)", "beta2**step": "beta2**(step + 1)"},
+     "the first step, without decay"),
+    ("every step is corrected as if it were the first",
+     {"beta1**step": "beta1", "beta2**step": "beta2"}, "twelve steps in a row"),
+    ("the two betas are exchanged",
+     {"beta1, beta2 = betas": "beta2, beta1 = betas"}, "the first step, without decay"),
+    ("the new gradient is added with weight 1",
+     {"(1 - beta1) * grad\n": "grad\n", "(1 - beta2) * grad.square()": "grad.square()"},
+     "the first step, without decay"),
+    ("the square of the mean, not the mean of the squares",
+     {"grad.square()": "exp_avg.square()"}, "the first step, without decay"),
+    ("the root is missing", {"torch.sqrt(mean_square)": "mean_square"}, "twelve steps in a row"),
+    ("one mean of squares for the whole tensor",
+     {"grad.square()": "grad.square().mean()"}, "the first step, without decay"),
+    ("the step goes along the gradient, not against it",
+     {"- lr * direction": "+ lr * direction"}, "the first step, without decay"),
+    ("the gradient itself over the root, as in RMSProp",
+     {DIRECTION: "grad / (torch.sqrt(mean_square) + eps)"}, "twelve steps in a row"),
+    ("a number whose gradient is 0 does not move",
+     {"lr * direction": "lr * direction * (grad != 0)"}, "twelve steps in a row"),
+    ("always the same eps", {"+ eps": "+ 1e-8"}, "a gradient near 1e-6, eps 1e-6"),
+    ("always the same betas", {"= betas": "= (0.9, 0.999)"}, "other betas"),
+    ("always the same decay", {"lr * weight_decay": "lr * 0.01"}, "decay"),
+    ("the means are changed in place",
+     {f"exp_avg = {FIRST}": "exp_avg.mul_(beta1).add_((1 - beta1) * grad)\n",
+      f"exp_avg_sq = {SECOND}": "exp_avg_sq.mul_(beta2).add_((1 - beta2) * grad.square())"},
+     "the first step, without decay"),
+    ("float64 is computed in float32",
+     {START:
+          f"{START}    kind = param.dtype\n"
+          "    param, grad = param.float(), grad.float()\n"
+          "    exp_avg, exp_avg_sq = exp_avg.float(), exp_avg_sq.float()\n",
+      "return new, exp_avg, exp_avg_sq":
+          "return new.to(kind), exp_avg.to(kind), exp_avg_sq.to(kind)"},
+     "the defaults, in float64"),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="adamw_step",
+    function="adamw_step",
+    page="7_optimizers/1_adamw",
+    minutes=20,
+    difficulty=1,
+    outcome="Write a step of AdamW so that correction, eps and decay stand where they belong.",
+    reference=adamw,
+    cases=(
+        Case(
+            "the first step, without decay",
+            first_step,
+            "in step 1 the corrected means are the gradient and its square, so that every number "
+            "moves by lr against the sign of its gradient; the means are returned uncorrected",
+            points=2,
+            teaching="the formula where every value can be worked out by hand",
+        ),
+        Case(
+            "twelve steps in a row",
+            twelve,
+            "step t divides by 1 - beta**t; a number whose gradient is 0 still moves, as long as "
+            "its mean is not 0",
+            points=2,
+            play=steps,
+        ),
+        Case(
+            "decay",
+            decayed,
+            "the decay is no part of the gradient: theta is multiplied by 1 - lr * weight_decay, "
+            "here 0.97, and the step is subtracted from that",
+            points=2,
+            teaching="the decay alone, large enough to see",
+        ),
+        Case(
+            "a gradient near 1e-6, eps 1e-6",
+            tiny,
+            "eps is added to the root of the corrected mean. Before the correction it acts 31.6 "
+            "times as strong in step 1: 1 / sqrt(1 - 0.999)",
+            points=2,
+        ),
+        Case("other betas", other_betas, "take both betas from the argument", play=steps),
+        Case(
+            "the defaults, in float64",
+            default,
+            "lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2; float64 stays float64",
+        ),
+    ),
+    hints=(
+        "Follow the text in its order: two running means, two corrections, one direction, one "
+        "move. Which of these does the next step need?",
+        "`grad.square()` is the second gradient. The corrected means are only for this step's "
+        "direction, so give them names of their own.",
+        "`mean / (torch.sqrt(mean_square) + eps)` with `mean = exp_avg / (1 - beta1**step)`, and "
+        "then `(1 - lr * weight_decay) * param - lr * direction`.",
+    ),
+    wrong=planted(WRONG),
+    right={
+        "the step of torch, on copies": by_torch,
+        "both corrections in the learning rate": folded,
+        "one sum, in float64": in_double,
+        "number by number": by_number,
+    },
+)

@@ -1,0 +1,316 @@
+"""Causal attention: the corner of the mask after a cache, shared key heads, scores of any size."""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from lm_from_scratch.attention.attention import attention_weights
+from lm_from_scratch.attention.gqa import repeat_kv
+from lm_from_scratch.attention.visibility import Visibility
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, normal, planted
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The package's formula, which takes values of another width when its two parts are joined."""
+    T, S = q.shape[2], k.shape[2]
+    places = torch.arange(S)[None]
+    weights = attention_weights(q, k, Visibility(places[:, S - T :], places, dense=True))
+    return weights @ repeat_kv(v, q.shape[1])
+
+
+def inputs(
+    g: Generator,
+    heads: tuple[int, int],
+    sizes: tuple[int, int],
+    widths: tuple[int, int],
+    dtype: torch.dtype = torch.float32,
+    scale: float = 1.0,
+) -> Call:
+    """q and k are scaled, so scores grow with the square; a batch of 2."""
+    (H, Hkv), (T, S), (D, Dv) = heads, sizes, widths
+    return call(
+        normal(g, 2, H, T, D, scale=scale, dtype=dtype),
+        normal(g, 2, Hkv, S, D, scale=scale, dtype=dtype),
+        normal(g, 2, Hkv, S, Dv, dtype=dtype),
+    )
+
+
+def square(g: Generator) -> Call:
+    return inputs(g, (3, 3), (5, 5), (8, 8))
+
+
+def chunk(g: Generator) -> Call:
+    return inputs(g, (3, 3), (4, 7), (8, 8))
+
+
+def one_query(g: Generator) -> Call:
+    return inputs(g, (3, 3), (1, 6), (8, 8))
+
+
+def grouped(g: Generator) -> Call:
+    return inputs(g, (6, 3), (5, 5), (8, 8))
+
+
+def wide_values(g: Generator) -> Call:
+    return inputs(g, (3, 3), (5, 5), (4, 9))
+
+
+def huge(g: Generator) -> Call:
+    return inputs(g, (3, 3), (6, 6), (16, 16), scale=20)
+
+
+def shifted(g: Generator, q0: float, k0: float, dtype: torch.dtype) -> Call:
+    """Scores that are all near q0 * k0 * 4, and differ by a few units.
+
+    Queries and keys are multiples of 1/4 and D is 16, so float32 holds every product and sum.
+    """
+    q = torch.full((2, 3, 6, 16), q0)
+    k = torch.full((2, 3, 6, 16), k0)
+    q[..., 0] = 1.0
+    k[..., 0] = k0 + integers(g, -16, 17, 2, 3, 6) / 4
+    q, k = q.to(dtype), k.to(dtype)
+    return call(q, k, normal(g, 2, 3, 6, 16, dtype=dtype))
+
+
+def far_below(g: Generator) -> Call:
+    return shifted(g, 50.0, -100.0, torch.float32)
+
+
+def overflow(g: Generator) -> Call:
+    return shifted(g, 40.0, 120.0, torch.float16)
+
+
+def in_half(function: Any, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """Both dtypes of 16 bits; bfloat16 does not overflow, but near 18000 its step is 64 or more."""
+    return {
+        "the result in float16": function(q, k, v),
+        "the result in bfloat16": function(*(x.bfloat16() for x in (q, k, v))),
+    }
+
+
+def double(g: Generator) -> Call:
+    return inputs(g, (3, 3), (5, 5), (6, 6), torch.float64)
+
+
+def transposed(g: Generator) -> Call:
+    made = inputs(g, (3, 3), (4, 4), (5, 5))  # (B, T, H, D) in memory, as a model has them
+    return call(*(x.transpose(1, 2).contiguous().transpose(1, 2) for x in made.args))
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def by_torch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The library's kernel with a mask, which is aligned to the end."""
+    T, S = q.shape[2], k.shape[2]
+    seen = torch.arange(S) <= torch.arange(S - T, S)[:, None]
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=seen, enable_gqa=q.shape[1] != k.shape[1]
+    )
+
+
+def by_loop(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """One query and one head at a time, which only gets the keys that it may see."""
+    (H, T, D), (Hkv, S) = q.shape[1:], k.shape[1:3]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    heads = []
+    for h in range(H):
+        head = h * Hkv // H
+        rows = []
+        for t in range(T):
+            end = S - T + t + 1
+            past, values = k[:, head, :end].to(wide), v[:, head, :end].to(wide)
+            scores = (past * q[:, h, t].to(wide)[:, None]).sum(-1) / D**0.5
+            rows.append((scores.softmax(-1)[..., None] * values).sum(1))
+        heads.append(torch.stack(rows, dim=1))
+    return torch.stack(heads, dim=1).to(q.dtype)
+
+
+def by_groups(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """An axis for the group, no repeated key, all in float64."""
+    B, H, T, D = q.shape
+    Hkv, S = k.shape[1:3]
+    parts = q.double().reshape(B, Hkv, H // Hkv, T, D)
+    scores = torch.einsum("bhgtd,bhsd->bhgts", parts, k.double()) * D**-0.5
+    later = torch.arange(S)[None, :] - torch.arange(T)[:, None] > S - T
+    weights = torch.where(later, -math.inf, scores).softmax(-1)
+    y = torch.einsum("bhgts,bhsd->bhgtd", weights, v.double())
+    return y.reshape(B, H, T, v.shape[-1]).to(q.dtype)
+
+
+def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A fill with the most negative number, and the maximum subtracted by hand."""
+    B, H, T, D = q.shape
+    Hkv, S = k.shape[1:3]
+    k, v = (x[:, :, None].expand(B, Hkv, H // Hkv, S, -1).flatten(1, 2) for x in (k, v))
+    wide = q.dtype if q.dtype == torch.float64 else torch.float32
+    scores = (q.to(wide) / math.sqrt(D)) @ k.to(wide).transpose(-1, -2)
+    seen = torch.ones(S, S).tril()[-T:].bool()
+    scores = scores.masked_fill(~seen, torch.finfo(wide).min)
+    weights = torch.exp(scores - scores.amax(-1, keepdim=True))
+    return (weights @ v.to(wide) / weights.sum(-1, keepdim=True)).to(q.dtype)
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+SCORES = "q.to(work) @ k.to(work).mT / math.sqrt(q.shape[-1])"
+WORK = "torch.float64 if q.dtype == torch.float64 else torch.float32"
+SOFTMAX = "scores.masked_fill(future, -torch.inf).softmax(-1)"
+
+
+def view(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    B, H = q.shape[:2]
+    flat = q.view(B * H, *q.shape[2:])
+    return by_groups(flat.unflatten(0, (B, H)), k, v)
+
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("the triangle starts at the first key, as if there were no cache",
+     {"triu(S - T + 1)": "triu(1)"}, "4 queries, the last of 7 tokens"),
+    ("the root of D is missing", {" / math.sqrt(q.shape[-1])": ""}, "as many queries as keys"),
+    ("divided by D, not by its root",
+     {"math.sqrt(q.shape[-1])": "q.shape[-1]"}, "as many queries as keys"),
+    ("multiplied by the root of D",
+     {"/ math.sqrt(q.shape[-1])": "* math.sqrt(q.shape[-1])"}, "as many queries as keys"),
+    ("nothing hides the future", {SOFTMAX: "scores.softmax(-1)"}, "as many queries as keys"),
+    ("a query does not see its own key",
+     {"triu(S - T + 1)": "triu(S - T)"}, "4 queries, the last of 7 tokens"),
+    ("a query sees one key of the future",
+     {"triu(S - T + 1)": "triu(S - T + 2)"}, "as many queries as keys"),
+    ("the past is hidden in the place of the future",
+     {"triu(S - T + 1)": "tril(S - T - 1)"}, "as many queries as keys"),
+    ("the softmax runs over the queries, not over the keys",
+     {".softmax(-1)": ".softmax(-2)"}, "as many queries as keys"),
+    ("weights are set to 0 after the softmax, so that rows do not sum to 1",
+     {SOFTMAX: "scores.softmax(-1).masked_fill(future, 0.0)"}, "as many queries as keys"),
+    ("hidden scores are -10000, which is above a visible score",
+     {"-torch.inf": "-1e4"}, "visible scores near -20000"),
+    ("hidden scores are 0, which is a score like any other",
+     {"-torch.inf": "0.0"}, "as many queries as keys"),
+    ("key heads are repeated as 0 1 2 0 1 2, so that a head reads another group's keys",
+     {"k = k.repeat_interleave(group, dim=1)": "k = k.repeat(1, group, 1, 1)",
+      "v = v.repeat_interleave(group, dim=1)": "v = v.repeat(1, group, 1, 1)"},
+     "6 query heads share 3 key heads"),
+    ("keys are repeated as 0 0 1 1 2 2, and values as 0 1 2 0 1 2",
+     {"v = v.repeat_interleave(group, dim=1)": "v = v.repeat(1, group, 1, 1)"},
+     "6 query heads share 3 key heads"),
+    ("the root is of the width of v",
+     {"math.sqrt(q.shape[-1])": "math.sqrt(v.shape[-1])"}, "values of another width"),
+    ("exponentials without the maximum subtracted",
+     {SOFTMAX:
+          "scores.masked_fill(future, -torch.inf).exp()\n"
+          "    weights = weights / weights.sum(-1, keepdim=True)"},
+     "scores beyond a thousand",
+     "its results are NaN or equal to the right ones, and all NaN look alike"),
+    ("the scores are rounded to half precision",
+     {SCORES: "(q / math.sqrt(q.shape[-1])) @ k.mT"},
+     "float16, products above 65504, and bfloat16"),
+    ("float32 only after the product, which has overflowed by then",
+     {"q.to(work) @ k.to(work).mT": "(q @ k.mT).to(work)"},
+     "float16, products above 65504, and bfloat16",
+     "all its wrong results hold NaN, and all NaN look alike"),
+    ("float16 becomes float32, and bfloat16 is forgotten",
+     {WORK: "torch.float32 if q.dtype == torch.float16 else q.dtype"},
+     "float16, products above 65504, and bfloat16"),
+    ("the result stays float32",
+     {"weights.to(q.dtype) @ v": "weights @ v.to(work)"},
+     "float16, products above 65504, and bfloat16"),
+    ("float64 is computed in float32", {WORK: "torch.float32"}, "float64 keeps its digits"),
+    ("squeeze removes the axis of a single query",
+     {"weights.to(q.dtype) @ v": "(weights.to(q.dtype) @ v).squeeze()"},
+     "one query after 5 tokens"),
+    ("a view of a tensor that is not contiguous", view, "inputs in another order in memory"),
+    ("the weights are detached",
+     {"weights.to(q.dtype)": "weights.detach().to(q.dtype)"}, "gradients of q, k and v"),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="attention",
+    function="causal_attention",
+    page="3_attention/1_attention",
+    minutes=30,
+    difficulty=2,
+    outcome="Write causal attention so that it also holds after a cache, for grouped heads and "
+    "for scores of any size.",
+    reference=reference,
+    cases=(
+        Case(
+            "as many queries as keys",
+            square,
+            "scores over the root of D, future keys hidden before the softmax over the keys",
+            points=2,
+            teaching="the plain formula, and the first thing to read",
+        ),
+        Case(
+            "4 queries, the last of 7 tokens",
+            chunk,
+            "the first query is token 3: it sees 4 keys, and the last query sees all 7",
+            points=2,
+            teaching="the corner of the mask, with nothing else new",
+        ),
+        Case("one query after 5 tokens", one_query, "one query is an axis of size 1, which stays"),
+        Case(
+            "6 query heads share 3 key heads",
+            grouped,
+            "each key head is repeated in place: 0 0 1 1 2 2, not 0 1 2 0 1 2",
+            points=2,
+        ),
+        Case(
+            "values of another width",
+            wide_values,
+            "the root is of the width of q, 4; the result has the width of v, 9",
+        ),
+        Case(
+            "scores beyond a thousand",
+            huge,
+            "exp(89) is above the largest float32: a softmax subtracts the largest score first",
+            tolerance=(5e-4, 5e-4),
+            teaching="an overflow that one sees in float32 too",
+        ),
+        Case(
+            "visible scores near -20000",
+            far_below,
+            "what hides a key must lie below every visible score, and -10000 does not",
+        ),
+        Case(
+            "float16, products above 65504, and bfloat16",
+            overflow,
+            "76800 = 40 * 120 * 16 is above the largest float16, and the next bfloat16 "
+            "is 77312: multiply in float32",
+            play=in_half,
+        ),
+        Case("float64 keeps its digits", double, "only float16 and bfloat16 become float32"),
+        Case(
+            "inputs in another order in memory",
+            transposed,
+            "a model passes transposed tensors: .view fails on them, .reshape does not",
+        ),
+        Case(
+            "gradients of q, k and v",
+            square,
+            "weights depend on q and k: nothing may be detached",
+            gradient=True,
+        ),
+    ),
+    hints=(
+        "Write it first for T = S and H = Hkv. Then ask which row of the S x S triangle belongs to "
+        "the first query.",
+        "The rows are the last T of the triangle: `triu(S - T + 1)` marks what is hidden. "
+        "`repeat_interleave` along the head axis gives each key head to its whole group.",
+        "Convert q and k to float32 before the product. Write `-torch.inf` over the hidden scores "
+        "with `masked_fill`, and let `softmax(-1)` subtract the maximum. Convert the weights to "
+        "the dtype of q before you multiply by v.",
+    ),
+    wrong=planted(WRONG),
+    right={
+        "the kernel of torch with a mask": by_torch,
+        "one query and one head at a time": by_loop,
+        "an axis for the group, in float64": by_groups,
+        "the lowest number as a fill, the maximum by hand": by_hand,
+    },
+)

@@ -1,0 +1,444 @@
+"""One step of beam search: which candidates go on, from which beams, and which have ended."""
+
+import heapq
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from lm_from_scratch.exercises.exercise import (
+    Call,
+    Case,
+    Exercise,
+    call,
+    integers,
+    planted,
+    strided,
+)
+from lm_from_scratch.generation.beam_search import Hypothesis, _Rules
+
+Step = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def beam_step(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
+    """The package's own rules, which judge the candidates of one prompt."""
+    n, V = log_probs.shape[1:]
+    rules = _Rules(n, 1000, 1.0, False, {stop})
+    totals = (scores[:, :, None] + log_probs).tolist()
+    rows = []
+    for own, total in zip(scores.tolist(), totals):
+        beams = [Hypothesis((), score, score, 0, "kept") for score in own]
+        judged = rules.judge(beams, total, [list(range(V))] * n)
+        kept = [h for h in judged if h.fate == "kept"]
+        ended = [-math.inf] * n
+        for h in judged:
+            if h.fate == "finished":
+                ended[h.parent] = h.log_probability
+        rows.append(
+            ([h.log_probability for h in kept], [h.parent for h in kept],
+             [h.tokens[-1] for h in kept], ended)
+        )  # fmt: skip
+    best, parents, tokens, ended_scores = zip(*rows)
+    return (
+        torch.tensor(best, dtype=scores.dtype),
+        torch.tensor(parents),
+        torch.tensor(tokens),
+        torch.tensor(ended_scores, dtype=scores.dtype),
+    )
+
+
+def step(function: Callable[..., Any], scores: Tensor, log_probs: Tensor, stop: int) -> Any:
+    """One step; its results by name."""
+    result = function(scores, log_probs, stop)
+    if result is None:
+        return None
+    if not isinstance(result, tuple) or len(result) != 4:
+        raise TypeError("the result must be a tuple of four: scores, parents, tokens, ended")
+    return dict(zip(("parents", "tokens", "scores", "ended"), (*result[1:3], result[0], result[3])))
+
+
+def candidates(g: Generator, B: int, n: int, V: int) -> tuple[Tensor, Tensor]:
+    """Scores and log-probabilities. All totals of a prompt lie at least 0.01 apart, and every beam
+    has some of the best."""
+    totals = torch.rand(B, n * V, generator=g).argsort(dim=-1).argsort(dim=-1)
+    steps = 0.01 + 0.02 * torch.rand(B, n * V, generator=g)
+    totals = -1 - steps.cumsum(-1).gather(-1, totals).view(B, n, V)
+    scores = -torch.rand(B, n, generator=g).cumsum(-1)
+    return scores, totals - scores[:, :, None]
+
+
+def placed(scores: Tensor, order: list[tuple[int, int]], V: int) -> Tensor:
+    """Log-probabilities for one prompt: the candidates (beam, token) of `order` are the best, in
+    this order; all others are far below."""
+    n = scores.shape[1]
+    totals = -50 - 0.1 * torch.arange(n * V).float().view(1, n, V)
+    for rank, (beam, token) in enumerate(order):
+        totals[0, beam, token] = -5 - 0.3 * rank
+    return totals - scores[:, :, None]
+
+
+def falling(g: Generator, n: int) -> Tensor:
+    """Scores of beams, best first, as a step leaves them."""
+    return -1 - torch.rand(1, n, generator=g).cumsum(-1)
+
+
+def two_beams(g: Generator) -> Call:
+    """Five tokens; the best candidate continues beam 1, the second beam 0."""
+    scores = falling(g, 2)
+    a, b = (int(i) for i in 2 + torch.randperm(3, generator=g)[:2])
+    return call(scores, placed(scores, [(1, a), (0, b), (0, a)], 5), int(integers(g, 0, 2)))
+
+
+def one_parent(g: Generator) -> Call:
+    scores = falling(g, 3)
+    a, b, c, d, stop = torch.randperm(5, generator=g).tolist()
+    order = [(1, a), (1, b), (1, c), (0, d), (2, a)]
+    return call(scores, placed(scores, order, 5), stop)
+
+
+def several_prompts(g: Generator) -> Call:
+    scores, log_probs = candidates(g, 3, 4, 11)
+    stop = int(integers(g, 1, 10))
+    log_probs[:, :, stop] = -60 - torch.rand(3, 4, generator=g)
+    return call(scores, strided(log_probs), stop)
+
+
+def first_step(g: Generator) -> Call:
+    """Only beam 0 exists. The others hold likelier tokens, which do not count."""
+    _, log_probs = candidates(g, 1, 3, 7)
+    scores = torch.tensor([[0.0, -math.inf, -math.inf]])
+    log_probs[:, 1:] = log_probs[:, 1:] / 10
+    stop = int(integers(g, 0, 7))
+    log_probs[:, :, stop] = -70.0
+    return call(scores, log_probs, stop)
+
+
+def one_ends(g: Generator) -> Call:
+    """The second best of three ends: its place goes to the fourth."""
+    scores = falling(g, 3)
+    a, b, c, d, e, stop = torch.randperm(6, generator=g).tolist()
+    if stop == 5:
+        a, stop = stop, a
+    order = [(0, a), (2, stop), (1, b), (0, c), (2, d), (1, e)]
+    return call(scores, placed(scores, order, 6), stop)
+
+
+def too_late(g: Generator) -> Call:
+    """The fourth and sixth of three end: too late, although they come before kept ones or right
+    after them."""
+    scores = falling(g, 3)
+    a, b, c, d, e, stop = torch.randperm(6, generator=g).tolist()
+    order = [(1, stop), (0, a), (2, b), (0, stop), (1, c), (2, stop), (2, d), (0, e)]
+    return call(scores, placed(scores, order, 6), stop)
+
+
+def all_end(g: Generator) -> Call:
+    scores = falling(g, 3)
+    a, b, c, d, stop = torch.randperm(5, generator=g).tolist()
+    order = [(2, stop), (0, stop), (1, stop), (1, a), (2, b), (0, c), (0, d)]
+    return call(scores, placed(scores, order, 5), stop)
+
+
+def more_beams_than_tokens(g: Generator) -> Call:
+    scores, log_probs = candidates(g, 1, 5, 3)
+    stop = int(integers(g, 0, 3))
+    log_probs[:, :, stop] = -60 - torch.rand(1, 5, generator=g)
+    return call(scores, log_probs, stop)
+
+
+def long_texts(g: Generator) -> Call:
+    scores, log_probs = candidates(g, 1, 3, 6)
+    stop = int(integers(g, 0, 6))
+    log_probs[:, :, stop] = -60 - torch.rand(1, 3, generator=g)
+    return call(scores - 900, log_probs, stop)
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def by_sort(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
+    """One sort of all candidates, and a pass over them."""
+    B, n, V = log_probs.shape
+    totals = scores[..., None] + log_probs
+    order = totals.reshape(B, -1).argsort(dim=-1, descending=True)
+    parents, tokens = torch.div(order, V, rounding_mode="floor"), order.remainder(V)
+    ended = torch.full_like(scores, -math.inf)
+    kept = torch.zeros(B, n, dtype=torch.long)
+    for i in range(B):
+        for rank in range(n):
+            if tokens[i, rank] == stop:
+                beam = parents[i, rank]
+                ended[i, beam] = totals[i, beam, stop]
+        kept[i] = (tokens[i] != stop).nonzero()[:n, 0]
+    best = totals.reshape(B, -1).gather(1, order.gather(1, kept))
+    return best, parents.gather(1, kept), tokens.gather(1, kept), ended
+
+
+def by_heap(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
+    """Lists of triples, prompt by prompt, in float64."""
+    n, V = log_probs.shape[1:]
+    rows: list[tuple[Any, ...]] = []
+    for own, after in zip(scores.double().tolist(), log_probs.double()):
+        triples = [(own[b] + float(after[b, v]), b, v) for b in range(n) for v in range(V)]
+        best = heapq.nlargest(n, [t for t in triples if t[2] != stop])
+        first = {t[1]: t[0] for t in heapq.nlargest(n, triples) if t[2] == stop}
+        rows.append((*zip(*best), [first.get(b, -math.inf) for b in range(n)]))
+    a, b, c, d = (torch.tensor(part) for part in zip(*rows))
+    return a.to(scores.dtype), b, c, d.to(scores.dtype)
+
+
+def by_beam(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
+    """First the best of each beam, then the best of these."""
+    B, n, V = log_probs.shape
+    others = [token for token in range(V) if token != stop]
+    width = min(n, V - 1)
+    own, at = log_probs[:, :, others].topk(width, dim=-1)  # (B, n, width)
+    totals = (own + scores.unsqueeze(-1)).reshape(B, -1)
+    best, place = totals.topk(n, dim=1)
+    tokens = torch.tensor(others)[at.reshape(B, -1).gather(1, place)]
+    ends = scores + log_probs[:, :, stop]
+    better = (totals[:, :, None] > ends[:, None, :]).sum(1)
+    better = better + (ends[:, :, None] > ends[:, None, :]).sum(1)
+    return best, place // width, tokens, ends.where(better < n, torch.tensor(-math.inf))
+
+
+def by_twice(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
+    """The 2n best: at most n of them end, so n go on."""
+    B, n, V = log_probs.shape
+    totals = (scores.unsqueeze(2) + log_probs).reshape(B, n * V)
+    values, place = totals.topk(min(2 * n, n * V), dim=1)
+    ends = place % V == stop
+    rank = torch.arange(values.shape[1])
+    order = (ends * 1000 + rank).argsort(dim=1)[:, :n]
+    ended = torch.full((B, n + 1), -math.inf, dtype=scores.dtype)
+    target = torch.where(ends & (rank < n), place // V, n)
+    ended.scatter_(1, target, values)
+    return (
+        values.gather(1, order), (place // V).gather(1, order), (place % V).gather(1, order),
+        ended[:, :n],
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+TOTALS = "totals = scores[:, :, None] + log_probs"
+LATE = "ends < nth_best"
+BEST = "best, place = totals.flatten(1).topk(n)"
+RETURN = "return best, place // V, place % V, ended"
+
+
+def each_its_own(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
+    """Each beam goes on with its best token."""
+    *_, ended = beam_step(scores, log_probs, stop)
+    totals = scores[:, :, None] + log_probs
+    totals[:, :, stop] = -math.inf
+    best, tokens = totals.max(dim=-1)
+    parents = torch.arange(scores.shape[1]).expand_as(tokens).clone()
+    return best, parents, tokens, ended
+
+
+def across_prompts(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
+    """The best of the whole batch, handed out in order."""
+    B, n, V = log_probs.shape
+    *_, ended = beam_step(scores, log_probs, stop)
+    totals = scores[:, :, None] + log_probs
+    totals[:, :, stop] = -math.inf
+    best, place = totals.flatten().topk(B * n)
+    place = place % (n * V)
+    return best.view(B, n), (place // V).view(B, n), (place % V).view(B, n), ended
+
+
+def not_refilled(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
+    """The place of a candidate that has ended stays empty."""
+    n, V = log_probs.shape[1:]
+    *_, ended = beam_step(scores, log_probs, stop)
+    best, place = (scores[:, :, None] + log_probs).flatten(1).topk(n)
+    return best.masked_fill(place % V == stop, -math.inf), place // V, place % V, ended
+
+
+def by_rank_of_end(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
+    best, parents, tokens, ended = beam_step(scores, log_probs, stop)
+    return best, parents, tokens, ended.sort(dim=-1, descending=True).values
+
+
+def ends_by_rank(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
+    """The n best, and those among them that end, where they stand in the order."""
+    n, V = log_probs.shape[1:]
+    best, place = (scores[:, :, None] + log_probs).flatten(1).topk(n)
+    return best, place // V, place % V, best.masked_fill(place % V != stop, -math.inf)
+
+
+def in_place(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
+    result = beam_step(scores, log_probs, stop)
+    log_probs += scores[:, :, None]
+    return result
+
+
+PLAIN, ONE, PROMPTS = (
+    "two beams, no end",
+    "all of the best continue one beam",
+    "several prompts",
+)
+FIRST, WIDE, LONG = (
+    "the first step: one beam exists",
+    "more beams than tokens",
+    "long texts, scores near -900",
+)
+END, LATER, ALL = (
+    "one of the best ends",
+    "ends that come too late",
+    "all of the best end",
+)
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("the scores of the beams are left out", {TOTALS: "totals = log_probs.clone()"}, PLAIN),
+    ("each beam goes on with its own best token", each_its_own, ONE),
+    ("parent and token exchanged", {RETURN: "return best, place % V, place // V, ended"}, PLAIN),
+    ("the place is divided by n, not by V",
+     {RETURN: "return best, place // n, place % n, ended"}, PLAIN),
+    ("the beams come first in the order of candidates, not the tokens",
+     {BEST: "best, place = totals.transpose(1, 2).flatten(1).topk(n)",
+      RETURN: "return best, place // V, place % V, ended"},
+     PLAIN),
+    ("the n best of each beam are looked for, where there may be fewer",
+     {"topk(n)\n": "topk(n)\n    totals.topk(n)\n"}, WIDE),
+    ("the best of the whole batch, not of each prompt", across_prompts, PROMPTS),
+    ("parents count through the whole batch",
+     {RETURN: "return best, place // V + n * torch.arange(len(best))[:, None], place % V, ended"},
+     PROMPTS),
+    ("a candidate with the stop token goes on", {"totals[:, :, stop] = -math.inf": ""}, END),
+    ("the stop token is taken for a token like any other",
+     {"totals[:, :, stop] = -math.inf": "", "ends < nth_best": "ends < math.inf"}, END),
+    ("-100 in the place of minus infinity",
+     {"totals[:, :, stop] = -math.inf": "totals[:, :, stop] = -100.0"}, LONG),
+    ("the place of an end stays empty", not_refilled, END),
+    ("every stop token is an end, however unlikely", {LATE: "ends < -math.inf"}, PLAIN),
+    ("an end is compared with what goes on, not with all candidates",
+     {"nth_best = totals":
+          "nth_best = totals.where(torch.arange(V) != stop, torch.tensor(-math.inf))"},
+     LATER),
+    ("an end may be among the 2n best", {"topk(n).values": "topk(2 * n).values"}, LATER),
+    ("at most one candidate may end",
+     {"    totals[:, :, stop] =":
+          "    ended[ended < ended.amax(1, keepdim=True)] = -math.inf\n    totals[:, :, stop] ="},
+     ALL),
+    ("only beam 0 may end",
+     {"    totals[:, :, stop] =": "    ended[:, 1:] = -math.inf\n    totals[:, :, stop] ="}, END),
+    ("only the best of all may end", {"topk(n).values": "topk(1).values"}, END),
+    ("the n-th best may not end", {LATE: "ends <= nth_best"}, ALL),
+    ("ends are listed by score, not by beam", by_rank_of_end, END),
+    ("ends go on, and are listed by rank, not by beam", ends_by_rank, END),
+    ("the log-probability alone of what has ended", {"ends = totals": "ends = log_probs"}, END),
+    ("probabilities in the place of logarithms",
+     {TOTALS: "totals = scores.exp()[:, :, None] * log_probs.exp()",
+      RETURN: "return best.log(), place // V, place % V, ended.log()",
+      LATE: "ends < nth_best",
+      "masked_fill(ends < nth_best, -math.inf)": "masked_fill(ends < nth_best, 0.0)",
+      "totals[:, :, stop] = -math.inf": "totals[:, :, stop] = 0.0"},
+     LONG),
+    ("the scores are subtracted", {TOTALS: TOTALS.replace("+", "-")}, PLAIN),
+    ("the scores are multiplied", {TOTALS: TOTALS.replace("+", "*")}, PLAIN),
+    ("the stop token is always the last of the vocabulary",
+     {"    n, V = log_probs": "    stop = -1\n    n, V = log_probs"}, END),
+    ("beams that do not exist have the score 0",
+     {TOTALS: "scores = scores.where(scores > -math.inf, torch.tensor(0.0))\n    " + TOTALS},
+     FIRST),
+    ("the worst of the best comes first",
+     {RETURN: RETURN.replace("best", "best.flip(1)").replace("place ", "place.flip(1) ")}, PLAIN),
+    ("written into the caller's log_probs", in_place, PLAIN),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="beam_step",
+    function="beam_step",
+    page="6_generation/1_beam_search",
+    minutes=30,
+    difficulty=2,
+    outcome="Write one step of beam search for a batch, so that parents, tokens and what has ended "
+    "are right.",
+    reference=beam_step,
+    after=("top_p",),
+    cases=(
+        Case(
+            PLAIN,
+            two_beams,
+            "add the score of each beam to its log-probabilities; take one topk over all n V "
+            "candidates; place = parent * V + token",
+            points=2,
+            play=step,
+            teaching="the step without an end",
+        ),
+        Case(
+            ONE,
+            one_parent,
+            "the best candidates may all continue one beam: compare all of them, not beam by beam",
+            points=2,
+            teaching="the idea of the search: one beam may have all successors, another none",
+            play=step,
+        ),
+        Case(
+            PROMPTS,
+            several_prompts,
+            "flatten beams and tokens of each prompt, not the batch; parents count from 0 in each "
+            "prompt",
+            play=step,
+        ),
+        Case(
+            FIRST,
+            first_step,
+            "minus infinity plus anything is minus infinity: no such candidate is among the best",
+            play=step,
+        ),
+        Case(
+            WIDE,
+            more_beams_than_tokens,
+            "with n > V a beam cannot have n continuations: ask for the n best of all n V",
+            play=step,
+        ),
+        Case(
+            END,
+            one_ends,
+            "a candidate with the stop token makes room for the next one that goes on",
+            points=2,
+            teaching="one end alone, before the rank matters",
+            play=step,
+        ),
+        Case(
+            LATER,
+            too_late,
+            "an end counts if it is among the n best of all candidates, before any is taken out",
+            play=step,
+        ),
+        Case(
+            ALL,
+            all_end,
+            "even if all n best end, n beams go on",
+            play=step,
+        ),
+        Case(
+            LONG,
+            long_texts,
+            "exp(-900) is 0: stay with the logarithms",
+            play=step,
+        ),
+    ),
+    hints=(
+        "All candidates of a prompt are one list of n V numbers. What tells you the beam and the "
+        "token of the number at place i?",
+        "`totals = scores[:, :, None] + log_probs`, then `totals.flatten(1).topk(n)`. The parent "
+        "is `place // V`, the token `place % V`.",
+        "Take the n-th best of all totals first: `totals[:, :, stop]` has ended where it is not "
+        "below that. Then set the stop token to minus infinity, and take the n best again.",
+    ),
+    wrong=planted(WRONG),
+    right={
+        "one sort and a pass over it": by_sort,
+        "lists of triples and a heap, in float64": by_heap,
+        "the best of each beam, then of these": by_beam,
+        "the 2n best, ends moved to the back": by_twice,
+    },
+)

@@ -1,0 +1,344 @@
+"""Cross-entropy of next tokens: which targets count, and what keeps the exponentials small."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from lm_from_scratch.exercises.exercise import (
+    Call,
+    Case,
+    Exercise,
+    call,
+    integers,
+    normal,
+    planted,
+    refusal,
+    strided,
+)
+from lm_from_scratch.text.targets import IGNORE
+from lm_from_scratch.training.loss import causal_lm_loss
+
+
+def all_count(g: Generator) -> Call:
+    return call(normal(g, 3, 4, 11), integers(g, 0, 11, 3, 4))
+
+
+def some_ignored(g: Generator) -> Call:
+    """Rows of 2, 5 and 1 targets; token 0 is among them; -100 would be an index of 107 logits."""
+    targets = integers(g, 0, 107, 3, 6)
+    targets[:, 0] = 0
+    for row, length in enumerate((2, 5, 1)):
+        targets[row, length:] = IGNORE
+    return call(normal(g, 3, 6, 107), targets)
+
+
+def none_counts(g: Generator) -> Call:
+    return call(normal(g, 2, 3, 7), torch.full((2, 3), IGNORE))
+
+
+def high_levels(g: Generator) -> Call:
+    """Each token has a level of its own: 0, 500, 1000."""
+    levels = 500.0 * torch.arange(3).view(1, 3, 1)
+    return call(normal(g, 2, 3, 9) + levels, integers(g, 0, 9, 2, 3))
+
+
+def unlikely(g: Generator) -> Call:
+    """One row of tokens; one of five targets has a logit far below the others."""
+    logits, targets = normal(g, 5, 8), integers(g, 0, 8, 5)
+    logits[2, targets[2]] = -200.0
+    return call(logits, targets)
+
+
+def banned(g: Generator) -> Call:
+    """One target counts. Tokens 0 and 5 are banned, at ignored places all but token 3."""
+    logits, targets = normal(g, 2, 4, 6), torch.full((2, 4), IGNORE)
+    targets[1, 1] = 4
+    logits[..., [0, 5]] = -torch.inf
+    logits[0, 2:, [1, 2, 4]] = -torch.inf
+    return call(logits, targets)
+
+
+def precisions(g: Generator) -> Call:
+    logits = normal(g, 4, 5, 33, scale=4, dtype=torch.bfloat16)
+    return call(logits, integers(g, 0, 33, 4, 5))
+
+
+def in_both(function: Any, logits: Tensor, targets: Tensor) -> dict[str, Any]:
+    return {
+        "the loss of bfloat16": function(logits, targets),
+        "the loss of float64": function(logits.double(), targets),
+    }
+
+
+def four_axes(g: Generator) -> Call:
+    targets = integers(g, 0, 7, 3, 2, 5)
+    targets[1, :, 3:] = IGNORE
+    return call(strided(normal(g, 3, 2, 5, 7)), strided(targets))
+
+
+def other_shape(function: Any, logits: Tensor, targets: Tensor) -> dict[str, Any]:
+    refused = refusal(ValueError)
+    return {
+        "the loss": function(logits, targets),
+        "a call with the axes of targets exchanged": refused(function, logits, targets.T),
+        "a call with flat targets": refused(function, logits, targets.flatten()),
+        "a call with too few targets": refused(function, logits, targets[:, :1]),
+    }
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def agree(logits: Tensor, targets: Tensor) -> Tensor:
+    """The logits in the dtype of the loss; ValueError if the shapes do not agree."""
+    if logits.shape[:-1] != targets.shape:
+        raise ValueError("shapes")
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def by_torch(logits: Tensor, targets: Tensor) -> Tensor:
+    """The library's own loss."""
+    logits = agree(logits, targets)
+    if bool((targets == IGNORE).all()):
+        return logits.flatten()[:0].sum()
+    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
+
+
+def by_where(logits: Tensor, targets: Tensor) -> Tensor:
+    """Log-softmax of everything, and zeros where nothing counts."""
+    log_p = agree(logits, targets).log_softmax(-1)
+    real = targets.ne(IGNORE)
+    picked = log_p.gather(-1, targets.where(real, 0).unsqueeze(-1)).squeeze(-1)
+    return -torch.where(real, picked, 0.0).sum() / max(int(real.sum()), 1)
+
+
+def by_one_hot(logits: Tensor, targets: Tensor) -> Tensor:
+    """The largest logit subtracted by hand, the target chosen by a comparison, in float64."""
+    dtype = agree(logits, targets).dtype
+    x = logits[targets != IGNORE].double()
+    y = targets[targets != IGNORE]
+    if not len(x):
+        return x.sum().to(dtype)
+    x = x - x.max(-1, keepdim=True).values
+    hit = torch.arange(x.shape[-1]) == y[:, None]
+    return (x.exp().sum(-1).log() - x[hit]).mean().to(dtype)
+
+
+def by_loop(logits: Tensor, targets: Tensor) -> Tensor:
+    """Token by token, the logarithm of the sum in an online form."""
+    rows = agree(logits, targets).flatten(0, -2)
+    total, n = rows[:0].sum(), 0
+    for row, target in zip(rows, targets.flatten().tolist(), strict=True):
+        if target != IGNORE:
+            total, n = total + torch.logaddexp(row[:4].logsumexp(0), row[4:].logsumexp(0)), n + 1
+            total = total - row[target]
+    return total / max(n, 1)
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+DIVISOR = "counts.sum().clamp(min=1)"
+LOSSES = "losses = rows.logsumexp(1) - chosen"
+FLOAT = "if rows.dtype != torch.float64:\n        rows = rows.float()"
+CHECK = "if logits.shape[:-1] != targets.shape:"
+CHOSEN = "chosen = rows.gather(1, wanted[:, None])[:, 0]"
+ROWS = "rows, wanted = logits[counts], targets[counts]"
+PICKED = "[torch.arange(len(rows)), wanted]"
+
+
+def shifted(logits: Tensor, targets: Tensor) -> Tensor:
+    return causal_lm_loss(logits[..., :-1, :], targets[..., 1:])
+
+
+def mean_of_means(logits: Tensor, targets: Tensor) -> Tensor:
+    if logits.dim() < 3:
+        return causal_lm_loss(logits, targets)
+    return torch.stack([causal_lm_loss(x, y) for x, y in zip(logits, targets)]).mean()
+
+
+def times_mask(logits: Tensor, targets: Tensor) -> Tensor:
+    log_p = -agree(logits, targets).log_softmax(-1)
+    real = targets != IGNORE
+    losses = log_p.gather(-1, targets.clamp(min=0)[..., None])[..., 0] * real
+    return losses.sum() / real.sum().clamp(min=1)
+
+
+def plain_number(logits: Tensor, targets: Tensor) -> Tensor:
+    if bool((targets == IGNORE).all()):
+        return torch.tensor(0.0)
+    return causal_lm_loss(logits, targets)
+
+
+def view(logits: Tensor, targets: Tensor) -> Tensor:
+    agree(logits, targets)
+    return causal_lm_loss(logits.view(-1, logits.shape[-1]), targets.view(-1))
+
+
+def two_axes(logits: Tensor, targets: Tensor) -> Tensor:
+    agree(logits, targets)
+    return causal_lm_loss(logits.flatten(1, -2), targets.flatten(1))
+
+
+def in_place(logits: Tensor, targets: Tensor) -> Tensor:
+    loss = causal_lm_loss(logits, targets)
+    targets[targets == IGNORE] = 0
+    return loss
+
+
+def flat(logits: Tensor, targets: Tensor) -> Tensor:
+    return causal_lm_loss(logits.flatten(0, -2), targets.flatten())
+
+
+NAN = "its result is NaN, which the report says in words"
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("ignored targets are in the number to divide by",
+     {DIVISOR: "counts.numel()"}, "ignored targets"),
+    ("the targets are shifted once more, though they are the next tokens already",
+     shifted, "every target counts"),
+    ("-100 is taken as an index from the end of the vocabulary",
+     {CHOSEN: f"chosen = rows{PICKED}",
+      "counts = targets != IGNORE": "counts = targets == targets"},
+     "ignored targets"),
+    ("token 0 is ignored too, as if it were padding",
+     {"counts = targets != IGNORE": "counts = targets > 0"}, "ignored targets"),
+    ("the mean of the means of the rows, where a short row weighs as much as a long one",
+     mean_of_means, "ignored targets"),
+    ("the sum in the place of the mean", {f" / {DIVISOR}": ""}, "every target counts"),
+    ("the sign is missing", {"losses.sum()": "-losses.sum()"}, "every target counts"),
+    ("the perplexity, which is exp of the loss",
+     {"losses.sum() / counts.sum().clamp(min=1)": f"(losses.sum() / {DIVISOR}).exp()"},
+     "every target counts"),
+    ("the logits are taken as log-probabilities: the log of the sum is missing",
+     {LOSSES: "losses = -chosen"}, "every target counts"),
+    ("cross-entropy of probabilities: softmax was applied twice",
+     {CHOSEN: f"rows = rows.softmax(1)\n    {CHOSEN}"}, "every target counts"),
+    ("bits in the place of nats",
+     {"losses.sum()": "losses.sum() / 0.6931471805599453"}, "every target counts"),
+    ("nothing is subtracted before exp, which overflows",
+     {"rows.logsumexp(1)": "rows.exp().sum(1).log()"},
+     "high logits, at another level for each token"),
+    ("one maximum for all tokens, far above some of them",
+     {CHOSEN: f"rows = rows - (rows.max() if len(rows) else 0.0)\n    {CHOSEN}",
+      "rows.logsumexp(1)": "rows.exp().sum(1).log()"},
+     "high logits, at another level for each token"),
+    ("the logarithm of a softmax that is rounded to 0",
+     {LOSSES: f"losses = -rows.softmax(1){PICKED}.log()"},
+     "one axis of targets, one of probability exp(-200)"),
+    ("something small is added to the probability before the logarithm",
+     {LOSSES: f"losses = -(rows.softmax(1){PICKED} + 1e-9).log()"},
+     "one axis of targets, one of probability exp(-200)"),
+    ("no target at all gives NaN", {DIVISOR: "counts.sum()"}, "no target at all", NAN),
+    ("no target at all gives a number without a gradient", plain_number, "no target at all"),
+    ("an infinite loss times 0", times_mask, "one target alone, and banned tokens", NAN),
+    ("computed in bfloat16",
+     {FLOAT: "pass", "return losses.sum()": "return losses.float().sum()"}, "bfloat16 and float64"),
+    ("the loss of bfloat16 is rounded to bfloat16",
+     {f"/ {DIVISOR}": f"/ {DIVISOR} * logits.new_ones(())",
+      "return losses": "losses = losses.to(logits.dtype)\n    return losses"},
+     "bfloat16 and float64"),
+    ("float64 is computed in float32",
+     {FLOAT: "rows = rows.float()", "losses.sum()": "losses.sum().to(logits.dtype)"},
+     "bfloat16 and float64"),
+    ("a view of tensors that are not contiguous", view, "four axes in another order in memory"),
+    ("only for logits with two axes or more before the last",
+     two_axes, "one axis of targets, one of probability exp(-200)"),
+    ("the ignored targets are overwritten in the caller's tensor", in_place, "ignored targets"),
+    ("flattened without a look at the shapes", flat, "targets of another shape"),
+    ("the log of the sum is detached",
+     {"rows.logsumexp(1)": "rows.detach().logsumexp(1)"}, "the gradient of the logits"),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="cross_entropy",
+    function="cross_entropy",
+    page="1_gpt2/3_training",
+    minutes=20,
+    difficulty=1,
+    outcome="Write the loss of a language model so that padding does not count and large logits "
+    "do not overflow.",
+    reference=causal_lm_loss,
+    cases=(
+        Case(
+            "every target counts",
+            all_count,
+            "the log of the sum of exponentials, minus the target's own logit; then the mean",
+            points=2,
+            teaching="the plain formula, and the first thing to read",
+        ),
+        Case(
+            "ignored targets",
+            some_ignored,
+            "8 of the 18 targets count: divide the sum of their losses by 8. Token 0 is a token "
+            "like any other",
+            points=2,
+            teaching="the idea of the exercise, without anything else that is difficult",
+        ),
+        Case(
+            "no target at all",
+            none_counts,
+            "0 / 0 is NaN: divide by the number of targets, but at least by 1",
+            gradient=True,
+        ),
+        Case(
+            "high logits, at another level for each token",
+            high_levels,
+            "exp(1000) is infinite, exp(-1000) is 0: subtract from each token its own largest "
+            "logit, or use logsumexp",
+        ),
+        Case(
+            "one axis of targets, one of probability exp(-200)",
+            unlikely,
+            "exp(-200) is 0 in float32, and its logarithm minus infinity: never take the logarithm "
+            "of a probability that was rounded",
+        ),
+        Case(
+            "one target alone, and banned tokens",
+            banned,
+            "0 * inf is NaN: take the ignored tokens out, instead of multiplying by 0",
+        ),
+        Case(
+            "bfloat16 and float64",
+            precisions,
+            "convert to float32 before anything else, unless the logits are float64",
+            play=in_both,
+        ),
+        Case(
+            "four axes in another order in memory",
+            four_axes,
+            "all axes but the last may be flattened into one: .view fails here, .reshape or an "
+            "index by a mask do not",
+        ),
+        Case(
+            "targets of another shape",
+            all_count,
+            "compare targets.shape with logits.shape[:-1] and raise a ValueError: once flat, "
+            "both may have as many elements and not fit",
+            play=other_shape,
+        ),
+        Case(
+            "the gradient of the logits",
+            some_ignored,
+            "the sum over all tokens depends on every logit: nothing may be detached",
+            gradient=True,
+        ),
+    ),
+    hints=(
+        "One number for each token, then a mean. Which tokens are in the sum, and how many?",
+        "`counts = targets != -100`, then `logits[counts]` has shape (N, V): the rest needs no "
+        "mask.",
+        "The loss of one token is `row.logsumexp(0) - row[target]`. `gather` picks the logits of "
+        "all targets at once. Divide by `counts.sum().clamp(min=1)`.",
+    ),
+    wrong=planted(WRONG),
+    right={
+        "the loss of torch": by_torch,
+        "log-softmax of all, zeros where nothing counts": by_where,
+        "the largest logit subtracted by hand, in float64": by_one_hot,
+        "token by token": by_loop,
+    },
+)

@@ -1,0 +1,360 @@
+"""GaLore's projection: which side, which directions, back again, and what stays in memory."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted
+from lm_from_scratch.optim.galore_basis import project, project_back, sides, singular_basis
+
+
+class PackageProjection:
+    """The package's functions in the shape of the exercise."""
+
+    method = "svd"
+
+    def __init__(self, grad: Tensor, rank: int, projection_type: str = "std") -> None:
+        self.left, self.right = singular_basis(
+            grad, rank, *sides((grad.shape[0], grad.shape[1]), projection_type), self.method
+        )
+        self.basis = self.right if self.left is None else self.left
+
+    def project(self, grad: Tensor) -> Tensor:
+        wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
+        return project(wide, self.left, self.right)
+
+    def project_back(self, low: Tensor) -> Tensor:
+        return project_back(low, self.left, self.right)
+
+
+def there_and_back(
+    function: Callable[..., Any], grad: Tensor, following: Tensor, **options: Any
+) -> dict[str, Any]:
+    """A basis from one gradient, and what it makes of the next one."""
+    made = function(grad, **options)
+    low = made.project(following)
+    back = made.project_back(low)
+    basis = made.basis
+    seen: dict[str, Any] = {}
+    for name, tensor in (("basis", basis), ("coordinates", low)):
+        for word, size in zip(("rows", "columns"), tensor.shape, strict=True):
+            seen[f"the number of {word} of the {name}"] = size
+    seen["the dtypes of basis and coordinates"] = f"{basis.dtype}, {low.dtype}"
+    seen["the gradient, projected back"] = back
+    seen["B times its own transpose"] = basis @ basis.mT
+    return seen
+
+
+def kept(function: Callable[..., Any], grad: Tensor, **options: Any) -> dict[str, int]:
+    """The memory that stays because of the object, after it was used once."""
+    made = function(grad, **options)
+    made.project_back(made.project(grad))
+    found: dict[int, int] = {}
+    look(made, found, set())
+    return {
+        "the bytes that the basis needs": made.basis.numel() * made.basis.element_size(),
+        "the bytes that the object keeps in memory": sum(found.values()),
+    }
+
+
+def look(value: Any, found: dict[int, int], seen: set[int]) -> None:
+    """Sizes of all tensors' memory below an object, each counted once, by its address."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        memory = value.untyped_storage()
+        found[memory.data_ptr()] = memory.nbytes()
+    elif isinstance(value, dict):
+        for part in value.values():
+            look(part, found, seen)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            look(part, found, seen)
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        look(vars(value), found, seen)
+
+
+# ---------------------------------------------------------------------------------------- cases
+
+
+def gradient(g: Generator, m: int, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A matrix whose singular values are 4, 2, 1, ...: no two of them can be taken for each other,
+    and no basis depends on rounding."""
+    small = min(m, n)
+    U = torch.linalg.qr(torch.randn(m, small, generator=g, dtype=torch.float64)).Q
+    V = torch.linalg.qr(torch.randn(n, small, generator=g, dtype=torch.float64)).Q
+    sizes = 4 * 0.5 ** torch.arange(small, dtype=torch.float64)
+    return ((U * sizes) @ V.mT).to(dtype)
+
+
+def used(grad: Tensor, following: Tensor, rank: int, projection_type: str = "") -> Call:
+    """A gradient for the basis, the next one, and the options, by their names."""
+    options = {"projection_type": projection_type} if projection_type else {}
+    return call(grad=grad, following=following, rank=rank, **options)
+
+
+def tall(g: Generator) -> Call:
+    return used(gradient(g, 9, 5), normal(g, 9, 5), 2)
+
+
+def broad(g: Generator) -> Call:
+    return used(gradient(g, 4, 7), normal(g, 4, 7), 3)
+
+
+def square(g: Generator) -> Call:
+    return used(gradient(g, 6, 6), normal(g, 6, 6), 2, "std")
+
+
+def square_coordinates(g: Generator) -> Call:
+    return used(gradient(g, 5, 8), normal(g, 5, 8), 5, "reverse_std")
+
+
+def beyond(g: Generator) -> Call:
+    return used(gradient(g, 7, 4), normal(g, 7, 4), 6, "reverse_std")
+
+
+def held(g: Generator) -> Call:
+    return call(grad=gradient(g, 12, 9), rank=3)
+
+
+def double(g: Generator) -> Call:
+    x = gradient(g, 4, 6, torch.float64)
+    return used(x, normal(g, 4, 6, dtype=torch.float64) / 3, 2)
+
+
+def brain(g: Generator) -> Call:
+    x = gradient(g, 8, 5, torch.bfloat16)
+    return used(x, normal(g, 8, 5, dtype=torch.bfloat16), 2)
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+class ByGram(PackageProjection):
+    """Eigenvectors of the smaller product of the gradient with itself."""
+
+    method = "gram"
+
+
+class ByModule(nn.Module):
+    """The projection as a module with a buffer, and a matrix that is turned on the way."""
+
+    basis: Tensor
+
+    def __init__(self, grad: Tensor, rank: int, projection_type: str = "std") -> None:
+        super().__init__()
+        grad = grad.float() if grad.dtype != torch.float64 else grad
+        m, n = grad.shape
+        self.turned = (m < n) == (projection_type == "std")
+        x = grad.T if self.turned else grad
+        values, vectors = torch.linalg.eigh(x.T.double() @ x.double())
+        order = values.argsort(descending=True)[: min(rank, m, n)]
+        self.register_buffer("basis", vectors[:, order].to(grad.dtype))
+
+    def project(self, grad: Tensor) -> Tensor:
+        grad = grad.to(self.basis.dtype)
+        return (grad.T @ self.basis).T if self.turned else grad @ self.basis
+
+    def project_back(self, low: Tensor) -> Tensor:
+        return (self.basis @ low) if self.turned else torch.einsum("mr,nr->mn", low, self.basis)
+
+
+class ByWholeFactors(PackageProjection):
+    """All singular vectors are made, and the leading ones copied."""
+
+    def __init__(self, grad: Tensor, rank: int, projection_type: str = "std") -> None:
+        left, _ = sides((grad.shape[0], grad.shape[1]), projection_type)
+        wide = grad if grad.dtype == torch.float64 else grad.float()
+        U, _, Vh = torch.linalg.svd(wide, full_matrices=True)
+        number = min(rank, *grad.shape)
+        columns = torch.arange(number)
+        self.basis = U.index_select(1, columns) if left else Vh.index_select(0, columns).mT
+        self.left, self.right = (self.basis, None) if left else (None, self.basis)
+
+
+class ByAnotherBasis(PackageProjection):
+    """Other vectors of the same space: the basis turned in itself."""
+
+    def __init__(self, grad: Tensor, rank: int, projection_type: str = "std") -> None:
+        super().__init__(grad, rank, projection_type)
+        assert self.basis is not None
+        r = self.basis.shape[1]
+        sums = torch.ones(r, r, dtype=self.basis.dtype).triu()
+        self.basis = (self.basis @ torch.linalg.qr(sums).Q).contiguous()
+        self.left, self.right = (self.basis, None) if self.left is not None else (None, self.basis)
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+LEFT = 'is_wide if projection_type == "std" else not is_wide'
+SVD = "torch.linalg.svd(wide(grad), full_matrices=False)"
+LEADING = "U[:, :rank] if self.left else Vh[:rank].mT"
+THERE = "self.basis.mT @ grad if self.left else grad @ self.basis\n"
+BACK = "self.basis @ low if self.left else low @ self.basis.mT"
+
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("a square matrix is taken for a wide one",
+     {"grad.shape[0] < grad.shape[1]": "grad.shape[0] <= grad.shape[1]"}, "a square matrix"),
+    ("reverse_std is taken for std",
+     {LEFT: "is_wide"}, "reverse_std, a wide matrix with square coordinates"),
+    ("reverse_std is taken for std, and a square matrix for a wide one",
+     {LEFT: "is_wide", "grad.shape[0] < grad": "grad.shape[0] <= grad"}, "a square matrix"),
+    ("always a right basis", {LEFT: "False"}, "a wide matrix"),
+    ("always a left basis", {LEFT: "True"}, "a tall matrix"),
+    ("std and reverse_std are exchanged", {'== "std"': '!= "std"'}, "a tall matrix"),
+    ("the columns of Vh, not its rows", {"Vh[:rank].mT": "Vh[:, :rank]"}, "a tall matrix"),
+    ("the rows of U, not its columns", {"U[:, :rank]": "U[:rank].mT"}, "a wide matrix"),
+    ("the weakest directions, not the leading ones",
+     {LEADING: "U[:, -rank:] if self.left else Vh[-rank:].mT"}, "a tall matrix"),
+    ("the basis is scaled by the singular values",
+     {"U, _, Vh": "U, S, Vh",
+      LEADING: "U[:, :rank] * S[:rank] if self.left else Vh[:rank].mT * S[:rank]"},
+     "a tall matrix"),
+    ("the first columns of a QR: orthonormal, but not the leading directions",
+     {LEADING: "torch.linalg.qr(wide(grad) if self.left else wide(grad).mT).Q[:, :rank]"},
+     "a tall matrix"),
+    ("the way back with B where its transpose belongs",
+     {"low @ self.basis.mT": "low @ self.basis"}, "a tall matrix"),
+    ("the way back guesses the side from the shape of the coordinates",
+     {f"return {BACK}":
+          "left = low.shape[0] <= low.shape[1]\n        "
+          + f"return {BACK}".replace("self.left", "left")},
+     "reverse_std, a wide matrix with square coordinates"),
+    ("the way back guesses the side from the shape of the coordinates, a square is tall",
+     {f"return {BACK}":
+          "left = low.shape[0] < low.shape[1]\n        "
+          + f"return {BACK}".replace("self.left", "left")},
+     "reverse_std, a tall matrix, a rank above its smaller side"),
+    ("the projection gives the approximation, not the coordinates",
+     {THERE:
+          "self.basis @ self.basis.mT @ grad if self.left else grad @ self.basis @ self.basis.mT\n",
+      BACK: "low"},
+     "a tall matrix"),
+    ("a new basis from every gradient",
+     {"grad = wide(grad)\n":
+          "grad = wide(grad)\n"
+          "        U, _, Vh = torch.linalg.svd(grad, full_matrices=False)\n"
+          "        rank = self.basis.shape[1]\n"
+          f"        self.basis = ({LEADING}).clone()\n"},
+     "a tall matrix"),
+    ("one direction too few",
+     {LEADING: "U[:, :rank - 1] if self.left else Vh[:rank - 1].mT"}, "a tall matrix"),
+    ("all singular vectors, beyond the smaller side too",
+     {"full_matrices=False": "full_matrices=True"},
+     "reverse_std, a tall matrix, a rank above its smaller side"),
+    ("the basis is a view that keeps the whole factor in memory",
+     {"leading.clone()": "leading"}, "what stays in memory"),
+    ("the gradient stays in the object",
+     {"self.basis = leading": "self.grad = grad\n        self.basis = leading"},
+     "what stays in memory"),
+    ("the whole factors stay in the object",
+     {"self.basis = leading": "self.U, self.Vh = U, Vh\n        self.basis = leading"},
+     "what stays in memory"),
+    ("the SVD of float64 is done in float32",
+     {SVD: f"[x.to(wide(grad).dtype) for x in {SVD.replace('wide(grad)', 'grad.float()')}]"},
+     "float64 keeps its digits"),
+    ("the basis is rounded to bfloat16",
+     {"leading.clone()": "wide(leading.to(grad.dtype, copy=True))"}, "a bfloat16 gradient"),
+    ("the coordinates are rounded to bfloat16",
+     {"        grad = wide(grad)\n": "        given, grad = grad.dtype, wide(grad)\n",
+      f"return {THERE}": f"return wide(({THERE[:-1]}).to(given))\n"},
+     "a bfloat16 gradient"),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="galore_project",
+    function="GradientProjection",
+    page="7_optimizers/2_galore",
+    minutes=25,
+    difficulty=2,
+    outcome="Write GaLore's projection so that it takes the right side, finds the way back, and "
+    "keeps nothing but its basis.",
+    after=("adamw_step",),
+    reference=PackageProjection,
+    cases=(
+        Case(
+            "a tall matrix",
+            tall,
+            "tall (9, 5) and std: a right basis of shape (5, 2), from the rows of Vh, and "
+            "coordinates of shape (9, 2)",
+            points=2,
+            play=there_and_back,
+            tolerance=(1e-4, 1e-5),
+            teaching="the usual case, and the first thing to read",
+        ),
+        Case(
+            "a wide matrix",
+            broad,
+            "wide (4, 7) and std: a left basis of shape (4, 3), from the columns of U",
+            points=2,
+            play=there_and_back,
+            tolerance=(1e-4, 1e-5),
+            teaching="the other side, before reverse_std mixes in",
+        ),
+        Case(
+            "a square matrix",
+            square,
+            "a square matrix counts as tall: nothing but the numbers shows the side",
+            play=there_and_back,
+            tolerance=(1e-4, 1e-5),
+        ),
+        Case(
+            "reverse_std, a wide matrix with square coordinates",
+            square_coordinates,
+            "reverse_std takes the longer side: (5, 8) has a right basis here. At rank 5 the "
+            "coordinates have shape (5, 5), which does not tell the side: remember it",
+            play=there_and_back,
+            tolerance=(1e-4, 1e-5),
+        ),
+        Case(
+            "reverse_std, a tall matrix, a rank above its smaller side",
+            beyond,
+            "there are only min(m, n) leading directions, here 4. Coordinates of shape (4, 4) do "
+            "not tell the side",
+            play=there_and_back,
+            tolerance=(1e-4, 1e-5),
+        ),
+        Case(
+            "what stays in memory",
+            held,
+            "a slice is a view, and keeps the whole factor alive: copy it. Keep neither gradient "
+            "nor factors in the object",
+            points=2,
+            play=kept,
+        ),
+        Case(
+            "float64 keeps its digits",
+            double,
+            "convert to float32 only what has fewer digits",
+            play=there_and_back,
+        ),
+        Case(
+            "a bfloat16 gradient",
+            brain,
+            "there is no SVD in bfloat16: convert, and keep float32 for basis and coordinates",
+            play=there_and_back,
+            tolerance=(1e-4, 1e-5),
+        ),
+    ),
+    hints=(
+        "Decide the side once, in `__init__`, and remember it: no shape that comes later tells it "
+        "for sure.",
+        "`torch.linalg.svd(..., full_matrices=False)` returns U, S and Vh. The columns of U are "
+        "directions on the left, the rows of Vh are directions on the right.",
+        "The basis is a copy, `.clone()`, of `U[:, :rank]` or `Vh[:rank].mT`. Right: `grad @ B` "
+        "and `low @ B.mT`. Left: `B.mT @ grad` and `B @ low`.",
+    ),
+    wrong=planted(WRONG),
+    right={
+        "eigenvectors of the smaller product": ByGram,
+        "a module with a buffer": ByModule,
+        "whole factors, copied from": ByWholeFactors,
+        "another basis of the same space": ByAnotherBasis,
+    },
+)

@@ -1,0 +1,543 @@
+"""A growing cache: what a pass asks it for, in a sequence of calls."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from lm_from_scratch.attention.visibility import Visibility
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, normal, planted
+
+Cache = Any  # what the student writes
+Pairs = Sequence[tuple[Tensor, Tensor]]
+
+
+class Reference:
+    """The package's cache with the methods of this exercise."""
+
+    def __init__(self, n_layer: int) -> None:
+        self.cache = GrowingCache(n_layer)
+
+    @property
+    def length(self) -> int:
+        return self.cache.length
+
+    def see(self, T: int) -> tuple[Tensor, Tensor]:
+        keys = torch.arange(self.length + T)[None]
+        seen = Visibility(keys[:, self.length :], keys, dense=True)
+        return seen.query_positions[0], seen.mask[0, 0]
+
+    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if layer == 0:
+            self.cache.see(k[:, 0, :, 0], windows=self.cache.windows)
+        return self.cache[layer].update(k.detach(), v.detach())
+
+    def crop(self, length: int) -> None:
+        self.cache.crop(length)
+
+    def select(self, rows: Tensor) -> None:
+        self.cache.select(rows)
+
+    def reset(self) -> None:
+        self.cache.reset()
+
+
+# -------------------------------------------------------------------------------- how it is used
+
+
+def snapshot(value: Any) -> Any:
+    """A copy, whatever it is: later calls may write into what was returned."""
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def named(result: Any, first: str, second: str) -> Any:
+    """The two parts of a result under their names, if there are two."""
+    if isinstance(result, (tuple, list)) and len(result) == 2:
+        return {first: snapshot(result[0]), second: snapshot(result[1])}
+    return result
+
+
+def feed(cache: Cache, layers: Pairs, start: int, end: int, where: str = "") -> dict[str, Any]:
+    """One pass over the tokens from start to end - 1; what every layer returns."""
+    found = {}
+    for number, (k, v) in enumerate(layers):
+        result = cache.update(number, k[:, :, start:end], v[:, :, start:end])
+        place = f"of layer {number} after {end} tokens{where}"
+        found[f"update {place}"] = named(result, f"the keys {place}", f"the values {place}")
+    return found
+
+
+def pieces(make: Callable[..., Cache], n_layer: int, layers: Pairs, sizes: Sequence[int]) -> Any:
+    cache, at = make(n_layer), 0
+    found: dict[str, Any] = {}
+    for size in sizes:
+        found |= feed(cache, layers, at, at + size)
+        at += size
+        found[f"length after {at} tokens"] = cache.length
+    return found
+
+
+def sight(make: Callable[..., Cache], n_layer: int, layers: Pairs, sizes: Sequence[int]) -> Any:
+    cache, at = make(n_layer), 0
+    found: dict[str, Any] = {"length of an empty cache": cache.length}
+    for size in sizes:
+        new = f"of {size} tokens after {at}"
+        found[f"see, {new}"] = named(cache.see(size), f"the positions {new}", f"the mask {new}")
+        feed(cache, layers, at, at + size)
+        at += size
+    return found
+
+
+def whole_passes(
+    make: Callable[..., Cache], n_layer: int, layers: Pairs, sizes: Sequence[int]
+) -> Any:
+    cache, at = make(n_layer), 0
+    found: dict[str, Any] = {}
+    for size in sizes:
+        end = at + size
+        for number, (k, v) in enumerate(layers):
+            result = cache.update(number, k[:, :, at:end], v[:, :, at:end])
+            place = f"of layer {number} after {end} tokens"
+            found[f"update {place}"] = named(result, f"the keys {place}", f"the values {place}")
+            found[f"length, tokens {at} to {end - 1}, after layer {number}"] = cache.length
+        at = end
+    return found
+
+
+def broken_off(make: Callable[..., Cache], n_layer: int, layers: Pairs, junk: Pairs) -> Any:
+    cache = make(n_layer)
+    feed(cache, layers, 0, 4)
+    for number, (k, v) in enumerate(junk):  # not all layers
+        cache.update(number, k, v)
+    found: dict[str, Any] = {"length after the pass that stopped": cache.length}
+    found |= feed(cache, layers, 4, 6, ", a pass stopped at 4")
+    return found | feed(cache, layers, 6, 7, ", a pass stopped at 4")
+
+
+def selected(make: Callable[..., Cache], n_layer: int, layers: Pairs, rows: Tensor) -> Any:
+    cache = make(n_layer)
+    feed(cache, layers, 0, 5)
+    cache.select(rows.clone())
+    chosen = [(k[rows], v[rows].flip(0)) for k, v in layers]  # rows that part from here on
+    found = {"length after select": cache.length} | feed(cache, chosen, 5, 6, " and select")
+    cache.select(torch.tensor([1]))
+    one = [(k[1:2], v[1:2]) for k, v in chosen]
+    return found | feed(cache, one, 6, 7, " and select twice")
+
+
+def cropped(make: Callable[..., Cache], n_layer: int, layers: Pairs, others: Pairs) -> Any:
+    cache = make(n_layer)
+    feed(cache, others, 0, 6)
+    cache.crop(2)
+    found: dict[str, Any] = {"length after crop(2)": cache.length}
+    found |= feed(cache, layers, 2, 5, ", crop(2) after 6")
+    cache.crop(0)
+    return found | {"length after crop(0)": cache.length} | feed(cache, layers, 0, 1, ", crop(0)")
+
+
+def forgotten(make: Callable[..., Cache], n_layer: int, layers: Pairs, others: Pairs) -> Any:
+    cache = make(n_layer)
+    feed(cache, others, 0, 6)
+    cache.reset()
+    found: dict[str, Any] = {"length after reset()": cache.length}
+    return found | feed(cache, layers, 0, 3, ", reset() before")
+
+
+def refused(make: Callable[..., Cache], n_layer: int, layers: Pairs) -> Any:
+    cache = make(n_layer)
+    feed(cache, layers, 0, 3)
+    (k, v), two = layers[0], slice(3, 5)
+    k, v = k[:, :, two], v[:, :, two]
+    tries: dict[str, tuple[Any, ...]] = {
+        f"layer {n_layer} of {n_layer}": (n_layer, k, v),
+        "layer -1": (-1, k, v),
+        "keys with fewer rows": (0, k[:1], v[:1]),
+        "keys and values in float64": (0, k.double(), v.double()),
+        "good keys, values in float64": (0, k, v.double()),
+    }
+    found: dict[str, Any] = {}
+    for name, arguments in tries.items():
+        try:
+            cache.update(*arguments)
+            found[name] = "is accepted"
+        except ValueError:
+            found[name] = "raises ValueError"
+    found["length after refusals"] = cache.length
+    return found | feed(cache, layers, 3, 5, ", after refusals")
+
+
+def own_memory(make: Callable[..., Cache], n_layer: int, layers: Pairs) -> Any:
+    cache, other = make(n_layer), make(n_layer)
+    mine = [(k[:, :, :2].clone(), v[:, :, :2].clone()) for k, v in layers]
+    feed(cache, mine, 0, 2)
+    theirs = [(k[:, :, 5:], v[:, :, 5:]) for k, v in layers]  # another text
+    for k, v in mine:  # the caller's buffers are used again
+        k.zero_(), v.zero_()
+    return feed(cache, layers, 2, 3, ", the caller's k and v overwritten") | {
+        "length of another cache": other.length,
+        **feed(other, theirs, 0, 1, " of another cache"),
+        **feed(cache, layers, 3, 4, ", another cache in use"),
+    }
+
+
+def without_graph(make: Callable[..., Cache], n_layer: int, layers: Pairs) -> Any:
+    cache, found = make(n_layer), {}
+    leaves = [(k.clone().requires_grad_(), v.clone().requires_grad_()) for k, v in layers]
+    for at in range(2):
+        for number, (k, v) in enumerate(leaves):
+            pair = cache.update(number, k[:, :, at : at + 1], v[:, :, at : at + 1])
+            for name, part in zip(("keys", "values"), pair, strict=True):
+                found[f"the {name} of step {at} require a gradient"] = part.requires_grad
+    return found
+
+
+# ------------------------------------------------------------------------------------- arguments
+
+
+def text(g: Generator, n_layer: int, n: int = 10, B: int = 2) -> Pairs:
+    """Keys (B, 3, n, 4) and values (B, 3, n, 5) for every layer."""
+    return [(normal(g, B, 3, n, 4), normal(g, B, 3, n, 5)) for _ in range(n_layer)]
+
+
+def one_layer(g: Generator) -> Call:
+    return call(n_layer=1, layers=text(g, 1), sizes=[5, 1, 1, 3])
+
+
+def two_layers(g: Generator) -> Call:
+    return call(n_layer=2, layers=text(g, 2), sizes=[4, 1, 3])
+
+
+def stopped(g: Generator) -> Call:
+    return call(n_layer=3, layers=text(g, 3), junk=text(g, 2, n=3))
+
+
+def chosen_rows(g: Generator) -> Call:
+    keep = int(integers(g, 0, 2))  # a row that is there twice, and not in its own place
+    rows = torch.tensor([2, 2, keep, 2])
+    return call(n_layer=2, layers=text(g, 2, B=3), rows=rows)
+
+
+def two_texts(g: Generator) -> Call:
+    layers, others = text(g, 2), text(g, 2)
+    others = [
+        (torch.cat([k[:, :, :2], a[:, :, 2:]], 2), torch.cat([v[:, :, :2], b[:, :, 2:]], 2))
+        for (k, v), (a, b) in zip(layers, others, strict=True)
+    ]
+    return call(n_layer=2, layers=layers, others=others)
+
+
+def another_batch(g: Generator) -> Call:
+    layers = [(k.double(), v.double()) for k, v in text(g, 2, B=3)]
+    return call(n_layer=2, layers=layers, others=text(g, 2))
+
+
+def two_plain(g: Generator) -> Call:
+    return call(n_layer=2, layers=text(g, 2))
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+class Buffers(Reference):
+    """Room for many tokens from the start; a count for each layer."""
+
+    def __init__(self, n_layer: int) -> None:
+        self.n_layer, self.room = n_layer, 32
+        self.reset()
+
+    def reset(self) -> None:
+        self.buffers: list[list[Tensor] | None] = [None] * self.n_layer
+        self.counts = [0] * self.n_layer
+
+    @property
+    def length(self) -> int:
+        return self.counts[-1]
+
+    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if layer not in range(self.n_layer):
+            raise ValueError(layer)
+        start, end = self.length, self.length + k.shape[2]
+        buffers = self.buffers[layer]
+        if buffers is None:
+            buffers = [x.new_zeros(*x.shape[:2], self.room, x.shape[3]) for x in (k, v)]
+        for buffer, x in zip(buffers, (k, v), strict=True):
+            if buffer.shape[0] != x.shape[0] or buffer.dtype != x.dtype:
+                raise ValueError(f"{x.shape} {x.dtype}")
+        for buffer, x in zip(buffers, (k, v), strict=True):
+            buffer[:, :, start:end] = x.detach()
+        self.buffers[layer], self.counts[layer] = buffers, end
+        return buffers[0][:, :, :end], buffers[1][:, :, :end]
+
+    def crop(self, length: int) -> None:
+        self.counts = [min(count, length) for count in self.counts]
+
+    def select(self, rows: Tensor) -> None:
+        self.buffers = [b if b is None else [x.index_select(0, rows) for x in b]
+                        for b in self.buffers]  # fmt: skip
+
+
+class Tokens(Buffers):
+    """A list of single tokens for each layer, put together when they are read."""
+
+    def reset(self) -> None:
+        self.tokens: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(self.n_layer)]
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens[-1])
+
+    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if layer not in list(range(self.n_layer)):
+            raise ValueError(layer)
+        held = self.tokens[layer]
+        if held and any(
+            a.dtype != b.dtype or len(a) != len(b) for a, b in zip(held[0], (k, v), strict=True)
+        ):
+            raise ValueError("does not fit")
+        del held[self.length :]
+        k, v = k.detach().clone(), v.detach().clone()
+        held.extend((k[:, :, t], v[:, :, t]) for t in range(k.shape[2]))
+        return torch.stack([k for k, _ in held], 2), torch.stack([v for _, v in held], 2)
+
+    def crop(self, length: int) -> None:
+        for held in self.tokens:
+            del held[length:]
+
+    def select(self, rows: Tensor) -> None:
+        self.tokens = [[(k[rows], v[rows]) for k, v in held] for held in self.tokens]
+
+
+class Reserved(Reference):
+    """The package's cache, with room for many tokens from the start."""
+
+    def __init__(self, n_layer: int) -> None:
+        self.cache = GrowingCache(n_layer, reserve=20)
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+
+class OneStore(Buffers):
+    """A count for each cache, but one store for all."""
+
+    store: dict[int, list[Tensor] | None] = {}  # noqa: RUF012
+
+    def reset(self) -> None:
+        self.buffers = self.store  # type: ignore[assignment]
+        self.store.update(dict.fromkeys(range(self.n_layer)))
+        self.counts = [0] * self.n_layer
+
+
+RESET = "self.held: list[list[Tensor]] = [[] for _ in range(self.n_layer)]"
+CROP = "[[x[:, :, :length] for x in pair] for pair in self.held]"
+SELECT = "[[x[rows] for x in pair] for pair in self.held]"
+WHOLE = "old[:, :, :held]"
+KEPT = "(old if self.held[layer] else old[:, :, :0])"
+CHECK = "if any(len(old) != len(x) or old.dtype != x.dtype for old, x in pairs):"
+RETURN = "self.held[layer] = [keys, values]\n        return keys, values"
+MASK = "return positions, keys <= positions[:, None]"
+RANGE = "if not 0 <= layer < self.n_layer:"
+NEW = "new = [k.detach(), v.detach()]"
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("the positions of each piece start at 0",
+     {MASK: "return torch.arange(T), keys <= positions[:, None]"},
+     "positions and mask, pieces of 5, 1, 1, 3"),
+    ("the mask is laid at the first key, not at the last",
+     {MASK: "return positions, keys <= torch.arange(T)[:, None]"},
+     "positions and mask, pieces of 5, 1, 1, 3"),
+    ("positions and mask both begin at 0 again",
+     {"positions = keys[self.length :]": "positions = torch.arange(T)"},
+     "positions and mask, pieces of 5, 1, 1, 3"),
+    ("a token does not see its own key",
+     {"keys <= positions": "keys < positions"}, "positions and mask, pieces of 5, 1, 1, 3"),
+    ("True where a key is hidden",
+     {"keys <= positions": "keys > positions"}, "positions and mask, pieces of 5, 1, 1, 3"),
+    ("the tokens of a piece all see one another",
+     {MASK: "return positions, torch.ones(T, self.length + T, dtype=torch.bool)"},
+     "positions and mask, pieces of 5, 1, 1, 3"),
+    ("positions are counted one too far",
+     {"positions = keys[self.length :]": "positions = keys[self.length :] + 1"},
+     "positions and mask, pieces of 5, 1, 1, 3"),
+    ("the mask has columns for the new keys alone",
+     {MASK: "return positions, positions <= positions[:, None]"},
+     "positions and mask, pieces of 5, 1, 1, 3"),
+    ("only the new pairs come back",
+     {RETURN: "self.held[layer] = [keys, values]\n        return new[0], new[1]"},
+     "keys and values, pieces of 5, 1, 1, 3"),
+    ("only the last piece is kept",
+     {RETURN: "self.held[layer] = [x.clone() for x in new]\n        return keys, values"},
+     "keys and values, pieces of 5, 1, 1, 3"),
+    ("new pairs stand before the old ones",
+     {"[old[:, :, :held], x]": "[x, old[:, :, :held]]"}, "keys and values, pieces of 5, 1, 1, 3"),
+    ("put together along the heads, not the tokens",
+     {"torch.cat([old[:, :, :held], x], 2)":
+          "torch.cat([old, x], 1) if held and old.shape[2] == x.shape[2] else x"},
+     "keys and values, pieces of 5, 1, 1, 3"),
+    ("keys and values are swapped",
+     {RETURN: "self.held[layer] = [keys, values]\n        return values, keys"},
+     "keys and values, pieces of 5, 1, 1, 3"),
+    ("all layers share one pair",
+     {RESET: "self.held = [[]] * self.n_layer",
+      RETURN: "self.held = [[keys, values]] * self.n_layer\n        return keys, values",
+      WHOLE: "old[:, :, : held if layer or not held else None]"},
+     "two layers, length within a pass"),
+    ("length is read from the first layer",
+     {"self.held[-1][0].shape[2]": "self.held[0][0].shape[2]",
+      "if self.held[-1]": "if self.held[0]"},
+     "two layers, length within a pass"),
+    ("length counts the tokens of the first layer, before the pass is done",
+     {"return self.held[-1][0].shape[2] if self.held[-1]":
+          "return self.held[0][0].shape[2] if self.held[0]",
+      "held = self.length ": "held = self.held[-1][0].shape[2] if self.held[-1] else 0 "},
+     "two layers, length within a pass"),
+    ("tokens of a pass that stopped are kept", {WHOLE: KEPT}, "a pass that stops half-way"),
+    ("rows are selected in the keys, not in the values",
+     {SELECT: "[[pair[0][rows], pair[1][: len(rows)]] for pair in self.held]"},
+     "rows are selected"),
+    ("rows are selected in the last layer alone",
+     {SELECT:
+          "[[x[: len(rows)] if pair is not self.held[-1] else x[rows] for x in pair] "
+          "for pair in self.held]"},
+     "rows are selected"),
+    ("crop takes that many tokens away, instead of keeping them",
+     {CROP: "[[x[:, :, :-length] for x in pair] for pair in self.held]"}, "crop, and go on"),
+    ("crop keeps the newest tokens",
+     {CROP: "[[x[:, :, x.shape[2] - length :] for x in pair] for pair in self.held]"},
+     "crop, and go on"),
+    ("crop cuts the keys, not the values",
+     {CROP: "[[pair[0][:, :, :length], pair[1]] for pair in self.held]", WHOLE: KEPT},
+     "crop, and go on"),
+    ("reset keeps rows and dtype of the old text",
+     {RESET:
+      "self.held = [[x[:, :, :0] for x in p] for p in getattr(self, 'held', [[]] * self.n_layer)]"},
+     "reset, and another text"),
+    ("layer -1 is taken for the last one",
+     {RANGE: "if layer >= self.n_layer:"}, "what is refused, and leaves no trace"),
+    ("another dtype is converted without a word",
+     {CHECK: "if any(len(old) != len(x) for old, x in pairs):"},
+     "what is refused, and leaves no trace"),
+    ("the keys are kept before the values are looked at",
+     {CHECK:
+          "if self.held[layer] and len(pairs[0][0]) == len(k) "
+          "and pairs[0][0].dtype == k.dtype:\n"
+          "            self.held[layer][0] = torch.cat([pairs[0][0], new[0]], 2)\n"
+          f"        {CHECK}",
+      WHOLE: KEPT},
+     "what is refused, and leaves no trace"),
+    ("the first piece is kept as it is, without a copy",
+     {RETURN:
+          "self.held[layer] = [keys, values] if self.held[layer] else new\n"
+          "        return keys, values"},
+     "its own memory"),
+    ("all caches share what they hold",
+     {RESET: "GrowingPairs.held = [[] for _ in range(self.n_layer)]"}, "its own memory"),
+    ("each cache has its own length, but all keep one store", OneStore, "its own memory"),
+    ("the graph of every pass is kept", {NEW: "new = [k, v]"}, "no graph is kept"),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="growing_cache",
+    function="GrowingPairs",
+    page="5_caching/1_why_cache",
+    minutes=35,
+    difficulty=2,
+    outcome="Write a key-value cache so that passes over the pieces of a text give what one pass "
+    "over all of it gives.",
+    after=("visibility",),
+    reference=Reference,
+    cases=(
+        Case(
+            "keys and values, pieces of 5, 1, 1, 3",
+            one_layer,
+            "update returns the old pairs and then the new ones, along the token axis, 2",
+            points=2,
+            play=pieces,
+            teaching="one layer and the plain law, the first thing to read",
+        ),
+        Case(
+            "positions and mask, pieces of 5, 1, 1, 3",
+            one_layer,
+            "the new tokens are the last T of S = length + T; row t sees S - T + t + 1 keys",
+            points=3,
+            play=sight,
+        ),
+        Case(
+            "two layers, length within a pass",
+            two_layers,
+            "every layer has its own pairs; a token counts when the last layer has got it",
+            points=2,
+            play=whole_passes,
+            teaching="it shows in which layer, and at which point of the pass",
+        ),
+        Case(
+            "rows are selected",
+            chosen_rows,
+            "rows of keys and of values, in every layer; the number of rows may change",
+            play=selected,
+        ),
+        Case(
+            "crop, and go on",
+            two_texts,
+            "crop(2) keeps positions 0 and 1 of keys and values, in every layer",
+            play=cropped,
+        ),
+        Case(
+            "reset, and another text",
+            another_batch,
+            "after reset() a text with other rows and another dtype may come",
+            play=forgotten,
+        ),
+        Case(
+            "a pass that stops half-way",
+            stopped,
+            "length did not count the lost tokens, so each layer goes on at length",
+            play=broken_off,
+        ),
+        Case(
+            "what is refused, and leaves no trace",
+            two_plain,
+            "look at everything before you change anything; -1 is no layer",
+            play=refused,
+        ),
+        Case(
+            "its own memory",
+            two_plain,
+            "keep copies, and make them in __init__ or later, not in the class",
+            play=own_memory,
+        ),
+        Case(
+            "no graph is kept",
+            two_plain,
+            "detach what you keep: a graph would hold every pass in memory",
+            play=without_graph,
+        ),
+    ),
+    hints=(
+        "Keep a pair of tensors for each layer, and nothing else: the length, the positions and "
+        "the mask follow from their sizes. Which layer's size counts whole passes?",
+        "`keys = torch.arange(length + T)` are the positions of all keys; those of the new tokens "
+        "are its last T. A key is visible if its position is not above that of the query.",
+        "In update: check layer, rows and dtype; cut what the layer holds to the first `length` "
+        "tokens; `torch.cat([old, new], dim=2)` for keys and values; keep both, return both. "
+        "An empty layer is like one that holds `k[:, :, :0]`.",
+    ),
+    wrong=planted(WRONG),
+    survivors={
+        "return self.held[-1][0].shape[2] if self.held[-1] else 0: 0 => 1 (2)": "keys and values "
+        "hold equally many tokens",
+    },
+    right={
+        "room from the start, and a count for each layer": Buffers,
+        "a list of single tokens": Tokens,
+        "the package's cache with a reserve": Reserved,
+        "a triangle for the mask": {
+            MASK: "S = self.length + T\n        "
+            "return positions, torch.ones(T, S, dtype=torch.bool).tril(self.length)"
+        },
+    },
+)

@@ -1,0 +1,327 @@
+"""Three faults of a generation loop with a cache, each hidden by the one before (G1, G2, G4)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from lm_from_scratch.attention.attention import formula_attention
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, normal, planted
+
+
+class Model:
+    """The model of the exercise, which also notes how many tokens every round reads."""
+
+    def __init__(self, tokens: Tensor, positions: Tensor, weight: Tensor, head: Tensor) -> None:
+        self.tokens, self.positions, self.weight, self.head = tokens, positions, weight, head
+        self.read: list[int] = []
+
+    def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        self.read.append(ids.shape[1])
+        return self.tokens[ids] + self.positions[positions]
+
+    def qkv(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (x @ self.weight).chunk(3, dim=-1)
+
+    def logits(self, x: Tensor) -> Tensor:
+        return x @ self.head
+
+
+def reference(model: Model, prompt: Tensor, n: int, chunk: int) -> Tensor:
+    """The package's cache and attention."""
+    cache, pieces = GrowingCache(1), prompt.split(chunk, dim=1)
+    logits: list[Tensor] = []
+    for step in range(len(pieces) + n - 1):
+        new = pieces[step] if step < len(pieces) else logits[-1][:, -1:].argmax(-1)
+        (seen,) = cache.see(new)
+        x = model.embed(new, seen.query_positions[0])
+        q, k, v = (part[:, None] for part in model.qkv(x))  # one head
+        k, v = cache[0].update(k, v)
+        logits.append(model.logits(x + formula_attention(q, k, v, seen)[:, 0]))
+    return torch.cat(logits, dim=1)
+
+
+# -------------------------------------------------------------------------------- how it is used
+
+Write = Callable[[Model, Tensor, int, int], Any]
+Weights = tuple[Tensor, ...]
+
+
+def by_round(write: Write, weights: Weights, prompt: Tensor, n: int, chunk: int) -> Any:
+    """The logits under the name of the round that read the tokens."""
+    logits = write(Model(*weights), prompt, n, chunk)
+    T = prompt.shape[1]
+    if not isinstance(logits, Tensor) or logits.dim() != 3:
+        return logits
+    found: dict[str, Any] = {"the number of tokens with logits": logits.shape[1]}
+    at = 0
+    sizes = [len(part) for part in torch.arange(T).split(chunk)] + [1] * (n - 1)
+    for number, size in enumerate(sizes):
+        found[f"the logits of round {number + 1}"] = logits[:, at : at + size]
+        at += size
+    return found
+
+
+def tokens_read(write: Write, weights: Weights, prompt: Tensor, n: int, chunk: int) -> Any:
+    model = Model(*weights)
+    logits = write(model, prompt, n, chunk)
+    if not isinstance(logits, Tensor):
+        return logits
+    return {"tokens read in each round": model.read, "logits of the first token": logits[:, 0]}
+
+
+def read_and_logits(write: Write, weights: Weights, prompt: Tensor, n: int, chunk: int) -> Any:
+    model = Model(*weights)
+    logits = write(model, prompt, n, chunk)
+    return {"tokens read in each round": model.read, "the logits": logits}
+
+
+def twice(write: Write, weights: Weights, prompt: Tensor, n: int, chunk: int) -> Any:
+    model = Model(*weights)
+    first, second = write(model, prompt, n, chunk), write(model, prompt.flip(1), n, chunk)
+    return {"the logits of the first call": first, "the logits of the second call": second}
+
+
+# ------------------------------------------------------------------------------------- arguments
+
+
+def arguments(g: Generator, T: int, n: int, chunk: int, B: int = 3) -> Call:
+    V, C, P = 29, 6, 16
+    weights = normal(g, V, C), normal(g, P, C), normal(g, C, 3 * C, scale=0.6), normal(g, C, V)
+    double = tuple(x.double() for x in weights)
+    return call(weights=double, prompt=integers(g, 0, V, B, T), n=n, chunk=chunk)
+
+
+def no_past(g: Generator) -> Call:
+    return arguments(g, T=5, n=1, chunk=8)
+
+
+def in_one_piece(g: Generator) -> Call:
+    return arguments(g, T=5, n=5, chunk=8)
+
+
+def from_one_token(g: Generator) -> Call:
+    return arguments(g, T=1, n=4, chunk=8, B=2)
+
+
+def in_pieces(g: Generator) -> Call:
+    return arguments(g, T=8, n=3, chunk=3)
+
+
+def token_by_token(g: Generator) -> Call:
+    return arguments(g, T=4, n=2, chunk=1, B=1)
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def by_torch(model: Model, prompt: Tensor, n: int, chunk: int) -> Tensor:
+    """The library's attention, with an explicit mask."""
+    keys = values = torch.empty(len(prompt), 0, model.tokens.shape[1], dtype=torch.float64)
+    new, found = prompt[:, :chunk], []
+    while True:
+        positions = torch.arange(keys.shape[1], keys.shape[1] + new.shape[1])
+        x = model.embed(new, positions)
+        q, k, v = model.qkv(x)
+        keys, values = torch.cat([keys, k], 1), torch.cat([values, v], 1)
+        mask = torch.arange(keys.shape[1]) <= positions[:, None]
+        found.append(model.logits(x + F.scaled_dot_product_attention(q, keys, values, mask)))
+        end = keys.shape[1]
+        if end == prompt.shape[1] + n - 1:
+            return torch.cat(found, dim=1)
+        last = found[-1][:, -1:].argmax(-1)
+        new = prompt[:, end : end + chunk] if end < prompt.shape[1] else last
+
+
+def by_token(model: Model, prompt: Tensor, n: int, chunk: int) -> Tensor:
+    """A buffer for the whole text, and one query after the other."""
+    B, T, total = *prompt.shape, prompt.shape[1] + n - 1
+    keys = torch.zeros(B, total, model.tokens.shape[1], dtype=torch.float64)
+    values, logits, start = keys.clone(), torch.Tensor(), 0
+    result = []
+    while start < total:
+        new = prompt[:, start : start + chunk] if start < T else logits.argmax(-1)[:, None]
+        end = start + new.shape[1]
+        x = model.embed(new, torch.arange(total)[start:end])
+        q, keys[:, start:end], values[:, start:end] = model.qkv(x)
+        for i in range(end - start):
+            seen = slice(0, start + i + 1)
+            scores = torch.einsum("bc,bsc->bs", q[:, i], keys[:, seen]) / q.shape[-1] ** 0.5
+            mixed = torch.einsum("bs,bsc->bc", scores.softmax(-1), values[:, seen])
+            logits = model.logits(x[:, i] + mixed)
+            result.append(logits)
+        start = end
+    return torch.stack(result, dim=1)
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+POSITIONS = "torch.arange(past, past + new.shape[1])"
+EMBED = f"x = model.embed(new, {POSITIONS})"
+MASK = "~triangle[past:]"
+LOGITS = "model.logits(x)"
+NEW = "new = pieces.pop(0) if pieces else logits[-1][:, -1:].argmax(-1)"
+TRIANGLE = "torch.ones(k.shape[1], k.shape[1], dtype=torch.bool)"
+SCORES = "q @ k.mT / math.sqrt(q.shape[-1])"
+START = "held, logits = None, []"
+HELD = "held = k, v\n"
+
+#: feeds the whole text, as the script did
+WHOLE = {
+    START: f"{START}\n    ids = prompt[:, :0]",
+    EMBED: "ids = torch.cat([ids, new], dim=1)\n        "
+    "x = model.embed(ids, torch.arange(ids.shape[1]))",
+    LOGITS: "model.logits(x[:, -new.shape[1] :])",
+}
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("the code as found",
+     {**WHOLE, MASK: "~triangle[: ids.shape[1], : ids.shape[1]]"}, "each token is read once"),
+    ("the whole text is fed again in every round, beside the cache",
+     {**WHOLE, MASK: "~triangle[past:]"}, "each token is read once"),
+    ("the positions of every round start at 0",
+     {POSITIONS: "torch.arange(new.shape[1])"}, "five rounds after a prompt in one piece"),
+    ("the square at the top left of the triangle is kept",
+     {MASK: "~triangle[: new.shape[1], : new.shape[1]]"}, "a prompt in pieces of three"),
+    ("the first rows of the triangle are taken, not the last",
+     {MASK: "~triangle[: new.shape[1]]"}, "five rounds after a prompt in one piece"),
+    ("positions start at 0, and the first rows of the triangle are taken",
+     {POSITIONS: "torch.arange(new.shape[1])", MASK: "~triangle[: new.shape[1]]"},
+     "five rounds after a prompt in one piece"),
+    ("the whole text is read again in every round, as without a cache",
+     {**WHOLE, HELD: "held = None\n", MASK: "~triangle"}, "each token is read once"),
+    ("nothing is hidden at all",
+     {MASK: "torch.zeros_like(triangle[past:])"}, "a prompt in one piece, no past yet"),
+    ("nothing is hidden once there is a past",
+     {MASK: "~triangle[past:] if past == 0 else torch.zeros_like(triangle[past:])"},
+     "a prompt in pieces of three"),
+    ("the past counts rounds, not tokens",
+     {POSITIONS: "torch.arange(len(logits), len(logits) + new.shape[1])"},
+     "five rounds after a prompt in one piece"),
+    ("positions go on one too far after the prompt",
+     {POSITIONS: "torch.arange(past, past + new.shape[1]) + int(past > 0)"},
+     "five rounds after a prompt in one piece"),
+    ("a new token gets the position of the last one before it",
+     {POSITIONS: "torch.arange(past, past + new.shape[1]) - int(past > 0)"},
+     "five rounds after a prompt in one piece"),
+    ("all tokens of a piece stand at one position",
+     {POSITIONS: "torch.full((new.shape[1],), past) if past else torch.arange(new.shape[1])"},
+     "a prompt in pieces of three"),
+    ("only the first piece is kept",
+     {HELD: "held = held or (k, v)\n", MASK: "~triangle[-new.shape[1] :]"},
+     "five rounds after a prompt in one piece"),
+    ("only the newest piece is kept",
+     {HELD: "held = k[:, -new.shape[1] :], v[:, -new.shape[1] :]\n",
+      MASK: "~triangle[-new.shape[1] :]"},
+     "five rounds after a prompt in one piece"),
+    ("new values stand before the old ones",
+     {"torch.cat([held[1], v], dim=1)": "torch.cat([v, held[1]], dim=1)"},
+     "five rounds after a prompt in one piece"),
+    ("after the prompt its last token is fed again",
+     {NEW:
+          "new = pieces.pop(0) if pieces else (prompt[:, -1:] if "
+          "sum(x.shape[1] for x in logits) == prompt.shape[1] "
+          "else logits[-1][:, -1:].argmax(-1))"},
+     "five rounds after a prompt in one piece"),
+    ("the next token is chosen by the first new logits, not the last",
+     {"[:, -1:]": "[:, :1]"}, "five rounds after a prompt in one piece"),
+    ("a query sees one key too few",
+     {MASK: "~triangle[max(past - 1, 0) :][: new.shape[1]]"},
+     "five rounds after a prompt in one piece"),
+    ("the cache stays with the model, for the next call too",
+     {START: "held, logits = getattr(model, 'held', None), []", HELD: "model.held = held = k, v\n"},
+     "two calls"),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="hunt_cached_generation",
+    function="write",
+    page="5_caching/1_why_cache",
+    minutes=30,
+    difficulty=2,
+    outcome="Mend a generation loop with a cache so that its logits are those of one pass "
+    "without a cache, and judge repairs by logits, not by fluent text.",
+    after=("growing_cache",),
+    reference=reference,
+    hunt="G1, G2, G3, G4",
+    cases=(
+        Case(
+            "a prompt in one piece, no past yet",
+            no_past,
+            "without a past the code as found was right: do not change what it did there",
+            play=by_round,
+            guard=True,
+            teaching="what the code as found did right",
+        ),
+        Case(
+            "each token is read once",
+            in_one_piece,
+            "after the prompt a round reads one token: the cache has the others",
+            points=2,
+            play=tokens_read,
+            teaching="the first repair alone, seen in counts",
+        ),
+        Case(
+            "five rounds after a prompt in one piece",
+            in_one_piece,
+            "in round 2 one token is new, and it is not the first of the text: at which position?",
+            points=3,
+            play=by_round,
+            teaching="the script's own use, where one new token sees all keys",
+        ),
+        Case(
+            "a prompt of one token",
+            from_one_token,
+            "the second token stands at position 1, and sees two keys",
+            play=by_round,
+            teaching="the smallest text with a past, which can be followed by hand",
+        ),
+        Case(
+            "a prompt in pieces of three",
+            in_pieces,
+            "the new tokens are the last of the keys: which rows of the triangle are theirs?",
+            points=3,
+            play=by_round,
+        ),
+        Case(
+            "a prompt token by token",
+            token_by_token,
+            "the past counts tokens, whoever chose them; a piece has `chunk` of them",
+            play=read_and_logits,
+        ),
+        Case("two calls", in_one_piece, "each call begins with an empty cache", play=twice),
+    ),
+    hints=(
+        "Write down for the first three rounds: how many tokens are fed, at which positions, and "
+        "how many keys there are. A cache that works holds 5, 6, 7 keys after a prompt of 5.",
+        "There are three faults: what is fed, where it stands, and which rows of the triangle "
+        "belong to it. With the first alone mended, one new token gets position 0.",
+        "With `past` keys held, feed only `new`, at `torch.arange(past, past + T)`, and take the "
+        "rows of the triangle from `past` on. The story is in the bug museum of the page "
+        "5_caching/1_why_cache: G1, G2, G4. A cache proposed for nanoGPT wrote coherent texts that "
+        "were not those without it: https://github.com/karpathy/nanoGPT/pull/613",
+    ),
+    wrong=planted(WRONG),
+    survivors={
+        "past = 0 if held is None else held[0].shape[1]: 0 => 1 (2)": "keys and values hold "
+        "equally many tokens",
+    },
+    right={
+        "the attention of torch": by_torch,
+        "a buffer for the whole text, query by query": by_token,
+        "a triangle that begins later": {
+            f"{TRIANGLE}.tril()": "torch.ones(new.shape[1], k.shape[1]).bool().tril(past)",
+            MASK: "~triangle",
+        },
+        "minus infinity is added, and the queries are scaled": {
+            SCORES: "(q / math.sqrt(q.shape[-1])) @ k.mT",
+            f"scores.masked_fill({MASK}, -math.inf)": "scores + torch.full_like(scores[0], "
+            "-math.inf).triu(past + 1)",
+        },
+    },
+)

@@ -1,0 +1,280 @@
+"""Bug hunt: a mask that is added, and what the first repairs of it break."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from lm_from_scratch.attention.attention import formula_attention
+from lm_from_scratch.attention.visibility import Visibility
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, normal, planted
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+    """The package's formula, told what is visible."""
+    queries, keys = (torch.zeros(1, x.shape[2], dtype=torch.long) for x in (q, k))
+    return formula_attention(q, k, v, Visibility(queries, keys, allowed=visible))
+
+
+def causal(padding: list[int], T: int, side: str) -> Tensor:
+    """What is visible in rows with that much padding on one side: (B, 1, T, T)."""
+    columns = torch.arange(T)
+    n = torch.tensor(padding)[:, None]
+    real = columns >= n if side == "left" else columns < T - n
+    return (columns <= columns[:, None]) & real[:, None, None]
+
+
+def inputs(g: Generator, side: str, scale: float = 1.0) -> Call:
+    """Two rows, padded by 3 tokens and by 1; q and k are scaled."""
+    q, k = (normal(g, 2, 3, 6, 4, scale=scale) for _ in range(2))
+    return call(q, k, normal(g, 2, 3, 6, 4), causal([3, 1], 6, side))
+
+
+def ordinary(g: Generator) -> Call:
+    return inputs(g, "right")  # the first token is real: no query is without a key
+
+
+def left_padded(g: Generator) -> Call:
+    return inputs(g, "left")
+
+
+def large(g: Generator) -> Call:
+    """Scores of millions; and other tokens for what stands under the padding."""
+    q, k, v, visible = inputs(g, "right", scale=1000).args
+    padding = ~visible[:, :, -1:].mT  # (B, 1, T, 1)
+    other_k = torch.where(padding, normal(g, 2, 3, 6, 4, scale=1000), k)
+    other_v = torch.where(padding, normal(g, 2, 3, 6, 4), v)
+    return call(q, k, v, visible, other_k=other_k, other_v=other_v)
+
+
+def other_padding(
+    function: Callable[..., Any],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Tensor,
+    other_k: Tensor,
+    other_v: Tensor,
+) -> dict[str, Any]:
+    """How far the result moves when only hidden keys and values change."""
+    before, after = function(q, k, v, visible), function(q, other_k, other_v, visible)
+    return {"the largest change": (after - before).abs().max().item()}
+
+
+def far_below(g: Generator) -> Call:
+    """Four queries; visible scores near -200000, hidden ones near 0. All sums are exact."""
+    visible = causal([2, 1], 6, "right")
+    q = torch.full((2, 3, 6, 16), 200.0)
+    k = torch.full((2, 3, 6, 16), -250.0)
+    q[..., 0] = 1.0
+    k[..., 0] = integers(g, -16, 17, 2, 3, 6) / 4
+    for row, n in enumerate((2, 1)):
+        k[row, :, -n:] = 0.0
+    return call(q[:, :, 2:], k, normal(g, 2, 3, 6, 16), visible[:, :, 2:])
+
+
+def half(g: Generator) -> Call:
+    """Visible scores of exactly -20000 in float16, and -100 under the left padding."""
+    q = torch.full((2, 3, 6, 4), 100.0, dtype=torch.float16)
+    k = torch.full((2, 3, 6, 4), -100.0, dtype=torch.float16)
+    for row, n in enumerate((3, 1)):
+        k[row, :, :n] = -0.5
+    return call(q, k, normal(g, 2, 3, 6, 4, dtype=torch.float16), causal([3, 1], 6, "left"))
+
+
+def two_layers(
+    function: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, visible: Tensor
+) -> dict[str, Any]:
+    """The real rows of a layer, and those of a layer above that reads its result."""
+    first = function(q, k, v, visible)
+    real = visible.any(-1)[:, 0]  # (B, T)
+    layers = {"layer 1": first, "layer 2": function(q, k, first, visible)}
+    return {f"real rows of {name}": y.transpose(1, 2)[real] for name, y in layers.items()}
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def by_torch(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+    """The library's kernel, which is told what is visible by a bool mask."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+
+
+def by_infinity(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+    """Minus infinity where a row has a key; the other rows are set aside."""
+    empty = ~visible.any(-1, keepdim=True)
+    scores = torch.where(visible | empty, q @ k.mT / math.sqrt(q.shape[-1]), -torch.inf)
+    return (scores.float().softmax(-1).to(v.dtype) @ v).masked_fill(empty, 0.0)
+
+
+def by_hand(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+    """The maximum over visible keys alone, sums in float64."""
+    scores = q.double() @ k.double().mT / q.shape[-1] ** 0.5
+    lowest = scores.masked_fill(~visible, -1e30)
+    weights = (lowest - lowest.amax(-1, keepdim=True)).exp() * visible
+    total = weights.sum(-1, keepdim=True).clamp(min=1e-9)
+    return (weights / total @ v.double()).to(q.dtype)
+
+
+def by_loop(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+    """Each query gets its visible keys, and no others."""
+    rows = []
+    for b in range(q.shape[0]):
+        for t in range(q.shape[2]):
+            seen = visible[b, 0, t]
+            scores = (k[b][:, seen].float() @ q[b, :, t, :, None].float())[..., 0]
+            weights = (scores / math.sqrt(q.shape[-1])).softmax(-1)
+            rows.append((weights[:, None] @ v[b][:, seen].float())[:, 0])
+    return torch.stack(rows).unflatten(0, (q.shape[0], -1)).transpose(1, 2).to(q.dtype)
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+FILL = "scores.masked_fill(hidden, torch.finfo(scores.dtype).min)"
+WEIGHTS = "scores.softmax(-1).masked_fill(hidden, 0.0)"
+LOWEST = "torch.finfo(scores.dtype).min"
+ORDINARY = "ordinary scores"
+PADDING = "other tokens under the padding, large scores"
+BELOW = "visible scores near -200000"
+EMPTY = "queries that see no key"
+HALF = "float16, left padding, two layers"
+
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("the code as found",
+     {"    hidden = ~visible":
+          "    return masked_attention_as_found(q, k, v, visible)\n    hidden = ~visible"},
+     PADDING),
+    ("-10000 is written, not added, but visible scores lie below it",
+     {LOWEST: "-10000.0", WEIGHTS: "scores.softmax(-1)"}, BELOW),
+    ("hidden scores are 0, which is a score like any other",
+     {LOWEST: "0.0", WEIGHTS: "scores.softmax(-1)"}, ORDINARY),
+    ("a row without a key sees all of them",
+     {"hidden = ~visible": "hidden = ~visible & visible.any(-1, keepdim=True)"}, EMPTY),
+    ("as many keys as queries",
+     {"return weights @ v": "return weights[..., : q.shape[2]] @ v[:, :, : q.shape[2]]"}, BELOW),
+    ("a very low number is added, not written",
+     {FILL: "scores + torch.zeros_like(scores).masked_fill(hidden, torch.finfo(scores.dtype).min)",
+      WEIGHTS: "scores.softmax(-1)"},
+     HALF),
+    ("the lowest number is written, but rows without a key are a mean of hidden values",
+     {WEIGHTS: "scores.softmax(-1)"}, EMPTY),
+    ("minus infinity is written, so that rows without a key are NaN",
+     {LOWEST: "-torch.inf", WEIGHTS: "scores.softmax(-1)"},
+     EMPTY, "all its wrong results hold NaN, and all NaN look alike"),
+    ("minus infinity is added, and NaN is replaced by 0 at the end",
+     {FILL: "scores + torch.zeros_like(scores).masked_fill(hidden, -torch.inf)",
+      WEIGHTS: "scores.softmax(-1).nan_to_num(0.0)"},
+     "gradients, with queries that see no key"),
+    ("the lowest float16, written in every dtype", {LOWEST: "-65504.0"}, BELOW),
+    ("the lowest float32, written in every dtype",
+     {LOWEST: "torch.finfo(torch.float32).min"}, HALF),
+    ("a larger number is added, and a larger score survives it",
+     {FILL: "scores.float() - 1e6 * hidden",
+      "return weights @ v": "return weights.to(v.dtype) @ v"},
+     PADDING),
+    ("hidden keys get a score just below the lowest one",
+     {LOWEST: "scores.amin().item() - 1"}, ORDINARY),
+    ("the smallest positive number, for the most negative one",
+     {LOWEST: "torch.finfo(scores.dtype).tiny"}, ORDINARY),
+    ("weights are set to 0 after the softmax, so that rows do not sum to 1",
+     {FILL: "scores"}, ORDINARY),
+    ("exponentials without a maximum",
+     {FILL: "scores.exp() * visible",
+      WEIGHTS: "scores / scores.sum(-1, keepdim=True).clamp(min=1e-7)"},
+     PADDING),
+    ("-10000 is written, and what is hidden gets no weight, so that no key has any",
+     {LOWEST: "-10000.0"}, BELOW),
+    ("weights are set to 0, then divided by their sum: the largest may have been hidden",
+     {FILL: "scores",
+      "return weights @ v": "return weights / weights.sum(-1, keepdim=True).clamp(min=1e-7) @ v"},
+     BELOW),
+    ("hidden keys are seen, and visible ones are not",
+     {"hidden = ~visible": "hidden = visible"}, ORDINARY),
+    ("scores are cut off at -10000 before the bias",
+     {FILL: "scores.clamp(min=-10000.0).masked_fill(hidden, -20000.0)"}, BELOW),
+    ("the root of D is lost in the repair", {" / math.sqrt(q.shape[-1])": ""}, ORDINARY),
+    ("the result stays float32",
+     {"return weights @ v": "return weights.float() @ v.float()"}, HALF),
+    ("the weights are detached", {"return weights @ v": "return weights.detach() @ v"}, ORDINARY),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="hunt_mask_fill",
+    function="masked_attention",
+    page="3_attention/2_masks",
+    minutes=25,
+    difficulty=2,
+    outcome="Hide keys so that no score, no dtype and no row of padding lets them through.",
+    reference=reference,
+    hunt="G25, Q23",
+    after=("attention",),
+    cases=(
+        Case(
+            ORDINARY,
+            ordinary,
+            "scores over the root of D, a softmax over the visible keys, a mean of their values",
+            guard=True,
+            gradient=True,
+            teaching="the code as found passes it, and so did the tests of its authors",
+        ),
+        Case(
+            PADDING,
+            large,
+            "scores are millions here: what is added to a hidden one does not make it the lowest",
+            points=2,
+            play=other_padding,
+        ),
+        Case(
+            BELOW,
+            far_below,
+            "the visible scores lie below -10000, so a key that gets -10000 wins",
+            points=2,
+        ),
+        Case(
+            HALF,
+            half,
+            "the lowest float16 is -65504, and -65504 - 100 is minus infinity. A row of it is NaN, "
+            "and 0 * NaN is NaN in the layer above",
+            points=2,
+            play=two_layers,
+        ),
+        Case(
+            EMPTY,
+            left_padded,
+            "where all scores are equal, the softmax is a plain mean, here over hidden keys",
+            points=2,
+            teaching="the values alone, which is the shorter report",
+        ),
+        Case(
+            "gradients, with queries that see no key",
+            left_padded,
+            "the gradient of a softmax is NaN where its result is, even if a later line hides it",
+            points=1,
+            gradient=True,
+        ),
+    ),
+    hints=(
+        "What is left of a hidden score of 12000 after the bias? And which of two hidden keys wins "
+        "if their scores differ?",
+        "Do not add: *replace*. `masked_fill` forgets the old score. With which number, if no "
+        "visible score may lie below it, and it must exist in float16?",
+        "Replace with `torch.finfo(scores.dtype).min`. A row without any key is then a plain mean "
+        "over hidden keys: set its weights to 0 after the softmax. In the wild: a GPT-2 that saw "
+        "its future, https://github.com/huggingface/transformers/issues/15199, and the repair, "
+        "https://github.com/huggingface/transformers/pull/17306. The page on GPT-2, block by "
+        "block, has it as G25, and the page on conformance has the second part as Q23.",
+    ),
+    wrong=planted(WRONG),
+    right={
+        "the kernel of torch with a bool mask": by_torch,
+        "minus infinity, rows without a key set aside": by_infinity,
+        "the maximum over visible keys, in float64": by_hand,
+        "each query gets its keys alone": by_loop,
+    },
+)

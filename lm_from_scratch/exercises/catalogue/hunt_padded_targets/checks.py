@@ -1,0 +1,282 @@
+"""Bug hunt: padding that counts as text, in the mask and in the loss."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, planted
+from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.targets import IGNORE
+from lm_from_scratch.training.loss import causal_lm_loss
+
+PAD = 0
+Row = dict[str, Tensor]
+
+
+def reference(ids: list[int], length: int) -> Row:
+    """The package's padded batch; a second text fills the row."""
+    batch = padded_batch([ids, [PAD] * length], PAD, block_size=length)
+    assert batch.positions is not None
+    real = batch.positions[0] >= 0
+    row = batch.idx[0]
+    return {
+        "input_ids": row,
+        "attention_mask": real.long(),
+        "labels": row.where(real, IGNORE),
+    }
+
+
+def text(g: Generator, n: int) -> list[int]:
+    """Tokens from 1 to 96: none of them is the padding token."""
+    ids: list[int] = integers(g, 1, 97, n).tolist()
+    return ids
+
+
+def short(g: Generator) -> Call:
+    return call(text(g, 5), 12)
+
+
+def full(g: Generator) -> Call:
+    return call(text(g, 9), 9)
+
+
+def long(g: Generator) -> Call:
+    return call(text(g, 14), 10)
+
+
+def hi(g: Generator) -> Call:
+    return call(text(g, 2), 32)
+
+
+def with_padding_token(g: Generator) -> Call:
+    """The padding token first, inside and last."""
+    return call([PAD, *text(g, 3), PAD, PAD, *text(g, 2), PAD], 13)
+
+
+def part(key: str) -> Callable[..., Any]:
+    """One of the three tensors, and the caller's list afterwards."""
+
+    def play(function: Any, ids: list[int], length: int) -> Any:
+        row = function(ids, length)
+        if not isinstance(row, dict):
+            raise TypeError("the function must return a dict")
+        return {key: row[key], "the caller's list afterwards": ids}
+
+    return play
+
+
+def whole(function: Any, ids: list[int], length: int) -> Any:
+    """The result, and the caller's list afterwards."""
+    return {"the result": function(ids, length), "the caller's list afterwards": ids}
+
+
+def reported(function: Any, ids: list[int], length: int) -> Any:
+    """The loss of a model that says padding, whatever it reads: with a lead of 10 logits."""
+    logits = torch.zeros(length, 97)
+    logits[:, PAD] = 10.0
+    labels = function(ids, length)["labels"]
+    return {"the loss": causal_lm_loss(logits[:-1], labels[1:])}
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def by_assignment(ids: list[int], length: int) -> Row:
+    """Full tensors, into which the text is written."""
+    n = min(len(ids), length)
+    row, mask, labels = (torch.full((length,), fill) for fill in (PAD, 0, IGNORE))
+    row[:n], mask[:n], labels[:n] = torch.tensor(ids[:n]), 1, torch.tensor(ids[:n])
+    return {"input_ids": row, "attention_mask": mask, "labels": labels}
+
+
+def by_mask(ids: list[int], length: int) -> Row:
+    """The mask from the true length first, then the labels from the mask."""
+    n = len(ids)
+    row = torch.tensor((ids + [PAD] * length)[:length])
+    mask = (torch.arange(length) < n).long()
+    return {"input_ids": row, "attention_mask": mask, "labels": row.masked_fill(mask == 0, IGNORE)}
+
+
+def by_pad(ids: list[int], length: int) -> Row:
+    """torch's own padding, with a number for each tensor."""
+    x = torch.tensor(ids)[:length]
+    fill = (0, length - len(x))
+    pad = torch.nn.functional.pad
+    return {
+        "attention_mask": pad(torch.ones_like(x), fill),
+        "labels": pad(x, fill, value=IGNORE),
+        "input_ids": pad(x, fill, value=PAD),
+    }
+
+
+def by_loop(ids: list[int], length: int) -> Row:
+    """Column by column."""
+    rows = []
+    for column in range(length):
+        real = column < len(ids)
+        rows.append([ids[column], 1, ids[column]] if real else [PAD, 0, IGNORE])
+    row, mask, labels = torch.tensor(rows).unbind(1)
+    return {"input_ids": row, "attention_mask": mask, "labels": labels}
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+CUT = "ids = ids[:length]"
+IDS = "torch.tensor(ids + [PAD] * padding)"
+MASK = "[1] * len(ids) + [0] * padding"
+MASK_BY_ID = "torch.tensor(ids + [PAD] * padding).ne(PAD).long()"
+LABELS = "torch.tensor(ids + [IGNORE] * padding)"
+LABELS_BY_ID = "torch.tensor([i if i != PAD else IGNORE for i in ids + [PAD] * padding])"
+
+
+def one_tensor(ids: list[int], length: int) -> Row:
+    row = reference(ids, length)
+    row["input_ids"] = row["labels"]
+    return row
+
+
+def extended(ids: list[int], length: int) -> Row:
+    row = reference(ids, length)
+    ids.extend([PAD] * (length - len(ids)))
+    return row
+
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("the code as found",
+     {CUT: "return padded_example_as_found(ids, length)"}, "the mask of a short text"),
+    ("the mask is mended, and padding is still a label",
+     {"[IGNORE] * padding": "[PAD] * padding"}, "the labels of a short text"),
+    ("the labels are mended, and the mask is still all ones",
+     {MASK: "[1] * length"}, "the mask of a short text"),
+    ("padding is recognised by its id, which the text may contain too",
+     {f"torch.tensor({MASK})": MASK_BY_ID, LABELS: LABELS_BY_ID},
+     "a text that contains the padding token"),
+    ("the mask is made from the ids, and hides a real token",
+     {f"torch.tensor({MASK})": MASK_BY_ID}, "a text that contains the padding token"),
+    ("the labels are made from the ids, and leave out a real token",
+     {LABELS: LABELS_BY_ID}, "a text that contains the padding token"),
+    ("the text is taken to end at the first padding token",
+     {"padding = length - len(ids)": "n = (ids + [PAD]).index(PAD)\n    padding = length - n",
+      "[1] * len(ids)": "[1] * n",
+      LABELS: "torch.tensor(ids[:n] + [IGNORE] * padding)",
+      IDS: "torch.tensor(ids + [PAD] * (length - len(ids)))"},
+     "a text that contains the padding token"),
+    ("the first padding token is still a label, as an end of the text",
+     {LABELS: "torch.tensor((ids + [PAD] + [IGNORE] * padding)[:length])"},
+     "the labels of a short text"),
+    ("the last token of the text is left out",
+     {LABELS: "torch.tensor(ids[:-1] + [IGNORE] * (padding + 1))"}, "the labels of a short text"),
+    ("the labels are shifted here, and once more in the loss",
+     {LABELS: "torch.tensor(ids[1:] + [IGNORE] * (padding + 1))"}, "the labels of a short text"),
+    ("the labels of padding are -1, which the loss does not know",
+     {"[IGNORE] * padding": "[-1] * padding"}, "the labels of a short text"),
+    ("the mask is 1 for padding",
+     {MASK: "[0] * len(ids) + [1] * padding"}, "the mask of a short text"),
+    ("the mask is bool",
+     {f"torch.tensor({MASK})": f"torch.tensor({MASK}).bool()"}, "the mask of a short text"),
+    ("input_ids and labels are one tensor: -100 is in both", one_tensor, "the ids of a short text"),
+    ("the length is taken before the text is cut",
+     {CUT: "n = len(ids)\n    ids = ids[:length]", MASK: "[1] * n + [0] * (length - n)"},
+     "a text longer than the row"),
+    ("a long text keeps its last tokens",
+     {CUT: "ids = ids[-length:]"}, "a text longer than the row"),
+    ("a long text is not cut", {CUT: "pass"}, "a text longer than the row"),
+    ("the padding is on the left",
+     {IDS: "torch.tensor([PAD] * padding + ids)",
+      MASK: "[0] * padding + [1] * len(ids)",
+      LABELS: "torch.tensor([IGNORE] * padding + ids)"},
+     "the ids of a short text"),
+    ("the list of the caller is filled up", extended, "the ids of a short text"),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="hunt_padded_targets",
+    function="padded_example",
+    page="1_gpt2/3_training",
+    minutes=15,
+    difficulty=1,
+    outcome="Find out why a reported loss is too low, and mend mask and labels so that padding "
+    "never counts.",
+    reference=reference,
+    after=("cross_entropy",),
+    hunt="G6, G7",
+    cases=(
+        Case(
+            "the ids of a short text",
+            short,
+            "input_ids hold the text and then PAD, never -100; make a new list by +, as += and "
+            "extend write into the caller's",
+            play=part("input_ids"),
+            guard=True,
+            teaching="what a repair of the labels must not touch",
+        ),
+        Case(
+            "a text that fills the row",
+            full,
+            "every token is real here: the mask is all ones, the labels are the ids",
+            play=whole,
+            guard=True,
+            teaching="a row without padding, where the code as found is right",
+        ),
+        Case(
+            "a text longer than the row",
+            long,
+            "the text is cut to its first tokens before anything is counted",
+            play=whole,
+            guard=True,
+        ),
+        Case(
+            "the mask of a short text",
+            short,
+            "how many ones does the mask have, and how many tokens the text?",
+            points=2,
+            play=part("attention_mask"),
+            teaching="the first defect alone",
+        ),
+        Case(
+            "the labels of a short text",
+            short,
+            "which labels does the loss leave out, and which of these do you see?",
+            points=3,
+            play=part("labels"),
+            teaching="the second defect alone",
+        ),
+        Case(
+            "the loss that is reported for two tokens in a row of 32",
+            hi,
+            "this model says nothing but padding; it pays 10 for each real token, and should pay "
+            "nothing for the rest",
+            play=reported,
+            teaching="the symptom that the user saw",
+        ),
+        Case(
+            "a text that contains the padding token",
+            with_padding_token,
+            "the ids do not say what is padding: only the length of the text does",
+            points=4,
+            play=whole,
+        ),
+    ),
+    hints=(
+        "Call the function as found with two ids and a length of 6, and print the three tensors. "
+        "Which numbers say that something is not text?",
+        "Two lines ask for something that is already lost when they run. When is the length of the "
+        "text still known?",
+        "Compute `padding = length - len(ids)` before the list is filled up. The mask is "
+        "`[1] * len(ids) + [0] * padding`, and the labels end with `padding` times -100. The ids "
+        "alone cannot tell: 94.5 % of the labels of this trainer were padding, and its tokenizer "
+        "made padding out of real characters as well. The story goes on in the bug museum of the "
+        "page on training.",
+    ),
+    wrong=planted(WRONG),
+    right={
+        "the text written into full tensors": by_assignment,
+        "the mask first, the labels from the mask": by_mask,
+        "the padding of torch": by_pad,
+        "column by column": by_loop,
+    },
+)

@@ -1,0 +1,292 @@
+"""Bug hunt: a repetition penalty that rewards, and that takes its tokens from another row."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, normal, planted
+from lm_from_scratch.generation.sampling import apply_repetition_penalty
+
+
+def penalise(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:
+    """The package's own penalty, which takes a mask of what has occurred."""
+    seen = torch.zeros_like(logits, dtype=torch.bool).scatter(1, idx, True)
+    return apply_repetition_penalty(logits, seen, penalty)
+
+
+def never_likelier(
+    function: Callable[..., Any], logits: Tensor, idx: Tensor, penalty: float
+) -> Any:
+    """Whether each token that has occurred is now at most as likely as before."""
+    result = function(logits, idx, penalty)
+    if not isinstance(result, Tensor):
+        return result
+    before = logits.double().softmax(-1).gather(1, idx)
+    after = result.double().softmax(-1).gather(1, idx)
+    return after <= before + 1e-9
+
+
+def sizes(g: Generator, *shape: int) -> Tensor:
+    """Numbers between 0.5 and 3.5, none near another's quotient with the penalty."""
+    return 0.5 + 3 * torch.rand(shape, generator=g)
+
+
+def own_tokens(g: Generator, B: int, T: int, V: int) -> Tensor:
+    """(B, T): no token stands in two rows or twice in one."""
+    return torch.randperm(V, generator=g)[: B * T].view(B, T)
+
+
+def positive(g: Generator) -> Call:
+    return call(sizes(g, 1, 9), own_tokens(g, 1, 3, 9), 1.3)
+
+
+def repeated(g: Generator) -> Call:
+    idx = own_tokens(g, 1, 4, 8)
+    return call(sizes(g, 1, 8), torch.cat([idx, idx[:, :1], idx[:, :2]], dim=1), 1.5)
+
+
+def forbidden(g: Generator) -> Call:
+    logits, idx = sizes(g, 1, 10), torch.randperm(10, generator=g)[None]
+    logits[0, idx[0, :1]] = -math.inf  # it has occurred
+    logits[0, idx[0, -2:]] = -math.inf  # these have not
+    return call(logits, idx[:, :4], 1.4)
+
+
+def negative(g: Generator) -> Call:
+    logits = sizes(g, 1, 7)
+    idx = own_tokens(g, 1, 3, 7)
+    logits[0, idx[0, :2]] *= -1
+    return call(logits, idx, 2.0)
+
+
+def rows(g: Generator) -> Call:
+    """Token 0 stands in row 1: it is no padding."""
+    idx = own_tokens(g, 3, 4, 17)
+    idx[idx == 0] = int(idx[1, 2])
+    idx[1, 2] = 0
+    return call(sizes(g, 3, 17), idx, 1.5)
+
+
+def both(g: Generator) -> Call:
+    """The first token of each row is likely and the second unlikely; in row 0 it is reversed."""
+    idx = own_tokens(g, 4, 3, 19)
+    logits = sizes(g, 4, 19) * integers(g, 0, 2, 4, 19).mul(2).sub(1)
+    for row, (first, second) in enumerate(idx[:, :2].tolist()):
+        for where, sign in ((0, -1), (row, 1)):
+            logits[where, first] = sign * logits[where, first].abs()
+            logits[where, second] = -sign * logits[where, second].abs()
+    return call(logits, idx, 1.7)
+
+
+def law(g: Generator) -> Call:
+    return call(normal(g, 40, 11, scale=3), integers(g, 0, 11, 40, 1), 1.3)
+
+
+def reward(g: Generator) -> Call:
+    logits, idx, _ = both(g).args
+    return call(logits, idx, 0.6)
+
+
+def half(g: Generator) -> Call:
+    logits, idx, _ = both(g).args
+    return call(logits.to(torch.bfloat16), idx, 1.25)
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def by_gather(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:
+    """Take the logits of the tokens, bend them, and put them back."""
+    taken = logits.gather(1, idx)
+    return logits.scatter(1, idx, torch.where(taken < 0, taken * penalty, taken / penalty))
+
+
+def by_loop(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:
+    """Row by row and token by token."""
+    result = logits.clone()
+    for row, tokens in enumerate(idx.tolist()):
+        for token in set(tokens):
+            z = logits[row, token].item()
+            result[row, token] = z / penalty if z > 0 else z * penalty
+    return result
+
+
+def by_power(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:
+    """A factor for each token: the penalty to the power of minus the sign, in float64."""
+    factor = torch.ones_like(logits, dtype=torch.float64)
+    bend = penalty ** -logits.double().sign()
+    factor.scatter_(1, idx, bend.gather(1, idx))
+    return (logits.double() * factor).to(logits.dtype)
+
+
+def by_parts(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:
+    """The positive part divided, the negative part multiplied, where a token occurs."""
+    tokens = torch.arange(logits.shape[-1])
+    seen = (idx[:, :, None] == tokens).any(dim=1)  # (B, V)
+    bent = logits.clamp(min=0) / penalty + logits.clamp(max=0) * penalty
+    return logits.where(~seen, bent)
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+SEEN = "seen = torch"
+TOKENS = ".scatter(1, idx, True)"
+BENT = "torch.where(logits > 0, logits / penalty, logits * penalty)"
+RESULT = "torch.where(seen, penalised, logits)"
+
+
+def every_time(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:
+    result = logits.clone()
+    for row, tokens in enumerate(idx.tolist()):
+        for token in tokens:
+            z = result[row, token]
+            result[row, token] = z / penalty if z > 0 else z * penalty
+    return result
+
+
+def into_the_argument(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:
+    return logits.copy_(penalise(logits, idx, penalty))
+
+
+FIRST = "one row, positive logits"
+FORBIDDEN, TWICE = "a forbidden token", "a token that occurs several times"
+NEGATIVE, ROWS, BOTH = (
+    "negative logits",
+    "several rows, each with its own tokens",
+    "several rows, logits of both signs",
+)
+LAW, REWARD, HALF = "never more likely than before", "a penalty below 1", "bfloat16"
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("the code as found",
+     {SEEN: f"return penalise_as_found(logits, idx, penalty)\n    {SEEN}"}, BOTH),
+    ("each row has its own tokens now, but a negative logit is still divided",
+     {BENT: "logits / penalty"}, NEGATIVE),
+    ("the sign counts now, but the tokens are still those of row 0",
+     {TOKENS: ".scatter(1, idx[:1].expand_as(idx), True)"}, ROWS),
+    ("the tokens of all rows are bent in every row",
+     {TOKENS: ".scatter(1, idx.flatten().expand(len(idx), -1), True)"}, ROWS),
+    ("positive logits are multiplied, negative ones divided", {"> 0": "< 0"}, FIRST),
+    ("negative logits stay as they are", {"logits * penalty": "logits"}, NEGATIVE),
+    ("the sign of a negative logit is lost",
+     {"logits * penalty": "logits.abs() / penalty"}, NEGATIVE),
+    ("every logit is multiplied", {BENT: "logits * penalty"}, FIRST),
+    ("bent once for each occurrence", every_time, TWICE),
+    ("one sign for the whole row", {"logits > 0": "(logits > 0).all(-1, keepdim=True)"}, NEGATIVE),
+    ("one sign for a token in all rows",
+     {"logits > 0": "(logits[:1] > 0).expand_as(logits)"}, BOTH),
+    ("the penalty is subtracted", {BENT: "logits - penalty"}, FIRST),
+    ("the probability is divided, not the logit",
+     {BENT: "logits - torch.tensor(penalty).log().item()"}, FIRST),
+    ("all logits are moved above 0 first",
+     {BENT: "(logits - logits.amin(-1, keepdim=True)) / penalty + logits.amin(-1, keepdim=True)"},
+     FIRST),
+    ("the tokens that have not occurred are bent", {"where(seen": "where(~seen"}, FIRST),
+    ("every token of the vocabulary is bent", {RESULT: "penalised"}, FIRST),
+    ("only the last token of each row is bent", {"(1, idx,": "(1, idx[:, -1:],"}, FIRST),
+    ("the last token of each row is not bent", {"(1, idx,": "(1, idx[:, :-1],"}, FIRST),
+    ("token 0 is taken for padding",
+     {"    penalised =": "    seen[:, 0] = False\n    penalised ="}, ROWS),
+    ("log-probabilities are bent, not logits",
+     {SEEN: f"logits = logits.log_softmax(1)\n    {SEEN}"}, FIRST),
+    ("a penalty below 1 is taken for 1",
+     {SEEN: f"penalty = max(penalty, 1.0)\n    {SEEN}"}, REWARD),
+    ("the first token of each row is not bent", {"(1, idx,": "(1, idx[:, 1:],"}, FIRST),
+    ("the smaller of quotient and product, whatever the penalty",
+     {BENT: "torch.minimum(logits / penalty, logits * penalty)"}, REWARD),
+    ("a sum with a mask of zeros and ones",
+     {RESULT: "seen * penalised + ~seen * logits"},
+     FORBIDDEN, "its fault is NaN, and the report says so"),
+    ("the result is float32", {RESULT: f"{RESULT}.float()"}, HALF),
+    ("written into the caller's logits", into_the_argument, FIRST),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="hunt_repetition_penalty",
+    function="penalise",
+    page="1_gpt2/4_sampling",
+    minutes=20,
+    difficulty=2,
+    outcome="Find out why a repetition penalty makes tokens likelier and reaches the wrong rows, "
+    "and mend both without breaking what works.",
+    reference=penalise,
+    hunt="G9, G10",
+    cases=(
+        Case(
+            FIRST,
+            positive,
+            "the logit of a token that has occurred is divided by the penalty; others stay",
+            guard=True,
+            teaching="what the code as found does right",
+        ),
+        Case(
+            TWICE,
+            repeated,
+            "a token that occurs three times is bent once, not three times",
+            guard=True,
+        ),
+        Case(
+            FORBIDDEN,
+            forbidden,
+            "0 times infinity is NaN: choose with torch.where, do not multiply with a mask",
+            guard=True,
+        ),
+        Case(
+            NEGATIVE,
+            negative,
+            "-1.65 / 2 is -0.825, which is larger: what makes a negative number smaller?",
+            points=3,
+            teaching="the first fault alone",
+        ),
+        Case(
+            ROWS,
+            rows,
+            "row 2 may only be bent at the tokens idx[2]",
+            points=3,
+            teaching="the second fault alone",
+        ),
+        Case(
+            BOTH,
+            both,
+            "the sign is that of each logit, and the tokens are those of each row",
+            points=2,
+            teaching="both faults at once: half a repair fails here, too",
+        ),
+        Case(
+            LAW,
+            law,
+            "this is what a penalty above 1 is for: compare the softmax before and after",
+            play=never_likelier,
+            teaching="the purpose as a law, which a test can state without knowing the formula",
+        ),
+        Case(REWARD, reward, "ask for the sign of the logit, not which of two numbers is smaller"),
+        Case(HALF, half, "the result has the dtype of the logits"),
+    ),
+    hints=(
+        "Compute the story by hand: which way does -1.65 move when it is divided by 2? Then read "
+        "which part of `idx` the loop looks at, and which part of `logits` it writes to.",
+        "A positive logit is divided, a negative one multiplied: "
+        "`torch.where(logits > 0, ..., ...)`. For the rows, build a mask of shape (B, V) that is "
+        "True where a token stands in its row.",
+        "`torch.zeros_like(logits, dtype=torch.bool).scatter(1, idx, True)` is that mask, and "
+        "`torch.where(seen, penalised, logits)` the result. The first fault is G9 in the bug "
+        "museum of the page: the formula of the CTRL paper, taken literally. The second is G10: "
+        "the loop read row 0 and wrote into all rows.",
+    ),
+    survivors={
+        "penalised = torch.where(logits > 0, logits / penalty, logits * penalty): "
+        "logits > 0 => logits >= 0": "a logit of 0 stays 0, divided or multiplied",
+    },
+    wrong=planted(WRONG),
+    right={
+        "gather, bend, scatter": by_gather,
+        "row by row": by_loop,
+        "a power of the penalty, in float64": by_power,
+        "positive and negative part": by_parts,
+    },
+)

@@ -1,0 +1,512 @@
+"""A bug hunt: a table of cosines that is rounded with the module and as long as the keys."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, planted
+from lm_from_scratch.layers.rope import RotaryEmbedding
+
+BFLOAT, FLOAT = torch.bfloat16, torch.float32
+
+
+class Reference(nn.Module):
+    """The package's own cosines and sines, with the arguments of the old code."""
+
+    def __init__(self, dim: int, theta: float = 10000.0) -> None:
+        super().__init__()
+        self.rotary = RotaryEmbedding(dim, theta)
+
+    def forward(self, x: Tensor, positions: Tensor, key_length: int) -> tuple[Tensor, Tensor]:
+        cos, sin = self.rotary(positions, x.dtype)
+        return cos.to(x.dtype), sin.to(x.dtype)
+
+
+def ask(
+    function: Callable[..., Any],
+    dim: int,
+    positions: list[Tensor],
+    keys: list[int],
+    dtypes: list[torch.dtype],
+    theta: float | None = None,
+    moved: torch.dtype | None = None,
+) -> dict[str, Any]:
+    """One object, which may be moved to another dtype, and a call for each of the positions."""
+    rotary = function(dim) if theta is None else function(dim, theta=theta)
+    if moved is not None:
+        rotary = rotary.to(moved)
+    results: dict[str, Any] = {}
+    for i, (at, length, dtype) in enumerate(zip(positions, keys, dtypes, strict=True)):
+        which = f" of call {i + 1}" if len(positions) > 1 else ""
+        found = rotary(torch.zeros(1, 2, at.shape[1], dim, dtype=dtype), at, length)
+        if isinstance(found, (tuple, list)) and len(found) == 2:
+            results |= {f"the cosines{which}": found[0], f"the sines{which}": found[1]}
+        else:
+            results |= {f"the result{which}": found}
+    return results
+
+
+def ask_two(
+    function: Callable[..., Any], dim: int, positions: Tensor, thetas: list[float]
+) -> dict[str, Any]:
+    """Two objects of one shape, made first and asked afterwards."""
+    both = [function(dim, theta=theta) for theta in thetas]
+    x = torch.zeros(1, 2, positions.shape[1], dim)
+    found = [rotary(x, positions, int(positions.max()) + 1) for rotary in both]
+    return {f"theta {theta:g}": result for theta, result in zip(thetas, found, strict=True)}
+
+
+def what_is_saved(function: Callable[..., Any], dim: int, positions: Tensor) -> dict[str, Any]:
+    rotary = function(dim)
+    rotary(torch.zeros(1, 2, positions.shape[1], dim), positions, 30)
+    return {
+        "the keys of the state dict": sorted(rotary.state_dict()),
+        "the number of parameters": len(list(rotary.parameters())),
+    }
+
+
+def short_text(g: Generator) -> Call:
+    positions = [integers(g, 0, 16, 2, 5)]
+    return call(dim=8, positions=positions, keys=[16], dtypes=[FLOAT])
+
+
+def long_text_in_bfloat16(g: Generator) -> Call:
+    start = 257 + 2 * integers(g, 0, 20, 2, 1)  # odd: bfloat16 has no such number
+    return call(
+        dim=12, positions=[start + torch.arange(7)], keys=[310], dtypes=[BFLOAT], moved=BFLOAT
+    )
+
+
+def float32_after_bfloat16(g: Generator) -> Call:
+    positions = [integers(g, 100, 200, 2, 5), integers(g, 30, 100, 2, 3)]
+    return call(dim=8, positions=positions, keys=[200, 200], dtypes=[BFLOAT, FLOAT])
+
+
+def moved_to_bfloat16(g: Generator) -> Call:
+    positions = [integers(g, 2, 16, 2, 3)]
+    return call(dim=8, positions=positions, keys=[16], dtypes=[FLOAT], moved=BFLOAT)
+
+
+def more_positions_than_keys(g: Generator) -> Call:
+    positions = 17 + integers(g, 0, 8, 2, 1) + torch.arange(4)
+    positions[0] = torch.arange(5, 9)
+    return call(dim=8, positions=[positions], keys=[4], dtypes=[FLOAT])
+
+
+def unsorted(g: Generator) -> Call:
+    positions = integers(g, 2, 30, 3, 6)
+    positions[:, 1] = integers(g, 50, 90, 3)
+    return call(dim=8, positions=[positions], keys=[6], dtypes=[FLOAT])
+
+
+def very_far(g: Generator) -> Call:
+    positions = [integers(g, 140_000, 150_000, 2, 1) + torch.arange(3)]
+    return call(dim=4, positions=positions, keys=[7], dtypes=[FLOAT])
+
+
+def growing(g: Generator) -> Call:
+    texts = [integers(g, 3, last, 2, 4) for last in (10, 40, 90, 20)]
+    return call(dim=10, positions=texts, keys=[10, 40, 90, 20], dtypes=[FLOAT] * 4)
+
+
+def two_objects(g: Generator) -> Call:
+    return call(dim=8, positions=integers(g, 3, 40, 2, 5), thetas=[500000.0, 10000.0])
+
+
+def saved(g: Generator) -> Call:
+    return call(dim=8, positions=integers(g, 3, 30, 1, 4))
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+class Table(nn.Module):
+    """A table in float32 that no conversion reaches, as long as the largest position."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, dim: int, theta: float = 10000.0) -> None:
+        super().__init__()
+        self.dim, self.theta = dim, theta
+        self.prepare()
+        self.grow(16, FLOAT)
+
+    def prepare(self) -> None:
+        """What some wrong answers keep."""
+
+    def speeds(self) -> Tensor:
+        return 1.0 / self.theta ** (torch.arange(0, self.dim, 2) / self.dim)
+
+    def grow(self, length: int, dtype: torch.dtype) -> None:
+        angles = torch.outer(torch.arange(length).float(), self.speeds())
+        self.cos, self.sin = angles.cos(), angles.sin()
+
+    def needed(self, positions: Tensor, key_length: int) -> int:
+        return int(positions.max()) + 1
+
+    def places(self, positions: Tensor, key_length: int) -> Tensor:
+        return positions
+
+    def forward(self, x: Tensor, positions: Tensor, key_length: int) -> tuple[Tensor, Tensor]:
+        length = self.needed(positions, key_length)
+        if length > len(self.cos):
+            self.grow(length, x.dtype)
+        at = self.places(positions, key_length)
+        return self.cos[at][:, None].to(x.dtype), self.sin[at][:, None].to(x.dtype)
+
+
+class Rebuilt(Table):
+    """Buffers, which are made again whenever a conversion has reached them."""
+
+    def grow(self, length: int, dtype: torch.dtype) -> None:
+        angles = torch.arange(length).double()[:, None] * self.speeds().double()
+        self.register_buffer("cos", angles.cos().float(), persistent=False)
+        self.register_buffer("sin", angles.sin().float(), persistent=False)
+
+    def forward(self, x: Tensor, positions: Tensor, key_length: int) -> tuple[Tensor, Tensor]:
+        if self.cos.dtype != FLOAT:
+            self.grow(len(self.cos), FLOAT)
+        return super().forward(x, positions, key_length)
+
+
+class Numbers(nn.Module):
+    """Speeds as numbers of Python, and a column for each."""
+
+    def __init__(self, dim: int, theta: float = 10000.0) -> None:
+        super().__init__()
+        self.speeds = [theta ** (-2 * i / dim) for i in range(dim // 2)]
+
+    def forward(self, x: Tensor, positions: Tensor, key_length: int) -> tuple[Tensor, Tensor]:
+        angles = torch.stack([positions * speed for speed in self.speeds], dim=-1).unsqueeze(1)
+        return torch.cos(angles).type_as(x), torch.sin(angles).type_as(x)
+
+
+class Complex(nn.Module):
+    """Real and imaginary part of a number of length 1, in float64."""
+
+    def __init__(self, dim: int, theta: float = 10000.0) -> None:
+        super().__init__()
+        self.dim, self.theta = dim, theta
+
+    def forward(self, x: Tensor, positions: Tensor, key_length: int) -> tuple[Tensor, Tensor]:
+        i2 = torch.arange(0, self.dim, 2, dtype=torch.float64)
+        angles = torch.einsum("bt,f->btf", positions.double(), self.theta ** (-i2 / self.dim))
+        turn = torch.polar(torch.ones_like(angles), angles)[:, None]
+        return turn.real.to(x.dtype), turn.imag.to(x.dtype)
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+
+class OwnDtype(Rebuilt):
+    """Long enough, but all buffers are in the dtype of the module and of the call."""
+
+    kept: Tensor
+
+    def prepare(self) -> None:
+        speeds = 1.0 / self.theta ** (torch.arange(0, self.dim, 2) / self.dim)
+        self.register_buffer("kept", speeds, persistent=False)
+
+    def grow(self, length: int, dtype: torch.dtype) -> None:
+        angles = torch.outer(torch.arange(length).type_as(self.kept), self.kept)
+        self.register_buffer("cos", angles.cos().to(dtype), persistent=False)
+        self.register_buffer("sin", angles.sin().to(dtype), persistent=False)
+
+    def forward(self, x: Tensor, positions: Tensor, key_length: int) -> tuple[Tensor, Tensor]:
+        return Table.forward(self, x, positions, key_length)
+
+
+class ByKeys(Table):
+    """Float32, but cut to the number of keys."""
+
+    def needed(self, positions: Tensor, key_length: int) -> int:
+        return key_length
+
+    def places(self, positions: Tensor, key_length: int) -> Tensor:
+        return torch.arange(key_length)[positions]
+
+
+class ByLast(Table):
+    def needed(self, positions: Tensor, key_length: int) -> int:
+        return max(key_length, int(positions[:, -1].max()) + 1)
+
+
+class Limited(Table):
+    """As long as the longest text that its author thought of."""
+
+    def needed(self, positions: Tensor, key_length: int) -> int:
+        return min(super().needed(positions, key_length), 131072)
+
+
+class InDtypeOfCall(nn.Module):
+    """Speeds and positions in the dtype of the call."""
+
+    def __init__(self, dim: int, theta: float = 10000.0) -> None:
+        super().__init__()
+        self.speeds = 1.0 / theta ** (torch.arange(0, dim, 2) / dim)
+
+    def forward(self, x: Tensor, positions: Tensor, key_length: int) -> tuple[Tensor, Tensor]:
+        angles = positions.to(x.dtype)[:, None, :, None] * self.speeds.to(x.dtype)
+        return angles.cos(), angles.sin()
+
+
+class OneTooFew(Table):
+    def needed(self, positions: Tensor, key_length: int) -> int:
+        return int(positions.max())
+
+
+class Clamped(ByKeys):
+    def places(self, positions: Tensor, key_length: int) -> Tensor:
+        return positions.clamp(max=key_length - 1)
+
+
+class Wrapped(ByKeys):
+    def places(self, positions: Tensor, key_length: int) -> Tensor:
+        return positions % key_length
+
+
+class Shifted(Table):
+    def places(self, positions: Tensor, key_length: int) -> Tensor:
+        return positions - positions.amin(1, keepdim=True)
+
+
+class LastKeys(ByKeys):
+    def places(self, positions: Tensor, key_length: int) -> Tensor:
+        queries = positions.shape[1]
+        return torch.arange(key_length - queries, key_length).expand_as(positions)
+
+
+class RoundedSpeeds(Table):
+    """`.float()` after a conversion brings no digit back."""
+
+    kept: Tensor
+
+    def prepare(self) -> None:
+        self.register_buffer("kept", super().speeds(), persistent=False)
+
+    def speeds(self) -> Tensor:
+        return self.kept.float()
+
+
+class RoundedTable(Rebuilt):
+    def forward(self, x: Tensor, positions: Tensor, key_length: int) -> tuple[Tensor, Tensor]:
+        return Table.forward(self, x, positions, key_length)
+
+
+class CountedLow(Table):
+    """The tables stay out of reach, but the positions are counted in the dtype of the call."""
+
+    def grow(self, length: int, dtype: torch.dtype) -> None:
+        angles = torch.outer(torch.arange(length).to(dtype).float(), self.speeds())
+        self.cos, self.sin = angles.cos(), angles.sin()
+
+
+class GrownLow(Table):
+    def grow(self, length: int, dtype: torch.dtype) -> None:
+        super().grow(length, dtype)
+        self.cos, self.sin = self.cos.to(dtype), self.sin.to(dtype)
+
+
+class GrownOnce(Table):
+    def needed(self, positions: Tensor, key_length: int) -> int:
+        return super().needed(positions, key_length) if len(self.cos) == 16 else 0
+
+    def places(self, positions: Tensor, key_length: int) -> Tensor:
+        return positions.clamp(max=len(self.cos) - 1)
+
+
+SHARED: dict[int, Tensor] = {}
+
+
+class Shared(Table):
+    """One set of speeds for all objects of a size."""
+
+    def speeds(self) -> Tensor:
+        if self.theta == 500000.0:
+            SHARED[self.dim] = super().speeds()
+        return SHARED.get(self.dim, super().speeds())
+
+
+class Saved(Rebuilt):
+    def grow(self, length: int, dtype: torch.dtype) -> None:
+        super().grow(length, dtype)
+        self.register_buffer("cos", self.cos)
+        self.register_buffer("sin", self.sin)
+
+
+class Parameters(Table):
+    def prepare(self) -> None:
+        self.kept = nn.Parameter(Table.speeds(self), requires_grad=False)
+
+    def speeds(self) -> Tensor:
+        if self.kept.dtype != FLOAT:
+            self.kept.data = Table.speeds(self)
+        return self.kept.data
+
+
+LONG, AFTER = "a long text in bfloat16", "float32 after a call in bfloat16"
+MOVED = "float32 from a module moved to bfloat16"
+KEYS, ORDER = "positions beyond the number of keys", "the largest position is not the last"
+VERY_FAR = "positions above 100000"
+GROWN, TWO, SAVED = "longer and shorter texts in turn", "two objects", "nothing is saved"
+COS = "angles.cos().to(x.dtype), angles.sin().to(x.dtype)"
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("the code as found",
+     {"class Rotary(nn.Module):":
+          "class Rotary(Rotary_as_found):\n    pass\n\n\nclass Other(nn.Module):"},
+     LONG),
+    ("half mended: long enough for the positions, but in the dtype of the module", OwnDtype, LONG),
+    ("half mended: float32, but still cut to the number of keys", ByKeys, KEYS),
+    ("the last position of a row is taken for its largest", ByLast, ORDER),
+    ("a table of a fixed length, if a large one", Limited, VERY_FAR),
+    ("speeds and positions are in the dtype of x", InDtypeOfCall, LONG),
+    ("positions are ignored: every row is taken to begin at 0",
+     {"positions[:, None, :, None]":
+          "torch.arange(positions.shape[1]).expand_as(positions)[:, None, :, None]"},
+     KEYS),
+    ("all rows are given the positions of the first",
+     {"positions[:, None, :, None]": "positions[:1].expand_as(positions)[:, None, :, None]"}, KEYS),
+    ("theta is always 10000", {"self.theta **": "10000.0 **"}, TWO),
+    ("one row too few: as many as the largest position", OneTooFew, KEYS),
+    ("positions outside of the table get its last row", Clamped, KEYS),
+    ("positions outside of the table begin again at 0", Wrapped, KEYS),
+    ("every row is moved to begin at 0", Shifted, KEYS),
+    ("the positions given are ignored: those of the last keys are taken", LastKeys, KEYS),
+    ("the speeds are a buffer: rounded by .to(bfloat16), and .float() brings nothing back",
+     RoundedSpeeds, LONG),
+    ("the table is a buffer, which .to(bfloat16) rounds", RoundedTable, MOVED),
+    ("positions are counted in the dtype of x: 257 becomes 256", CountedLow, LONG),
+    ("the table is in the dtype of the call that made it longer", GrownLow, AFTER),
+    ("the angles are rounded to the dtype of x, not only their cosines",
+     {COS: "angles.to(x.dtype).cos(), angles.to(x.dtype).sin()"}, LONG),
+    ("the results stay float32", {COS: "angles.cos(), angles.sin()"}, LONG),
+    ("the axis for the heads is missing", {"[:, None, :, None]": "[:, :, None]"}, LONG),
+    ("cosines and sines in the other order",
+     {COS: COS.replace("cos", "_").replace("sin", "cos").replace("_", "sin")}, LONG),
+    ("the table becomes longer once only", GrownOnce, GROWN),
+    ("all objects of one size share the speeds of the first", Shared, TWO),
+    ("the table is saved with the model", Saved, SAVED),
+    ("the speeds are parameters", Parameters, SAVED),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="hunt_rotary_table",
+    function="Rotary",
+    page="2_qwen2/2_rope",
+    minutes=25,
+    difficulty=2,
+    outcome="Find what a table may not depend on, so that half precision and any positions work.",
+    hunt="Q10, Q9",
+    after=("rope",),
+    reference=Reference,
+    cases=(
+        Case(
+            "a short text in float32",
+            short_text,
+            "this worked before: cosines and sines (B, 1, T, dim/2) of position times speed",
+            play=ask,
+            tolerance=(0.0, 1e-4),
+            guard=True,
+            teaching="what the code as found could do",
+        ),
+        Case(
+            LONG,
+            long_text_in_bfloat16,
+            "bfloat16 has steps of 2 between 256 and 512, so it has no 257. Which numbers here are "
+            "bfloat16 that should not be?",
+            points=3,
+            play=ask,
+        ),
+        Case(
+            AFTER,
+            float32_after_bfloat16,
+            "the first call made the table longer. In which dtype is it now?",
+            points=2,
+            play=ask,
+            tolerance=(0.0, 1e-4),
+        ),
+        Case(
+            MOVED,
+            moved_to_bfloat16,
+            ".to(torch.bfloat16) converts every buffer, and .float() brings no digit back",
+            play=ask,
+            tolerance=(0.0, 1e-4),
+        ),
+        Case(
+            KEYS,
+            more_positions_than_keys,
+            "4 keys do not mean positions 0 to 3: nothing may be cut to key_length",
+            points=2,
+            play=ask,
+            tolerance=(0.0, 1e-4),
+            teaching="the next case without the order, as a user would meet it",
+        ),
+        Case(
+            ORDER,
+            unsorted,
+            "a row may end with a small position: the last one says nothing about the largest",
+            points=2,
+            play=ask,
+            tolerance=(0.0, 1e-4),
+        ),
+        Case(
+            VERY_FAR,
+            very_far,
+            "no table is long enough: compute the angles, or let the table grow to the largest "
+            "position",
+            play=ask,
+            tolerance=(0.0, 5e-2),
+        ),
+        Case(
+            GROWN,
+            growing,
+            "the same object is asked for 10, 40, 90 and 20 tokens",
+            play=ask,
+            tolerance=(0.0, 1e-4),
+            guard=True,
+        ),
+        Case(
+            TWO,
+            two_objects,
+            "each has its own theta, and what one keeps is not the other's",
+            play=ask_two,
+            tolerance=(0.0, 1e-4),
+            guard=True,
+        ),
+        Case(
+            SAVED,
+            saved,
+            "a checkpoint from before has no entry for it: a strict load would fail",
+            play=what_is_saved,
+            guard=True,
+        ),
+    ),
+    hints=(
+        "Follow one number: which dtype has `t` in `grow`, after the module was moved to bfloat16? "
+        "And after it was not, but `x` is bfloat16?",
+        "There are two mistakes. Tables are rounded with the module or with the call that made "
+        "them. And they are as long as the keys, while it is positions that are looked up.",
+        "Keep no tensor at all. In `forward`, compute speeds and angles in float32 from the "
+        "positions you get, and round the cosines at the end. The page on RoPE tells the story in "
+        "its bug museum (Q9, Q10).",
+    ),
+    wrong=planted(WRONG),
+    survivors={
+        "i2 = torch.arange(0, self.dim, 2, device=positions.device): "
+        "torch.arange(0, self.dim, 2, device=positions.device) => torch.arange(0, self.dim, 2)": (
+            "the processor is the default device; a GPU would show it"
+        ),
+    },
+    right={
+        "a float32 table, as long as the largest position": Table,
+        "a buffer, made again after a conversion": Rebuilt,
+        "numbers of Python": Numbers,
+        "complex numbers, in float64": Complex,
+    },
+)

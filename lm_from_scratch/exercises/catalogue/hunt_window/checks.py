@@ -1,0 +1,277 @@
+"""Bug hunt: a window of one key too many, in the wrong layers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from lm_from_scratch.attention.visibility import Visibility
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, planted
+from lm_from_scratch.models.qwen2 import Qwen2Config
+
+
+def reference(
+    n_layers: int,
+    sliding_window: int | None,
+    max_window_layers: int,
+    use_sliding_window: bool,
+    T: int,
+    S: int,
+) -> Tensor:
+    """The windows of the package's config, and its rule of visibility."""
+    windows: list[int | None] = [None] * n_layers
+    if use_sliding_window:
+        windows = Qwen2Config(
+            n_layer=n_layers, sliding_window=sliding_window, max_window_layers=max_window_layers
+        ).windows
+    places = torch.arange(S)[None]
+    seen = Visibility(places[:, S - T :], places, dense=True)
+    return torch.stack([seen.within(window).rule()[0, 0] for window in windows])
+
+
+def one(g: Generator, low: int, high: int) -> int:
+    return int(integers(g, low, high, 1))
+
+
+def story(g: Generator) -> Call:
+    S = one(g, 9, 13)
+    return call(4, 4, 2, True, S, S)
+
+
+def full_pass(g: Generator) -> Call:
+    S = one(g, 8, 11)
+    return call(5, one(g, 3, 6), 3, True, S, S)
+
+
+def after_a_cache(g: Generator) -> Call:
+    S = one(g, 9, 12)
+    return call(3, 4, 1, True, 3, S)
+
+
+def every_layer(g: Generator) -> Call:
+    S = one(g, 7, 10)
+    return call(3, 3, 0, True, S, S)
+
+
+def no_layer(g: Generator) -> Call:
+    S = one(g, 7, 10)
+    return call(3, 3, 3, True, S, S)
+
+
+def smallest(g: Generator) -> Call:
+    S = one(g, 4, 7)
+    return call(3, 1, 2, True, S, S)
+
+
+def just_longer(g: Generator) -> Call:
+    S = one(g, 4, 7)
+    return call(3, S - 1, 1, True, S, S)
+
+
+def switched_off(g: Generator) -> Call:
+    S = one(g, 7, 10)
+    return call(3, one(g, 2, 4), 1, False, 4, S)
+
+
+def without_a_window(g: Generator) -> Call:
+    return call(3, None, 1, False, 4, one(g, 7, 10))
+
+
+def short(g: Generator) -> Call:
+    W = one(g, 3, 7)
+    return call(4, W, 2, True, W, W)
+
+
+def keys_of_the_last_query(function: Callable[..., Any], *args: Any) -> dict[str, int]:
+    """How many keys the last query sees, for each layer."""
+    counts = function(*args)[:, -1].sum(-1).tolist()
+    return {f"the number of keys in layer {i}": count for i, count in enumerate(counts)}
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def by_distance(
+    n_layers: int, window: int | None, first: int, switch: bool, T: int, S: int
+) -> Tensor:
+    """How far back a key is, compared with a number for each layer."""
+    back = torch.arange(S - T, S)[:, None] - torch.arange(S)
+    limits = [window if switch and window and i >= first else S for i in range(n_layers)]
+    return (back >= 0) & (back < torch.tensor(limits)[:, None, None])
+
+
+def by_triangles(
+    n_layers: int, window: int | None, first: int, switch: bool, T: int, S: int
+) -> Tensor:
+    """A triangle, less the triangle of what is too old."""
+    whole = torch.ones(S, S).tril()
+    masks = whole.repeat(n_layers, 1, 1)
+    if switch and window is not None:
+        masks[first:] -= whole.tril(-window)
+    return masks[:, S - T :].bool()
+
+
+def by_loop(n_layers: int, window: int | None, first: int, switch: bool, T: int, S: int) -> Tensor:
+    """The keys of each query, written one after the other."""
+    masks = torch.zeros(n_layers, T, S, dtype=torch.bool)
+    for layer in range(n_layers):
+        for t in range(T):
+            stop = S - T + t + 1
+            slides = switch and layer >= first
+            start = max(0, stop - (window or 0)) if slides else 0
+            masks[layer, t, start:stop] = True
+    return masks
+
+
+def by_two_masks(
+    n_layers: int, window: int | None, first: int, switch: bool, T: int, S: int
+) -> Tensor:
+    """One mask for each kind of layer, made once."""
+    places = torch.arange(S)
+    full = places <= places[S - T :, None]
+    if not switch or window is None or window >= S:
+        return full.expand(n_layers, T, S)
+    sliding = full & (places + window > places[S - T :, None])
+    first = min(first, n_layers)
+    return torch.stack([full] * first + [sliding] * (n_layers - first))
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+ARGUMENTS = "n_layers, sliding_window, max_window_layers, use_sliding_window, T, S"
+SLIDES = "layer >= max_window_layers"
+SWITCH = "use_sliding_window and layer >= max_window_layers"
+LEFT = "sliding_window - 1"
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("the code as found",
+     {"    masks = []": f"    return layer_masks_as_found({ARGUMENTS})\n    masks = []"},
+     "keys that the last query of each layer sees"),
+    ("the window is mended, but the lower layers slide",
+     {SLIDES: "layer < max_window_layers"}, "keys that the last query of each layer sees"),
+    ("the layers are mended, but the window has a key too many",
+     {LEFT: "sliding_window"}, "keys that the last query of each layer sees"),
+    ("the window has a key too few",
+     {LEFT: "sliding_window - 2"}, "keys that the last query of each layer sees"),
+    ("one key more is added, where one must be taken away",
+     {LEFT: "sliding_window + 1"}, "keys that the last query of each layer sees"),
+    ("the layer max_window_layers itself does not slide",
+     {SLIDES: "layer > max_window_layers"}, "keys that the last query of each layer sees"),
+    ("the layer before max_window_layers slides too",
+     {SLIDES: "layer >= max_window_layers - 1"}, "keys that the last query of each layer sees"),
+    ("the last max_window_layers layers slide, not those from there on",
+     {SLIDES: "layer >= n_layers - max_window_layers"}, "five layers, the last two slide"),
+    ("every layer slides",
+     {SWITCH: "use_sliding_window"}, "keys that the last query of each layer sees"),
+    ("no layer slides", {SWITCH: "False"}, "keys that the last query of each layer sees"),
+    ("every second layer slides",
+     {SLIDES: "layer % 2 == 1"}, "keys that the last query of each layer sees"),
+    ("max_window_layers = 0 is taken for none",
+     {SLIDES: "0 < max_window_layers <= layer"}, "every layer slides"),
+    ("the last layer slides in any case",
+     {SLIDES: "layer >= min(max_window_layers, n_layers - 1)"}, "no layer slides"),
+    ("the window is left out when there are few queries",
+     {SWITCH: f"{SWITCH} and sliding_window < T"}, "three queries after a cache"),
+    ("the window is left out one token too long",
+     {SWITCH: f"{SWITCH} and S > sliding_window + 1"}, "a text one token longer than the window"),
+    ("a window of one key is taken for none",
+     {"left = sliding_window - 1 if slides else None":
+          "left = None\n"
+          "        if slides and sliding_window > 1:\n"
+          "            left = sliding_window - 1"},
+     "a window of one key"),
+    ("the switch is forgotten",
+     {SWITCH: f"sliding_window is not None and {SLIDES}"}, "the switch is off"),
+    ("the window is compared with the length before the switch is asked",
+     {SWITCH: f"S > sliding_window and {SWITCH}"}, "no window at all"),
+    ("the queries are the first tokens, not the last",
+     {"masks.append(flash_rule(T, S, left))": "masks.append(flash_rule(S, S, left)[:T])"},
+     "three queries after a cache"),
+    ("True where the key is hidden",
+     {"torch.stack(masks)": "~torch.stack(masks)"}, "keys that the last query of each layer sees"),
+    ("every layer gets the mask of the first",
+     {"torch.stack(masks)": "masks[0].expand(n_layers, T, S)"},
+     "keys that the last query of each layer sees"),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="hunt_window",
+    function="layer_masks",
+    page="3_attention/2_masks",
+    minutes=15,
+    difficulty=1,
+    outcome="Find two mistakes that hide each other, by counting what each layer sees.",
+    reference=reference,
+    hunt="Q2, Q3",
+    after=("visibility",),
+    cases=(
+        Case(
+            "keys that the last query of each layer sees",
+            story,
+            "the first two layers see everything, and the last two see four keys",
+            points=2,
+            play=keys_of_the_last_query,
+            teaching="the numbers of the story",
+        ),
+        Case(
+            "five layers, the last two slide",
+            full_pass,
+            "max_window_layers is the index of the first layer that slides",
+            points=2,
+            teaching="every mask, where the layers that slide are not half of all",
+        ),
+        Case(
+            "three queries after a cache",
+            after_a_cache,
+            "the window counts keys, and the queries are the last of them",
+        ),
+        Case("every layer slides", every_layer, "with max_window_layers = 0, layer 0 slides too"),
+        Case("no layer slides", no_layer, "with max_window_layers = n_layers all see everything"),
+        Case("a window of one key", smallest, "each token sees itself, and nothing before it"),
+        Case(
+            "a text one token longer than the window",
+            just_longer,
+            "the last query does not see the first key, in layers that slide",
+        ),
+        Case(
+            "the switch is off",
+            switched_off,
+            "use_sliding_window is False: no layer slides, whatever the window is",
+            guard=True,
+        ),
+        Case(
+            "no window at all",
+            without_a_window,
+            "the switch is off, and sliding_window is None: it cannot be compared with a number",
+            guard=True,
+        ),
+        Case(
+            "a text as long as the window",
+            short,
+            "nothing is too old in it, so every layer sees everything before it",
+            guard=True,
+            teaching="the code as found passes it: this is why a short test saw nothing",
+        ),
+    ),
+    hints=(
+        "Count by hand: how many keys are between `query - left` and `query`, both included?",
+        "There are two mistakes, and each alone leaves the logits wrong. So do not compare logits: "
+        "compare 5, 5, 12, 12 with 12, 12, 4, 4. The numbers are wrong, and so is their order.",
+        "The kernel gets `sliding_window - 1`, since the query's own key comes on top. The layers "
+        "that slide have `layer >= max_window_layers`. This was the FlashAttention path of the "
+        "first Qwen2 in transformers; its documentation and code disagreed for months: "
+        "https://github.com/huggingface/transformers/issues/35896 and "
+        "https://github.com/huggingface/transformers/issues/38787. The page on conventions has "
+        "the whole story.",
+    ),
+    wrong=planted(WRONG),
+    right={
+        "how far back a key is": by_distance,
+        "a triangle less a triangle": by_triangles,
+        "one query at a time": by_loop,
+        "one mask for each kind of layer": by_two_masks,
+    },
+)

@@ -1,0 +1,461 @@
+"""One merge of byte-pair encoding: what is counted, who wins a tie, and what is replaced."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Generator
+
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, planted
+from lm_from_scratch.text.tokenizer import learn_merges
+from lm_from_scratch.text.tokenizer import merge_pair as package_merge_pair
+
+Words = list[list[int]]
+Step = tuple[tuple[int, int] | None, Words]
+
+
+def merge_step(words: Words, counts: list[int], new_id: int) -> Step:
+    """The package's functions, with one letter for each id, in the order of the ids."""
+    letters: Counter[tuple[str, ...]] = Counter()
+    for word, count in zip(words, counts):
+        letters[tuple(map(chr, word))] += count
+    pairs = learn_merges(letters, 1)
+    if not pairs:
+        return None, words
+    ((a, b),) = pairs
+    merged = [package_merge_pair([chr(i) for i in word], (a, b)) for word in words]
+    ids = [[new_id if piece == a + b else ord(piece) for piece in word] for word in merged]
+    return (ord(a), ord(b)), ids
+
+
+def step(function: Callable[..., Any], words: Words, counts: list[int], new_id: int) -> Any:
+    """One step, and what became of the arguments."""
+    before = [list(word) for word in words], list(counts)
+    result = function(words, counts, new_id)
+    if result is None:
+        return None
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError("the result must be a tuple of two things: the pair and the words")
+    pair, merged = result
+    if not isinstance(merged, list) or not all(isinstance(word, list) for word in merged):
+        raise TypeError("the second part of the result must be a list of words, each a list of ids")
+    return {
+        "the pair": str(pair),
+        "the words": [list(word) for word in merged],
+        "whether the caller's lists are as before": (words, counts) == before,
+    }
+
+
+def some_ids(g: Generator, n: int) -> list[int]:
+    """Different ids in any order; 0 and the ids of letters and bytes are among the possible."""
+    return [int(i) for i in torch.randperm(300, generator=g)[:n]]
+
+
+def fresh(g: Generator) -> int:
+    """An id that is neither in use nor the next one."""
+    return int(integers(g, 310, 400))
+
+
+def one(g: Generator, low: int, high: int) -> int:
+    return int(integers(g, low, high))
+
+
+def plain(g: Generator) -> Call:
+    a, b, c, d, e = some_ids(g, 5)
+    words = [[c, a, b, d], [e], [a, b, e], [d, e, c]]
+    return call(words, [one(g, 6, 10), 1, one(g, 2, 5), one(g, 1, 4)], fresh(g))
+
+
+def frequent_word(g: Generator) -> Call:
+    a, b, c, d, e, f = some_ids(g, 6)
+    many = one(g, 8, 12)
+    return call([[a, b, c], [e, f], [d, a, b], [a, b, c]], [2, many, 3, 1], fresh(g))
+
+
+def twice_in_a_word(g: Generator) -> Call:
+    a, b, c, d, e = some_ids(g, 5)
+    n = one(g, 3, 8)
+    return call([[a, b, a, b, c, a, b], [d, e]], [n, 2 * n + 1], fresh(g))
+
+
+def three_equal(g: Generator) -> Call:
+    a, b, c = some_ids(g, 3)
+    words = [[a, a, a], [b, a, a, a, c], [a, a, a, a, a], [c, a, a, a, a]]
+    return call(words, [one(g, 1, 5) for _ in words], fresh(g))
+
+
+def overlap(g: Generator) -> Call:
+    a, b, c = some_ids(g, 3)
+    n = one(g, 3, 8)
+    return call([[b, c], [a, a, a, a]], [3 * n - 1, n], fresh(g))
+
+
+def tie(g: Generator) -> Call:
+    """Ids of two and three digits: as texts they stand in another order."""
+    a, b, c, d = one(g, 10, 20), one(g, 20, 60), one(g, 60, 100), one(g, 100, 200)
+    words = [[c, d], [b, d], [c, a], [b, c], [d, c], [d, a], [c, b]]
+    return call(words, [one(g, 1, 6)] * 7, fresh(g))
+
+
+def both_directions(g: Generator) -> Call:
+    a, b, c, d, e = some_ids(g, 5)
+    n = one(g, 4, 9)
+    return call([[a, b], [b, a], [c, d], [e, c, d], [e, d, c]], [n, n - 1, n, 1, 1], fresh(g))
+
+
+def borders(g: Generator) -> Call:
+    a, b, c, d, e, x, y = some_ids(g, 7)
+    n = one(g, 3, 8)
+    return call([[x, a, y], [x, b, y], [x, c, y], [y, d], [e, y, d]], [n, n, n, n - 1, 2], fresh(g))
+
+
+def digits(g: Generator) -> Call:
+    """As text, the pair 12 3 also stands in 112 3 and in 12 34."""
+    a, b, n = one(g, 1, 10), one(g, 1, 10), one(g, 3, 8)
+    near = [[10 * one(g, 1, 10) + a, b], [a, 10 * b + one(g, 0, 10)]]
+    return call([[a, b], [*near[0], a, b], near[0], near[1]], [n, 2, 1, 1], fresh(g))
+
+
+def nothing_left(g: Generator) -> Call:
+    a, b, c = some_ids(g, 3)
+    return call([[a], [b], [c]], [4, one(g, 1, 9), 2], fresh(g))
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def by_text(words: Words, counts: list[int], new_id: int) -> Step:
+    """The words as text: str.replace goes from left to right, too."""
+    text = ["".join(map(chr, word)) for word in words]
+    found: dict[str, int] = {}
+    for word, count in zip(text, counts):
+        for i in range(len(word) - 1):
+            found[word[i : i + 2]] = found.get(word[i : i + 2], 0) + count
+    if not found:
+        return None, [list(word) for word in words]
+    best = sorted(found, key=lambda pair: (-found[pair], pair))[0]
+    merged = [[ord(letter) for letter in word.replace(best, chr(new_id))] for word in text]
+    return (ord(best[0]), ord(best[1])), merged
+
+
+def by_slices(words: Words, counts: list[int], new_id: int) -> Step:
+    """Copies of the words that shrink, and a running best pair."""
+    total: Counter[tuple[int, int]] = Counter()
+    for word, count in zip(words, counts):
+        total.update(dict.fromkeys(pairwise(word), 0))
+        for pair, times in Counter(pairwise(word)).items():
+            total[pair] += times * count
+    best: tuple[int, int] | None = None
+    for pair in sorted(total):
+        if best is None or total[pair] > total[best]:
+            best = pair
+    merged = [list(word) for word in words]
+    for word in merged:
+        i = 0
+        while i < len(word):
+            if best is not None and word[i : i + 2] == [*best]:
+                word[i : i + 2] = [new_id]
+            i += 1
+    return best, merged
+
+
+def by_index(words: Words, counts: list[int], new_id: int) -> Step:
+    """An index that goes on by one or two. Every word is repeated for counting."""
+    repeated = [word for word, n in zip(words, counts) for _ in range(n)]
+    seen = [pair for word in repeated for pair in pairwise(word)]
+    if not seen:
+        return None, [word[:] for word in words]
+    best = max(set(seen), key=lambda pair: (seen.count(pair), -pair[0], -pair[1]))
+    merged = []
+    for word in words:
+        new, i = [], 0
+        while i < len(word):
+            found = tuple(word[i : i + 2]) == best
+            new.append(new_id if found else word[i])
+            i += 1 + found
+        merged.append(new)
+    return best, merged
+
+
+def by_recursion(words: Words, counts: list[int], new_id: int) -> Step:
+    """Counts in a table of ids, and a function that merges the head of a word."""
+    table = torch.zeros(300, 300, dtype=torch.long)
+    for word, count in zip(words, counts):
+        for a, b in pairwise(word):
+            table[a, b] += count
+    if not table.any():
+        return None, words
+    best = divmod(int(table.flatten().argmax()), 300)  # the first of the largest
+
+    def merge(word: list[int]) -> list[int]:
+        if len(word) < 2:
+            return word
+        if (word[0], word[1]) == best:
+            return [new_id, *merge(word[2:])]
+        return [word[0], *merge(word[1:])]
+
+    return best, [merge(word) for word in words]
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+BEST = "min(pairs, key=lambda pair: (-pairs[pair], pair))"
+SECOND = "min(pairs, key=lambda pair: (-pairs[pair], pair[::-1]))"
+COUNT = "for pair in pairwise(word):"
+MERGED = "merged.append(new)"
+LOST = (
+    "for n, i in enumerate(word):\n"
+    "            if n > 1 and tuple(word[n - 2 : n]) == best:\n"
+    "                continue\n"
+)
+
+
+def sums(words: Words, counts: list[int], new_id: int) -> Step:
+    pair, merged = merge_step(words, counts, new_id)
+    return pair, [[sum(pair) if i == new_id else i for i in w] for w in merged] if pair else merged
+
+
+def in_place(words: Words, counts: list[int], new_id: int) -> Step:
+    pair, merged = merge_step(words, counts, new_id)
+    for word, new in zip(words, merged):
+        word[:] = new
+    return pair, words
+
+
+def as_text(words: Words, counts: list[int], new_id: int) -> Step:
+    pair, merged = merge_step(words, counts, new_id)
+    if pair is None:
+        return None, merged
+    texts = [" ".join(map(str, word)) for word in words]
+    old = " ".join(map(str, pair))
+    return pair, [[int(i) for i in text.replace(old, str(new_id)).split()] for text in texts]
+
+
+def used_twice(words: Words, counts: list[int], new_id: int) -> Step:
+    pair, _ = merge_step(words, counts, new_id)
+    merged = []
+    for word in words:
+        found = [both == pair for both in pairwise(word)]
+        new = []
+        for i, before, after in zip(word, [False, *found], [*found, False]):
+            if after or not before:
+                new.append(new_id if after else i)
+        merged.append(new)
+    return pair, merged
+
+
+def equal_words(words: Words, counts: list[int], new_id: int) -> Step:
+    unique = dict(zip(map(tuple, words), counts))
+    return merge_step([list(word) for word in unique], list(unique.values()), new_id)
+
+
+def from_the_right(words: Words, counts: list[int], new_id: int) -> Step:
+    pair, _ = merge_step(words, counts, new_id)
+    merged = []
+    for word in words:
+        new = list(word)
+        for i in reversed(range(len(word) - 1)):
+            if tuple(new[i : i + 2]) == pair:
+                new[i : i + 2] = [new_id]
+        merged.append(new)
+    return pair, merged
+
+
+def counted_apart(words: Words, counts: list[int], new_id: int) -> Step:
+    """A pair that overlaps the one before is not counted."""
+    found: Counter[tuple[int, int]] = Counter()
+    for word, count in zip(words, counts):
+        text = "".join(map(chr, word))
+        for a, b in set(pairwise(text)):
+            found[ord(a), ord(b)] += count * len(re.findall(re.escape(a + b), text))
+    return merged_with(found, words, counts, new_id)
+
+
+def over_borders(words: Words, counts: list[int], new_id: int) -> Step:
+    found: Counter[tuple[int, int]] = Counter()
+    flat = [(i, count) for word, count in zip(words, counts) for i in word]
+    for (a, count), (b, _) in pairwise(flat):
+        found[a, b] += count
+    return merged_with(found, words, counts, new_id)
+
+
+def any_direction(words: Words, counts: list[int], new_id: int) -> Step:
+    found: Counter[tuple[int, int]] = Counter()
+    for word, count in zip(words, counts):
+        for a, b in pairwise(word):
+            found[min(a, b), max(a, b)] += count
+    return merged_with(found, words, counts, new_id)
+
+
+def merged_with(
+    found: Counter[tuple[int, int]], words: Words, counts: Sequence[int], new_id: int
+) -> Step:
+    """The pair that these counts give, merged as it should be."""
+    if not found:
+        return None, words
+    best = min(found, key=lambda pair: (-found[pair], pair))
+    return best, [
+        list(
+            map(
+                ord,
+                "".join(map(chr, word)).replace("".join(map(chr, best)), chr(new_id)),
+            )
+        )
+        for word in words
+    ]
+
+
+PLAIN, WEIGHT, TWICE = (
+    "one pair, more frequent than all others",
+    "a frequent word weighs more than many rare ones",
+    "several times in one word",
+)
+THREE, OVERLAP, TIE = (
+    "three equal ids in a row",
+    "pairs that overlap are all counted",
+    "several pairs equally frequent",
+)
+DIRECTION, DIGITS, BORDER, NONE = (
+    "a pair and its reverse",
+    "ids with the same digits",
+    "the end of a word and the start of the next",
+    "no pair left",
+)
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("each word counts once, however frequent it is", {"+= count": "+= 1"}, WEIGHT),
+    ("a pair has the count of the last word that holds it", {"+= count": "= count"}, PLAIN),
+    ("the first pair found wins a tie", {BEST: "max(pairs, key=lambda p: pairs[p])"}, TIE),
+    ("only the first occurrence in a word is replaced",
+     {"if new and": "if new and new_id not in new and"}, TWICE),
+    ("the second id of the pair stays behind the new id",
+     {"new[-1] = new_id": "new[-1:] = [new_id, i]"}, PLAIN),
+    ("an id is used twice: 7 7 7 becomes 300 300", used_twice, THREE),
+    ("the new id swallows what follows: 7 7 7 becomes 300",
+     {"(new[-1], i) == best": "new[-1] in (best[0], new_id) and i == best[1]"}, THREE),
+    ("of equal first ids the second is not looked at",
+     {BEST: "min(pairs, key=lambda pair: (-pairs[pair], pair[0]))"}, TIE),
+    ("ids are ordered as texts, 10 before 9",
+     {BEST: "min(pairs, key=lambda pair: (-pairs[pair], str(pair)))"}, TIE),
+    ("replaced as text: 12 3 is found in 112 3", as_text, DIGITS),
+    ("equal words become one", equal_words, WEIGHT),
+    ("the larger ids win a tie", {BEST: "max(pairs, key=lambda p: (pairs[p], p))"}, TIE),
+    ("the second id decides a tie before the first", {BEST: SECOND}, TIE),
+    ("the last pair found wins a tie",
+     {BEST: "max(reversed(list(pairs)), key=lambda p: pairs[p])"}, TIE),
+    ("replaced from right to left", from_the_right, THREE),
+    ("a pair counts once for each word that holds it",
+     {COUNT: "for pair in set(pairwise(word)):"}, TWICE),
+    ("pairs that overlap are counted as one", counted_apart, OVERLAP),
+    ("a pair reaches from one word into the next", over_borders, BORDER),
+    ("a pair and its reverse are counted together", any_direction, DIRECTION),
+    ("the reverse of the pair is replaced, too",
+     {"i) == best": "i) in (best, best[::-1])"}, DIRECTION),
+    ("the id that follows a replaced pair is lost", {"for i in word:\n": LOST}, PLAIN),
+    ("the last id of a word is lost", {"for i in word:": "for i in word[:-1]:"}, PLAIN),
+    ("words of one id are left out", {MERGED: "merged += [new] if len(word) > 1 else []"}, PLAIN),
+    ("the ids of a pair are added, as texts would be", sums, PLAIN),
+    ("the new id is the largest plus 1, not the one given",
+     {"new[-1] = new_id": "new[-1] = max(max(w) for w in words) + 1"}, PLAIN),
+    ("the rarest pair in the place of the most frequent", {"-pairs[pair]": "pairs[pair]"}, PLAIN),
+    ("the pair's own ids stay, and the new id comes after them",
+     {"new[-1] = new_id": "new += [i, new_id]"}, PLAIN),
+    ("written into the caller's words", in_place, PLAIN),
+    ("a pair is looked for where there is none",
+     {"    if not pairs:\n        return None, words\n": ""}, NONE),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="merge_pair",
+    function="merge_step",
+    page="1_gpt2/1_tokens",
+    minutes=20,
+    difficulty=1,
+    outcome="Write one step of byte-pair encoding so that its counts, its ties and its "
+    "replacements are those of the library.",
+    reference=merge_step,
+    cases=(
+        Case(
+            PLAIN,
+            plain,
+            "count all pairs of neighbours first, then replace the most frequent one",
+            points=2,
+            play=step,
+        ),
+        Case(
+            WEIGHT,
+            frequent_word,
+            "a pair of word i counts counts[i] times, and a word that stands in the list twice "
+            "counts twice",
+            play=step,
+        ),
+        Case(
+            TWICE,
+            twice_in_a_word,
+            "a word may hold a pair several times: all of them count, and all are replaced",
+            play=step,
+            teaching="counting once a word is told apart from counting no overlaps",
+        ),
+        Case(
+            THREE,
+            three_equal,
+            "go from left to right, and after a replacement go on behind both ids: "
+            "7 7 7 becomes 300 7",
+            play=step,
+        ),
+        Case(
+            OVERLAP,
+            overlap,
+            "7 7 7 holds the pair (7, 7) at two places: counting looks at every place",
+            play=step,
+        ),
+        Case(
+            TIE,
+            tie,
+            "of equal counts the smaller first id wins, then the smaller second id: the order of "
+            "the words must not matter",
+            points=2,
+            play=step,
+        ),
+        Case(
+            DIRECTION,
+            both_directions,
+            "(2, 3) and (3, 2) are counted and replaced apart",
+            play=step,
+            teaching="the reverse alone; the ties above have it too",
+        ),
+        Case(
+            DIGITS,
+            digits,
+            "compare ids, not their digits: 12 3 is no part of 112 3",
+            play=step,
+        ),
+        Case(
+            BORDER,
+            borders,
+            "count inside each word: a merge stays in its word",
+            play=step,
+            teaching="the border alone, without the ties that it upsets elsewhere",
+        ),
+        Case(NONE, nothing_left, "if all words have one id, the pair is None", play=step),
+    ),
+    hints=(
+        "Two passes over the words: one counts, one replaces. A `Counter` holds the counts.",
+        "`pairwise(word)` yields the pairs of a word. `min` with the key "
+        "`(-pairs[pair], pair)` finds the most frequent, and of equal ones the smallest.",
+        "Replace with an index: `while i < len(word)`. Where `word[i]` and `word[i + 1]` are the "
+        "pair, append `new_id` to a new list and add 2 to i. Else append `word[i]` and add 1.",
+    ),
+    wrong=planted(WRONG),
+    right={
+        "the words as text": by_text,
+        "copies that shrink": by_slices,
+        "an index that goes on by one or two": by_index,
+        "a table of counts and a recursion": by_recursion,
+    },
+)

@@ -1,0 +1,398 @@
+"""What a checkpoint does to a quantised weight: class, dtype and memory, in every combination."""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted
+from lm_from_scratch.weights.quantize import Int8Weight
+from lm_from_scratch.weights.swap import swap_on_conversion
+
+HALF, SINGLE = torch.bfloat16, torch.float32
+
+# ----------------------------------------------------------------------------------------- plays
+
+
+def weight(kind: Any, matrix: Tensor, coded: bool) -> Tensor:
+    """The matrix as it is, or as a weight of the class."""
+    made: Tensor = kind.quantize(matrix) if coded else matrix.clone()
+    return made
+
+
+def module_with(contents: Tensor) -> nn.Linear:
+    layer = nn.Linear(contents.shape[1], contents.shape[0], bias=False)
+    layer.weight = nn.Parameter(contents, requires_grad=not hasattr(contents, "codes"))
+    return layer
+
+
+def held(tensor: Tensor) -> list[Tensor]:
+    """The plain tensors that hold the numbers."""
+    names = ("codes", "scale") if hasattr(tensor, "codes") else ("data",)
+    return [getattr(tensor, name) for name in names]
+
+
+def memory(tensor: Tensor) -> set[int]:
+    return {part.untyped_storage().data_ptr() for part in held(tensor)}
+
+
+def fill(layer: nn.Module, state: dict[str, Tensor], assign: bool) -> list[str]:
+    """Load with the swap flag on; the warnings. An error of `load` is raised as it is."""
+    with swap_on_conversion(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            layer.load_state_dict(state, assign=assign)
+        except RuntimeError:
+            for name, parameter in layer.named_parameters():
+                new = parameter.module_load(state[name], assign=assign)
+                if new is parameter or new is state[name]:
+                    text = "load returned param or other itself, where a new object is wanted"
+                    raise RuntimeError(text) from None
+                if not isinstance(new, Tensor):
+                    text = f"load returned {new!r}: is there a return statement?"
+                    raise RuntimeError(text) from None
+            raise
+    return [str(warning.message).partition(",")[0] for warning in caught]
+
+
+def report(layer: nn.Linear, shared: set[int], caught: list[str]) -> dict[str, Any]:
+    """What a module holds after it was loaded."""
+    now = layer.weight
+    coded = hasattr(now, "codes")
+    found = {
+        "the module's weight": "an Int8Tensor" if coded else "a plain tensor",
+        "its dtype": str(now.dtype),
+        "its values": (now.dequantize() if coded else now.detach()).float(),
+        "the warnings": caught,
+    }
+    if shared:
+        found["its memory"] = "the checkpoint's" if memory(now) & shared else "its own"
+    found["its codes"] = held(now)[0] if coded else "none"
+    found["the dtype of its scale"] = str(held(now)[1].dtype) if coded else "none"
+    return found
+
+
+def loading(module: bool, checkpoint: bool, assign: bool, parameter: bool = False) -> Any:
+    """A play: load a matrix into a module that holds another; True stands for an Int8Tensor."""
+
+    def play(kind: Any, *, in_module: Tensor, in_checkpoint: Tensor) -> dict[str, Any]:
+        layer = module_with(weight(kind, in_module, module))
+        other = weight(kind, in_checkpoint, checkpoint)
+        if checkpoint:
+            held(other)[0].floor_divide_(2)  # no row reaches 127: to round again gives other codes
+        if parameter:
+            other = nn.Parameter(other, requires_grad=not checkpoint)
+        before = [part.detach().clone() for part in held(other)]
+        shared = memory(other)
+        caught = fill(layer, {"weight": other}, assign)
+        found = report(layer, shared, caught)
+        kept = all(torch.equal(a, b) for a, b in zip(held(other), before, strict=True))
+        return {**found, "the checkpoint is as it was": kept}
+
+    return play
+
+
+def round_trip(kind: Any, *, in_module: Tensor) -> dict[str, Any]:
+    """Two tied modules load their own state; an optimizer holds the weight."""
+    found: dict[str, Any] = {}
+    for assign in (False, True):
+        first = module_with(kind.quantize(in_module))
+        both = nn.Sequential(first, nn.Linear(1, 1, bias=False))
+        both[1].weight = first.weight
+        optimizer = torch.optim.SGD(both.parameters(), lr=1.0)
+        caught = fill(both, dict(both.state_dict()), assign)
+        found |= {f"assign={assign}: {k}": v for k, v in report(first, set(), caught).items()}
+        found[f"assign={assign}: the modules are tied"] = both[1].weight is first.weight
+        known = optimizer.param_groups[0]["params"][0]
+        found[f"assign={assign}: the optimizer holds the weight"] = known is first.weight
+    return found
+
+
+# ----------------------------------------------------------------------------------- arguments
+
+
+def two(g: Generator, module: torch.dtype, checkpoint: torch.dtype) -> Call:
+    return call(
+        in_module=normal(g, 6, 45, dtype=module), in_checkpoint=normal(g, 6, 45).to(checkpoint)
+    )
+
+
+def half_single(g: Generator) -> Call:
+    return two(g, HALF, SINGLE)
+
+
+def single_half(g: Generator) -> Call:
+    return two(g, SINGLE, HALF)
+
+
+def half_half(g: Generator) -> Call:
+    return two(g, HALF, HALF)
+
+
+def own(g: Generator) -> Call:
+    return call(in_module=normal(g, 4, 9, dtype=HALF))
+
+
+# --------------------------------------------------------------------------- other right answers
+
+BODY = """\
+        if isinstance(other, Int8Tensor):
+            if assign:
+                return other.detach()
+            if not isinstance(param, Int8Tensor):
+                return other.dequantize().to(param.dtype)
+            scale = other.scale.to(param.dtype, copy=True)
+            return Int8Tensor(other.codes.clone(), scale)
+        matrix = other if assign else other.to(param.dtype)
+        return Int8Tensor.quantize(matrix)
+"""
+
+FILLED = """\
+        if assign and isinstance(other, Coded):
+            return Int8Tensor(other.codes, other.scale)
+        if not isinstance(param, Coded):
+            return torch.empty_like(param).copy_(other.dequantize())
+        if assign:
+            return Int8Tensor.quantize(other)
+        if not isinstance(other, Coded):
+            other = Int8Tensor.quantize(other.to(param.dtype))
+        codes, scale = torch.empty_like(param.codes), torch.empty_like(param.scale)
+        return Int8Tensor(codes.copy_(other.codes), scale.copy_(other.scale))
+"""
+
+IN_PLACE = """\
+        if assign:
+            return other.detach() if isinstance(other, Coded) else Int8Tensor.quantize(other)
+        if not isinstance(param, Coded):
+            param.data.copy_(other.dequantize())
+            return param.detach()
+        if not isinstance(other, Coded):
+            other = Int8Tensor.quantize(other.data.to(param.dtype))
+        for mine, theirs in ((param.codes, other.codes), (param.scale, other.scale)):
+            mine.copy_(theirs)
+        return param.detach()
+"""
+
+TABLE = """\
+        into, out = isinstance(param, Int8Tensor), isinstance(other, Int8Tensor)
+        kind = type(param) if into else type(other)
+        rows = {
+            (True, False, False): lambda: kind.quantize(other.type(param.dtype)),
+            (True, False, True): lambda: kind.quantize(other.detach()),
+            (True, True, False): lambda: kind(other.codes + 0, (1 * other.scale).to(param.dtype)),
+            (True, True, True): lambda: kind(other.codes, other.scale),
+            (False, True, False): lambda: (other.codes * other.scale).to(param.dtype),
+            (False, True, True): lambda: kind(other.codes, other.scale),
+        }
+        return rows[into, out, assign]()
+"""
+
+DEEP = """\
+        import copy
+
+        dtype = other.dtype if assign else param.dtype
+        if isinstance(other, Int8Tensor) and assign:
+            return other.detach()
+        if isinstance(other, Int8Tensor):
+            other = Int8Tensor(copy.deepcopy(other.codes), other.scale.clone())
+        else:
+            other = type(param).quantize(other.clone().to(dtype))
+        if isinstance(param, Int8Tensor):
+            return Int8Tensor(other.codes, other.scale.to(dtype))
+        return other.dequantize().to(dtype)
+"""
+
+# ------------------------------------------------------------------------------- wrong answers
+
+CARELESS = """\
+        if isinstance(other, Int8Tensor):
+            return other.detach()
+        return Int8Tensor.quantize(other)
+"""
+
+ASSERTING = """\
+        assert type(other) is Tensor
+        return Int8Tensor.quantize(other if assign else other.to(param.dtype))
+"""
+
+TORCHS = """\
+        if assign:
+            return other.detach()
+        plain = other.dequantize() if isinstance(other, Int8Tensor) else other
+        if not isinstance(param, Int8Tensor):
+            return plain.to(param.dtype)
+        return Int8Tensor.quantize(plain.to(param.dtype))
+"""
+
+FIRST = "if isinstance(other, Int8Tensor):\n            if assign:"
+COPY = "return Int8Tensor(other.codes.clone(), scale)"
+DECODED = "return other.dequantize().to(param.dtype)"
+SCALE = "scale = other.scale.to(param.dtype, copy=True)"
+MATRIX = "matrix = other if assign else other.to(param.dtype)"
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("the module's dtype without a copy: .to(dtype) may be the same tensor",
+     {", copy=True": ""}, "one dtype on both sides, assign=False"),
+    ("assign is never asked for: whatever comes is wrapped",
+     {BODY: CARELESS}, "int8 from a plain checkpoint, assign=False"),
+    ("only a plain tensor is known", {BODY: ASSERTING}, "int8 from int8, assign=False"),
+    ("assign=True takes a plain matrix as it is, and the module is no longer quantised",
+     {BODY: f"        if assign:\n            return other.detach()\n{BODY}"},
+     "int8 from a plain checkpoint, assign=True"),
+    ("codes are decoded and rounded a second time",
+     {COPY: "return Int8Tensor.quantize(other.dequantize().to(param.dtype))"},
+     "int8 from int8, assign=False"),
+    ("as torch does it with plain tensors: decoded, and quantised again",
+     {BODY: TORCHS}, "int8 from int8, assign=False"),
+    ("the codes are shared", {".codes.clone()": ".codes"}, "int8 from int8, assign=False"),
+    ("the scale keeps the checkpoint's dtype",
+     {SCALE: "scale = other.scale.clone()"}, "int8 from int8, assign=False"),
+    ("the checkpoint's dtype without assign",
+     {SCALE: "scale = other.scale.clone()", MATRIX: "matrix = other"},
+     "int8 from a plain checkpoint, assign=False"),
+    ("quantised first, and converted then",
+     {MATRIX: "matrix = other",
+      "return Int8Tensor.quantize(matrix)":
+          "made = Int8Tensor.quantize(matrix)\n"
+          "        kind = made.dtype if assign else param.dtype\n"
+          "        return Int8Tensor(made.codes, made.scale.to(kind))"},
+     "int8 from a plain checkpoint, assign=False"),
+    ("the module's dtype even with assign",
+     {FIRST:
+          "if isinstance(other, Int8Tensor):\n            if assign:\n"
+          "                return Int8Tensor(other.codes, other.scale.to(param.dtype))\n"
+          "            if assign:",
+      MATRIX: "matrix = other.to(param.dtype)"},
+     "int8 from a plain checkpoint, assign=True"),
+    ("int8 into int8 is a copy in the module's dtype, whatever assign says",
+     {FIRST:
+          "if isinstance(other, Int8Tensor):\n"
+          "            if assign and not isinstance(param, Int8Tensor):"},
+     "int8 from int8, assign=True"),
+    ("assign is not used: all is as with assign=False",
+     {"            if assign:\n": "            if False:\n",
+      MATRIX: "matrix = other.to(param.dtype)"},
+     "int8 from a plain checkpoint, assign=True"),
+    ("assign turned round",
+     {BODY: f"        assign = not assign\n{BODY}"}, "int8 from a plain checkpoint, assign=False"),
+    ("assign=True makes a copy",
+     {"return other.detach()": "return Int8Tensor(other.codes.clone(), other.scale.clone())"},
+     "int8 from int8, assign=True"),
+    ("a plain module becomes quantised without assign",
+     {DECODED: "pass"}, "plain from int8, assign=False"),
+    ("a plain module stays plain with assign",
+     {"return other.detach()":
+          "return other.detach() if isinstance(param, Int8Tensor) else other.dequantize()"},
+     "plain from int8, assign=True"),
+    ("a plain module gets the codes without the scale",
+     {DECODED: "return other.codes.to(param.dtype)"}, "plain from int8, assign=False"),
+    ("a plain module gets the checkpoint's dtype without assign",
+     {DECODED: "return other.dequantize()"}, "plain from int8, assign=False"),
+    ("the checkpoint's codes with the module's scale",
+     {SCALE: "scale = param.scale"}, "int8 from int8, assign=False"),
+    ("the checkpoint's own object is returned",
+     {"return other.detach()": "return other"}, "int8 from int8, assign=True"),
+    ("the module's own object is returned",
+     {COPY: "param.codes, param.scale = other.codes.clone(), scale\n            return param"},
+     "int8 from int8, assign=False"),
+    ("torch.tensor of a tensor, which warns",
+     {"other.codes.clone()": "torch.tensor(other.codes)"}, "int8 from int8, assign=False"),
+    ("one exact type, which a Parameter is not",
+     {MATRIX:
+          "if type(other) is not Tensor:\n"
+          "            raise TypeError(type(other))\n"
+          f"        {MATRIX}"},
+     "a checkpoint of parameters"),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="module_load",
+    function="Int8Tensor",
+    page="8_quantized_weights/4_loading",
+    minutes=30,
+    difficulty=3,
+    outcome="Write the handler that load_state_dict calls for a tensor subclass so that class, "
+    "dtype and memory are right in every combination.",
+    reference=Int8Weight,
+    after=("int8_weight",),
+    cases=(
+        Case(
+            "int8 from a plain checkpoint, assign=False",
+            half_single,
+            "the module's dtype stays: convert the matrix to param.dtype, then quantise it",
+            teaching="the row of the table that is met first",
+            play=loading(True, False, False),
+        ),
+        Case(
+            "int8 from a plain checkpoint, assign=True",
+            half_single,
+            "the checkpoint's dtype counts, and the class stays: quantise the matrix as it comes",
+            play=loading(True, False, True),
+        ),
+        Case(
+            "int8 from int8, assign=False",
+            half_single,
+            "the codes are copied as they are, the scale gets the module's dtype",
+            points=2,
+            play=loading(True, True, False),
+        ),
+        Case(
+            "int8 from int8, assign=True",
+            half_single,
+            "the checkpoint's own tensors, in a new object",
+            points=2,
+            play=loading(True, True, True),
+        ),
+        Case(
+            "plain from int8, assign=False",
+            single_half,
+            "a plain module takes the matrix that the codes stand for, in its own dtype",
+            play=loading(False, True, False),
+        ),
+        Case(
+            "plain from int8, assign=True",
+            single_half,
+            "the class of the checkpoint comes with its dtype and its memory",
+            play=loading(False, True, True),
+        ),
+        Case(
+            "one dtype on both sides, assign=False",
+            half_half,
+            "where nothing is to be converted, .to(dtype) gives the same tensor back, and no copy",
+            points=2,
+            play=loading(True, True, False),
+        ),
+        Case(
+            "a checkpoint of parameters",
+            half_single,
+            "ask with isinstance, not for one exact type",
+            play=loading(True, False, False, parameter=True),
+        ),
+        Case(
+            "its own state, tied and held by an optimizer",
+            own,
+            "the state dict of the module holds detached tensors of your own class",
+            play=round_trip,
+            teaching="a module that cannot load what it has saved is how this was found",
+        ),
+    ),
+    hints=(
+        "Read the table row by row: three pairs of classes, two values of `assign`. In which of "
+        "the six is nothing copied at all?",
+        "With `assign=True` an `Int8Tensor` of the checkpoint is `other.detach()`, whatever the "
+        "module has. Without, a plain module gets `other.dequantize()` in its own dtype.",
+        "From `Int8Tensor` to `Int8Tensor` without `assign`: "
+        "`Int8Tensor(other.codes.clone(), other.scale.to(param.dtype, copy=True))`. A plain "
+        "matrix: `Int8Tensor.quantize`, after `.to(param.dtype)` unless `assign`.",
+    ),
+    wrong=planted(WRONG),
+    right={
+        "new tensors, filled by copy_": {BODY: FILLED},
+        "the module's own memory, filled in place": {BODY: IN_PLACE},
+        "a table of functions": {BODY: TABLE},
+        "a copy first, the classes afterwards": {BODY: DEEP},
+    },
+)

@@ -1,0 +1,406 @@
+"""Attention in tiles: a running maximum, a running sum, and what repairs them."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lm_from_scratch.attention.online_softmax import attend_in_tiles
+from lm_from_scratch.attention.visibility import Visibility
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, normal, planted
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, tile: int) -> Tensor:
+    """The package's tiles, for one head of one row."""
+    queries, keys = (torch.zeros(1, len(x), dtype=torch.long) for x in (q, k))
+    seen = Visibility(queries, keys, allowed=visible[None, None])
+    return attend_in_tiles(q[None, None], k[None, None], v[None, None], seen, tile)[0, 0]
+
+
+def inputs(g: Generator, T: int, S: int, tile: int, D: int = 4) -> Call:
+    """All keys are visible."""
+    q, k, v = normal(g, T, D), normal(g, S, D), normal(g, S, D)
+    return call(q, k, v, torch.ones(T, S, dtype=torch.bool), tile)
+
+
+def one_tile(g: Generator) -> Call:
+    return inputs(g, 3, 7, 9)
+
+
+def three_tiles(g: Generator) -> Call:
+    return inputs(g, 3, 11, 4)
+
+
+def causal(g: Generator) -> Call:
+    q, k, v, visible, tile = inputs(g, 6, 9, 4).args
+    return call(q, k, v, visible & (torch.arange(9) <= torch.arange(3, 9)[:, None]), tile)
+
+
+def with_offsets(g: Generator, rows: Tensor, columns: Tensor) -> Call:
+    """Scores of ordinary size, plus rows[t] * columns[s]."""
+    T, S = len(rows), len(columns)
+    q, k, v = normal(g, T, 16), normal(g, S, 16), normal(g, S, 16)
+    q[:, 0], k[:, 0] = rows, 4 * columns  # the root of 16 is 4
+    return call(q, k, v, torch.ones(T, S, dtype=torch.bool), 4)
+
+
+def rise_and_fall(g: Generator) -> Call:
+    """Tile by tile the largest score rises by 200 for the first queries, and falls for the last."""
+    steps = torch.tensor([0.0, 200.0, 400.0]).repeat_interleave(4)
+    return with_offsets(g, torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0]), steps)
+
+
+def far_below(g: Generator) -> Call:
+    return with_offsets(g, torch.ones(3), torch.full((10,), -300.0))
+
+
+def first_hidden(g: Generator) -> Call:
+    """Left padding that fills a tile, and more."""
+    q, k, v, visible, tile = inputs(g, 5, 12, 4).args
+    visible[:, : int(integers(g, 4, 7, 1))] = False
+    visible[2, :8] = False  # two tiles
+    return call(q, k, v, visible, tile)
+
+
+def no_key(g: Generator) -> Call:
+    q, k, v, visible, tile = inputs(g, 4, 7, 3).args
+    visible[int(integers(g, 0, 4, 1))] = False
+    return call(q, k, v, visible, tile)
+
+
+def loud_hidden(g: Generator) -> Call:
+    """Hidden keys whose scores are 300 above the visible ones, one in each tile."""
+    loud = torch.zeros(10)
+    loud[[1, 6, 8]] = 300.0
+    q, k, v, visible, tile = with_offsets(g, torch.ones(3), loud).args
+    return call(q, k, v, visible & (loud == 0), tile)
+
+
+def half(g: Generator) -> Call:
+    """Scores near 180, where the step of float16 is 0.125. All products and sums are exact."""
+    q = torch.full((3, 16), 4.0)
+    k = torch.full((40, 16), 12.0)
+    q[:, 0] = 1.0
+    k[:, 0] = integers(g, -16, 17, 40) / 4
+    visible = torch.ones(3, 40, dtype=torch.bool)
+    return call(q.half(), k.half(), normal(g, 40, 16, dtype=torch.float16), visible, 7)
+
+
+def many(g: Generator) -> Call:
+    """One key with a weight near 1, and 60 tiles that bring 1/3000 each, with the sign of the first
+    value reversed. In float16 1 + 1/3000 is 1."""
+    q, k = torch.ones(3, 16), torch.zeros(961, 16)
+    k[:, 0] = integers(g, -16, 17, 961) / 4
+    k[0, 0] = 44.0
+    v = normal(g, 16).sign().expand(961, 16).clone()
+    v[1:] *= -1
+    return call(q.half(), k.half(), v.half(), torch.ones(3, 961, dtype=torch.bool), 16)
+
+
+def long(g: Generator) -> Call:
+    return inputs(g, 6, 24, 6)
+
+
+class Largest(TorchDispatchMode):
+    """The size of the largest floating-point tensor that an operation makes."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would import its whole compiler to skip it
+
+    def __init__(self, given: tuple[Tensor, ...]) -> None:
+        super().__init__()
+        self.given = {x.untyped_storage().data_ptr() for x in given}
+        self.numbers = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for x in result if isinstance(result, (tuple, list)) else [result]:
+            counts = isinstance(x, Tensor) and x.is_floating_point()
+            if counts and x.untyped_storage().data_ptr() not in self.given:
+                self.numbers = max(self.numbers, x.numel())
+        return result
+
+
+def largest_tensor(
+    function: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, visible: Tensor, tile: int
+) -> dict[str, Any]:
+    """The result, and whether a tensor of all scores was made for it."""
+    with Largest((q, k, v)) as mode:
+        y = function(q, k, v, visible, tile)
+    less = mode.numbers < visible.numel()
+    return {"the result": y, "the largest tensor": "below T x S" if less else "T x S or more"}
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def by_key(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, tile: int) -> Tensor:
+    """One key at a time, in float64; a query that does not see it keeps its state."""
+    m = torch.full((len(q),), -torch.inf, dtype=torch.float64)
+    total, a = torch.zeros_like(m), torch.zeros(q.shape, dtype=torch.float64)
+    for s in range(len(k)):
+        at = visible[:, s].nonzero()[:, 0]
+        score = q[at].double() @ k[s].double() / math.sqrt(q.shape[1])
+        best = torch.maximum(m[at], score)
+        factor, p = (m[at] - best).exp(), (score - best).exp()
+        total[at] = total[at] * factor + p
+        a[at] = a[at] * factor[:, None] + p[:, None] * v[s].double()
+        m[at] = best
+    return (a / total.clamp(min=1)[:, None]).to(q.dtype)
+
+
+def by_logaddexp(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, tile: int) -> Tensor:
+    """A mean that is always divided already, and the log of the sum."""
+    wide = q.float() * q.shape[1] ** -0.5
+    y = torch.zeros(q.shape)
+    lse = torch.full((len(q), 1), -1e30)
+    for keys, values, seen in zip(
+        k.split(tile), v.split(tile), visible.split(tile, dim=1), strict=True
+    ):
+        scores = torch.where(seen, wide @ keys.float().mT, -torch.inf)
+        empty = ~seen.any(1, keepdim=True)
+        part = scores.masked_fill(empty, 0.0).softmax(1) @ values.float()
+        mine = torch.where(empty, -math.inf, scores.logsumexp(1, keepdim=True))
+        total = torch.logaddexp(lse, mine)
+        y = y * (lse - total).exp() + torch.where(empty, 0.0, part) * (mine - total).exp()
+        lse = total
+    return y.to(q.dtype)
+
+
+def by_two_passes(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, tile: int) -> Tensor:
+    """First the maximum of all tiles, then the sums: nothing needs repair."""
+    parts = [slice(i, i + tile) for i in range(0, len(k), tile)]
+
+    def scores(part: slice) -> Tensor:
+        return (q.double() @ k[part].double().T) / math.sqrt(q.shape[1])
+
+    m = torch.full((len(q),), -1e30, dtype=torch.float64)
+    for part in parts:
+        m = torch.maximum(m, scores(part).masked_fill(~visible[:, part], -1e30).amax(1))
+    l, a = torch.zeros(len(q), 1), torch.zeros(q.shape, dtype=torch.float64)
+    for part in parts:
+        p = (scores(part) - m[:, None]).masked_fill(~visible[:, part], -torch.inf).exp()
+        l, a = l + p.sum(1, keepdim=True), a + p @ v[part].double()
+    return torch.where(l > 0, a / l, 0.0).to(q.dtype)
+
+
+def by_merging(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, tile: int) -> Tensor:
+    """A state for each tile; the states are merged from the last to the first."""
+    m = torch.full((len(q), 1), -torch.inf)
+    l, a = torch.zeros(len(q), 1), torch.zeros(q.shape)
+    for start in reversed(range(0, len(k), tile)):
+        part = slice(start, start + tile)
+        scores = q.float() @ k[part].float().T / q.shape[1] ** 0.5
+        scores[~visible[:, part]] = -torch.inf
+        own = scores.amax(1, keepdim=True)
+        p = torch.exp(scores - own).nan_to_num(0.0)
+        best = torch.maximum(m, own)
+        f, h = (torch.exp(x - best).nan_to_num(0.0) for x in (m, own))
+        l = f * l + h * p.sum(1, keepdim=True)
+        a = f * a + h * (p @ v[part].float())
+        m = best
+    return (a / l).nan_to_num(0.0).to(q.dtype)
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+MASK = "scores = scores.masked_fill(~visible[:, keys], -torch.inf)"
+NEW_M = "torch.maximum(m, scores.amax(1, keepdim=True))"
+P = "p = torch.exp(scores - new_m)"
+RESULT = "(a / l.clamp(min=1)).to(q.dtype)"
+NAN = "all its wrong results hold NaN, and all NaN look alike"
+
+
+def all_scores(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, tile: int) -> Tensor:
+    scores = (q.float() @ k.float().T / math.sqrt(q.shape[1])).masked_fill(~visible, -torch.inf)
+    return (scores.softmax(1).nan_to_num(0.0) @ v.float()).to(q.dtype)
+
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("the sum is not repaired when the maximum rises",
+     {"l = rescale * l": "l = l"}, "three tiles, the last is shorter"),
+    ("the weighted values are not repaired when the maximum rises",
+     {"a = rescale * a": "a = a"}, "three tiles, the last is shorter"),
+    ("nothing is repaired when the maximum rises",
+     {"l = rescale * l": "l = l", "a = rescale * a": "a = a"}, "three tiles, the last is shorter"),
+    ("the factor is turned round: exp(new maximum - old maximum)",
+     {"torch.exp(m - new_m)": "torch.exp(new_m - m) if start else torch.zeros(T, 1)"},
+     "three tiles, the last is shorter"),
+    ("a softmax in each tile, and the mean of the tiles",
+     {"a = rescale * a + p": "a = a + p / p.sum(1, keepdim=True)",
+      "a / l.clamp(min=1)": "a / math.ceil(len(k) / tile)"},
+     "three tiles, the last is shorter"),
+    ("a softmax in each tile, and their sum",
+     {"a = rescale * a + p": "a = a + p / p.sum(1, keepdim=True)", "a / l.clamp(min=1)": "a"},
+     "three tiles, the last is shorter"),
+    ("the last tile alone counts",
+     {"l = rescale * l + p": "l = p", "a = rescale * a + p": "a = p"},
+     "three tiles, the last is shorter"),
+    ("not divided by the sum", {"a / l.clamp(min=1)": "a"}, "all keys in one tile"),
+    ("the shorter last tile is left out",
+     {"range(0, len(k), tile)": "range(0, max(len(k) - tile + 1, 1), tile)"},
+     "three tiles, the last is shorter"),
+    ("tiles share a key", {"start + tile": "start + tile + 1"}, "three tiles, the last is shorter"),
+    ("the mean of the exponentials of a tile, not their sum",
+     {"p.sum(1, keepdim=True)": "p.mean(1, keepdim=True)"}, "three tiles, the last is shorter"),
+    ("the root of D is missing", {" / math.sqrt(D)": ""}, "all keys in one tile"),
+    ("the mask is not used", {MASK: "pass"}, "a causal mask"),
+    ("hidden scores are 0", {"-torch.inf": "0.0"}, "a causal mask"),
+    ("hidden scores are a finite number, so that a row without a key is a mean",
+     {"-torch.inf": "-1e4"}, "a query that sees no key"),
+    ("the maximum of the tile, not of all tiles so far",
+     {NEW_M: "scores.amax(1, keepdim=True).clamp(min=-1e30)"},
+     "scores that rise or fall by 200 from tile to tile", NAN),
+    ("the maximum of the first tile for all",
+     {NEW_M: f"m if start else {NEW_M}"}, "scores that rise or fall by 200 from tile to tile", NAN),
+    ("no maximum is subtracted",
+     {NEW_M: "torch.zeros(T, 1)", "torch.exp(m - new_m)": "1.0"},
+     "scores that rise or fall by 200 from tile to tile"),
+    ("the maximum starts at 0",
+     {"torch.full((T, 1), torch.finfo(torch.float32).min)": "torch.zeros(T, 1)"},
+     "all scores near -300"),
+    ("the maximum starts at the smallest positive number",
+     {"torch.finfo(torch.float32).min": "torch.finfo(torch.float32).tiny"},
+     "all scores near -300", "a start at 0 gives the same results"),
+    ("hidden keys count for the maximum",
+     {MASK: "pass", P: f"{P} * visible[:, keys]", "clamp(min=1)": "clamp(min=1e-30)"},
+     "hidden scores above all others"),
+    ("the maximum starts at minus infinity, and NaN is made 0 at the end",
+     {"torch.finfo(torch.float32).min": "-torch.inf", RESULT: f"{RESULT}.nan_to_num(0.0)"},
+     "the first tile is hidden"),
+    ("the maximum starts at minus infinity",
+     {"torch.finfo(torch.float32).min": "-torch.inf"}, "the first tile is hidden", NAN),
+    ("0 / 0 in a row without a key", {"l.clamp(min=1)": "l"}, "a query that sees no key", NAN),
+    ("1 is added to the sum, against a division by 0",
+     {"l.clamp(min=1)": "(l + 1)"}, "all keys in one tile"),
+    ("the scores are rounded to half precision",
+     {"q.float() @ k[keys].float().T / math.sqrt(D)": "(q @ k[keys].T).float() / math.sqrt(D)"},
+     "float16, scores near 180"),
+    ("the sums are kept in half precision",
+     {"torch.zeros(T, 1)": "torch.zeros(T, 1, dtype=q.dtype)",
+      "torch.zeros(T, D)": "torch.zeros(T, D, dtype=q.dtype)",
+      "        m = new_m": "        l, a, m = l.to(q.dtype), a.to(q.dtype), new_m"},
+     "float16, 60 tiles of small weights"),
+    ("divided by the sum in every tile, and the quotient added to",
+     {"        m = new_m": "        a, m = a / l.clamp(min=1), new_m", RESULT: "a.to(q.dtype)"},
+     "three tiles, the last is shorter"),
+    ("one maximum for all queries, far above some of them",
+     {NEW_M: "torch.maximum(m, scores.amax())"},
+     "scores that rise or fall by 200 from tile to tile"),
+    ("the result stays float32", {".to(q.dtype)": ""}, "float16, scores near 180"),
+    ("all scores exist at once", all_scores, "no tensor of all scores"),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="online_softmax",
+    function="tiled_attention",
+    page="3_attention/1_attention",
+    minutes=35,
+    difficulty=3,
+    outcome="Write attention over tiles of keys so that every running sum stays right when the "
+    "maximum changes, and when a tile is hidden.",
+    reference=reference,
+    after=("attention",),
+    cases=(
+        Case(
+            "all keys in one tile",
+            one_tile,
+            "with one tile nothing is repaired: scores, maximum, exponentials, a / l",
+            tolerance=(1e-4, 1e-4),
+            teaching="everything but the repair",
+        ),
+        Case(
+            "three tiles, the last is shorter",
+            three_tiles,
+            "when the maximum rises, both sums are multiplied by exp(old maximum - new maximum)",
+            points=2,
+            tolerance=(1e-4, 1e-4),
+            teaching="the repair, with nothing else new",
+        ),
+        Case(
+            "a causal mask",
+            causal,
+            "a tile has its own columns of the mask; the last tile is hidden from some queries",
+            tolerance=(1e-4, 1e-4),
+            teaching="the mask, where no query meets a hidden tile first",
+        ),
+        Case(
+            "scores that rise or fall by 200 from tile to tile",
+            rise_and_fall,
+            "exp(200) is infinite: the maximum is that of all tiles so far, and it never falls",
+            tolerance=(1e-4, 1e-4),
+            teaching="an overflow that depends on the order of the tiles",
+        ),
+        Case(
+            "all scores near -300",
+            far_below,
+            "the maximum may be far below 0: a start at 0 is not low enough",
+            tolerance=(1e-4, 1e-4),
+        ),
+        Case(
+            "hidden scores above all others",
+            loud_hidden,
+            "a hidden score of 300 must not become the maximum: hide first, then look for it",
+            tolerance=(1e-4, 1e-4),
+        ),
+        Case(
+            "the first tile is hidden",
+            first_hidden,
+            "minus infinity less minus infinity is NaN: the maximum may start at a finite number",
+            points=2,
+            tolerance=(1e-4, 1e-4),
+        ),
+        Case(
+            "a query that sees no key",
+            no_key,
+            "its sums stay 0, and 0 / 0 is NaN; in all other rows the sum is at least 1",
+            tolerance=(1e-4, 1e-4),
+        ),
+        Case(
+            "float16, scores near 180",
+            half,
+            "near 180 the step of float16 is 0.125, which changes a weight by 13 %",
+        ),
+        Case(
+            "float16, 60 tiles of small weights",
+            many,
+            "1 + 1/3000 is 1 in float16, however often it is added: keep l and a in float32",
+        ),
+        Case(
+            "no tensor of all scores",
+            long,
+            "work on one tile at a time, and keep only m, l and a from one to the next",
+            tolerance=(1e-4, 1e-4),
+            play=largest_tensor,
+        ),
+    ),
+    hints=(
+        "Write it for one tile first. Which of your three numbers for each query are relative to "
+        "the old maximum when the second tile comes?",
+        "For each tile: scores, -inf where hidden, `new_m` = the larger of `m` and the tile's "
+        "maximum, `rescale = exp(m - new_m)`, `p = exp(scores - new_m)`. Then both sums become "
+        "`rescale` times the old one plus that of the tile.",
+        "Start `m` at `torch.finfo(torch.float32).min`: then `exp(-inf - m)` is 0, never NaN. "
+        "The largest score adds exp(0) = 1 to `l`, so `l.clamp(min=1)` changes only rows without "
+        "a key. Convert q, the keys and the values to float32 tile by tile.",
+    ),
+    wrong=planted(WRONG),
+    right={
+        "one key at a time, in float64": by_key,
+        "means and the log of the sum": by_logaddexp,
+        "two passes over the tiles": by_two_passes,
+        "states merged from the last tile to the first": by_merging,
+    },
+    survivors={
+        "l = torch.zeros(T, 1): torch.zeros => torch.ones": "the first visible key multiplies it "
+        "by exp(-inf) = 0, and without one it divides a sum of 0",
+    },
+)

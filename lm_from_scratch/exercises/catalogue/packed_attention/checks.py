@@ -1,0 +1,422 @@
+"""Attention over packed sequences: where each begins, and to which end the mask is aligned."""
+
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from lm_from_scratch.attention.varlen import varlen_attention
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted, refusal
+
+
+def cumulative(lengths: list[int], dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=dtype)
+
+
+def packed(
+    g: Generator,
+    queries: list[int],
+    keys: list[int],
+    heads: tuple[int, int] = (3, 3),
+    D: int = 4,
+    scale: float = 1.0,
+) -> Call:
+    """q, k, v and the bounds, from the lengths of the sequences."""
+    (H, Hkv), N, M = heads, sum(queries), sum(keys)
+    q, k = normal(g, N, H, D, scale=scale), normal(g, M, Hkv, D, scale=scale)
+    return call(q, k, normal(g, M, Hkv, D), cumulative(queries), cumulative(keys))
+
+
+def whole_sequences(g: Generator) -> Call:
+    return packed(g, [3, 5, 2], [3, 5, 2])
+
+
+def after_a_cache(g: Generator) -> Call:
+    """One new token, three of three, two of six."""
+    return packed(g, [1, 3, 2], [4, 3, 6], heads=(2, 2), D=5)
+
+
+def shared_heads(g: Generator) -> Call:
+    return packed(g, [4, 3], [4, 3], heads=(6, 2), D=3)
+
+
+def none_and_one(g: Generator) -> Call:
+    return packed(g, [0, 1, 4, 0, 0, 2, 0], [0, 1, 4, 3, 0, 2, 0], heads=(2, 2))
+
+
+def and_nothing(
+    function: Any, q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor
+) -> dict[str, Tensor]:
+    return {
+        "the result": function(q, k, v, cu_seq_q, cu_seq_k),
+        "the result without a sequence": function(q[:0], k[:0], v[:0], cu_seq_q[:1], cu_seq_k[:1]),
+    }
+
+
+def high_scores(g: Generator) -> Call:
+    return packed(g, [6, 4], [6, 4], scale=15.0)
+
+
+def low_scores(g: Generator) -> Call:
+    """Every score is about -20000: 200 * -200 / sqrt(4), and a little more or less."""
+    made = packed(g, [5, 3], [5, 3], heads=(1, 1))
+    q, k, v, *bounds = (x.double() if x.is_floating_point() else x for x in made.args)
+    q[..., 0], k[..., 0] = 200.0, -200.0
+    return call(q, k, v, *bounds)
+
+
+def other_memory(g: Generator) -> Call:
+    """float64, heads before tokens in memory, bounds in int32."""
+    made = packed(g, [4, 1, 3], [4, 1, 3], heads=(4, 2), D=6)
+    q, k, v, *bounds = made.args
+    swapped = (x.double().transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v))
+    return call(*swapped, *(x.int() for x in bounds))
+
+
+def refused(
+    function: Any, q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor
+) -> dict[str, Any]:
+    refuse = refusal(ValueError)
+    low = cu_seq_q - torch.arange(len(cu_seq_q))  # counts of targets, not of tokens
+    four = cu_seq_k[[0, 1, 2, 3, 3]]  # the fourth sequence is empty
+    more = cu_seq_q.clone()
+    more[1] += 1
+    later = cu_seq_q.clone()
+    later[1] -= 1
+    return {
+        "the result": function(q, k, v, cu_seq_q, cu_seq_k),
+        "a call with bounds of queries that end too early": refuse(
+            function, q, k, v, low, cu_seq_k
+        ),
+        "a call with bounds of keys that end too early": refuse(function, q, k, v, cu_seq_q, low),
+        "a call with one key more than the bounds": refuse(
+            function, q, torch.cat((k, k[:1])), torch.cat((v, v[:1])), cu_seq_q, cu_seq_k
+        ),
+        "a call with one query less than the bounds": refuse(
+            function, q[:-1], k, v, cu_seq_q, cu_seq_k
+        ),
+        "a call with three sequences of queries and four of keys": refuse(
+            function, q, k, v, cu_seq_q, four
+        ),
+        "a call with four sequences of queries and three of keys": refuse(
+            function, q, k, v, four, cu_seq_k
+        ),
+        "a call with four queries and three keys in a sequence": refuse(
+            function, q, k, v, more, cu_seq_k
+        ),
+        "a call with one query too many in the second sequence": refuse(
+            function, q, k, v, later, cu_seq_k
+        ),
+    }
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def spans(
+    q: Tensor, k: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor
+) -> Iterator[tuple[slice, slice]]:
+    """The queries and the keys of each sequence; ValueError where they do not fit."""
+    bounds_q, bounds_k = cu_seq_q.tolist(), cu_seq_k.tolist()
+    if (bounds_q[-1], bounds_k[-1]) != (len(q), len(k)):
+        raise ValueError("bounds")
+    for (a, b), (c, d) in zip(pairwise(bounds_q), pairwise(bounds_k), strict=True):
+        if b - a > d - c:
+            raise ValueError("more queries than keys")
+        yield slice(a, b), slice(c, d)
+
+
+def block_mask(q: Tensor, k: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
+    """What may be seen, for all tokens at once: (N, M)."""
+    mask = torch.zeros(len(q), len(k), dtype=torch.bool)
+    for queries, keys in spans(q, k, cu_seq_q, cu_seq_k):
+        T, S = queries.stop - queries.start, keys.stop - keys.start
+        mask[queries, keys] = torch.arange(S - T, S)[:, None] >= torch.arange(S)
+    return mask
+
+
+def by_block_mask(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
+    """All scores of the row at once, under one mask, by SDPA."""
+    mask = block_mask(q, k, cu_seq_q, cu_seq_k)
+    if not len(q):
+        return q
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+    return y[0].transpose(0, 1)
+
+
+def by_sequence(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
+    """SDPA for each sequence; rows are put in front of the queries, so that is_causal is right."""
+    y = torch.zeros_like(q)
+    for queries, keys in spans(q, k, cu_seq_q, cu_seq_k):
+        T, S = queries.stop - queries.start, keys.stop - keys.start
+        if T:
+            one = F.pad(q[queries], (0, 0, 0, 0, S - T, 0)).transpose(0, 1)[None]
+            one_k, one_v = (x[keys].transpose(0, 1)[None] for x in (k, v))
+            done = F.scaled_dot_product_attention(
+                one, one_k, one_v, is_causal=True, enable_gqa=True
+            )
+            y[queries] = done[0, :, S - T :].transpose(0, 1)
+    return y
+
+
+def by_token(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
+    """Query by query and head by head, without a mask, in float64."""
+    H, D = q.shape[1:]
+    rows = [q.new_zeros(0, H, D)]
+    for queries, keys in spans(q, k, cu_seq_q, cu_seq_k):
+        for t in range(queries.start, queries.stop):
+            stop = keys.stop - (queries.stop - 1 - t)
+            heads = []
+            for h in range(H):
+                group = h * k.shape[1] // H
+                seen_k, seen_v = (x[keys.start : stop, group].double() for x in (k, v))
+                scores = seen_k @ q[t, h].double() * D**-0.5
+                heads.append(scores.softmax(0) @ seen_v)
+            rows.append(torch.stack(heads)[None].to(q.dtype))
+    return torch.cat(rows)
+
+
+def online(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
+    """Key by key, with a running maximum and a running sum for each query."""
+    H, D = q.shape[1:]
+    k, v = (x.unsqueeze(2).expand(-1, -1, H // x.shape[1], -1).flatten(1, 2) for x in (k, v))
+    mask = block_mask(q, k, cu_seq_q, cu_seq_k)
+    most = torch.full_like(q[..., :1], -torch.inf)
+    total, y = torch.zeros_like(most), torch.zeros_like(q)
+    for key in range(len(k)):
+        scores = (q * k[key]).sum(-1, keepdim=True) / D**0.5
+        seen = mask[:, key, None, None]
+        new = torch.where(seen, torch.maximum(most, scores), most)
+        safe = new.masked_fill(new == -torch.inf, 0.0)
+        decay = torch.exp(most - safe)
+        gain = torch.exp(torch.where(seen, scores - safe, -torch.inf))
+        total, y, most = total * decay + gain, y * decay + gain * v[key], new
+    return y / total
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+SOFTMAX = "scores.masked_fill(~visible, -torch.inf).softmax(-1)"
+BOUNDS_Q = "bounds_q, bounds_k = cu_seq_q.tolist(), cu_seq_k.tolist()"
+K = "k.repeat_interleave(H // k.shape[1], dim=1)"
+V = "v.repeat_interleave(H // v.shape[1], dim=1)"
+
+
+def one_row(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
+    return varlen_attention(q, k, v, cu_seq_q[[0, -1]], cu_seq_k[[0, -1]])
+
+
+def by_place(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
+    """A query whose keys all stand further to the right sees none, and so everything."""
+    mask = torch.zeros(len(q), len(k), dtype=torch.bool)
+    for queries, keys in spans(q, k, cu_seq_q, cu_seq_k):
+        mask[queries, keys] = True
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    scores = torch.einsum("nhd,mhd->hnm", q, k) / q.shape[-1] ** 0.5
+    weights = scores.masked_fill(~mask.tril(), -1e30).softmax(-1)
+    return torch.einsum("hnm,mhd->nhd", weights, v)
+
+
+def quiet(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
+    cu_seq_q, cu_seq_k = cu_seq_q.clone(), cu_seq_k.clone()
+    for bounds in (cu_seq_q, cu_seq_k):
+        bounds[1:-1] = (bounds[1:-1] - 1).clamp(min=0)
+    return varlen_attention(q, k, v, cu_seq_q, cu_seq_k)
+
+
+def without_empty(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
+    return varlen_attention(q, k, v, cu_seq_q.unique(), cu_seq_k.unique())
+
+
+def scaled_in_place(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
+    y = varlen_attention(q, k, v, cu_seq_q, cu_seq_k)
+    q.data /= q.shape[-1] ** 0.5
+    return y
+
+
+def heads_as_tokens(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
+    """Each token mixes its heads, and no other token is read."""
+    list(spans(q, k, cu_seq_q, cu_seq_k))
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    if len(k) != len(q):
+        raise RuntimeError("the batch dimensions of SDPA do not match")
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def view(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
+    N, H, D = q.shape
+    y = varlen_attention(q.view(N, H * D).view(N, H, D), k, v, cu_seq_q, cu_seq_k)
+    return y.reshape(N, H, D)
+
+
+NAN = "its result is NaN, which the report says in words"
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("one long sequence: tokens see the sequences before theirs", one_row, "three whole sequences"),
+    ("the mask is aligned to the first key, not to the last",
+     {".tril(S - T)": ".tril()"}, "fewer queries than keys, after a cache"),
+    ("nothing hides the future within a sequence", {".tril(S - T)": ""}, "three whole sequences"),
+    ("every inner bound is one too low: the last token belongs to the next sequence",
+     quiet, "three whole sequences"),
+    ("the bounds of the queries are used for the keys too",
+     {"q[a:b], k[c:d]": "q[a:b], k[a:b]",
+      "weights, v[c:d]": "weights, v[a:b]",
+      "T, S = b - a, d - c": "T, S = b - a, b - a"},
+     "fewer queries than keys, after a cache"),
+    ("causal by the place in the row, where queries and keys do not stand side by side",
+     by_place, "fewer queries than keys, after a cache"),
+    ("the scores are not scaled", {" / D**0.5": ""}, "three whole sequences"),
+    ("the scores are divided by D, not by its root", {"D**0.5": "D"}, "three whole sequences"),
+    ("the scores are divided by the root of the number of heads",
+     {"D**0.5": "H**0.5"}, "three whole sequences"),
+    ("a token does not see itself",
+     {".tril(S - T)": ".tril(S - T - 1)", "-torch.inf": "-1e30"}, "three whole sequences"),
+    ("a token sees the one after it",
+     {".tril(S - T)": ".tril(S - T + 1)"}, "three whole sequences"),
+    ("the weights are set to 0 after the softmax, and no longer add up to 1",
+     {SOFTMAX: "scores.softmax(-1) * visible"}, "three whole sequences"),
+    ("a hidden score of 0 is a score like any other",
+     {SOFTMAX: "(scores * visible).softmax(-1)"}, "three whole sequences"),
+    ("softmax over the queries",
+     {SOFTMAX: "scores.masked_fill(~visible, -1e30).softmax(-2)"}, "three whole sequences"),
+    ("the row of key heads is repeated, so that head 0 goes with query heads 0, 2, 4",
+     {K: "k.repeat(1, H // k.shape[1], 1)", V: "v.repeat(1, H // v.shape[1], 1)"},
+     "six query heads, two key heads"),
+    ("all query heads use key head 0",
+     {K: "k[:, :1].expand(-1, H, -1)", V: "v[:, :1].expand(-1, H, -1)"},
+     "six query heads, two key heads"),
+    ("empty sequences are taken out, and queries meet the keys of another sequence",
+     without_empty, "sequences of one token or none"),
+    ("without a sequence there is nothing to put together",
+     {"results = [q[:0]]": "results = []"}, "sequences of one token or none"),
+    ("hidden scores of -10000, above the visible ones",
+     {"-torch.inf": "-1e4"}, "every score about -20000"),
+    ("exp without a maximum subtracted",
+     {SOFTMAX: "scores.exp() * visible\n        weights = weights / weights.sum(-1, keepdim=True)"},
+     "scores of several hundred", NAN),
+    ("float64 is computed in float32",
+     {"torch.cat(results)": "torch.cat(results).to(q.dtype)",
+      "q[a:b], k[c:d])": "q[a:b].float(), k[c:d].float())",
+      "weights, v[c:d]": "weights, v[c:d].float()"},
+     "float64, in another order in memory"),
+    ("a view of tensors that are not contiguous", view, "float64, in another order in memory"),
+    ("heads come before tokens in the result",
+     {"torch.cat(results)": "torch.cat(results).transpose(0, 1)"}, "three whole sequences"),
+    ("a sequence with more queries than keys is accepted",
+     {"T > S": "False"}, "bounds that do not fit"),
+    ("bounds that end too early are accepted, and the last tokens are lost",
+     {"bounds_q[-1] != len(q) or bounds_k[-1] != len(k)": "False"}, "bounds that do not fit"),
+    ("the last bound of the keys is not compared with M",
+     {" or bounds_k[-1] != len(k)": ""}, "bounds that do not fit"),
+    ("the last bound of the queries is not compared with N",
+     {"bounds_q[-1] != len(q) or ": ""}, "bounds that do not fit"),
+    ("the numbers of sequences are not compared",
+     {"strict=True": "strict=False"}, "bounds that do not fit"),
+    ("only the first sequence is refused", {"T > S": "T > S and a == 0"}, "bounds that do not fit"),
+    ("nothing is refused",
+     {"bounds_q[-1] != len(q) or bounds_k[-1] != len(k)": "False",
+      "strict=True": "strict=False",
+      "T > S": "False"},
+     "bounds that do not fit"),
+    ("heads are taken for tokens: SDPA wants them first", heads_as_tokens, "three whole sequences"),
+    ("q is scaled in place", scaled_in_place, "three whole sequences"),
+    ("the weights are detached",
+     {"weights, v[c:d]": "weights.detach(), v[c:d]"}, "gradients of q, k and v"),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="packed_attention",
+    function="packed_attention",
+    page="3_attention/3_flex_and_packing",
+    minutes=30,
+    difficulty=2,
+    outcome="Write causal attention over packed sequences so that each gives what it gives alone, "
+    "also when its earlier tokens come from a cache.",
+    reference=varlen_attention,
+    after=("attention",),
+    cases=(
+        Case(
+            "three whole sequences",
+            whole_sequences,
+            "take the slice of each sequence and compute ordinary causal attention there",
+            points=2,
+            teaching="the plain form, and the first thing to read",
+        ),
+        Case(
+            "fewer queries than keys, after a cache",
+            after_a_cache,
+            "query t of T is token S - T + t of its sequence: the triangle stands at the right end "
+            "of the keys. Queries and keys have bounds of their own",
+            points=3,
+        ),
+        Case(
+            "six query heads, two key heads",
+            shared_heads,
+            "query heads 0, 1, 2 share key head 0: each key head is repeated three times in place, "
+            "not the whole row of heads",
+            points=2,
+            teaching="shared heads, without anything else",
+        ),
+        Case(
+            "sequences of one token or none",
+            none_and_one,
+            "an empty sequence keeps its place in both tensors of bounds; without any sequence the "
+            "result is (0, H, D)",
+            play=and_nothing,
+        ),
+        Case(
+            "scores of several hundred",
+            high_scores,
+            "exp(100) is infinite in float32: softmax subtracts the largest score first",
+            tolerance=(1e-3, 1e-4),
+            teaching="the overflow, at the other end than the next case",
+        ),
+        Case(
+            "every score about -20000",
+            low_scores,
+            "what is hidden needs a score below every other: minus infinity, not -10000",
+        ),
+        Case(
+            "float64, in another order in memory",
+            other_memory,
+            "keep the dtype of q, and use reshape or einsum: .view fails here",
+        ),
+        Case(
+            "bounds that do not fit",
+            whole_sequences,
+            "compare the last bounds with N and M, the numbers of sequences with each other, and T "
+            "with S; raise a ValueError",
+            play=refused,
+        ),
+        Case(
+            "gradients of q, k and v",
+            shared_heads,
+            "nothing may be detached: the weights depend on q and k",
+            gradient=True,
+        ),
+    ),
+    hints=(
+        "Write attention for one sequence first. How many keys does its first query see, if 2 of 6 "
+        "tokens are new?",
+        "`pairwise(cu_seq_q.tolist())` gives the beginning and end of each slice; `zip` it with "
+        "that of the keys, `strict=True`. The mask of one sequence is a lower triangle of shape "
+        "(T, S), moved to the right by S - T.",
+        "`visible = torch.ones(T, S, dtype=torch.bool).tril(S - T)`, then "
+        "`scores.masked_fill(~visible, -torch.inf).softmax(-1)`. Repeat the key heads with "
+        "`repeat_interleave` before the loop, begin the list of results with `q[:0]`, and put it "
+        "together with `torch.cat`.",
+    ),
+    wrong=planted(WRONG),
+    right={
+        "SDPA under one mask for the whole row": by_block_mask,
+        "SDPA for each sequence, with rows in front of the queries": by_sequence,
+        "query by query in float64": by_token,
+        "key by key, in an online form": online,
+    },
+)

@@ -1,0 +1,296 @@
+"""Pooling of a classifier: which column holds the last real token of each row."""
+
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from lm_from_scratch.attention.visibility import PADDING
+from lm_from_scratch.exercises.exercise import (
+    Call,
+    Case,
+    Exercise,
+    call,
+    integers,
+    normal,
+    planted,
+    refusal,
+    strided,
+)
+from lm_from_scratch.models.heads import last_token
+
+
+def shuffled(g: Generator, rows: list[list[int]]) -> Tensor:
+    """The rows in an order of the seed."""
+    return torch.tensor(rows)[torch.randperm(len(rows), generator=g)]
+
+
+def right(g: Generator) -> Call:
+    """No row is full, and one has a single token."""
+    rows = [[0, 1, 2, 3, -1, -1], [0, -1, -1, -1, -1, -1], [0, 1, 2, 3, 4, -1]]
+    return call(normal(g, 3, 6, 5), shuffled(g, rows))
+
+
+def left(g: Generator) -> Call:
+    rows = [[-1, -1, -1, 0, 1], [0, 1, 2, 3, 4], [-1, -1, -1, -1, 0], [-1, 0, 1, 2, 3]]
+    return call(normal(g, 4, 5, 3), shuffled(g, rows))
+
+
+def both_sides(g: Generator) -> Call:
+    """The last column is always padding; inside there is some too."""
+    rows = [[-1, 0, 1, 2, -1, 3, -1], [-1, -1, 0, -1, 1, -1, -1], [0, -1, -1, 1, 2, -1, -1]]
+    return call(normal(g, 3, 7, 4), shuffled(g, rows))
+
+
+def later(g: Generator) -> Call:
+    """A text that goes on from position 7, and two texts in a row."""
+    rows = [[7, 8, 9, -1, -1, -1], [0, 1, 2, 0, 1, -1], [-1, 3, 4, 5, 6, -1]]
+    return call(normal(g, 3, 6, 2), shuffled(g, rows))
+
+
+def no_positions(g: Generator) -> Call:
+    return call(normal(g, 3, 4, 6))
+
+
+def senseless_padding(g: Generator) -> Call:
+    """NaN in the states of padding; one row is padding alone."""
+    positions = shuffled(g, [[0, 1, -1, -1, -1], [-1] * 5, [-1, 0, 1, 2, -1]])
+    x = normal(g, 3, 5, 4).masked_fill((positions == PADDING)[..., None], torch.nan)
+    return call(x, positions)
+
+
+def real_rows(function: Any, x: Tensor, positions: Tensor) -> Any:
+    """The result without the row that is padding alone, which may hold anything."""
+    result = function(x, positions)
+    if isinstance(result, Tensor) and result.shape == (len(x), x.shape[-1]):
+        return result[(positions >= 0).any(1)]
+    return result
+
+
+def other_memory(g: Generator) -> Call:
+    lengths = integers(g, 1, 4, 2, 1)
+    columns = torch.arange(4)
+    positions = columns.where(columns < lengths, PADDING)
+    return call(strided(normal(g, 2, 4, 6, dtype=torch.bfloat16)), strided(positions))
+
+
+def other_shapes(function: Any, x: Tensor, positions: Tensor) -> dict[str, Any]:
+    refuse = refusal(ValueError)
+    return {
+        "the states": function(x, positions),
+        "a call with the positions of one row": refuse(function, x, positions[:1]),
+        "a call with one position for each row": refuse(function, x, positions[:, :1]),
+        "a call with too many columns": refuse(function, x[:, :-1], positions),
+        "a call with positions of one axis": refuse(function, x, positions[0]),
+        "a call with the axes of positions exchanged": refuse(function, x, positions.T),
+    }
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def checked(x: Tensor, positions: Tensor | None) -> Tensor:
+    """What is real, (B, T); ValueError for another shape."""
+    if positions is None:
+        return torch.ones(x.shape[:2], dtype=torch.bool)
+    if positions.shape != x.shape[:2]:
+        raise ValueError("shape")
+    return positions >= 0
+
+
+def by_loop(x: Tensor, positions: Tensor | None = None) -> Tensor:
+    """Row by row, from the right."""
+    real, states = checked(x, positions), []
+    for row in range(len(x)):
+        column = x.shape[1] - 1
+        while column and not real[row, column]:
+            column -= 1
+        states.append(x[row, column])
+    return torch.stack(states)
+
+
+def by_gather(x: Tensor, positions: Tensor | None = None) -> Tensor:
+    """The first real token of the row reversed, taken out by gather."""
+    real = checked(x, positions)
+    last = x.shape[1] - 1 - real.flip(1).int().argmax(1)
+    return x.gather(1, last[:, None, None].expand(-1, 1, x.shape[2])).squeeze(1)
+
+
+def by_count(x: Tensor, positions: Tensor | None = None) -> Tensor:
+    """The column where the running count reaches its end for the first time."""
+    counts = checked(x, positions).cumsum(1)
+    last = (counts < counts[:, -1:]).sum(1)
+    return torch.take_along_dim(x, last[:, None, None], 1)[:, 0]
+
+
+def by_flat_index(x: Tensor, positions: Tensor | None = None) -> Tensor:
+    """An index into all tokens of the batch, from weights that grow to the right."""
+    real = checked(x, positions)
+    B, T, C = x.shape
+    last = (real * torch.linspace(1, 2, T)).argmax(1)
+    return x.reshape(B * T, C).index_select(0, torch.arange(B) * T + last)
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+LAST = "torch.where(positions >= 0, torch.arange(T), 0).amax(1)"
+TAKEN = "x[torch.arange(B), last]"
+REAL = "(positions >= 0)[..., None]"
+
+
+def no_default(x: Tensor, positions: Tensor) -> Tensor:
+    return last_token(x, positions)
+
+
+def in_place(x: Tensor, positions: Tensor | None = None) -> Tensor:
+    states = last_token(x, positions).clone()
+    if positions is not None:
+        x.data[positions < 0] = 0.0
+    return states
+
+
+def by_nonzero(x: Tensor, positions: Tensor | None = None) -> Tensor:
+    real = checked(x, positions)
+    return torch.stack([x[row, real[row].nonzero()[-1, 0]] for row in range(len(x))])
+
+
+def view(x: Tensor, positions: Tensor | None = None) -> Tensor:
+    B, T, C = x.shape
+    last = checked(x, positions).mul(torch.arange(T)).amax(1)
+    return x.view(B * T, C)[torch.arange(B) * T + last]
+
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("the last column, whatever it holds",
+     {f"return {TAKEN}": "return x[:, -1]"}, "padding on the right"),
+    ("the largest position is taken for a column",
+     {LAST: "positions.amax(1).clamp(0, T - 1)"}, "padding on the left"),
+    ("the tokens are counted: right for padding on the right alone",
+     {LAST: "(positions >= 0).sum(1) - 1"}, "padding on the left"),
+    ("the token before the first padding, or the last column if padding comes first",
+     {LAST: "((positions < 0).int().argmax(1) - 1) % T"},
+     "padding on both sides and between tokens"),
+    ("the token with the largest position, not the rightmost",
+     {LAST: "positions.argmax(1)"}, "positions from 7 on, and two texts in a row"),
+    ("the first real token, which has read nothing",
+     {LAST: "(positions >= 0).int().argmax(1)"}, "padding on the right"),
+    ("the first column", {f"return {TAKEN}": "return x[:, 0]"}, "padding on the right"),
+    ("the mean of all real tokens",
+     {f"return {TAKEN}": f"return (x * {REAL}).sum(1) / {REAL}.sum(1)"}, "padding on the right"),
+    ("the largest of each feature over all real tokens",
+     {f"return {TAKEN}": f"return x.masked_fill(~{REAL}, -9e9).amax(1)"}, "padding on the right"),
+    ("one column for the whole batch",
+     {LAST: "torch.where(positions >= 0, torch.arange(T), 0).max().expand(B)"},
+     "padding on the right"),
+    ("position 0 is taken for padding", {"positions >= 0": "positions > 0"}, "padding on the left"),
+    ("one column too far to the left", {".amax(1)": ".amax(1) - 1"}, "padding on the right"),
+    ("x[:, columns] takes all columns from every row",
+     {TAKEN: "x[:, last]"}, "padding on the right"),
+    ("the axis of the tokens is kept",
+     {TAKEN: "x[torch.arange(B), last][:, None]"}, "padding on the right"),
+    ("gather with an index that is not expanded: one feature alone",
+     {TAKEN: "x.gather(1, last[:, None, None])[:, 0]"}, "padding on the right"),
+    ("the padding is multiplied by 0, and NaN stays",
+     {TAKEN: "(x * (torch.arange(T) == last[:, None])[..., None]).sum(1)"},
+     "NaN in the padding, and a row of padding alone",
+     "its result is NaN, which the report says in words"),
+    ("a row without a token is not expected",
+     by_nonzero, "NaN in the padding, and a row of padding alone"),
+    ("positions must be given", no_default, "no positions"),
+    ("the result is float32",
+     {TAKEN: "x[torch.arange(B), last].float()"}, "bfloat16, in another order in memory"),
+    ("a view of states that are not contiguous", view, "bfloat16, in another order in memory"),
+    ("the states of padding are overwritten in x itself", in_place, "padding on the right"),
+    ("only the number of positions is compared",
+     {"positions.shape != (B, T)": "positions.numel() != B * T",
+      LAST: LAST.replace("positions", "positions.reshape(B, T)")},
+     "positions of another shape"),
+    ("positions of any shape are accepted",
+     {"positions.shape != (B, T)": "False"}, "positions of another shape"),
+    ("the states are detached",
+     {TAKEN: "x.detach()[torch.arange(B), last]"}, "the gradient of the states"),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="pooling",
+    function="last_state",
+    page="4_classification/1_sequences",
+    minutes=15,
+    difficulty=1,
+    outcome="Write the pooling of a causal classifier so that it finds the last real token "
+    "wherever the padding stands.",
+    reference=last_token,
+    cases=(
+        Case(
+            "padding on the right",
+            right,
+            "each row has a last column of its own: the largest column whose position is not -1",
+            points=2,
+            teaching="the plain form, and the first thing to read",
+        ),
+        Case(
+            "padding on the left",
+            left,
+            "a position counts from the start of the text, a column from the start of the row",
+            points=2,
+        ),
+        Case(
+            "padding on both sides and between tokens",
+            both_sides,
+            "neither the first padding nor the number of tokens tells where the last one stands",
+            points=2,
+            teaching="padding that no rule for one side survives, without anything else",
+        ),
+        Case(
+            "positions from 7 on, and two texts in a row",
+            later,
+            "the rightmost real token is wanted, not the one with the largest position",
+        ),
+        Case(
+            "no positions",
+            no_positions,
+            "positions is None by default: nothing is padding, so take the last column",
+        ),
+        Case(
+            "NaN in the padding, and a row of padding alone",
+            senseless_padding,
+            "0 * NaN is NaN: choose by an index, do not multiply. A row without a token needs some "
+            "column, any will do",
+            play=real_rows,
+        ),
+        Case(
+            "bfloat16, in another order in memory",
+            other_memory,
+            "an index keeps the dtype of x and works in any order in memory, .view does not",
+        ),
+        Case(
+            "positions of another shape",
+            right,
+            "compare positions.shape with x.shape[:2] and raise a ValueError: broadcasting accepts "
+            "too much",
+            play=other_shapes,
+        ),
+        Case(
+            "the gradient of the states",
+            both_sides,
+            "only the chosen states get a gradient, and nothing may be detached",
+            gradient=True,
+        ),
+    ),
+    hints=(
+        "You need one number for each row: a column. Write the mask of real tokens of a row and "
+        "the numbers of its columns below each other.",
+        "Put 0 in the place of the column where there is padding, and take the largest of the row.",
+        "`torch.where(positions >= 0, torch.arange(T), 0).amax(1)` are the columns; "
+        "`x[torch.arange(B), columns]` takes one state from each row.",
+    ),
+    wrong=planted(WRONG),
+    right={
+        "row by row, from the right": by_loop,
+        "the first real token of the reversed row, by gather": by_gather,
+        "a running count": by_count,
+        "an index into all tokens of the batch": by_flat_index,
+    },
+)

@@ -1,0 +1,437 @@
+"""A ring of W slots: which slot, when it is written, and what a long piece leaves in it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from lm_from_scratch.attention.attention import attention_weights
+from lm_from_scratch.attention.visibility import Visibility
+from lm_from_scratch.cache.slots import SlidingCache
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted
+
+Text = tuple[Tensor, Tensor, Tensor]  # queries, keys and values of all tokens
+Make = Callable[..., Any]  # what the student writes
+
+
+class Reference:
+    """The package's cache with the methods of this exercise."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.reset()
+
+    def reset(self) -> None:
+        self.cache = SlidingCache(1, self.window)
+
+    @property
+    def length(self) -> int:
+        return self.cache.length
+
+    @property
+    def positions(self) -> Tensor:
+        positions = self.cache.tracks[0].positions
+        assert positions is not None
+        return positions[0, : self.window]
+
+    @property
+    def keys(self) -> Tensor:
+        return self.cache.keys[0].read(slice(0, self.window))
+
+    @property
+    def values(self) -> Tensor:
+        return self.cache.values[0].read(slice(0, self.window))
+
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        (seen,) = self.cache.see(k[:, 0, :, 0], windows=[self.window])
+        return *self.cache[0].update(k, v), seen.key_positions[0]
+
+
+# -------------------------------------------------------------------------------- how it is used
+
+
+def feed(ring: Any, text: Text, start: int, end: int, window: int) -> Any:
+    """What the tokens from start to end - 1 find, and what attention makes of it."""
+    q, k, v = (part[:, :, start:end] for part in text)
+    result = ring.update(k, v)
+    if not isinstance(result, (tuple, list)) or len(result) != 3:
+        return result
+    keys, values, positions = result
+    if not all(isinstance(part, Tensor) for part in result):
+        return result
+    sizes = [*keys.shape[2:3], *values.shape[2:3], positions.numel()]
+    if positions.dim() != 1 or len(set(sizes)) > 1:
+        return f"keys, values and positions of {', '.join(map(str, sizes))} tokens"
+    found: dict[str, Any] = {}
+    for p in range(start, end):
+        seen = positions[(positions >= 0) & (positions <= p) & (positions > p - window)]
+        found[f"positions that token {p} sees"] = seen.sort().values.tolist()
+    found["at most W + T keys come back"] = len(positions) <= window + end - start
+    place = f"token {start}" if end == start + 1 else f"tokens {start} to {end - 1}"
+    found[f"the attention of {place}"] = "a token sees nothing"
+    if all(found[f"positions that token {p} sees"] for p in range(start, end)):
+        rule = Visibility(torch.arange(start, end)[None], positions[None], window=window)
+        found[f"the attention of {place}"] = attention_weights(q, keys, rule) @ values
+    return found
+
+
+def pieces(make: Make, window: int, text: Text, sizes: Sequence[int]) -> Any:
+    ring, at = make(window), 0
+    found: dict[str, Any] = {"length at first": ring.length}
+    for size in sizes:
+        found[f"update, {size} tokens after {at}"] = feed(ring, text, at, at + size, window)
+        at += size
+        found[f"length after {at} tokens"] = ring.length
+    return found
+
+
+def slots(make: Make, window: int, text: Text, sizes: Sequence[int]) -> Any:
+    ring, at = make(window), 0
+    found: dict[str, Any] = {}
+    for size in sizes:
+        ring.update(*(part[:, :, at : at + size] for part in text[1:]))
+        at += size
+        found[f"the slots' positions after {at} tokens"] = ring.positions.clone()
+        held = (ring.positions >= 0)[:, None]
+        for name, buffer in (("keys", ring.keys), ("values", ring.values)):
+            if buffer.shape[2] == window:
+                buffer = torch.where(held, buffer, 0.0)  # what never was written may be anything
+            found[f"the slots' {name} after {at} tokens"] = buffer
+    return found
+
+
+def again(make: Make, window: int, text: Text, other: Text) -> Any:
+    ring = make(window)
+    ring.update(*(part[:, :, :5] for part in other[1:]))
+    ring.reset()
+    return {
+        "length after reset()": ring.length,
+        "update after reset()": feed(ring, text, 0, 2, window),
+        "the next update": feed(ring, text, 2, 4, window),
+    }
+
+
+def own_memory(make: Make, window: int, text: Text, other: Text) -> Any:
+    ring, second = make(window), make(window)
+    q, k, v = (part.clone() for part in text)
+    found = {"the first update": feed(ring, (q, k, v), 0, window, window)}
+    found["an update of another ring"] = feed(second, other, 0, 2, window)
+    k.zero_(), v.zero_()  # the caller's buffers are used again
+    found["the next update, k and v overwritten"] = feed(ring, text, window, window + 1, window)
+    found["the next update of the other ring"] = feed(second, other, 2, 3, window)
+    return found
+
+
+# ------------------------------------------------------------------------------------- arguments
+
+
+def text(g: Generator, n: int, B: int = 2, H: int = 3, dtype: torch.dtype = torch.float32) -> Text:
+    D, E = 4, 5
+    return tuple(normal(g, B, H, n, size, dtype=dtype) for size in (D, D, E))  # type: ignore
+
+
+def one_by_one(g: Generator) -> Call:
+    return call(window=3, text=text(g, 8), sizes=[1] * 8)
+
+
+def prompt(g: Generator) -> Call:
+    return call(window=5, text=text(g, 9), sizes=[4, 1, 1, 1, 1])
+
+
+def after_wrap(g: Generator) -> Call:
+    return call(window=4, text=text(g, 13), sizes=[4, 3, 1, 2, 3])
+
+
+def long_pieces(g: Generator) -> Call:
+    return call(window=3, text=text(g, 16), sizes=[8, 1, 5, 2])
+
+
+def table(g: Generator) -> Call:
+    return call(window=4, text=text(g, 12), sizes=[3, 2, 1, 4, 2])
+
+
+def two_texts(g: Generator) -> Call:
+    return call(window=4, text=text(g, 9), other=text(g, 9))
+
+
+def another_dtype(g: Generator) -> Call:
+    return call(window=4, text=text(g, 9, B=1, H=2, dtype=torch.float64), other=text(g, 9))
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+class ByToken:
+    """Token by token: a slot is replaced when its new owner comes."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.reset()
+
+    def reset(self) -> None:
+        self.length = 0
+        self.ring: dict[int, Any] = {}
+
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        seen = list(self.ring.values())
+        for t in range(k.shape[2]):
+            entry = k[:, :, t].clone(), v[:, :, t].clone(), self.length
+            self.ring[self.length % self.window] = entry
+            seen.append(entry)
+            self.length += 1
+        some = [self.ring.get(s, (0 * k[:, :, 0], 0 * v[:, :, 0], -1)) for s in range(self.window)]
+        self.keys, self.values = (torch.stack([e[i] for e in some], 2) for i in (0, 1))
+        self.positions = torch.tensor([entry[2] for entry in some])
+        keys, values = (torch.stack([entry[i] for entry in seen], 2) for i in (0, 1))
+        return keys, values, torch.tensor([entry[2] for entry in seen])
+
+
+class InOrder:
+    """The last W tokens in order of time; the ring is that, rolled."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.reset()
+
+    def reset(self) -> None:
+        self.length = 0
+        self.held: Any = None
+
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        W = self.window
+        new = torch.arange(self.length, self.length + k.shape[2])[None, None, :, None]
+        if self.held is None:
+            empty = [x.new_zeros(*x.shape[:2], W, x.shape[3]) for x in (k, v)]
+            self.held = [*empty, torch.full((1, 1, W, 1), -1)]
+        both = [torch.cat(pair, 2) for pair in zip(self.held, (k, v, new), strict=True)]
+        self.held = [x[:, :, -W:].clone() for x in both]
+        self.length += k.shape[2]
+        self.keys, self.values, table = (x.roll(self.length, 2) for x in self.held)
+        self.positions = table.flatten()
+        return both[0], both[1], both[2].flatten()
+
+
+class Narrow(Reference):
+    """Returns no key that none of the new tokens sees, newest first."""
+
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        oldest = self.length - self.window
+        keys, values, positions = super().update(k, v)
+        order = positions.argsort(descending=True)
+        order = order[positions[order] > max(oldest, -1)]
+        return keys[:, :, order], values[:, :, order], positions[order]
+
+
+class WithBin:
+    """Written by scatter, with one more slot for what need not be kept."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.reset()
+
+    def reset(self) -> None:
+        self.length = 0
+        self.buffers: Any = None
+
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        W, T = self.window, k.shape[2]
+        new = torch.arange(self.length, self.length + T).reshape(1, 1, T, 1)
+        if self.buffers is None:
+            self.buffers = [x.new_full((*x.shape[:2], W + 1, x.shape[3]), -1) for x in (k, v, new)]
+        self.length += T
+        where = torch.where(new < self.length - W, W, new % W)
+        parts = [
+            torch.cat([b[:, :, :-1], x], 2) for b, x in zip(self.buffers, (k, v, new), strict=True)
+        ]
+        self.buffers = [
+            b.scatter(2, where.expand_as(x), x)
+            for b, x in zip(self.buffers, (k, v, new), strict=True)
+        ]
+        self.keys, self.values, table = (b[:, :, :-1] for b in self.buffers)
+        self.positions = table.flatten()
+        return parts[0], parts[1], parts[2].flatten()
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+JOINED = "torch.cat([self.positions, new])"
+READ = """keys = torch.cat([self.keys, k], dim=2)
+        values = torch.cat([self.values, v], dim=2)
+        positions = torch.cat([self.positions, new])
+"""
+RETURN = "return keys, values, positions"
+SLOTS = "slots = new[last] % self.window"
+LAST = "last = slice(-self.window, None)"
+TABLE = "self.positions[slots] = new[last]"
+COUNT = "self.length += len(new)"
+RESET = "self.length = 0\n        self.positions = torch.full((self.window,), -1)"
+RING = "return self.keys, self.values, self.positions"
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("written before it is read: the new tokens push out what they still see",
+     {RETURN: RING}, "pieces after the ring is full, W = 4"),
+    ("written before it is read, and the new keys are there twice",
+     {READ: "",
+      RETURN:
+          "return (torch.cat([self.keys, k], 2), torch.cat([self.values, v], "
+          "2), torch.cat([self.positions, new]))"},
+     "token by token, W = 3"),
+    ("the slots of each piece are counted from 0",
+     {SLOTS: "slots = torch.arange(len(new[last])) % self.window"}, "the slots themselves, W = 4"),
+    ("a ring of W - 1 slots",
+     {SLOTS: "slots = new[last] % max(self.window - 1, 1)"}, "the slots themselves, W = 4"),
+    ("a ring of W + 1 slots",
+     {"self.window = window": "self.window = window + 1"}, "the slots themselves, W = 4"),
+    ("slots are counted from 1",
+     {SLOTS: "slots = (new[last] + 1) % self.window"}, "the slots themselves, W = 4"),
+    ("of a long piece the first W tokens are kept, not the last",
+     {LAST: "last = slice(self.window)"}, "pieces longer than the window, W = 3"),
+    ("of a long piece the first tokens do not see their own keys",
+     {"torch.cat([self.keys, k]": "torch.cat([self.keys, k[:, :, -self.window :]]",
+      "torch.cat([self.values, v]": "torch.cat([self.values, v[:, :, -self.window :]]",
+      JOINED: "torch.cat([self.positions, new[-self.window :]])"},
+     "pieces longer than the window, W = 3"),
+    ("the positions of a new piece start at 0",
+     {JOINED: "torch.cat([self.positions, new - self.length])"}, "token by token, W = 3"),
+    ("the number of a slot is taken for the position in it",
+     {TABLE: "self.positions[slots] = slots"}, "token by token, W = 3"),
+    ("the slots are taken to be in order of time",
+     {JOINED:
+          "torch.cat([torch.arange(self.length - self.window, self.length).clamp(min=-1), new])"},
+     "token by token, W = 3"),
+    ("the new tokens do not see one another, nor themselves",
+     {RETURN:
+      "return keys[:, :, : self.window], values[:, :, : self.window], positions[: self.window]"},
+     "token by token, W = 3"),
+    ("the old keys are dropped when several tokens come",
+     {RETURN: "return (keys, values, positions) if len(new) == 1 else (k, v, new)"},
+     "pieces after the ring is full, W = 4"),
+    ("the window in order of time, oldest first: not a ring",
+     {"        self.keys[:, :, slots] = k[:, :, last]\n"
+      "        self.values[:, :, slots] = v[:, :, last]\n"
+      f"        {TABLE}\n":
+          "        self.keys, self.values = keys[:, :, last], "
+          "values[:, :, last]\n        self.positions = positions[last]\n"},
+     "the slots themselves, W = 4"),
+    ("W - 1 of the slots come back, as with [-W + 1:]",
+     {"torch.cat([self.keys, k]": "torch.cat([self.keys[:, :, 1 - self.window :], k]",
+      "torch.cat([self.values, v]": "torch.cat([self.values[:, :, 1 - self.window :], v]",
+      JOINED: "torch.cat([self.positions[1 - self.window :], new])"},
+     "token by token, W = 3"),
+    ("length counts updates, not tokens",
+     {COUNT: "self.length += 1"}, "a prompt, then token by token, W = 5"),
+    ("slots that hold nothing look like position 0",
+     {"torch.full((self.window,), -1)": "torch.zeros(self.window, dtype=torch.long)"},
+     "token by token, W = 3"),
+    ("values go one slot further than keys",
+     {"self.values[:, :, slots]": "self.values[:, :, (slots + 1) % self.window]"},
+     "token by token, W = 3"),
+    ("nothing is ever pushed out",
+     {LAST: "last = slice(None)",
+      SLOTS: "",
+      "        self.keys[:, :, slots] = k[:, :, last]\n"
+      "        self.values[:, :, slots] = v[:, :, last]\n"
+      f"        {TABLE}\n":
+          "        self.keys, self.values, self.positions = keys, values, positions\n"},
+     "the slots themselves, W = 4"),
+    ("reset leaves the old positions in the slots",
+     {RESET:
+          "self.length = 0\n        if not hasattr(self, 'positions'):\n            "
+          "self.positions = torch.full((self.window,), -1)"},
+     "reset, and another text"),
+    ("the buffers are float32, whatever comes",
+     {"k.new_zeros(": "torch.zeros(", "v.new_zeros(": "torch.zeros("}, "reset, and another text"),
+    ("the first piece is the ring, without a copy",
+     {COUNT:
+          f"if self.length == 0 and len(new) == self.window:\n            "
+          f"self.keys, self.values = k, v\n        {COUNT}"},
+     "its own memory"),
+    ("all rings share one table of positions",
+     {"self.positions = torch.full((self.window,), -1)":
+          "tables = vars(RingPairs.update)"
+          "\n        new = torch.full((self.window,), -1)\n"
+          "        self.positions = tables.setdefault(self.window, new).fill_(-1)"},
+     "its own memory"),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="ring_cache",
+    function="RingPairs",
+    page="5_caching/2_kinds_of_cache",
+    minutes=35,
+    difficulty=3,
+    outcome="Write the cache of a sliding window as a ring of W slots, so that pieces of any "
+    "length find the keys of their windows.",
+    after=("visibility", "growing_cache"),
+    reference=Reference,
+    cases=(
+        Case(
+            "token by token, W = 3",
+            one_by_one,
+            "token 3 goes where token 0 was: slot 3 % 3 = 0",
+            points=2,
+            play=pieces,
+            teaching="the wrap in its plain form",
+        ),
+        Case(
+            "the slots themselves, W = 4",
+            table,
+            "position p is in slot p % W, whatever the pieces were; -1 where nothing was written",
+            points=2,
+            play=slots,
+        ),
+        Case(
+            "a prompt, then token by token, W = 5",
+            prompt,
+            "length grows by T, and slots that hold nothing must stay hidden",
+            play=pieces,
+            teaching="the common use: prefill, then decode",
+        ),
+        Case(
+            "pieces after the ring is full, W = 4",
+            after_wrap,
+            "the first of several new tokens still sees what the last one pushes out: read the "
+            "slots before you write",
+            points=3,
+            play=pieces,
+            teaching="the order of reading and writing, in pieces that fit into the ring",
+        ),
+        Case(
+            "pieces longer than the window, W = 3",
+            long_pieces,
+            "only the last W tokens of a long piece are kept",
+            points=2,
+            play=pieces,
+        ),
+        Case(
+            "reset, and another text",
+            another_dtype,
+            "after reset() nothing is held, and the buffers are made for the new text",
+            play=again,
+        ),
+        Case(
+            "its own memory",
+            two_texts,
+            "the ring copies what it keeps, and two rings have buffers of their own",
+            play=own_memory,
+        ),
+    ),
+    hints=(
+        "Draw W = 4 slots and feed tokens 0 to 5 one by one, then 6, 7, 8 at once. Which keys does "
+        "token 6 need, and where are they after token 8 was written?",
+        "Keep a table of positions beside the slots, -1 at first. What you return are the slots as "
+        "they were, and the new tokens beside them: keys, values and positions joined alike.",
+        "After joining, write: `slots = new[-W:] % W`, then `keys[:, :, slots] = k[:, :, -W:]`, "
+        "the same for values and positions, and `length` grows by T.",
+    ),
+    wrong=planted(WRONG),
+    right={
+        "token by token, in a dict": ByToken,
+        "in order of time, rolled into slots": InOrder,
+        "only what is seen, newest first": Narrow,
+        "one more slot for what is not kept": WithBin,
+    },
+)

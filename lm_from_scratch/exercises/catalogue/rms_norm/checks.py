@@ -1,0 +1,207 @@
+"""RMSNorm: the mean square, where eps stands, and which numbers may be rounded."""
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted, strided
+from lm_from_scratch.layers.norm import rms_norm
+
+
+def shifted(g: Generator) -> Call:
+    x = normal(g, 3, 5, 16) + 2  # a mean that is not 0
+    return call(x, normal(g, 16), 1e-5)
+
+
+def default_eps(g: Generator) -> Call:
+    return call(normal(g, 4, 12, scale=1e-3), normal(g, 12))
+
+
+def given_eps(g: Generator) -> Call:
+    return call(normal(g, 4, 12, scale=0.1), normal(g, 12), 1e-2)
+
+
+def one_vector(g: Generator) -> Call:
+    return call(normal(g, 10), normal(g, 10), 1e-6)
+
+
+def four_axes(g: Generator) -> Call:
+    return call(strided(normal(g, 2, 3, 5, 6)), normal(g, 6))
+
+
+def large_half(g: Generator) -> Call:
+    x = normal(g, 2, 5, 16, scale=300, dtype=torch.float16)
+    return call(x, normal(g, 16, dtype=torch.float16))
+
+
+def bfloat16(g: Generator) -> Call:
+    return call(normal(g, 8, 32, dtype=torch.bfloat16), normal(g, 32, dtype=torch.bfloat16))
+
+
+def double(g: Generator) -> Call:
+    x = normal(g, 3, 7, dtype=torch.float64)
+    return call(x, normal(g, 7, dtype=torch.float64), 1e-8)
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def by_torch(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    """The library's own norm, with the rounding before the weight."""
+    precise = x if x.dtype == torch.float64 else x.float()
+    return F.rms_norm(precise, weight.shape, None, eps).to(x.dtype) * weight
+
+
+def by_vector_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    """The length of the vector over the root of its size."""
+    wide = x.double()
+    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    mean_square = length**2 / x.shape[-1]
+    return (wide / (mean_square + eps) ** 0.5).to(x.dtype) * weight
+
+
+def by_einsum(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    """A product of each vector with itself."""
+    wide = x if x.dtype == torch.float64 else x.to(torch.float32)
+    square = torch.einsum("...d,...d->...", wide, wide) / wide.shape[-1]
+    return weight * torch.div(wide, torch.sqrt(square + eps).unsqueeze(-1)).type_as(x)
+
+
+def by_loop(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    """Row by row."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    rows = [row / (row.dot(row) / len(row) + eps).sqrt() for row in wide.reshape(-1, x.shape[-1])]
+    return torch.stack(rows).reshape(x.shape).to(x.dtype) * weight
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+SQUARE = "precise.pow(2).mean(-1, keepdim=True)"
+RESULT = "(precise * torch.rsqrt(mean_square + eps)).to(x.dtype) * weight"
+WIDE = "precise = x if x.dtype == torch.float64 else x.float()"
+
+
+def view(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    rows = x.view(-1, x.shape[-1])
+    return rms_norm(rows, weight, eps).view(x.shape)
+
+
+def in_place(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    x.copy_(rms_norm(x, torch.ones_like(weight), eps))
+    return x * weight
+
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("the mean is subtracted, as in LayerNorm",
+     {WIDE: f"{WIDE}\n    precise = precise - precise.mean(-1, keepdim=True)"}, "shape and values"),
+    ("the sum of the squares in the place of their mean",
+     {".mean(-1": ".sum(-1"}, "shape and values"),
+    ("sqrt for rsqrt: a product in the place of a quotient",
+     {"torch.rsqrt": "torch.sqrt"}, "shape and values"),
+    ("the square root is missing",
+     {"torch.rsqrt(mean_square + eps)": "(mean_square + eps).reciprocal()"}, "shape and values"),
+    ("the mean of the sizes, not of the squares",
+     {"precise.pow(2)": "precise.abs().pow(2).sqrt()",
+      "torch.rsqrt(mean_square + eps)": "1 / (mean_square + eps)"},
+     "shape and values"),
+    ("the weight is missing", {".to(x.dtype) * weight": ".to(x.dtype)"}, "shape and values"),
+    ("the weight is taken as 1 + weight", {"* weight": "* (1 + weight)"}, "shape and values"),
+    ("the mean over the whole tensor", {SQUARE: "precise.pow(2).mean()"}, "shape and values"),
+    ("the mean over another axis", {"mean(-1,": "mean(0,"}, "shape and values"),
+    ("the mean over the tokens, not over the features",
+     {"mean(-1,": "mean(1,"}, "shape and values"),
+    ("the standard deviation, which has the mean subtracted",
+     {SQUARE: "precise.var(-1, keepdim=True)"}, "shape and values"),
+    ("the weight is in x before the norm",
+     {WIDE: f"{WIDE}\n    precise = precise * weight", RESULT: RESULT.removesuffix(" * weight")},
+     "shape and values"),
+    ("eps outside the root",
+     {"torch.rsqrt(mean_square + eps)": "1 / (mean_square.sqrt() + eps)"}, "eps as given"),
+    ("eps is not used", {"mean_square + eps": "mean_square"}, "eps as given"),
+    ("another eps than 1e-6 by default",
+     {"eps: float = 1e-6": "eps: float = 1e-5"}, "eps by default, inputs near 0.001"),
+    ("always the same eps", {"mean_square + eps": "mean_square + 1e-6"}, "eps as given"),
+    ("no float32 for the square", {WIDE: "precise = x"}, "float16, large values"),
+    ("rounded after the weight, not before",
+     {RESULT: "(precise * torch.rsqrt(mean_square + eps) * weight).to(x.dtype)"},
+     "bfloat16, rounded before the weight"),
+    ("the result stays float32", {".to(x.dtype)": ""}, "float16, large values"),
+    ("float64 is computed in float32", {WIDE: "precise = x.float()"}, "float64 keeps its digits"),
+    ("the root is detached",
+     {"mean_square + eps": "mean_square.detach() + eps"}, "gradients of x and weight"),
+    ("a view of a tensor that is not contiguous", view, "four axes in another order in memory"),
+    ("written into x itself", in_place, "shape and values"),
+    ("only for three axes", {"mean(-1,": "mean(2,"}, "one vector, an axis alone"),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="rms_norm",
+    function="rms_norm",
+    page="2_qwen2/1_rms_norm",
+    minutes=15,
+    difficulty=1,
+    outcome="Write RMSNorm so that it also holds for half precision and for inputs near zero.",
+    reference=rms_norm,
+    cases=(
+        Case(
+            "shape and values",
+            shifted,
+            "square, then the mean over the last axis with keepdim=True; nothing is subtracted",
+            points=2,
+            teaching="the plain formula, and the first thing to read",
+        ),
+        Case(
+            "one vector, an axis alone",
+            one_vector,
+            "use -1 for the axis, not its number",
+            teaching="the error it shows is short",
+        ),
+        Case(
+            "four axes in another order in memory",
+            four_axes,
+            "a caller passes transposed tensors: .view fails on them, .reshape does not",
+        ),
+        Case(
+            "eps as given",
+            given_eps,
+            "eps is added to the mean square, inside the root",
+            teaching="eps alone, large enough to see",
+        ),
+        Case("eps by default, inputs near 0.001", default_eps, "eps is 1e-6 if nobody gives it"),
+        Case(
+            "float16, large values",
+            large_half,
+            "300**2 = 90000 is above the largest float16, 65504: square in float32",
+            points=2,
+            teaching="the overflow, which bfloat16 does not have",
+        ),
+        Case(
+            "bfloat16, rounded before the weight",
+            bfloat16,
+            "convert to the dtype of x first, then multiply by the weight",
+            tolerance=(4e-3, 0.0),
+        ),
+        Case("float64 keeps its digits", double, "convert to float32 only what has fewer digits"),
+        Case(
+            "gradients of x and weight",
+            shifted,
+            "the root depends on x too: nothing may be detached",
+            gradient=True,
+        ),
+    ),
+    hints=(
+        "Three steps: the mean of the squares, one division, one product. Which axis stays?",
+        "`x.pow(2).mean(-1, keepdim=True)` has shape (..., 1) and is divided out by broadcasting.",
+        "Compute with `x.float()`, unless x is float64. Go back with `.to(x.dtype)` before you "
+        "multiply by the weight.",
+    ),
+    wrong=planted(WRONG),
+    right={
+        "the norm of torch": by_torch,
+        "the length of the vector, in float64": by_vector_norm,
+        "a product of each vector with itself": by_einsum,
+        "row by row": by_loop,
+    },
+)

@@ -1,0 +1,279 @@
+"""RoPE: pairs in halves, positions as they are given, and angles that need float32."""
+
+import math
+
+import torch
+from torch import Generator, Tensor
+
+from lm_from_scratch.exercises.exercise import (
+    Call,
+    Case,
+    Exercise,
+    call,
+    integers,
+    normal,
+    planted,
+)
+from lm_from_scratch.layers.rope import RotaryEmbedding, apply_rope
+
+
+def rope(x: Tensor, positions: Tensor, theta: float = 10000.0) -> Tensor:
+    """The package's own rotation in one call."""
+    cos, sin = RotaryEmbedding(x.shape[-1], theta)(positions, x.dtype)
+    return apply_rope(x, cos, sin)
+
+
+def in_order(g: Generator) -> Call:
+    return call(normal(g, 2, 3, 5, 8), torch.arange(5).repeat(2, 1))
+
+
+def per_row(g: Generator) -> Call:
+    gaps = integers(g, 2, 9, 3, 5).cumsum(1) + 11 * torch.arange(1, 4)[:, None]
+    mixed = torch.stack([row[torch.randperm(5, generator=g)] for row in gaps])
+    return call(normal(g, 3, 2, 5, 8), mixed)
+
+
+def transposed(g: Generator) -> Call:
+    x = normal(g, 2, 5, 3, 12).transpose(1, 2)
+    return call(x, integers(g, 3, 40, 1, 5).repeat(2, 1))
+
+
+def given_theta(g: Generator) -> Call:
+    return call(normal(g, 2, 3, 5, 8), integers(g, 5, 90, 1, 5).repeat(2, 1), 500000.0)
+
+
+def far(g: Generator) -> Call:
+    return call(normal(g, 2, 3, 7, 8), integers(g, 4100, 9000, 1, 7).repeat(2, 1))
+
+
+def bfloat16(g: Generator) -> Call:
+    x = normal(g, 2, 3, 9, 16, dtype=torch.bfloat16)
+    positions = torch.arange(257, 266) + integers(g, 0, 60, 1) * 4
+    return call(x, positions.repeat(2, 1))
+
+
+def double(g: Generator) -> Call:
+    return call(
+        normal(g, 2, 4, 3, 10, dtype=torch.float64), integers(g, 50, 200, 1, 3).repeat(2, 1)
+    )
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def by_complex_numbers(x: Tensor, positions: Tensor, theta: float = 10000.0) -> Tensor:
+    """A pair is a complex number, and a turn a product."""
+    wide = x.double()
+    a, b = wide.chunk(2, dim=-1)
+    i2 = torch.arange(0, x.shape[-1], 2, dtype=torch.float64)
+    angles = positions[:, None, :, None] * theta ** (-i2 / x.shape[-1])
+    turned = torch.complex(a, b) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([turned.real, turned.imag], dim=-1).to(x.dtype)
+
+
+def by_rotate_half(x: Tensor, positions: Tensor, theta: float = 10000.0) -> Tensor:
+    """The form of transformers, in float32."""
+    work = torch.promote_types(x.dtype, torch.float32)
+    wide = x.to(work)
+    dim = x.shape[-1]
+    inv_freq = 1.0 / theta ** (torch.arange(0, dim, 2).to(work) / dim)
+    angles = torch.einsum("bt,f->btf", positions.to(work), inv_freq)
+    angles = torch.cat([angles, angles], dim=-1).unsqueeze(1)
+    a, b = wide[..., : dim // 2], wide[..., dim // 2 :]
+    return (wide * angles.cos() + torch.cat([-b, a], dim=-1) * angles.sin()).to(x.dtype)
+
+
+def by_table(x: Tensor, positions: Tensor, theta: float = 10000.0) -> Tensor:
+    """A table up to the largest position, made for each call."""
+    work = torch.promote_types(x.dtype, torch.float32)
+    dim = x.shape[-1]
+    speeds = torch.exp(-math.log(theta) * torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    angles = torch.outer(torch.arange(int(positions.max()) + 1, dtype=torch.float64), speeds)
+    cos, sin = (table.to(work)[positions][:, None] for table in (angles.cos(), angles.sin()))
+    a, b = x.to(work).split(dim // 2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+
+
+def by_matrices(x: Tensor, positions: Tensor, theta: float = 10000.0) -> Tensor:
+    """A matrix of 2 x 2 for each pair."""
+    work = torch.promote_types(x.dtype, torch.float32)
+    dim = x.shape[-1]
+    speeds = theta ** (-2 * torch.arange(dim // 2, dtype=work) / dim)
+    angles = positions[..., None] * speeds  # (B, T, D/2)
+    matrices = torch.stack(
+        [angles.cos(), -angles.sin(), angles.sin(), angles.cos()], dim=-1
+    ).unflatten(-1, (2, 2))
+    pairs = x.to(work).unflatten(-1, (2, dim // 2))
+    return torch.einsum("btirc,bhtci->bhtri", matrices, pairs).flatten(-2).to(x.dtype)
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+ANGLES = "positions[:, None, :, None] * speeds"
+COSINES = "angles.cos(), angles.sin()"
+HALVES = "wide[..., :half], wide[..., half:]"
+TURNED = "torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)"
+SPEEDS = "1.0 / theta ** (i / half)"
+WIDE = "wide = x if x.dtype == torch.float64 else x.float()"
+
+
+def view(x: Tensor, positions: Tensor, theta: float = 10000.0) -> Tensor:
+    rows = x.view(-1, *x.shape[-2:])[None]
+    return torch.cat(
+        [rope(rows[:, [i]], positions[i // x.shape[1]][None], theta) for i in range(rows.shape[1])]
+    ).view(x.shape)
+
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("neighbours 2i and 2i + 1 are the pairs, not i and i + D/2",
+     {HALVES: "wide[..., 0::2], wide[..., 1::2]",
+      TURNED: "torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)"},
+     "positions 0, 1, 2, ..."),
+    ("turned the other way, by minus the angle", {ANGLES: f"-{ANGLES}"}, "positions 0, 1, 2, ..."),
+    ("the halves are not swapped for the sine: each is multiplied by itself",
+     {TURNED: "torch.cat([a * cos - a * sin, b * cos + b * sin], dim=-1)"},
+     "positions 0, 1, 2, ..."),
+    ("the halves are swapped without a minus",
+     {TURNED: "torch.cat([a * cos + b * sin, a * sin + b * cos], dim=-1)"},
+     "positions 0, 1, 2, ..."),
+    ("one sign is wrong: the second half must add the sine",
+     {"a * sin + b * cos": "b * cos - a * sin"}, "positions 0, 1, 2, ..."),
+    ("positions are counted from 1",
+     {ANGLES: "(positions + 1)[:, None, :, None] * speeds"}, "positions 0, 1, 2, ..."),
+    ("positions are ignored: every row is taken to begin at 0",
+     {ANGLES: "torch.arange(x.shape[2])[:, None] * speeds"},
+     "other positions in each row, in any order"),
+    ("positions are counted from the first of each row",
+     {ANGLES: "(positions - positions[:, :1])[:, None, :, None] * speeds"},
+     "other positions in each row, in any order"),
+    ("every row counts on from its first position",
+     {ANGLES: "(positions[:, :1] + torch.arange(x.shape[2]))[:, None, :, None] * speeds"},
+     "other positions in each row, in any order"),
+    ("all rows are given the positions of the first",
+     {ANGLES: "positions[:1, None, :, None] * speeds"},
+     "other positions in each row, in any order"),
+    ("the exponent is i / D in the place of 2i / D",
+     {"(i / half)": "(i / half / 2)"}, "positions 0, 1, 2, ..."),
+    ("the exponent runs to 1: divided by D/2 - 1",
+     {"(i / half)": "(i / max(half - 1, 1))"}, "positions 0, 1, 2, ..."),
+    ("the speeds grow from pair to pair: the exponent has no minus",
+     {SPEEDS: "theta ** (i / half)"}, "positions 0, 1, 2, ..."),
+    ("the angles are taken for degrees",
+     {ANGLES: f"torch.deg2rad({ANGLES})"}, "positions 0, 1, 2, ..."),
+    ("theta is always 10000", {SPEEDS: "1.0 / 10000.0 ** (i / half)"}, "theta as given"),
+    ("another theta than 10000 by default",
+     {"theta: float = 10000.0": "theta: float = 1000000.0"}, "positions 0, 1, 2, ..."),
+    ("the second half is made from the first half already turned",
+     {TURNED: "torch.cat([a * cos - b * sin, (a * cos - b * sin) * sin + b * cos], dim=-1)"},
+     "positions 0, 1, 2, ..."),
+    ("the halves come back alternating, not one after the other",
+     {TURNED: "torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)"},
+     "positions 0, 1, 2, ..."),
+    ("everything is computed in the dtype of x, positions too: 257 becomes 256",
+     {WIDE: "wide = x"}, "bfloat16, positions above 256"),
+    ("the angles are rounded to the dtype of x",
+     {COSINES: "angles.to(x.dtype).cos(), angles.to(x.dtype).sin()"},
+     "bfloat16, positions above 256"),
+    ("positions are in the dtype of x, where 257 becomes 256",
+     {ANGLES: "positions.to(x.dtype)[:, None, :, None] * speeds"}, "bfloat16, positions above 256"),
+    ("cosines, sines and products are in the dtype of x",
+     {COSINES: "angles.cos().to(x.dtype), angles.sin().to(x.dtype)", HALVES: "x.chunk(2, -1)"},
+     "bfloat16, positions above 256"),
+    ("cosines and sines are rounded to the dtype of x",
+     {COSINES: "angles.cos().to(x.dtype), angles.sin().to(x.dtype)"},
+     "bfloat16, positions above 256"),
+    ("the result stays float32", {"turned.to(x.dtype)": "turned"}, "bfloat16, positions above 256"),
+    ("float64 is computed in float32", {WIDE: "wide = x.float()"}, "float64 keeps its digits"),
+    ("positions above 4095 are given the last row of a table",
+     {ANGLES: "positions.clamp(max=4095)[:, None, :, None] * speeds"}, "positions above 4096"),
+    ("a table of 4096 positions, which further ones are outside of",
+     {ANGLES: "(torch.arange(4096)[:, None] * speeds)[positions][:, None]"},
+     "positions above 4096"),
+    ("x is detached",
+     {HALVES: "wide.detach()[..., :half], wide.detach()[..., half:]"}, "the gradient of x"),
+    ("written into x itself",
+     {"return turned.to(x.dtype)": "return x.copy_(turned)"}, "positions 0, 1, 2, ..."),
+    ("a view of a tensor that is not contiguous", view, "heads and tokens transposed in memory"),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="rope",
+    function="rope",
+    page="2_qwen2/2_rope",
+    minutes=25,
+    difficulty=2,
+    outcome="Write the rotation of RoPE so that it holds for any positions and for half precision.",
+    reference=rope,
+    cases=(
+        Case(
+            "positions 0, 1, 2, ...",
+            in_order,
+            "position 0 changes nothing; at position 1 the first pair, features 0 and D/2, turns "
+            "by 1 radian",
+            points=2,
+            teaching="the plain formula, and the first thing to read",
+        ),
+        Case(
+            "other positions in each row, in any order",
+            per_row,
+            "use the positions as they are: they begin above 0, leave gaps, and differ by row",
+            points=2,
+        ),
+        Case(
+            "theta as given",
+            given_theta,
+            "with theta = 500000 the second of four pairs turns by 500000**(-1/4) = 0.038 a token",
+        ),
+        Case(
+            "heads and tokens transposed in memory",
+            transposed,
+            "a model makes (B, T, H, D) and transposes it: .view fails on that, .reshape does not",
+        ),
+        Case(
+            "positions above 4096",
+            far,
+            "a table has a last row: compute the angles from the positions",
+            tolerance=(0.0, 1e-2),
+        ),
+        Case(
+            "bfloat16, positions above 256",
+            bfloat16,
+            "bfloat16 has no 257 (it becomes 256), and keeps a cosine to three digits only: stay "
+            "in float32 until the end",
+            points=2,
+            tolerance=(8e-3, 1e-3),
+        ),
+        Case("float64 keeps its digits", double, "the speeds too are float64 where x is"),
+        Case(
+            "the gradient of x",
+            in_order,
+            "x must stay in the graph: nothing may be detached",
+            gradient=True,
+        ),
+    ),
+    hints=(
+        "Four steps: a speed for each pair, an angle for each token and pair, cosines and sines, "
+        "two products for each half. Which shapes must the angles have to meet (B, H, T, D/2)?",
+        "`positions[:, None, :, None] * speeds` has shape (B, 1, T, D/2), and the head axis is "
+        "broadcast. The halves are `x[..., :half]` and `x[..., half:]`.",
+        "`speeds = 1.0 / theta ** (torch.arange(half) / half)` in float32, or in float64 for "
+        "float64. Turn `x.float()`, join `a*cos - b*sin` and `a*sin + b*cos` with `torch.cat`, and "
+        "go back with `.to(x.dtype)`.",
+    ),
+    wrong=planted(WRONG),
+    survivors={
+        "i = torch.arange(half, device=x.device, dtype=wide.dtype): "
+        "torch.arange(half, device=x.device, dtype=wide.dtype) => "
+        "torch.arange(half, dtype=wide.dtype)": (
+            "the processor is the default device; a GPU would show it"
+        ),
+    },
+    right={
+        "complex numbers, in float64": by_complex_numbers,
+        "both halves at once, as in transformers": by_rotate_half,
+        "a table as long as the largest position": by_table,
+        "a matrix for each pair": by_matrices,
+    },
+)

@@ -1,0 +1,295 @@
+"""GaLore at a new basis: the first moment is turned, the second by the squares of the turn."""
+
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.optim.galore_basis import project, rotate_moments
+
+Basis = tuple[Tensor | None, Tensor | None]
+Pair = tuple[Tensor, Tensor]
+
+
+def basis(g: Generator, size: int, rank: int) -> Tensor:
+    """Orthonormal columns."""
+    return torch.linalg.qr(torch.randn(size, rank, generator=g, dtype=torch.float64)).Q
+
+
+def moments(g: Generator, rows: int, columns: int, noise: float = 1.0) -> Pair:
+    """Moments that fit together: the mean square is above the squared mean, by a variance of each
+    coordinate's own size."""
+    mean = torch.randn(rows, columns, generator=g, dtype=torch.float64)
+    variance = noise * torch.rand(rows, columns, generator=g, dtype=torch.float64) ** 2
+    return mean, mean.square() + variance + 0.01 * noise
+
+
+def single(value: Any) -> Any:
+    """The same numbers in float32."""
+    if isinstance(value, Tensor):
+        return value.float()
+    return tuple(single(part) for part in value) if isinstance(value, tuple) else value
+
+
+def asked(*args: Any, **kwargs: Any) -> Call:
+    return call(*(single(arg) for arg in args), **kwargs)
+
+
+def right(g: Generator) -> Call:
+    return asked(*moments(g, 4, 3), (None, basis(g, 5, 3)), (None, basis(g, 5, 3)))
+
+
+def left(g: Generator) -> Call:
+    return asked(*moments(g, 3, 5), (basis(g, 4, 3), None), (basis(g, 4, 3), None))
+
+
+def both(g: Generator) -> Call:
+    old, new = (basis(g, 6, 3), basis(g, 5, 3)), (basis(g, 6, 3), basis(g, 5, 3))
+    return call(*moments(g, 3, 3), old, new)
+
+
+def no_mean(g: Generator) -> Call:
+    mean, mean_square = moments(g, 4, 3)
+    old, new = basis(g, 3, 3), basis(g, 3, 3)
+    return asked(0 * mean, mean_square, (None, old), (None, new))
+
+
+def other_rank(g: Generator) -> Call:
+    return asked(*moments(g, 4, 5), (basis(g, 7, 4), None), (basis(g, 7, 2), None))
+
+
+def fifth_step(g: Generator) -> Call:
+    mean, mean_square = moments(g, 4, 3)
+    corrections = 1 - 0.9**5, 1 - 0.999**5
+    made = mean * corrections[0], mean_square * corrections[1]
+    return asked(*made, (None, basis(g, 5, 3)), (None, basis(g, 5, 3)), corrections=corrections)
+
+
+def below_zero(g: Generator) -> Call:
+    mean, mean_square = moments(g, 5, 3)
+    shrunk = mean.square() * torch.rand(5, 3, generator=g, dtype=torch.float64)
+    first = torch.arange(3) == 0  # this coordinate has a variance, the others a negative one
+    mean_square = torch.where(first, mean_square, shrunk)
+    return asked(mean, mean_square, (None, basis(g, 6, 3)), (None, basis(g, 6, 3)))
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def by_einsum(
+    exp_avg: Tensor, exp_avg_sq: Tensor, old: Basis, new: Basis,
+    corrections: tuple[float, float] = (1.0, 1.0),
+) -> Pair:  # fmt: skip
+    """The matrices C of the text, with the identity where there is no basis."""
+    turns = []
+    sides: Any = zip(old, new, exp_avg.shape, strict=True)
+    for a, b, size in sides:
+        alone = a is None or b is None
+        turns.append(torch.eye(size, dtype=exp_avg.dtype) if alone else b.T @ a)
+    m, v = exp_avg / corrections[0], exp_avg_sq / corrections[1]
+    turned = torch.einsum("ai,bj,ij->ab", *turns, m)
+    variance = torch.einsum("ai,bj,ij->ab", *(c**2 for c in turns), torch.relu(v - m * m))
+    return turned * corrections[0], (variance + turned**2) * corrections[1]
+
+
+def by_whole_matrix(
+    exp_avg: Tensor, exp_avg_sq: Tensor, old: Basis, new: Basis,
+    corrections: tuple[float, float] = (1.0, 1.0),
+) -> Pair:  # fmt: skip
+    """The first moment by way of the whole matrix, in float64."""
+    kind = exp_avg.dtype
+    olds: list[Any] = [None if x is None else x.double() for x in old]
+    news: list[Any] = [None if x is None else x.double() for x in new]
+    m, v = exp_avg.double(), exp_avg_sq.double() / corrections[1]
+    full = m if olds[0] is None else olds[0] @ m
+    full = full if olds[1] is None else full @ olds[1].T
+    turned = project(full, *news)
+    variance = torch.maximum(v, (m / corrections[0]) ** 2) - (m / corrections[0]) ** 2
+    pairs = zip(olds, news, strict=True)
+    squares = [None if a is None or b is None else (a.T @ b) ** 2 for a, b in pairs]
+    mean_square = project(variance, *squares) + (turned / corrections[0]) ** 2
+    return turned.to(kind), (mean_square * corrections[1]).to(kind)
+
+
+def by_kronecker(
+    exp_avg: Tensor, exp_avg_sq: Tensor, old: Basis, new: Basis,
+    corrections: tuple[float, float] = (1.0, 1.0),
+) -> Pair:  # fmt: skip
+    """One matrix for all numbers of a moment, which are put in one row."""
+    turns = [
+        torch.eye(size, dtype=exp_avg.dtype) if a is None or b is None else b.mT @ a
+        for a, b, size in zip(old, new, exp_avg.shape, strict=True)
+    ]
+    whole = torch.kron(*turns)
+    shape = turns[0].shape[0], turns[1].shape[0]
+    m, v = exp_avg.flatten() / corrections[0], exp_avg_sq.flatten() / corrections[1]
+    mean = whole @ m
+    mean_square = whole**2 @ (v - m**2).clamp(min=0) + mean**2
+    return (mean * corrections[0]).view(shape), (mean_square * corrections[1]).view(shape)
+
+
+def by_side(
+    exp_avg: Tensor, exp_avg_sq: Tensor, old: Basis, new: Basis,
+    corrections: tuple[float, float] = (1.0, 1.0),
+) -> Pair:  # fmt: skip
+    """Variances instead of mean squares, one side after the other, coordinate by coordinate."""
+    mean = exp_avg / corrections[0]
+    variance = exp_avg_sq / corrections[1] - mean**2
+    variance = torch.where(variance > 0, variance, torch.zeros_like(variance))
+    for side in (0, 1):
+        a, b = old[side], new[side]
+        if a is None or b is None:
+            continue
+        x, y = (mean, variance) if side == 0 else (mean.T, variance.T)
+        turn = b.T @ a
+        rows = [(c @ x, (c * c) @ y) for c in turn]
+        mean, variance = (torch.stack(part) for part in zip(*rows, strict=True))
+        if side == 1:
+            mean, variance = mean.T, variance.T
+    return mean * corrections[0], (variance + mean**2) * corrections[1]
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+TURN = "before.mT @ after"
+CLAMP = "    variance = torch.clamp(variance, min=0.0)\n"
+VARIANCE = "exp_avg_sq / corrections[1] - mean.square()"
+RESULT = "project(variance, *squares) + mean.square()"
+RETURN = "return mean * corrections[0], mean_square * corrections[1]"
+
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("the moments stay as they are, in the old basis",
+     {"turns, squares = [], []": "return exp_avg, exp_avg_sq"}, "a right basis"),
+    ("the second moment stays as it is, only the first is turned",
+     {RETURN: "return mean * corrections[0], exp_avg_sq * 1.0"},
+     "the second moment of a mean of 0, on the right"),
+    ("the moments begin anew, from 0",
+     {RETURN: "return 0 * mean, 0 * mean_square"},
+     "the second moment of a mean of 0, on the right"),
+    ("the second moment is turned like the first",
+     {RESULT: "project(variance, *turns) + mean.square()"},
+     "the second moment of a mean of 0, on the right"),
+    ("the second moment is turned like the first, mean and all",
+     {RETURN: "return mean * corrections[0], project(exp_avg_sq, *turns)"}, "a right basis"),
+    ("the turn in the other direction, from new to old",
+     {TURN: "after.mT @ before"}, "a right basis"),
+    ("the second moment as a whole by the squares, its mean not apart",
+     {VARIANCE: "exp_avg_sq / corrections[1]", RESULT: "project(variance, *squares)"},
+     "a right basis"),
+    ("the mean is added again, but was not taken off",
+     {VARIANCE: "exp_avg_sq / corrections[1]"}, "a right basis"),
+    ("the square of the new mean is not added",
+     {RESULT: "project(variance, *squares)"}, "a right basis"),
+    ("the square of the old mean is added, not of the new",
+     {"mean = project(mean, *turns)": "mean, was = project(mean, *turns), mean",
+      RESULT: "project(variance, *squares) + was.square()"},
+     "a right basis"),
+    ("sizes of the turn, not squares",
+     {"turn.square()": "turn.abs()"}, "the second moment of a mean of 0, on the right"),
+    ("the root of the second moment is turned, then squared",
+     {RESULT: "project(variance.sqrt(), *turns).square() + mean.square()"},
+     "the second moment of a mean of 0, on the right"),
+    ("the left basis is left out",
+     {"zip(old, new)": "zip((None, old[1]), (None, new[1]))"}, "a left basis"),
+    ("with two bases only the left one is turned",
+     {"zip(old, new)": "zip((old[0], None if old[0] is not None else old[1]), new)"},
+     "both bases, in float64"),
+    ("the corrections are not used",
+     {"exp_avg / corrections[0]": "exp_avg",
+      "exp_avg_sq / corrections[1]": "exp_avg_sq",
+      RETURN: "return mean, mean_square"},
+     "corrected moments, step 5"),
+    ("the corrected moments are returned",
+     {RETURN: "return mean, mean_square"}, "corrected moments, step 5"),
+    ("the two corrections are exchanged",
+     {"mean = exp_avg /": "corrections = corrections[::-1]\n    mean = exp_avg /"},
+     "corrected moments, step 5"),
+    ("a variance below 0 is taken as it is", {CLAMP: ""}, "a variance below 0"),
+    ("0 is put in after the turn, not before",
+     {CLAMP: "", RESULT: "torch.clamp(project(variance, *squares), min=0) + mean.square()"},
+     "a variance below 0"),
+    ("the size of a variance below 0 is used",
+     {"torch.clamp(variance, min=0.0)": "torch.abs(variance)"}, "a variance below 0"),
+    ("float64 is computed in float32",
+     {"project(mean, *turns)": "project(mean, *turns).float().to(mean.dtype)",
+      RESULT: f"({RESULT}).float().to(variance.dtype)"},
+     "both bases, in float64"),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="rotate_moments",
+    function="rotate_moments",
+    page="7_optimizers/2_galore",
+    minutes=25,
+    difficulty=3,
+    outcome="Write the change of basis of Adam's moments so that both keep their meaning.",
+    after=("galore_project",),
+    reference=rotate_moments,
+    cases=(
+        Case(
+            "the second moment of a mean of 0, on the right",
+            no_mean,
+            "with a mean of 0 only variances are left: they add up with the squares of the turn",
+            points=2,
+            teaching="the squares alone, before the mean comes in",
+        ),
+        Case(
+            "a right basis",
+            right,
+            "a row x of old coordinates stands for x @ Q_old.mT. Its new coordinates are "
+            "x @ Q_old.mT @ Q_new. A mean square is a variance plus the square of the new mean",
+            points=2,
+            teaching="the whole formula",
+        ),
+        Case(
+            "a left basis",
+            left,
+            "a column x of old coordinates stands for P_old @ x. Its new ones are "
+            "P_new.mT @ P_old @ x",
+            points=2,
+            teaching="one left basis, as a wide matrix has it",
+        ),
+        Case(
+            "both bases, in float64",
+            both,
+            "each side has a turn of its own; nothing becomes float32",
+            points=1,
+        ),
+        Case(
+            "a new basis of another rank",
+            other_rank,
+            "the turn has as many rows as one basis has columns, and as many columns as the other",
+            teaching="shapes that find a turn in the wrong direction by an error",
+        ),
+        Case(
+            "corrected moments, step 5",
+            fifth_step,
+            "divide by the corrections before the formula, multiply after it",
+        ),
+        Case(
+            "a variance below 0",
+            below_zero,
+            "v - m * m may be negative: make it 0 before it is turned",
+        ),
+    ),
+    hints=(
+        "What matrix do the old coordinates stand for? Write it with the old basis, then take its "
+        "coordinates in the new one. Which small matrix remains between the two bases?",
+        "`project(mean, left, right)` multiplies by `left.mT` and by `right`. So hand it "
+        "`old.mT @ new` of each side, or None. The variance goes the same way, with the squares.",
+        "`variance = (v - mean.square()).clamp(min=0)`, with corrected moments. Then "
+        "`project(variance, squared_left, squared_right) + new_mean.square()`, and last the "
+        "corrections are multiplied on again.",
+    ),
+    wrong=planted(WRONG),
+    right={
+        "sums with both matrices C": by_einsum,
+        "by way of the whole matrix, in float64": by_whole_matrix,
+        "one large matrix for all numbers": by_kronecker,
+        "variances, side by side": by_side,
+    },
+)

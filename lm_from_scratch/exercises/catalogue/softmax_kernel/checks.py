@@ -1,0 +1,292 @@
+"""A softmax kernel: what stands in masked lanes, whose stride it is, and what is never written.
+
+Triton is imported when a case is played, not here: it exists for Linux only.
+"""
+
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, normal, planted
+from lm_from_scratch.exercises.launch import POISON, AsKernel, check_kernel, launch
+
+INF = float("inf")
+
+
+def by_torch(
+    programs: int, x: Tensor, out: Tensor, x_stride: int, out_stride: int, width: int, BLOCK: int
+) -> None:
+    rows = x.as_strided((programs, width), (x_stride, 1)).float()
+    out.as_strided((programs, width), (out_stride, 1)).copy_(rows.softmax(-1))
+
+
+REFERENCE: Any = AsKernel(by_torch)
+
+# ----------------------------------------------------------------------------------------- plays
+
+
+def launched(
+    kernel: Any, x: Tensor, x_stride: int, out_stride: int, BLOCK: int
+) -> tuple[Tensor, Tensor]:
+    """The rows of `out`, and all of its memory. Both matrices lie in a memory of more than any
+    slip in a stride or a mask can reach."""
+    device = check_kernel(kernel)
+    rows, width = x.shape
+    margin = (rows + 1) * (x_stride + out_stride + BLOCK)
+
+    def matrix(stride: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        memory = torch.full((2 * margin,), POISON, dtype=dtype, device=device)
+        return memory, memory.as_strided((rows, width), (stride, 1), margin // 2)
+
+    (_, source), (memory, out) = matrix(x_stride, x.dtype), matrix(out_stride, torch.float32)
+    source.copy_(x)
+    launch(kernel, rows, source, out, x_stride, out_stride, width, BLOCK=BLOCK)
+    if not bool(((source == x.to(device)) | source.isnan()).all()):
+        raise ValueError("your kernel wrote into x")
+    return out.cpu(), memory.cpu()
+
+
+def rows_of_out(kernel: Any, **given: Any) -> Tensor:
+    return launched(kernel, **given)[0]
+
+
+def around(kernel: Any, **given: Any) -> dict[str, Any]:
+    """The rows, and how many numbers outside of them were written."""
+    out, memory = launched(kernel, **given)
+    return {
+        "out": out,
+        "numbers written outside the rows of out": int((memory != POISON).sum()) - out.numel(),
+    }
+
+
+# ----------------------------------------------------------------------------------- arguments
+
+
+def full_block(g: Generator) -> Call:
+    return call(x=normal(g, 2, 16, scale=2), x_stride=16, out_stride=16, BLOCK=16)
+
+
+def short(g: Generator) -> Call:
+    """Some rows of negative numbers only; the next row begins where one ends."""
+    x = normal(g, 2, 11, scale=2) - torch.tensor([[0.0], [6.0]])
+    return call(x=x, x_stride=11, out_stride=11, BLOCK=16)
+
+
+def near_the_ends(g: Generator) -> Call:
+    """The exponentials are so small that float32 keeps few digits, or their sum is too large."""
+    x = torch.stack([normal(g, 8) - 96, 88 + 0.5 * torch.rand(8, generator=g)])
+    return call(x=x, x_stride=8, out_stride=8, BLOCK=8)
+
+
+def large(g: Generator) -> Call:
+    x = normal(g, 2, 13) + torch.tensor([[1000.0], [-30000.0]])
+    return call(x=x, x_stride=13, out_stride=13, BLOCK=16)
+
+
+def hidden(g: Generator) -> Call:
+    x = normal(g, 2, 16, scale=2)
+    x[0, :9] = x[1] = -INF
+    return call(x=x, x_stride=16, out_stride=16, BLOCK=16)
+
+
+def apart(g: Generator) -> Call:
+    x_stride, out_stride = (int(n) for n in (integers(g, 9, 13, 1), integers(g, 13, 16, 1)))
+    return call(x=normal(g, 2, 8, scale=2), x_stride=x_stride, out_stride=out_stride, BLOCK=8)
+
+
+def gaps(g: Generator) -> Call:
+    return call(x=normal(g, 2, 9, scale=2), x_stride=9, out_stride=21, BLOCK=16)
+
+
+def half(g: Generator) -> Call:
+    x = normal(g, 2, 16, scale=3, dtype=torch.float16)
+    return call(x=x, x_stride=16, out_stride=16, BLOCK=16)
+
+
+# --------------------------------------------------------------------------- other right answers
+
+BODY = """\
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    place = x + row * x_stride + column
+    value = tl.load(place, mask=inside, other=-float("inf"))
+    e = tl.exp(value - tl.max(value, axis=0))
+    p = e / tl.sum(e, axis=0)
+    tl.store(out + row * out_stride + column, p, mask=inside)
+"""
+
+ONLINE = """\
+    x += tl.program_id(0) * x_stride
+    out += tl.program_id(0) * out_stride
+    top = -3.4028234e38
+    total = 0.0
+    for start in range(0, BLOCK, BLOCK // 2):
+        column = start + tl.arange(0, BLOCK // 2)
+        value = tl.load(x + column, mask=column < width, other=-float("inf")).to(tl.float32)
+        raised = tl.maximum(top, tl.max(value, axis=0))
+        total = total * tl.exp(top - raised) + tl.sum(tl.exp(value - raised), axis=0)
+        top = raised
+    column = tl.arange(0, BLOCK)
+    value = tl.load(x + column, mask=column < width, other=0.0).to(tl.float32)
+    tl.store(out + column, tl.exp(value - top) / total, mask=column < width)
+"""
+
+# ------------------------------------------------------------------------------- wrong answers
+
+OTHER = 'other=-float("inf")'
+E = "e = tl.exp(value - tl.max(value, axis=0))"
+P = "p = e / tl.sum(e, axis=0)"
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("the padding of the row is 0", {OTHER: "other=0.0"}, "rows shorter than the block"),
+    ("the maximum is not subtracted", {E: "e = tl.exp(value)"}, "numbers near -96 and 88"),
+    ("the load has no mask: what lies behind the row counts",
+     {f"place, mask=inside, {OTHER}": "place"}, "rows shorter than the block"),
+    ("the store has no mask", {"p, mask=inside)": "p)"}, "nothing is written between the rows"),
+    ("the mask lets one number too many in",
+     {"column < width": "column <= width"}, "rows shorter than the block"),
+    ("the padding is -10000, which can be the maximum",
+     {OTHER: "other=-1e4"}, "numbers near 1000 and -30000"),
+    ("the maximum is never below 0",
+     {"tl.max(value, axis=0)": "tl.maximum(tl.max(value, axis=0), 0.0)"},
+     "numbers near -96 and 88"),
+    ("only the first row is computed",
+     {"row = tl.program_id(0)": "row = 0"}, "rows as long as the block"),
+    ("rows are BLOCK numbers apart, as in a kernel without rows",
+     {"row * x_stride": "row * BLOCK", "row * out_stride": "row * BLOCK"},
+     "rows shorter than the block"),
+    ("the rows of x are width numbers apart",
+     {"row * x_stride": "row * width"}, "rows apart in memory"),
+    ("the rows of out are width numbers apart",
+     {"row * out_stride": "row * width"}, "rows apart in memory"),
+    ("the stride of x is used for out",
+     {"row * out_stride": "row * x_stride"}, "rows apart in memory"),
+    ("the two strides have changed places",
+     {"row * out_stride": "row * x_stride", "x + row * x_stride": "x + row * out_stride"},
+     "rows apart in memory"),
+    ("nothing is divided", {P: "p = e"}, "rows as long as the block"),
+    ("divided by the sum of the numbers, not of their exponentials",
+     {"tl.sum(e, axis=0)": "tl.sum(value, axis=0)"}, "rows as long as the block"),
+    ("the maximum is subtracted above the line only",
+     {"tl.sum(e, axis=0)": "tl.sum(tl.exp(value), axis=0)"}, "rows as long as the block"),
+    ("the mean in the place of the sum",
+     {P: "p = e / (tl.sum(e, axis=0) / width)"}, "rows as long as the block"),
+    ("the logarithm of the softmax",
+     {P: "p = tl.log(e / tl.sum(e, axis=0))"}, "rows as long as the block"),
+    ("powers of 2", {"tl.exp(": "tl.exp2("}, "rows as long as the block"),
+    ("a small number is added to the sum",
+     {P:
+          "p = e / (tl.sum(tl.where(value > -float('inf'), e, 0.0), axis=0) + 1e-9)\n"
+          "    p = tl.where(value > -float('inf'), p, 0.0)"},
+     "places of minus infinity"),
+    ("the exponentials are rounded to the dtype of x",
+     {E: E.replace("axis=0))", "axis=0)).to(x.dtype.element_ty)")}, "float16"),
+    ("the result is rounded to the dtype of x",
+     {"p, mask": "p.to(x.dtype.element_ty), mask"}, "float16"),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="softmax_kernel",
+    function="softmax_kernel",
+    page="gpu/2_softmax",
+    minutes=35,
+    difficulty=2,
+    outcome="Write a Triton kernel that reduces each row in one program so that masked lanes, "
+    "strides and large numbers do no harm.",
+    reference=REFERENCE,
+    needs="triton",
+    after=("online_softmax",),
+    cases=(
+        Case(
+            "rows as long as the block",
+            full_block,
+            "one program, one row: the exponentials of the row over their sum",
+            play=rows_of_out,
+            teaching="the formula, with nothing to mask",
+        ),
+        Case(
+            "rows shorter than the block",
+            short,
+            "a masked lane must change neither the maximum nor the sum: which number does that?",
+            points=2,
+            play=rows_of_out,
+            teaching="the padding, seen with numbers of the usual size",
+        ),
+        Case(
+            "numbers near -96 and 88",
+            near_the_ends,
+            "e**-96 is below the normal numbers of float32, and a sum of several e**88 above its "
+            "largest: subtract the row's own maximum first",
+            play=rows_of_out,
+            teaching="without the maximum, larger numbers give NaN; here one can look at the rest",
+        ),
+        Case(
+            "numbers near 1000 and -30000",
+            large,
+            "subtract the largest number of the row, and let no masked lane be larger than it",
+            play=rows_of_out,
+        ),
+        Case(
+            "places of minus infinity",
+            hidden,
+            "a hidden place has the probability 0; where all are hidden, 0 / 0 is NaN",
+            play=rows_of_out,
+        ),
+        Case(
+            "rows apart in memory",
+            apart,
+            "row r of x begins at r * x_stride, that of out at r * out_stride",
+            points=2,
+            play=rows_of_out,
+        ),
+        Case(
+            "nothing is written between the rows",
+            gaps,
+            "the store needs a mask as well",
+            points=2,
+            play=around,
+        ),
+        Case(
+            "float16",
+            half,
+            "nothing between load and store is rounded to float16, and the store converts to the "
+            "dtype of out by itself",
+            play=rows_of_out,
+        ),
+    ),
+    hints=(
+        "`tl.program_id(0)` is the row, `tl.arange(0, BLOCK)` the columns. A pointer plus both, "
+        "with the row times its stride, is a block of addresses.",
+        "`tl.load(address, mask=column < width, other=...)` fills masked lanes with `other`. "
+        "Minus infinity is neutral for the maximum, and its exponential is neutral for the sum.",
+        "After the load: `tl.exp(value - tl.max(value, axis=0))`, divided by its sum along the "
+        "same axis. Store it with the same mask, at `out + row * out_stride + column`.",
+    ),
+    wrong=planted(WRONG),
+    survivors={
+        "p = e / tl.sum(e, axis=0): tl.sum(e, axis=0) => tl.sum(e)": (
+            "a block of one axis has no other"
+        ),
+        "e = tl.exp(value - tl.max(value, axis=0)): tl.max(value, axis=0) => tl.max(value)": (
+            "a block of one axis has no other"
+        ),
+    },
+    right={
+        "powers of 2, of the number times log2(e)": {
+            E: "e = tl.exp2((value - tl.max(value, axis=0)) * 1.4426950408889634)"
+        },
+        "the logarithm of the sum is subtracted": {
+            P: "p = tl.exp(value - tl.max(value, axis=0) - tl.log(tl.sum(e, axis=0)))"
+        },
+        "two half blocks with an online sum": {BODY: ONLINE},
+        "masked lanes do not count in the sum": {
+            OTHER: "other=0.0",
+            E: "top = tl.max(tl.where(inside, value, -float('inf')), axis=0)\n"
+            "    e = tl.where(inside, tl.exp(value - top), 0.0)",
+        },
+    },
+)

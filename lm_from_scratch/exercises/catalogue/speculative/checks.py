@@ -1,0 +1,367 @@
+"""Speculative decoding: which drafts stand, and what is drawn where the first one falls."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, planted
+from lm_from_scratch.generation.sampling import draw
+from lm_from_scratch.generation.speculative import accept
+
+Result = tuple[Tensor, Tensor]
+
+
+def accept_drafts(p: Tensor, q: Tensor, draft: Tensor, u: Tensor) -> Result:
+    """The package's own rule."""
+    return accept(p, q, draft, u)
+
+
+def judged(function: Callable[..., Any], p: Tensor, q: Tensor, draft: Tensor, u: Tensor) -> Any:
+    """The two results by name."""
+    result = function(p, q, draft, u)
+    if result is None:
+        return None
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError("the result must be a tuple of two: how many are accepted, and the token")
+    return {"the number of accepted drafts": result[0], "the token": result[1]}
+
+
+def some(g: Generator, *shape: int) -> Tensor:
+    """Probabilities in float64, none of them 0."""
+    return torch.randn(shape, generator=g, dtype=torch.float64).mul(1.5).softmax(-1)
+
+
+def uniform(g: Generator, *shape: int) -> Tensor:
+    return torch.rand(shape, generator=g, dtype=torch.float64)
+
+
+def one_draft(g: Generator) -> Call:
+    """Half of the rows hold a draft that p prefers, half one that q prefers by much."""
+    B, V = 60, 6
+    p, q = some(g, B, 2, V), some(g, B, 1, V)
+    ratio = p[:, 0] / q[:, 0]
+    draft = torch.where(torch.arange(B) % 2 == 0, ratio.argmax(-1), ratio.argmin(-1))
+    return call(p, q, draft[:, None], uniform(g, B, 2))
+
+
+def all_stand(g: Generator) -> Call:
+    """p and q are equal at the drafts: nothing is rejected, and p alone counts after them."""
+    B, K, V = 24, 3, 5
+    p = some(g, B, K + 1, V)
+    p[:, K] = p[:, K].flip(-1)
+    draft = integers(g, 0, V, B, K)
+    return call(p, p[:, :K].clone(), draft, uniform(g, B, K + 1))
+
+
+def a_gap(g: Generator) -> Call:
+    """The draft at one place is impossible, those after it are certain to be accepted."""
+    B, K, V = 30, 4, 7
+    p, q, draft = some(g, B, K + 1, V), some(g, B, K, V), integers(g, 0, V, B, K)
+    rows, bad = torch.arange(B), torch.arange(B) % (K - 1)
+    one = F.one_hot(draft, V).double()
+    p[:, :K] += 9 * one
+    p[rows, bad] *= 1 - one[rows, bad]
+    p = p / p.sum(-1, keepdim=True)
+    return call(p.float(), q.float(), draft, uniform(g, B, K + 1).float())
+
+
+def rejected(g: Generator) -> Call:
+    """Every draft is impossible, and another token must come."""
+    B, K, V = 80, 2, 6
+    p, q, draft = some(g, B, K + 1, V), some(g, B, K, V), integers(g, 0, V, B, K)
+    p[:, :K] *= 1 - F.one_hot(draft, V)
+    return call(p / p.sum(-1, keepdim=True), q, draft, uniform(g, B, K + 1))
+
+
+def fewer(g: Generator) -> Call:
+    """Rows with 0 to 3 drafts that are all accepted; q behind them has no meaning."""
+    B, K, V = 40, 3, 5
+    p, draft = some(g, B, K + 1, V), integers(g, 0, V, B, K)
+    q = p[:, :K].clone()
+    gone = torch.arange(K) >= (torch.arange(B) % (K + 1))[:, None]
+    q[gone] = 2 * some(g, int(gone.sum()), V)
+    return call(p, q, draft.masked_fill(gone, -1), uniform(g, B, K + 1))
+
+
+def no_draft(g: Generator) -> Call:
+    B, V = 20, 6
+    return call(some(g, B, 1, V), some(g, B, 0, V), integers(g, 0, V, B, 0), uniform(g, B, 1))
+
+
+def greedy(g: Generator) -> Call:
+    """Distributions of 0 and 1, and numbers u of which some are 0."""
+    B, K, V = 24, 3, 4
+    best, draft = integers(g, 0, V, B, K + 1), integers(g, 0, V, B, K)
+    draft[::2] = best[::2, :K]
+    draft[1::2] = (best[1::2, :K] + 1) % V
+    u = uniform(g, B, K + 1)
+    u[::3] = 0.0
+    return call(F.one_hot(best, V).double(), F.one_hot(draft, V).double(), draft, u)
+
+
+def nothing_left(g: Generator) -> Call:
+    """In half of the rows p is q but for a factor just below 1, and u is above that factor."""
+    B, V = 12, 5
+    p = some(g, B, 2, V)
+    q = p[:, :1].clone()
+    q[::2] = some(g, B // 2, 1, V)
+    p[:, :1] *= 1 - 1e-12
+    u = uniform(g, B, 2)
+    u[:, 1] = 1 - 1e-15
+    return call(p, q, integers(g, 0, V, B, 1), u)
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def pick(weights: Tensor, u: Tensor) -> Tensor:
+    """As the function that is given."""
+    line = weights.double().cumsum(-1)
+    point = u.double()[:, None] * line[:, -1:]
+    token = torch.searchsorted(line, point, right=True)[:, 0]
+    return token.clamp(max=weights.shape[-1] - 1)
+
+
+def by_loop(p: Tensor, q: Tensor, draft: Tensor, u: Tensor) -> Result:
+    """Row by row, draft by draft."""
+    counts, tokens = [], []
+    for i, row in enumerate(draft.tolist()):
+        row = [x for x in row if x >= 0]
+        weights = p[i, len(row)]
+        n = len(row)
+        for k, x in enumerate(row):
+            if u[i, 1 + k] * q[i, k, x] >= p[i, k, x]:
+                weights, n = (p[i, k] - q[i, k]).clamp(min=0), k
+                if not weights.any():
+                    weights = p[i, k]
+                break
+        counts.append(n)
+        tokens.append(pick(weights[None], u[i, :1]))
+    return torch.tensor(counts), torch.cat(tokens)
+
+
+def by_ratio(p: Tensor, q: Tensor, draft: Tensor, u: Tensor) -> Result:
+    """The quotient, the first place that fails by argmax, and weights p - min(p, q)."""
+    B, K = draft.shape
+    V = p.shape[2]
+    p, q = p.double(), q.double()
+    chosen = F.one_hot(draft.clamp(min=0), V).bool()
+    ratio = (p[:, :K].where(chosen, 0.0)).sum(2) / q.where(chosen, 0.0).sum(2)
+    fails = (u[:, 1:] >= ratio) | (draft < 0)
+    fails = torch.cat([fails, torch.ones(B, 1, dtype=torch.bool)], dim=1)
+    n = fails.long().argmax(dim=1)
+    rows = torch.arange(B)
+    proposed = torch.cat([draft, draft.new_full((B, 1), -1)], dim=1)[rows, n] >= 0
+    weights = p[rows, n]
+    q_there = torch.cat([q, torch.zeros(B, 1, V).double()], dim=1)[rows, n]
+    left = weights - torch.minimum(weights, q_there)
+    left = left.where(left.amax(1, keepdim=True) > 0, weights)
+    return n, pick(torch.where(proposed[:, None], left, weights), u[:, 0])
+
+
+def by_line(p: Tensor, q: Tensor, draft: Tensor, u: Tensor) -> Result:
+    """Every place gets a token; the one at the first rejection is taken."""
+    B, K = draft.shape
+    tokens, stands = [], []
+    for k in range(K + 1):
+        here = p[:, k]
+        if k == K:
+            tokens.append(pick(here, u[:, 0]))
+            break
+        proposed = (draft[:, k] >= 0)[:, None]
+        left = F.relu(here - q[:, k])
+        left = torch.where(proposed & (left.sum(-1, keepdim=True) > 0), left, here)
+        line = left.double().cumsum(-1)
+        tokens.append((line <= u[:, :1].double() * line[:, -1:]).sum(-1).clamp(max=p.shape[2] - 1))
+        x = draft[:, k : k + 1].clamp(min=0)
+        coin = u[:, 1 + k, None] * q[:, k].gather(1, x) < here.gather(1, x)
+        stands.append((coin & proposed)[:, 0])
+    n = torch.zeros(B, dtype=torch.long)
+    still = torch.ones(B, dtype=torch.bool)
+    for stand in stands:
+        still = still & stand
+        n = n + still
+    return n, torch.stack(tokens, dim=1).gather(1, n[:, None])[:, 0]
+
+
+def by_draw(p: Tensor, q: Tensor, draft: Tensor, u: Tensor) -> Result:
+    """The rule of the package, one draft at a time, with its own way to draw."""
+    B, K = draft.shape
+    n = torch.zeros(B, dtype=torch.long)
+    token = draw(p[:, 0].log(), u[:, 0]) if K == 0 else torch.zeros(B, dtype=torch.long)
+    for k in range(K):
+        part = torch.cat([u[:, :1], u[:, 1 + k : 2 + k]], dim=1)
+        one, following = accept(p[:, k : k + 2], q[:, k : k + 1], draft[:, k : k + 1], part)
+        going = n == k
+        token = torch.where(going, following, token)
+        n = torch.where(going, n + one, n)
+    return n, token
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+ACCEPTED = "accepted = real & (u[:, 1:] * q_x < p_x)"
+REST = "rest = (p - q).clamp(min=0)"
+FALLBACK = "rest = torch.where(rest.any(1, keepdim=True), rest, p)"
+PLACE = "p, q = p[rows, n], q[rows, n]"
+DRAWN = "pick(rest, u[:, 0])"
+
+ONE, REJECTED, STAND = (
+    "one draft in each row",
+    "the first draft rejected",
+    "all drafts accepted",
+)
+GAP, FEWER, NONE = (
+    "a good draft after a rejected one",
+    "rows with fewer drafts",
+    "no draft at all",
+)
+GREEDY, ROUNDING = (
+    "probabilities of 0 and 1, and u = 0",
+    "nothing left over",
+)
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("the replacement is drawn from p", {REST: "rest = p"}, REJECTED),
+    ("every draft is accepted", {ACCEPTED: "accepted = real"}, ONE),
+    ("accepted drafts after a rejected one are counted", {".cumprod(1)": ""}, GAP),
+    ("only drafts that p prefers are accepted, without a coin",
+     {ACCEPTED: "accepted = real & (q_x < p_x)"}, ONE),
+    ("accepted with probability p(x), q left out",
+     {ACCEPTED: "accepted = real & (u[:, 1:] < p_x)"}, ONE),
+    ("the quotient turned round: q(x) / p(x)",
+     {ACCEPTED: "accepted = real & (u[:, 1:] * p_x < q_x)"}, ONE),
+    ("-1 is taken for token 0, and its q is subtracted",
+     {"real = draft": "draft = draft.clamp(min=0)\n    real = draft"}, FEWER),
+    ("after full acceptance the token is drawn from p at the last draft",
+     {PLACE: "p, q = p[rows, n - (n == draft.shape[1]).long()], q[rows, n]"}, STAND),
+    ("the replacement is drawn from q", {REST: "rest = q"}, REJECTED),
+    ("a rejected draft is the token all the same",
+     {DRAWN: f"{DRAWN}.where((d := F.pad(draft, (0, 1), value=-1)[rows, n]) < 0, d)"}, REJECTED),
+    ("the number that draws the token also judges the drafts", {"u[:, 1:]": "u[:, :1]"}, ONE),
+    ("the replacement is drawn from max(0, q - p)",
+     {REST: "rest = (q - p).clamp(min=0)",
+      FALLBACK: "rest = torch.where((q > 0).any(1, keepdim=True), rest, p)"},
+     REJECTED),
+    ("the replacement is drawn from |p - q|", {REST: "rest = (p - q).abs()"}, REJECTED),
+    ("the replacement is drawn from p without the rejected token",
+     {REST:
+      "rest = p * (F.pad(draft, (0, 1), value=-1)[rows, n][:, None] != torch.arange(p.shape[1]))"},
+     REJECTED),
+    ("the last number of u draws the token, the others judge",
+     {"u[:, 1:] * q_x": "u[:, :-1] * q_x", DRAWN: "pick(rest, u[:, -1])"}, ONE),
+    ("the number that judged a draft also draws its replacement",
+     {DRAWN: "pick(rest, u[rows, (n + 1).clamp(max=draft.shape[1])])"}, REJECTED),
+    ("after full acceptance the last q is subtracted again",
+     {PLACE: "p, q = p[rows, n], q[rows, n.clamp(max=max(draft.shape[1] - 1, 0))]"}, STAND),
+    ("the last place gives the token, wherever the first rejection is",
+     {PLACE: "p, q = p[:, -1], q[:, -1]"}, REJECTED),
+    ("the token comes from one place too late",
+     {PLACE: "late = (n + 1).clamp(max=draft.shape[1])\n    p, q = p[rows, late], q[rows, late]"},
+     REJECTED),
+    ("the distribution of row 0 for the token of every row",
+     {PLACE: "p, q = p[0, n], q[0, n]"}, REJECTED),
+    ("-1 is judged as if token 0 were drafted", {"accepted = real &": "accepted ="}, FEWER),
+    ("q is subtracted where there is no draft",
+     {"q.masked_fill(~real[:, :, None], 0)": "q"}, FEWER),
+    ("a draft with p(x) = 0 is accepted at u = 0", {"* q_x < p_x": "* q_x <= p_x"}, GREEDY),
+    ("the likeliest token in the place of a draw", {DRAWN: "rest.argmax(1)"}, STAND),
+    ("no help where nothing is left over", {FALLBACK: ""}, ROUNDING),
+    ("the number of the first rejected draft counts from 1", {"return n,": "return n + 1,"}, ONE),
+    ("K of at least 1 is taken for granted",
+     {"real = draft >= 0": "real = draft >= 0\n    draft[:, 0]"}, NONE),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="speculative",
+    function="accept_drafts",
+    page="6_generation/2_speculative_decoding",
+    minutes=40,
+    difficulty=3,
+    outcome="Write the acceptance rule of speculative decoding for a batch, so that every token "
+    "has exactly the model's distribution.",
+    reference=accept_drafts,
+    after=("top_p",),
+    cases=(
+        Case(
+            ONE,
+            one_draft,
+            "u[:, 1] judges the draft, u[:, 0] draws the token; after a rejection it is drawn from "
+            "max(0, p - q), after an acceptance from the next p",
+            points=2,
+            play=judged,
+            teaching="one draft, with both ends of the rule",
+        ),
+        Case(
+            REJECTED,
+            rejected,
+            "the replacement is drawn from max(0, p - q) at the place of the rejected draft",
+            points=2,
+            teaching="the replacement alone",
+            play=judged,
+        ),
+        Case(
+            STAND,
+            all_stand,
+            "after K accepted drafts the token comes from p[:, K], and there is no q there",
+            points=2,
+            teaching="full acceptance alone",
+            play=judged,
+        ),
+        Case(
+            GAP,
+            a_gap,
+            "count up to the first rejection: cumprod of 1 1 0 1 is 1 1 0 0",
+            points=2,
+            play=judged,
+        ),
+        Case(
+            FEWER,
+            fewer,
+            "-1 is no draft: it is not accepted, and at its place nothing is subtracted from p",
+            play=judged,
+        ),
+        Case(NONE, no_draft, "with K = 0 the token is drawn from p[:, 0]", play=judged),
+        Case(
+            GREEDY,
+            greedy,
+            "0 < 0 is False: with p(x) = 0 a draft is rejected, also at u = 0",
+            play=judged,
+        ),
+        Case(
+            ROUNDING,
+            nothing_left,
+            "if all weights are 0, take those of p",
+            play=judged,
+        ),
+    ),
+    hints=(
+        "Three steps: judge all drafts at once, count up to the first rejection, draw one token at "
+        "that place. Which distribution belongs to the place in each case?",
+        "`gather` takes p and q at the drafts (clamp -1 to 0 first, and mask it). "
+        "`accepted.cumprod(1).sum(1)` is the number n of drafts that stand.",
+        "Set q to 0 where there is no draft, and add one place of zeros behind it with `F.pad`. "
+        "Then `p[rows, n]` and `q[rows, n]` are right for rejection and for full acceptance alike, "
+        "since max(0, p - 0) is p.",
+    ),
+    survivors={
+        "q = F.pad(q, (0, 0, 0, 1)): 1 => 2": "a second place of zeros is never looked at",
+        "q = q.masked_fill(~real[:, :, None], 0): 0 => 1": "nothing is left over then, so the "
+        "token is drawn from p all the same",
+        "p_x, q_x = (p[:, :-1].gather(2, x)[:, :, 0], q.gather(2, x)[:, :, 0]): :-1 => :": (
+            "gather reads no more places than x has"
+        ),
+    },
+    wrong=planted(WRONG),
+    right={
+        "row by row, draft by draft": by_loop,
+        "the quotient, and the first failure": by_ratio,
+        "a token at every place, then one of them": by_line,
+        "one draft at a time": by_draw,
+    },
+)

@@ -1,0 +1,228 @@
+"""The gated MLP: which map goes through silu, and how weights of nn.Linear are used."""
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted, strided
+from lm_from_scratch.layers.activation import swiglu
+
+
+def gated_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """The package's own product between three linear maps."""
+    return F.linear(swiglu(F.linear(x, gate), F.linear(x, up)), down)
+
+
+def weights(
+    g: Generator, size: int, width: int, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gate, up and down; each map keeps the size of numbers."""
+    gate, up = (normal(g, width, size, scale=size**-0.5) for _ in range(2))
+    down = normal(g, size, width, scale=width**-0.5)
+    return gate.to(dtype), up.to(dtype), down.to(dtype)
+
+
+def plain(g: Generator) -> Call:
+    return call(normal(g, 2, 5, 6, scale=2), *weights(g, 6, 16))
+
+
+def square(g: Generator) -> Call:
+    return call(normal(g, 3, 2, 7, scale=2), *weights(g, 7, 7))
+
+
+def four_axes(g: Generator) -> Call:
+    x = strided(normal(g, 2, 3, 4, 5))
+    gate, up, down = weights(g, 5, 9)
+    return call(x, strided(gate), strided(up), strided(down))
+
+
+def large_gate(g: Generator) -> Call:
+    """Gates of 100 to 1000, of both signs, while up and down are of usual size."""
+    x = normal(g, 4, 6)
+    x[:, 0] = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    gate, up, down = weights(g, 6, 10)
+    gate[:, 0] = 150.0 + 80.0 * torch.arange(10)
+    return call(x, gate, up, down)
+
+
+def bfloat16(g: Generator) -> Call:
+    x = normal(g, 2, 3, 6, dtype=torch.bfloat16)
+    return call(x, *weights(g, 6, 16, dtype=torch.bfloat16))
+
+
+def double(g: Generator) -> Call:
+    x = normal(g, 3, 6, dtype=torch.float64)
+    return call(x, *weights(g, 6, 10, dtype=torch.float64))
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def by_torch(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """The library's own silu and linear maps."""
+    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+
+
+def by_einsum(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """The formula with an exponential, whose infinity gives 0."""
+    z = torch.einsum("...c,ic->...i", x, gate)
+    u = torch.einsum("...c,ic->...i", x, up)
+    return torch.einsum("...i,ci->...c", z / (1 + torch.exp(-z)) * u, down)
+
+
+def by_one_matrix(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """Gate and up in one matrix, in float64."""
+    both = x.double() @ torch.cat([gate, up]).double().T
+    z, u = both.chunk(2, dim=-1)
+    return (0.5 * z * (1 + torch.tanh(z / 2)) * u @ down.double().T).to(x.dtype)
+
+
+def by_feature(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """One of the I features after the other."""
+    total = torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
+    for w, v, out in zip(gate, up, down.T, strict=True):
+        share = F.silu((x * w).sum(-1, keepdim=True)) * (x * v).sum(-1, keepdim=True)
+        total = total + share * out
+    return total.to(x.dtype)
+
+
+def by_modules(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """Linear layers without biases, whose weights are replaced for the call."""
+    maps = []
+    for weight in (gate, up, down):
+        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+        maps.append(lambda y, n=layer, w=weight: torch.func.functional_call(n, {"weight": w}, y))
+    return maps[2](F.silu(maps[0](x)) * maps[1](x))
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+SILU, PRODUCT = "z * torch.sigmoid(z)", "(passed * (x @ up.T)) @ down.T"
+
+
+def view(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    rows = x.view(-1, x.shape[-1])
+    return gated_mlp(rows, gate, up, down).view(x.shape)
+
+
+def in_place(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    return x.copy_(gated_mlp(x, gate, up, down))
+
+
+PLAIN, SQUARE, LARGE = "three maps and a gate", "as wide as the state, I = C", "a large gate"
+AXES = "four axes and weights in another order in memory"
+HALF, DOUBLE, GRADIENT = "bfloat16", "float64 keeps its digits", "gradients of all arguments"
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("gate and up are swapped: silu is applied to up",
+     {"x @ gate.T": "x @ up.T", "(x @ up.T))": "(x @ gate.T))"}, PLAIN),
+    ("no silu: the gate itself is multiplied", {SILU: "z"}, PLAIN),
+    ("the sigmoid of the gate alone, without the gate: GLU, not SwiGLU",
+     {SILU: "torch.sigmoid(z)"}, PLAIN),
+    ("GELU in the place of silu", {SILU: "torch.nn.functional.gelu(z)"}, PLAIN),
+    ("1.702 in the sigmoid, which is a form of GELU",
+     {SILU: "z * torch.sigmoid(1.702 * z)"}, PLAIN),
+    ("ReLU in the place of silu", {SILU: "torch.relu(z)"}, PLAIN),
+    ("tanh in the place of the sigmoid", {SILU: "z * torch.tanh(z)"}, PLAIN),
+    ("softmax in the place of silu", {SILU: "torch.softmax(z, -1)"}, PLAIN),
+    ("softmax in the place of the sigmoid", {SILU: "z * torch.softmax(z, -1)"}, PLAIN),
+    ("up goes through silu too", {"(x @ up.T)": "torch.nn.functional.silu(x @ up.T)"}, PLAIN),
+    ("silu after the product, not before",
+     {PRODUCT: "torch.nn.functional.silu(z * (x @ up.T)) @ down.T", SILU: "z"}, PLAIN),
+    ("gate and up are added, not multiplied", {"passed * (x": "passed + (x"}, PLAIN),
+    ("up is left out", {"passed * (x @ up.T)": "passed"}, PLAIN),
+    ("x itself is added: the sum belongs to the block, not to the MLP",
+     {"return (": "return x + ("}, PLAIN),
+    ("no weight is transposed, as if the inputs came first",
+     {"gate.T": "gate", "up.T": "up", "down.T": "down"}, SQUARE),
+    ("down is not transposed", {"down.T": "down"}, SQUARE),
+    ("weights are transposed until the shapes fit",
+     {"z = x @ gate.T":
+          "def fit(y, w):\n"
+          "        return y @ w if y.shape[-1] == w.shape[0] else y @ w.T\n"
+          "    z = fit(x, gate)",
+      PRODUCT: "fit(passed * fit(x, up), down)"},
+     SQUARE),
+    ("up is mapped from the gate, one after the other", {"x @ up.T": "z @ up"}, PLAIN),
+    ("z * exp(z) / (1 + exp(z)), where a large exponential is infinite",
+     {SILU: "z * torch.exp(z) / (1 + torch.exp(z))"}, LARGE, "a result with NaN is never named"),
+    ("the gate is limited to 20", {SILU: "z.clamp(-20, 20) * torch.sigmoid(z)"}, LARGE),
+    ("the result is float32",
+     {PRODUCT: f"({PRODUCT}).to(torch.promote_types(x.dtype, torch.float32))"}, HALF),
+    ("float64 is computed in float32",
+     {SILU: "z.float() * torch.sigmoid(z.float())",
+      PRODUCT: "(passed.to(x.dtype) * (x @ up.T)) @ down.T"},
+     DOUBLE),
+    ("only for three axes", {"z = x": "b, t, c = x.shape\n    z = x"}, AXES),
+    ("a view of a tensor that is not contiguous", view, AXES),
+    ("the gate is detached", {SILU: "(z * torch.sigmoid(z)).detach()"}, GRADIENT),
+    ("the sigmoid is detached", {SILU: "z * torch.sigmoid(z).detach()"}, GRADIENT),
+    ("written into x itself", in_place, PLAIN),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="swiglu",
+    function="gated_mlp",
+    page="2_qwen2/3_swiglu",
+    minutes=15,
+    difficulty=1,
+    outcome="Write the gated MLP from three weights, so that gate and up are not confused.",
+    reference=gated_mlp,
+    cases=(
+        Case(
+            PLAIN,
+            plain,
+            "silu of the gate's map, times the other map, then back to C. Weights are stored "
+            "(outputs, inputs), so a map is x @ weight.T",
+            points=3,
+            teaching="the plain formula, and the first thing to read",
+        ),
+        Case(
+            SQUARE,
+            square,
+            "nn.Linear stores the outputs first: x @ weight.T. Where I = C, a missing .T raises no "
+            "error",
+            points=2,
+        ),
+        Case(
+            AXES,
+            four_axes,
+            "a caller passes transposed tensors: .view fails on them, .reshape does not",
+        ),
+        Case(
+            LARGE,
+            large_gate,
+            "exp(100) is infinite in float32, and infinite / infinite is NaN. "
+            "torch.sigmoid is safe",
+            tolerance=(1e-4, 1e-2),
+        ),
+        Case(
+            HALF,
+            bfloat16,
+            "the result has the dtype of x",
+            tolerance=(3e-2, 3e-2),
+        ),
+        Case(DOUBLE, double, "float64 must not pass through float32"),
+        Case(
+            GRADIENT,
+            plain,
+            "the gate is learnt too: nothing may be detached",
+            gradient=True,
+        ),
+    ),
+    hints=(
+        "Draw the shapes: (..., C) to (..., I), twice; one product; (..., I) to (..., C).",
+        "`x @ gate.T` is what `nn.Linear` computes, also `F.linear(x, gate)`.",
+        "`F.silu(x @ gate.T) * (x @ up.T)`, and then `@ down.T`.",
+    ),
+    wrong=planted(WRONG),
+    right={
+        "silu and linear maps of torch": by_torch,
+        "the formula with an exponential": by_einsum,
+        "gate and up in one matrix, in float64": by_one_matrix,
+        "one feature after the other": by_feature,
+        "linear layers": by_modules,
+    },
+)

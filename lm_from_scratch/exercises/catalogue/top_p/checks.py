@@ -1,0 +1,371 @@
+"""Top-k and top-p: which tokens stay, at the border too, and in which order the two are applied."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from lm_from_scratch.exercises.exercise import (
+    Call,
+    Case,
+    Exercise,
+    call,
+    integers,
+    normal,
+    planted,
+    strided,
+)
+from lm_from_scratch.generation.sampling import Sampler
+
+
+def cut_tail(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+    """The package's own chain of steps, with the others off."""
+    nothing = torch.zeros_like(logits, dtype=torch.bool)
+    return Sampler(top_k=top_k, top_p=top_p).logits(logits, nothing)
+
+
+def kept_of_equals(
+    function: Callable[..., Any], logits: Tensor, top_k: int = 0, top_p: float = 1.0
+) -> Any:
+    """How many tokens stay, and their logits in order: which of equal ones stay is left open."""
+    result = function(logits, top_k=top_k, top_p=top_p)
+    if not isinstance(result, Tensor) or result.shape != logits.shape:
+        return result
+    kept = result > -math.inf
+    return {
+        "whether each logit is as before or minus infinity": bool((result == logits)[kept].all()),
+        "the number of tokens kept in each row": kept.sum(dim=-1),
+        "the result, each row sorted": result.sort(dim=-1, descending=True).values,
+    }
+
+
+def spread(g: Generator, B: int, V: int) -> Tensor:
+    """Logits whose probabilities fall slowly, in any order; no sum of them is a round number."""
+    ladder = torch.linspace(2, -2, V) + 0.02 * torch.rand(B, V, generator=g)
+    order = torch.rand(B, V, generator=g).argsort(dim=-1)
+    return ladder.gather(-1, order)
+
+
+def largest_k(g: Generator) -> Call:
+    return call(spread(g, 3, 8) + torch.tensor([[0.0], [5.0], [-5.0]]), top_k=3)
+
+
+def nucleus(g: Generator) -> Call:
+    """A ladder that is rotated: its most likely token is neither first nor last."""
+    ladder = torch.linspace(2, -2, 9) + 0.02 * torch.rand(1, 9, generator=g)
+    return call(ladder.roll(int(integers(g, 2, 8)), dims=1), top_p=0.8)
+
+
+def sharp_and_flat(g: Generator) -> Call:
+    """The same p keeps few tokens of a sharp row and many of a flat one."""
+    logits = spread(g, 4, 11) * torch.tensor([2.2, 0.1, 1.0, 0.5])[:, None]
+    return call(strided(logits), top_p=0.7)
+
+
+def border(g: Generator) -> Call:
+    """Eight equal tokens: four of them have the probability 0.5 exactly, also in float32."""
+    logits = torch.full((1, 13), -800.0)
+    logits[0, torch.randperm(13, generator=g)[:8]] = float(normal(g))
+    return call(logits, top_p=0.5)
+
+
+def equal_at_k(g: Generator) -> Call:
+    logits = torch.tensor(
+        [[3.0, 2.0, 2.0, 2.0, 1.0, 0.0, -1.0], [5.0, 4.0, 3.0, 1.0, 1.0, 0.0, 0.0]]
+    )
+    order = torch.rand(2, 7, generator=g).argsort(dim=-1)
+    return call(logits.gather(-1, order), top_k=3)
+
+
+def both(g: Generator) -> Call:
+    return call(spread(g, 1, 12), top_k=4, top_p=0.8)
+
+
+def forbidden(g: Generator) -> Call:
+    logits = spread(g, 1, 9)
+    logits[:, torch.randperm(9, generator=g)[:5]] = -math.inf
+    return call(logits, top_k=20, top_p=0.6)
+
+
+def tiny(g: Generator) -> Call:
+    return call(spread(g, 1, 7), top_p=0.001)
+
+
+def extreme(g: Generator) -> Call:
+    """The same row near 1000 and near -1000."""
+    return call(spread(g, 1, 10) + torch.tensor([[1000.0], [-1000.0]]), top_p=0.75)
+
+
+def half(g: Generator) -> Call:
+    """512 equal tokens: sums of 1/512 above 1/2 need nine bits, and bfloat16 has eight."""
+    return call(torch.full((2, 512), float(normal(g)), dtype=torch.bfloat16), top_p=0.748)
+
+
+def off(g: Generator) -> Call:
+    """The third token is so unlikely that the sum before it is 1, rounded."""
+    logits = spread(g, 1, 6) * 100
+    return call(logits, top_k=3)
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def by_loop(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+    """Row by row: take the most likely tokens until the sum reaches p."""
+    enough = top_p - 1e-12 if top_p < 1 else math.inf
+    result = torch.full_like(logits, -math.inf)
+    for row, out in zip(logits.double(), result):
+        ordered = sorted(row.tolist(), reverse=True)
+        kth = ordered[min(top_k or len(row), len(row)) - 1]
+        row = row.where(row >= kth, -math.inf)
+        probability = row.softmax(-1)
+        total = 0.0
+        for token in probability.argsort(descending=True).tolist():
+            if total >= enough:
+                break
+            total += float(probability[token])
+            if row[token] > -math.inf:
+                out[token] = row[token]
+    return result
+
+
+def by_rank(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+    """Ranks in the place of a scatter: how many tokens are needed, and which rank has each."""
+    keep = torch.ones_like(logits, dtype=torch.bool)
+    if 0 < top_k < logits.shape[-1]:
+        keep = logits >= logits.kthvalue(logits.shape[-1] - top_k + 1, dim=-1, keepdim=True).values
+    if top_p < 1:
+        probability = logits.double().masked_fill(~keep, -math.inf).softmax(-1)
+        order = probability.argsort(dim=-1, descending=True, stable=True)
+        total = probability.gather(-1, order).cumsum(-1)
+        needed = (total < top_p).sum(-1, keepdim=True) + 1
+        keep &= order.argsort(dim=-1) < needed
+    return torch.where(keep, logits, -math.inf)
+
+
+def by_undoing(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+    """Cut in sorted order, then bring the logits back into their places."""
+    values, order = logits.double().sort(dim=-1, descending=True, stable=True)
+    if top_k:
+        kth = values[:, :top_k][:, -1:]
+        values = values.masked_fill(values < kth, -math.inf)
+    if top_p < 1:
+        weight = (values - values[:, :1]).exp()
+        before = weight.cumsum(-1).roll(1, dims=-1)
+        before[:, 0] = 0.0
+        values = values.masked_fill(before >= top_p * weight.sum(-1, keepdim=True), -math.inf)
+    return torch.empty_like(values).scatter(-1, order, values).to(logits.dtype)
+
+
+def by_pairs(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+    """Every token against every other: what stands before it, by value and then by place."""
+    z = logits.double()
+    larger = z[:, None, :] > z[:, :, None]  # (B, V, V)
+    if top_k:
+        z = z.masked_fill(larger.sum(-1) >= top_k, -math.inf)
+    if top_p < 1:
+        place = torch.arange(z.shape[-1])
+        first = larger | ((z[:, None, :] == z[:, :, None]) & (place < place[:, None]))
+        before = (first * z.softmax(-1)[:, None, :]).sum(-1)
+        z = z.masked_fill(before >= top_p - 1e-12, -math.inf)
+    return logits.masked_fill(z == -math.inf, -math.inf)
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+BEFORE = "before >= top_p"
+SUM = "probability.cumsum(dim=1) - probability"
+SCATTER = "removed.scatter(1, order, before >= top_p)"
+K_FILL = "logits.masked_fill(logits < smallest, -math.inf)"
+P_FILL = "logits.masked_fill(removed, -math.inf)"
+
+
+def old_probabilities(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+    apart = cut_tail(logits, top_k=top_k) > -math.inf
+    return cut_tail(logits, top_p=top_p).masked_fill(~apart, -math.inf)
+
+
+def plain_exp(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+    logits = cut_tail(logits, top_k=top_k)
+    if top_p == 1.0:
+        return logits
+    ordered, order = logits.float().sort(dim=-1, descending=True)
+    probability = ordered.exp() / ordered.exp().sum(dim=-1, keepdim=True)
+    before = probability.cumsum(dim=-1) - probability
+    removed = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before >= top_p)
+    return logits.masked_fill(removed, -math.inf)
+
+
+def in_place(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+    cut = cut_tail(logits, top_k, top_p)
+    logits[cut == -math.inf] = -math.inf
+    return logits
+
+
+K, P, ROWS = "top-k alone", "top-p alone, one row", "rows that differ, sharp and flat"
+BOTH, BORDER, EQUAL = (
+    "top-k, then top-p",
+    "a probability of exactly p",
+    "several tokens equal to the k-th",
+)
+TINY, FORBIDDEN, EXTREME, HALF, OFF = (
+    "a very small p",
+    "forbidden tokens, and a k above V",
+    "logits near 1000 and -1000",
+    "bfloat16, many equal tokens",
+    "top-p off, an unlikely token",
+)
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("the token that reaches p is cut, too", {SUM: "probability.cumsum(dim=1)"}, P),
+    ("the mask stays in sorted order", {SCATTER: "before >= top_p"}, P),
+    ("one token more than it takes to reach p",
+     {BEFORE: "torch.cat([before[:, :1], before[:, :-1]], dim=1) >= top_p"}, P),
+    ("one token too many where the sum is exactly p", {BEFORE: "before > top_p"}, BORDER),
+    ("all tokens that equal the last one kept by top-p stay",
+     {P_FILL:
+          "logits.masked_fill(logits < logits.masked_fill(removed, math.inf)"
+          ".amin(-1, keepdim=True), -math.inf)"},
+     BORDER),
+    ("top-p counts with the tokens that top-k has cut", old_probabilities, BOTH),
+    ("the mask is gathered by the order, not scattered",
+     {SCATTER: "(before >= top_p).gather(-1, order)"}, P),
+    ("sorted from the least likely", {"descending=True": "descending=False"}, P),
+    ("tokens less likely than p are cut",
+     {SUM: "1 - probability", BEFORE: "before > 1 - top_p"}, P),
+    ("tokens less likely than 1 - p are cut",
+     {SUM: "-probability", BEFORE: "before > top_p - 1"}, P),
+    ("top-k is left out where top-p is given", {"if top_k:": "if top_k and top_p == 1.0:"}, BOTH),
+    ("the result stays sorted",
+     {P_FILL: "ordered.to(logits.dtype).masked_fill(before >= top_p, -math.inf)"}, P),
+    ("as many tokens in every row as in the first",
+     {SCATTER: SCATTER.replace("before >= top_p", "(before >= top_p)[:1].expand_as(order)")}, ROWS),
+    ("one token more than k", {"k = min(top_k,": "k = min(top_k + 1,"}, K),
+    ("the k-th token itself is cut", {"logits < smallest": "logits <= smallest"}, K),
+    ("exactly k tokens stay, whichever come first of equal ones",
+     {K_FILL: "torch.full_like(logits, -math.inf).scatter(-1, *TOP)".replace(
+          "*TOP", "logits.topk(k).indices, logits.topk(k).values"
+      )},
+     EQUAL),
+    ("one limit for the whole batch", {"[:, -1:]": "[:, -1:].min()"}, K),
+    ("the set of row 0 in every row",
+     {SCATTER: "removed.scatter(1, order, before >= top_p)[:1].expand_as(logits)"}, ROWS),
+    ("what is cut gets the logit 0",
+     {K_FILL: "logits.masked_fill(logits < smallest, 0.0)",
+      P_FILL: "logits.masked_fill(removed, 0.0)"},
+     K),
+    ("a finite number in the place of minus infinity",
+     {K_FILL: "logits.masked_fill(logits < smallest, -1e9)",
+      P_FILL: "logits.masked_fill(removed, -1e9)"},
+     K),
+    ("the result is probabilities", {"    return logits\n": "    return logits.softmax(-1)\n"}, K),
+    ("the result is log-probabilities",
+     {"    return logits\n": "    return logits.log_softmax(-1)\n"}, K),
+    ("a k above V is refused", {"min(top_k, logits.shape[1])": "top_k"}, FORBIDDEN),
+    ("always at least two tokens",
+     {BEFORE: "(before >= top_p) & (torch.arange(logits.shape[1]) > 1)"}, TINY),
+    ("exp without the maximum subtracted", plain_exp, EXTREME),
+    ("top-p cuts at 1.0, where it should be off", {"if top_p < 1.0": "if top_p <= 1.0"}, OFF),
+    ("the sums are in half precision", {"logits.float()": "logits"}, HALF),
+    ("the result is float32", {"    return logits\n": "    return logits.float()\n"}, HALF),
+    ("a k of 0 keeps one token", {"if top_k:": "top_k = max(top_k, 1)\n    if top_k:"}, P),
+    ("written into the caller's logits", in_place, K),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="top_p",
+    function="cut_tail",
+    page="1_gpt2/4_sampling",
+    minutes=25,
+    difficulty=2,
+    outcome="Write top-k and top-p so that they hold at the border, with ties, with forbidden "
+    "tokens and in half precision.",
+    reference=cut_tail,
+    cases=(
+        Case(
+            K,
+            largest_k,
+            "the k-th largest logit of a row is the limit: what is below it is cut",
+            points=2,
+        ),
+        Case(
+            P,
+            nucleus,
+            "sort, sum up the probabilities, and keep a token while the sum before it is below p",
+            points=2,
+            teaching="top-p in its plain form",
+        ),
+        Case(
+            ROWS,
+            sharp_and_flat,
+            "each row has its own order, and its own number of tokens",
+        ),
+        Case(
+            BOTH,
+            both,
+            "after top-k the probabilities of what is left sum to 1 again",
+        ),
+        Case(
+            BORDER,
+            border,
+            "eight equal tokens and p = 0.5: four of them reach p, so four are kept",
+            points=2,
+            play=kept_of_equals,
+        ),
+        Case(
+            EQUAL,
+            equal_at_k,
+            "compare with the k-th largest value: what equals it stays, too",
+        ),
+        Case(TINY, tiny, "before the most likely token the sum is 0, which is below any p"),
+        Case(
+            FORBIDDEN,
+            forbidden,
+            "topk refuses a k above V; a forbidden token has the probability 0 and stays forbidden",
+        ),
+        Case(
+            EXTREME,
+            extreme,
+            "exp(1000) is infinite and exp(-1000) is 0: softmax subtracts the maximum first; and "
+            "only minus infinity is below every logit",
+        ),
+        Case(
+            HALF,
+            half,
+            "383 of 512 equal tokens reach 0.748, and no fewer: sum up after .float()",
+            play=kept_of_equals,
+        ),
+        Case(OFF, off, "top_p=1.0 is off: it cuts nothing, though the sum is rounded to 1 early"),
+    ),
+    hints=(
+        "Top-k needs one number for each row. Top-p needs the tokens in order: sort, then sum up.",
+        "Of the sorted probabilities, `cumsum - probability` is the sum *before* each token. It is "
+        "cut where that sum has reached p. The mask is then in sorted order.",
+        "`sort` also returns `order`, the places. `torch.zeros_like(logits, dtype=torch.bool)"
+        ".scatter(-1, order, mask)` brings the mask back, and `masked_fill` applies it. For top-k, "
+        "compare with `logits.topk(min(k, V)).values[:, -1:]`.",
+    ),
+    survivors={
+        "def cut_tail(logits: Tensor, top_k: int=0, top_p: float=1.0) -> Tensor:"
+        ": 1.0 => 2.0": "top-p is off at 2.0 as well",
+        "ordered, order = logits.float().sort(dim=1, descending=True): "
+        "logits.float().sort(dim=1, descending=True) => logits.float().sort(descending=True)": (
+            "dimension 1 is the last one, which is the default"
+        ),
+        "smallest = logits.topk(k, dim=1).values[:, -1:]: "
+        "logits.topk(k, dim=1) => logits.topk(k)": (
+            "dimension 1 is the last one, which is the default"
+        ),
+    },
+    wrong=planted(WRONG),
+    right={
+        "row by row, until p is reached": by_loop,
+        "ranks in the place of a scatter": by_rank,
+        "cut in order, then undone": by_undoing,
+        "every token against every other": by_pairs,
+    },
+)

@@ -1,0 +1,345 @@
+"""The rule of visibility: real, not after the query, within the window, in the same document."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from lm_from_scratch.attention.visibility import Visibility
+from lm_from_scratch.exercises.exercise import (
+    Call,
+    Case,
+    Exercise,
+    call,
+    integers,
+    planted,
+    refusal,
+)
+
+
+def reference(
+    query_positions: Tensor,
+    key_positions: Tensor,
+    window: int | None = None,
+    query_documents: Tensor | None = None,
+    key_documents: Tensor | None = None,
+) -> Tensor:
+    """The package's rule."""
+    seen = Visibility(query_positions, key_positions, query_documents, key_documents, window)
+    return seen.rule()
+
+
+def sequence(g: Generator) -> Call:
+    length = int(integers(g, 4, 7, 1))
+    places = torch.arange(length)[None].repeat(2, 1)
+    return call(places, places.clone())
+
+
+def chunk(g: Generator) -> Call:
+    past = int(integers(g, 3, 6, 1))
+    places = torch.arange(past + 3)[None].repeat(2, 1)
+    return call(places[:, past:].clone(), places)
+
+
+def left_padded(n_padding: list[int], length: int) -> Tensor:
+    """A row for each number of padding tokens, which stand before the real ones."""
+    padding = torch.tensor(n_padding)[:, None]
+    return (torch.arange(length)[None] - padding).clamp(min=-1)
+
+
+def padded(g: Generator) -> Call:
+    places = left_padded([0, int(integers(g, 2, 5, 1)), 1], 7)
+    return call(places, places.clone())
+
+
+def windowed(g: Generator) -> Call:
+    places = torch.arange(8)[None].repeat(2, 1)
+    return call(places, places.clone(), int(integers(g, 2, 5, 1)))
+
+
+def packed(g: Generator) -> Call:
+    """Three documents in a row, of other lengths in the other row, the middle one numbered 0."""
+    first = int(integers(g, 3, 5, 1))
+    rows = [(first, 3, 9 - 3 - first), (2, 4, 3)]
+    places = torch.tensor([[i for size in row for i in range(size)] for row in rows])
+    numbers = [7, 0, 3]
+    documents = torch.tensor(
+        [[n for n, size in zip(numbers, row, strict=True) for _ in range(size)] for row in rows]
+    )
+    return call(places, places.clone(), None, documents, documents.clone())
+
+
+def ring(g: Generator) -> Call:
+    """Keys in the order of their slots, which is not that of their positions. The second row began
+    later, so it has fewer of them; both rows are asked for the same two positions."""
+    newest = int(integers(g, 14, 18, 1))
+    held = torch.arange(newest - 5, newest + 1)
+    slots = torch.full((2, 7), -1)
+    slots[0, held % 7] = held
+    slots[1, held[2:] % 7] = held[2:]
+    return call(held[None, -2:].clone(), slots, 3)
+
+
+def smallest(g: Generator) -> Call:
+    places = torch.arange(int(integers(g, 4, 7, 1)))[None]
+    return call(places, places.clone())
+
+
+def together(g: Generator) -> Call:
+    """Two rows ask for one row of keys, which holds two documents; the window ends inside them."""
+    first = int(integers(g, 4, 6, 1))
+    places = torch.tensor([[*range(first), *range(9 - first)]])
+    documents = torch.tensor([[4] * first + [2] * (9 - first)])
+    columns = torch.tensor([[first - 2, first - 1, 8], [first, first + 2, 7]])
+    return call(places[0, columns], places, 3, documents[0, columns], documents)
+
+
+def small_windows(function: Callable[..., Any], queries: Tensor, keys: Tensor) -> Any:
+    refuse = refusal(ValueError)
+    return {
+        "window=1": function(queries, keys, 1),
+        "window=0": refuse(function, queries, keys, 0),
+        "window=-2": refuse(function, queries, keys, -2),
+    }
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def by_loop(q: Tensor, k: Tensor, window: Any = None, qd: Any = None, kd: Any = None) -> Tensor:
+    """One pair at a time, with sets of positions."""
+    if window is not None and window <= 0:
+        raise ValueError("window")
+    B, T, S = max(len(q), len(k)), q.shape[1], k.shape[1]
+    mask = torch.zeros(B, 1, T, S, dtype=torch.bool)
+    for b in range(B):
+        for t in range(T):
+            at = int(q[b % len(q), t])
+            oldest = 0 if window is None else max(0, at - window + 1)
+            for s in range(S):
+                same = qd is None or qd[b % len(qd), t] == kd[b % len(kd), s]
+                mask[b, 0, t, s] = bool(same) and int(k[b % len(k), s]) in range(oldest, at + 1)
+    return mask
+
+
+def by_distance(q: Tensor, k: Tensor, window: Any = None, qd: Any = None, kd: Any = None) -> Tensor:
+    """How far back each key is."""
+    if window is not None and not window > 0:
+        raise ValueError("window")
+    back = q.unsqueeze(2) - k.unsqueeze(1)
+    hidden = (back < 0) | (k.unsqueeze(1) == -1) | (q.unsqueeze(2) == -1)
+    if window:
+        hidden |= back >= window
+    if qd is not None:
+        hidden |= qd.unsqueeze(2) != kd.unsqueeze(1)
+    return hidden.logical_not().unsqueeze(1)
+
+
+def by_sentinel(q: Tensor, k: Tensor, window: Any = None, qd: Any = None, kd: Any = None) -> Tensor:
+    """Padding keys are moved into the far future, where the causal condition hides them."""
+    if window is not None and window < 1:
+        raise ValueError("window")
+    far = torch.iinfo(torch.int64).max
+    k = torch.where(k < 0, far, k)[:, None]
+    q = q[..., None]
+    mask = k.le(q) & k.gt(q - (far if window is None else window))
+    if qd is not None:
+        mask = mask & qd[..., None].eq(kd[:, None])
+    return mask[:, None]
+
+
+def by_parts(q: Tensor, k: Tensor, window: Any = None, qd: Any = None, kd: Any = None) -> Tensor:
+    """Four masks and their minimum."""
+    if window is not None and window < 1:
+        raise ValueError("window")
+    T, S = q.shape[1], k.shape[1]
+    q, k = torch.broadcast_tensors(q[:, :, None], k[:, None, :])
+    parts = [k >= 0, k <= q]
+    if window is not None:
+        parts.append(k + window > q)
+    if qd is not None and kd is not None:
+        parts.append(qd[:, :, None].expand(-1, T, S) == kd[:, None, :].expand(-1, T, S))
+    return torch.stack(parts).all(dim=0)[:, None]
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+RULE = "(key >= 0) & (key <= query)"
+TOGETHER = "documents and a window, two rows of queries for one of keys"
+QUERY = "query_positions[:, None, :, None]"
+KEY = "key_positions[:, None, None, :]"
+COLUMNS_T = "torch.arange(query_positions.shape[1])[None, None, :, None]"
+COLUMNS_S = "torch.arange(key_positions.shape[1])[None, None, None, :]"
+
+
+def marks_padding(
+    query_positions: Tensor, key_positions: Tensor, window: Any = None, *documents: Any
+) -> Tensor:
+    mask = reference(query_positions, key_positions, window, *documents)
+    key_positions[key_positions < 0] = 10**6
+    return mask
+
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("a window of W + 1 keys: the query's own is not counted",
+     {"key > query - window": "key >= query - window"}, "a window"),
+    ("a window of W - 1 keys", {"key > query - window": "key > query - window + 1"}, "a window"),
+    ("the window is not used", {"mask & (key > query - window)": "mask"}, "a window"),
+    ("columns in the place of positions: the triangle starts at the first key",
+     {QUERY: COLUMNS_T, KEY: COLUMNS_S}, "three queries after a cache"),
+    ("columns counted from the end, so that padding and order are not seen",
+     {QUERY: f"{COLUMNS_T} + key_positions.shape[1] - query_positions.shape[1]", KEY: COLUMNS_S},
+     "left padding, another number in each row"),
+    ("the future by columns, the rest by positions",
+     {RULE:
+          f"(key >= 0) & (query >= 0) & ({COLUMNS_S} <= {COLUMNS_T}"
+          " + key_positions.shape[1] - query_positions.shape[1])"},
+     "a ring of seven slots"),
+    ("the window by columns, the rest by positions",
+     {"key > query - window":
+          f"{COLUMNS_S} > {COLUMNS_T} - window"
+          " + key_positions.shape[1] - query_positions.shape[1]"},
+     "a ring of seven slots"),
+    ("a query does not see its own key",
+     {"key <= query": "key < query"}, "one sequence, a triangle"),
+    ("the future in the place of the past",
+     {"key <= query": "key >= query"}, "one sequence, a triangle"),
+    ("everything in the own document is visible, the future too",
+     {"mask & (asking == asked)": "asking == asked"}, "three documents in one row"),
+    ("the future is not hidden", {"(key <= query)": "(query >= 0)"}, "one sequence, a triangle"),
+    ("padding keys are visible",
+     {RULE: "(query >= 0) & (key <= query)"}, "left padding, another number in each row"),
+    ("nothing is done about padding",
+     {RULE: "key <= query"}, "left padding, another number in each row"),
+    ("position 0 is taken for padding", {"key >= 0": "key > 0"}, "one sequence, a triangle"),
+    ("a padding query sees the first key",
+     {QUERY: "query_positions.clamp(min=0)[:, None, :, None]"},
+     "left padding, another number in each row"),
+    ("a padding query sees itself",
+     {RULE: "((key >= 0) & (key <= query)) | ((query < 0) & (key == query))"},
+     "left padding, another number in each row"),
+    ("the first row of the batch is used for all rows",
+     {KEY: "key_positions[:1, None, None, :].expand(key_positions.shape[0], -1, -1, -1)"},
+     "left padding, another number in each row"),
+    ("documents are not compared",
+     {"mask & (asking == asked)": "mask"}, "three documents in one row"),
+    ("the keys of other documents, in the place of its own",
+     {"asking == asked": "asking != asked"}, "three documents in one row"),
+    ("a document sees those with a lower number",
+     {"asking == asked": "asking >= asked"}, "three documents in one row"),
+    ("document 0 is taken for none",
+     {"asking == asked": "(asking == asked) | (asked == 0)"}, "three documents in one row"),
+    ("True where the key is hidden",
+     {"    return mask": "    return ~mask"}, "one sequence, a triangle"),
+    ("0 and minus infinity in the place of True and False",
+     {"    return mask": "    return torch.where(mask, 0.0, -torch.inf)"},
+     "one sequence, a triangle"),
+    ("no axis for the heads",
+     {"    return mask": "    return mask[:, 0]"}, "one sequence, a triangle"),
+    ("rows are keys and columns are queries",
+     {"    return mask": "    return mask.mT"}, "one sequence, a triangle"),
+    ("a window of 0 is taken for none",
+     {"if window is not None and window < 1:": "if window and window < 1:",
+      "if window is not None:\n        mask": "if window:\n        mask"},
+     "a window of 1, and those below it"),
+    ("as many rows as the queries have",
+     {"    return mask": "    return mask[: query_positions.shape[0]]"}, "a ring of seven slots"),
+    ("as many rows as the keys have",
+     {"    return mask": "    return mask[: key_positions.shape[0]]"}, TOGETHER),
+    ("the window is forgotten where there are documents",
+     {"if window is not None:": "if window is not None and query_documents is None:"}, TOGETHER),
+    ("documents are forgotten where there is a window",
+     {"if query_documents is not None:": "if query_documents is not None and not window:"},
+     TOGETHER),
+    ("the window counts columns of visible keys, not positions",
+     {"mask & (key > query - window)": "mask & (mask.flip(-1).cumsum(-1).flip(-1) <= window)"},
+     "a ring of seven slots"),
+    ("document 0 is hidden, as if it were padding",
+     {"asking == asked": "(asking == asked) & (asked != 0)"}, "three documents in one row"),
+    ("a padding query sees everything, so that its row is not empty",
+     {"    return mask": "    return mask | (query < 0)"},
+     "left padding, another number in each row"),
+    ("only a window of 0 is refused",
+     {"window < 1": "window == 0"}, "a window of 1, and those below it"),
+    ("padding is marked in the positions of the caller",
+     marks_padding, "left padding, another number in each row"),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="visibility",
+    function="visible",
+    page="3_attention/2_masks",
+    minutes=20,
+    difficulty=1,
+    outcome="Write one rule from positions so that padding, caches, windows, packed documents and "
+    "ring buffers need no special case.",
+    reference=reference,
+    cases=(
+        Case(
+            "one sequence, a triangle",
+            sequence,
+            "a query sees its own key and those before it; the result is (B, 1, T, S)",
+            points=2,
+            teaching="the plain triangle, and the first thing to read",
+        ),
+        Case(
+            "three queries after a cache",
+            chunk,
+            "compare positions: the first query does not stand at position 0",
+            teaching="the corner of the mask, with nothing else new",
+        ),
+        Case(
+            "left padding, another number in each row",
+            padded,
+            "a key of position -1 is hidden from all, and a query of position -1 sees nothing",
+            points=2,
+        ),
+        Case(
+            "a window",
+            windowed,
+            "W keys, the query's own included: positions t - W + 1 to t",
+            points=2,
+            teaching="the window, where each row can be counted",
+        ),
+        Case(
+            "three documents in one row",
+            packed,
+            "positions start again in each document, so only the number keeps two apart",
+            points=2,
+        ),
+        Case(
+            "a ring of seven slots",
+            ring,
+            "a slot is no position: the keys bring theirs. One row of queries is for both rows",
+        ),
+        Case(
+            TOGETHER,
+            together,
+            "all conditions hold at once, and either side may have one row for all",
+        ),
+        Case(
+            "a window of 1, and those below it",
+            smallest,
+            "with 1 each token sees itself alone; 0 and -2 would hide everything, and are refused",
+            play=small_windows,
+        ),
+    ),
+    hints=(
+        "Give both tensors axes of size 1, so that a comparison of the two is (B, 1, T, S).",
+        "Four conditions, joined by `&`. The first two are `key >= 0` and `key <= query`: together "
+        "they also leave a padding query nothing.",
+        "`query_positions[:, None, :, None]` and `key_positions[:, None, None, :]`. The window is "
+        "`key > query - window`, tested only if it is not None. Documents get the same axes and "
+        "are compared with `==`.",
+    ),
+    wrong=planted(WRONG),
+    right={
+        "one pair at a time": by_loop,
+        "how far back a key is": by_distance,
+        "padding is moved into the future": by_sentinel,
+        "four masks joined": by_parts,
+    },
+)

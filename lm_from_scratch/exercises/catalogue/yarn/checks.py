@@ -1,0 +1,313 @@
+"""YaRN: which pairs slow down, where the ramp begins and ends, and how much scores grow."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, planted
+from lm_from_scratch.layers.rope_scaling import YaRNScaling
+
+
+def yarn(
+    head_dim: int,
+    theta: float,
+    factor: float,
+    original_length: int,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+) -> tuple[Tensor, float]:
+    """The package's own scaling."""
+    scaling = YaRNScaling(
+        factor=factor, original_length=original_length, beta_fast=beta_fast, beta_slow=beta_slow
+    )
+    return scaling.frequencies(torch.zeros(1, 1, dtype=torch.long), head_dim, theta)
+
+
+def named(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Two results by their names; the second may be a tensor of no dimension."""
+    result = function(*args, **kwargs)
+    if not isinstance(result, (tuple, list)) or len(result) != 2:
+        raise TypeError(
+            f"two results are expected, a tensor and a number, not {type(result).__name__}"
+        )
+    speeds, number = result
+    if isinstance(number, Tensor) and number.dim() == 0:
+        number = number.item()
+    return {"the speeds": speeds, "the factor of cosines": number}
+
+
+def _factor(g: Generator) -> float:
+    return 1.5 + int(integers(g, 1, 9, 1))
+
+
+def usual(g: Generator) -> Call:
+    return call(64, 10000.0, _factor(g), 4096)
+
+
+def larger_theta(g: Generator) -> Call:
+    return call(64, 1000000.0, _factor(g), 32768)
+
+
+def given_betas(g: Generator) -> Call:
+    return call(32, 10000.0, _factor(g), 4096, beta_fast=8.0, beta_slow=2.0)
+
+
+def short(g: Generator) -> Call:
+    return call(32, 10000.0, _factor(g), 180 + int(integers(g, 0, 18, 1)))
+
+
+def long(g: Generator) -> Call:
+    return call(64, 10000.0, _factor(g), 131072)
+
+
+def step(g: Generator) -> Call:
+    return call(16, 10000.0, _factor(g), 6)
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def as_in_transformers(
+    head_dim: int,
+    theta: float,
+    factor: float,
+    original_length: int,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+) -> tuple[Tensor, float]:
+    """Two sets of speeds and a mask; a step is a very short ramp."""
+
+    def correction(turns: float) -> float:
+        return (head_dim * math.log(original_length / (turns * 2 * math.pi))) / (
+            2 * math.log(theta)
+        )
+
+    low = max(math.floor(correction(beta_fast)), 0)
+    high: float = min(math.ceil(correction(beta_slow)), head_dim - 1)
+    if low == high:
+        high += 0.001
+    periods = theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
+    ramp = torch.clamp((torch.arange(head_dim // 2).float() - low) / (high - low), 0, 1)
+    mask = 1 - ramp
+    speeds = (1.0 / (factor * periods)) * (1 - mask) + (1.0 / periods) * mask
+    return speeds, 0.1 * math.log(factor) + 1.0
+
+
+def by_loop(
+    head_dim: int,
+    theta: float,
+    factor: float,
+    original_length: int,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+) -> tuple[Tensor, float]:
+    """Pair by pair, with the numbers of Python."""
+    periods = math.log(original_length / (2 * math.pi))
+    per_pair = 2 * math.log(theta) / head_dim
+    first = max(math.floor((periods - math.log(beta_fast)) / per_pair), 0)
+    last = math.ceil((periods - math.log(beta_slow)) / per_pair)
+    found = []
+    for i in range(head_dim // 2):
+        speed = math.exp(-i * per_pair)
+        if i <= first:
+            found.append(speed)
+        elif i >= last:
+            found.append(speed / factor)
+        else:
+            share = (i - first) / (last - first)
+            found.append(speed * (1 - share * (1 - 1 / factor)))
+    return torch.tensor(found), 1 + math.log(factor) / 10
+
+
+def by_lerp(
+    head_dim: int,
+    theta: float,
+    factor: float,
+    original_length: int,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+) -> tuple[Tensor, float]:
+    """A straight line from one tensor to the other, in float64."""
+    i = torch.arange(head_dim // 2, dtype=torch.float64)
+    speeds = theta ** (-2 * i / head_dim)
+    turns = torch.tensor([beta_fast, beta_slow], dtype=torch.float64)
+    ends = head_dim / 2 * torch.log(original_length / (2 * math.pi * turns)) / math.log(theta)
+    first, last = ends[0].floor().clamp(min=0), ends[1].ceil()
+    share = torch.where(last > first, (i - first) / (last - first).clamp(min=1), (i > first) * 1.0)
+    new = torch.lerp(speeds, speeds / factor, share.clamp(0, 1))
+    return new.float(), math.log(factor**0.1 * math.e)
+
+
+def by_pieces(
+    head_dim: int,
+    theta: float,
+    factor: float,
+    original_length: int,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+) -> tuple[Tensor, float]:
+    """The pieces before, on and after the ramp, one after the other."""
+    pairs = head_dim // 2
+    first, last = (
+        pairs * math.log2(original_length / turns / math.tau) / math.log2(theta)
+        for turns in (beta_fast, beta_slow)
+    )
+    low, high = max(0, math.floor(first)), math.ceil(last)
+    ramp = torch.linspace(1, 1 / factor, high - low + 1) if high > low else torch.ones(1)
+    share = torch.cat([torch.ones(low), ramp, torch.full((pairs,), 1 / factor)])[:pairs]
+    speeds = torch.logspace(0, -2 * (pairs - 1) / head_dim, pairs, base=theta)
+    return speeds * share, 1.0 + 0.1 * math.log(factor)
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+FIRST, LAST = "max(math.floor(pair(beta_fast)), 0)", "math.ceil(pair(beta_slow))"
+SLOWED = "((i - first) / max(last - first, 1)).clamp(0, 1)"
+NEW = "(1 - slowed) * speeds + slowed * speeds / factor"
+STRETCH = "0.1 * math.log(factor) + 1.0"
+SPEEDS = "1.0 / theta ** (torch.arange(0, head_dim, 2) / head_dim)"
+
+USUAL, THETA, BETAS = "the usual settings", "a larger theta", "other betas"
+SHORT, LONG, STEP = "a short length", "a long length", "first and last are equal"
+
+#: What is mistaken, the change of the solution, the case that rejects it.
+WRONG = [
+    ("all pairs are slowed, as in linear scaling", {SLOWED: "torch.ones(len(i))"}, USUAL),
+    ("fast pairs are slowed and slow ones kept: the ramp goes the other way",
+     {NEW: "slowed * speeds + (1 - slowed) * speeds / factor"}, USUAL),
+    ("beta_fast and beta_slow have changed places",
+     {FIRST: FIRST.replace("fast", "slow"), LAST: LAST.replace("slow", "fast")}, USUAL),
+    ("no ramp: a step at the last pair", {SLOWED: "(i >= last).float()"}, USUAL),
+    ("a ramp in turns, as the paper writes and Llama 3 has it",
+     {SLOWED:
+          "1 - ((original_length * speeds / (2 * math.pi) - beta_slow)\n"
+          "                  / (beta_fast - beta_slow)).clamp(0, 1)"},
+     USUAL),
+    ("the ends of the ramp are not rounded",
+     {FIRST: "max(pair(beta_fast), 0)", LAST: "pair(beta_slow)"}, USUAL),
+    ("the ends of the ramp are rounded inwards",
+     {FIRST: FIRST.replace("floor", "ceil"), LAST: LAST.replace("ceil", "floor")}, USUAL),
+    ("the ends of the ramp are rounded to the nearest pair",
+     {FIRST: FIRST.replace("math.floor", "round"), LAST: LAST.replace("math.ceil", "round")},
+     THETA),
+    ("both ends are rounded down", {"math.ceil(": "math.floor("}, USUAL),
+    ("radians are taken for turns: 2 pi is missing", {"2 * math.pi * turns": "turns"}, USUAL),
+    ("pairs are counted as features: D in the place of D / 2",
+     {"head_dim / 2 * math.log": "head_dim * math.log"}, USUAL),
+    ("the length after scaling, not that of training",
+     {"original_length / (": "factor * original_length / ("}, USUAL),
+    ("the ends of the ramp are always those of theta 10000",
+     {"math.log(ratio, theta)": "math.log(ratio, 10000.0)"}, THETA),
+    ("theta is always 10000",
+     {SPEEDS: SPEEDS.replace("theta", "10000.0"),
+      "math.log(ratio, theta)": "math.log(ratio, 10000.0)"},
+     THETA),
+    ("the speeds are always those of theta 10000",
+     {SPEEDS: SPEEDS.replace("theta", "10000.0")}, THETA),
+    ("a larger theta, as in NTK scaling, in the place of slower pairs",
+     {NEW: "1.0 / (theta * factor ** (head_dim / (head_dim - 2))) ** (2 * i / head_dim)"}, USUAL),
+    ("slow pairs become faster: the factor multiplies",
+     {"slowed * speeds / factor": "slowed * speeds * factor"}, USUAL),
+    ("the times of a turn are mixed on the ramp, not the speeds",
+     {NEW: "speeds / (1 - slowed + slowed * factor)"}, USUAL),
+    ("the ramp is not limited to 0 and 1", {".clamp(0, 1)": ""}, USUAL),
+    ("cosines and sines are not multiplied", {STRETCH: "1.0"}, USUAL),
+    ("the factor of the cosines lacks the 1", {STRETCH: "0.1 * math.log(factor)"}, USUAL),
+    ("the factor of the scores, which is the square of that of cosines",
+     {STRETCH: f"({STRETCH}) ** 2"}, USUAL),
+    ("the logarithm to base 10 in the factor of the cosines",
+     {STRETCH: "0.1 * math.log10(factor) + 1.0"}, USUAL),
+    ("the speeds are multiplied by the factor of the cosines",
+     {"return speeds,": f"return speeds * ({STRETCH}),"}, USUAL),
+    ("the betas are always 32 and 1",
+     {"pair(beta_fast)": "pair(32.0)", "pair(beta_slow)": "pair(1.0)"}, BETAS),
+    ("the ramp may begin before the first pair", {FIRST: "math.floor(pair(beta_fast))"}, SHORT),
+    ("the ramp must end at the last pair",
+     {LAST: "min(math.ceil(pair(beta_slow)), head_dim // 2 - 1)"}, LONG),
+    ("0 / 0 where the ramp has no width",
+     {"max(last - first, 1)": "(last - first)"}, STEP, "a result with NaN is never named"),
+    ("where the ramp has no width, its pair is slowed too",
+     {SLOWED: f"{SLOWED} if last > first else (i >= first).float()"}, STEP),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="yarn",
+    function="yarn",
+    page="2_qwen2/2_rope",
+    minutes=30,
+    difficulty=3,
+    outcome="Compute the speeds and the factor of YaRN so that they are those of a published "
+    "checkpoint.",
+    after=("rope",),
+    reference=yarn,
+    cases=(
+        Case(
+            USUAL,
+            usual,
+            "with D = 64, theta = 10000 and L = 4096, first is 10 and last is 23: up to pair 10 "
+            "nothing changes, from pair 23 on speeds are divided by the factor",
+            points=3,
+            play=named,
+            tolerance=(1e-5, 0.0),
+            teaching="the plain method, and the first thing to read",
+        ),
+        Case(
+            THETA,
+            larger_theta,
+            "theta counts twice: in the speeds, and in which pair makes how many turns. With "
+            "1000000 and L = 32768, first is 11 and last is 20",
+            points=2,
+            play=named,
+            tolerance=(1e-5, 0.0),
+        ),
+        Case(
+            BETAS,
+            given_betas,
+            "with D = 32, L = 4096, beta_fast 8 and beta_slow 2, first is 7 and last is 11",
+            points=2,
+            play=named,
+            tolerance=(1e-5, 0.0),
+        ),
+        Case(
+            SHORT,
+            short,
+            "here even pair 0 makes fewer than 32 turns: first is 0, not -1",
+            play=named,
+            tolerance=(1e-5, 0.0),
+            teaching="the limit alone, with a ramp; the last case has it too",
+        ),
+        Case(
+            LONG,
+            long,
+            "here every pair makes more than one turn: last is 35, though the last pair is 31",
+            play=named,
+            tolerance=(1e-5, 0.0),
+        ),
+        Case(
+            STEP,
+            step,
+            "with L = 6, first and last are both 0, and 0 / 0 is NaN. Pair 0 stays as it is, and "
+            "pair 1 is slowed fully",
+            play=named,
+            tolerance=(1e-5, 0.0),
+        ),
+    ),
+    hints=(
+        "Take logarithms on both sides of theta**(-2i/D) * L / (2 pi) = r, and solve for i.",
+        "i(r) = D/2 * ln(L / (2 pi r)) / ln(theta). More turns are a smaller i: beta_fast is where "
+        "the ramp begins.",
+        "`math.log(original_length / (2 * math.pi * turns), theta) * head_dim / 2` is i(turns). "
+        "`((i - first) / max(last - first, 1)).clamp(0, 1)` is the share of slowing.",
+    ),
+    wrong=planted(WRONG),
+    right={
+        "two sets of speeds and a mask, as in transformers": as_in_transformers,
+        "pair by pair, with the numbers of Python": by_loop,
+        "a straight line between two tensors, in float64": by_lerp,
+        "three pieces, one after the other": by_pieces,
+    },
+)

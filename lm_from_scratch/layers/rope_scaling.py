@@ -1,0 +1,189 @@
+r"""Scalings of RoPE: slower pairs, for texts longer than a model was trained on.
+
+An angle that no pair reached in training tells the model nothing. A scaling slows pairs down, so
+that a longer text stays within the angles that were seen.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lm_from_scratch.layers.rope import base_frequencies, check_sizes, inverse_frequencies
+
+
+def _check(scaling: Any, name: str, low: float, above: bool = False) -> None:
+    """A field of a scaling must be a finite number, at least (or above) the limit."""
+    value = getattr(scaling, name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not low <= value < math.inf or (above and value == low):
+        limit = f"{'above' if above else 'at least'} {low}"
+        raise ValueError(f"{type(scaling).__name__}: {name}={value!r} must be a number {limit}")
+
+
+def _slow_down(inv_freq: Tensor, factor: float, keep: Tensor) -> Tensor:
+    """Pairs with ``keep`` 1 turn as before, with ``keep`` 0 ``factor`` times slower."""
+    return inv_freq * keep + inv_freq / factor * (1.0 - keep)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearScaling:
+    """Every pair turns ``factor`` times slower, as if positions were divided by it.
+
+    Raises ``ValueError`` for a ``factor`` below 1.
+
+    Source: Chen et al., *Position Interpolation*, 2023, arXiv:2306.15595.
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        _check(self, "factor", 1)
+
+    def frequencies(
+        self, positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype = torch.float32
+    ) -> tuple[Tensor, float]:
+        """Frequencies (D/2,), the same for all ``positions`` (B, T), and the factor of cos and sin:
+        1."""
+        return inverse_frequencies(head_dim, theta, positions.device, dtype) / self.factor, 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicNTKScaling:
+    r"""A larger base for longer sequences: the last pair slows most, the first not at all.
+
+    .. math::
+
+       \theta' = \theta \left( s \frac{n}{L} - (s - 1) \right)^{D / (D - 2)}
+
+    with s = ``factor``, L = ``original_length``, and n the highest position of the row plus 1, or L
+    if the row is shorter. Each row has its own n (transformers takes the longest of the batch, so
+    there a row's result depends on its neighbours).
+
+    As the base grows with the sequence, keys in a cache were turned by an older base: beyond L, the
+    cached and the full computation differ. That is the method, and so in transformers too.
+
+    Raises ``ValueError`` for a ``factor`` or an ``original_length`` below 1.
+
+    Source: Peng et al., *YaRN*, 2023, arXiv:2309.00071, which describes it.
+    """
+
+    factor: float
+    original_length: int
+
+    def __post_init__(self) -> None:
+        _check(self, "factor", 1)
+        _check(self, "original_length", 1)
+
+    def frequencies(
+        self, positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype = torch.float32
+    ) -> tuple[Tensor, float]:
+        """Frequencies (B, 1, D/2), a set for each row of ``positions`` (B, T), and 1. Raises
+        ``ValueError`` for a ``head_dim`` that is odd or below 4."""
+        check_sizes(head_dim, theta)
+        if head_dim < 4:
+            raise ValueError(f"head_dim={head_dim} must be at least 4: the exponent is D / (D - 2)")
+        length = positions.amax(dim=1).add(1).clamp(min=self.original_length)[:, None, None]
+        growth = self.factor * length.to(dtype) / self.original_length - (self.factor - 1)
+        base = theta * growth ** (head_dim / (head_dim - 2))  # (B, 1, 1)
+        return base_frequencies(head_dim, base, positions.device, dtype), 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class YaRNScaling:
+    r"""Fast pairs keep their speed, slow ones are divided by ``factor``, a ramp between.
+
+    Pair i makes :math:`L \omega_i / 2\pi` turns within the original length L. From ``beta_fast``
+    turns on it is kept; with ``beta_slow`` or fewer it has not seen every angle, and is slowed. The
+    ramp is linear in i, as in the authors' code and all checkpoints (the paper writes it in turns),
+    and ``truncate`` rounds its ends outwards to whole pairs.
+
+    cos and sin grow by ``attention_factor`` (so scores grow by its square, which makes attention
+    sharper): :math:`0.1 \, m \ln s + 1`, with m = 1, or a ratio of two such where ``mscale`` and
+    ``mscale_all_dim`` are given (DeepSeek).
+
+    Raises ``ValueError`` for numbers that are no scaling, like ``beta_fast`` below ``beta_slow``.
+
+    Source: Peng et al., *YaRN*, 2023, arXiv:2309.00071.
+    """
+
+    factor: float
+    original_length: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        _check(self, "factor", 1)
+        _check(self, "original_length", 1)
+        _check(self, "beta_slow", 0, above=True)
+        _check(self, "beta_fast", self.beta_slow, above=True)
+        if self.attention_factor is not None:
+            _check(self, "attention_factor", 0, above=True)
+        for name in ("mscale", "mscale_all_dim"):
+            if getattr(self, name) is not None:
+                _check(self, name, 0)
+
+    def magnitude(self) -> float:
+        """What cos and sin are multiplied by."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        grow = 0.1 * math.log(self.factor)
+        if self.mscale and self.mscale_all_dim:
+            return (self.mscale * grow + 1.0) / (self.mscale_all_dim * grow + 1.0)
+        return grow + 1.0
+
+    def frequencies(
+        self, positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype = torch.float32
+    ) -> tuple[Tensor, float]:
+        """Frequencies (D/2,), the same for all ``positions`` (B, T), and :meth:`magnitude`."""
+        inv_freq = inverse_frequencies(head_dim, theta, positions.device, dtype)
+        ends = [  # the i, a real number, whose pair makes that many turns
+            head_dim * math.log(self.original_length / (2 * math.pi * turns), theta) / 2
+            for turns in (self.beta_fast, self.beta_slow)
+        ]
+        if self.truncate:
+            ends = [math.floor(ends[0]), math.ceil(ends[1])]
+        first, last = max(ends[0], 0), min(ends[1], head_dim - 1)
+        width = (last - first) or 1  # where both ends are one pair, the ramp is a step after it
+        i = torch.arange(head_dim // 2, device=positions.device, dtype=dtype)
+        keep = 1.0 - ((i - first) / width).clamp(0, 1)
+        return _slow_down(inv_freq, self.factor, keep), self.magnitude()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3Scaling:
+    """As YaRN, with a ramp linear in turns, from ``low_freq_factor`` (slowed) to
+    ``high_freq_factor`` (kept), and cos and sin not grown.
+
+    Raises ``ValueError`` for numbers that are no scaling, like ``high_freq_factor`` below
+    ``low_freq_factor``.
+
+    Source: Meta's code for Llama 3.1, ``apply_scaling``; the models: 2024, arXiv:2407.21783.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_length: int
+
+    def __post_init__(self) -> None:
+        _check(self, "factor", 1)
+        _check(self, "low_freq_factor", 0, above=True)
+        _check(self, "high_freq_factor", self.low_freq_factor, above=True)
+        _check(self, "original_length", 1)
+
+    def frequencies(
+        self, positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype = torch.float32
+    ) -> tuple[Tensor, float]:
+        """Frequencies (D/2,), the same for all ``positions`` (B, T), and the factor of cos and sin:
+        1."""
+        inv_freq = inverse_frequencies(head_dim, theta, positions.device, dtype)
+        turns = self.original_length * inv_freq / (2 * math.pi)
+        keep = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        return _slow_down(inv_freq, self.factor, keep.clamp(0, 1)), 1.0

@@ -1,0 +1,16 @@
+"""The blocks of a built model."""
+
+from torch import nn
+
+
+def blocks(model: nn.Module) -> nn.ModuleList:
+    """The blocks of a built model, in order: its list of modules that hold an attention layer.
+
+    Raises ``ValueError`` if there is none.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and any(
+            hasattr(m, "attend") for m in module.modules()
+        ):
+            return module
+    raise ValueError(f"{type(model).__name__} has no attention layer (no module with `attend`)")

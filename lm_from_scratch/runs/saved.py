@@ -1,0 +1,95 @@
+"""A run that can be killed: its steps, and a folder from which they go on.
+
+The learning rate, the batch and the random numbers of a step are functions of its number. A
+checkpoint therefore holds the weights, the optimizer's moments and that number, nothing else, and a
+run that was killed and resumed gives bitwise the same weights as one that was never interrupted, on
+one CPU with the same number of threads.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Generator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lm_from_scratch.checkpoint.state import (
+    latest_checkpoint,
+    load_training_state,
+    save_training_state,
+)
+from lm_from_scratch.checkpoint.weights import plain_tensors
+from lm_from_scratch.runs.sharded import whole
+from lm_from_scratch.training.train import Run, Step
+from lm_from_scratch.weights.lora import adapters
+
+
+def saved(
+    run: Run, folder: str | Path, every: int = 0, save: Callable[..., None] = save_training_state
+) -> Generator[Step, None, None]:
+    """The steps of ``run``, from the newest checkpoint in ``folder`` on, if there is any.
+
+    The same call starts and resumes a run. A checkpoint is written after every ``every``-th step
+    and the last one, when the next step is asked for: after the caller has seen the step. Closing
+    the generator (its ``close`` method) writes one of the last finished step.
+
+    ``save`` is the way of writing: of one process, or of several,
+    :meth:`~lm_from_scratch.runs.distributed.Processes.save_training_state`. Any number of processes
+    resumes. Raises ``ValueError`` for a folder with another run, and for a negative ``every``.
+    """
+    if every < 0:
+        raise ValueError(f"every={every} must not be negative")
+    recipe = recipe_of(run)
+    if (found := latest_checkpoint(folder)) is not None:
+        run.step = load_training_state(found, run.model, run.optimizer, recipe)
+
+    def steps() -> Generator[Step, None, None]:
+        written = run.step
+        try:
+            for step in run:
+                yield step
+                if run.step == run.config.steps or (every and run.step % every == 0):
+                    save(folder, run.model, run.optimizer, recipe, run.step)
+                    written = run.step
+        except GeneratorExit:  # closed between two steps
+            if run.step > written:
+                save(folder, run.model, run.optimizer, recipe, run.step)
+            raise
+
+    return steps()
+
+
+def recipe_of(run: Run) -> dict[str, Any]:
+    """All that the weights of a run depend on."""
+    numbers = asdict(run.config)
+    del numbers["eval_every"]  # which does not change them
+    recipe: dict[str, Any] = {
+        "model": asdict(run.model.config),
+        "train": numbers,
+        "data": {
+            "text": run.batches.file.key,
+            "batch_size": run.batches.batch_size,
+            "block_size": run.batches.block_size,
+            "seed": run.batches.seed,
+            "isolate": run.batches.isolate,
+        },
+    }
+    if (frozen := frozen_digest(run.model)) is not None:
+        recipe["frozen"] = frozen
+    if maps := adapters(run.model):
+        recipe["adapters"] = {name: [m.rank, m.alpha, m.dropout] for name, m in maps.items()}
+    return json.loads(json.dumps(recipe))  # as it will be read back: tuples become lists
+
+
+def frozen_digest(model: nn.Module) -> str | None:
+    """A number that tells whether the frozen weights are the same; ``None`` without any."""
+    frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
+    digest = hashlib.sha256()
+    for name, tensor in plain_tensors(frozen).items():
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} ".encode())
+        flat = whole(tensor.detach()).cpu().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest() if frozen else None

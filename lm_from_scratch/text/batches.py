@@ -1,0 +1,259 @@
+"""Batches: token ids, the target of each, and where every token stands in its document.
+
+Documents become tokens once, in a file of their own. Rows of that file are *packed*: several
+documents follow each other, and every token knows its own. Sequences of unequal length are *padded*
+instead.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lm_from_scratch.attention.visibility import PADDING
+from lm_from_scratch.text.document import Document
+from lm_from_scratch.text.targets import IGNORE, next_token_targets
+from lm_from_scratch.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """The tokens of many documents in one memory-mapped file, an end-of-text token between them.
+
+    The same token also stands first and last. It ends one document, as the target that the model
+    has to predict, and begins the next, as the first thing that the model sees.
+    ``n_bytes`` is the size of the text in UTF-8, which turns a loss per token into bits per byte.
+    """
+
+    path: Path
+    n_tokens: int
+    n_bytes: int
+    eos_token_id: int
+    dtype: str
+    key: str  # a digest of the tokenizer and of every document
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """The token ids (n_tokens,), read from the disk where they are needed."""
+        return np.memmap(self.path, dtype=self.dtype, mode="r", shape=(self.n_tokens,))
+
+
+def write_tokens(
+    documents: Sequence[Document], tokenizer: Tokenizer, path: str | Path
+) -> TokenFile:
+    """Tokenise the documents once. A file made from the same text and tokenizer is used again."""
+    path = Path(path)
+    digest = hashlib.sha256(tokenizer.backend.to_str().encode())
+    for document in documents:
+        text = document.text.encode()
+        digest.update(len(text).to_bytes(8, "big") + text)
+    key = digest.hexdigest()
+    about = path.with_suffix(".json")
+    try:
+        found = TokenFile(path=path, **json.loads(about.read_text()))
+        if (
+            found.key == key
+            and path.stat().st_size == found.n_tokens * np.dtype(found.dtype).itemsize
+        ):
+            return found
+    except (OSError, ValueError, TypeError):
+        pass  # no record, or not a whole one: the file is made again
+    path.parent.mkdir(parents=True, exist_ok=True)
+    dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+    temporary, n_tokens = path.with_suffix(".tmp"), 1
+    with open(temporary, "wb") as file:
+        np.array([tokenizer.eos_token_id], dtype=dtype).tofile(file)
+        for start in range(0, len(documents), 256):
+            texts = [document.text for document in documents[start : start + 256]]
+            for ids in tokenizer.encode_batch(texts):
+                np.array([*ids, tokenizer.eos_token_id], dtype=dtype).tofile(file)
+                n_tokens += len(ids) + 1
+    record: dict[str, Any] = dict(
+        n_tokens=n_tokens,
+        n_bytes=sum(len(document.text.encode()) for document in documents),
+        eos_token_id=tokenizer.eos_token_id,
+        dtype=dtype,
+        key=key,
+    )
+    about.unlink(missing_ok=True)  # without its record the file counts as absent
+    os.replace(temporary, path)
+    about_temporary = about.with_suffix(".json.tmp")
+    about_temporary.write_text(json.dumps(record))
+    os.replace(about_temporary, about)
+    return TokenFile(path=path, **record)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Token ids and the token after each, both (B, T); -100 where no target counts.
+
+    ``positions`` and ``documents`` are as the models take them; both are ``None`` if every row is
+    one unbroken run of tokens.
+    """
+
+    idx: Tensor
+    targets: Tensor
+    positions: Tensor | None = None
+    documents: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The same on another device."""
+
+        def move(t: Tensor | None) -> Tensor | None:
+            return None if t is None else t.to(device)
+
+        return Batch(
+            self.idx.to(device),
+            self.targets.to(device),
+            move(self.positions),
+            move(self.documents),
+        )
+
+
+def packed_positions(idx: Tensor, eos_token_id: int) -> tuple[Tensor, Tensor]:
+    """Positions and document numbers (B, T) of packed rows ``idx`` (B, T): each eos begins a new
+    document."""
+    starts = idx == eos_token_id
+    column = torch.arange(idx.shape[1], device=idx.device).expand_as(idx)
+    last_start = torch.where(starts, column, 0).cummax(dim=1).values
+    return column - last_start, starts.long().cumsum(dim=1)
+
+
+def padded_batch(
+    sequences: Sequence[Sequence[int]],
+    pad_token_id: int,
+    side: str = "right",
+    block_size: int | None = None,
+) -> Batch:
+    """Sequences of unequal length in one batch, padded on the left or on the right.
+
+    With a ``block_size`` every sequence is cut to its first ``block_size`` tokens. Raises
+    ``ValueError`` for an empty sequence, and for another side.
+    """
+    if block_size is not None and block_size < 1:
+        raise ValueError(f"block_size={block_size} must be at least 1")
+    sequences = [sequence[:block_size] for sequence in sequences]
+    if side not in ("left", "right"):
+        raise ValueError(f"side={side!r} must be 'left' or 'right'")
+    if not sequences or any(len(sequence) == 0 for sequence in sequences):
+        raise ValueError("every sequence needs at least one token")
+    T = max(len(sequence) for sequence in sequences)
+    idx = torch.full((len(sequences), T), pad_token_id)
+    positions = torch.full((len(sequences), T), PADDING)
+    for row, sequence in enumerate(sequences):
+        n = len(sequence)
+        columns = slice(T - n, T) if side == "left" else slice(0, n)
+        idx[row, columns] = torch.tensor(sequence)
+        positions[row, columns] = torch.arange(n)
+    return Batch(idx, next_token_targets(idx, positions), positions)
+
+
+class PackedBatches:
+    """Batch number ``i`` of an endless run over a token file: a function of the seed and ``i``.
+
+    Each epoch cuts the stream into rows of ``block_size`` at a new random offset and draws the rows
+    in a new random order, so nothing but the number of the next batch is needed to go on after an
+    interruption. With ``isolate`` a token sees its own document alone; without it, everything
+    before it in its row, as GPT-2 was trained. Raises ``ValueError`` for sizes below 1, for a file
+    that is too short, and for a negative number.
+    """
+
+    def __init__(
+        self,
+        file: TokenFile,
+        batch_size: int,
+        block_size: int,
+        seed: int = 0,
+        isolate: bool = True,
+    ) -> None:
+        for name, value in (("batch_size", batch_size), ("block_size", block_size)):
+            if value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        # one row is lost to the random offset, and a row's last target is the next token
+        self.rows = (file.n_tokens - 1) // block_size - 1
+        if self.rows < batch_size:
+            raise ValueError(
+                f"{file.n_tokens} tokens give {max(self.rows, 0)} rows of block_size={block_size}, "
+                f"fewer than batch_size={batch_size}: use more text or smaller numbers"
+            )
+        self.file, self.batch_size, self.block_size = file, batch_size, block_size
+        self.seed, self.isolate = seed, isolate
+        self.batches_per_epoch = self.rows // batch_size
+        self._epoch = -1
+        self._starts = torch.empty(0)
+
+    def __getitem__(self, i: int) -> Batch:
+        if i < 0:
+            raise ValueError(f"batch {i}: batches are numbered from 0")
+        epoch, batch = divmod(i, self.batches_per_epoch)
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            offset = torch.randint(self.block_size, (1,), generator=generator)
+            order = torch.randperm(self.rows, generator=generator)
+            self._starts, self._epoch = offset + order * self.block_size, epoch
+        starts = self._starts[batch * self.batch_size : (batch + 1) * self.batch_size]
+        return packed_batch(self.file, starts.tolist(), self.block_size, self.isolate)
+
+
+def packed_batch(
+    file: TokenFile, starts: Sequence[int], block_size: int, isolate: bool = True
+) -> Batch:
+    """The rows of a token file that begin at ``starts``, and the token after each."""
+    rows = np.stack([file.tokens[start : start + block_size + 1] for start in starts])
+    tokens = torch.from_numpy(rows.astype(np.int64))
+    idx, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].clone()
+    if not isolate:
+        return Batch(idx, targets)
+    positions, documents = packed_positions(idx, file.eos_token_id)
+    return Batch(idx, targets, positions, documents)
+
+
+def sequential_batches(
+    file: TokenFile, batch_size: int, block_size: int, isolate: bool = True
+) -> Iterator[Batch]:
+    """Every token of the file once, in order: for the held-out loss.
+
+    Raises ``ValueError`` for sizes below 1, and for a file that is too short.
+    """
+    for name, value in (("batch_size", batch_size), ("block_size", block_size)):
+        if value < 1:
+            raise ValueError(f"{name}={value} must be at least 1")
+    n_targets = file.n_tokens - 1
+    if n_targets < block_size:
+        raise ValueError(f"{file.n_tokens} tokens are fewer than block_size={block_size} + 1")
+    firsts = range(0, n_targets, block_size)
+    for i in range(0, len(firsts), batch_size):
+        rows = firsts[i : i + batch_size]
+        starts = [min(first, n_targets - block_size) for first in rows]
+        batch = packed_batch(file, starts, block_size, isolate)
+        batch.targets[-1, : rows[-1] - starts[-1]] = IGNORE  # the last row reaches back
+        yield batch
+
+
+def pieces(documents: Sequence[Document], tokenizer: Tokenizer, length: int, count: int) -> Batch:
+    """``count`` pieces of documents, taken evenly from all there are; ``idx`` is (count, length).
+
+    Each piece is read alone and begins as a document does, with end-of-text: a batch without
+    positions, on which models with other caches or other weights are compared.
+
+    Raises ``ValueError`` for a ``length`` below 1, and if there are fewer pieces than ``count``.
+    """
+    if length < 1:
+        raise ValueError(f"length={length} must be at least 1")
+    found = []
+    for document in documents:
+        ids = tokenizer.encode(document.text)
+        for i in range(0, len(ids) - length + 1, length):
+            found.append([tokenizer.eos_token_id, *ids[i : i + length]])
+    if not 1 <= count <= len(found):
+        raise ValueError(f"count={count} is not in 1 ... {len(found)}, the pieces of that length")
+    chosen = torch.tensor(found)[torch.linspace(0, len(found) - 1, count).long()]
+    return Batch(chosen[:, :-1], chosen[:, 1:])
