@@ -221,7 +221,7 @@ SAME = [
     Mutant("attention", ATTENTION, forward()),
     Mutant("RMSNorm", NORM, norm(root)),
     Mutant("a block", "models.qwen2:Block.forward", block),
-    Mutant("places", "cache.interface:place", lambda x, given, start: place(x, given, start)),
+    Mutant("places", "cache.kv:place", lambda x, given, start: place(x, given, start)),
     Mutant("rotation", ROPE, lambda x, cos, sin: apply_rope(x, cos, sin)),
 ]
 
@@ -279,7 +279,7 @@ MUTANTS = [
         lambda x, n_head: x.repeat(1, n_head // x.shape[1], 1, 1),
     ),
     Mutant(
-        "positions restart after a cache", "cache.interface:place",
+        "positions restart after a cache", "cache.kv:place",
         lambda x, positions, start: place(x, positions, 0),
     ),
     Mutant("keys turned by local positions", ATTENTION, forward(turn_keys=local_keys)),

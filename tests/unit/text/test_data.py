@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -31,13 +32,19 @@ TRAIN, HELD_OUT = split(DOCUMENTS)
 TOKENIZER = Tokenizer.train([d.text for d in TRAIN], 512)
 
 
+@cache
+def all_docstrings() -> list[Document]:
+    """They take seconds: every module of the standard library is parsed."""
+    return corpora.docstrings()
+
+
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory) -> TokenFile:
     return write_tokens(TRAIN[:12], TOKENIZER, tmp_path_factory.mktemp("tokens") / "train.bin")
 
 
 def test_the_standard_library_has_the_text_that_the_docs_promise() -> None:
-    docstrings = corpora.docstrings()
+    docstrings = all_docstrings()
     sources = corpora.source()
     assert sum(len(d.text) for d in DOCUMENTS) > 400_000
     assert len(docstrings) > 5000 and sum(len(d.text) for d in docstrings) > 1_500_000
@@ -57,7 +64,7 @@ def long_paragraphs(documents) -> set[str]:
 
 @pytest.mark.parametrize("share", [0.05, 0.3])
 def test_no_paragraph_is_on_both_sides_of_the_split(share: float) -> None:
-    documents = DOCUMENTS + corpora.docstrings()
+    documents = DOCUMENTS + all_docstrings()
     train, held_out = split(documents, share)
     assert not long_paragraphs(train) & long_paragraphs(held_out)
     assert not {d.group for d in train} & {d.group for d in held_out}
