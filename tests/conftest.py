@@ -36,7 +36,7 @@ settings.register_profile(
 settings.load_profile("tests")
 
 #: What takes longest begins first, so that two processes end at the same time.
-LONGEST = ("records", "distributed", "train", "exercise_notebooks", "bench")
+LONGEST = ("records", "distributed", "train", "grade", "gpu_notebooks", "bench", "main")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
