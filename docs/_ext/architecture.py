@@ -16,7 +16,7 @@ def imports(path: Path, known: dict[str, Path]) -> set[str]:
     """The files of the package that a file imports, inside functions too."""
     found = set()
     for source, name in modules.imported(path):
-        found |= {module for module in (f"{source}.{name}", source) if module in known}
+        found.add(next((m for m in (f"{source}.{name}", source) if m in known), PACKAGE))
     return found - {PACKAGE}
 
 

@@ -70,9 +70,12 @@ def uses(path: Path, module: str) -> bool:
 
 @cache
 def modules(root: Path = ROOT) -> dict[str, Path]:
-    """Every file of the package by its dotted name; a folder has the name of its `__init__`."""
+    """Every file of the package by its dotted name; a folder has the name of its `__init__`. The
+    text of an exercise is no module."""
     found = {}
     for path in sorted((root / PACKAGE).rglob("*.py")):
+        if path.match("catalogue/*/text.py"):
+            continue
         parts = path.relative_to(root).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
