@@ -47,7 +47,9 @@ from lm_from_scratch.text.batches import pieces
 from lm_from_scratch.text.corpora import reference, split
 from lm_from_scratch.training.train import evaluate
 from lm_from_scratch.weights import int4, quantize
-from lm_from_scratch.weights.quantize import Int4Weight, Int8Weight, quantize_
+from lm_from_scratch.weights.int4 import Int4Weight
+from lm_from_scratch.weights.int8 import Int8Weight
+from lm_from_scratch.weights.quantize import quantize_
 
 torch.set_grad_enabled(False)
 

@@ -39,7 +39,8 @@ from lm_from_scratch.training.loss import causal_lm_loss
 from lm_from_scratch.training.train import Loss, TrainConfig, make_optimizer, train
 from lm_from_scratch.weights import int4
 from lm_from_scratch.weights.lora import LoRALinear, add_lora_, everything, merge_lora_, nothing
-from lm_from_scratch.weights.quantize import QuantizedWeight, dequantize_, quantize_
+from lm_from_scratch.weights.quantize import dequantize_, quantize_
+from lm_from_scratch.weights.quantized_weight import QuantizedWeight
 
 MODELS: dict[str, Callable[..., CausalLM]] = {"gpt2": tiny_gpt2, "qwen2": tiny_qwen2}
 GROUP = {"gpt2": 28, "qwen2": 8}

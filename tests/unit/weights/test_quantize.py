@@ -1,4 +1,4 @@
-"""quantize.py: the rounding, the tensor that holds the codes, and the surgery on a built model."""
+"""Quantised weights: the rounding, the tensor that holds the codes, and the surgery on a built model."""
 
 import copy
 import io
@@ -26,16 +26,10 @@ from lm_from_scratch.instruments.onednn import use_onednn_, use_packed_weights_
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
 from lm_from_scratch.weights import int4
-from lm_from_scratch.weights.int4 import BLOCK, kernel_reads
-from lm_from_scratch.weights.quantize import (
-    KERNEL_DTYPES,
-    Int4Weight,
-    Int8Weight,
-    QuantizedWeight,
-    dequantize_,
-    quantize_,
-    quantized_weights,
-)
+from lm_from_scratch.weights.int4 import BLOCK, Int4Weight, kernel_reads
+from lm_from_scratch.weights.int8 import Int8Weight
+from lm_from_scratch.weights.quantize import dequantize_, quantize_, quantized_weights
+from lm_from_scratch.weights.quantized_weight import KERNEL_DTYPES, QuantizedWeight
 
 KINDS = [Int8Weight, Int4Weight]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
