@@ -8,6 +8,7 @@ two neighbours of a row, whatever the processor.
 Shapes: N rows of K numbers, G groups in a row.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -87,13 +88,14 @@ class Int4Weight(QuantizedWeight):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A file of another processor has its blocks: the codes are laid out again for this one."""
         self.__dict__.update(state)
-        if self.codes.shape[2] != BLOCK // 2:
+        if self.codes.shape[2] != block_rows() // 2:
             here = self.from_parts(self.parts())
             self.codes, self.scale_and_zero = here.codes, here.scale_and_zero
+        known_to_read(block_rows() // 2)
 
     def kernel(self, x: Tensor) -> Tensor | None:
         half = self.codes.shape[2]
-        if self.group_size not in (32, 64, 128, 256) or half not in KERNEL_HALVES:
+        if self.group_size not in (32, 64, 128, 256) or not known_to_read(half):
             return None
         codes = self.codes.view(-1, self.shape[1] // 2)
         y = torch.ops.aten._weight_int4pack_mm_for_cpu(
@@ -108,16 +110,20 @@ torch.serialization.add_safe_globals([Int4Weight])  # for weights_only=True
 # ----------------------------------------------------------------------------------- the layout
 
 
-#: R, the rows that share bytes: what fills a vector register of this processor.
-BLOCK = 32 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 64
+@functools.cache
+def block_rows() -> int:
+    """R, the rows that share bytes: what fills a vector register of this processor."""
+    return 32 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 64
 
 
 def pack(codes: Tensor, scale: Tensor, zero: Tensor) -> tuple[Tensor, Tensor]:
     """From codes (N, K), one in a byte, and scale and zero (N, G) to blocks (N / R, K, R / 2), and
     scale and zero together (G, N, 2)."""
     N, K = codes.shape
-    missing = -N % BLOCK
-    low, high = F.pad(codes, (0, 0, 0, missing)).view(-1, 2, BLOCK // 2, K).unbind(1)
+    R = block_rows()
+    known_to_read(R // 2)
+    missing = -N % R
+    low, high = F.pad(codes, (0, 0, 0, missing)).view(-1, 2, R // 2, K).unbind(1)
     packed = (low | high << 4).transpose(1, 2).contiguous()  # (N / R, K, R / 2)
     both = F.pad(torch.stack([scale, zero], dim=2), (0, 0, 0, 0, 0, missing))  # (N, G, 2)
     return packed, both.transpose(0, 1).contiguous()
@@ -145,12 +151,21 @@ def unpack_rows(packed: Tensor, both: Tensor, idx: Tensor) -> tuple[Tensor, Tens
 
 def kernel_reads(half: int) -> bool:
     """Whether torch's int4 kernel has our layout, with blocks of ``2 * half`` rows, here."""
-    codes = torch.arange(4 * half * 32).view(4 * half, 32) % 13  # two blocks, no two rows alike
+    codes = torch.arange(4 * half * 32, device="cpu") % 13
+    codes = codes.view(4 * half, 32)  # two blocks, no two rows alike
     low, high = codes.view(2, 2, half, 32).unbind(1)
     ours = (low | high << 4).transpose(1, 2).to(torch.uint8).flatten()
     theirs = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
     return torch.equal(ours, theirs.flatten())
 
 
-#: Half the rows of the blocks that it reads. (A compiled graph could not find this out.)
-KERNEL_HALVES = [half for half in (16, 32) if kernel_reads(half)]
+#: What :func:`kernel_reads` has said so far, by ``half``.
+READS: dict[int, bool] = {}
+
+
+def known_to_read(half: int) -> bool:
+    """:func:`kernel_reads`, computed once. A compiled graph cannot compute it: whoever makes a
+    weight asks before."""
+    if half not in READS and not torch.compiler.is_compiling():
+        READS[half] = kernel_reads(half)
+    return READS.get(half, False)

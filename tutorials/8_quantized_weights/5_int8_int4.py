@@ -446,7 +446,7 @@ small = L * (9 * C + 4 * C) + 2 * C  # biases and norms
 assert read["float32"] == 4 * (numbers + small)
 assert read["bfloat16"] == 2 * (numbers + small)
 assert read["int8"] == numbers + 2 * (V + 9 * L * C) + 2 * small
-padded = 0.5625 * (12 * L * C * C + (V + -V % int4.BLOCK) * C)
+padded = 0.5625 * (12 * L * C * C + (V + -V % int4.block_rows()) * C)
 assert read["int4"] == padded + 2 * small
 
 # %%

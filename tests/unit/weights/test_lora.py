@@ -830,7 +830,7 @@ def test_the_digest_sees_every_number_name_and_shape(bits) -> None:
 def test_C3_the_digest_is_the_same_on_every_processor(monkeypatch) -> None:
     digests = set()
     for block in (32, 64):  # rows in a block of 4-bit weights
-        monkeypatch.setattr(int4, "BLOCK", block)
+        monkeypatch.setattr(int4, "block_rows", lambda block=block: block)
         model = small("gpt2", 4).requires_grad_(False)
         assert model.transformer.h[1].mlp.c_proj.weight.codes.shape[2] == block // 2
         digests.add(frozen_digest(model))
