@@ -32,7 +32,8 @@ from lm_from_scratch.checkpoint.folders import (
 from lm_from_scratch.models.causal_lm import CausalLM, build
 from lm_from_scratch.models.heads import Classifier, SequenceClassifier, TokenClassifier
 from lm_from_scratch.text.tokenizer import Tokenizer
-from lm_from_scratch.weights.quantize import WEIGHTS, QuantizedWeight
+from lm_from_scratch.weights.quantize import WEIGHTS
+from lm_from_scratch.weights.quantized_weight import QuantizedWeight
 from lm_from_scratch.weights.swap import swap_parameters_
 
 AnyModel = TypeVar("AnyModel", bound=CausalLM | Classifier)

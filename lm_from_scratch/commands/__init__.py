@@ -4,5 +4,6 @@
 it; the commands of students and teachers are :mod:`lm_from_scratch.exercises.commands`. ``options``
 makes options from the fields of dataclasses: name, type, default and meaning of a number are said
 there, where it is used, and so are its limits. To add a number to a run: a field of its dataclass,
-and its name in ``train``. To add a command: a file here, and a line in ``__main__``.
+and its name in ``train``; ``presets`` holds sets of such numbers. To add a command: a file here,
+and a line in ``__main__``.
 """

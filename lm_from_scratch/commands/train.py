@@ -2,24 +2,19 @@
 
 import argparse
 import contextlib
-import json
 import math
 import os
 import shlex
-import signal
 import sys
-import textwrap
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from lm_from_scratch.checkpoint.folders import read_json, write_json
-from lm_from_scratch.checkpoint.state import latest_checkpoint
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.commands.options import (
     KERNELS_HELP,
@@ -29,6 +24,7 @@ from lm_from_scratch.commands.options import (
     option,
     use_kernels,
 )
+from lm_from_scratch.commands.presets import OF_PRESET, OF_PRESETS, PRESETS, presets_text
 from lm_from_scratch.instruments.onednn import bfloat16_is_native, onednn_matmul, use_onednn_
 from lm_from_scratch.models.causal_lm import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import GPT2Config
@@ -42,36 +38,13 @@ from lm_from_scratch.runs.distributed import (
     processes,
     watching_signals,
 )
+from lm_from_scratch.runs.folder import cut_log, follow, how_to_go_on, only_run_in
 from lm_from_scratch.runs.saved import saved
-from lm_from_scratch.text.batches import PackedBatches, sequential_batches, write_tokens
+from lm_from_scratch.text.batches import Batch, PackedBatches, sequential_batches, write_tokens
 from lm_from_scratch.text.corpora import CORPORA, load_split
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.dropout import residual_dropout_
-from lm_from_scratch.training.train import GALORE, Step, TrainConfig, state_numbers, train
-
-#: Every preset is a set of defaults; any of its numbers can be changed on the command line.
-PRESETS: dict[str, dict[str, Any]] = {
-    "nano": dict(  # half a minute on a laptop: to see that it learns
-        architecture="gpt2", corpus=["reference"], vocab_size=1024,
-        n_layer=2, n_head=4, n_embd=64, block_size=64, dropout=0.0,
-        batch_size=32, steps=300, lr=3e-3, min_lr=3e-4, warmup=50, eval_every=100,
-    ),
-    "docs": dict(  # the GPT-2 that ships with the package: about an hour on one core
-        architecture="gpt2", corpus=["reference*2", "docstrings"], vocab_size=4096,
-        n_layer=8, n_head=4, n_embd=128, block_size=256, dropout=0.1,
-        batch_size=16, steps=3000, lr=2e-3, min_lr=1e-4, warmup=200, eval_every=200,
-        dtype="bfloat16",
-    ),
-}  # fmt: skip
-
-#: The Qwen2 that ships with the package: as many weights, and all else as for the GPT-2.
-PRESETS["docs-qwen2"] = {
-    **PRESETS["docs"], "architecture": "qwen2", "n_kv_head": 2, "intermediate_size": 384,
-}  # fmt: skip
-
-#: What the presets say: the help shows no other default, and parsing sets none.
-OF_PRESETS: dict[str, Any] = dict.fromkeys(name for said in PRESETS.values() for name in said)
-OF_PRESET = argparse.SUPPRESS
+from lm_from_scratch.training.train import GALORE, TrainConfig, state_numbers, train
 
 
 def run(args: argparse.Namespace) -> int:
@@ -106,40 +79,11 @@ def dtype_here(dtype: str, device: str) -> str:
     return "float32" if slow else dtype
 
 
-def how_to_go_on(out: Path) -> str:
-    """What is left of a run that ended too early."""
-    found = latest_checkpoint(out)
-    last = f"the last checkpoint is {found}" if found else "there is no checkpoint yet"
-    return f"{last}. The same command goes on from there"
-
-
 @contextmanager
 def silence() -> Iterator[None]:
     """Print nothing: of several processes, one speaks."""
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         yield
-
-
-@contextmanager
-def only_run_in(out: Path) -> Iterator[None]:
-    """Hold the folder's lock; a second run in the same folder would destroy the first."""
-    out.mkdir(parents=True, exist_ok=True)
-    lock = out / ".lock"
-    with open(lock, "w") as file:
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:
-            pass  # Windows: no lock
-        except OSError as error:
-            raise ValueError(f"another run is using {out}") from error
-        try:
-            yield
-        finally:
-            if [*out.iterdir()] == [lock]:  # a run that was refused leaves nothing behind
-                lock.unlink()
-                out.rmdir()
 
 
 def refuse_other_recipe(path: Path, arguments: dict[str, Any]) -> None:
@@ -200,27 +144,7 @@ def train_in(
     """The run itself, in a folder that is its own."""
     config = train_config_of(args)
     group.check(args.batch_size, config.update_in_backward)
-    train_documents, held_out_documents = load_split(args.corpus, args.held_out)
-    isolate = not args.no_isolate
-    with group.first_alone():
-        if (out / "recipe.json").is_file() or group.rank > 0:  # the run goes on
-            tokenizer = Tokenizer.load(out)
-        elif args.tokenizer:
-            tokenizer = Tokenizer.load(args.tokenizer)
-        else:
-            tokenizer = Tokenizer.train([d.text for d in train_documents], args.vocab_size)
-        model = model_of(model_config_of(args, tokenizer), args, group)
-        if group.rank == 0:
-            tokenizer.save(out)
-        train_file = write_tokens(train_documents, tokenizer, out / "data" / "train.bin")
-        held_out_file = write_tokens(held_out_documents, tokenizer, out / "data" / "held_out.bin")
-    batches = PackedBatches(train_file, args.batch_size, args.block_size, args.seed, isolate)
-    held_out = list(sequential_batches(held_out_file, args.batch_size, args.block_size, isolate))
-    print(
-        f"{len(train_documents)} documents, {train_file.n_tokens} tokens for training, "
-        f"{held_out_file.n_tokens} held out; {sum(p.numel() for p in model.parameters())} "
-        f"parameters; {batches.batches_per_epoch} batches an epoch"
-    )
+    tokenizer, model, batches, held_out = prepared(out, args, group)
     if config.optimizer == "galore":
         numbers = state_numbers(model, config)
         adamw = state_numbers(model, replace(config, optimizer="adamw"))
@@ -258,6 +182,34 @@ def train_in(
     return 0
 
 
+def prepared(
+    out: Path, args: argparse.Namespace, group: Processes
+) -> tuple[Tokenizer, CausalLM, PackedBatches, list[Batch]]:
+    """Tokenizer, model, and batches of the text, for training and held out."""
+    train_documents, held_out_documents = load_split(args.corpus, args.held_out)
+    isolate = not args.no_isolate
+    with group.first_alone():
+        if (out / "recipe.json").is_file() or group.rank > 0:  # the run goes on
+            tokenizer = Tokenizer.load(out)
+        elif args.tokenizer:
+            tokenizer = Tokenizer.load(args.tokenizer)
+        else:
+            tokenizer = Tokenizer.train([d.text for d in train_documents], args.vocab_size)
+        model = model_of(model_config_of(args, tokenizer), args, group)
+        if group.rank == 0:
+            tokenizer.save(out)
+        train_file = write_tokens(train_documents, tokenizer, out / "data" / "train.bin")
+        held_out_file = write_tokens(held_out_documents, tokenizer, out / "data" / "held_out.bin")
+    batches = PackedBatches(train_file, args.batch_size, args.block_size, args.seed, isolate)
+    held_out = list(sequential_batches(held_out_file, args.batch_size, args.block_size, isolate))
+    print(
+        f"{len(train_documents)} documents, {train_file.n_tokens} tokens for training, "
+        f"{held_out_file.n_tokens} held out; {sum(p.numel() for p in model.parameters())} "
+        f"parameters; {batches.batches_per_epoch} batches an epoch"
+    )
+    return tokenizer, model, batches, held_out
+
+
 def model_config_of(args: argparse.Namespace, tokenizer: Tokenizer) -> Config:
     """The model that the options describe."""
     sizes: dict[str, Any] = dict(
@@ -281,65 +233,6 @@ def model_config_of(args: argparse.Namespace, tokenizer: Tokenizer) -> Config:
         )
     dropout = args.dropout
     return GPT2Config(embd_pdrop=dropout, resid_pdrop=dropout, attn_pdrop=0.0, **sizes)
-
-
-def follow(
-    steps: Generator[Step, None, None],
-    log: Path,
-    total: int,
-    done: int,
-    quiet: bool,
-    group: Processes,
-) -> int | None:
-    """Log and show the steps of a run. Returns the step after which Ctrl-C (or SIGTERM) ended it,
-    if it did."""
-    stop: list[int] = []  # a signal ends the run between two steps, never inside one
-    signals = (signal.SIGINT, signal.SIGTERM)
-    previous = {s: signal.signal(s, lambda number, frame: stop.append(number)) for s in signals}
-    try:
-        with (
-            open(log, "a") as file,
-            tqdm(total=total, initial=done, unit="step", disable=quiet or group.rank > 0) as bar,
-        ):
-            for step in steps:
-                numbers = {k: None if v != v else v for k, v in asdict(step).items()}  # NaN
-                file.write(json.dumps(numbers) + "\n")
-                file.flush()
-                bar.update()
-                bar.set_postfix_str(
-                    f"loss {step.loss:.3f}, lr {step.lr:.1e}, {step.tokens_per_second:.0f} tokens/s"
-                )
-                if step.held_out_loss is not None:
-                    bar.write(f"step {step.step}: held-out loss {step.held_out_loss:.4f}")
-                (stops,) = group.total(len(stop))  # all processes stop after the same step
-                if stops and step.step < total:
-                    steps.close()  # writes a checkpoint
-                    return step.step
-    except RuntimeError:  # a process was lost: torchrun ends this one too, which has a word to say
-        if group.parallel:
-            previous[signal.SIGTERM] = signal.SIG_IGN
-        raise
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-    return None
-
-
-def cut_log(log: Path, done: int) -> None:
-    """Keep the lines up to step ``done``: a killed run may have written past its checkpoint."""
-    if log.is_file():
-        kept = [line for line in log.read_text().splitlines() if 0 < logged_step(line) <= done]
-        temporary = log.with_suffix(".tmp")
-        temporary.write_text("".join(line + "\n" for line in kept))
-        os.replace(temporary, log)
-
-
-def logged_step(line: str) -> int:
-    """The step of a line of the log; 0 if the line was cut off."""
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return 0
 
 
 EXAMPLES = """examples
@@ -391,23 +284,6 @@ def add_options(p: argparse.ArgumentParser) -> None:
     add_model_options(p)
     add_step_options(p)
     add_run_options(p)
-
-
-def presets_text() -> str:
-    """The presets as options, for the help."""
-    return "\n".join(
-        textwrap.fill(
-            ", ".join(
-                f"{name.replace('_', '-')}={','.join(value) if type(value) is list else value}"
-                for name, value in values.items()
-            ),
-            width=88,
-            initial_indent=f"  {preset:10} ",
-            subsequent_indent=" " * 13,
-            break_on_hyphens=False,
-        )
-        for preset, values in PRESETS.items()
-    )
 
 
 def add_model_options(p: argparse.ArgumentParser) -> None:

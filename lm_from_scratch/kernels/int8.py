@@ -12,7 +12,7 @@ The kernel reads the byte.
 An int8 code has 7 bits and a sign, which float16 and bfloat16 hold exactly, so the codes are cast
 and multiplied as they are. A scale for each row of the weight is a factor of the sum. A scale for
 each group of ``group_size`` numbers is a factor of the tile, which is rounded to the dtype of x
-then, as :meth:`~lm_from_scratch.weights.quantize.QuantizedWeight.dequantize` does it.
+then, as :meth:`~lm_from_scratch.weights.quantized_weight.QuantizedWeight.dequantize` does it.
 
 The gradient of x needs every code, too, and has as many operations as the forward pass has with as
 many rows as training has: there the decoded matrix costs little, and PyTorch multiplies it.
@@ -30,8 +30,9 @@ from torch import Tensor, nn
 
 from lm_from_scratch.kernels.device import check_device
 from lm_from_scratch.kernels.matmul import GROUP, is_aligned, tile_of
-from lm_from_scratch.weights import quantize
-from lm_from_scratch.weights.quantize import Int8Weight, quantized_weights
+from lm_from_scratch.weights import quantized_weight
+from lm_from_scratch.weights.int8 import Int8Weight
+from lm_from_scratch.weights.quantize import quantized_weights
 from lm_from_scratch.weights.swap import swap_parameters_
 
 #: Sizes of a tile, for the few rows of decoding (16 are the fewest that matrix units take) and for
@@ -80,8 +81,8 @@ def int8_linear_kernel(
 
 
 def linear(input: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor:
-    """:func:`lm_from_scratch.weights.quantize.linear` of ``input`` (..., K), an 8-bit ``weight``
-    (N, K) and a ``bias`` (N,).
+    """:func:`lm_from_scratch.weights.quantized_weight.linear` of ``input`` (..., K), an 8-bit
+    ``weight`` (N, K) and a ``bias`` (N,).
 
     A weight with groups needs those of 16 numbers or a multiple. The sum is float32, of products
     that are not rounded; the result is rounded once, with its scale and bias. Raises ``ValueError``
@@ -92,11 +93,11 @@ def linear(input: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Ten
             f"int8 linear: weight has the class {type(weight).__name__}; the kernel takes an "
             "Int8Weight: use F.linear for others"
         )
-    return quantize.linear(input, KernelInt8Weight.of(weight), bias)
+    return quantized_weight.linear(input, KernelInt8Weight.of(weight), bias)
 
 
 class KernelInt8Weight(Int8Weight):
-    """An :class:`~lm_from_scratch.weights.quantize.Int8Weight` that the kernel multiplies.
+    """An :class:`~lm_from_scratch.weights.int8.Int8Weight` that the kernel multiplies.
 
     In a saved ``state_dict`` it is an ordinary one, which a machine without Triton reads. A model
     that took its weights from a file needs :func:`use_int8_kernel_`; one that was pickled does not.

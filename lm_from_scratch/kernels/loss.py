@@ -44,7 +44,7 @@ from torch import Tensor
 from lm_from_scratch.kernels.device import check_device
 from lm_from_scratch.kernels.softmax import LOWEST
 from lm_from_scratch.text.targets import IGNORE
-from lm_from_scratch.weights.quantize import QuantizedWeight
+from lm_from_scratch.weights.quantized_weight import QuantizedWeight
 
 BLOCK = 4096  # logits of a row at a time: a GPU has enough other rows to wait for each other
 

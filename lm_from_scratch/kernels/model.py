@@ -23,7 +23,8 @@ from lm_from_scratch.kernels.swiglu import swiglu
 from lm_from_scratch.layers.activation import GatedMLP, gated_silu
 from lm_from_scratch.layers.norm import RMSNorm
 from lm_from_scratch.models import gpt2, qwen2
-from lm_from_scratch.weights.quantize import Int8Weight, quantized_weights
+from lm_from_scratch.weights.int8 import Int8Weight
+from lm_from_scratch.weights.quantize import quantized_weights
 
 
 def kernel_attention(

@@ -1,6 +1,7 @@
 """Weights that are still tensors, but not plain numbers: put into a built model, and out again.
 
-Read ``swap`` (how one tensor takes the place of another), then ``quantize`` (8 and 4 bits; ``int4``
-is the layout of the latter), then ``lora`` (small matrices that train beside frozen ones). Another
-format is a subclass of ``QuantizedWeight``; no model file changes.
+Read ``swap`` (how one tensor takes the place of another), then ``quantized_weight`` (codes that
+torch takes for a matrix; ``int8`` and ``int4`` are its two kinds) and ``quantize`` (a model of
+them), then ``lora`` (small matrices that train beside frozen ones). Another format is a subclass of
+``QuantizedWeight``; no model file changes.
 """

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lm_from_scratch.limits import integers, positive, require, shares
-from lm_from_scratch.weights.quantize import QuantizedWeight
+from lm_from_scratch.weights.quantized_weight import QuantizedWeight
 from lm_from_scratch.weights.swap import swap_parameters_
 
 

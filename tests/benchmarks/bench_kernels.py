@@ -47,7 +47,8 @@ from lm_from_scratch.layers import activation, norm, rope
 from lm_from_scratch.optim.adamw import adamw
 from lm_from_scratch.optim.galore import galore_step
 from lm_from_scratch.training import loss
-from lm_from_scratch.weights import quantize
+from lm_from_scratch.weights import quantized_weight
+from lm_from_scratch.weights.int8 import Int8Weight
 
 CUDA = torch.cuda.is_available()
 if not CUDA:
@@ -308,9 +309,9 @@ def int8(s: Setting) -> Iterable[Row]:
     from lm_from_scratch.kernels.int8 import linear as kernel
 
     N, K = s.size(8192, 33), s.size(8192, 64)
-    weight = quantize.Int8Weight.quantize(s.randn(N, K))
+    weight = Int8Weight.quantize(s.randn(N, K))
     for M in (1, s.size(16, 5)):
-        functions = (functools.partial(f, weight=weight) for f in (kernel, quantize.linear))
+        functions = (functools.partial(f, weight=weight) for f in (kernel, quantized_weight.linear))
         yield from rows_of(
             s, "int8", f"{M} x {N} x {K}", (*functions, None), (s.randn(M, K),), (2 * M * N * K,),
             more_bytes=weight.nbytes,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from lm_from_scratch.weights.quantize import QuantizedWeight
+from lm_from_scratch.weights.quantized_weight import QuantizedWeight
 
 
 def held(weight: QuantizedWeight) -> list[Tensor]:

@@ -32,8 +32,10 @@ from lm_from_scratch.kernels.int8 import (
     linear,
     use_int8_kernel_,
 )
-from lm_from_scratch.weights import quantize
-from lm_from_scratch.weights.quantize import Int4Weight, Int8Weight, quantize_, quantized_weights
+from lm_from_scratch.weights import quantized_weight
+from lm_from_scratch.weights.int4 import Int4Weight
+from lm_from_scratch.weights.int8 import Int8Weight
+from lm_from_scratch.weights.quantize import dequantize_, quantize_, quantized_weights
 
 #: More than a tile in each direction, and none a multiple of anything.
 N, K = MANY["BLOCK_N"] + 7, FEW["BLOCK_K"] + 5
@@ -50,7 +52,7 @@ def of_parts(function: Any) -> Any:
     return product
 
 
-kernel, reference = of_parts(linear), of_parts(quantize.linear)
+kernel, reference = of_parts(linear), of_parts(quantized_weight.linear)
 
 
 def parts(n: int, k: int, group_size: int | None = None) -> tuple[Tensor, Tensor]:
@@ -137,7 +139,7 @@ def test_autocast() -> None:
     x = numbers(3, 64, grad=False).float().to(DEVICE)
     for weight in (make(), make(16)):
         with torch.autocast(DEVICE, torch.float16):
-            ours, theirs = linear(x, weight), quantize.linear(x, weight)
+            ours, theirs = linear(x, weight), quantized_weight.linear(x, weight)
         assert ours.dtype == torch.float16
         torch.testing.assert_close(ours, theirs, atol=0.02, rtol=0)
 
@@ -306,6 +308,6 @@ def test_all_or_none() -> None:
     with pytest.raises(ValueError, match=r"1\.weight has group_size=8; the kernel takes"):
         use_int8_kernel_(model)
     assert by_kernel(model) == [False, False]
-    quantize.dequantize_(model)
+    dequantize_(model)
     quantize_(model, 4, group_size=8)
     assert use_int8_kernel_(model) == 0

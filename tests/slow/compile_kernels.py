@@ -37,7 +37,7 @@ from lm_from_scratch.kernels.paged import Paged, paged_attention, write_pages
 from lm_from_scratch.kernels.rope import apply_rope, apply_rope_interleaved
 from lm_from_scratch.kernels.softmax import softmax
 from lm_from_scratch.kernels.swiglu import swiglu
-from lm_from_scratch.weights.quantize import Int8Weight
+from lm_from_scratch.weights.int8 import Int8Weight
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -34,8 +34,8 @@ from lm_from_scratch.layers.norm import rms_norm
 from lm_from_scratch.optim.adamw import adamw as adamw_reference
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.training.loss import causal_lm_loss
-from lm_from_scratch.weights import quantize
-from lm_from_scratch.weights.quantize import Int8Weight
+from lm_from_scratch.weights import quantized_weight
+from lm_from_scratch.weights.int8 import Int8Weight
 
 GATES = {"values": ["values"], "layouts": ["values", "layouts"], "poison": kernel_checks.GATES}
 FLOAT = torch.float32
@@ -130,7 +130,7 @@ def law_int8() -> None:
         return function(x, Int8Weight.wrap(codes.shape, codes.shape[1], codes=codes, scale=scale))
 
     check(
-        partial(product, int8.linear), partial(product, quantize.linear), numbers(3, 133),
+        partial(product, int8.linear), partial(product, quantized_weight.linear), numbers(3, 133),
         weight.codes, weight.scale, dtype=FLOAT, name="int8",
     )  # fmt: skip
 

@@ -831,7 +831,7 @@ assert heard.count("another process of the run has ended") == 1
 
 from lm_from_scratch.checkpoint.state import latest_checkpoint
 from lm_from_scratch.checkpoint.weights import from_pretrained
-from lm_from_scratch.commands.train import how_to_go_on
+from lm_from_scratch.runs.folder import how_to_go_on
 
 step_folder = latest_checkpoint(folder / "run")
 print(how_to_go_on(folder / "run").replace(str(folder), "..."))
@@ -868,7 +868,7 @@ assert numbers == [7, 8, 9, 10] and apart < 1e-9
 # Ctrl-C is gentler. All processes have to stop after the *same* step, or some would wait for others for ever. So after
 # every step they sum up who has heard a signal:
 
-from lm_from_scratch.commands.train import follow
+from lm_from_scratch.runs.folder import follow
 
 lines = inspect.getsource(follow).splitlines()
 first = next(i for i, line in enumerate(lines) if "group.total" in line)

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from torch.utils import swap_tensors
 
 from lm_from_scratch.instruments.plot import COLOURS, figure
-from lm_from_scratch.weights.quantize import Int8Weight
+from lm_from_scratch.weights.int8 import Int8Weight
 from lm_from_scratch.weights.swap import is_held, swap_, swap_on_conversion
 
 weight = nn.Parameter(torch.zeros(5, 3))

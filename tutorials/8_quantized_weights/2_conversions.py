@@ -46,7 +46,8 @@ from lm_from_scratch.instruments.references import (
     truth_table,
 )
 from lm_from_scratch.text.corpora import reference, split
-from lm_from_scratch.weights.quantize import QuantizedWeight, quantize_
+from lm_from_scratch.weights.quantize import quantize_
+from lm_from_scratch.weights.quantized_weight import QuantizedWeight
 from lm_from_scratch.weights.swap import swap_on_conversion, swap_parameters_
 
 # %%

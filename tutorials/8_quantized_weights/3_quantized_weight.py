@@ -38,14 +38,11 @@ from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.generation.generate import generate_text
 from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.instruments.plot import error_histogram, figure
-from lm_from_scratch.weights import quantize
-from lm_from_scratch.weights.quantize import (
-    Int4Weight,
-    Int8Weight,
-    QuantizedWeight,
-    dequantize_,
-    quantize_,
-)
+from lm_from_scratch.weights import quantized_weight
+from lm_from_scratch.weights.int4 import Int4Weight
+from lm_from_scratch.weights.int8 import Int8Weight
+from lm_from_scratch.weights.quantize import dequantize_, quantize_
+from lm_from_scratch.weights.quantized_weight import QuantizedWeight
 
 generator = torch.Generator().manual_seed(0)
 matrix = torch.randn(6, 8, generator=generator)  # (N, K)
@@ -472,10 +469,10 @@ print(ours)
 # These are its tables, and the product. For a few rows of bfloat16 the product is a kernel of torch that reads the
 # codes themselves; otherwise it decodes and multiplies, as yours does.
 
-print("above:", *(function.__name__ for function in quantize.FUNCTIONS))
-print("below:", *(operator.__name__ for operator in quantize.OPERATORS))
-print(inspect.getsource(quantize.product))
-print(inspect.getsource(quantize.QuantizedLinear))
+print("above:", *(function.__name__ for function in quantized_weight.FUNCTIONS))
+print("below:", *(operator.__name__ for operator in quantized_weight.OPERATORS))
+print(inspect.getsource(quantized_weight.product))
+print(inspect.getsource(quantized_weight.QuantizedLinear))
 
 # %%
 # Four more are above. ``embedding`` refuses a weight that asks for a gradient, and indices outside; ``module_load`` is

@@ -45,13 +45,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lm_from_scratch.weights import quantize
-from lm_from_scratch.weights.quantize import (
-    Int4Weight,
-    Int8Weight,
-    QuantizedWeight,
-    quantize_,
-)
+from lm_from_scratch.weights import quantized_weight
+from lm_from_scratch.weights.int4 import Int4Weight
+from lm_from_scratch.weights.int8 import Int8Weight
+from lm_from_scratch.weights.quantize import quantize_
+from lm_from_scratch.weights.quantized_weight import QuantizedWeight
 from lm_from_scratch.weights.swap import swap_on_conversion
 
 FORMS = {
@@ -221,7 +219,7 @@ assert layer(torch.ones(1, 32)).shape == (1, 6)
 # called with the module's tensor, the checkpoint's and ``assign``, if either of them has such a class. What it returns
 # is swapped in. It must be a new object.
 
-print(inspect.getsource(quantize.module_load))
+print(inspect.getsource(quantized_weight.module_load))
 
 # %%
 # Everything else is left to torch, which returns ``self.copy_(other).detach()``, or ``other.detach()`` with ``assign``.
@@ -229,8 +227,8 @@ print(inspect.getsource(quantize.module_load))
 
 from unittest.mock import patch
 
-with patch.dict(quantize.FUNCTIONS):
-    del quantize.FUNCTIONS[Tensor.module_load]
+with patch.dict(quantized_weight.FUNCTIONS):
+    del quantized_weight.FUNCTIONS[Tensor.module_load]
     without = fill_table()
 changed = [case for case in table if table[case] != without[case]]
 for case in changed:
@@ -522,14 +520,14 @@ def careless(self, other, assign=False):
 
 def load_with(handler, module, x):
     with (
-        patch.dict(quantize.FUNCTIONS, {Tensor.module_load: handler}),
+        patch.dict(quantized_weight.FUNCTIONS, {Tensor.module_load: handler}),
         swap_on_conversion(),
     ):
         module.load_state_dict({"weight": x})
     return module.weight
 
 
-for handler in (careless, quantize.module_load):
+for handler in (careless, quantized_weight.module_load):
     x = Int8Weight.quantize(matrix(1))
     weight = load_with(handler, module_with("int8"), x)
     before = weight.dequantize()
@@ -570,7 +568,7 @@ for name, into, x in (
     ("plain     <- quantised", "plain", Int8Weight.quantize(matrix(1))),
 ):
     theirs = outcome(strict, into, x)
-    ours = outcome(quantize.module_load, into, x)
+    ours = outcome(quantized_weight.module_load, into, x)
     print(f"{name:30} strict: {theirs:6} ours: {ours}")
     assert theirs == ("int8" if type(x) is Tensor else "fails")
     assert ours == into

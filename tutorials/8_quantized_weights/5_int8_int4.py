@@ -47,7 +47,9 @@ from lm_from_scratch.text.batches import pieces
 from lm_from_scratch.text.corpora import reference, split
 from lm_from_scratch.training.train import evaluate
 from lm_from_scratch.weights import int4, quantize
-from lm_from_scratch.weights.quantize import Int4Weight, Int8Weight, quantize_
+from lm_from_scratch.weights.int4 import Int4Weight
+from lm_from_scratch.weights.int8 import Int8Weight
+from lm_from_scratch.weights.quantize import quantize_
 
 torch.set_grad_enabled(False)
 
@@ -444,7 +446,7 @@ small = L * (9 * C + 4 * C) + 2 * C  # biases and norms
 assert read["float32"] == 4 * (numbers + small)
 assert read["bfloat16"] == 2 * (numbers + small)
 assert read["int8"] == numbers + 2 * (V + 9 * L * C) + 2 * small
-padded = 0.5625 * (12 * L * C * C + (V + -V % int4.BLOCK) * C)
+padded = 0.5625 * (12 * L * C * C + (V + -V % int4.block_rows()) * C)
 assert read["int4"] == padded + 2 * small
 
 # %%

@@ -43,7 +43,8 @@ import torch
 from torch import nn
 
 from lm_from_scratch.weights.lora import LoRALinear, add_lora_, merge_lora_
-from lm_from_scratch.weights.quantize import QuantizedWeight, quantize_
+from lm_from_scratch.weights.quantize import quantize_
+from lm_from_scratch.weights.quantized_weight import QuantizedWeight
 
 torch.manual_seed(0)
 N, K, rows = 24, 32, 5  # outputs, inputs, rows of activations

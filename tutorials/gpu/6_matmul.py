@@ -385,8 +385,8 @@ def tile_of_codes(
     tl.store(out + rows * N + columns, total, mask=inside)
 
 
-from lm_from_scratch.weights import quantize
-from lm_from_scratch.weights.quantize import Int8Weight
+from lm_from_scratch.weights import quantized_weight
+from lm_from_scratch.weights.int8 import Int8Weight
 
 weight = Int8Weight.quantize(b.T.contiguous())  # (N, K)
 out = torch.full((M, N), torch.nan, device=DEVICE)
@@ -394,7 +394,7 @@ tile_of_codes[(triton.cdiv(M, 16), triton.cdiv(N, 32))](
     a, weight.codes, weight.scale, out, M, N, K,
     BLOCK_M=16, BLOCK_N=32, BLOCK_K=64,
 )  # fmt: skip
-expected = quantize.linear(a, weight)
+expected = quantized_weight.linear(a, weight)
 print("matches the decoded weight:", matches(out, expected))
 assert matches(out, expected)
 
@@ -437,7 +437,7 @@ for name, (m, k, n) in shapes.items():
     q = torch.randn(n, k, device=DEVICE).T
     weight = Int8Weight.quantize(q.T)
     mine = partial(int8.linear, weight=weight)
-    theirs = partial(quantize.linear, weight=weight)
+    theirs = partial(quantized_weight.linear, weight=weight)
     verdicts = {
         "float32": same(matmul, torch.matmul, p, q),
         "float16": same(

@@ -20,7 +20,10 @@ from lm_from_scratch.checkpoint.weights import (
 )
 from lm_from_scratch.models.heads import Classifier, SequenceClassifier, TokenClassifier
 from lm_from_scratch.weights import int4
-from lm_from_scratch.weights.quantize import Int4Weight, Int8Weight, QuantizedWeight, quantize_
+from lm_from_scratch.weights.int4 import Int4Weight
+from lm_from_scratch.weights.int8 import Int8Weight
+from lm_from_scratch.weights.quantize import quantize_
+from lm_from_scratch.weights.quantized_weight import QuantizedWeight
 
 MODELS = {
     "gpt2": tiny_gpt2,
@@ -97,12 +100,12 @@ def test_a_round_trip_changes_no_bit(tmp_path, name, bits, group_size, dtype) ->
 def test_C3_a_folder_is_the_same_on_every_processor(tmp_path, monkeypatch) -> None:
     files, logits = [], []
     for block in (32, 64):  # rows in a block of 4-bit weights
-        monkeypatch.setattr(int4, "BLOCK", block)
+        monkeypatch.setattr(int4, "block_rows", lambda block=block: block)
         save_pretrained(quantized("gpt2", 4, 4, "float32"), tmp_path / str(block))
         files.append((tmp_path / str(block) / "model.safetensors").read_bytes())
     assert files[0] == files[1]
     for block in (32, 64):  # the folder that was written last, read with each
-        monkeypatch.setattr(int4, "BLOCK", block)
+        monkeypatch.setattr(int4, "block_rows", lambda block=block: block)
         model = load(tmp_path / "64")
         assert model.transformer.h[0].attn.c_attn.weight.codes.shape[2] == block // 2
         with torch.no_grad():

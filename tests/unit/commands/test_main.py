@@ -15,8 +15,9 @@ from tiny_models import tiny_gpt2
 import lm_from_scratch
 from lm_from_scratch.__main__ import main, parser
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
-from lm_from_scratch.commands.train import PRESETS, only_run_in
+from lm_from_scratch.commands.presets import PRESETS
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
+from lm_from_scratch.runs.folder import only_run_in
 from lm_from_scratch.text.tokenizer import Tokenizer
 
 

@@ -39,7 +39,8 @@ from lm_from_scratch.training.loss import causal_lm_loss
 from lm_from_scratch.training.train import Loss, TrainConfig, make_optimizer, train
 from lm_from_scratch.weights import int4
 from lm_from_scratch.weights.lora import LoRALinear, add_lora_, everything, merge_lora_, nothing
-from lm_from_scratch.weights.quantize import QuantizedWeight, dequantize_, quantize_
+from lm_from_scratch.weights.quantize import dequantize_, quantize_
+from lm_from_scratch.weights.quantized_weight import QuantizedWeight
 
 MODELS: dict[str, Callable[..., CausalLM]] = {"gpt2": tiny_gpt2, "qwen2": tiny_qwen2}
 GROUP = {"gpt2": 28, "qwen2": 8}
@@ -829,7 +830,7 @@ def test_the_digest_sees_every_number_name_and_shape(bits) -> None:
 def test_C3_the_digest_is_the_same_on_every_processor(monkeypatch) -> None:
     digests = set()
     for block in (32, 64):  # rows in a block of 4-bit weights
-        monkeypatch.setattr(int4, "BLOCK", block)
+        monkeypatch.setattr(int4, "block_rows", lambda block=block: block)
         model = small("gpt2", 4).requires_grad_(False)
         assert model.transformer.h[1].mlp.c_proj.weight.codes.shape[2] == block // 2
         digests.add(frozen_digest(model))

@@ -1,4 +1,4 @@
-"""quantize.py: the rounding, the tensor that holds the codes, and the surgery on a built model."""
+"""Quantised weights: the rounding, the tensor that holds the codes, the surgery on a model."""
 
 import copy
 import io
@@ -26,16 +26,10 @@ from lm_from_scratch.instruments.onednn import use_onednn_, use_packed_weights_
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
 from lm_from_scratch.weights import int4
-from lm_from_scratch.weights.int4 import BLOCK, kernel_reads
-from lm_from_scratch.weights.quantize import (
-    KERNEL_DTYPES,
-    Int4Weight,
-    Int8Weight,
-    QuantizedWeight,
-    dequantize_,
-    quantize_,
-    quantized_weights,
-)
+from lm_from_scratch.weights.int4 import Int4Weight, block_rows, kernel_reads
+from lm_from_scratch.weights.int8 import Int8Weight
+from lm_from_scratch.weights.quantize import dequantize_, quantize_, quantized_weights
+from lm_from_scratch.weights.quantized_weight import KERNEL_DTYPES, QuantizedWeight
 
 KINDS = [Int8Weight, Int4Weight]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -283,7 +277,7 @@ def test_nbytes_is_what_is_held(kind: type[QuantizedWeight]) -> None:
     want = 128 * 64 * kind.bits // 8 + 128 * 2 * 2 * (1 if kind is Int8Weight else 2)
     assert weight.nbytes == want
     weight = make(kind, 1, 32)
-    rows = 1 if kind is Int8Weight else BLOCK
+    rows = 1 if kind is Int8Weight else block_rows()
     scales = 4 * rows * (1 if kind is Int8Weight else 2)
     assert weight.nbytes == rows * 32 * kind.bits // 8 + scales
 
@@ -300,7 +294,7 @@ def check_kernels() -> None:
     ours = Int4Weight._pack(codes.to(torch.uint8), torch.ones(128, 2), torch.zeros(128, 2))
     theirs = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int(), 1)
     same = torch.equal(ours.codes.flatten(), theirs.flatten())
-    assert kernel_reads(BLOCK // 2) == same
+    assert kernel_reads(block_rows() // 2) == same
     for kind in KINDS:
         for dtype in LOW:
             for N, K, group_size in [
@@ -320,12 +314,15 @@ def check_kernels() -> None:
 
 def test_kernels() -> None:
     check_kernels()
-    assert kernel_reads(BLOCK // 2)  # on the processors that we test with
+    assert kernel_reads(block_rows() // 2)  # on the processors that we test with
 
 
 @pytest.mark.parametrize("capability", ["avx2", "default"])
 def test_kernels_of_other_processors(capability: str) -> None:
-    run = "import test_quantize as t; t.check_kernels(); print(t.BLOCK, t.kernel_reads(t.BLOCK//2))"
+    run = (
+        "import test_quantize as t; t.check_kernels(); R = t.block_rows(); "
+        "print(R, t.kernel_reads(R // 2))"
+    )
     here = Path(__file__).parent
     root, helpers = Path(__file__).parents[3], Path(tiny_models.__file__).parent
     path = os.pathsep.join([*map(str, (here, helpers, root)), os.environ.get("PYTHONPATH", "")])
@@ -371,7 +368,8 @@ def test_the_layout_of_another_processor_is_decoded(monkeypatch: pytest.MonkeyPa
     w = numbers(70, 64, dtype=torch.bfloat16)
     here = Int4Weight.quantize(w)
     fast = F.linear(x, here)
-    monkeypatch.setattr(int4, "BLOCK", 96 - BLOCK)  # 32 for 64, 64 for 32
+    R = 96 - block_rows()  # 32 for 64, 64 for 32
+    monkeypatch.setattr(int4, "block_rows", lambda: R)
     there = Int4Weight.quantize(w)
     assert not kernel_reads(there.codes.shape[2]) and here.codes.shape != there.codes.shape
     assert there.kernel(x) is None
@@ -392,12 +390,12 @@ def test_C3_a_layout_is_all_that_differs_between_processors(
 ) -> None:
     """Parts and numbers are the same; a copy or a file goes over without a new rounding."""
     w = numbers(N, 64, seed=1, dtype=dtype)
-    monkeypatch.setattr(int4, "BLOCK", 96 - block)
+    monkeypatch.setattr(int4, "block_rows", lambda: 96 - block)
     there = Int4Weight.quantize(w, 16)
     parameter = nn.Parameter(there, requires_grad=False)
     stored, file = pickle.dumps(parameter), io.BytesIO()
     torch.save(parameter, file)
-    monkeypatch.setattr(int4, "BLOCK", block)
+    monkeypatch.setattr(int4, "block_rows", lambda: block)
     here = Int4Weight.quantize(w, 16)
     assert here.codes.shape == (-(-N // block), 64, block // 2)
     for name, part in here.parts().items():

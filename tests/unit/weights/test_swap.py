@@ -18,7 +18,7 @@ from lm_from_scratch.instruments.references import (
     Traceable,
     observe,
 )
-from lm_from_scratch.weights.quantize import Int8Weight
+from lm_from_scratch.weights.int8 import Int8Weight
 from lm_from_scratch.weights.swap import is_held, swap_, swap_on_conversion, swap_parameters_
 
 flag = torch.__future__.get_swap_module_params_on_conversion

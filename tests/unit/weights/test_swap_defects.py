@@ -20,7 +20,10 @@ from torch import Tensor, nn
 
 from lm_from_scratch.checkpoint.weights import from_pretrained, rename, save_pretrained
 from lm_from_scratch.instruments.references import PATHS, Subclass, Tied, observe, share
-from lm_from_scratch.weights.quantize import Int4Weight, Int8Weight, QuantizedWeight, quantize_
+from lm_from_scratch.weights.int4 import Int4Weight
+from lm_from_scratch.weights.int8 import Int8Weight
+from lm_from_scratch.weights.quantize import quantize_
+from lm_from_scratch.weights.quantized_weight import QuantizedWeight
 from lm_from_scratch.weights.swap import swap_on_conversion, swap_parameters_
 
 aten = torch.ops.aten

@@ -14,7 +14,7 @@ from lm_from_scratch.exercises.exercise import (
     planted,
     strided,
 )
-from lm_from_scratch.weights.quantize import Int8Weight
+from lm_from_scratch.weights.int8 import Int8Weight
 
 
 class Reference:

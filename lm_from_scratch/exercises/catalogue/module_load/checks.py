@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted
-from lm_from_scratch.weights.quantize import Int8Weight
+from lm_from_scratch.weights.int8 import Int8Weight
 from lm_from_scratch.weights.swap import swap_on_conversion
 
 HALF, SINGLE = torch.bfloat16, torch.float32

@@ -1,0 +1,107 @@
+"""The folder of a run: who may write there, its log, and how to go on from it.
+
+A folder holds one run: the recipe, a log with a line for each step, and checkpoints. Whoever starts
+the same run there goes on with it.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from tqdm import tqdm
+
+from lm_from_scratch.checkpoint.state import latest_checkpoint
+from lm_from_scratch.runs.distributed import Processes
+from lm_from_scratch.training.train import Step
+
+
+@contextmanager
+def only_run_in(out: Path) -> Iterator[None]:
+    """Hold the folder's lock; a second run in the same folder would destroy the first."""
+    out.mkdir(parents=True, exist_ok=True)
+    lock = out / ".lock"
+    with open(lock, "w") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:
+            pass  # Windows: no lock
+        except OSError as error:
+            raise ValueError(f"another run is using {out}") from error
+        try:
+            yield
+        finally:
+            if [*out.iterdir()] == [lock]:  # a run that was refused leaves nothing behind
+                lock.unlink()
+                out.rmdir()
+
+
+def follow(
+    steps: Generator[Step, None, None],
+    log: Path,
+    total: int,
+    done: int,
+    quiet: bool,
+    group: Processes,
+) -> int | None:
+    """Log and show the steps of a run. Returns the step after which Ctrl-C (or SIGTERM) ended it,
+    if it did."""
+    stop: list[int] = []  # a signal ends the run between two steps, never inside one
+    signals = (signal.SIGINT, signal.SIGTERM)
+    previous = {s: signal.signal(s, lambda number, frame: stop.append(number)) for s in signals}
+    try:
+        with (
+            open(log, "a") as file,
+            tqdm(total=total, initial=done, unit="step", disable=quiet or group.rank > 0) as bar,
+        ):
+            for step in steps:
+                numbers = {k: None if v != v else v for k, v in asdict(step).items()}  # NaN
+                file.write(json.dumps(numbers) + "\n")
+                file.flush()
+                bar.update()
+                bar.set_postfix_str(
+                    f"loss {step.loss:.3f}, lr {step.lr:.1e}, {step.tokens_per_second:.0f} tokens/s"
+                )
+                if step.held_out_loss is not None:
+                    bar.write(f"step {step.step}: held-out loss {step.held_out_loss:.4f}")
+                (stops,) = group.total(len(stop))  # all processes stop after the same step
+                if stops and step.step < total:
+                    steps.close()  # writes a checkpoint
+                    return step.step
+    except RuntimeError:  # a process was lost: torchrun ends this one too, which has a word to say
+        if group.parallel:
+            previous[signal.SIGTERM] = signal.SIG_IGN
+        raise
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    return None
+
+
+def cut_log(log: Path, done: int) -> None:
+    """Keep the lines up to step ``done``: a killed run may have written past its checkpoint."""
+    if log.is_file():
+        kept = [line for line in log.read_text().splitlines() if 0 < logged_step(line) <= done]
+        temporary = log.with_suffix(".tmp")
+        temporary.write_text("".join(line + "\n" for line in kept))
+        os.replace(temporary, log)
+
+
+def logged_step(line: str) -> int:
+    """The step of a line of the log; 0 if the line was cut off."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+def how_to_go_on(out: Path) -> str:
+    """What is left of a run that ended too early."""
+    found = latest_checkpoint(out)
+    last = f"the last checkpoint is {found}" if found else "there is no checkpoint yet"
+    return f"{last}. The same command goes on from there"
