@@ -18,12 +18,13 @@ UNIT, KERNELS, PAGES = "tests/unit", "tests/kernels", "tests/pages"
 
 def changed() -> list[str]:
     """Changed and new files; in a clean clone those of the last commit."""
-    for command in ("git diff --name-only HEAD", "git diff --name-only HEAD~1"):
-        new = "git ls-files --others --exclude-standard"
-        found = subprocess.check_output(f"{command}; {new}", shell=True, cwd=ROOT, text=True).split()
-        if found:
-            return [name for name in found if (ROOT / name).is_file()]
-    return []
+    new = asked("ls-files", "--others", "--exclude-standard")
+    found = [*asked("diff", "--name-only", "HEAD"), *new] or asked("diff", "--name-only", "HEAD~1")
+    return [name for name in found if (ROOT / name).is_file()]
+
+
+def asked(*words: str) -> list[str]:
+    return subprocess.check_output(["git", *words], cwd=ROOT, text=True).splitlines()
 
 
 def existing(pattern: str) -> list[str]:
