@@ -21,7 +21,8 @@ from lm_from_scratch.training.train import Step
 
 @contextmanager
 def only_run_in(out: Path) -> Iterator[None]:
-    """Hold the folder's lock; a second run in the same folder would destroy the first."""
+    """Hold the lock of a folder; a second run in it would destroy the first. Raises ``ValueError``
+    where another run holds it."""
     out.mkdir(parents=True, exist_ok=True)
     lock = out / ".lock"
     with open(lock, "w") as file:
