@@ -28,9 +28,12 @@ class Buffer:
     def make_room(self, new: Tensor, slots: int, empty: bool) -> None:
         """So many slots at least, for entries like ``new`` (B, H, T, D). What is held is kept, in
         buffers that double; an ``empty`` one has nothing to keep."""
-        if not self.fits(new) or (empty and self.slots < slots):
+        if self.fits(new) and self.slots >= slots:
+            return
+        if empty or self.held is None:
             self.allocate(new, slots)
-        elif self.slots < slots:
+        else:
+            self.check(new)
             self.grow(max(2 * self.slots, slots))
 
     def allocate(self, like: Tensor, slots: int) -> None:
@@ -146,7 +149,7 @@ class Pass:
     plans: list[Plan]
     empty: bool  # nothing is held yet
     dense_length: int | None  # afterwards
-    waiting: list[tuple[Buffer, Plan, Tensor]] = field(default_factory=list)
+    waiting: list[tuple[Buffer, slice | Tensor, Tensor]] = field(default_factory=list)
 
 
 class BufferCache(KVCache):
@@ -192,25 +195,22 @@ class BufferCache(KVCache):
     def _store(self, plan: Pass, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         own, seen = plan.plans[self.owner[layer]], []
         pairs = [(self.keys[layer], k), (self.values[layer], v)]
-        if not plan.empty:
-            for buffer, new in pairs:  # both, before the first is written
-                buffer.check(new)
+        for buffer, new in pairs:  # both, before the first is written
+            buffer.make_room(new, own.room, plan.empty)
         for buffer, new in pairs:
             if own.read_first:
-                plan.waiting.append((buffer, own, new))
+                plan.waiting.append((buffer, own.write, new))
                 new = self.codec.decode(self.codec.encode(new))  # as later queries will see it
                 old = [buffer.read(own.read)] if own.read.stop else []
                 seen.append(torch.cat([*old, new], dim=2))
             else:
-                buffer.make_room(new, own.room, plan.empty)
                 buffer.write(own.write, new)
                 seen.append(buffer.read(own.read))
         return seen[0], seen[1]
 
     def _commit(self, plan: Pass) -> None:
-        for buffer, own, new in plan.waiting:  # a pass that failed before has pushed nothing out
-            buffer.make_room(new, own.room, plan.empty)
-            buffer.write(own.write, new)
+        for buffer, where, new in plan.waiting:  # a pass that failed has pushed nothing out
+            buffer.write(where, new)
         for track, own in zip(self.tracks, plan.plans, strict=True):
             track.positions = own.table
         self.dense_length = plan.dense_length

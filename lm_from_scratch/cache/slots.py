@@ -134,8 +134,8 @@ class StaticCache(BufferCache):
     Every pass returns all slots, so the shapes are the same in every step, and a compiled graph can
     be used again. (Give positions then: without them the length would be compiled in.) Unused slots
     are hidden by their position, -1. Attention reads them all the same: a long cache for a short
-    text costs time, where :class:`GrowingCache` with ``reserve`` does not. Raises ``ValueError``
-    for a ``capacity`` below 1, and for a token beyond it.
+    text costs time, where :class:`~lm_from_scratch.cache.growing.GrowingCache` with ``reserve``
+    does not. Raises ``ValueError`` for a ``capacity`` below 1, and for a token beyond it.
     """
 
     def __init__(self, n_layer: int, capacity: int, codec: Codec = EXACT) -> None:

@@ -72,7 +72,8 @@ def from_legacy(
     positions: Tensor | None = None,
     into: KVCache | None = None,
 ) -> KVCache:
-    """A cache that holds such pairs: a new :class:`GrowingCache`, or ``into``, any empty cache.
+    """A cache that holds such pairs: a new :class:`~lm_from_scratch.cache.growing.GrowingCache`, or
+    ``into``, any empty cache.
 
     ``positions`` (B, S) are those of the layers with the most keys; without them, 0, ..., S - 1.
     Where all rows of all layers hold just these, the cache goes on without positions.
@@ -158,8 +159,9 @@ def from_transformers(
     """A cache with the keys and values of a ``DynamicCache`` or ``StaticCache`` of transformers.
 
     ``positions`` (B, ``theirs.get_seq_length()``) are those of all columns that it was fed; without
-    them no column is padding. The result is what :func:`cache_for` makes for its windows, or
-    ``into``. Where a layer has lost keys, it goes on with positions: ``cache.lengths``.
+    them no column is padding. The result is what
+    :func:`~lm_from_scratch.cache.slots.cache_for` makes for its windows, or ``into``. Where a layer
+    has lost keys, it goes on with positions: ``cache.lengths``.
 
     Raises ``ValueError`` for an empty layer or one of an unknown kind, and for positions that do
     not fit.

@@ -10,7 +10,7 @@ state of a token into a score for every possible next token:
    x &\leftarrow x + \mathrm{MLP}(\mathrm{LayerNorm}(x))
 
 Submodules carry the names of the published checkpoints (``wte``, ``c_attn``, ...), so weights load
-by name; the files hold (in, out), so :mod:`~lm_from_scratch.checkpoint` transposes. Shapes:
+by name; the files hold (in, out), so :mod:`~lm_from_scratch.checkpoint.weights` transposes. Shapes:
 B batch, T tokens, S keys (with those of the cache), C = n_embd, H = n_head, D = C / H,
 V = vocab_size.
 

@@ -100,7 +100,8 @@ class GaLore(AdamW):
       captures has fallen by this part of what it was when the basis was made.
     * ``scale``: α, which the projected direction is multiplied with. The decay is not.
     * ``projection_type``: ``std``, ``reverse_std``, ``left``, ``right``, ``full``, ``random``.
-    * ``basis``: ``svd``, ``gram`` or ``subspace``, see :func:`singular_basis`.
+    * ``basis``: ``svd``, ``gram`` or ``subspace``, see
+      :func:`~lm_from_scratch.optim.galore_basis.singular_basis`.
     * ``seed``: of the ``random`` directions, which differ per parameter and per basis.
     * ``moments``: at a new basis ``keep`` them as they are (the paper), ``rotate`` them into it,
       or ``reset`` them to zero, with their step count. With ``subspace`` the new basis continues

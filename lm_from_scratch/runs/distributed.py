@@ -208,7 +208,8 @@ def write_shares(tensors: Mapping[str, Tensor], folder: Path, join: bool = False
     """Every process writes the tensors, or the pieces of them, that it has: one file each.
 
     A tensor that all have is written by one. With ``join`` the first process makes one file of all
-    files, as :func:`from_pretrained` reads it. (torch 2.13 loses a tensor without dimensions then.)
+    files, as :func:`~lm_from_scratch.checkpoint.weights.from_pretrained` reads it.
+    (torch 2.13 loses a tensor without dimensions then.)
     """
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter

@@ -34,7 +34,8 @@ class Int4Weight(QuantizedWeight):
     @classmethod
     def quantize(cls, weight: Tensor, group_size: int | None = None) -> Self:
         """Round each number of ``weight`` (N, K) to the nearest code of its group. Raises
-        ``ValueError`` as :func:`check`, and for an odd K."""
+        ``ValueError`` as :func:`~lm_from_scratch.weights.quantized_weight.check`, and for
+        an odd K."""
         group_size = check(weight, group_size, longest=64)
         if weight.shape[1] % 2:
             raise ValueError(
