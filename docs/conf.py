@@ -43,7 +43,6 @@ extensions = [
     "terms",
     "descriptions",
     "mathjax",
-    "translation",
 ]
 exclude_patterns = [
     "_build",
@@ -122,7 +121,7 @@ html_copy_source = False
 html_show_sourcelink = False
 # Summaries are fetched, which a copy opened from disk cannot do. See descriptions.py.
 html_show_search_summary = False
-html_context = {"default_mode": "auto"}
+html_context = {"default_mode": "auto", "editions": editions, "edition": language}
 # Titles and descriptions for programs that show a link. Pictures would need the site's address.
 ogp_site_url = os.environ.get("SITE_URL", "")
 ogp_social_cards = {"enable": False}
