@@ -34,24 +34,15 @@ extensions = [
     "sphinx_design",
     "sphinx_copybutton",
     "sphinxext.opengraph",
-    # Those of this site, in docs/_ext: each writes its pages before the gallery looks for folders.
-    "gallery",
+    # Those of this site, in docs/_ext.
+    "generated",
     "course",
     "landing",
     "api",
     "docstrings",
-    "architecture",
-    "gpu_pages",
-    "exercise_pages",
-    "exercise_proof",
-    "teaching",
-    "museum",
-    "symbols",
-    "benchmarks",
     "terms",
     "descriptions",
     "mathjax",
-    "translation",
 ]
 exclude_patterns = [
     "_build",
@@ -130,7 +121,7 @@ html_copy_source = False
 html_show_sourcelink = False
 # Summaries are fetched, which a copy opened from disk cannot do. See descriptions.py.
 html_show_search_summary = False
-html_context = {"default_mode": "auto"}
+html_context = {"default_mode": "auto", "editions": editions, "edition": language}
 # Titles and descriptions for programs that show a link. Pictures would need the site's address.
 ogp_site_url = os.environ.get("SITE_URL", "")
 ogp_social_cards = {"enable": False}

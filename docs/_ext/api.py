@@ -50,10 +50,7 @@ def used_on(module: str) -> str:
         for one in exercises.written()
         if modules.uses(folder(one.name) / "checks.py", module)
     ]
-    if len(links) > 4:
-        listed = [f"   * {link}" for link in links]
-        return "\n".join([f".. dropdown:: {len(links)} pages use it", "", *listed]) + "\n"
-    return f".. rst-class:: used-on\n\nUsed on: {', '.join(links)}.\n" if links else ""
+    return rst.render("used_on.rst", links=links)
 
 
 def by_room() -> dict[str, list[str]]:
@@ -63,38 +60,27 @@ def by_room() -> dict[str, list[str]]:
     return {name: members for name, members in found.items() if members}
 
 
+def named(module: str) -> list[str]:
+    """What an index names of a file; of what checks an exercise, nothing."""
+    if modules.room(module) == "exercises":
+        return []
+    return [n for n in modules.public_names(listed()[module]) if not INSIDE.search(n)]
+
+
 def index() -> str:
     """The files by room, each with its line and the names that it defines."""
-    lines = []
-    for room, members in by_room().items():
-        lines += rst.heading(f"``{room}``" if room else "Beside the rooms")
-        for module in members:
-            path = listed()[module]
-            if module == f"{PACKAGE}.{room}":
-                lines += [f"{modules.summary(path)} :doc:`More <{module}>`.", ""]
-                continue
-            name = module.removeprefix(f"{PACKAGE}.").removeprefix(f"{room}.")
-            lines += [f"* :doc:`{name} <{module}>`: {modules.summary(path)}"]
-            names = [n for n in modules.public_names(path) if not INSIDE.search(n)]
-            if names and room != "exercises":
-                links = ", ".join(f":py:obj:`~{module}.{n}`" for n in names)
-                lines += ["", f"  {links}", ""]
-        lines.append("")
-    listed_now = [module for members in by_room().values() for module in members]
-    return rst.render("api.rst", rooms="\n".join(lines), modules=listed_now)
+    about = {module: modules.summary(path) for module, path in listed().items()}
+    return rst.render("api.rst", rooms=by_room(), package=PACKAGE, about=about, named=named)
 
 
 def write(app: Any, config: Any) -> None:
     """Before the builder begins, so that `autosummary` finds the list of its pages."""
     docs = Path(app.srcdir)
-    names = list(listed())
-    table = [".. autosummary::", "   :toctree: ../api", "   :template: autosummary/module.rst", ""]
-    folder = docs / "generated"
-    texts = {folder / "used_on" / f"{name}.rst": used_on(name) for name in names}
-    texts[folder / "api.rst"] = "\n".join([*table, *(f"   {name}" for name in names)])
-    texts[docs / "api" / "index.rst"] = index()
+    texts = {docs / f"generated/used_on/{name}.rst": used_on(name) for name in listed()}
+    texts[docs / "generated/api.rst"] = rst.render("autosummary.rst", modules=listed())
+    texts[docs / "api/index.rst"] = index()
     for old in (docs / "api").glob("*.rst"):
-        if old.stem not in [*names, "index"]:
+        if old.stem not in [*listed(), "index"]:
             old.unlink()
     rst.write(texts)
     config.autosummary_generate = ["generated/api.rst"]

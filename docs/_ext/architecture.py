@@ -1,9 +1,10 @@
-"""The rooms of the package as a table: what each is for, its files, and what it imports."""
+"""Tables of the package: what each room is for, its files and imports; the names of config fields
+here and in `transformers`."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import api
 import gallery
@@ -26,46 +27,49 @@ def graph(root: Path = gallery.ROOT) -> dict[str, set[str]]:
     return {name: imports(path, known) - {name} for name, path in known.items()}
 
 
-def between_rooms() -> dict[str, set[str]]:
-    """What each room imports from others; a file in no room counts as none."""
-    found: dict[str, set[str]] = {}
-    for module, imported in graph().items():
-        here = found.setdefault(modules.room(module), set())
-        here |= {modules.room(other) for other in imported} - {modules.room(module), ""}
-    return found
+def below(room: str) -> list[str]:
+    """The rooms that a room imports from, the highest first; a file in no room counts as none."""
+    found = {
+        modules.room(other)
+        for module, imported in graph().items()
+        if modules.room(module) == room
+        for other in imported
+    }
+    return [name for name in reversed(modules.rooms()) if name in found - {room}]
 
 
 def rooms() -> str:
     """The highest first, so that a room imports from those below it."""
-    known, below = modules.modules(), between_rooms()
     rows = [["room", "what it is for", "files", "imports from"]]
-    for name, members in reversed(api.by_room().items()):
-        purpose = ""
-        if name:
-            purpose = modules.summary(known[f"{PACKAGE}.{name}"])
-            name, link = f"``{name}``", f"{PACKAGE}.{name}"
-            name = f":doc:`{name.strip('`')} </api/{link}>`" if link in members else name
-        files = [m for m in members if modules.room(m) != m.rpartition(".")[2]]
-        links = ", ".join(f":doc:`{m.rpartition('.')[2]} </api/{m}>`" for m in files)
-        imported = below.get(modules.room(members[0]), set())
-        lower = [f"``{other}``" for other in reversed(modules.rooms()) if other in imported]
-        rows.append([name or "beside the rooms", purpose, links, ", ".join(lower)])
-    return "\n".join(rst.table(rows, ":widths: 14 30 34 22"))
+    for room, members in reversed(api.by_room().items()):
+        own = f"{PACKAGE}.{room}"
+        name = f":doc:`{room} </api/{own}>`" if own in members else f"``{room}``"
+        purpose = modules.summary(modules.modules()[own]) if room else ""
+        files = [m.rpartition(".")[::2] for m in members if m != own]
+        links = ", ".join(f":doc:`{file} </api/{folder}.{file}>`" for folder, file in files)
+        lower = ", ".join(f"``{other}``" for other in below(room))
+        rows.append([name if room else "beside the rooms", purpose, links, lower])
+    return rst.table(rows, ":widths: 14 30 34 22")
 
 
 def chapters() -> str:
-    lines = [
-        f"* ``{folder.name}/``: {gallery.header_text(folder)[0]}"
+    return "".join(
+        f"* ``{folder.name}/``: {gallery.header_text(folder)[0]}\n"
         for folder in [*gallery.chapters(), gallery.GPU]
-    ]
-    return "\n".join(lines) + "\n"
+    )
 
 
-def write(app: Any) -> None:
-    folder = Path(app.srcdir) / "generated"
-    rst.write({folder / "rooms.rst": rooms(), folder / "chapters.rst": chapters()})
+def config_names() -> str:
+    """The fields of both configs that `transformers` calls something else."""
+    from lm_from_scratch.checkpoint.configs import GPT2_NAMES, QWEN2_NAMES
+    from lm_from_scratch.models.gpt2 import GPT2Config
+    from lm_from_scratch.models.qwen2 import Qwen2Config
 
-
-def setup(app: Any) -> dict[str, bool]:
-    app.connect("builder-inited", write, priority=100)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+    rows = [["here", "GPT-2 in ``transformers``", "Qwen2 in ``transformers``"]]
+    for name in dict.fromkeys([*GPT2_NAMES, *QWEN2_NAMES, "n_layer", "n_head", "n_embd"]):
+        theirs = [
+            f"``{names.get(name, name)}``" if name in {f.name for f in fields(config)} else "–"
+            for config, names in ((GPT2Config, GPT2_NAMES), (Qwen2Config, QWEN2_NAMES))
+        ]
+        rows.append([f"``{name}``", *theirs])
+    return rst.table(rows)

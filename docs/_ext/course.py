@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import exercises
@@ -20,9 +19,10 @@ def facts(name: str) -> list[list[Part]]:
     """What the strip below a title says, an item each."""
     items: list[list[Part]] = [[f"{page.minutes(name)} minutes to read"]]
     if needs := page.needs(name):
-        items.append(
-            ["read before: ", *between((page.title(n), gallery.document(n)) for n in needs)]
-        )
+        items.append(["read before: "])
+        for other in needs:
+            items[-1] += [", "] if other != needs[0] else []
+            items[-1].append((page.title(other), gallery.document(other)))
     if packages := page.packages(name):
         items.append([f"needs {' and '.join(packages)}"])
     if count := page.exercises(name):
@@ -40,13 +40,6 @@ def with_checks(name: str) -> list[Part]:
         parts += [", " if parts else "", ("", f"/exercises/{found.name}")]
         parts.append(f" ({what}, {found.minutes} minutes)")
     return [*parts, "."] if parts else []
-
-
-def between(links: Any) -> list[Part]:
-    parts: list[Part] = []
-    for link in links:
-        parts += [", ", link] if parts else [link]
-    return parts
 
 
 def paragraph(parts: list[Part], docname: str) -> nodes.paragraph:
@@ -103,12 +96,11 @@ def table() -> str:
     """Every page with its minutes and what it needs."""
     rows = [["page", "minutes", "read before"]]
     for chapter, members in gallery.by_chapter().items():
-        total = sum(map(page.minutes, members))
-        rows.append([f"**{chapter}**", f"**{total}**", ""])
+        rows.append([f"**{chapter}**", f"**{sum(map(page.minutes, members))}**", ""])
         for name in members:
             before = ", ".join(f":doc:`{gallery.document(other)}`" for other in page.needs(name))
             rows.append([f":doc:`{gallery.document(name)}`", str(page.minutes(name)), before])
-    return "\n".join(rst.table(rows, ":widths: 45 10 45"))
+    return rst.table(rows, ":widths: 45 10 45")
 
 
 def totals() -> str:
@@ -118,13 +110,7 @@ def totals() -> str:
     return f"{len(names)} pages in {len(gallery.by_chapter())} chapters: {time} to read.\n"
 
 
-def write(app: Any) -> None:
-    folder = Path(app.srcdir) / "generated"
-    rst.write({folder / "course_table.rst": table(), folder / "course_totals.rst": totals()})
-
-
 def setup(app: Any) -> dict[str, bool]:
-    app.connect("builder-inited", write, priority=100)
     app.connect("env-get-outdated", outdated)
     app.connect("source-read", link_pages)
     app.connect("doctree-read", add)

@@ -1,13 +1,14 @@
-"""The chapter of exercises: a page for each, their index, and the links from the tutorials.
+"""The chapter of exercises: a page for each, their index, and the proof of their checks.
 
-Everything is made from the sources and the catalogue. Nothing on these pages is run, and no
-solution is on them: what is shown is what `exercises.py` gives to a student.
+Everything is made from the sources, the catalogue and the stored proofs, which tests compute again.
+Nothing on these pages is run, and no solution is on them: what is shown is what `exercises.py`
+gives to a student.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from pathlib import Path
 from typing import Any
 
 import exercises
@@ -15,11 +16,10 @@ import gallery
 import museum
 import page as pages
 import rst
-from exercises import DIFFICULTY
-from exercises import title as source_title
+from exercises import DIFFICULTY, link
 
 from lm_from_scratch.exercises import source
-from lm_from_scratch.exercises.exercise import Exercise
+from lm_from_scratch.exercises.exercise import Exercise, folder
 
 TITLE = "10. Exercises"
 INTRO = (
@@ -27,9 +27,6 @@ INTRO = (
     "what is wrong first, and which misconception it looks like."
 )
 INDEX = "/exercises/index"
-
-
-# -- what is known about an exercise ---------------------------------------------------------
 
 
 def kind(found: Exercise) -> str:
@@ -40,9 +37,9 @@ def kind(found: Exercise) -> str:
 
 def by_chapter() -> dict[str, list[Exercise]]:
     """The exercises by the title of the chapter to whose pages they belong."""
-    titles = gallery.by_chapter().items()
     found = {
-        title: [one for one in exercises.written() if one.page in names] for title, names in titles
+        title: [one for one in exercises.written() if one.page in names]
+        for title, names in gallery.by_chapter().items()
     }
     return {title: members for title, members in found.items() if members}
 
@@ -55,28 +52,34 @@ def text(given: str) -> str:
     )
 
 
-def link(found: Exercise) -> str:
-    return f"{{doc}}`{source_title(found)} </exercises/{found.name}>`"
-
-
 def lower(sentence: str) -> str:
     """A sentence to go on with: "Write ..." becomes "write ..."."""
     return sentence[:1].lower() + sentence[1:]
 
 
-# -- the pages -------------------------------------------------------------------------------
+def strip(wrong: dict[str, Any], table: dict[str, Any]) -> str:
+    """The checks in a row: the number of each that rejects, a dot for each that accepts."""
+    marks = []
+    for number in range(1, len(table["cases"]) + 1):
+        mark = str(number) if number < 10 else chr(ord("a") + number - 10)
+        mark = mark if number in wrong["rejected by"] else "·"
+        marks.append(f"[{mark}]" if number == wrong["case"] else mark)
+    return "".join(marks)
 
-FILTERS: dict[str, Any] = {
+
+rst.PAGES.filters |= {
     "as_student": exercises.as_student,
     "document": gallery.document,
+    "in_words": pages.in_words,
     "kind": kind,
     "link": link,
+    "lower_first": lower,
     "mistake": lambda found: text(museum.with_links(found.hunt)),
+    "strip": strip,
     "text": text,
-    "title": source_title,
+    "title": exercises.title,
     "without_title": lambda markdown: re.sub(r"\A# .*\n+", "", markdown),
 }
-rst.PAGES.filters |= FILTERS
 
 
 def page(found: Exercise) -> str:
@@ -85,12 +88,9 @@ def page(found: Exercise) -> str:
         "exercise.md",
         found=found,
         title=source.title(found.name),
-        head=text(head[:1].upper() + head[1:]),
-        document=gallery.document(found.page),
-        outcome=text(lower(found.outcome)),
-        before=[link(other) for other in exercises.written() if other.name in found.after],
+        head=head[:1].upper() + head[1:],
+        before=exercises.before(found),
         cells=source.source(found.name),
-        hints=[text(hint) for hint in found.hints],
     )
 
 
@@ -108,36 +108,38 @@ def index() -> str:
     )
 
 
-# -- the build -------------------------------------------------------------------------------
-
-
 def path_card() -> list[str]:
-    """The lines of the landing page's card."""
+    """The links of the landing page's card."""
     found = exercises.written()
     hunts = sum(bool(one.hunt) for one in found)
     return [
-        f"* :doc:`All {len(found)} exercises, {hunts} of them bug hunts <{INDEX}>`",
-        "* :doc:`/exercises/proof`",
-        "* :doc:`/teaching`",
+        f":doc:`All {len(found)} exercises, {hunts} of them bug hunts <{INDEX}>`",
+        ":doc:`/exercises/proof`",
+        ":doc:`/teaching`",
     ]
 
 
-def write(app: Any) -> None:
-    folder = Path(app.srcdir) / "exercises"
-    texts = {folder / f"{found.name}.md": page(found) for found in exercises.written()}
-    texts[folder / "index.md"] = index()
-    given = exercises.student_files()
-    texts |= {folder / "files" / path: content for path, content in given.items()}
-    packed = folder / "files" / "exercises.zip"
-    kept = {packed: "", folder / "proof.md": ""}
-    for old in {*folder.glob("*.*"), *folder.glob("files/*")} - set(texts | kept):
-        old.unlink()
-    rst.write(texts)
-    content = exercises.archive(given)
-    if not packed.exists() or packed.read_bytes() != content:
-        packed.write_bytes(content)
+# -- the proof -------------------------------------------------------------------------------
 
 
-def setup(app: Any) -> dict[str, bool]:
-    app.connect("builder-inited", write, priority=100)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+def stored() -> dict[str, dict[str, Any]]:
+    """The stored proofs by exercise, in the order of the learning path."""
+    return {
+        one.name: json.loads((folder(one.name) / "proof.json").read_text(encoding="utf-8"))
+        for one in exercises.written()
+    }
+
+
+def proof() -> str:
+    """The page on the proofs; the answers of a second person are in `tests/slow/exercise_proof`."""
+    path = gallery.ROOT / "tests/slow/exercise_proof/second_person/diagnosis.json"
+    answers = json.loads(path.read_text(encoding="utf-8")).values()
+    proofs = stored()
+    return rst.render(
+        "proof.md",
+        tables=[(found, proofs[found.name]) for found in exercises.written()],
+        proofs=list(proofs.values()),
+        wrong=[wrong["named"] for table in proofs.values() for wrong in table["wrong"]],
+        right_runs=sum(len(table["right"]) * table["right seeds"] for table in proofs.values()),
+        kinds=[kind for told in answers for kind in told.values()],
+    )

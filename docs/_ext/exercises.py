@@ -34,9 +34,21 @@ def of_page(page: str) -> list[Exercise]:
     return [found for found in written() if found.page == page]
 
 
+def before(found: Exercise) -> list[Exercise]:
+    """The exercises that an exercise builds on."""
+    return [other for other in written() if other.name in found.after]
+
+
 def title(found: Exercise) -> str:
     """The title for links, in which backticks cannot stand."""
     return source.title(found.name).replace("`", "")
+
+
+def link(found: Exercise) -> str:
+    return f"{{doc}}`{title(found)} </exercises/{found.name}>`"
+
+
+# -- the notebooks ---------------------------------------------------------------------------
 
 
 def as_source(cell: Cell) -> str:
@@ -56,33 +68,27 @@ def as_solution(cell: Cell) -> str:
 
 def grading(found: Exercise, cell: Cell, number: int) -> dict[str, Any]:
     """What nbgrader wants to know about a cell. It finds cells by `grade_id`, not by place."""
-    role, grade, answer = f"text-{number}", cell.is_check, cell.is_solution
-    if answer or grade:
-        role = "solution" if answer else "check"
+    role = "solution" if cell.is_solution else "check" if cell.is_check else f"text-{number}"
     tags: dict[str, Any] = {
-        "cell_type": "markdown" if cell.kind == "markdown" else "code",
-        "grade": grade,
+        "cell_type": cell.kind,
+        "grade": cell.is_check,
         "grade_id": f"{found.name}-{role}",
-        "locked": not answer,
+        "locked": not cell.is_solution,
         "schema_version": 3,
-        "solution": answer,
+        "solution": cell.is_solution,
         "task": False,
     }
-    if grade:
-        tags["points"] = found.points
-    return {"nbgrader": tags}
+    return {"nbgrader": tags | ({"points": found.points} if cell.is_check else {})}
 
 
 def notebook(found: Exercise, text: Callable[[Cell], str]) -> dict[str, Any]:
     """An exercise as a notebook; `text` says what stands in its cells."""
+    make = {"code": nbformat.v4.new_code_cell, "markdown": nbformat.v4.new_markdown_cell}
     cells = []
     for number, cell in enumerate(source.source(found.name)):
         identity = hashlib.sha256(f"{found.name} {number}".encode()).hexdigest()[:8]
         metadata = grading(found, cell, number)
-        make = nbformat.v4.new_markdown_cell
-        if cell.kind == "code":
-            make = nbformat.v4.new_code_cell
-        cells.append(make(text(cell), id=identity, metadata=metadata))
+        cells.append(make[cell.kind](text(cell), id=identity, metadata=metadata))
     metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
@@ -97,9 +103,7 @@ def dump(made: dict[str, Any]) -> str:
     return json.dumps(made, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def name(found: Exercise) -> Path:
-    """Where a student's notebook lies, relative to the folder of all notebooks."""
-    return Path("exercises") / f"{found.name}.ipynb"
+# -- the files -------------------------------------------------------------------------------
 
 
 def student_files() -> dict[Path, str]:

@@ -163,16 +163,3 @@ def reset_state(gallery_conf: dict[str, Any], fname: str | None, when: str) -> N
         warnings.filterwarnings("ignore", "Guards may run slower on Python 3.13.0", RuntimeWarning)
     else:
         warnings.filters[:] = FILTERS
-
-
-def forget_old_pages(app: Any) -> None:
-    """The page of a script that was renamed or removed goes with it."""
-    current = {f"{path.parent.name}/{path.stem}" for path in scripts()}
-    for old in (Path(app.srcdir) / "auto_tutorials").glob("[0-9]*/[0-9]*.rst"):
-        if f"{old.parent.name}/{old.stem}" not in current:
-            old.unlink()
-
-
-def setup(app: Any) -> dict[str, bool]:
-    app.connect("builder-inited", forget_old_pages, priority=100)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -27,7 +27,6 @@ import gallery
 import nbclient
 import nbformat
 import notebooks
-from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from lm_from_scratch.instruments.roofline import FILE
@@ -36,8 +35,6 @@ METADATA = "lm_from_scratch"
 INTERPRETER = "CPU, Triton's interpreter"
 CPU = "CPU"
 SECONDS_OF_A_CELL = 600
-#: A cell raised, took too long, or ended the process that executes it.
-FAILURES = (CellExecutionError, CellTimeoutError, DeadKernelError)
 
 # Runs before the first cell: a figure carries the titles of its axes, which become its alt text.
 KEEP_TITLES = """
@@ -67,44 +64,30 @@ print(json.dumps({
 """
 
 
-class Refused(Exception):
-    """A page that must not be stored as it is."""
-
-
 def notebook_path(script: Path) -> Path:
     return script.with_suffix(".ipynb")
 
 
 def cells(script: Path) -> list[Any]:
     """What the notebook of a script holds before it is executed."""
+    make = {"code": new_code_cell, "markdown": new_markdown_cell}
     made = []
     for i, cell in enumerate(notebooks.convert(script)["cells"]):
         source = "".join(cell["source"])
-        identity = dict(id=f"cell-{i:02}", metadata={})
-        if cell["cell_type"] == "code":
-            made.append(new_code_cell(source, **identity))
-        else:
+        if cell["cell_type"] == "markdown":
             # A heading of the fourth level would stand below one of the second.
             source = re.sub(r"<h4>(.*?)</h4>", r"<strong>\1</strong>", source)
-            made.append(new_markdown_cell(source, **identity))
+        made.append(make[cell["cell_type"]](source, id=f"cell-{i:02}", metadata={}))
     return made
 
 
-def digest(found: list[Any]) -> str:
-    """SHA-256 of the code: what stands around it changes no output."""
-    sources = [cell["source"] for cell in found if cell["cell_type"] == "code"]
-    return hashlib.sha256(json.dumps(sources).encode()).hexdigest()
-
-
-def measured() -> str:
-    """SHA-256 of the measurements that `roofline.show` draws, or "none"."""
-    path = gallery.ROOT / FILE
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "none"
-
-
 def made_from(page: list[Any]) -> dict[str, str]:
-    """What the outputs of a page depend on, besides the package."""
-    return {"sha256": digest(page), "measurements": measured()}
+    """What the outputs of a page depend on, besides the package, as SHA-256: its code, and the
+    measurements that `roofline.show` draws, or "none"."""
+    code = json.dumps([cell["source"] for cell in page if cell["cell_type"] == "code"])
+    path = gallery.ROOT / FILE
+    measured = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "none"
+    return {"sha256": hashlib.sha256(code.encode()).hexdigest(), "measurements": measured}
 
 
 def is_fresh(script: Path) -> bool:
@@ -145,9 +128,10 @@ def environment() -> dict[str, str]:
 
 
 def execute(script: Path) -> Any:
-    """The notebook of a script, every cell executed in order by a new kernel."""
+    """The notebook of a script, every cell executed in order by a new kernel. A cell that fails,
+    takes too long or ends the kernel is an error of nbclient."""
     page = cells(script)
-    origins = made_from(page)
+    provenance = {"script": script.name, **made_from(page)}
     hidden = [new_code_cell(KEEP_TITLES), new_code_cell(WHERE)]
     notebook = new_notebook(cells=[hidden[0], *page, hidden[1]])
     client = nbclient.NotebookClient(
@@ -162,28 +146,13 @@ def execute(script: Path) -> Any:
     start = time.perf_counter()
     with client.setup_kernel(env=environment()):
         for i, cell in enumerate(notebook.cells):
-            try:
-                client.execute_cell(cell, i, store_history=cell not in hidden)
-            except FAILURES as error:
-                plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-                raise Refused(f"{script.name}, cell {i - 1}: {plain}") from None
-    seconds = time.perf_counter() - start
-    found = json.loads("".join(output["text"] for output in hidden[1].outputs))
-    notebook.cells = page
-    for i, cell in enumerate(notebook.cells):
+            client.execute_cell(cell, i, store_history=cell not in hidden)
+    provenance |= json.loads("".join(output["text"] for output in hidden[1].outputs))
+    provenance["date"] = datetime.date.today().isoformat()
+    provenance["seconds"] = round(time.perf_counter() - start)
+    for i, cell in enumerate(page):
         finish(cell, f"{script.name}, cell {i}")
-    provenance = {
-        "script": script.name,
-        **origins,
-        "device": found["device"],
-        "torch": found["torch"],
-        "triton": found["triton"],
-        "date": datetime.date.today().isoformat(),
-        "seconds": round(seconds),
-    }
-    notebook.cells.append(
-        new_markdown_cell(origin(provenance), id=f"cell-{len(notebook.cells):02}")
-    )
+    notebook.cells = [*page, new_markdown_cell(origin(provenance), id=f"cell-{len(page):02}")]
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python", "pygments_lexer": "ipython3"},
@@ -198,11 +167,11 @@ def finish(cell: Any, where: str) -> None:
     titles: list[str] = []
     for output in cell.get("outputs", []):
         if output.output_type == "stream" and output.name == "stderr":
-            raise Refused(f"{where} wrote to stderr:\n{output.text}")
+            raise ValueError(f"{where} wrote to stderr:\n{output.text}")
         if "image/png" in output.get("data", {}):
             found = output.metadata.pop("titles", [])
             if not found:
-                raise Refused(f"{where} draws a figure whose axes have no title")
+                raise ValueError(f"{where} draws a figure whose axes have no title")
             titles += found
     if titles:
         cell.metadata["mystnb"] = {"image": {"alt": "; ".join(titles)}}
@@ -210,29 +179,19 @@ def finish(cell: Any, where: str) -> None:
 
 def origin(provenance: dict[str, Any]) -> str:
     """The last words of a page: where its outputs come from."""
+    without = {
+        INTERPRETER: "a CPU, where Triton's interpreter ran the kernels",
+        CPU: "a CPU, where kernels were compiled and none ran",
+    }
+    device = provenance["device"]
+    how = without.get(device, f"the compiled kernels, on a GPU: {device}")
     versions = "torch {torch}, triton {triton}, {date}".format(**provenance)
-    if provenance["device"] == INTERPRETER:
-        how = "a CPU, where Triton's interpreter ran the kernels"
-    elif provenance["device"] == CPU:
-        how = "a CPU, where kernels were compiled and none ran"
-    else:
-        how = f"the compiled kernels, on a GPU: {provenance['device']}"
     return f"The outputs on this page come from {how} ({versions})."
-
-
-def write(script: Path) -> Any:
-    """Execute a script and store its notebook; a failure leaves the old one."""
-    notebook = execute(script)
-    store(notebook, script)
-    return notebook
 
 
 def store(notebook: Any, script: Path) -> None:
     nbformat.validate(notebook)
-    path = notebook_path(script)
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    nbformat.write(notebook, notebook_path(script))
 
 
 def main() -> None:
@@ -244,21 +203,15 @@ def main() -> None:
     names = [name.removesuffix(".py") for name in options.names] or list(scripts)
     if unknown := set(names) - set(scripts):
         parser.error(f"no script {', '.join(sorted(unknown))}; there are {', '.join(scripts)}")
-    refused = []
     for name in names:
-        if is_fresh(scripts[name]) and not options.force:
-            new = with_new_words(scripts[name])
-            print(f"{name}: {'new words, the same code' if new else 'fresh'}")
+        print(name, end=": ", flush=True)
+        if not options.force and is_fresh(scripts[name]):
+            print("new words, the same code" if with_new_words(scripts[name]) else "fresh")
             continue
-        try:
-            provenance = write(scripts[name]).metadata[METADATA]
-        except Refused as error:
-            print(error, flush=True)
-            refused.append(name)
-        else:
-            print(f"{name}: {provenance['seconds']} s on {provenance['device']}", flush=True)
-    if refused:
-        sys.exit(f"not stored: {', '.join(refused)}")
+        notebook = execute(scripts[name])
+        store(notebook, scripts[name])
+        provenance = notebook.metadata[METADATA]
+        print(f"{provenance['seconds']} s on {provenance['device']}")
 
 
 if __name__ == "__main__":

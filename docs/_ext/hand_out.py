@@ -14,8 +14,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import rst
 from exercises import as_solution, as_source, dump, notebook, student_files, written
-from plans import PLANS, weeks
+from teaching import PLANS, weeks
 
 #: nbgrader gives 0 to a cell that wrote to stderr, unless what it wrote contains this pattern.
 CONFIG = """c = get_config()
@@ -62,16 +63,11 @@ def main() -> None:
     if len(sys.argv) not in (2, 3) or not all(text.isdecimal() for text in sys.argv[2:]):
         sys.exit("usage: python docs/_ext/hand_out.py FOLDER [WEEKS]")
     folder = Path(sys.argv[1])
-    number = int(sys.argv[2]) if len(sys.argv) == 3 else None
     try:
-        assignments(number)
+        texts = files(int(sys.argv[2]) if len(sys.argv) == 3 else None)
     except ValueError as error:
         sys.exit(str(error))
-    texts = files(number)
-    for path, text in texts.items():
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+    rst.write({folder / path: text for path, text in texts.items()})
     print(f"{len(written())} exercises, {len(texts)} files in {folder}")
     for kind in ("student", "solution", "nbgrader"):
         print(f"  {folder / kind}: {sum(path.parts[0] == kind for path in texts)} files")

@@ -6,9 +6,7 @@ the weights of one attention head. Its colours are those of the page's text, for
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import exercise_pages
@@ -21,6 +19,7 @@ PROMPT = "If the file does not exist, an"
 STEPS = 6
 CANDIDATES = 3
 LAYER, HEAD = 2, 2  # a head that looks at nouns
+ALL_CHAPTERS = "auto_tutorials/index"  # the page of all chapters, which the gallery writes
 
 
 @dataclass(frozen=True)
@@ -64,25 +63,6 @@ def shown(token: str) -> str:
     return token.strip(" ").replace("\n", "↵") or "␣"
 
 
-def words(result: Result) -> str:
-    """The figure in words, for who does not see it."""
-    steps = [
-        " or ".join(f"{spoken(token)} ({probability:.0%})" for token, probability in step)
-        for step in result.steps
-    ]
-    looks = []
-    for i, row in enumerate(result.weights):
-        most = max(range(len(row)), key=row.__getitem__)
-        looks.append(
-            f"for {spoken(result.tokens[-STEPS + i])} mostly at {spoken(result.tokens[most])} "
-            f"({row[most]:.0%})"
-        )
-    return (
-        f"A language model goes on after “{PROMPT}”. The three likeliest tokens of each step, the "
-        f"chosen one first: {'; '.join(steps)}. One attention head looks, {', '.join(looks)}."
-    )
-
-
 def spoken(token: str) -> str:
     return {"\n": "a line end", "⊢": "the start"}.get(token, f"“{token.strip()}”")
 
@@ -90,30 +70,20 @@ def spoken(token: str) -> str:
 def figure(result: Result) -> str:
     """Both halves fill a phone's screen: a row of bars for each step, the chosen token and its
     rivals, and a row of the map for each step, with a column for each token that it can see."""
-    width, first = 340, 80
     return rst.render(
         "landing.html",
         prompt=PROMPT,
-        said="".join(result.tokens[-STEPS:]),
-        words=words(result),
-        steps=result.steps,
         tokens=result.tokens,
+        new=result.tokens[-STEPS:],
+        steps=result.steps,
         weights=result.weights,
-        width=width,
-        row=30,
-        unit=width / CANDIDATES,
-        first=first,
-        top=72,
-        cell=(width - first - 24) / (len(result.tokens) - 1),
     )
 
 
-rst.PAGES.filters["shown"] = shown
+rst.PAGES.filters |= {"shown": shown, "spoken": spoken}
 
 
 # -- the chapters ----------------------------------------------------------------------------
-
-ALL_CHAPTERS = "auto_tutorials/index"  # the page of all chapters, which the gallery writes
 
 
 @dataclass(frozen=True)
@@ -123,18 +93,18 @@ class Chapter:
     title: str
     intro: str
     links: list[str]
-    note: str = ""
+    time: str = ""
     index: str = ""
 
 
 def chapters() -> list[Chapter]:
     made = []
-    folders = {gallery.header_text(f)[0]: f for f in [*gallery.chapters(), gallery.GPU]}
     for title, names in gallery.by_chapter().items():
-        links = [f"{i}. :doc:`{gallery.document(name)}`" for i, name in enumerate(names, start=1)]
-        note = f"{page.in_words(sum(map(page.minutes, names)))} to read."
-        index = "/gpu/index" if folders[title] == gallery.GPU else ""
-        made.append(Chapter(title, gallery.header_text(folders[title])[1], links, note, index))
+        folder = gallery.script(names[0]).parent
+        links = [f":doc:`{gallery.document(name)}`" for name in names]
+        time = page.in_words(sum(map(page.minutes, names)))
+        index = "/gpu/index" if folder == gallery.GPU else ""
+        made.append(Chapter(title, gallery.header_text(folder)[1], links, time, index))
     links = exercise_pages.path_card()
     last = Chapter(exercise_pages.TITLE, exercise_pages.INTRO, links, index=exercise_pages.INDEX)
     return [*made, last]
@@ -142,28 +112,17 @@ def chapters() -> list[Chapter]:
 
 def learning_path() -> str:
     """A card with its pages for each chapter."""
-    lines = [".. grid:: 1", "   :gutter: 3", "   :class-container: learning-path", ""]
-    for chapter in chapters():
-        lines += [f"   .. grid-item-card:: {chapter.title}", ""]
-        lines += [f"      {line}" for line in [chapter.intro, "", *chapter.links]] + [""]
-        lines += [f"      {chapter.note}", ""] if chapter.note else []
-    return "\n".join(lines) + "\n"
+    return rst.render("learning_path.rst", chapters=chapters())
 
 
 def add_chapters(app: Any, docname: str, source: list[str]) -> None:
     """The chapters outside the gallery go behind its own: a section, and a place in the table of
     contents."""
-    if docname != ALL_CHAPTERS:
-        return
-    head, toctree, tail = source[0].rpartition(".. toctree::")
-    *_, entry = re.finditer(r"^   /.*\n", tail, re.M)
-    for chapter in chapters():
-        if chapter.index:
-            links = [re.sub(r"^\d+\.", "*", link) for link in chapter.links]
-            lines = [*rst.heading(chapter.title), chapter.intro, "", *links, "", ""]
-            head += "\n".join(lines)
-    own = "".join(f"   {chapter.index}\n" for chapter in chapters() if chapter.index)
-    source[0] = head + toctree + tail[: entry.end()] + own + tail[entry.end() :]
+    if docname == ALL_CHAPTERS:
+        head, toctree, tail = source[0].rpartition(".. toctree::")
+        own = rst.render("more_chapters.rst", chapters=[c for c in chapters() if c.index])
+        sections, _, contents = own.partition(".. toctree::")
+        source[0] = head + sections + toctree + tail + "\n" + toctree + contents
 
 
 def outdated(app: Any, env: Any, added: set[str], changed: set[str], removed: set[str]) -> set[str]:
@@ -171,16 +130,7 @@ def outdated(app: Any, env: Any, added: set[str], changed: set[str], removed: se
     return {ALL_CHAPTERS} & env.found_docs
 
 
-def write(app: Any) -> None:
-    folder = Path(app.srcdir) / "generated"
-    rst.write({
-        folder / "landing.html": figure(compute()),
-        folder / "learning_path.rst": learning_path(),
-    })  # fmt: skip
-
-
 def setup(app: Any) -> dict[str, bool]:
-    app.connect("builder-inited", write, priority=100)
     app.connect("env-get-outdated", outdated)
     app.connect("source-read", add_chapters)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -11,7 +11,6 @@ import re
 import tomllib
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import exercises
@@ -154,21 +153,19 @@ def where(number: str) -> str:
     places = shown()[number]
     word = "Shown" if any(piece.in_museum for piece in places) else "Mentioned"
     lines = [f"{word}: {piece.link()}." for piece in places] or ["Not shown on a page."]
-    lines += hunt_lines(number)
+    lines += map(hunt_line, hunts().get(number, ()))
     names = ", ".join(f"``{name}``" for name in tests().get(number, []))
     lines.append(f"Found by {names}." if names else "No test of the package: see the page.")
     return "\n\n".join(lines)
 
 
-def hunt_lines(key: str) -> list[str]:
-    return [
-        f"Hunt: :doc:`{exercises.title(one).removeprefix('Bug hunt: ')} </exercises/{one.name}>`."
-        for one in hunts().get(key, ())
-    ]
+def hunt_line(one: Exercise) -> str:
+    title = exercises.title(one).removeprefix("Bug hunt: ")
+    return f"Hunt: :doc:`{title} </exercises/{one.name}>`."
 
 
 def index() -> str:
-    numbered, unnumbered = [], []
+    numbered = {}
     for letter, source in data()["sources"].items():
         rows = [["number", "what was wrong", "what one saw", "where"]]
         for number, (wrong, seen) in numbers().items():
@@ -176,30 +173,19 @@ def index() -> str:
                 # The label stands before a paragraph, so that the paragraph carries the id.
                 name = f".. _{label(number)}:\n\n{number}"
                 rows.append([name, wrong, seen, where(number)])
-        numbered += rst.heading(source)
-        numbered += rst.table(rows, ":widths: 10 27 27 36", ":class: museum")
+        numbered[source] = rst.table(rows, ":widths: 10 27 27 36", ":class: museum")
     others = [exhibit for exhibit in exhibits() if not exhibit.shows()]
-    for chapter, names in gallery.by_chapter().items():
-        rows = [[one.link(), one.about()] for one in others if one.page in names]
-        if rows:
-            unnumbered += rst.heading(chapter, "~")
-            rows = [["mistake", "what it is about"], *rows]
-            unnumbered += rst.table(rows, ":widths: 35 65", ":class: museum")
-        for line in (line for name in names for line in hunt_lines(name)):
-            unnumbered += [line, ""]
     return rst.render(
         "museum.rst",
         numbers=len(numbers()),
+        numbered=numbered,
         others=len(others),
-        numbered="\n".join(numbered),
-        unnumbered="\n".join(unnumbered),
+        chapters=[
+            (
+                chapter,
+                [one for one in others if one.page in names],
+                [hunt_line(one) for name in names for one in hunts().get(name, ())],
+            )
+            for chapter, names in gallery.by_chapter().items()
+        ],
     )
-
-
-def write(app: Any) -> None:
-    rst.write({Path(app.srcdir) / "museum.rst": index()})
-
-
-def setup(app: Any) -> dict[str, bool]:
-    app.connect("builder-inited", write, priority=100)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}

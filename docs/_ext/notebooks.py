@@ -38,7 +38,8 @@ def texts() -> Iterator[tuple[Path, str]]:
     for script in [*gallery.scripts(), *gallery.gpu_scripts()]:
         yield name(script), json.dumps(convert(script), indent=2)
     for found in exercises.written():
-        yield exercises.name(found), exercises.dump(exercises.notebook(found, exercises.as_student))
+        text = exercises.dump(exercises.notebook(found, exercises.as_student))
+        yield Path("exercises") / f"{found.name}.ipynb", text
 
 
 def write(folder: Path) -> Iterator[tuple[Path, bool]]:

@@ -15,25 +15,29 @@ PAGES = Environment(
 )
 
 
-def render(name: str, **values: Any) -> str:
+def render(template: str, /, **values: Any) -> str:
     """A page of `docs/_pages`, whose prose is there and whose numbers are computed."""
-    return PAGES.get_template(name).render(**values)
+    return PAGES.get_template(template).render(**values)
 
 
-def table(rows: list[list[str]], *options: str) -> list[str]:
-    """The lines of a table: rows of cells, the first of them the header. A cell may be several
-    paragraphs, with an empty line between them."""
+def table(rows: list[list[str]], *options: str) -> str:
+    """A table: rows of cells, the first of them the header. A cell may be several paragraphs, with
+    an empty line between them."""
     lines = [".. list-table::", "   :header-rows: 1", *(f"   {option}" for option in options), ""]
     for row in rows:
         for i, cell in enumerate(row):
             first, *rest = cell.split("\n")
             lines.append(f"   {'  ' if i else '* '}- {first}".rstrip())
             lines += [f"       {line}".rstrip() for line in rest]
-    return [*lines, ""]
+    return "\n".join([*lines, ""])
 
 
-def heading(title: str, mark: str = "-") -> list[str]:
-    return [title, mark * len(title), ""]
+def heading(title: str, mark: str = "-") -> str:
+    return f"{title}\n{mark * len(title)}\n"
+
+
+PAGES.globals |= {"table": table, "heading": heading}
+PAGES.filters["percent"] = "{:.0%}".format
 
 
 def write(texts: dict[Path, str]) -> None:
@@ -42,10 +46,3 @@ def write(texts: dict[Path, str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
-
-
-def write_folder(folder: Path, pattern: str, texts: dict[Path, str]) -> None:
-    """The same for all files of a folder: what is not among them goes."""
-    for old in set(folder.glob(pattern)) - set(texts):
-        old.unlink()
-    write(texts)

@@ -1,86 +1,113 @@
-"""The tables of the teacher's guide, `teaching.md`, from the course and its exercises."""
+"""The teacher's guide, `teaching.md`: its tables, and plans of a course in weeks.
+
+A plan is cut from the course itself: pages in order, and their exercises.
+"""
 
 from __future__ import annotations
 
-import itertools
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from fnmatch import fnmatch
 
 import exercises
 import gallery
 import page
 import rst
-from exercise_pages import by_chapter, link, lower, text
-from plans import PLANS, Plan, weeks
+from exercise_pages import by_chapter
 
 from lm_from_scratch.exercises.exercise import Exercise
 
 
-def split(members: list[Exercise]) -> tuple[list[Exercise], list[Exercise]]:
-    """In class and at home. Bug hunts are for pairs, and easy exercises to begin with: both in
-    class. In a week that has neither, it is the shortest exercise."""
-    there = [found for found in members if found.hunt or found.difficulty == 1]
-    there = there or sorted(members, key=lambda found: found.minutes)[:1]
-    return there, [found for found in members if found not in there]
+@dataclass(frozen=True)
+class Plan:
+    """Where a course leads, as patterns of pages, and the highest difficulty that it takes."""
+
+    goals: tuple[str, ...]
+    hardest: int = 3
 
 
-def named(members: list[Exercise]) -> str:
-    """Links, each with the name that commands and files have."""
-    return ", ".join(f"{link(found)} (`{found.name}`)" for found in members)
+#: The plans of the teacher's guide by their number of weeks.
+PLANS = {
+    6: Plan(("5_caching/4_*", "6_generation/1_*", "8_quantized_weights/2_*"), hardest=2),
+    12: Plan(("[1-8]_*/*", "gpu/[1-4]_*")),
+}
 
 
-def chapters(pages: list[str]) -> str:
-    """The chapters of a week, without their numbers."""
-    of = {name: title for title, names in gallery.by_chapter().items() for name in names}
-    titles = dict.fromkeys(of[name].partition(". ")[2] for name in pages)
-    return "; ".join(titles)
+@dataclass(frozen=True)
+class Week:
+    pages: list[str]
+    exercises: list[Exercise]
+
+    def in_class(self) -> list[Exercise]:
+        """Bug hunts are for pairs, and easy exercises to begin with: both in class. In a week that
+        has neither, it is the shortest exercise."""
+        there = [one for one in self.exercises if one.hunt or one.difficulty == 1]
+        return there or sorted(self.exercises, key=lambda one: one.minutes)[:1]
+
+    def at_home(self) -> list[Exercise]:
+        return [one for one in self.exercises if one not in self.in_class()]
+
+    def reading(self) -> int:
+        return sum(map(page.minutes, self.pages))
+
+    def chapters(self) -> str:
+        """The chapters of a week, without their numbers."""
+        titles = [
+            title.partition(". ")[2]
+            for title, names in gallery.by_chapter().items()
+            if {*names} & {*self.pages}
+        ]
+        return "; ".join(titles)
+
+
+def pages_to(goals: tuple[str, ...]) -> list[str]:
+    """The pages that are goals, and all that come before one."""
+    names = [n for n in gallery.in_order() if any(fnmatch(n, goal) for goal in goals)]
+    wanted = set(names).union(*map(page.behind, names))
+    return [name for name in gallery.in_order() if name in wanted]
+
+
+def weeks(number: int, plan: Plan) -> list[Week]:
+    """The pages in order, cut where about the same work is done; the exercises of each week are
+    those of its pages, none before what it builds on.
+
+    An exercise that is harder than the plan is left out, and so is what builds on it.
+    """
+    names = pages_to(plan.goals)
+    taken = [one for one in exercises.written() if one.difficulty <= plan.hardest]
+    work = [page.minutes(n) + sum(one.minutes for one in taken if one.page == n) for n in names]
+    found = [Week([], []) for _ in range(number)]
+    week_of: dict[str, int] = {}
+    for i, name in enumerate(names):
+        week = int((sum(work[:i]) + work[i] / 2) / sum(work) * number)
+        found[week].pages.append(name)
+        week_of[name] = week
+    waiting = [one for one in taken if one.page in week_of]
+    while ready := [one for one in waiting if set(one.after) <= set(week_of)]:
+        for one in ready:
+            week_of[one.name] = max(week_of[before] for before in [one.page, *one.after])
+        waiting = [one for one in waiting if one not in ready]
+    for one in taken:
+        if one.name in week_of:
+            found[week_of[one.name]].exercises.append(one)
+    return found
 
 
 def plan_table(number: int, plan: Plan) -> str:
-    lines = ["| week, and pages to read | in class | at home |", "|---|---|---|"]
-    in_class = at_home = 0
     found = weeks(number, plan)
-    for i, week in enumerate(found, start=1):
-        there, home = split(week.exercises)
-        reading = sum(map(page.minutes, week.pages))
-        now = sum(one.minutes for one in there)
-        later = reading + sum(one.minutes for one in home)
-        in_class, at_home = in_class + now, at_home + later
-        read = ", ".join(f"{{doc}}`{gallery.document(name)}`" for name in week.pages)
-        cells = [
-            f"**{i}. {chapters(week.pages)}.** {read}",
-            f"**{now} min.** {named(there)}".strip(),
-            f"**{later} min,** {reading} of them to read. {named(home)}".strip(),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    taken = list(itertools.chain.from_iterable(week.exercises for week in found))
-    points = sum(one.points for one in taken)
-    lines.append(
-        f"| **All: {len(taken)} exercises, {points} points** | **{in_class} min** | "
-        f"**{at_home} min** |"
-    )
+    taken = [one for week in found for one in week.exercises]
     left = [one for one in exercises.written() if one not in taken]
-    lines += [
-        "",
-        f"Left out: {', '.join(map(link, left))}." if left else "All exercises are in it.",
-    ]
-    return "\n".join(lines) + "\n"
+    return rst.render("teaching_plan.md", weeks=found, taken=taken, left=left)
 
 
 def outcomes() -> str:
-    lines = []
-    for title, members in by_chapter().items():
-        time = page.in_words(sum(found.minutes for found in members))
-        lines += [f"**Chapter {title}** ({time}). After it a student can:", ""]
-        lines += [f"* {text(lower(found.outcome))} ({link(found)})" for found in members]
-        lines.append("")
-    return "\n".join(lines)
+    """What a student can do after each chapter."""
+    return rst.render("teaching_outcomes.md", chapters=by_chapter())
 
 
 def figures() -> str:
     """The course in one sentence of numbers."""
     found = exercises.written()
-    names = [f"{path.parent.name}/{path.stem}" for path in gallery.scripts()]
+    names = [name for name in gallery.in_order() if not name.startswith("gpu/")]
     return (
         f"There are {len(found)} exercises, {sum(bool(one.hunt) for one in found)} of them bug "
         f"hunts: {page.in_words(sum(one.minutes for one in found))} of work for somebody who has "
@@ -92,25 +119,8 @@ def figures() -> str:
 
 def order() -> str:
     """What builds on what."""
-    known = exercises.written()
     lines = []
-    for found in known:
-        if before := [link(other) for other in known if other.name in found.after]:
-            lines.append(f"* {link(found)} builds on {', '.join(before)}")
-    return "\n".join(lines) + "\n"
-
-
-def write(app: Any) -> None:
-    texts = {
-        "figures": figures(),
-        "outcomes": outcomes(),
-        "order": order(),
-        **{f"{number}_weeks": plan_table(number, plan) for number, plan in PLANS.items()},
-    }
-    folder = Path(app.srcdir) / "generated"
-    rst.write({folder / f"teaching_{name}.md": made for name, made in texts.items()})
-
-
-def setup(app: Any) -> dict[str, bool]:
-    app.connect("builder-inited", write, priority=100)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+    for one in exercises.written():
+        before = ", ".join(map(exercises.link, exercises.before(one)))
+        lines += [f"* {exercises.link(one)} builds on {before}\n"] if before else []
+    return "".join(lines)

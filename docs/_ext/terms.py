@@ -22,27 +22,12 @@ GLOSSARY = "glossary"
 CLASS = "glossary-term"
 #: Pages whose terms are linked: tutorials, GPU pages, exercises, the teacher's guide.
 PAGES = re.compile(r"(auto_tutorials/\d\w*/\d\w*|gpu/\d\w*|exercises/(?!index|proof)\w+|teaching)$")
-NOT_IN = (
-    nodes.title,
-    nodes.reference,
-    nodes.literal,
-    nodes.literal_block,
-    nodes.math,
-    nodes.math_block,
-    nodes.raw,
-    nodes.comment,
-    nodes.topic,
-    nodes.label,
-    nodes.caption,
-    nodes.rubric,
-    addnodes.download_reference,
-    addnodes.toctree,
-    addnodes.pending_xref,
-)
-
-
-#: What sphinx-gallery makes of a block of code before the terms are linked. Its module is private.
-CODE = "code_links_block"
+#: Names of nodes; the gallery makes the last one of a block of code.
+NOT_IN = {
+    "title", "rubric", "caption", "label", "topic", "comment", "raw", "toctree",
+    "reference", "pending_xref", "download_reference", "math", "math_block",
+    "literal", "literal_block", "code_links_block",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,13 +44,10 @@ class Term:
     def word(self) -> str:
         return re.sub(r"\s*[(（].*[)）]$", "", self.name)
 
-    def forms(self) -> list[str]:
-        """The word as it stands in a sentence, with its plurals."""
+    def plurals(self) -> list[str]:
         word = self.word
-        plurals = [word + "s", word + "es"]
-        if re.search(r"[^aeiou]y$", word):
-            plurals.append(word[:-1] + "ies")
-        return [word, *plurals]
+        ies = [f"{word[:-1]}ies"] if re.search(r"[^aeiou]y$", word) else []
+        return [f"{word}s", f"{word}es", *ies]
 
     def is_on(self, docname: str) -> bool:
         return self.page == docname or bool(re.search(self.pages, docname))
@@ -76,14 +58,10 @@ def read(glossary: nodes.document) -> list[Term]:
     found = []
     for item in glossary.findall(nodes.definition_list_item):
         paragraph = next(item.findall(nodes.definition)).next_node(nodes.paragraph)
-        links = [
-            link for link in paragraph.findall(addnodes.pending_xref) if "doc" in link["reftype"]
-        ]
+        links = [x for x in paragraph.findall(addnodes.pending_xref) if "doc" in x["reftype"]]
         page = links[-1]["reftarget"].lstrip("/") if links else ""
-        said = [
-            comment.astext().partition("linked on: ") for comment in item.findall(nodes.comment)
-        ]
-        pages = "".join(pattern for _, _, pattern in said)
+        comments = [comment.astext() for comment in item.findall(nodes.comment)]
+        pages = "".join(comment.partition("linked on: ")[2] for comment in comments)
         for term in item.findall(nodes.term):
             found.append(Term(term.astext(), term["ids"][0], summary(paragraph), page, pages))
     return found
@@ -122,20 +100,19 @@ def pattern(words: list[str]) -> re.Pattern[str]:
     return re.compile(rf"(?<![A-Za-z0-9_-])(?:{'|'.join(parts)})(?![A-Za-z0-9_-])", re.A)
 
 
+def is_closed(node: Any) -> bool:
+    """Whether no term is linked inside a node."""
+    classes = node.get("classes", [])
+    # The gallery's boxes; a section has such a class too, for the whole page.
+    box = not isinstance(node, nodes.section) and "sphx-glr" in " ".join(classes)
+    return type(node).__name__ in NOT_IN or "no-search" in classes or box
+
+
 def prose(document: nodes.document) -> Iterator[nodes.Text]:
     """Every piece of text in which a term may be linked."""
     for text in list(document.findall(nodes.Text)):
         above: Any = text.parent
-        while above is not None and not isinstance(above, NOT_IN):
-            if type(above).__name__ == CODE:
-                break
-            classes = above.get("classes", []) if isinstance(above, nodes.Element) else []
-            if "no-search" in classes:
-                break
-            # The gallery's boxes; a section has such a class too, for the whole page.
-            box = not isinstance(above, nodes.section)
-            if box and any(name.startswith("sphx-glr") for name in classes):
-                break
+        while above is not None and not is_closed(above):
             above = above.parent
         if above is None:
             yield text
@@ -181,14 +158,9 @@ def link_terms(document: nodes.document, terms: list[Term], docname: str, place:
     """Link the first mention of each term, and return their names in the order of the page."""
     # A term that is not linked here still holds its words: "block table" is no "block". A word
     # itself goes before the plural of another, and a term that is linked before one that is not.
-    known = {
-        form: term
-        for one in (False, True)
-        for linkable in (False, True)
-        for term in terms
-        if term.is_on(docname) == linkable
-        for form in (term.forms()[:1] if one else term.forms())
-    }
+    ordered = sorted(terms, key=lambda term: term.is_on(docname))
+    known = {form: term for term in ordered for form in term.plurals()}
+    known |= {term.word: term for term in ordered}
     if not known:
         return []
     words = pattern(list(known))

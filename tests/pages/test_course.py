@@ -10,8 +10,8 @@ import exercises
 import gallery
 import landing
 import page
-import plans
 import pytest
+import teaching
 
 PAGES = gallery.in_order()
 each_page = pytest.mark.parametrize("name", PAGES)
@@ -83,11 +83,11 @@ def test_only_pages_of_the_course_have_a_strip() -> None:
 # -- plans -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", plans.PLANS)
+@pytest.mark.parametrize("number", teaching.PLANS)
 def test_a_plan_can_be_followed(number: int) -> None:
     """Every page once and in order, after what it needs; exercises after theirs."""
-    plan = plans.PLANS[number]
-    weeks = plans.weeks(number, plan)
+    plan = teaching.PLANS[number]
+    weeks = teaching.weeks(number, plan)
     assert len(weeks) == number and all(week.pages for week in weeks)
     taken = [name for week in weeks for name in week.pages]
     assert taken == sorted(set(taken), key=PAGES.index)
@@ -101,7 +101,7 @@ def test_a_plan_can_be_followed(number: int) -> None:
 
 
 def test_the_long_plan_has_every_page() -> None:
-    taken = plans.pages_to(plans.PLANS[12].goals)
+    taken = teaching.pages_to(teaching.PLANS[12].goals)
     assert {name for name in PAGES if not name.startswith("gpu/")} <= set(taken)
 
 

@@ -13,14 +13,12 @@ from typing import Any
 
 import course
 import exercise_pages
-import exercise_proof
 import exercises
 import gallery
 import hand_out
 import nbclient
 import nbformat
 import page
-import plans
 import pytest
 import teaching
 from exercise_leaks import leaks, plain, secrets
@@ -130,11 +128,11 @@ def test_the_same_bytes_twice() -> None:
     assert len(first) == 4 * len(EXERCISES) + 1
 
 
-@pytest.mark.parametrize("weeks", plans.PLANS)
+@pytest.mark.parametrize("weeks", teaching.PLANS)
 def test_an_assignment_may_be_a_week_of_a_plan(weeks: int) -> None:
     """What the plan of the guide puts into a week, and each exercise once."""
     named = hand_out.assignments(weeks)
-    plan = plans.weeks(weeks, plans.PLANS[weeks])
+    plan = teaching.weeks(weeks, teaching.PLANS[weeks])
     assert len(plan) == weeks and set(named) == {found.name for found in EXERCISES}
     for number, week_ in enumerate(plan, start=1):
         listed = [name for name, week in named.items() if week == f"week_{number:02d}"]
@@ -246,8 +244,8 @@ def test_markup_in_the_catalogue_is_text() -> None:
 
 
 def test_the_proof_page_shows_every_wrong_answer() -> None:
-    assert list(exercise_proof.stored()) == [found.name for found in EXERCISES]
-    text = exercise_proof.proof()
+    assert list(exercise_pages.stored()) == [found.name for found in EXERCISES]
+    text = exercise_pages.proof()
     assert text.startswith("---\nno-search: true\n---\n")
     before, _, _ = text.partition(":::::{dropdown}")
     for found in EXERCISES:
@@ -259,19 +257,19 @@ def test_the_proof_page_shows_every_wrong_answer() -> None:
 
 def test_a_row_of_the_matrix() -> None:
     table = {"cases": [{}] * 5}
-    assert exercise_proof.strip({"case": 3, "rejected by": [1, 3, 5]}, table) == "1·[3]·5"
+    assert exercise_pages.strip({"case": 3, "rejected by": [1, 3, 5]}, table) == "1·[3]·5"
     table = {"cases": [{}] * 11}
     row = {"case": 10, "rejected by": [2, 10, 11]}
-    assert exercise_proof.strip(row, table) == "·2·······[a]b"
+    assert exercise_pages.strip(row, table) == "·2·······[a]b"
 
 
 # -- the teacher's tables --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", plans.PLANS)
+@pytest.mark.parametrize("number", teaching.PLANS)
 def test_a_plan_adds_up(number: int) -> None:
-    weeks = plans.weeks(number, plans.PLANS[number])
-    text = teaching.plan_table(number, plans.PLANS[number])
+    weeks = teaching.weeks(number, teaching.PLANS[number])
+    text = teaching.plan_table(number, teaching.PLANS[number])
     taken = [found for week in weeks for found in week.exercises]
     assert all(f"</exercises/{found.name}>` (`{found.name}`)" in text for found in taken)
     total = re.search(r"\| \*\*(\d+) min\*\* \| \*\*(\d+) min\*\* \|", text)

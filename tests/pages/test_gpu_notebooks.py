@@ -16,6 +16,7 @@ import gpu_notebooks
 import nbformat
 import notebooks
 import pytest
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbval_run import run_nbval
 from notebook_lint import lint_notebook, lint_script
 
@@ -167,7 +168,7 @@ def page(tmp_path: Path) -> Path:
 @needs_triton
 def test_a_page_becomes_a_notebook_that_nbval_compares(page: Path, tmp_path: Path) -> None:
     assert not gpu_notebooks.is_fresh(page)
-    gpu_notebooks.write(page)
+    gpu_notebooks.store(gpu_notebooks.execute(page), page)
     assert gpu_notebooks.is_fresh(page)
     assert {path.name for path in tmp_path.iterdir()} == {"1_page.py", "1_page.ipynb"}
     notebook = stored(page)
@@ -199,7 +200,9 @@ def test_a_page_becomes_a_notebook_that_nbval_compares(page: Path, tmp_path: Pat
 @needs_triton
 def test_new_words_keep_the_outputs(page: Path) -> None:
     """What stands around code changes nothing that it prints."""
-    before = code_cells(gpu_notebooks.write(page))
+    made = gpu_notebooks.execute(page)
+    gpu_notebooks.store(made, page)
+    before = code_cells(made)
     assert not gpu_notebooks.with_new_words(page)
     page.write_text(PAGE.replace("The end", "An end").replace("And a figure.", "And.\n#\n# Two."))
     assert gpu_notebooks.is_fresh(page) and gpu_notebooks.with_new_words(page)
@@ -213,41 +216,32 @@ def test_new_words_keep_the_outputs(page: Path) -> None:
 
 @needs_triton
 @pytest.mark.parametrize(
-    ("code", "words"),
+    ("code", "error", "words"),
     [
-        ("1 / 0", "ZeroDivisionError"),
-        ("import warnings\nwarnings.warn('old')", "wrote to stderr"),
-        ("plt.plot([1])\nplt.show()", "no title"),
+        ("1 / 0", CellExecutionError, "ZeroDivisionError"),
+        ("import warnings\nwarnings.warn('old')", ValueError, "^1_page.py.* wrote to stderr"),
+        ("plt.plot([1])\nplt.show()", ValueError, "^1_page.py.* no title"),
+        ("import os\nos._exit(1)", DeadKernelError, "Kernel died"),
+        ("import time\ntime.sleep(600)", CellTimeoutError, "timed out"),
     ],
 )
-def test_a_page_with_a_fault_leaves_the_old_notebook(page: Path, code: str, words: str) -> None:
+def test_a_page_with_a_fault_is_not_stored(
+    monkeypatch: pytest.MonkeyPatch,
+    page: Path,
+    code: str,
+    error: type[Exception],
+    words: str,
+) -> None:
     old = gpu_notebooks.notebook_path(page)
     old.write_text("old")
     page.write_text(PAGE + "\n# %%\n# More.\n\n" + code + "\n")
-    with pytest.raises(gpu_notebooks.Refused) as error:
-        gpu_notebooks.write(page)
-    assert str(error.value).startswith("1_page.py") and words in str(error.value)
+    monkeypatch.setattr(gpu_notebooks, "SECONDS_OF_A_CELL", 5)
+    monkeypatch.setattr(gallery, "gpu_scripts", lambda: [page])
+    monkeypatch.setattr(sys, "argv", ["gpu_notebooks.py", "--force"])
+    with pytest.raises(error, match=words):
+        gpu_notebooks.main()
     assert old.read_text() == "old"
     assert len(list(page.parent.iterdir())) == 2
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        ("import os\nos._exit(1)", "Kernel died"),
-        ("import time\ntime.sleep(600)", "timed out"),
-    ],
-)
-def test_a_page_that_dies_or_never_ends_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, words: str
-) -> None:
-    """So that the other pages are made."""
-    script = tmp_path / "1_page.py"
-    script.write_text('r"""\nA page\n======\n"""\n\n' + code + "\n")
-    monkeypatch.setattr(gpu_notebooks, "SECONDS_OF_A_CELL", 5)
-    with pytest.raises(gpu_notebooks.Refused, match=f"(?s)^1_page.py, cell 1: .*{words}"):
-        gpu_notebooks.write(script)
-    assert list(tmp_path.iterdir()) == [script]
 
 
 def test_new_measurements_make_a_notebook_old(
@@ -284,23 +278,6 @@ def test_the_last_words_name_the_device() -> None:
     assert "interpreter" in gpu_notebooks.origin(
         {**provenance, "device": gpu_notebooks.INTERPRETER}
     )
-
-
-def test_the_other_pages_are_made_when_one_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    def write(script: Path) -> Any:
-        if script.name == "1_bad.py":
-            raise gpu_notebooks.Refused("1_bad.py: why")
-        return nbformat.from_dict(dict(metadata={"lm_from_scratch": dict(seconds=1, device="a")}))
-
-    scripts = [tmp_path / "1_bad.py", tmp_path / "2_good.py"]
-    monkeypatch.setattr(gallery, "gpu_scripts", lambda: scripts)
-    monkeypatch.setattr(gpu_notebooks, "write", write)
-    monkeypatch.setattr(sys, "argv", ["gpu_notebooks.py"])
-    with pytest.raises(SystemExit, match="not stored: 1_bad"):
-        gpu_notebooks.main()
-    assert capsys.readouterr().out == "1_bad.py: why\n2_good: 1 s on a\n"
 
 
 def test_a_page_that_is_not_there_is_refused(

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import catalogues
 import gallery
-import translation
 
 
 def test_every_page_has_a_catalogue_and_it_stays(site: Path, tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ def test_every_page_has_a_catalogue_and_it_stays(site: Path, tmp_path: Path) -> 
     environment = {**os.environ, "SOURCE_DATE_EPOCH": "0"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    found = translation.messages(tmp_path / "pot")
+    found = catalogues.messages(tmp_path / "pot")
     documents = {gallery.document(name)[1:] for name in gallery.in_order()}
     assert documents | {"index", "glossary"} <= set(found)
-    assert translation.volatile(found) == []
+    assert catalogues.volatile(found) == []

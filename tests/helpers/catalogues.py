@@ -1,14 +1,11 @@
-"""Editions of the site in other languages: the switch between them, and what a translator meets.
-
-`python docs/_ext/translation.py FOLDER` checks the catalogues that `sphinx -b gettext` wrote there.
-"""
+"""What a translator of the site meets: `python tests/helpers/catalogues.py FOLDER` checks the
+catalogues that `sphinx -b gettext` wrote there."""
 
 from __future__ import annotations
 
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 from babel.messages.pofile import read_po
 
@@ -50,21 +47,9 @@ def volatile(listed: dict[str, list[str]]) -> list[str]:
     ]
 
 
-def add_switch(app: Any, name: str, template: str, context: dict[str, Any], document: Any) -> None:
-    """What `_templates/language_switch.html` reads."""
-    context |= {"editions": app.config.editions, "edition": app.config.language}
-
-
-def setup(app: Any) -> dict[str, bool]:
-    #: Code of a language, and its name as its readers write it.
-    app.add_config_value("editions", {"en": "English"}, "html")
-    app.connect("html-page-context", add_switch)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
-
-
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python docs/_ext/translation.py build/catalogues")
+        sys.exit("usage: python tests/helpers/catalogues.py build/catalogues")
     found = messages(Path(sys.argv[1]))
     print(f"{len(found)} catalogues, {sum(map(len, found.values()))} messages in {sys.argv[1]}")
     if faults := volatile(found):
