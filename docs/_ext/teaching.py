@@ -37,6 +37,7 @@ def chapters(pages: list[str]) -> str:
 
 
 def plan_table(number: int, plan: Plan) -> str:
+    """The weeks of a plan: what to read, what to do in class, what to do at home."""
     lines = ["| week, and pages to read | in class | at home |", "|---|---|---|"]
     in_class = at_home = 0
     found = weeks(number, plan)
@@ -68,6 +69,7 @@ def plan_table(number: int, plan: Plan) -> str:
 
 
 def outcomes() -> str:
+    """What a student can do after each chapter."""
     lines = []
     for title, members in by_chapter().items():
         time = page.in_words(sum(found.minutes for found in members))
@@ -101,6 +103,7 @@ def order() -> str:
 
 
 def write(app: Any) -> None:
+    """One file for each table; `teaching.md` includes them by these names."""
     texts = {
         "figures": figures(),
         "outcomes": outcomes(),
