@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 # A shell makes what it starts in the background deaf to Ctrl-C, and the children of that too.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# A check keeps what was solved: not in the home of who runs the tests.
+# A check keeps what was solved: keep it out of the home of whoever runs the tests.
 PROGRESS = tempfile.TemporaryDirectory()  # removed when the process ends
 os.environ["LM_FROM_SCRATCH_PROGRESS"] = os.path.join(PROGRESS.name, "progress.json")
 settings.register_profile(

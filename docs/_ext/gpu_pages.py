@@ -1,7 +1,8 @@
 """The chapter on GPU kernels: its index page, and its executed notebooks as pages of the site.
 
-The gallery runs what it shows, which a GPU page cannot rely on. `gpu_notebooks.py` executes those
-notebooks and stores them; here they are copied to where myst-nb renders them as they are.
+The gallery runs what it shows, but the machine that builds the site may have no GPU. So
+`gpu_notebooks.py` executes these notebooks and stores them; here they are copied to where myst-nb
+renders them as they are. The patterns below match what `gpu_notebooks.py` writes.
 """
 
 from __future__ import annotations

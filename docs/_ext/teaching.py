@@ -93,6 +93,7 @@ def weeks(number: int, plan: Plan) -> list[Week]:
 
 
 def plan_table(number: int, plan: Plan) -> str:
+    """The weeks of a plan: what to read, what to do in class, what to do at home."""
     found = weeks(number, plan)
     taken = [one for week in found for one in week.exercises]
     left = [one for one in exercises.written() if one not in taken]

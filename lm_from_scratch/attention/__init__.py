@@ -3,6 +3,6 @@
 Read ``visibility`` (the one rule behind every mask), ``gqa``, then ``attention`` (the formula and
 torch's fused kernel, which the models use). ``online_softmax``, ``flex`` and ``varlen`` are other
 ways to the same result; ``kinds`` lists them. A new kind is a function with the signature of
-``attention.py`` and a line in ``kinds``: the conformance matrix then tests it. The rule is changed
-in ``visibility`` alone.
+``attention.py`` and a line in ``kinds``: the conformance matrix then tests it. To change
+the rule, change ``visibility`` and nothing else.
 """

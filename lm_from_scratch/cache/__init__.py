@@ -2,7 +2,7 @@
 
 Keys and values of earlier tokens never change in a causal model, so generation computes them once.
 A cache is an argument of the model's forward. It holds the keys and values of every layer, and the
-position of every key, so that padding stays hidden for ever.
+position of every key, so that padding stays hidden.
 
 Read in this order:
 
@@ -13,7 +13,8 @@ Read in this order:
 ``buffer``
     ``BufferCache``: slots, the position of what is in each, and a track for each window.
 ``growing``
-    ``GrowingCache`` keeps everything that is fed, in buffers that double; ``CatCache`` is the idea.
+    ``CatCache`` is the idea in ten lines; ``GrowingCache`` keeps everything that is fed, in buffers
+    that double.
 ``slots``
     ``StaticCache`` keeps a fixed number of positions, in tensors whose shapes never change;
     ``SlidingCache`` the last W positions, in a ring. ``cache_for`` chooses for a model.

@@ -1,4 +1,4 @@
-"""The commands of ``python -m lm_from_scratch``, one file each: to rely on, not to read.
+"""The commands of ``python -m lm_from_scratch``, one file each: no lesson is in them.
 
 ``train``, ``generate``, ``quantize`` and ``doctor`` each say what they take and what they do with
 it; the commands of students and teachers are :mod:`lm_from_scratch.exercises.commands`. ``options``

@@ -1,4 +1,15 @@
-"""Exercises with checks that say what is wrong: ``check("rms_norm", rms_norm)``."""
+"""Exercises with checks that say what is wrong: ``check("rms_norm", rms_norm)``.
+
+The exercises are in ``catalogue``, a folder each; everything else here serves them. Read
+``exercise`` (what one consists of) and ``report`` (a check, and its words), then as you need them:
+
+* ``run``, ``compare``, ``diagnose``: run a case, find the first difference, name the misconception
+* ``source``, ``submission``: the text of an exercise; what is taken out of a student's file
+* ``commands``, ``progress``, ``launch``: the commands, what was solved, Triton kernels of students
+* ``child``, ``grade``: a file in a process of its own, and a folder of them
+
+To add an exercise, add a folder to ``catalogue``; no file here changes.
+"""
 
 from collections.abc import Callable
 from typing import Any

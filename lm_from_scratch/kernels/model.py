@@ -30,7 +30,7 @@ from lm_from_scratch.weights.quantize import quantized_weights
 def kernel_attention(
     q: Tensor, k: Any, v: Any, visibility: Visibility, dropout: float = 0.0
 ) -> Tensor:
-    """Attention by the kernel for what there is of ``q`` (B, H, T, D): one query or many, keys in a
+    """Attention of ``q`` (B, H, T, D) by the kernel that fits: for one query or many, for keys in a
     tensor or in pages.
 
     Chosen from types and shapes alone; no kernel is tried and then another.

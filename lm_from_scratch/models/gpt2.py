@@ -93,7 +93,8 @@ SIZES: dict[str, dict[str, int]] = {
 
 class Attention(nn.Module):
     """Causal self-attention of ``x`` (B, T, C) with H heads. ``visibility`` says which keys a query
-    sees: none after itself. ``attend`` is the function that computes it."""
+    sees: none after itself. ``attend`` computes it: an attribute, so that a built model can be
+    given another function."""
 
     attend: AttentionFunction
 
@@ -221,8 +222,8 @@ class GPT2LMHeadModel(nn.Module):
     """GPT-2 with its language-model head.
 
     The head *is* the token embedding, used the other way round: there is no second matrix that
-    loading, replacing or moving a weight could separate from the first. ``project`` is the function
-    that applies it.
+    loading, replacing or moving a weight could separate from the first. ``project`` applies
+    it: an attribute, like ``attend``.
     """
 
     def __init__(self, config: GPT2Config) -> None:

@@ -1,1 +1,7 @@
-"""Models that ship with the package, and how they were made."""
+"""Models that ship with the package, and how they were made.
+
+``gpt2-docs`` and ``qwen2-docs`` are folders that
+:func:`~lm_from_scratch.checkpoint.weights.load_shipped` reads; ``record.json`` in each says how the
+model was made and how good it is. ``make`` turns a finished run into such a folder. Change nothing
+in them by hand: train again, and run ``make``.
+"""

@@ -1,6 +1,6 @@
 """From text to the batches that a model trains on.
 
-Read ``tokenizer`` first, then ``corpora`` (where text comes from and how it is split), then
-``batches`` (how tokens become rows). A new source of text belongs into ``corpora``; another way to
-cut rows into ``batches``. Nothing here knows a model.
+Read ``tokenizer`` first, then ``corpora`` (where each ``document`` comes from, and which are held
+out), ``targets`` (what is to be predicted), and ``batches`` (how tokens become rows). A new source
+of text belongs in ``corpora``, another way to cut rows in ``batches``. Nothing here knows a model.
 """

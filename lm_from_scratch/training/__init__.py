@@ -1,6 +1,8 @@
 """Training: the loss, the loop that yields every step, and memory traded for time.
 
-Read ``loss``, then ``train``; ``classification_loss`` is for the heads of classifiers, and
-``gradient_checkpointing`` trades time for memory. The loop knows nothing of files,
-processes or options: what keeps a run on disk or shares it out is in ``runs``.
+Read ``loss``, then ``train``. ``processes`` is what the loop asks of the processes that it runs in;
+``dropout`` is for a model whose architecture has none, ``classification_loss`` for the heads of
+classifiers, and ``gradient_checkpointing`` saves memory for more computation. A number of a run is
+a field of ``TrainConfig``. The loop knows nothing of files, other processes or options: what keeps
+a run on disk or shares it out is in ``runs``.
 """

@@ -11,6 +11,7 @@ from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 
+# Sizes that all differ, so that exchanged axes fail; Qwen2 has fewer key heads than heads.
 TINY = dict(
     vocab_size=97,
     block_size=64,
@@ -104,10 +105,12 @@ def tiny_hf_qwen2(seed: int = 0, **changes: object) -> nn.Module:
 
 
 def ours_from_hf(twin: nn.Module) -> CausalLM:
+    """The way back: a model of transformers, loaded by this package."""
     with tempfile.TemporaryDirectory() as folder:
         twin.save_pretrained(folder)
         return from_pretrained(folder)
 
 
 def token_ids(*shape: int, seed: int = 1, low: int = 3, high: int = 97) -> torch.Tensor:
+    """Random ids of the tiny vocabularies, none of them padding or an end (0 to 2)."""
     return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed))

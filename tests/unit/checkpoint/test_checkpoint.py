@@ -1,4 +1,7 @@
-"""checkpoint: both ways with transformers, and nothing half-loaded."""
+"""checkpoint: both ways with transformers, and nothing half-loaded.
+
+A G and a number in a name is a mistake of a real program; the pages use the same numbers.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""generate.py: a row of a batch says what it would say alone, and the same as transformers."""
+"""generate.py: a row of a batch says what it would say alone, and the same as transformers.
+
+A G and a number in a name is a mistake of a real program; the pages use the same numbers.
+"""
 
 import pytest
 import torch

@@ -1101,7 +1101,7 @@ def test_codes_at_any_address() -> None:
 
 
 @kinds
-def test_data_is_not_replaced_in_silence(kind: type[QuantizedWeight]) -> None:
+def test_assigning_data_is_refused(kind: type[QuantizedWeight]) -> None:
     layer = nn.Linear(64, 10)
     layer.weight = nn.Parameter(make(kind, 10, 64), requires_grad=False)
     before = snapshot(layer)

@@ -142,7 +142,8 @@ NEW = "(1 - lr * weight_decay) * param - lr * direction"
 START = "beta1, beta2 = betas\n"
 
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("no bias correction",
      {MEAN: "mean = exp_avg", MEAN_SQUARE: "mean_square = exp_avg_sq"},

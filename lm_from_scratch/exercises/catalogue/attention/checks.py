@@ -167,7 +167,8 @@ def view(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return by_groups(flat.unflatten(0, (B, H)), k, v)
 
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("the triangle starts at the first key, as if there were no cache",
      {"triu(S - T + 1)": "triu(1)"}, "4 queries, the last of 7 tokens"),

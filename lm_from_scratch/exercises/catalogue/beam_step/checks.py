@@ -292,7 +292,8 @@ END, LATER, ALL = (
     "all of the best end",
 )
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("the scores of the beams are left out", {TOTALS: "totals = log_probs.clone()"}, PLAIN),
     ("each beam goes on with its own best token", each_its_own, ONE),

@@ -193,7 +193,8 @@ def flat(logits: Tensor, targets: Tensor) -> Tensor:
 
 NAN = "its result is NaN, which the report says in words"
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("ignored targets are in the number to divide by",
      {DIVISOR: "counts.numel()"}, "ignored targets"),

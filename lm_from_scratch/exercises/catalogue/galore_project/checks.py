@@ -196,7 +196,8 @@ THERE = "self.basis.mT @ grad if self.left else grad @ self.basis\n"
 BACK = "self.basis @ low if self.left else low @ self.basis.mT"
 
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("a square matrix is taken for a wide one",
      {"grad.shape[0] < grad.shape[1]": "grad.shape[0] <= grad.shape[1]"}, "a square matrix"),

@@ -341,7 +341,8 @@ MASK = "return positions, keys <= positions[:, None]"
 RANGE = "if not 0 <= layer < self.n_layer:"
 NEW = "new = [k.detach(), v.detach()]"
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("the positions of each piece start at 0",
      {MASK: "return torch.arange(T), keys <= positions[:, None]"},

@@ -180,7 +180,8 @@ def each(order: str = "enumerate(rows.tolist())", move: str = "part[beam] = part
     return f"for beam, parent in {order}:\n            {move}\n        _ = 0"
 
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("the code as found",
      {ROWS: "rows = parents.flatten()",

@@ -177,7 +177,8 @@ WHOLE = {
     LOGITS: "model.logits(x[:, -new.shape[1] :])",
 }
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("the code as found",
      {**WHOLE, MASK: "~triangle[: ids.shape[1], : ids.shape[1]]"}, "each token is read once"),

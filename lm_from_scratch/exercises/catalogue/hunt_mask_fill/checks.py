@@ -143,7 +143,8 @@ EMPTY = "queries that see no key"
 HALF = "float16, left padding, two layers"
 
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("the code as found",
      {"    hidden = ~visible":

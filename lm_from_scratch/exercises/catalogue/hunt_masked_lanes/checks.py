@@ -99,7 +99,8 @@ LOAD = 'value = tl.load(x + place, mask=inside, other=-float("inf"))'
 TOP = "top = tl.max(value, axis=0)"
 STORE = "tl.store(out + place, value - top, mask=inside)"
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("the code as found",
      {OTHER: "other=0.0", ", mask=inside)\n": ")\n"}, "rows without a number above 0"),

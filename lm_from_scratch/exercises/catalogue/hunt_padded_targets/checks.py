@@ -143,7 +143,8 @@ def extended(ids: list[int], length: int) -> Row:
     return row
 
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("the code as found",
      {CUT: "return padded_example_as_found(ids, length)"}, "the mask of a short text"),

@@ -160,7 +160,8 @@ NEGATIVE, ROWS, BOTH = (
 )
 LAW, REWARD, HALF = "never more likely than before", "a penalty below 1", "bfloat16"
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("the code as found",
      {SEEN: f"return penalise_as_found(logits, idx, penalty)\n    {SEEN}"}, BOTH),

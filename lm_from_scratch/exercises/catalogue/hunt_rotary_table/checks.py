@@ -354,7 +354,8 @@ VERY_FAR = "positions above 100000"
 GROWN, TWO, SAVED = "longer and shorter texts in turn", "two objects", "nothing is saved"
 COS = "angles.cos().to(x.dtype), angles.sin().to(x.dtype)"
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("the code as found",
      {"class Rotary(nn.Module):":

@@ -287,7 +287,8 @@ def counted(by: str) -> dict[str, str]:
     return {POWERS[0]: f"betas[0] ** ({by})", POWERS[1]: f"betas[1] ** ({by})"}
 
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("the code as found",
      {CHECK: f"    return update_group_as_found({ALL})\n"}, "a first gradient in step 10"),

@@ -255,7 +255,8 @@ ONE_DTYPE = """\
     model.load_state_dict(dict(state))
 """
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("the code as found", {BODY: AS_FOUND}, "the optimizer trains the model"),
     ("a plain dict, still assigned",

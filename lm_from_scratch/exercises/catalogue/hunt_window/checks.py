@@ -144,7 +144,8 @@ SLIDES = "layer >= max_window_layers"
 SWITCH = "use_sliding_window and layer >= max_window_layers"
 LEFT = "sliding_window - 1"
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("the code as found",
      {"    masks = []": f"    return layer_masks_as_found({ARGUMENTS})\n    masks = []"},

@@ -230,7 +230,8 @@ def over(axes: str) -> str:
     )
 
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("codes are cut off, not rounded",
      {CODES: CODES.replace(".round()", "")}, "encode, one group a head"),

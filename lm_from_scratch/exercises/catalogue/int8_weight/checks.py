@@ -193,7 +193,8 @@ STEPS = "steps = torch.where(self.scale == 0, 0, precise / self.scale)"
 CODES = "codes = steps.round().clamp(-127, 127)"
 BACK = "return self.codes * self.scale"
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("one scale for the whole matrix",
      {LARGEST: "precise.abs().amax().expand(len(weight), 1)"}, "scale and codes"),

@@ -156,7 +156,8 @@ def only_integers(attention_mask: Tensor) -> Pair:
     return positions.where(1 - attention_mask == 0, PADDING), following
 
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("padding is counted: a text starts at its column, not at 0",
      {"real.cumsum(1) - 1": COLUMNS, "real.sum(1)": "positions.amax(1) + 1"},

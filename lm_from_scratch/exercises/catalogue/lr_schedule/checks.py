@@ -152,7 +152,8 @@ COSINE = "0.5 * (1.0 + math.cos(math.pi * progress))"
 RESULT = "min_lr + cosine * (lr - min_lr)"
 
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("a cosine of 1000 steps, however long the run is",
      {PROGRESS: "(step - warmup) / 1000"}, "the cosine after it, down to 0"),

@@ -325,7 +325,8 @@ DIRECTION, DIGITS, BORDER, NONE = (
     "no pair left",
 )
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("each word counts once, however frequent it is", {"+= count": "+= 1"}, WEIGHT),
     ("a pair has the count of the last word that holds it", {"+= count": "= count"}, PLAIN),

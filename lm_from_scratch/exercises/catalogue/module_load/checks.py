@@ -231,7 +231,8 @@ DECODED = "return other.dequantize().to(param.dtype)"
 SCALE = "scale = other.scale.to(param.dtype, copy=True)"
 MATRIX = "matrix = other if assign else other.to(param.dtype)"
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("the module's dtype without a copy: .to(dtype) may be the same tensor",
      {", copy=True": ""}, "one dtype on both sides, assign=False"),

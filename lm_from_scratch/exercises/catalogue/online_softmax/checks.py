@@ -222,7 +222,8 @@ def all_scores(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, tile: int) -> T
     return (scores.softmax(1).nan_to_num(0.0) @ v.float()).to(q.dtype)
 
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("the sum is not repaired when the maximum rises",
      {"l = rescale * l": "l = l"}, "three tiles, the last is shorter"),

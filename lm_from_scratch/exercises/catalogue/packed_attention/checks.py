@@ -255,7 +255,8 @@ def view(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) ->
 
 NAN = "its result is NaN, which the report says in words"
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("one long sequence: tokens see the sequences before theirs", one_row, "three whole sequences"),
     ("the mask is aligned to the first key, not to the last",

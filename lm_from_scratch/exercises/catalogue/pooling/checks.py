@@ -160,7 +160,8 @@ def view(x: Tensor, positions: Tensor | None = None) -> Tensor:
     return x.view(B * T, C)[torch.arange(B) * T + last]
 
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("the last column, whatever it holds",
      {f"return {TAKEN}": "return x[:, -1]"}, "padding on the right"),

@@ -268,7 +268,8 @@ COUNT = "self.length += len(new)"
 RESET = "self.length = 0\n        self.positions = torch.full((self.window,), -1)"
 RING = "return self.keys, self.values, self.positions"
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("written before it is read: the new tokens push out what they still see",
      {RETURN: RING}, "pieces after the ring is full, W = 4"),

@@ -91,7 +91,8 @@ def in_place(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     return x * weight
 
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("the mean is subtracted, as in LayerNorm",
      {WIDE: f"{WIDE}\n    precise = precise - precise.mean(-1, keepdim=True)"}, "shape and values"),

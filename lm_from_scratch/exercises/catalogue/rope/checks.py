@@ -124,7 +124,8 @@ def view(x: Tensor, positions: Tensor, theta: float = 10000.0) -> Tensor:
     ).view(x.shape)
 
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("neighbours 2i and 2i + 1 are the pairs, not i and i + D/2",
      {HALVES: "wide[..., 0::2], wide[..., 1::2]",

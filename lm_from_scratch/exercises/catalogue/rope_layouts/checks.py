@@ -154,7 +154,8 @@ def in_place(weight: Tensor, n_head: int) -> Tensor:
 ONE, BIAS, WEIGHT = "one head, in bfloat16", "a bias of numbered rows", "a weight of numbered rows"
 SCORES, SIZE = "attention scores, fewer key heads", "what is no head of whole pairs"
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("the other direction, from interleaved to half-split", {SIZES: "(n_head, -1, 2)"}, BIAS),
     ("all rows are taken for one head", {SIZES: "(1, 2, -1)"}, BIAS),

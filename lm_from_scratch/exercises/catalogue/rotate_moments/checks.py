@@ -159,7 +159,8 @@ RESULT = "project(variance, *squares) + mean.square()"
 RETURN = "return mean * corrections[0], mean_square * corrections[1]"
 
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("the moments stay as they are, in the old basis",
      {"turns, squares = [], []": "return exp_avg, exp_avg_sq"}, "a right basis"),

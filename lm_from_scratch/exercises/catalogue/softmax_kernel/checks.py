@@ -139,7 +139,8 @@ OTHER = 'other=-float("inf")'
 E = "e = tl.exp(value - tl.max(value, axis=0))"
 P = "p = e / tl.sum(e, axis=0)"
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("the padding of the row is 0", {OTHER: "other=0.0"}, "rows shorter than the block"),
     ("the maximum is not subtracted", {E: "e = tl.exp(value)"}, "numbers near -96 and 88"),

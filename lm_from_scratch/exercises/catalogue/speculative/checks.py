@@ -224,7 +224,8 @@ GREEDY, ROUNDING = (
     "nothing left over",
 )
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("the replacement is drawn from p", {REST: "rest = p"}, REJECTED),
     ("every draft is accepted", {ACCEPTED: "accepted = real"}, ONE),

@@ -113,7 +113,8 @@ PLAIN, SQUARE, LARGE = "three maps and a gate", "as wide as the state, I = C", "
 AXES = "four axes and weights in another order in memory"
 HALF, DOUBLE, GRADIENT = "bfloat16", "float64 keeps its digits", "gradients of all arguments"
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("gate and up are swapped: silu is applied to up",
      {"x @ gate.T": "x @ up.T", "(x @ up.T))": "(x @ gate.T))"}, PLAIN),

@@ -218,7 +218,8 @@ TINY, FORBIDDEN, EXTREME, HALF, OFF = (
     "top-p off, an unlikely token",
 )
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("the token that reaches p is cut, too", {SUM: "probability.cumsum(dim=1)"}, P),
     ("the mask stays in sorted order", {SCATTER: "before >= top_p"}, P),

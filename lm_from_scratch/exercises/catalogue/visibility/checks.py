@@ -181,7 +181,8 @@ def marks_padding(
     return mask
 
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("a window of W + 1 keys: the query's own is not counted",
      {"key > query - window": "key >= query - window"}, "a window"),

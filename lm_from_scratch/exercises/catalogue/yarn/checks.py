@@ -173,7 +173,8 @@ SPEEDS = "1.0 / theta ** (torch.arange(0, head_dim, 2) / head_dim)"
 USUAL, THETA, BETAS = "the usual settings", "a larger theta", "other betas"
 SHORT, LONG, STEP = "a short length", "a long length", "first and last are equal"
 
-#: What is mistaken, the change of the solution, the case that rejects it.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("all pairs are slowed, as in linear scaling", {SLOWED: "torch.ones(len(i))"}, USUAL),
     ("fast pairs are slowed and slow ones kept: the ramp goes the other way",
