@@ -133,7 +133,7 @@ class Measurements:
 
 def find_file() -> Path | None:
     """The stored measurements: beside a notebook, below the current folder, in the repository."""
-    here, repository = Path.cwd(), Path(__file__).resolve().parent.parent
+    here, repository = Path.cwd(), Path(__file__).resolve().parents[2]
     candidates = [here / FILE.name if here.name == FILE.parent.name else here / FILE]
     candidates.append(repository / FILE)
     return next((path for path in candidates if path.is_file()), None)

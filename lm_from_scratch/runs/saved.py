@@ -38,10 +38,16 @@ def saved(
 
     ``save`` is the way of writing: of one process, or of several,
     :meth:`~lm_from_scratch.runs.distributed.Processes.save_training_state`. Any number of processes
-    resumes. Raises ``ValueError`` for a folder with another run, and for a negative ``every``.
+    resumes. Raises ``ValueError`` for a folder with another run, for a negative ``every``, and
+    where several processes would write as one.
     """
     if every < 0:
         raise ValueError(f"every={every} must not be negative")
+    if save is save_training_state and run.processes.size > 1:
+        raise ValueError(
+            f"{run.processes.size} processes would write the same files: give save their own "
+            "save_training_state"
+        )
     recipe = recipe_of(run)
     if (found := latest_checkpoint(folder)) is not None:
         run.step = load_training_state(found, run.model, run.optimizer, recipe)

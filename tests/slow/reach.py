@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 WHOLE, ACTS = "*", "!"
+Imports = dict[str, list[tuple[str, int]]]  # name: what it may be, level
 DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -46,6 +47,10 @@ def is_string(node: Any) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
+def is_attribute(node: Any) -> TypeGuard[ast.Attribute]:
+    return isinstance(node, ast.Attribute)
+
+
 def is_text(node: Any) -> bool:
     return isinstance(node, ast.Expr) and is_string(node.value)
 
@@ -62,7 +67,7 @@ class Part:
     digest: str
     binds: set[str] = field(default_factory=set)
     uses: set[tuple[str, str]] = field(default_factory=set)  # a name, and an attribute or nothing
-    imports: dict[str, tuple[str, int]] = field(default_factory=dict)  # name: what, level
+    imports: Imports = field(default_factory=dict)
     modules: set[str] = field(default_factory=set)  # meant as a whole
     marks: set[str] = field(default_factory=set)  # names in decorators
     acts: bool = False  # when the file is imported
@@ -91,7 +96,8 @@ def part_of(node: ast.stmt, packages: re.Pattern[str]) -> Part:
     if isinstance(node, DEFINITION):
         part.binds = {node.name}  # what it binds inside is its own
         part.marks = {name for mark in node.decorator_list for name in names_in(mark)}
-        part.acts = node.name == "_"
+        words = {x.attr for mark in node.decorator_list for x in ast.walk(mark) if is_attribute(x)}
+        part.acts = node.name in ("_", "__getattr__") or any("register" in word for word in words)
     elif isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         part.acts = not all(isinstance(target, ast.Name | ast.Tuple) for target in targets)
@@ -114,9 +120,10 @@ def add_import(part: Part, node: ast.Import | ast.ImportFrom) -> None:
         elif isinstance(node, ast.Import) and not alias.asname:
             part.modules |= {alias.name} if "." in alias.name else set()
             first = alias.name.partition(".")[0]
-            part.imports[first] = first, 0
+            part.imports.setdefault(first, []).append((first, 0))
         else:
-            part.imports[alias.asname or alias.name] = head + alias.name, level
+            name = alias.asname or alias.name
+            part.imports.setdefault(name, []).append((head + alias.name, level))
 
 
 def names_in(node: ast.AST) -> set[str]:
@@ -159,17 +166,18 @@ class Tree:
         """The digest of all that a file does, without what it imports."""
         return sha([part.digest for part in self.parts(path)])
 
-    def _names(self, path: Path) -> tuple[dict[str, list[int]], dict[str, tuple[str, int]]]:
+    def _names(self, path: Path) -> tuple[dict[str, list[int]], Imports]:
         """The parts that define each name, and what the file imports. Who decorates with a function
         of the repository may register something: it acts."""
         defined: dict[str, list[int]] = {}
-        aliases: dict[str, tuple[str, int]] = {}
+        aliases: Imports = {}
         for i, part in enumerate(self.parts(path)):
             found = part.binds & part.imports.keys()
-            aliases |= {name: part.imports[name] for name in found}
+            for name in found:
+                aliases.setdefault(name, []).extend(part.imports[name])
             for name in part.binds - found:
                 defined.setdefault(name, []).append(i)
-        ours = {name for name, (what, level) in aliases.items() if self.find(what, path, level)}
+        ours = {n for n, x in aliases.items() if any(self.find(w, path, level) for w, level in x)}
         registers = defined.keys() | ours
         acting = [i for i, p in enumerate(self.parts(path)) if p.acts or p.marks & registers]
         return {**defined, ACTS: acting}, aliases
@@ -178,6 +186,7 @@ class Tree:
         """The digest of what is reached in each file, and the libraries that it uses."""
         reached: dict[Path, set[int]] = {}
         outside: dict[Path, set[str]] = {}  # names of libraries
+        several: dict[Path, set[str]] = {}  # names that are imported twice: the order says which
         seen: set[tuple[Path, str]] = set()
         todo = [(path, WHOLE) for path in paths]
 
@@ -195,26 +204,30 @@ class Tree:
             defined, aliases = self.names(path)
             if path not in reached:  # what it imports is imported, whatever of that is used
                 reached[path] = set()
-                for what, level in aliases.values():
+                for what, level in set().union(*aliases.values()):
                     todo += [(file, "") for file, _ in self.find(what, path, level)]
-            if wanted in aliases:
-                follow(path, wanted, *aliases[wanted])
+            for what, level in aliases.get(wanted, ()):
+                follow(path, wanted, what, level)
             parts = self.parts(path)
             chosen = range(len(parts)) if wanted == WHOLE else defined.get(wanted, [])
             for i in {*chosen, *defined[ACTS]} - reached[path]:
                 part = parts[i]
                 reached[path].add(i)
                 for name, attribute in part.uses:
-                    if name in part.imports or name in aliases:
-                        follow(path, name, *{**aliases, **part.imports}[name], attribute)
-                    elif name in defined:
+                    meant = part.imports.get(name) or aliases.get(name, [])
+                    if len(meant) > 1:
+                        several.setdefault(path, set()).add(f"{name} is {meant}")
+                    for what, level in meant:
+                        follow(path, name, what, level, attribute)
+                    if name in defined:
                         todo.append((path, name))
                 for module in part.modules:
                     follow(path, module, module, 0)
         digests = {}
         for path, chosen in reached.items():
             code = [self.parts(path)[i].digest for i in sorted(chosen)]
-            digests[path] = sha([code, sorted(outside.get(path, ()))])
+            names = sorted(outside.get(path, set()) | several.get(path, set()))
+            digests[path] = sha([code, names])
         named = {name.split(" ")[0] for names in outside.values() for name in names}
         return digests, {name.partition(".")[0] for name in named}
 
@@ -247,7 +260,8 @@ class Tree:
     def imports(self, path: Path) -> tuple[Path, ...]:
         """The files that a file itself imports."""
         _, aliases = self.names(path)
-        found = (self.find(what, path, level)[-1:] for what, level in aliases.values())
+        named = set().union(*aliases.values())
+        found = (self.find(what, path, level)[-1:] for what, level in named)
         return tuple(sorted({file for step in found for file, _ in step}))
 
     @cached_property

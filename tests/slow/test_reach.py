@@ -32,6 +32,11 @@ def reached(root: Path, page: str, **files: str) -> dict[str, str]:
             "class A:\n    def f(self):\n        from house import other as o\n        o.used()\n",
             False,
         ),
+        (
+            "try:\n    from house.other import used\nexcept ImportError:\n"
+            "    from re import sub as used\nused()\n",
+            False,
+        ),
         ("import house.other\nhouse.other.used()\n", True),
         ("from house.other import *\nused()\n", True),
         ("from house import other\nprint(vars(other))\n", True),
@@ -60,6 +65,8 @@ ACTS = {
         "from house.registry import register\n\n\n@register\ndef f():\n    return {}\n"
     ),
     "a fake of an operator": "def op():\n    pass\n\n\n@op.register\ndef _():\n    return {}\n",
+    "a library's table": "import atexit\n\n\n@atexit.register\ndef f():\n    return {}\n",
+    "any name": "def __getattr__(name):\n    return {}\n",
     "where a library is missing": "try:\n    import nothing\nexcept ImportError:\n    X = {}\n",
 }
 

@@ -81,3 +81,13 @@ def test_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
     for block in blocks:
         exec(block, {})
         assert capsys.readouterr().out.startswith(" ")
+
+
+def test_the_hooks_are_those_of_make_lint() -> None:
+    """The same tools from the same environment; a hook gets the files, `make lint` a dot."""
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    (local,) = config["repos"]
+    hooks = [hook["entry"].replace(" --force-exclude", "") for hook in local["hooks"]]
+    commands = [line.replace('"$(dir $(PY))', ".venv/bin/") for line in recipe("lint")]
+    commands = [line.replace('"$(PY)', ".venv/bin/python").replace('"', "") for line in commands]
+    assert hooks == [line.removesuffix(" .").replace(" --check", "") for line in commands]

@@ -98,6 +98,22 @@ def test_onednn_trains(tmp_path) -> None:
     assert main(["train", "--out", str(tmp_path / "run"), *SMALL, "--onednn"]) == 0
 
 
+def test_onednn_multiplies_in_galore_too(tmp_path, monkeypatch) -> None:
+    shapes = []
+
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        shapes.append((a.shape, b.shape))
+        return a @ b
+
+    monkeypatch.setattr("lm_from_scratch.commands.train.onednn_matmul", product)
+    galore = ["--optimizer", "galore", "--rank", "4"]
+    for onednn in ([], ["--onednn"]):
+        assert shapes == []
+        out = str(tmp_path / f"run{len(onednn)}")
+        assert main(["train", "--out", out, *SMALL, *galore, *onednn]) == 0
+    assert shapes
+
+
 def test_galore_and_updates_in_backward_train(tmp_path, capsys) -> None:
     galore = [
         "--optimizer",

@@ -38,7 +38,7 @@ def _close_figures():
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder from which no stored file is found."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(roofline, "__file__", str(tmp_path / "repository/package/roofline.py"))
+    monkeypatch.setattr(roofline, "__file__", str(tmp_path / "repository/package/room/roofline.py"))
     return tmp_path
 
 

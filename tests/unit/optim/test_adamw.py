@@ -578,3 +578,43 @@ def test_how_torch_computed_a_state_does_not_matter(option: str) -> None:
     ours = AdamW(parameters())
     ours.load_state_dict(theirs.state_dict())
     assert ours.param_groups[0]["lr"] == 0.3 and option not in ours.param_groups[0]
+
+
+def test_a_learning_rate_of_shape_1_moves_a_number() -> None:
+    ours, theirs = torch.nn.Parameter(torch.tensor(2.0)), torch.nn.Parameter(torch.tensor(2.0))
+    for p, kind in ((ours, AdamW), (theirs, torch.optim.AdamW)):
+        optimizer = kind([p], lr=torch.tensor([0.1]))
+        p.grad = torch.tensor(3.0)
+        optimizer.step()
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_state_of_another_optimizer_is_refused_before_anything_changes() -> None:
+    p = torch.nn.Parameter(torch.ones(4, 3))
+    optimizer = AdamW([p])
+    p.grad = torch.ones(4, 3)
+    optimizer.step()
+    before = copy.deepcopy(optimizer.state_dict())
+    others = {
+        "no option": torch.optim.SGD([p], momentum=0.9),
+        "L2 penalty": torch.optim.Adam([p]),
+        "is no option of AdamW": GaLore([p], rank=2),
+    }
+    for message, other in others.items():
+        other.step()
+        with pytest.raises(ValueError, match=message):
+            optimizer.load_state_dict(other.state_dict())
+    narrow = AdamW([torch.nn.Parameter(torch.ones(2))])
+    narrow.param_groups[0]["params"][0].grad = torch.ones(2)
+    narrow.step()
+    with pytest.raises(ValueError, match=r"shape \(4, 3\) has shape \(2,\)"):
+        optimizer.load_state_dict(narrow.state_dict())
+    after = optimizer.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    for name, value in before["state"][0].items():
+        assert torch.equal(after["state"][0][name], value)
+
+
+def test_betas_are_two_numbers() -> None:
+    with pytest.raises(ValueError, match=r"betas=0\.9 must be two numbers"):
+        AdamW([torch.nn.Parameter(torch.ones(2))], betas=0.9)

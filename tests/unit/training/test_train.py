@@ -422,6 +422,14 @@ def test_a_negative_number_of_steps_between_checkpoints_is_refused(tokens, tmp_p
         saved(train(fresh(), batches_of(tokens), TrainConfig(steps=1)), tmp_path, every=-1)
 
 
+def test_several_processes_do_not_write_as_one(tokens, tmp_path) -> None:
+    run = train(fresh(), batches_of(tokens), TrainConfig(steps=1))
+    run.processes = Processes("ddp", 0, 2)
+    with pytest.raises(ValueError, match="2 processes would write the same files"):
+        saved(run, tmp_path)
+    assert list(tmp_path.glob("step-*")) == []
+
+
 def test_other_text_is_another_run(tokens, tmp_path) -> None:
     run(tokens, tmp_path / "run", stop_after=2)
     texts = [replace(d, text=d.text.replace("e", "a")) for d in TEXTS]
