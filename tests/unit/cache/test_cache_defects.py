@@ -7,7 +7,6 @@ import ast
 import ctypes
 import importlib
 import inspect
-import re
 import typing
 from pathlib import Path
 
@@ -341,22 +340,10 @@ def test_K13_type_hints_of_everything_public_can_be_evaluated() -> None:
             assert wanted | {"return"} <= set(hints), name
 
 
-def test_K13_docstrings_name_what_there_is() -> None:
-    documented = [("package", package), *CLASSES, *FUNCTIONS]
-    for name, x in documented:
+def test_K13_every_cache_is_documented_and_complete() -> None:
+    """That links in docstrings lead somewhere, the build of the site checks."""
+    for name, x in [("package", package), *CLASSES, *FUNCTIONS]:
         assert x.__doc__ and len(x.__doc__) > 20, name
-    texts = [(name, x, x.__doc__) for name, x in documented]
-    texts += [(n, cls, f.__doc__ or "") for _, cls in CLASSES for n, f in members(cls)]
-    roles = 0
-    for name, owner, text in texts:
-        for target in re.findall(r":(?:class|func|meth|data):`~?([\w.]+)`", text):
-            roles += 1
-            first, *steps = target.split(".")
-            x: object = getattr(owner, first, NAMES.get(first))
-            for step in steps:
-                x = getattr(x, step, None)
-            assert x is not None, f"{name} speaks of {target}"
-    assert roles > 10
     for name, cls in CLASSES:
         if issubclass(cls, Cache) and not inspect.isabstract(cls) and name != "Restricted":
             assert name in package.__doc__, name
