@@ -73,7 +73,7 @@ lint: $(STAMP) ## ruff, mypy, and which room imports which
 	"$(PY)" -m mypy
 	"$(dir $(PY))lint-imports" --no-logo --no-cache
 
-check: lint ## lint, and the tests of the files that git says have changed: seconds
+check: lint ## lint, and the tests of the files that git says have changed
 	"$(PY)" tests/changed.py
 
 # What takes minutes and finds the same each time is recorded in tests/slow/recorded, with a digest of

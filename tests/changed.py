@@ -1,8 +1,8 @@
-"""The tests of what has changed since the last commit: `make check`, in under a minute.
+"""The tests of what has changed since the last commit: `make check`.
 
 A file of the package has the tests of its name in the folder of its room, or, where none has its
-name, all of the room. A page is run as a script, and its text is checked. This is the first answer;
-the last one has `make test`.
+name, all of the room. A page is run as a script, and its text is checked. This is a first
+answer; `make test` has the last word.
 """
 
 from __future__ import annotations
