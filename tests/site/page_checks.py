@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from collections import Counter
 from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -68,7 +69,8 @@ def read(site: Path) -> dict[Path, Page]:
 def check_ids(pages: dict[Path, Page]) -> list[str]:
     problems = []
     for path, page in pages.items():
-        repeated = {name for name in page.ids if page.ids.count(name) > 1} - ALLOWED_DUPLICATES
+        counts = Counter(page.ids)
+        repeated = {name for name, n in counts.items() if n > 1} - ALLOWED_DUPLICATES
         problems += [f"{path}: id {name!r} appears more than once" for name in sorted(repeated)]
     return problems
 
@@ -76,22 +78,22 @@ def check_ids(pages: dict[Path, Page]) -> list[str]:
 def check_links(site: Path, pages: dict[Path, Page]) -> list[str]:
     """Every reference inside the site leads to a file of the site, and to an id on its page."""
     problems = []
+    site = site.resolve()
+    ids = {path.resolve(): set(page.ids) for path, page in pages.items()}
     for path, page in pages.items():
-        for reference in [*page.links, *page.loaded]:
+        for reference in dict.fromkeys([*page.links, *page.loaded]):
             url = urlsplit(reference)
             if url.scheme or url.netloc:
                 continue
-            target = path if not url.path else (path.parent / unquote(url.path)).resolve()
+            target = (path.parent / unquote(url.path)).resolve() if url.path else path.resolve()
             if target.is_dir():
                 target /= "index.html"
-            if not target.is_relative_to(site.resolve()) and target != path:
+            if not target.is_relative_to(site):
                 problems.append(f"{path}: {reference} leaves the site")
             elif not target.is_file():
                 problems.append(f"{path}: {reference} does not exist")
-            elif url.fragment and target.suffix == ".html":
-                known = next((p for q, p in pages.items() if q.resolve() == target.resolve()), None)
-                if known is not None and unquote(url.fragment) not in known.ids:
-                    problems.append(f"{path}: {reference} has no such place on the page")
+            elif url.fragment and target in ids and unquote(url.fragment) not in ids[target]:
+                problems.append(f"{path}: {reference} has no such place on the page")
     return problems
 
 

@@ -283,8 +283,14 @@ def downloaded(site: Path, page: str, file: str) -> str:
     return (site / found.pop()).read_text(encoding="utf-8")
 
 
+@pytest.fixture(scope="module")
+def given() -> dict[Path, str]:
+    """Every file that a student gets."""
+    return exercises.student_files()
+
+
 @pytest.mark.parametrize("found", exercises.written(), ids=lambda found: found.name)
-def test_exercise(site: Path, found: Exercise) -> None:
+def test_exercise(site: Path, given: dict[Path, str], found: Exercise) -> None:
     """Links in both directions, closed hints, downloads; and no line of the solution."""
     name = found.name
     page = (site / f"exercises/{name}.html").read_text(encoding="utf-8")
@@ -300,7 +306,6 @@ def test_exercise(site: Path, found: Exercise) -> None:
     assert not re.search(r"<details[^>]* open", article)
     shown = unescape(re.sub(r"<[^>]+>", "", article))
     assert "raise NotImplementedError()" in shown
-    given = exercises.student_files()
     notebook = downloaded(site, article, f"{name}.ipynb")
     assert notebook == given[Path(f"{name}.ipynb")]
     assert downloaded(site, article, f"{name}.py") == given[Path(f"{name}.py")]
@@ -308,10 +313,10 @@ def test_exercise(site: Path, found: Exercise) -> None:
     assert leaks(plain(notebook), name) == []
 
 
-def test_download_of_all_exercises(site: Path) -> None:
+def test_download_of_all_exercises(site: Path, given: dict[Path, str]) -> None:
     page = (site / "exercises/index.html").read_text(encoding="utf-8")
     (place,) = set(re.findall(r'_downloads/[0-9a-f]+/exercises\.zip(?=")', page))
-    assert (site / place).read_bytes() == exercises.archive(exercises.student_files())
+    assert (site / place).read_bytes() == exercises.archive(given)
 
 
 def test_no_other_file_holds_a_solution(site: Path) -> None:
