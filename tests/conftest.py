@@ -36,7 +36,7 @@ settings.register_profile(
 settings.load_profile("tests")
 
 #: What takes longest begins first, so that two processes end at the same time.
-LONGEST = ("records", "distributed", "train", "grade", "gpu_notebooks", "bench", "main")
+LONGEST = ("records", "grade", "train", "main", "exercise_notebooks", "gpu_notebooks", "lora")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

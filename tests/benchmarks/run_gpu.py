@@ -55,7 +55,8 @@ def command(*words: str, **variables: str) -> Callable[[], bool]:
 
 def kernel_tests() -> Callable[[], bool]:
     """Without what conftest.py imports, it and files with tiny models are left out, and named."""
-    files = sorted(path for path in (ROOT / "tests" / "kernels").glob("test_*.py"))
+    places = "tests/kernels", "tests/slow/suites"
+    files = [path for place in places for path in sorted((ROOT / place).glob("test_kernels_*.py"))]
     options = ["-q"]
     if any(importlib.util.find_spec(name) is None for name in OF_CONFTEST):
         left_out = [path for path in files if "from tiny_models import" in path.read_text()]

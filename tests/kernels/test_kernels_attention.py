@@ -1,4 +1,5 @@
-"""kernels/attention.py: every case of the conformance matrix, every tile that it may skip."""
+"""kernels/attention.py: what each query sees, and every tile that it may skip. Its conformance
+matrix is in tests/slow/suites."""
 
 from __future__ import annotations
 
@@ -7,10 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from conformance_bounds import bound
 from kernel_checks import (
     DEVICE,
-    DTYPES,
     check,
     check_compiled,
     check_operator,
@@ -23,7 +22,6 @@ from torch import Tensor
 from lm_from_scratch.attention.attention import formula_attention
 from lm_from_scratch.attention.online_softmax import tiled_attention
 from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.instruments.conformance import CASES, Cell, matrix
 from lm_from_scratch.kernels.attention import (
     NO_WINDOW,
     flash_attention,
@@ -35,9 +33,6 @@ from lm_from_scratch.kernels.attention import (
 )
 
 NAN = torch.nan
-
-
-GPU = DEVICE == "cuda"
 
 
 def known(T: int, S: int, window: int | None = None) -> Visibility:
@@ -72,40 +67,6 @@ def half_hidden(T: int, S: int) -> Visibility:
     allowed = torch.rand(2, 1, T, S, generator=generator) < 0.5
     allowed[0, 0, 3] = False
     return replace(known(T, S), allowed=allowed.to(DEVICE))
-
-
-def on_device(vis: Visibility) -> Visibility:
-    names = ("query_positions", "key_positions", "query_documents", "key_documents")
-    parts = {name: getattr(vis, name) for name in names}
-    return replace(vis, **{n: x.to(DEVICE) for n, x in parts.items() if x is not None})
-
-
-def flash(q: Tensor, k: Tensor, v: Tensor, vis: Visibility, dropout: float = 0.0) -> Tensor:
-    """The kernel, for the tensors of the matrix, which are on the CPU."""
-    y = flash_attention(q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), on_device(vis), dropout)
-    return y.to(q.device)
-
-
-def allowed_error(cell: Cell) -> float:
-    """A kernel of the backward pass may round a score of 100,000 otherwise than the forward one."""
-    alone = cell.case == "scores above float16" and cell.dtype == torch.float32
-    return 1e-2 if alone else bound(cell)
-
-
-def test_the_conformance_matrix() -> None:
-    # the two long cases take the interpreter half of its time
-    short = {name: case for name, case in CASES.items() if GPU or not name.startswith("longer")}
-    cells = list(matrix({"flash": flash}, dtypes=DTYPES[:1]))
-    cells += matrix({"flash": flash}, short, dtypes=DTYPES[1:])
-    assert len(cells) == len(CASES) + len(short) * (len(DTYPES) - 1)
-    for cell in cells:
-        if cell.case == "dropout":
-            assert cell.forward is None, str(cell)
-            assert "attention has no dropout" in (cell.unsupported or ""), str(cell)
-        else:
-            assert cell.forward is not None and cell.gradient is not None, str(cell)
-            assert max(cell.forward, cell.gradient) <= allowed_error(cell), str(cell)
-            assert not (cell.forward != cell.forward or cell.gradient != cell.gradient), str(cell)
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, vis: Visibility) -> Tensor:

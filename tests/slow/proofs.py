@@ -1,14 +1,18 @@
 """Every proof that is recorded, as the tree has them: exercises, a second person's answers,
-mutants, kernels for three architectures, pages and stored notebooks."""
+mutants, kernels for three architectures, pages, stored notebooks, test files that take long."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from reach import Tree, code_digest
 from records import Proof, Records
@@ -25,7 +29,9 @@ DATA = {
 SEARCH = (
     "", "tests/helpers", "tests/slow", "tests/slow/exercise_proof", "tests/benchmarks", "docs/_ext",
 )  # fmt: skip
-TREE = Tree(ROOT, SEARCH, DATA)
+#: Files that import others by names which they make.
+MADE = {"lm_from_scratch/__main__.py": "lm_from_scratch/commands/[a-z]*.py"}
+TREE = Tree(ROOT, SEARCH, DATA, MADE)
 
 
 def records(again: bool = False, write: bool = True) -> Records:
@@ -34,7 +40,8 @@ def records(again: bool = False, write: bool = True) -> Records:
 
 @cache
 def proofs() -> list[Proof]:
-    return [*pages(), *stored(), *exercises(), *second_person(), *compiled(), *mutants()]
+    found = pages, stored, exercises, second_person, compiled, mutants, suites
+    return [proof for kind in found for proof in kind()]
 
 
 def without_triton() -> str:
@@ -169,3 +176,36 @@ def mutants() -> Iterator[Proof]:
     ):
         lacks = str if name == "model" else without_triton
         yield Proof("mutants", name, prove, (SLOW / file,), pins=pins, lacks=lacks)
+
+
+# --------------------------------------------------------------------------------- test files
+
+
+def suites() -> Iterator[Proof]:
+    """Test files that take long and find the same each time. By hand: pytest FILE."""
+    for path in sorted((SLOW / "suites").glob("test_*.py")):
+        triton = path.stem.startswith("test_kernels") or path.stem == "test_bench_kernels"
+        yield Proof(
+            "suite",
+            path.stem.removeprefix("test_"),
+            partial(passed, path),
+            code=(path, ROOT / "tests" / "conftest.py"),
+            pins=("pytest", "hypothesis"),
+            lacks=without_triton if triton else str,
+        )
+
+
+def passed(path: Path) -> dict[str, int]:
+    """How many tests of a file there are, of which none fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        words = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--junitxml={report}"]
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", *words, str(path)],
+            cwd=ROOT, capture_output=True, text=True,
+        )  # fmt: skip
+        assert run.returncode == 0, f"{path.name}: {run.stdout[-3000:]}{run.stderr[-1000:]}"
+        suite = next(ElementTree.parse(report).getroot().iter("testsuite"))
+    tests, skipped = int(suite.attrib["tests"]), int(suite.attrib["skipped"])
+    assert tests > skipped, f"{path.name}: all of its tests were skipped"
+    return {"tests": tests}

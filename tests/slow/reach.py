@@ -134,15 +134,21 @@ class Tree:
     """The files of a repository, each read once.
 
     ``search`` names the folders where a name is looked up after the file's own; ``data`` the files
-    (as globs) that some file reads, whoever imports it.
+    (as globs) that some file reads, whoever imports it; ``made`` those that it imports by a name
+    that no reader of the source can know.
     """
 
     def __init__(
-        self, root: Path, search: Iterable[str] = ("",), data: dict[str, str] | None = None
+        self,
+        root: Path,
+        search: Iterable[str] = ("",),
+        data: dict[str, str] | None = None,
+        made: dict[str, str] | None = None,
     ) -> None:
         self.root = root
         self.search = [root / folder for folder in search]
         self.data = {root / path: glob for path, glob in (data or {}).items()}
+        self.made = {root / path: glob for path, glob in (made or {}).items()}
         packages = sorted(path.parent.name for path in root.glob("*/__init__.py"))
         self.packages = re.compile(rf"\b(?:{'|'.join(packages) or '(?!)'})(?:\.\w+)+")
         self.bytes = cache(lambda path: hashlib.sha256(path.read_bytes()).hexdigest())
@@ -204,6 +210,8 @@ class Tree:
             defined, aliases = self.names(path)
             if path not in reached:  # what it imports is imported, whatever of that is used
                 reached[path] = set()
+                if path in self.made:
+                    todo += [(file, WHOLE) for file in self.root.glob(self.made[path])]
                 for what, level in set().union(*aliases.values()):
                     todo += [(file, "") for file, _ in self.find(what, path, level)]
             for what, level in aliases.get(wanted, ()):

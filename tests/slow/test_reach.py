@@ -56,6 +56,21 @@ def test_what_a_page_reaches(tmp_path: Path, page: str, whole: bool) -> None:
     assert (reached(tmp_path, page, **{"house/other": beside}) != before) == whole
 
 
+def test_a_command_that_is_imported_by_a_made_name_counts(tmp_path: Path) -> None:
+    page = "RUN = ['-m', 'house']\n"
+    files = {"house/__init__": "", "house/__main__": "", "house/jobs/one": "X = 1\n"}
+    reached(tmp_path, page, **files)
+    made = {"house/__main__.py": "house/jobs/*.py"}
+
+    def digests(**given: dict[str, str]) -> dict[Path, str]:
+        return Tree(tmp_path, **given).reach([tmp_path / "page.py"])[0]
+
+    before, blind = digests(made=made), digests()
+    (tmp_path / "house/jobs/one.py").write_text("X = 2\n")
+    assert digests(made=made) != before
+    assert digests() == blind
+
+
 REGISTRY = "TABLE = {}\n\n\ndef register(f):\n    TABLE[f.__name__] = f\n    return f\n"
 ACTS = {
     "a call": "print({})\n",

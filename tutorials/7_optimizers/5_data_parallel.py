@@ -863,7 +863,7 @@ assert numbers == [7, 8, 9, 10] and apart < 1e-9
 # %%
 # Steps 7 and 8 were lost and done again. A batch and a learning rate are functions of the step number, so nothing
 # else had to be saved. With the same number of processes the result is the same bit for bit, to which
-# ``tests/unit/runs/test_distributed.py`` holds the package.
+# ``tests/slow/suites/test_distributed.py`` holds the package.
 #
 # Ctrl-C is gentler. All processes have to stop after the *same* step, or some would wait for others for ever. So after
 # every step they sum up who has heard a signal:

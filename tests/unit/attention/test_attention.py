@@ -1,4 +1,4 @@
-"""attention.py: one rule for visibility, which every kind obeys (test_conformance.py)."""
+"""attention.py: one rule for visibility, which every kind obeys (suites/test_conformance.py)."""
 
 import pytest
 import torch

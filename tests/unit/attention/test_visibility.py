@@ -1,5 +1,5 @@
 """visibility.py: positions from masks, and what is refused. What each rule hides is in
-test_conformance.py."""
+suites/test_conformance.py."""
 
 import pytest
 import torch

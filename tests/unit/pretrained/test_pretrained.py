@@ -10,27 +10,11 @@ from small_run import SMALL
 from lm_from_scratch.__main__ import main as command
 from lm_from_scratch.checkpoint.folders import PRETRAINED
 from lm_from_scratch.checkpoint.weights import from_pretrained, load_shipped
-from lm_from_scratch.generation.generate import complete, generate
-from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.pretrained import make
-from lm_from_scratch.pretrained.make import corpus_of, digest, held_out_losses
 
 NAMES = sorted(path.parent.name for path in PRETRAINED.glob("*/record.json"))
 RECORDS = {name: json.loads((PRETRAINED / name / "record.json").read_text()) for name in NAMES}
 each = pytest.mark.parametrize("name", NAMES)
-
-
-@each
-def test_the_held_out_loss_is_the_recorded_one(name: str) -> None:
-    record = RECORDS[name]
-    model, tokenizer = load_shipped(name)
-    _, held_out = corpus_of(record)
-    got = held_out_losses(model, tokenizer, held_out)["all"]
-    want = record["held_out"]["all"]
-    # another Python version has other documents; the same text must give the same loss
-    tolerance = 2e-3 if digest(held_out) == record["held_out_sha256"] else 0.25
-    assert got["nats_per_token"] == pytest.approx(want["nats_per_token"], abs=tolerance)
-    assert got["bits_per_byte"] == pytest.approx(want["bits_per_byte"], abs=tolerance)
 
 
 @each
@@ -74,20 +58,6 @@ def test_both_had_the_same_budget() -> None:
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:
     with pytest.raises(ValueError, match=r"'gpt9'.*gpt2-docs.*qwen2-docs"):
         load_shipped("gpt9")
-
-
-@each
-def test_its_samples_are_words_not_noise(name: str) -> None:
-    """Most words that it writes are words of the text that it learnt from."""
-    record = RECORDS[name]
-    model, tokenizer = load_shipped(name)
-    train, _ = corpus_of(record)
-    known = {word for document in train for word in document.text.split()}
-    prompt = [tokenizer.eos_token_id, *tokenizer.encode("Return the")]
-    sampler = Sampler(temperature=0.8, top_p=0.95)
-    rows = complete(generate(model, [prompt], 60, sampler, num_return_sequences=8))
-    words = [word for row in rows for word in tokenizer.decode(row).split()[:-1]]
-    assert sum(word in known for word in words) / len(words) > 0.8
 
 
 def test_a_finished_run_becomes_a_shipped_model_and_an_unfinished_one_does_not(

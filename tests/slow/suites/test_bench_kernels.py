@@ -24,7 +24,7 @@ from tiny_models import tiny_qwen2, token_ids
 
 from lm_from_scratch.instruments.roofline import GPU, Cost, measurements
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 #: Kernels of which a part of another row is timed, or nothing: one number is written for each key.
 NOT_TIMED = {"write_kernel"}
 
