@@ -41,7 +41,7 @@ TUTORIALS = [
 GPU_PAGES = [f"gpu/{script.stem}.html" for script in gallery.gpu_scripts()]
 EXERCISES = [found.name for found in exercises.written()]
 EXERCISE_PAGES = [f"exercises/{name}.html" for name in EXERCISES]
-AXE_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
+AXE_TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
 Visitor = Callable[..., Visit]
 
 MATH_PROBLEMS = r"""
@@ -66,9 +66,9 @@ IMAGE_PROBLEMS = """
   ...(image.hasAttribute('alt') ? [] : ['no alt text on ' + image.src]),
 ])
 """
-# What is there a hundred times and always the same, axe looks at once: coloured words of code (a
-# few dozen colours) and their copy buttons. The drawing of a formula is hidden from screen readers,
-# which get its MathML; its glyphs have the colour of the text around.
+# What is there a hundred times and always the same, axe looks at once: coloured words of code and
+# their copy buttons. The drawing of a formula is hidden from screen readers, which get its MathML;
+# its glyphs have the colour of the text around.
 ONE_OF_EACH = """
 () => {
   const seen = new Set();
@@ -81,17 +81,41 @@ ONE_OF_EACH = """
   document.querySelectorAll('mjx-container > mjx-math').forEach(math => math.replaceChildren());
 }
 """
-# Colours change at once: axe must not meet them half way. Without preload, since axe would look
+# All rules but that of contrast look at the whole page. The contrast of a text follows from its
+# colour, size and weight and from the grounds behind it: axe measures two texts of each kind.
+# Colours change at once, since axe must not meet them half way. Without preload: axe would look
 # for imported style sheets beside the page.
 AXE = """
-async rules => {
+async ({tags, everywhere}) => {
   const still = document.createElement('style');
   still.textContent = '*, *::before, *::after { transition: none !important; }';
   document.head.append(still);
-  const options = {
-    runOnly: rules, preload: false, resultTypes: ['violations'],
+  const grounds = new Map([[null, '']]);
+  const ground = element => {
+    if (!grounds.has(element)) {
+      const {backgroundColor, backgroundImage, opacity} = getComputedStyle(element);
+      const own = [backgroundColor, backgroundImage, opacity].join();
+      const clear = own === 'rgba(0, 0, 0, 0),none,1';
+      grounds.set(element, ground(element.parentElement) + (clear ? '' : `/${own}`));
+    }
+    return grounds.get(element);
   };
-  return (await axe.run(document, options)).violations.map(fault =>
+  const kinds = new Map();
+  for (const element of document.body.querySelectorAll('*')) {
+    const says = [...element.childNodes].some(n => n.nodeType === Node.TEXT_NODE && n.data.trim());
+    if (!(says || element.matches('input, textarea, select'))) continue;
+    if (!element.checkVisibility({visibilityProperty: true})) continue;
+    const {color, fontSize, fontWeight, textShadow} = getComputedStyle(element);
+    const kind = [color, fontSize, fontWeight, textShadow, ground(element)].join(' ');
+    kinds.set(kind, [...(kinds.get(kind) ?? []), element]);
+  }
+  const shown = [...kinds.values()].flatMap(alike => everywhere ? alike : alike.slice(0, 2));
+  const options = {preload: false, resultTypes: ['violations']};
+  const rest = await axe.run(document, {
+    ...options, runOnly: {type: 'tag', values: tags}, rules: {'color-contrast': {enabled: false}},
+  });
+  const contrast = await axe.run({include: shown}, {...options, runOnly: ['color-contrast']});
+  return [...rest.violations, ...contrast.violations].map(fault =>
     `axe ${fault.id} (${fault.impact}): ` + fault.nodes.slice(0, 4).map(n => n.target).join(', '));
 }
 """
@@ -142,8 +166,8 @@ def test_mathjax_keeps_its_licence(site: Path) -> None:
 def test_page(reader: Visit, server: str, name: str) -> None:
     """One load: requests, console, mathematics, images; then axe on a phone and in the dark.
 
-    Each theme and each width is seen once, by all rules. With EVERY_VIEW=1 each theme is seen at
-    each width, which takes minutes more: what a rule says of colours hardly depends on the width.
+    Each theme and each width is seen once. With EVERY_VIEW=1 each theme is seen at each width, and
+    the contrast of every text is measured, which takes many minutes more.
     """
     problems = reader.problems
     problems.clear()
@@ -157,9 +181,8 @@ def test_page(reader: Visit, server: str, name: str) -> None:
         problems.append(f"{pixels} px wider than a phone")
     page.evaluate(ONE_OF_EACH)
     page.evaluate(Axe().axe_script)
-    rules = {"type": "tag", "values": AXE_RULES}
-    views = [(375, "light"), (1280, "dark")]
-    if os.environ.get("EVERY_VIEW"):
+    views, everywhere = [(375, "light"), (1280, "dark")], bool(os.environ.get("EVERY_VIEW"))
+    if everywhere:
         views += [(375, "dark"), (1280, "light")]
     for width, theme in views:
         page.set_viewport_size({"width": width, "height": 900})
@@ -169,7 +192,7 @@ def test_page(reader: Visit, server: str, name: str) -> None:
             page.wait_for_function(f"document.documentElement.dataset.theme === '{theme}'")
         except TimeoutError:
             problems.append(f"the page does not follow the system into the {theme} theme")
-        for violation in page.evaluate(AXE, rules):
+        for violation in page.evaluate(AXE, {"tags": AXE_TAGS, "everywhere": everywhere}):
             problems.append(f"{theme}, {width} px: {violation}")
     assert not problems, "\n".join(problems)
 
@@ -197,8 +220,8 @@ def test_axe_finds_a_planted_fault(visit: Visitor, server: str, fault: str) -> N
     page = visit().open(f"{server}/{TUTORIALS[0]}")
     page.evaluate(f"() => {{ {FAULTS[fault]} }}")
     page.evaluate(Axe().axe_script)
-    rules = {"type": "tag", "values": AXE_RULES}
-    assert any(f"axe {fault}" in violation for violation in page.evaluate(AXE, rules))
+    found = page.evaluate(AXE, {"tags": AXE_TAGS, "everywhere": False})
+    assert any(f"axe {fault}" in violation for violation in found)
 
 
 # -- downloads -------------------------------------------------------------------------------
