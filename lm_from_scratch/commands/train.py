@@ -99,7 +99,7 @@ def refuse_other_recipe(path: Path, arguments: dict[str, Any]) -> None:
 
 
 def train_config_of(args: argparse.Namespace) -> TrainConfig:
-    """The numbers of the run. Raises ``ValueError`` for options that exclude each other."""
+    """The numbers of the run."""
     numbers = given(args, TrainConfig)
     if args.update_in_backward:
         numbers["max_grad_norm"] = math.inf

@@ -44,10 +44,7 @@ GALORE = ("rank", "update_proj_gap", "scale", "projection_type", "moments", "bas
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """The numbers that define a run, together with the model's and the data's.
-
-    Raises ``ValueError`` for a number out of range, and for options that exclude each other.
-    """
+    """The numbers that define a run, together with the model's and the data's."""
 
     steps: int  # length of the run and of its schedule
     lr: float = 1e-3  # highest learning rate
