@@ -70,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
                     refuse_other_recipe(recipe, arguments)
                 return train_in(out, args, arguments, group)
     except ProcessLost as lost:
-        raise ProcessLost(f"{lost}; {how_to_go_on(out)}") from lost
+        print(f"error: {lost}; {how_to_go_on(out)}", file=sys.stderr)
+        return 2
 
 
 def dtype_here(dtype: str, device: str) -> str:
