@@ -44,7 +44,7 @@ def token_ids(numbers: Numbers, *names: str) -> None:
 
 def is_number(x: Any) -> bool:
     """Whether ``x`` is a finite number, of Python or of NumPy; True and False are none."""
-    return isinstance(x, Real) and not isinstance(x, bool) and math.isfinite(x)
+    return not isinstance(x, bool) and isinstance(x, Real) and math.isfinite(x)
 
 
 def is_plain(x: Any) -> bool:
