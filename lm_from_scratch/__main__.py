@@ -6,8 +6,6 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from lm_from_scratch.runs.distributed import ProcessLost
-
 COMMANDS = {
     "train": "train a GPT-2 or a Qwen2 on text",
     "generate": "let a model continue a text",
@@ -47,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser(words).parse_args(words)
     try:
         return args.run(args)
-    except (ValueError, FloatingPointError, ProcessLost) as error:
+    except (ValueError, FloatingPointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader, `head` say, has seen enough

@@ -6,6 +6,7 @@ Each function reads the named ones of some ``numbers`` (``vars(self)`` of a data
 
 import math
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any
 
 Numbers = Mapping[str, Any]
@@ -26,12 +27,12 @@ def integers(numbers: Numbers, least: int, *names: str) -> None:
 
 def positive(numbers: Numbers, *names: str) -> None:
     """Finite numbers above 0."""
-    require(numbers, "must be a positive number", lambda x: is_number(x) and x > 0, *names)
+    require(numbers, "must be a positive number", lambda x: is_plain(x) and x > 0, *names)
 
 
 def shares(numbers: Numbers, *names: str) -> None:
     """Shares of a whole that leave something of it, as of dropout."""
-    require(numbers, "must be in [0, 1)", lambda x: is_number(x) and 0 <= x < 1, *names)
+    require(numbers, "must be in [0, 1)", lambda x: is_plain(x) and 0 <= x < 1, *names)
 
 
 def token_ids(numbers: Numbers, *names: str) -> None:
@@ -42,8 +43,13 @@ def token_ids(numbers: Numbers, *names: str) -> None:
 
 
 def is_number(x: Any) -> bool:
-    """Whether ``x`` is a finite number."""
-    return isinstance(x, int | float) and math.isfinite(x)
+    """Whether ``x`` is a finite number, of Python or of NumPy; True and False are none."""
+    return not isinstance(x, bool) and isinstance(x, Real) and math.isfinite(x)
+
+
+def is_plain(x: Any) -> bool:
+    """Whether ``x`` is a finite number of Python's own, as a config's must be: JSON holds them."""
+    return isinstance(x, int | float) and is_number(x)
 
 
 def said(numbers: Numbers, *names: str) -> list[str]:

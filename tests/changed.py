@@ -8,6 +8,7 @@ answer; `make test` has the last word.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,8 +33,12 @@ def existing(pattern: str) -> list[str]:
 
 
 def is_page(name: str) -> bool:
-    folder, *rest = name.removeprefix("tutorials/").split("/")
-    return name.startswith("tutorials/") and name.endswith(".py") and bool(rest) and folder != "gpu"
+    """A script in a chapter, or the notebook beside it, which pages on kernels have."""
+    return bool(re.fullmatch(r"tutorials/\w+/\w+\.(py|ipynb)", name))
+
+
+def is_run(name: str) -> bool:
+    return is_page(name) and not name.startswith("tutorials/gpu/")
 
 
 def tests_of(name: str) -> list[str]:
@@ -42,10 +47,12 @@ def tests_of(name: str) -> list[str]:
     if stem.startswith("test_"):
         return [] if parts[1] == "site" else [name]
     if is_page(name):
-        files = ("test_anatomy.py", "test_course.py", "test_notebooks.py", "test_lookup.py")
-        return [f"{PAGES}/{file}" for file in files]
-    if parts[0] in ("docs", "tutorials"):
+        notebooks = "notebooks" if is_run(name) else "gpu_notebooks"
+        return [f"{PAGES}/test_{of}.py" for of in ("anatomy", "course", "lookup", notebooks)]
+    if parts[:2] == ["docs", "_ext"]:
         return existing(f"{PAGES}/test_*.py")
+    if parts[0] in ("docs", "tutorials"):
+        return [f"{PAGES}/test_{of}.py" for of in ("anatomy", "course", "lookup", "translation")]
     if parts[:3] == ["lm_from_scratch", "exercises", "catalogue"]:
         return [f"{UNIT}/exercises/test_exercises.py"]
     if parts[0] == "lm_from_scratch" and name.endswith(".py"):
@@ -56,19 +63,16 @@ def tests_of(name: str) -> list[str]:
             return [*about, *existing(f"{KERNELS}/test_kernels_{stem}.py")]
         own = existing(f"{UNIT}/{parts[1]}/test_{stem}*.py")
         return [*about, *(own or existing(f"{UNIT}/{parts[1]}/test_*.py"))]
-    if parts[0] == "tests":  # a helper: whoever names it
-        return [
-            test
-            for test in existing("tests/[!s]*/**/test_*.py")
-            if f"from {stem} import" in (text := (ROOT / test).read_text("utf-8"))
-            or f"import {stem}\n" in text
-        ]
+    if parts[0] == "tests":  # a helper: whoever imports it; a record: nobody
+        used = re.compile(rf"^ *(from|import) {re.escape(stem)}\b", re.M)
+        tests = existing("tests/[!s]*/**/test_*.py") if name.endswith(".py") else []
+        return [test for test in tests if used.search((ROOT / test).read_text("utf-8"))]
     return [f"{UNIT}/test_contributing.py", f"{UNIT}/test_environment.py"]
 
 
 def main() -> int:
     files = changed()
-    pages = [name for name in files if is_page(name)]
+    pages = [name for name in files if is_run(name)]
     tests = sorted({test for name in files for test in tests_of(name)})
     env = {**os.environ, "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     print(f"{len(files)} changed files, {len(pages)} pages to run, {len(tests)} test files")
@@ -81,9 +85,11 @@ def main() -> int:
             return run.returncode
     if not tests:
         return 0
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", *tests]
-    if pages and all(is_page(name) for name in files):  # the text of these pages, and of no other
-        stems = " or ".join(Path(name).stem for name in pages)
+    # A second process costs ten seconds of imports: more than a few files take.
+    processes = "2" if len(tests) > 4 else "0"
+    command = [sys.executable, "-m", "pytest", "-q", "-n", processes, "--dist", "loadgroup", *tests]
+    if all(is_page(name) for name in files):  # the text of these pages, and of no other
+        stems = " or ".join(Path(name).stem for name in files)
         command += ["-k", f"({stems} or course or lookup) and not template and not planted"]
     return subprocess.run(command, cwd=ROOT).returncode
 

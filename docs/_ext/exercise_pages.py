@@ -23,7 +23,7 @@ from lm_from_scratch.exercises.exercise import Exercise, folder
 
 TITLE = "10. Exercises"
 INTRO = (
-    "Write the central functions yourself, and mend bugs that real projects have had. A check says "
+    "Write the central functions yourself, and fix bugs that real projects have had. A check says "
     "what is wrong first, and which misconception it looks like."
 )
 INDEX = "/exercises/index"

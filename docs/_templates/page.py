@@ -67,4 +67,5 @@ assert wrong.sum() == 3
 
 import lm_from_scratch
 
-print("torch", torch.__version__, "lm_from_scratch", lm_from_scratch.__version__)
+print("torch", torch.__version__)
+print("lm_from_scratch", lm_from_scratch.__version__)

@@ -53,10 +53,7 @@ def attention_weights(q: Tensor, k: Tensor, visibility: Visibility) -> Tensor:
 def formula_attention(
     q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout: float = 0.0
 ) -> Tensor:
-    """Attention as written above, (B, H, T, D): every weight exists in memory at once.
-
-    Raises ``ValueError`` for shapes that do not fit.
-    """
+    """Attention as written above, (B, H, T, D): every weight exists in memory at once."""
     check_shapes(q, k, v, visibility)
     weights = F.dropout(attention_weights(q, k, visibility), p=dropout)
     return weights @ repeat_kv(v, q.shape[1])
@@ -69,8 +66,6 @@ def sdpa_attention(
 
     ``is_causal`` is used only when queries and keys are the same tokens: for fewer queries than
     keys torch aligns the triangle to the first key, which is wrong after a cache.
-
-    Raises ``ValueError`` for shapes that do not fit.
     """
     check_shapes(q, k, v, visibility)
     mask = None if visibility.is_causal or visibility.is_full else visibility.mask

@@ -42,7 +42,6 @@ def allowed_from_additive_mask(mask: Tensor) -> Tensor:
     """What a ``mask`` (B, 1, T, S) of numbers that are added to the scores lets through, as bool.
 
     It holds 0 where a key may be seen, and the most negative number or minus infinity elsewhere.
-    Raises ``ValueError`` for other shapes and numbers.
     """
     if mask.dim() != 4 or mask.shape[1] != 1 or not mask.is_floating_point():
         raise ValueError(
@@ -65,8 +64,7 @@ class Visibility:
     it (reading one would make a GPU wait, and a compiled graph break).
 
     Positions alone do not separate documents: two that are packed into one row both have a token at
-    position 0, and see each other unless their document numbers differ. Raises ``ValueError`` for a
-    window below 1, documents of one side alone, and an ``allowed`` of another dtype or shape.
+    position 0, and see each other unless their document numbers differ.
     """
 
     query_positions: Tensor  # (B, T), or (1, T) where all rows are alike

@@ -155,8 +155,7 @@ class Pass:
 class BufferCache(KVCache):
     """A cache whose layers belong to tracks: layer ``i`` to ``tracks[owner[i]]``.
 
-    ``keys[i]`` and ``values[i]`` are its buffers. Raises ``ValueError`` where ``owner`` does not
-    name each of the ``tracks``, and no others.
+    ``keys[i]`` and ``values[i]`` are its buffers.
     """
 
     def __init__(self, tracks: Sequence[Track], owner: Sequence[int], codec: Codec = EXACT) -> None:

@@ -57,8 +57,7 @@ EXACT = Exact()
 class Quantized:
     """Keep ``bits`` bits of each number, with a minimum and a step for each ``group`` of features.
 
-    A head with fewer features than ``group`` is one group. Raises ``ValueError`` for other ``bits``
-    than 4 and 8, and a ``group`` that is not possible.
+    A head with fewer features than ``group`` is one group.
     """
 
     bits: int = 8
@@ -74,8 +73,7 @@ class Quantized:
 
     def encode(self, x: Tensor) -> list[Tensor]:
         """Of ``x`` (B, H, T, D) the codes (B, H, T, G, N) of G groups of N features, two in a byte
-        for 4 bits (N / 2), and minimum and step (B, H, T, G, 1). Raises ``ValueError`` where D
-        cannot be cut so."""
+        for 4 bits (N / 2), and minimum and step (B, H, T, G, 1)."""
         group = min(self.group, x.shape[-1])
         if x.shape[-1] % group or (self.bits == 4 and group % 2):
             raise ValueError(

@@ -28,8 +28,7 @@ class CatCache:
 
 
 class GrowingTrack(Track):
-    """A column for every token that is fed, padding too; ``reserve`` are there from the start.
-    Raises ``ValueError`` for a negative ``reserve``."""
+    """A column for every token that is fed, padding too; ``reserve`` are there from the start."""
 
     def __init__(self, reserve: int = 0) -> None:
         if reserve < 0:
@@ -65,7 +64,7 @@ class GrowingCache(BufferCache):
 
     Doubling copies each entry about once over the whole run; concatenating the new token to the old
     tensor would copy all of them at every token. ``reserve`` columns are there from the start: who
-    knows the length of the run copies nothing. Raises ``ValueError`` for a negative ``reserve``.
+    knows the length of the run copies nothing.
     """
 
     def __init__(self, n_layer: int, codec: Codec = EXACT, reserve: int = 0) -> None:

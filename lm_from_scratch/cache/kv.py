@@ -37,8 +37,6 @@ class KVCache(Cache):
     the tokens came with their positions (then it is ``None``), and padding stays hidden for ever.
 
     ``len(cache)`` is not defined on purpose: an empty cache must not be falsy. Use ``length``.
-
-    Raises ``ValueError`` for ``n_layer`` below 1, and for a layer that is not there.
     """
 
     dense_length: int | None
@@ -61,8 +59,7 @@ class KVCache(Cache):
         """Which keys the new tokens ``x`` (B, T, ...) at ``positions`` (B, T) see in layers with
         these ``windows``: those held, and one another. A pass begins.
 
-        Raises ``ValueError`` for another number of layers or rows, a layer that sees more than is
-        kept, for ``documents`` (B, T), and where positions are missing.
+        Raises ``ValueError`` for ``documents`` (B, T): what is held has none.
         """
         if len(windows) != len(self.layers):
             raise ValueError(f"the cache has {len(self.layers)} layers, the model {len(windows)}")
@@ -183,7 +180,7 @@ class KVCache(Cache):
         """Forget every token that stands at position ``length`` or after it.
 
         A number for all rows, or a tensor (B,) with one for each. What follows is as if these
-        tokens had never been fed. Raises ``ValueError`` as :meth:`check_crop`.
+        tokens had never been fed.
         """
         self.check_crop(length)
         self._pass = None  # one that has begun is over
@@ -211,8 +208,7 @@ class KVCache(Cache):
     def _crop(self, length: int | Tensor) -> None: ...
 
     def select(self, rows: Tensor) -> None:
-        """Keep the given ``rows`` (N,), in that order; one may stand there twice. Raises
-        ``ValueError`` for rows that are not there."""
+        """Keep the given ``rows`` (N,), in that order; one may stand there twice."""
         if self.batch is None:
             raise ValueError("the cache is empty: it has no rows to select")
         rows = torch.as_tensor(rows)
@@ -226,17 +222,13 @@ class KVCache(Cache):
     def _select(self, rows: Tensor) -> None: ...
 
     def reorder(self, rows: Tensor) -> None:
-        """:meth:`select` as beam search needs it: the number of ``rows`` (B,) stays. Raises
-        ``ValueError`` for another number."""
+        """:meth:`select` as beam search needs it: the number of ``rows`` (B,) stays."""
         if self.batch is not None and rows.shape != (self.batch,):
             raise ValueError(f"rows={rows.tolist()} must name {self.batch} rows")
         self.select(rows)
 
     def repeat(self, times: int) -> None:
-        """Every row ``times`` times, side by side: several continuations of one prompt.
-
-        Raises ``ValueError`` for ``times`` below 1.
-        """
+        """Every row ``times`` times, side by side: several continuations of one prompt."""
         if times < 1:
             raise ValueError(f"times={times} must be at least 1")
         self.select(torch.arange(self.batch or 0).repeat_interleave(times))

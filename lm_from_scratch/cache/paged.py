@@ -34,10 +34,7 @@ class Row:
 
 
 class BlockPool:
-    """``n_blocks`` blocks of ``block_size`` slots for every layer, and who uses them.
-
-    Raises ``ValueError`` for a size below 1.
-    """
+    """``n_blocks`` blocks of ``block_size`` slots for every layer, and who uses them."""
 
     def __init__(
         self,
@@ -69,17 +66,14 @@ class BlockPool:
         return block
 
     def share(self, block: int) -> int:
-        """One more user of a block. Raises ``ValueError`` for one that nobody uses."""
+        """One more user of a block."""
         if self.users[block] < 1:
             raise ValueError(f"block {block} is shared, but nobody uses it")
         self.users[block] += 1
         return block
 
     def release(self, block: int) -> None:
-        """One user less; the last one frees the block.
-
-        Raises ``ValueError`` for one that nobody uses.
-        """
+        """One user less; the last one frees the block."""
         if self.users[block] < 1:
             raise ValueError(f"block {block} is released, but nobody uses it")
         self.users[block] -= 1
@@ -109,10 +103,7 @@ class BlockPool:
         return (table * self.block_size + inside).flatten()[: row.length]
 
     def cut(self, row: Row, length: int) -> None:
-        """Shorten a row, and give back the blocks that it does not need any more.
-
-        Raises ``ValueError`` for a length beyond it.
-        """
+        """Shorten a row, and give back the blocks that it does not need any more."""
         if not 0 <= length <= row.length:
             raise ValueError(f"length={length} is not in 0 ... {row.length}, the row's length")
         needed = -(-length // self.block_size)

@@ -67,8 +67,7 @@ class StaticTrack(SlotTrack):
 
 class SlidingTrack(SlotTrack):
     """A ring: slot ``p % slots`` holds position ``p`` until a later token takes its place, with
-    ``window + slack`` slots. Raises ``ValueError`` for a ``window`` below 1 and a negative
-    ``slack``."""
+    ``window + slack`` slots."""
 
     window: int
     slack: int
@@ -146,8 +145,7 @@ class SlidingCache(BufferCache):
     """A ring of ``window + slack`` slots, for layers that see ``window`` keys, their own included.
 
     Memory does not grow with the text. A model with a layer that sees further is refused. ``slack``
-    tokens can be taken back with ``crop``; what they pushed out is gone without it. Raises
-    ``ValueError`` for a ``window`` below 1 and a negative ``slack``.
+    tokens can be taken back with ``crop``; what they pushed out is gone without it.
     """
 
     def __init__(self, n_layer: int, window: int, slack: int = 0, codec: Codec = EXACT) -> None:

@@ -81,8 +81,7 @@ def config_to_dict(config: Config) -> dict[str, Any]:
 
 
 def gpt2_config_from_dict(config: Mapping[str, Any]) -> GPT2Config:
-    """The config of a GPT-2 ``config.json``. Raises ``ValueError`` for what our model does not
-    do."""
+    """The config of a GPT-2 ``config.json``."""
     for key, off in NOT_SUPPORTED.items():
         if config.get(key, off) != off:
             raise ValueError(f"{key}={config[key]} is not supported, only {key}={off}")
@@ -99,8 +98,6 @@ def gpt2_config_to_dict(config: GPT2Config) -> dict[str, Any]:
 def qwen2_config_from_dict(config: Mapping[str, Any]) -> Qwen2Config:
     """Old configs say ``rope_theta`` and ``rope_scaling``, new ones ``rope_parameters``; the layers
     that slide are listed in new ones, and follow from two numbers and a switch in old ones.
-
-    Raises ``ValueError`` for what our model does not do.
     """
     config = {**QWEN2_ABSENT, **config}
     names = {f.name: QWEN2_NAMES.get(f.name, f.name) for f in fields(Qwen2Config)}
@@ -181,8 +178,7 @@ def scaling_from_dict(
 
     ``block_size`` is the config's ``max_position_embeddings``: the original length where the
     dictionary names none, and for ``dynamic`` in any case, as in transformers. Keys that no scaling
-    has are ignored. Raises ``ValueError`` for a rotation that this module does not have, and where
-    a key is missing.
+    has are ignored.
     """
     given = {key: value for key, value in rope_parameters.items() if value is not None}
     for key, value in given.items():

@@ -120,8 +120,6 @@ def load_shipped(name: str = "gpt2-docs") -> tuple[CausalLM, Tokenizer]:
     """A small model that comes with the package, in float32, and its tokenizer.
 
     ``gpt2-docs`` and ``qwen2-docs`` have the same size, and were trained alike on the same text.
-
-    Raises ``ValueError`` for another name.
     """
     folder = shipped_folder(name)
     return from_pretrained(folder).float(), Tokenizer.load(folder)
@@ -205,10 +203,7 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of ``model.safetensors``, or of the shards that its index names.
-
-    Raises ``ValueError`` if they are not there.
-    """
+    """All tensors of ``model.safetensors``, or of the shards that its index names."""
     index = folder / "model.safetensors.index.json"
     if (folder / "model.safetensors").is_file():
         files = ["model.safetensors"]
@@ -344,10 +339,7 @@ def describe(quantized: Mapping[str, QuantizedWeight]) -> dict[str, Any]:
 
 
 def quantize_skeleton(model: CausalLM | Classifier, described: Any, where: Path) -> None:
-    """Give a model on the meta device quantised weights as :func:`describe` tells; no numbers.
-
-    Raises ``ValueError`` for a description that is not of this model.
-    """
+    """Give a model on the meta device quantised weights as :func:`describe` tells; no numbers."""
     if described is None:
         return
     if not isinstance(described, Mapping) or described.get("format") != FORMAT:

@@ -70,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
                     refuse_other_recipe(recipe, arguments)
                 return train_in(out, args, arguments, group)
     except ProcessLost as lost:
-        raise ProcessLost(f"{lost}; {how_to_go_on(out)}") from lost
+        print(f"error: {lost}; {how_to_go_on(out)}", file=sys.stderr)
+        return 2
 
 
 def dtype_here(dtype: str, device: str) -> str:
@@ -99,7 +100,7 @@ def refuse_other_recipe(path: Path, arguments: dict[str, Any]) -> None:
 
 
 def train_config_of(args: argparse.Namespace) -> TrainConfig:
-    """The numbers of the run. Raises ``ValueError`` for options that exclude each other."""
+    """The numbers of the run."""
     numbers = given(args, TrainConfig)
     if args.update_in_backward:
         numbers["max_grad_norm"] = math.inf

@@ -29,7 +29,7 @@ def check(name: str, function: Callable[..., Any], seed: int = 0, case: int | No
 
     The points are a finite number from 0 to the exercise's maximum. A result that is better than
     those before is kept (`progress.py`). Nothing here stops a loop that never ends: interrupt it as
-    any other cell. Raises ``ValueError`` if there is no such exercise or case.
+    any other cell.
     """
     wanted = exercise(name)
     report = examine(wanted, function, seed, case)

@@ -251,10 +251,7 @@ def start_command(args: argparse.Namespace) -> int:
 
 
 def grade_command(args: argparse.Namespace) -> int:
-    """Grade a folder and write the table.
-
-    Raises ``ValueError`` where the table cannot be written.
-    """
+    """Grade a folder and write the table."""
     folder, out = Path(args.folder), Path(args.csv)
     reports = Path(args.reports) if args.reports else None
     if out.is_dir():

@@ -106,8 +106,6 @@ class Exercise:
     * ``survivors``: automatic mutants of the solution that no case rejects, with the reason
     * ``hunt``: of a bug hunt: the ids of its defects in the bug museum
     * ``needs``: a package that the exercise needs beside torch
-
-    Raises ``ValueError`` where names or hints do not belong together.
     """
 
     name: str

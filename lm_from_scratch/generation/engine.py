@@ -101,8 +101,6 @@ class Engine:
         for step in engine.run():
             ...
         engine.results[number]  # or engine.errors[number]
-
-    Raises ``ValueError`` for sizes below 1, and for a pool that is not for this model.
     """
 
     def __init__(

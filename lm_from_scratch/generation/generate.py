@@ -36,7 +36,6 @@ def prefill(
     of the last column.
 
     In pieces of ``chunk`` columns, the largest tensors are as wide as a piece, not as the prompt.
-    Raises ``ValueError`` for a ``chunk`` below 1.
     """
     check_chunk("chunk", chunk)
     pieces = idx.split(chunk or idx.shape[1], dim=1)
@@ -320,7 +319,7 @@ def forward_seconds(model: CausalLM, idx: Tensor, repeats: int = 5) -> float:
 
 def as_prompts(idx: Tensor, attention_mask: Tensor | None = None) -> list[list[int]]:
     """The rows of a padded ``idx`` (B, T) as prompts: only what its ``attention_mask`` (B, T), 1
-    for tokens, keeps. Raises ``ValueError`` for another shape."""
+    for tokens, keeps."""
     if attention_mask is None:
         return idx.tolist()
     if attention_mask.shape != idx.shape:

@@ -26,10 +26,7 @@ def forbid(tokens: Collection[int]) -> LogitProcessor:
 
 
 def add_bias(bias: Mapping[int, float]) -> LogitProcessor:
-    """Add a number to the logits of some tokens: positive makes them likelier.
-
-    Raises ``ValueError`` for an id that no vocabulary, or not this one, has.
-    """
+    """Add a number to the logits of some tokens: positive makes them likelier."""
     ids = list(bias)
     if any(token < 0 for token in ids):
         raise ValueError(f"token id {min(ids)} must not be negative")

@@ -95,7 +95,6 @@ def draw(logits: Tensor, u: Tensor) -> Tensor:
 
     The probabilities are laid end to end on the line from 0 to 1; the token is the one whose piece
     ``u`` falls into. One number per row lets every row have a source of randomness of its own.
-    Raises ``ValueError`` where no token can be chosen.
     """
     check_logits(logits)
     wide = torch.float32 if logits.device.type == "mps" else torch.float64  # mps has no float64
@@ -107,10 +106,7 @@ def draw(logits: Tensor, u: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
-    """How to choose the next token. The defaults draw from the model's own distribution.
-
-    Raises ``ValueError`` for a number out of range, and where no token can be chosen.
-    """
+    """How to choose the next token. The defaults draw from the model's own distribution."""
 
     temperature: float = 1.0  # 0 is greedy: the likeliest token
     top_k: int = 0  # 0 is off

@@ -71,8 +71,6 @@ def accept(p: Tensor, q: Tensor, draft: Tensor, u: Tensor) -> tuple[Tensor, Tens
 def distribution(sampler: Sampler, logits: Tensor, seen: Tensor) -> Tensor:
     """The probabilities (B, V) that ``sampler`` draws from, by ``logits`` (B, V) and the tokens
     ``seen`` (B, V); greedy ones are 0 and 1.
-
-    Raises ``ValueError`` where no token can be chosen.
     """
     wide = torch.float32 if logits.device.type == "mps" else torch.float64  # mps has no float64
     logits = sampler.logits(logits.float(), seen)
@@ -142,8 +140,7 @@ class ModelDrafter:
     prefill_chunk: int | None = None
 
     def start(self, model: CausalLM, sampler: Sampler, longest: int, n_draft: int) -> Propose:
-        """Proposes tokens of the draft model, from a cache of its own. Raises ``ValueError`` for
-        another vocabulary, and for rows that it has no positions for."""
+        """Proposes tokens of the draft model, from a cache of its own."""
         own, other = self.model.config, model.config
         if own.vocab_size != other.vocab_size:
             raise ValueError(

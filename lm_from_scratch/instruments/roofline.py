@@ -81,10 +81,7 @@ class Cost:
         return self.operations / self.bytes
 
     def floor(self, gpu: GPU, unit: Unit = "scalar") -> float:
-        """The least seconds on ``gpu``, where ``unit`` does the computing.
-
-        Raises ``ValueError`` for another unit.
-        """
+        """The least seconds on ``gpu``, where ``unit`` does the computing."""
         if unit not in ("matrix", "scalar"):
             raise ValueError(f"unit={unit!r} is neither 'matrix' nor 'scalar'")
         rate = gpu.matrix if unit == "matrix" else gpu.scalar
@@ -140,10 +137,7 @@ def find_file() -> Path | None:
 
 
 def measurements(path: Path | str | None = None) -> Measurements | None:
-    """What a GPU measured, or None where none has: the file at ``path``, or the stored one.
-
-    Raises ``ValueError`` for a file of another form.
-    """
+    """What a GPU measured, or None where none has: the file at ``path``, or the stored one."""
     found = find_file() if path is None else Path(path)
     if found is None:
         return None

@@ -44,7 +44,7 @@ def to_legacy(cache: Cache) -> tuple[tuple[tuple[Tensor, Tensor], ...], Tensor]:
     """The keys and values of every layer, and their positions (B, S).
 
     They are copies, contiguous, and decoded where the cache is quantised. A sliding cache gives
-    what it still holds. Raises ``ValueError`` for an empty cache.
+    what it still holds.
     """
     if not isinstance(cache, KVCache) or cache.batch is None:
         raise ValueError(f"the {type(cache).__name__} is empty: there is nothing to convert")
@@ -77,8 +77,6 @@ def from_legacy(
 
     ``positions`` (B, S) are those of the layers with the most keys; without them, 0, ..., S - 1.
     Where all rows of all layers hold just these, the cache goes on without positions.
-
-    Raises ``ValueError`` for pairs and positions that do not fit the cache, or one another.
     """
     cache = GrowingCache(len(pairs)) if into is None else into
     if len(pairs) != len(cache.layers) or cache.batch is not None:
@@ -162,9 +160,6 @@ def from_transformers(
     them no column is padding. The result is what
     :func:`~lm_from_scratch.cache.slots.cache_for` makes for its windows, or ``into``. Where a layer
     has lost keys, it goes on with positions: ``cache.lengths``.
-
-    Raises ``ValueError`` for an empty layer or one of an unknown kind, and for positions that do
-    not fit.
     """
     from transformers import cache_utils as hf
 

@@ -237,8 +237,7 @@ class GaLore(reference.GaLore, AdamW):
                 )
 
     def coordinates(self, grad: Tensor, state: dict[str, Tensor]) -> Tensor:
-        """The ``grad`` (m, n) in the coordinates of the basis. Raises ``ValueError`` as
-        :func:`galore_step_`."""
+        """The ``grad`` (m, n) in the coordinates of the basis."""
         left, right = state.get("left"), state.get("right")
         check_step(grad, grad, left, right, state["exp_avg"], state["exp_avg_sq"])
         return project_forward(grad, left, right).nan_to_num_()  # as in the reference

@@ -109,8 +109,7 @@ class KernelInt8Weight(Int8Weight):
         return cls.wrap(weight.shape, weight.group_size, codes=weight.codes, scale=weight.scale)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """``x @ W.T + bias`` of ``x`` (..., K) and ``bias`` (N,). Raises ``ValueError`` where
-        kernels do not run."""
+        """``x @ W.T + bias`` of ``x`` (..., K) and ``bias`` (N,)."""
         check_device("int8 linear", x=x, codes=self.codes, scale=self.scale, bias=bias)
         check_groups(self)
         return int8_linear(x, self.codes, self.scale, bias)
@@ -126,7 +125,6 @@ def use_int8_kernel_(model: nn.Module) -> int:
     """Let the 8-bit weights of a built model be multiplied by the kernel; how many there are.
 
     All are changed, or none. What else holds a weight, a tied embedding or an optimizer, follows.
-    Raises ``ValueError`` for groups that the kernel does not take, and where it does not run.
     """
     found = {n: w for n, w in quantized_weights(model).items() if isinstance(w, Int8Weight)}
     for name, weight in found.items():

@@ -88,8 +88,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     """:func:`torch.matmul` of two matrices ``a`` (M, K) and ``b`` (K, N) of one dtype, with any
     strides.
 
-    Sums are float32, of products that are not rounded; the result is rounded once. Raises
-    ``ValueError`` for others, and where kernels do not run.
+    Sums are float32, of products that are not rounded; the result is rounded once.
     """
     check_device("matmul", a=a, b=b)
     check_shapes("matmul", a, b)

@@ -56,8 +56,7 @@ def write_pages(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tenso
     ``values`` (N, Hkv, D) of N slots.
 
     ``slots`` (B, T) says where each token goes; -1 where it goes nowhere. It must be below the
-    number of slots, which is not checked, since reading it would make the GPU wait. Raises
-    ``ValueError`` for other shapes and dtypes, and where kernels do not run.
+    number of slots, which is not checked, since reading it would make the GPU wait.
     """
     check_device("write_pages", k=k, v=v, keys=keys, values=values, slots=slots)
     check_alike("write_pages", k=k, v=v)

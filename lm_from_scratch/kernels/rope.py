@@ -68,8 +68,6 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     constants: there is no gradient for them.
 
     Half-precision x is turned in float32 and rounded once, at the end.
-
-    Raises ``ValueError`` for other shapes and dtypes, and where kernels do not run.
     """
     check("apply_rope", x, cos, sin)
     return turn(x, cos, sin, False, False)
@@ -77,7 +75,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def apply_rope_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """:func:`apply_rope` of ``x`` (B, H, T, D), ``cos`` and ``sin`` (B or 1, 1, T, D/2) for
-    pairs that stand side by side: features 2i and 2i + 1. Raises ``ValueError`` as it does."""
+    pairs that stand side by side: features 2i and 2i + 1."""
     check("apply_rope_interleaved", x, cos, sin)
     return turn(x, cos, sin, True, False)
 

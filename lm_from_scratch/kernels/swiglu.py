@@ -55,8 +55,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """:func:`lm_from_scratch.layers.activation.swiglu` of ``gate`` and ``up``, of one shape (...)
     and dtype.
 
-    Half-precision inputs are computed in float32 and rounded once, at the end. Raises
-    ``ValueError`` for others, and where kernels do not run.
+    Half-precision inputs are computed in float32 and rounded once, at the end.
     """
     check_device("swiglu", gate=gate, up=up)
     check_alike("swiglu", gate=gate, up=up)

@@ -116,10 +116,7 @@ class RMSNormFunction(torch.autograd.Function):
 
 
 def fast_rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    """:func:`rms_norm` of ``x`` (..., C) and ``weight`` (C,) through :class:`RMSNormFunction`.
-
-    Raises ``ValueError`` where their C differ.
-    """
+    """:func:`rms_norm` of ``x`` (..., C) and ``weight`` (C,) through :class:`RMSNormFunction`."""
     if x.shape[-1] != weight.shape[0]:
         raise ValueError(f"x has {x.shape[-1]} features, and the weight {weight.shape[0]}")
     return RMSNormFunction.apply(x, weight, eps)
@@ -129,7 +126,7 @@ class RMSNorm(nn.Module):
     """RMSNorm of ``x`` (..., C) over its C = ``n_embd`` features, with a weight (ones) and no bias.
 
     ``normalise`` is the function that computes it, :func:`rms_norm` with a faster gradient; the
-    tests hold the two equal, in value and in gradient. Raises ``ValueError`` for another C.
+    tests hold the two equal, in value and in gradient.
     """
 
     normalise: Callable[[Tensor, Tensor, float], Tensor]

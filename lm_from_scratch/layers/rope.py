@@ -58,7 +58,6 @@ def inverse_frequencies(
     r"""The angles per position :math:`\theta^{-2i/D}` (D/2,), from 1 down to almost 1/theta.
 
     (Their inverses, up to :math:`2\pi`, are the wavelengths; hence the usual name ``inv_freq``.)
-    Raises ``ValueError`` for an odd ``head_dim`` and a ``theta`` of 1 or less.
     """
     check_sizes(head_dim, theta)
     return base_frequencies(head_dim, theta, device, dtype)
@@ -92,8 +91,6 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     Half-precision ``x`` is turned in the float32 of ``cos`` and ``sin``, and cast back once.
     (transformers casts the cosines down to ``x`` first, which adds their rounding error.)
     The result is contiguous, in whatever order ``x`` lies.
-
-    Raises ``ValueError`` where ``cos`` and ``sin`` are not D/2 angles each.
     """
     _check_angles(x, cos, sin)
     a, b = x.to(torch.promote_types(x.dtype, cos.dtype)).chunk(2, dim=-1)  # (B, H, T, D/2) each
@@ -103,7 +100,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def apply_rope_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """:func:`apply_rope` of ``x`` (B, H, T, D), ``cos`` and ``sin`` (B or 1, 1, T, D/2) for
-    pairs that stand side by side: features 2i and 2i + 1. Raises ``ValueError`` as it does."""
+    pairs that stand side by side: features 2i and 2i + 1."""
     _check_angles(x, cos, sin)
     a, b = x[..., 0::2], x[..., 1::2]
     return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2).to(x.dtype)
@@ -120,15 +117,12 @@ def to_interleaved(weight: Tensor, n_head: int) -> Tensor:
     half-split to interleaved.
 
     ``n_head`` is the number of *its* heads: for k the key heads.
-
-    Raises ``ValueError`` where the rows are not such heads of whole pairs.
     """
     return _swap_layout(weight, n_head, (2, -1))
 
 
 def to_half_split(weight: Tensor, n_head: int) -> Tensor:
-    """The inverse of :func:`to_interleaved`: ``weight`` (H*D, C) or (H*D,). Raises ``ValueError``
-    where the rows are not ``n_head`` heads of whole pairs."""
+    """The inverse of :func:`to_interleaved`: ``weight`` (H*D, C) or (H*D,)."""
     return _swap_layout(weight, n_head, (-1, 2))
 
 
@@ -150,8 +144,6 @@ class RotaryEmbedding(nn.Module):
     It holds numbers and no tensor, so there is nothing for ``.to(torch.bfloat16)`` to round, for
     the meta device to lose, or for a longer sequence to outgrow: each call computes from the
     positions it gets, which costs little beside a single layer.
-
-    Raises ``ValueError`` for an odd ``head_dim`` and a ``theta`` of 1 or less.
     """
 
     def __init__(

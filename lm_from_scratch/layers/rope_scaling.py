@@ -32,8 +32,6 @@ def _slow_down(inv_freq: Tensor, factor: float, keep: Tensor) -> Tensor:
 class LinearScaling:
     """Every pair turns ``factor`` times slower, as if positions were divided by it.
 
-    Raises ``ValueError`` for a ``factor`` below 1.
-
     Source: Chen et al., *Position Interpolation*, 2023, arXiv:2306.15595.
     """
 
@@ -65,8 +63,6 @@ class DynamicNTKScaling:
     As the base grows with the sequence, keys in a cache were turned by an older base: beyond L, the
     cached and the full computation differ. That is the method, and so in transformers too.
 
-    Raises ``ValueError`` for a ``factor`` or an ``original_length`` below 1.
-
     Source: Peng et al., *YaRN*, 2023, arXiv:2309.00071, which describes it.
     """
 
@@ -80,8 +76,7 @@ class DynamicNTKScaling:
     def frequencies(
         self, positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype = torch.float32
     ) -> tuple[Tensor, float]:
-        """Frequencies (B, 1, D/2), a set for each row of ``positions`` (B, T), and 1. Raises
-        ``ValueError`` for a ``head_dim`` that is odd or below 4."""
+        """Frequencies (B, 1, D/2), a set for each row of ``positions`` (B, T), and 1."""
         check_sizes(head_dim, theta)
         if head_dim < 4:
             raise ValueError(f"head_dim={head_dim} must be at least 4: the exponent is D / (D - 2)")
@@ -103,8 +98,6 @@ class YaRNScaling:
     cos and sin grow by ``attention_factor`` (so scores grow by its square, which makes attention
     sharper): :math:`0.1 \, m \ln s + 1`, with m = 1, or a ratio of two such where ``mscale`` and
     ``mscale_all_dim`` are given (DeepSeek).
-
-    Raises ``ValueError`` for numbers that are no scaling, like ``beta_fast`` below ``beta_slow``.
 
     Source: Peng et al., *YaRN*, 2023, arXiv:2309.00071.
     """
@@ -160,9 +153,6 @@ class YaRNScaling:
 class Llama3Scaling:
     """As YaRN, with a ramp linear in turns, from ``low_freq_factor`` (slowed) to
     ``high_freq_factor`` (kept), and cos and sin not grown.
-
-    Raises ``ValueError`` for numbers that are no scaling, like ``high_freq_factor`` below
-    ``low_freq_factor``.
 
     Source: Meta's code for Llama 3.1, ``apply_scaling``; the models: 2024, arXiv:2407.21783.
     """

@@ -34,10 +34,7 @@ from lm_from_scratch.limits import integers, positive, require, said, shares, to
 
 @dataclass(frozen=True, kw_only=True)
 class GPT2Config:
-    """The numbers that define a GPT-2. The defaults are those of the smallest published one.
-
-    Raises ``ValueError`` for a number that no model can have.
-    """
+    """The numbers that define a GPT-2. The defaults are those of the smallest published one."""
 
     vocab_size: int = 50257  # tokens in the vocabulary
     block_size: int = 1024  # the longest sequence, in tokens (each position has an embedding)

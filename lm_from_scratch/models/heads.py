@@ -25,10 +25,7 @@ Backbone = GPT2Model | Qwen2Model
 
 
 class Classifier(nn.Module):
-    """A backbone, and the linear map ``score`` from its states to one logit for each label.
-
-    Raises ``ValueError`` for no labels, and for a model with a head.
-    """
+    """A backbone, and the linear map ``score`` from its states to one logit for each label."""
 
     def __init__(self, backbone: Backbone, n_labels: int, bias: bool) -> None:
         super().__init__()
@@ -96,8 +93,7 @@ def last_token(x: Tensor, positions: Tensor | None = None) -> Tensor:
     (B, T).
 
     Without ``positions`` no token is padding, and the last column is taken. A row that is all
-    padding has no last token: column 0 is taken, which means nothing. Raises ``ValueError`` for
-    positions of another shape.
+    padding has no last token: column 0 is taken, which means nothing.
     """
     if positions is None:
         return x[:, -1]

@@ -41,7 +41,6 @@ class Qwen2Config:
     Which layers slide is said by ``layer_types``, one word for each layer, or by
     ``max_window_layers``: layers with that index *and above* slide (the first releases of the code
     had it the other way round). A layer that slides sees ``sliding_window`` keys, its own included.
-    Raises ``ValueError`` for a number that no model can have.
     """
 
     vocab_size: int = 151936
@@ -199,10 +198,7 @@ class Block(nn.Module):
 
 
 class Qwen2Model(nn.Module):
-    """From token ids, or embeddings, to hidden states: everything but the head.
-
-    Raises ``ValueError`` for ids that are not (B, T).
-    """
+    """From token ids, or embeddings, to hidden states: everything but the head."""
 
     prefix = "model"  # its name in a checkpoint
 
@@ -257,7 +253,7 @@ class Qwen2Model(nn.Module):
         cache: Cache = NO_CACHE,
     ) -> Tensor:
         """The same from embeddings ``x`` (B, T, C), which need not be those of tokens, at
-        ``positions`` and in ``documents`` (B, T). Raises ``ValueError`` for another shape."""
+        ``positions`` and in ``documents`` (B, T)."""
         if x.dim() != 3 or x.shape[2] != self.config.n_embd:
             raise ValueError(
                 f"x has shape {tuple(x.shape)}; it must be (batch, tokens, "

@@ -106,10 +106,7 @@ class AdamW(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters; what it does not say, the defaults say.
-
-        Raises ``ValueError`` as :meth:`check_group`.
-        """
+        """Add a group of parameters; what it does not say, the defaults say."""
         if isinstance(param_group["params"], Iterator):  # it can be read only once
             param_group = {**param_group, "params": list(param_group["params"])}
         self.check_group({**self.defaults, **param_group})
@@ -139,11 +136,7 @@ class AdamW(torch.optim.Optimizer):
                 raise ValueError(f"a parameter is {p.dtype}; {type(self).__name__} takes real ones")
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move every parameter that has a gradient; returns what ``closure`` returned.
-
-        Raises ``ValueError`` for a gradient that is sparse, ``FloatingPointError`` for one that is
-        not finite.
-        """
+        """Move every parameter that has a gradient; returns what ``closure`` returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -232,7 +225,7 @@ class AdamW(torch.optim.Optimizer):
         return {"step": torch.Size(), "exp_avg": p.shape, "exp_avg_sq": p.shape}
 
     def group_of(self, p: Tensor) -> dict[str, Any]:
-        """The group that a parameter belongs to. Raises ``ValueError`` if it is in none."""
+        """The group that a parameter belongs to."""
         for group in self.param_groups:
             if any(p is other for other in group["params"]):
                 return group

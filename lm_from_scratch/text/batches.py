@@ -162,8 +162,7 @@ class PackedBatches:
     Each epoch cuts the stream into rows of ``block_size`` at a new random offset and draws the rows
     in a new random order, so nothing but the number of the next batch is needed to go on after an
     interruption. With ``isolate`` a token sees its own document alone; without it, everything
-    before it in its row, as GPT-2 was trained. Raises ``ValueError`` for sizes below 1, for a file
-    that is too short, and for a negative number.
+    before it in its row, as GPT-2 was trained.
     """
 
     def __init__(

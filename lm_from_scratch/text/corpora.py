@@ -95,7 +95,7 @@ def read_texts(path: str | Path, chunk: int | None = None) -> list[Document]:
     """The reader's own text: each text file of a folder is a document.
 
     A single file is cut between paragraphs into documents of about ``chunk`` characters: 4000, or
-    less if the file would not give about twenty. Raises ``ValueError`` where there is no text.
+    less if the file would not give about twenty.
     """
     path = Path(path)
     if path.is_dir():

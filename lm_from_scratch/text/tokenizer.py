@@ -85,8 +85,7 @@ class Tokenizer:
     """Text to token ids and back. ``decode(encode(text)) == text`` for every string.
 
     A text that happens to contain ``<|endoftext|>`` is encoded letter by letter: only the program
-    may end a document, not what a document says. Raises ``ValueError`` for a backend that cannot
-    end a document.
+    may end a document, not what a document says.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
@@ -108,8 +107,7 @@ class Tokenizer:
         """Learn a byte-level BPE vocabulary of at most ``vocab_size`` tokens from ``texts``.
 
         The 256 bytes and the special tokens come first; the rest are merges. A small corpus may run
-        out of pairs before the vocabulary is full. Raises ``ValueError`` for a ``vocab_size`` that
-        is too small.
+        out of pairs before the vocabulary is full.
         """
         smallest = 256 + len(special_tokens)
         if vocab_size < smallest:
@@ -177,10 +175,7 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the token ids, special tokens included.
-
-        Raises ``ValueError`` for an id that is none.
-        """
+        """The text of the token ids, special tokens included."""
         for token in ids:
             if not 0 <= token < self.vocab_size:
                 raise ValueError(f"token id {token} is not in 0 ... {self.vocab_size - 1}")

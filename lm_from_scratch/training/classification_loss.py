@@ -14,8 +14,7 @@ from lm_from_scratch.training.loss import causal_lm_loss
 
 
 def regression_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean squared error of ``logits`` (B, n) and ``labels`` (B, n), or (B,) where n is 1. Raises
-    ``ValueError`` for others."""
+    """Mean squared error of ``logits`` (B, n) and ``labels`` (B, n), or (B,) where n is 1."""
     if logits.shape[-1] == 1 and labels.shape == logits.shape[:-1]:
         labels = labels[..., None]
     check_shape("labels", labels, logits.shape)
@@ -26,7 +25,7 @@ def regression_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 def single_label_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy of ``logits`` (B, n) and class numbers ``labels`` (B,); -100 does not
-    count. Raises ``ValueError`` for other shapes and numbers."""
+    count."""
     check_shape("labels", labels, logits.shape[:-1])
     if labels.is_floating_point():
         raise ValueError(f"labels have dtype {labels.dtype}; class numbers must be integers")
@@ -37,7 +36,7 @@ def single_label_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 def multi_label_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean binary cross-entropy of ``logits`` (B, n) and, for each of the ``labels`` (B, n), how
-    true it is. Raises ``ValueError`` outside 0 to 1, and for other shapes."""
+    true it is, from 0 to 1."""
     check_shape("labels", labels, logits.shape)
     check_range(labels, 1)
     work = torch.promote_types(logits.dtype, torch.float32)
@@ -83,7 +82,7 @@ def token_classification_loss(
     """Mean cross-entropy of ``logits`` (B, T, n) and class numbers ``labels`` (B, T).
 
     -100 does not count, and neither does padding, where ``positions`` (B, T) are -1, whatever its
-    label. Raises ``ValueError`` for other shapes and numbers.
+    label.
     """
     if positions is None:
         return single_label_loss(logits, labels)

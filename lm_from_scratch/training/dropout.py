@@ -12,8 +12,7 @@ def residual_dropout_(model: Qwen2ForCausalLM, dropout: float) -> None:
     """In training, drop a share of the embeddings, and of what every attention and MLP adds.
 
     GPT-2 has these three in its config. Qwen2 has none of them, because it sees each text about
-    once; a small model that reads a small corpus many times needs them. Raises ``ValueError`` for a
-    share outside [0, 1).
+    once; a small model that reads a small corpus many times needs them.
     """
     shares({"dropout": dropout}, "dropout")
 

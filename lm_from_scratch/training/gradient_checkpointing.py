@@ -37,7 +37,7 @@ def use_gradient_checkpointing_(model: nn.Module) -> None:
 
     Without gradients nothing changes. With gradients no cache may be given: a block that runs twice
     would write its keys twice. Recorders see both runs. The model can be copied and its state dict
-    saved, but not pickled as a whole. Raises ``ValueError`` for a model without attention layers.
+    saved, but not pickled as a whole.
     """
     for block in blocks(model):
         if not type(block).__name__.startswith("Checkpointed"):

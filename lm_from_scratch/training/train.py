@@ -26,7 +26,7 @@ from typing import Any, Literal, cast, get_args, get_origin
 import torch
 from torch import Tensor, nn
 
-from lm_from_scratch.limits import integers, is_number, positive, require
+from lm_from_scratch.limits import integers, is_plain, positive, require
 from lm_from_scratch.models.blocks import blocks
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.modes import evaluating
@@ -44,10 +44,7 @@ GALORE = ("rank", "update_proj_gap", "scale", "projection_type", "moments", "bas
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """The numbers that define a run, together with the model's and the data's.
-
-    Raises ``ValueError`` for a number out of range, and for options that exclude each other.
-    """
+    """The numbers that define a run, together with the model's and the data's."""
 
     steps: int  # length of the run and of its schedule
     lr: float = 1e-3  # highest learning rate
@@ -77,7 +74,7 @@ class TrainConfig:
         positive(numbers, "lr")
         not_negative = "must be a finite number, not negative"
         names = ("min_lr", "weight_decay")
-        require(numbers, not_negative, lambda x: is_number(x) and x >= 0, *names)
+        require(numbers, not_negative, lambda x: is_plain(x) and x >= 0, *names)
         require(numbers, "must be above 0", lambda x: x > 0, "max_grad_norm")
         require(numbers, "must be in [0, 1)", lambda b: all(0 <= beta < 1 for beta in b), "betas")
         for field in fields(self):

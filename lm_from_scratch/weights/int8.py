@@ -23,8 +23,7 @@ class Int8Weight(QuantizedWeight):
 
     @classmethod
     def quantize(cls, weight: Tensor, group_size: int | None = None) -> Self:
-        """Round each number of ``weight`` (N, K) to the nearest code of its group. Raises
-        ``ValueError`` as :func:`~lm_from_scratch.weights.quantized_weight.check`."""
+        """Round each number of ``weight`` (N, K) to the nearest code of its group."""
         group_size = check(weight, group_size)
         groups = precise(weight).unflatten(1, (-1, group_size))  # (N, G, K / G)
         scale = (groups.abs().amax(dim=2) / 127).to(weight.dtype)  # (N, G)

@@ -691,7 +691,7 @@ assert old_decode(old_encode("😀")) == "潠"
 
 # %%
 # More than a million characters share 50000 numbers, so most of them come back as another one. The
-# law ``decode(encode(text)) == text`` finds this at once, if the text is not English. The mended line
+# law ``decode(encode(text)) == text`` finds this at once, if the text is not English. The fixed line
 # writes bytes: 256 numbers and no collision.
 
 

@@ -921,7 +921,7 @@ assert noticed["write -10000", 100] > 0.5
 assert noticed["write the minimum", 100] == 0.0
 
 # %%
-# With ordinary weights all three are right, so an ordinary test passes. The last one is the mended line, and it is
+# With ordinary weights all three are right, so an ordinary test passes. The last one is the fixed line, and it is
 # the one in ``attention_weights`` above: no score lies below the most negative number.
 #
 # G4: positions that start again
@@ -951,7 +951,7 @@ assert errors[0] < 5e-5
 assert min(errors[1:]) > 1
 
 # %%
-# The full pass and the first piece are right, and everything after them is wrong. The mended line belongs to the
+# The full pass and the first piece are right, and everything after them is wrong. The fixed line belongs to the
 # cache, which knows its own length: after eleven tokens, the next three stand at 11, 12 and 13.
 
 from lm_from_scratch.cache.interface import place

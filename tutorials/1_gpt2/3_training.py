@@ -1016,7 +1016,7 @@ for name, shown in [("wrong", wrong), ("right", right)]:
 # The wrong trainer reports a loss that looks like success. Real tokens cost more than twice as much, and more
 # than they cost the model that was trained on real tokens alone. The greedy output is padding.
 #
-# The mended line is ``next_token_targets(idx, positions)``: it sees in the positions where the padding is, and
+# The fixed line is ``next_token_targets(idx, positions)``: it sees in the positions where the padding is, and
 # writes -100 there.
 
 reported, true, said = outcome["wrong"]
@@ -1071,8 +1071,8 @@ print(f"after 1000 and 2000 steps: {old[999]:.1e} and {old[1999]:.1e}")
 assert 0.002 < 1 - old[29] / 5e-5 < 0.0025
 assert abs(old[999]) < 1e-9 and math.isclose(old[1999], 5e-5, rel_tol=1e-6)
 
-mended = TrainConfig(steps=2000, lr=5e-5, warmup=100)
-new_rates = [learning_rate(step, mended) for step in range(1, 2001)]
+fixed = TrainConfig(steps=2000, lr=5e-5, warmup=100)
+new_rates = [learning_rate(step, fixed) for step in range(1, 2001)]
 assert new_rates[-1] == 0.0 and new_rates[99:] == sorted(
     new_rates[99:], reverse=True
 )
@@ -1087,7 +1087,7 @@ ax.set_title("G19: the schedule does not know the run")
 plt.show()
 
 # %%
-# The mended line is the schedule of the package. It takes its length from the configuration of the run,
+# The fixed line is the schedule of the package. It takes its length from the configuration of the run,
 # so a schedule of another length cannot be written down.
 #
 # Exercises

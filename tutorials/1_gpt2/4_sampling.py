@@ -806,7 +806,7 @@ assert (round(before, 3), round(after, 3)) == (0.039, 0.085)
 assert right < before < after
 
 # %%
-# The probability of the repeated token rises from 0.039 to 0.085. The mended line asks for the sign:
+# The probability of the repeated token rises from 0.039 to 0.085. The fixed line asks for the sign:
 # ``torch.where(logits > 0, logits / penalty, logits * penalty)``.
 #
 # The test that finds it states the purpose: whatever the logits, a token that has occurred never
@@ -852,7 +852,7 @@ assert keep_top_p(z, 0.5).isfinite().sum() == 1
 assert TopPLogitsWarper(0.5)(None, z).isfinite().sum() == 1
 
 # %%
-# The mended line removes a token when the sum *before* it has reached p: ``before >= p``.
+# The fixed line removes a token when the sum *before* it has reached p: ``before >= p``.
 #
 # On random logits the two agree, because no sum hits p exactly. A random test does not find a fault
 # at a boundary; a test that stands on the boundary does.

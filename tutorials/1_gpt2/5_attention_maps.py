@@ -806,7 +806,7 @@ assert not torch.allclose(picture.sum(-1), torch.ones(len(ids)))
 assert (picture < 0).any()
 
 # %%
-# The first law at the top of this page rejects it at once. The mended function returns recorded weights and
+# The first law at the top of this page rejects it at once. The fixed function returns recorded weights and
 # names the layer that does not exist.
 
 from lm_from_scratch.instruments.plot import visualize_attention
@@ -869,7 +869,7 @@ assert torch.equal(right > 0, triangle[S - T :]) and (right > 0).sum(
 fig, axes = figure(5.4, 3.6, 2, 1)
 keys = [f"k{i}" for i in range(S)]
 for ax, weights, title in zip(
-    axes, (corner, right), ("G2: the first rows", "mended: the last rows")
+    axes, (corner, right), ("G2: the first rows", "fixed: the last rows")
 ):
     attention_map(ax, weights, keys, title)
     ax.set_yticks(range(T), [f"q{i}" for i in range(S - T, S)])
@@ -917,7 +917,7 @@ print(f"logits wrong by {error:.1f}")
 assert error > 0.5
 
 # %%
-# The mended line cuts rows S - T to S of the triangle. The package does not cut at all: it compares
+# The fixed line cuts rows S - T to S of the triangle. The package does not cut at all: it compares
 # positions, which travel with the keys.
 #
 # Exercises

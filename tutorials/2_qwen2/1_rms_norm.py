@@ -641,7 +641,7 @@ assert accepted == {"norm_in_float32": False, "rms_norm": True}
 # %%
 # The error looks like nothing. But float64 is what one uses to tell a small mistake from rounding, and this norm takes
 # that tool away: finite differences of float32 numbers are noise, and ``gradcheck`` rejects a correct gradient. The
-# mended line is ``torch.promote_types(x.dtype, torch.float32)``. ``gradcheck`` is the check that finds it.
+# fixed line is ``torch.promote_types(x.dtype, torch.float32)``. ``gradcheck`` is the check that finds it.
 #
 # Epsilon outside, and a subtracted mean
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

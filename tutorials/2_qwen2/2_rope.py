@@ -683,7 +683,7 @@ print("speeds after loading are on:", empty.inv_freq.device)
 assert empty.inv_freq.is_meta
 
 # %%
-# The mend is to keep nothing. The package has no table and no buffer: it computes from the positions it gets, in float32,
+# The fix is to keep nothing. The package has no table and no buffer: it computes from the positions it gets, in float32,
 # at every call. There is nothing to round, to outgrow, or to lose.
 
 print(inspect.getsource(RotaryEmbedding.forward))
@@ -744,7 +744,7 @@ assert wrong.diagonal().max() < 1e-12
 assert wrong.diagonal(1).max() > 0.1
 
 # %%
-# The mended line is ``to_half_split`` for each query and key weight; the check is a comparison of
+# The fixed line is ``to_half_split`` for each query and key weight; the check is a comparison of
 # logits with large weights, at later positions.
 #
 # The trained model shows what it costs.

@@ -600,7 +600,7 @@ assert "head" not in late
 assert early == "n_head=6 is not a multiple of n_kv_head=4"
 
 # %%
-# The quotient 6 // 4 is 1, so nothing is repeated, and the message speaks of dimensions instead of heads. The mended line
+# The quotient 6 // 4 is 1, so nothing is repeated, and the message speaks of dimensions instead of heads. The fixed line
 # is a check in the config, before any weight exists. The test that finds it builds a config with 6 and 4.
 #
 # Key heads in tiles
@@ -633,7 +633,7 @@ assert min(tiled_error[2], tiled_error[3]) > 0.5
 
 # %%
 # With one key head, or as many as query heads, the mistake is *equal* to the right code, bit for bit. A test must use
-# 1 < Hkv < H. The mended line is in ``repeat_kv`` above.
+# 1 < Hkv < H. The fixed line is in ``repeat_kv`` above.
 #
 # Which sentence is false?
 # ------------------------

@@ -854,7 +854,7 @@ assert all(short < 5e-5 for _, short in wrong.values())
 
 # %%
 # With four tokens and a window of four both are right: a test of windows needs more tokens than the window has keys. The
-# mended line is ``visibility.within(window)`` above, for every kind of attention.
+# fixed line is ``visibility.within(window)`` above, for every kind of attention.
 #
 # Q30: minus infinity
 # ~~~~~~~~~~~~~~~~~~~
@@ -880,7 +880,7 @@ assert spoilt == [[0, 0, 0], [5, 0, 0], [5, 7, 0], [5, 7, 0], [5, 7, 0]]
 # After one layer every real token is fine. In the second layer it gives the padding a weight of 0, and 0 times NaN is
 # NaN. So a batch without padding does not show the mistake, and neither does a model with a single layer.
 #
-# The mended line replaces a hidden score with the most negative *finite* number, and makes the weights of hidden keys
+# The fixed line replaces a hidden score with the most negative *finite* number, and makes the weights of hidden keys
 # 0 afterwards. A query without keys then gets the value 0.
 
 from lm_from_scratch.attention.attention import attention_weights

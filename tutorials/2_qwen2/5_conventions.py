@@ -53,9 +53,9 @@ table = []
 
 def row(name, ours, other, where, results):
     """``results``: ours, theirs as it is, theirs through the converter."""
-    right, naive, mended = (result.double() for result in results)
+    right, naive, fixed = (result.double() for result in results)
     before = (naive - right).abs().max().item()
-    after = (mended - right).abs().max().item()
+    after = (fixed - right).abs().max().item()
     assert after < 5e-5, (name, after)
     assert before > 1e-4, (name, before)
     table.append((name, ours, other, where, before, after))

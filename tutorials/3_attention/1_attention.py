@@ -721,7 +721,7 @@ for padding in (0, 1, 2, 3):
     assert counts[1] == 0
 
 # %%
-# The mutant passes without padding, and with less padding than a tile. Then every real token is NaN. The mended line is
+# The mutant passes without padding, and with less padding than a tile. Then every real token is NaN. The fixed line is
 # the package's start at the most negative finite number: :math:`e^{-\infty - m}` is 0 for every finite m. The check is
 # padding that fills a tile.
 #

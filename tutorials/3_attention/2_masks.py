@@ -763,7 +763,7 @@ def unpadded(cut_keys):
 
 changed = batch.idx.clone()
 changed[0, 3:11] = torch.tensor(nine[:8])
-for name, cut_keys in {"Q4": False, "mended": True}.items():
+for name, cut_keys in {"Q4": False, "fixed": True}.items():
     exhibit = unpadded(cut_keys)
     steps = [
         in_chunks(exhibit, rows, [11, 1], GrowingCache(4), batch.positions)
@@ -778,7 +778,7 @@ for name, cut_keys in {"Q4": False, "mended": True}.items():
         assert error > 0.5 and leak > 0.5
 
 # %%
-# In a service, row 0 and row 1 belong to two people. The mended line cuts keys, values and mask together. The check that
+# In a service, row 0 and row 1 belong to two people. The fixed line cuts keys, values and mask together. The check that
 # catches it changes one row and looks at the other, so it needs a batch of two different rows.
 #
 # A ring without positions
@@ -811,7 +811,7 @@ for name, rule in rules.items():
     assert right_at == list(range(6 if name == "slots" else 12))
 
 # %%
-# The first round is right: a test must be longer than the ring. In the mended line the keys bring their own positions,
+# The first round is right: a test must be longer than the ring. In the fixed line the keys bring their own positions,
 # and the rule does not care where they are stored.
 #
 # Which sentence is false?

@@ -707,7 +707,7 @@ assert extra == len(some) - len(batch.idx)
 
 # %%
 # But the targets tell, in every model: each document of a row but the last now predicts the first token of the next one.
-# The mended line is ``positions[r, at] = torch.arange(len(ids))``, and the check is *packed equals alone*, on the loss.
+# The fixed line is ``positions[r, at] = torch.arange(len(ids))``, and the check is *packed equals alone*, on the loss.
 #
 # Cumulative lengths, off by one
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -750,7 +750,7 @@ assert leak_right[parts[0] :].abs().max() == 0.0
 
 # %%
 # The check that finds it changes the last token of one document and demands that no other document
-# moves. The mended line builds the bounds from the tokens: ``cumulative`` in ``varlen.py``.
+# moves. The fixed line builds the bounds from the tokens: ``cumulative`` in ``varlen.py``.
 #
 # Which sentence is false?
 # ------------------------

@@ -614,7 +614,7 @@ for name, hide in (("add", add), ("fill", fill)):
         assert counts == ([8, 0, 20] if broken else [0, 0, 0])
 
 # %%
-# With small scores the mistake does not show, and in bfloat16 the minimum absorbs even a score of -10000. The mended
+# With small scores the mistake does not show, and in bfloat16 the minimum absorbs even a score of -10000. The fixed
 # line is in ``attention_weights``: it replaces hidden scores, in float32, and sets hidden weights to 0. The check puts
 # padding and large negative scores together, in float16, and looks at all rows, those of padding too.
 #

@@ -846,7 +846,7 @@ assert cost["last real token"] > cost["rightmost_other"]
 
 # %%
 # The old rule finds the end-of-text token in column 0, and -1 modulo T is the last column: the same mistake as above.
-# The new rule stops one token early and gives the head a state that it was not trained on. The mended rule asks the
+# The new rule stops one token early and gives the head a state that it was not trained on. The fixed rule asks the
 # positions, which know the padding and do not guess it.
 #
 # Padding on one side alone does not find the mistake, as long as the padding token is not in the text. The check is a
@@ -900,7 +900,7 @@ try:
 except ValueError as error:
     print("ValueError:", error)
 else:
-    raise AssertionError("transformers has mended Q19")
+    raise AssertionError("transformers has fixed Q19")
 
 ours = classification_loss(tiny(ids), marks)
 by_hand = F.binary_cross_entropy_with_logits(tiny(ids), marks)
@@ -916,7 +916,7 @@ try:
 except ValueError as error:
     print("ValueError:", str(error)[:60])
 else:
-    raise AssertionError("transformers has mended Q20")
+    raise AssertionError("transformers has fixed Q20")
 print("written:", oracle.config.problem_type)
 
 for dtype in (torch.int8, torch.uint8, torch.int16, torch.int64):
@@ -924,7 +924,7 @@ for dtype in (torch.int8, torch.uint8, torch.int16, torch.int64):
     torch.testing.assert_close(ours, F.cross_entropy(tiny(ids), y))
 
 # %%
-# The mended lines keep the choice in a local variable, and ask whether the dtype is floating. The check is a second
+# The fixed lines keep the choice in a local variable, and ask whether the dtype is floating. The check is a second
 # batch of another kind, and labels of every integer dtype.
 
 from lm_from_scratch.training.classification_loss import problem_type_of

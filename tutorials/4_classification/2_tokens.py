@@ -672,7 +672,7 @@ assert reported["counted"] > true["counted"] + 0.03
 assert abs(reported["left out"] - true["left out"]) < 1e-6
 
 # %%
-# The report is more than three points too good, because padding is easy. The mended line asks the positions. The check
+# The report is more than three points too good, because padding is easy. The fixed line asks the positions. The check
 # gives the padding an impossible label, and demands the same loss.
 
 odd = y.masked_fill(padding, 77)
@@ -700,7 +700,7 @@ for use_cache in (True, False):
 assert sizes == {True: 2, False: 1}
 
 # %%
-# The hidden states vanish without an error. The mended line selects by name, and the check asks with the cache off. In this
+# The hidden states vanish without an error. The fixed line selects by name, and the check asks with the cache off. In this
 # package nothing is at a place: a model returns one tensor, and a recorder keeps the states.
 
 from lm_from_scratch.instruments.record import record_hidden_states

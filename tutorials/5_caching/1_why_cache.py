@@ -615,7 +615,7 @@ assert grown["G2"] == [3, 7, 12, 18] and grown["G2 G1"] == [3, 4, 5, 6]
 
 # %%
 # The crash was the harmless state. With the first repair the cache grows by the whole
-# text in every round (G3). After this repair and the next one the text is fluent, and it is the wrong text. The mended
+# text in every round (G3). After this repair and the next one the text is fluent, and it is the wrong text. The fixed
 # lines are those of ``PlainCache.see``: new tokens are the last T of S positions, for mask and embedding.
 #
 # The check that finds all three is the law, on logits, after every repair. Fluent text proves nothing:
@@ -626,7 +626,7 @@ assert grown["G2"] == [3, 7, 12, 18] and grown["G2 G1"] == [3, 4, 5, 6]
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # ``torch.cat`` makes a new tensor: to add one token it writes all S again. The old module did, and from 200 to 400
-# tokens its copies became 3.99 times as many. The mended line asks for twice the room when there is too little:
+# tokens its copies became 3.99 times as many. The fixed line asks for twice the room when there is too little:
 
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -717,7 +717,7 @@ def run_and_count(cache, model, n=10):
 
 for name, cache, wanted in (
     ("K3", cache_k3(mixed.config), [10, 10, 10]),
-    ("mended", cache_for(mixed.config.windows), [10, W, W]),
+    ("fixed", cache_for(mixed.config.windows), [10, W, W]),
 ):
     off, kept = run_and_count(cache, mixed)
     print(f"{name:6} error {off:.0e}, keys per layer {kept}")
@@ -737,8 +737,8 @@ for name, cache, wanted in (
 
 columns = list(range(12))
 assert columns[-W + 1 :] == [9, 10, 11] and columns[-1 + 1 :] == columns
-mended = [columns[max(0, 12 - (W - 1)) :] for W in (4, 1)]
-assert mended == [[9, 10, 11], []]
+fixed = [columns[max(0, 12 - (W - 1)) :] for W in (4, 1)]
+assert fixed == [[9, 10, 11], []]
 
 narrow = random_model(sliding_window=1, max_window_layers=1)
 ours, oracle = in_float32(narrow)
@@ -752,7 +752,7 @@ assert off < 1e-9 and kept == [10, 1, 1]
 
 # %%
 # The first line tells what your version does. If it keeps twelve keys in each layer, layers that should see one key saw
-# them all. The mended slice counts from the front. The check that catches it is a window of one, fed token by token.
+# them all. The repaired slice counts from the front. The check that catches it is a window of one, fed token by token.
 #
 # Which sentence is false?
 # ------------------------

@@ -719,7 +719,7 @@ assert grown["one scale", 256] > 1.1 * grown["one scale", 8]
 assert grown["the package", 256] == grown["the package", 8]
 
 # %%
-# The mended line takes the range over the features of one token, ``x.amax(dim=-1, keepdim=True)``. The check is the
+# The fixed line takes the range over the features of one token, ``x.amax(dim=-1, keepdim=True)``. The check is the
 # law: any division into chunks gives the same logits, and so does any batch.
 #
 # K8: the dtype of another tensor
@@ -741,7 +741,7 @@ print("transformers, keys:", before, "then", layer.keys.dtype)
 
 # %%
 # One number in the wrong dtype doubles the bytes of all others and brings no digit back. In a quantised cache the ruler
-# has a dtype too. The mended line compares and refuses; a test that mixes dtypes on purpose finds the defect.
+# has a dtype too. The fixed line compares and refuses; a test that mixes dtypes on purpose finds the defect.
 
 cache = GrowingCache(1, Quantized(8))
 for new in ((k, k), (k, values), (values, values)):

@@ -6,7 +6,7 @@ A batch is a rectangle of tokens, and prompts have unequal lengths. So the gaps 
 runs, and a short row says something else than it says alone. Why, and what has to be done so that it does not?
 
 This page starts from a program that fails. It finds seven causes, plants each of them alone in a program that is right,
-and measures what it does. One integer for each token mends them.
+and measures what it does. One integer for each token fixes them.
 
 You will learn
 --------------
@@ -603,13 +603,13 @@ print(f"{'':8}{'mask alone':>12}{'with position_ids':>20}")
 for kind, twin in twins.items():
     truth = exact[kind](batch.idx, batch.positions)[short, -1]
     wrong = (twin(batch.idx, **given).logits[short, -1] - truth).abs().max()
-    mended = twin(batch.idx, **given, **places).logits[short, -1] - truth
-    print(f"{kind:8}{wrong:12.0e}{mended.abs().max():20.0e}")
-    assert mended.abs().max() < 1e-3
+    fixed = twin(batch.idx, **given, **places).logits[short, -1] - truth
+    print(f"{kind:8}{wrong:12.0e}{fixed.abs().max():20.0e}")
+    assert fixed.abs().max() < 1e-3
     assert wrong > 1 if kind == "GPT-2" else wrong < 1e-3
 
 # %%
-# The mended line passes ``position_ids``. The check that finds the mistake is a padded row against the same row alone,
+# The fixed line passes ``position_ids``. The check that finds the mistake is a padded row against the same row alone,
 # in a model with learnt positions; Qwen2 lets it pass.
 #
 # G10: the penalty of row 0
@@ -633,7 +633,7 @@ for rows in (prompts, prompts[::-1]):
     assert same[0] and same.count(False) >= 8
 
 # %%
-# Row 0 is right in either order, and at least half of all rows are wrong. The mended line is ``seen``: one row of marks
+# Row 0 is right in either order, and at least half of all rows are wrong. The fixed line is ``seen``: one row of marks
 # for each row of logits. A test with one prompt does not find the mistake. Two different rows and the law above do.
 #
 # Which sentence is false?
@@ -693,7 +693,7 @@ assert (got - wanted).abs().max() < 1e-12
 #   that alone; two of the six left the first token right.
 # * Counting the padding moved a logit of GPT-2 by more than 1, and those of Qwen2 by rounding alone. Two counts in one
 #   row moved both.
-# * Positions, with -1 for padding, mended all: in every cache, with padding anywhere, a batch equalled its rows within
+# * Positions, with -1 for padding, fixed all: in every cache, with padding anywhere, a batch equalled its rows within
 #   1e-11 in float64.
 # * On the left, one column holds every last token. A static cache held equal keys for padding on any side.
 # * Rounding can flip near ties. All texts that changed between batch and row did so at one.

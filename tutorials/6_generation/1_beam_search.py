@@ -574,15 +574,15 @@ class StaysBehind(GrowingCache):
 
 
 stays = StaysBehind(config.n_layer)
-for name, cache in (("mended", None), ("wrong", stays)):
+for name, cache in (("fixed", None), ("wrong", stays)):
     ((h, *_),) = beam_search(model, [prompt], 12, 3, cache=cache)
     judged = log_probability(model, prompt, h.tokens)
     print(f"{name}: reports {h.log_probability:.2f}, has {judged:.2f}")
     print("  ", text(h.tokens))
-    assert (abs(h.log_probability - judged) < 1e-3) == (name == "mended")
+    assert (abs(h.log_probability - judged) < 1e-3) == (name == "fixed")
 
 # %%
-# Nothing fails, and the text looks like a text. The mended line is ``cache.select(parents)`` for every kind of cache.
+# Nothing fails, and the text looks like a text. The fixed line is ``cache.select(parents)`` for every kind of cache.
 # The check that finds it is the one from the top of this page: one full forward pass over the result.
 #
 # Q16: reordered, and no longer a cache
@@ -611,7 +611,7 @@ for kind in (transformers.DynamicCache, transformers.StaticCache):
 
 # %%
 # A growing cache became a tuple, which does not know its length; a static one cannot be walked through by layers. The
-# mended line is ``past.reorder_cache(rows)``: the cache reorders itself, and stays what it is. The check is a search
+# fixed line is ``past.reorder_cache(rows)``: the cache reorders itself, and stays what it is. The check is a search
 # with every kind of cache, all of which must find the same.
 #
 # Which sentence is false?

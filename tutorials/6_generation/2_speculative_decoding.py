@@ -791,7 +791,7 @@ print(f"kept:    rate {broken[0]:.2f}, {broken[1]:.2f} tokens per pass")
 assert broken[0] < whole[0] - 0.03
 
 # %%
-# Every text is still right, so no test of the text can see it. The mended lines are in ``ModelDrafter._propose``: crop
+# Every text is still right, so no test of the text can see it. The fixed lines are in ``ModelDrafter._propose``: crop
 # to what the row holds, then feed what is new. The check compares the drafts with what the draft model would say to the
 # row without any cache, after rejections of every length.
 #
@@ -840,7 +840,7 @@ print(
 assert apart(out, p) > 0.4
 
 # %%
-# Any q is allowed, as long as the draft was drawn from it. The mended line returns the distribution after temperature
+# Any q is allowed, as long as the draft was drawn from it. The fixed line returns the distribution after temperature
 # and cuts, the one that ``draw`` was given; for a greedy draft it is 1 at the draft and 0 elsewhere. A test of greedy
 # texts cannot see this mistake, nor can a test of the rule alone. Sampled sequences show it.
 #

@@ -738,7 +738,7 @@ expected = [alone(replace(request, seed=seed)) for seed in (0, 1)]
 assert right == expected and wrong != expected
 
 # %%
-# Nothing crashes. One row has a token of the other in its past. The mended line asks ``pool.own`` for the last block
+# Nothing crashes. One row has a token of the other in its past. The fixed line asks ``pool.own`` for the last block
 # before any write into it. The check that finds the mistake compares each row with the same row alone; a test of a
 # single row cannot, because its blocks have one user.
 #
@@ -780,7 +780,7 @@ for kind in (Engine, OwnTokensOnly):
     assert (wrong > 0) == (kind is OwnTokensOnly)
 
 # %%
-# The wrong engine finds more, so it looks faster. The mended line is ``tuple(tokens[:end])``. Again the check is the
+# The wrong engine finds more, so it looks faster. The fixed line is ``tuple(tokens[:end])``. Again the check is the
 # answer alone, on prompts that hold the same block after different beginnings.
 #
 # Which sentence is false?

@@ -637,7 +637,7 @@ for make in (OurRule, AdamW):
 assert abs(late[AdamW] + 0.01) < 1e-6 and abs(late[OurRule] + 0.0048) < 1e-4
 
 # %%
-# The mended line is ``state["step"] += 1``, with a step in the state of each parameter. The check is this test, or the
+# The fixed line is ``state["step"] += 1``, with a step in the state of each parameter. The check is this test, or the
 # law behind it: with its first gradient, whenever that comes, a weight moves by :math:`\eta` apart from its decay.
 #
 # Which sentence is false?

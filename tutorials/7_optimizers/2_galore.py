@@ -724,7 +724,7 @@ assert torch.linalg.matrix_rank(firsts[0]) == 2
 
 def broken_step(g, rank):
     _, Q = singular_basis(g, rank, False, True)
-    exp_avg = torch.zeros_like(g)  # mended: zeros_like(g @ Q)
+    exp_avg = torch.zeros_like(g)  # fixed: zeros_like(g @ Q)
     exp_avg.mul_(0.9).add_(g @ Q, alpha=0.1)
     return exp_avg @ Q.mT
 

@@ -681,7 +681,7 @@ assert twin_optimizer.state[matrices[0]]["bases"] == STEPS // GAP + 2
 #
 # The code published with GaLore, and ``pytorch_optimizer`` 4.1, keep a projector object in the state. Saving works.
 # The run that wants to resume fails; a
-# `mend for ms-swift <https://github.com/modelscope/ms-swift/pull/10161>`_ describes it.
+# `fix for ms-swift <https://github.com/modelscope/ms-swift/pull/10161>`_ describes it.
 
 
 class Projector:
@@ -702,7 +702,7 @@ except pickle.UnpicklingError as error:
 assert failed
 
 # %%
-# With ``weights_only=False`` the file loads, and so would any program that someone hid in it. The mended line stores
+# With ``weights_only=False`` the file loads, and so would any program that someone hid in it. The fixed line stores
 # the basis itself: ``state["left"] = basis``. The check saves, loads with ``weights_only=True`` and goes on, for every
 # option.
 #

@@ -884,7 +884,7 @@ assert same(train(2, kind=early)[0], train(1)[0])  # late by one pass
 assert train(2, kind=early)[1] == all_of_them
 
 # %%
-# Every weight is updated one pass late, and all gradients stay alive in between. The mended line is
+# Every weight is updated one pass late, and all gradients stay alive in between. The fixed line is
 # ``register_post_accumulate_grad_hook``. The check: after one backward pass, every weight has moved.
 #
 # Which sentence is false?

@@ -955,7 +955,7 @@ for rank in both:
 
 # %%
 # Each process brings its own piece to the limit c, so the whole has :math:`c \sqrt{N}`. And each uses a factor of its
-# own, so the direction changes with the number of processes. The mended line hands the DTensors themselves to
+# own, so the direction changes with the number of processes. The fixed line hands the DTensors themselves to
 # ``clip_grad_norm_``, which sums the squares over all processes, as ``optimizer_step`` does. The check is the table
 # above: two processes, clipped, equal one.
 #

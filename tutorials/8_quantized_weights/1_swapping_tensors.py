@@ -606,7 +606,7 @@ assert results[True, "before backward"] == "poisoned: bfloat16, bfloat16"
 # Three conversions that used to run now raise, in code that never heard of the flag. The third row is worse: the
 # weight was converted, then the bias was refused, and the module is left with two dtypes.
 #
-# The mended line is a ``with``. It restores what was there, also after an error. The check: after every test, the flag
+# The fixed line is a ``with``. It restores what was there, also after an error. The check: after every test, the flag
 # is what it was before.
 
 
@@ -646,7 +646,7 @@ assert "poisoned" in refused_then_backward(swap_tensors)
 assert refused_then_backward(ask_first) is None
 
 # %%
-# PyTorch poisons the node of ``a``, then looks at ``b`` and refuses. Swapping back would poison it once more. The mended
+# PyTorch poisons the node of ``a``, then looks at ``b`` and refuses. Swapping back would poison it once more. The fixed
 # line is the call of ``is_held`` before any swap.
 #
 # The check that catches it runs a backward pass after the refusal. To compare numbers is not enough when the promise is

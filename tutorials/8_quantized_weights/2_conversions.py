@@ -481,7 +481,7 @@ for kind in (Subclass, Traceable):
 # ``.data =`` pours one ``at::Tensor`` into another, and with it the dtype. The payload is an attribute of the Python
 # object, which ``.data =`` never sees. So the module says bfloat16, and its numbers are float32, with twice the bytes.
 #
-# The mended lines are the two methods, or the flag. The check looks at the payload: the id is equal in both cases, and
+# The fixed lines are the two methods, or the flag. The check looks at the payload: the id is equal in both cases, and
 # the dtype that the module prints is too.
 #
 # T10: the checkpoint that came after the optimizer
@@ -509,7 +509,7 @@ for flag in (False, True):
     assert moved == (not names) == flag
 
 # %%
-# Five steps of nothing, and two names where there was one: the tie is gone. The mended line sets the flag, or builds
+# Five steps of nothing, and two names where there was one: the tie is gone. The fixed line sets the flag, or builds
 # the optimizer after loading, as PyTorch's documentation asks, and ties again. The check is ``stranded``.
 #
 # Which sentence is false?

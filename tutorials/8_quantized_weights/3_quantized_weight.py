@@ -575,7 +575,7 @@ print(len(frozen), "weights unchanged, the last norm has moved")
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # In PyTorch's tutorial on swapping tensors the quantised weight had ``detach`` and ``_to_copy``, and never ran a forward
-# pass. The tempting mend answers every other operator with the decoded matrix.
+# pass. The tempting fix answers every other operator with the decoded matrix.
 
 
 class Obliging(Weight):
@@ -597,7 +597,7 @@ assert obliging.clone().nbytes > 3 * weight.codes.nbytes
 
 # %%
 # Nothing fails any more. An in-place operator writes into a decoded copy that nobody keeps: an optimizer would train
-# for hours. A copy is a plain matrix, and the saved memory is gone. The mended line is ``raise NotImplementedError``;
+# for hours. A copy is a plain matrix, and the saved memory is gone. The fixed line is ``raise NotImplementedError``;
 # the check calls an in-place operator and wants the refusal by name.
 
 message = "no refusal"

@@ -598,7 +598,7 @@ assert two_models(lambda state: state) == (True, torch.float32)
 assert two_models(dict) == (False, torch.float64)
 
 # %%
-# Two models share their weights, and a float64 module turned float32. The mended line is ``dict(state)``: a plain
+# Two models share their weights, and a float64 module turned float32. The fixed line is ``dict(state)``: a plain
 # dictionary has no ``_metadata``. The package loads from plain dictionaries alone. The check: load the same state dict
 # twice, with ``assign`` and without, and ask whether the two modules share memory.
 #

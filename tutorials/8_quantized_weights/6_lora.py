@@ -594,7 +594,7 @@ for adapters_first in (False, True):
 
 # %%
 # The optimizer holds the weights that were frozen afterwards. They have no gradient any more, and an optimizer skips
-# those. The mended line stands one line higher, and the check is the one printed: every trainable parameter is in the
+# those. The fixed line stands one line higher, and the check is the one printed: every trainable parameter is in the
 # optimizer.
 #
 # Merged twice

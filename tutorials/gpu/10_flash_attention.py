@@ -522,7 +522,7 @@ assert same(mean, v.mean(2, keepdim=True).expand_as(q), 1e-4)
 assert (flash_attention(q, k, v, nothing) == 0).all()
 
 # %%
-# The mended line is ``tl.where(seen, scores, -float("inf"))`` with an m that starts above minus infinity. The check is a row of padding alone.
+# The fixed line is ``tl.where(seen, scores, -float("inf"))`` with an m that starts above minus infinity. The check is a row of padding alone.
 #
 # Which sentence is false?
 # ------------------------

@@ -546,7 +546,7 @@ for wide in (False, True):
     assert offsets.equal(right) == wide
 
 # %%
-# The mended line is ``page.to(tl.int64)`` before the product, not after it. No test with a small pool finds this. The
+# The fixed line is ``page.to(tl.int64)`` before the product, not after it. No test with a small pool finds this. The
 # check needs no large one either: it computes the last offset of the largest pool, as here.
 #
 # Which sentence is false?

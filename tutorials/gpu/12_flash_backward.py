@@ -438,7 +438,7 @@ for group in (1, 2):
     assert same(dv, right, 2e-4) == (group == 1)
 
 # %%
-# On a GPU it is not even the same head each time. The mended line is the loop over ``range(shared * group, (shared + 1) * group)``. The check is a gradient with
+# On a GPU it is not even the same head each time. The fixed line is the loop over ``range(shared * group, (shared + 1) * group)``. The check is a gradient with
 # two query heads for each key head.
 #
 # A log-sum-exp of minus infinity
@@ -458,7 +458,7 @@ print("weights of 0:", bool((mended == 0).all()))
 assert wrong.isnan().all() and (mended == 0).all()
 
 # %%
-# In dQ the NaN stays in its row, which nobody reads. In dK and dV it is a term of every sum. The mended line is the finite start of m, and ``l`` of such a row set to 1, so
+# In dQ the NaN stays in its row, which nobody reads. In dK and dV it is a term of every sum. The fixed line is the finite start of m, and ``l`` of such a row set to 1, so
 # that the log-sum-exp is that low number. The check is a row of padding alone, with gradients.
 #
 # Which sentence is false?

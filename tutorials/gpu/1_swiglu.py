@@ -423,7 +423,7 @@ assert pair.tolist() == [-(2**31), 2**31]
 # %%
 # A negative offset passes the test ``offsets < n``, so the mask does not help: the program reads and writes far before
 # the tensor. Long contexts and large vocabularies reach this size. It was met in
-# `a kernel for cross-entropy <https://github.com/linkedin/Liger-Kernel/issues/1483>`_. The mended line is
+# `a kernel for cross-entropy <https://github.com/linkedin/Liger-Kernel/issues/1483>`_. The fixed line is
 # ``tl.program_id(0).to(tl.int64) * BLOCK``. The check is the little kernel above, with a large number instead of a large tensor.
 #
 # The gradient that is one number
@@ -453,7 +453,7 @@ print("package matches torch:", all(map(matches, ours, expected)))
 assert all(map(matches, ours, expected))
 
 # %%
-# The mended line is ``grad.contiguous()`` in the wrapper. The check is to send such a gradient in every test of a backward
+# The fixed line is ``grad.contiguous()`` in the wrapper. The check is to send such a gradient in every test of a backward
 # kernel. A gradient of random numbers, which most tests use, is contiguous and finds nothing.
 #
 # Which sentence is false?

@@ -385,7 +385,7 @@ print("package matches torch:", matches(softmax(first), first.softmax(-1)))
 assert matches(softmax(first), first.softmax(-1))
 
 # %%
-# Causal masks hide the *end* of a row, so the fault sleeps until somebody adds left padding or a sliding window. The mended line is
+# Causal masks hide the *end* of a row, so the fault sleeps until somebody adds left padding or a sliding window. The fixed line is
 # ``top = LOWEST``. The check is a test with hidden blocks in front, in the middle and behind, with a block size small
 # enough that there are such blocks.
 #
@@ -426,7 +426,7 @@ for width in (64, 37):
 # With a width of 64 everything is right. With 37, the next row is added to the sums of the first two. Their results are
 # too small, and still look like probabilities. What makes the fault loud is the NaN behind the last row.
 #
-# The mended line has ``mask=`` and ``other=``. The checks are odd widths, and inputs that lie in a memory full of NaN.
+# The fixed line has ``mask=`` and ``other=``. The checks are odd widths, and inputs that lie in a memory full of NaN.
 #
 # Which sentence is false?
 # ------------------------

@@ -401,7 +401,7 @@ for target in ("gradient", "new tensor"):
 # the same tensor, and the kernel overwrites what the other way still needs. The norm by itself passes every test.
 #
 # It was met in `Gemma 2 <https://github.com/linkedin/Liger-Kernel/issues/370>`_, where training silently went wrong. The
-# mended line is ``out = torch.empty_like(grad)``. The check is to keep a clone of the incoming gradient, and to compare after the pass.
+# fixed line is ``out = torch.empty_like(grad)``. The check is to keep a clone of the incoming gradient, and to compare after the pass.
 #
 # A sum in float16
 # ~~~~~~~~~~~~~~~~
@@ -430,8 +430,8 @@ for dtype in (tl.float16, tl.float32):
 
 # %%
 # At 2048 the sum in float16 stops: 2049 has no place among its numbers, and rounding goes back to 2048. A bfloat16
-# sum of ones stops at 256. `A pull request <https://github.com/linkedin/Liger-Kernel/pull/950>`_ mended such a sum in a
-# library of kernels. The mended line has ``tl.float32``. The check is a test with many rows and a gradient that does not average out.
+# sum of ones stops at 256. `A pull request <https://github.com/linkedin/Liger-Kernel/pull/950>`_ fixed such a sum in a
+# library of kernels. The fixed line has ``tl.float32``. The check is a test with many rows and a gradient that does not average out.
 
 stuck = torch.tensor(256.0, dtype=torch.bfloat16)
 assert stuck + 1 == stuck

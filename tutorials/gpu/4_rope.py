@@ -417,7 +417,7 @@ for heads in (2, 1):
 # caller's keys are overwritten. The result is right, so a test of results passes. It was met in a widely used kernel:
 # `Rope fails when num_head = 1 <https://github.com/linkedin/Liger-Kernel/issues/342>`_.
 #
-# The mended line is ``out = torch.empty_like(x)``. The check: keep a clone of every input, compare after both passes,
+# The fixed line is ``out = torch.empty_like(x)``. The check: keep a clone of every input, compare after both passes,
 # and have sizes of 1 among the cases.
 
 k = torch.randn(1, 1, T, D, device=DEVICE)

@@ -413,7 +413,7 @@ assert first_step(True) > 10 and abs(first_step(False) - 0.01) < 0.001
 
 # %%
 # The first step of Adam has the size of the learning rate, whatever the gradient. That law is the check: small gradients, every
-# combination of dtypes. The mended line computes ``m`` and ``v`` without ``.to``; ``tl.store`` casts to what it stores into.
+# combination of dtypes. The fixed line computes ``m`` and ``v`` without ``.to``; ``tl.store`` casts to what it stores into.
 #
 # A gradient with other strides
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -436,7 +436,7 @@ print("package, matches torch:", matches([p, m, v], expected))
 assert not verdict and matches([p, m, v], expected)
 
 # %%
-# The mended line is ``grad.contiguous()``, and for a weight that is not contiguous a copy back. The check: a transposed
+# The fixed line is ``grad.contiguous()``, and for a weight that is not contiguous a copy back. The check: a transposed
 # gradient among the tests.
 #
 # Which sentence is false?

@@ -470,7 +470,7 @@ show("int8", codes)
 #
 # The product of ``tf32(a)`` and ``tf32(b)`` is what ``tl.dot(left, right)`` can become on a GPU. A user found that results with
 # ``TRITON_INTERPRET=1`` and without it differ in the third digit: `larger error in one mode <https://github.com/triton-lang/triton/issues/5895>`_.
-# The mended line has ``input_precision="ieee"``. A tolerance chosen so that the kernel passes hides it. The check
+# The fixed line has ``input_precision="ieee"``. A tolerance chosen so that the kernel passes hides it. The check
 # compares errors: the kernel may be at most twice as far from a float64 truth as torch is.
 
 for name, result in (("ieee", exact), ("TF32", rounded)):
@@ -517,7 +517,7 @@ for below in (7.0, torch.nan):
     assert matches(out, p @ q) == (below == 7.0) and matches(whole, p @ q)
 
 # %%
-# Zero times NaN is NaN. Fresh memory often holds finite numbers, so the bug shows once in many runs. The mended line has both
+# Zero times NaN is NaN. Fresh memory often holds finite numbers, so the bug shows once in many runs. The fixed line has both
 # masks, ``(ks < K)[:, None] & (columns < N)``. The check: tests put each tensor between margins of NaN.
 #
 # Which sentence is false?

@@ -352,7 +352,7 @@ show("matmul", Cost(2 * (M * K + K * N + M * N), 2 * M * N * K))
 #
 # A kernel is tuned on an H100 and published. On a desktop card it stops at the first launch: `Required: 131072, Hardware
 # limit: 101376 <https://github.com/triton-lang/triton/issues/8182>`_. The interpreter has no such limit, and neither has the
-# machine of the author. Here is one that fits on one card only, and the mended line, with fewer stages.
+# machine of the author. Here is one that fits on one card only, and the fixed line, with fewer stages.
 
 too_big = dict(BLOCK_N=256, BLOCK_K=64, num_warps=8)
 for stages in (4, 2):
@@ -383,7 +383,7 @@ for K_of_tile in (8, 16):
     assert compiles == (K_of_tile == 16)
 
 # %%
-# The mended line takes ``max(16, ...)`` as the block, and masks what is beyond the sequence. The check: compile what you launch
+# The fixed line takes ``max(16, ...)`` as the block, and masks what is beyond the sequence. The check: compile what you launch
 # with the smallest sizes, too.
 #
 # Which sentence is false?

@@ -484,7 +484,7 @@ assert result == "a wrong gradient"
 # gradient over their input have met it:
 # `In-place operations in triton kernel <https://github.com/linkedin/Liger-Kernel/issues/272>`_.
 #
-# The mended line is the declaration of an operator. Its ``mutates_args`` names what is written, and PyTorch counts. The
+# The fixed line is the declaration of an operator. Its ``mutates_args`` names what is written, and PyTorch counts. The
 # package's step is such an operator.
 
 

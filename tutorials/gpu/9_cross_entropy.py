@@ -530,7 +530,7 @@ for capped in (False, True):
 
 # %%
 # Nothing raises an error. PyTorch counts its own writes to a tensor and would refuse; the store of a kernel it cannot see. A plain
-# model trains well, so most tests pass. The mended line is ``torch.empty_like(logits)``. The check: clone every input before, and
+# model trains well, so most tests pass. The fixed line is ``torch.empty_like(logits)``. The check: clone every input before, and
 # compare after backward.
 #
 # Which sentence is false?

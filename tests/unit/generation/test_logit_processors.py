@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -52,11 +53,16 @@ def test_the_cuts_are_on_only_where_they_are_asked_for_and_in_order() -> None:
     assert torch.equal(got, want)
     kept = lambda x: x.isfinite().sum(1).tolist()  # noqa: E731
     assert kept(got) < kept(cut) and min(kept(got)) >= 1
+    given = dict(temperature=2.0, top_k=20, min_p=0.25, typical_p=0.75)
+    as_numpy = {name: np.array(x, np.float32)[()] for name, x in given.items() if name != "top_k"}
+    numpys = Sampler(**as_numpy, top_k=np.int64(20))
+    assert torch.equal(numpys.logits(logits, seen), Sampler(**given).logits(logits, seen))
     for bad, message in (
         (dict(min_p=1.1), "min_p=1.1 must be in 0"),
         (dict(min_p=-0.1), "min_p=-0.1"),
         (dict(typical_p=0.0), "typical_p=0.0 must be above 0"),
         (dict(typical_p=math.nan), "typical_p=nan must be a finite number"),
+        (dict(temperature=True), "temperature=True must be a finite number"),
     ):
         with pytest.raises(ValueError, match=message):
             Sampler(**bad)

@@ -191,7 +191,7 @@ def test_peft_reads_ours_and_computes_the_same(tmp_path, name, also_train) -> No
         twin, tmp_path / "lora", is_trainable=True, autocast_adapter_dtype=False
     )
     config = json.loads((tmp_path / "lora" / "adapter_config.json").read_text())
-    assert config["fan_in_fan_out"] == (name == "gpt2")  # peft mends it, with a warning
+    assert config["fan_in_fan_out"] == (name == "gpt2")  # peft corrects it, with a warning
     near = dict(rtol=1e-4, atol=1e-5)  # their RMSNorm and their loss are float32
     torch.testing.assert_close(theirs(idx).logits, model(idx), **near)
     causal_lm_loss(theirs(idx).logits, next_token_targets(idx)).backward()

@@ -6,7 +6,7 @@
 #
 # $$m_t = \beta_1 m_{t-1} + (1 - \beta_1)\, g_t \qquad v_t = \beta_2 v_{t-1} + (1 - \beta_2)\, g_t^2$$
 #
-# Both start at 0, so the first ones are too small. The bias correction mends that:
+# Both start at 0, so the first ones are too small. The bias correction fixes that:
 #
 # $$\hat m_t = \frac{m_t}{1 - \beta_1^t} \qquad \hat v_t = \frac{v_t}{1 - \beta_2^t} \qquad
 # d_t = \frac{\hat m_t}{\sqrt{\hat v_t} + \epsilon}$$

@@ -249,7 +249,7 @@ EXERCISE = Exercise(
     page="6_generation/1_beam_search",
     minutes=25,
     difficulty=2,
-    outcome="Mend the reordering of a cache so that every beam goes on from its parent's keys and "
+    outcome="Fix the reordering of a cache so that every beam goes on from its parent's keys and "
     "values, in buffers that stay where they are.",
     after=("growing_cache",),
     reference=reference,

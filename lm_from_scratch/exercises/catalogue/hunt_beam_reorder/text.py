@@ -5,12 +5,12 @@
 # them by their address. Nothing failed. For the prompt "When the", three beams and
 # 12 tokens of the shipped GPT-2, the search reported a log-probability of -9.21
 # for its best text. One full pass over this text, without any cache, gave -33.03.
-# Somebody mended one line: -8.36 was reported, -9.51 was true. With one beam all
+# Somebody fixed one line: -8.36 was reported, -9.51 was true. With one beam all
 # was well, and so were the first steps of every search.
 #
 # After each step the beams change: beam i goes on from the text of beam
 # `parents[i]`, so its keys and values must become those of that beam. Below is the
-# function that moves them. Find what is wrong, and write the mended function
+# function that moves them. Find what is wrong, and write the fixed function
 # `reorder(cache, parents)`. What holds for it:
 #
 # - `cache` is a `Buffers` as below: `keys` and `values` are lists with one tensor
@@ -62,8 +62,8 @@ from lm_from_scratch.exercises import check
 check("hunt_beam_reorder", reorder_as_found)
 
 # %% [markdown]
-# There is more than one fault, and mending one uncovers the next. Now write the
-# mended function.
+# There is more than one fault, and fixing one uncovers the next. Now write the
+# fixed function.
 
 
 # %%

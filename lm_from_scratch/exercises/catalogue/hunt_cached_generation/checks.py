@@ -245,7 +245,7 @@ EXERCISE = Exercise(
     page="5_caching/1_why_cache",
     minutes=30,
     difficulty=2,
-    outcome="Mend a generation loop with a cache so that its logits are those of one pass "
+    outcome="Fix a generation loop with a cache so that its logits are those of one pass "
     "without a cache, and judge repairs by logits, not by fluent text.",
     after=("growing_cache",),
     reference=reference,
@@ -301,7 +301,7 @@ EXERCISE = Exercise(
         "Write down for the first three rounds: how many tokens are fed, at which positions, and "
         "how many keys there are. A cache that works holds 5, 6, 7 keys after a prompt of 5.",
         "There are three faults: what is fed, where it stands, and which rows of the triangle "
-        "belong to it. With the first alone mended, one new token gets position 0.",
+        "belong to it. With the first alone fixed, one new token gets position 0.",
         "With `past` keys held, feed only `new`, at `torch.arange(past, past + T)`, and take the "
         "rows of the triangle from `past` on. The story is in the bug museum of the page "
         "5_caching/1_why_cache: G1, G2, G4. A cache proposed for nanoGPT wrote coherent texts that "

@@ -13,7 +13,7 @@
 # line: 15, 74, 26, 74. All these texts were fluent.
 #
 # Below is the script, cut down to one layer with one head. Find what is wrong,
-# and write the mended function `write(model, prompt, n, chunk)`. What holds for it:
+# and write the fixed function `write(model, prompt, n, chunk)`. What holds for it:
 #
 # - `prompt` has shape `(B, T)`. It is read in pieces of `chunk` tokens, the last
 #   of which may be shorter. Then the likeliest next token follows, row by row,
@@ -87,8 +87,8 @@ from lm_from_scratch.exercises import check
 check("hunt_cached_generation", write_as_found)
 
 # %% [markdown]
-# Now write the mended function. Copy what is right. After each repair check
-# again: the next thing wrong becomes visible only when the one before is mended.
+# Now write the fixed function. Copy what is right. After each repair check
+# again: the next thing wrong becomes visible only when the one before is fixed.
 
 
 # %%

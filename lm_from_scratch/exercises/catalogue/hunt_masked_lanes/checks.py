@@ -104,9 +104,9 @@ STORE = "tl.store(out + place, value - top, mask=inside)"
 WRONG = [
     ("the code as found",
      {OTHER: "other=0.0", ", mask=inside)\n": ")\n"}, "rows without a number above 0"),
-    ("the padding is mended, the store still has no mask",
+    ("the padding is repaired, the store still has no mask",
      {", mask=inside)\n": ")\n"}, "nothing is written behind the last row"),
-    ("the store is mended, the padding is still 0",
+    ("the store is repaired, the padding is still 0",
      {OTHER: "other=0.0"}, "rows without a number above 0"),
     ("the padding is -10000, which can be the maximum",
      {OTHER: "other=-10000.0"}, "numbers near -30000"),

@@ -18,7 +18,7 @@
 # A reader of the code added that on a GPU, where rows come in any order, the first numbers of a row
 # can be wrong as well.
 #
-# What holds for the mended kernel:
+# What holds for the fixed kernel:
 #
 # - `x`, `tops` and `out` point to the first number of each. `x` and `out` have as many rows as there
 #   are programs, of `width` numbers, one row right behind the other. `tops` has one number for
@@ -73,7 +73,7 @@ from lm_from_scratch.exercises import check
 check("hunt_masked_lanes", margins_as_found)
 
 # %% [markdown]
-# Mend it here. There is more than one thing to mend.
+# Fix it here. There is more than one thing to fix.
 
 
 # %%

@@ -148,9 +148,9 @@ def extended(ids: list[int], length: int) -> Row:
 WRONG = [
     ("the code as found",
      {CUT: "return padded_example_as_found(ids, length)"}, "the mask of a short text"),
-    ("the mask is mended, and padding is still a label",
+    ("the mask is repaired, and padding is still a label",
      {"[IGNORE] * padding": "[PAD] * padding"}, "the labels of a short text"),
-    ("the labels are mended, and the mask is still all ones",
+    ("the labels are repaired, and the mask is still all ones",
      {MASK: "[1] * length"}, "the mask of a short text"),
     ("padding is recognised by its id, which the text may contain too",
      {f"torch.tensor({MASK})": MASK_BY_ID, LABELS: LABELS_BY_ID},
@@ -200,7 +200,7 @@ EXERCISE = Exercise(
     page="1_gpt2/3_training",
     minutes=15,
     difficulty=1,
-    outcome="Find out why a reported loss is too low, and mend mask and labels so that padding "
+    outcome="Find out why a reported loss is too low, and fix mask and labels so that padding "
     "never counts.",
     reference=reference,
     after=("cross_entropy",),

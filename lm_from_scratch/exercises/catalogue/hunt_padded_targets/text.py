@@ -8,7 +8,7 @@
 # texts the loss was 10.36, hardly better than nothing. Another user printed the mask of the text *hi* in a row of 32
 # tokens: its sum was 32.
 #
-# Below is the function that made one row. Find what is wrong and mend it.
+# Below is the function that made one row. Find what is wrong and fix it.
 #
 # What holds for your function:
 #
@@ -55,7 +55,7 @@ from lm_from_scratch.exercises import check
 check("hunt_padded_targets", padded_example_as_found)
 
 # %% [markdown]
-# Write the mended function here. What the code already does right must stay right.
+# Write the fixed function here. What the code already does right must stay right.
 
 
 # %%

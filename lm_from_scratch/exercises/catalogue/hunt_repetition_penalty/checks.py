@@ -214,7 +214,7 @@ EXERCISE = Exercise(
     minutes=20,
     difficulty=2,
     outcome="Find out why a repetition penalty makes tokens likelier and reaches the wrong rows, "
-    "and mend both without breaking what works.",
+    "and fix both without breaking what works.",
     reference=penalise,
     hunt="G9, G10",
     cases=(

@@ -46,8 +46,8 @@ from lm_from_scratch.exercises import check
 check("hunt_repetition_penalty", penalise_as_found)
 
 # %% [markdown]
-# Some checks say "must hold": the code as found passes them, and your mended code must, too. They
-# give no points. Mend the function.
+# Some checks say "must hold": the code as found passes them, and your fixed code must, too. They
+# give no points. Fix the function.
 
 
 # %%

@@ -361,8 +361,8 @@ WRONG = [
      {"class Rotary(nn.Module):":
           "class Rotary(Rotary_as_found):\n    pass\n\n\nclass Other(nn.Module):"},
      LONG),
-    ("half mended: long enough for the positions, but in the dtype of the module", OwnDtype, LONG),
-    ("half mended: float32, but still cut to the number of keys", ByKeys, KEYS),
+    ("half fixed: long enough for the positions, but in the dtype of the module", OwnDtype, LONG),
+    ("half fixed: float32, but still cut to the number of keys", ByKeys, KEYS),
     ("the last position of a row is taken for its largest", ByLast, ORDER),
     ("a table of a fixed length, if a large one", Limited, VERY_FAR),
     ("speeds and positions are in the dtype of x", InDtypeOfCall, LONG),

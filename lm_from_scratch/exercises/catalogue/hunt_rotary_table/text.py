@@ -15,7 +15,7 @@
 # - A variant took the length from the last position instead. Then positions in another order are
 #   out of bounds.
 #
-# Find the causes and mend them. What holds for your class:
+# Find the causes and fix them. What holds for your class:
 #
 # - `Rotary(dim, theta=10000.0)` is an `nn.Module`. Two objects share nothing.
 # - A call `rotary(x, positions, key_length)` returns two tensors, cosines and sines, of shape

@@ -292,9 +292,9 @@ def counted(by: str) -> dict[str, str]:
 WRONG = [
     ("the code as found",
      {CHECK: f"    return update_group_as_found({ALL})\n"}, "a first gradient in step 10"),
-    ("the refusal is mended, the count is still that of the group",
+    ("the refusal is repaired, the count is still that of the group",
      {CHECK: CHECK + GROUP} | counted('state["t"]'), "a first gradient in step 10"),
-    ("the count is mended, a sparse gradient is still found half way",
+    ("the count is repaired, a sparse gradient is still found half way",
      {CHECK: "", NONE: NONE + INSIDE}, "a sparse gradient, refused before anything moves"),
     ("one count for all, raised once for each parameter",
      {COUNT: 'state["t"] = state.get("t", 0) + 1'} | counted('state["t"]'),
@@ -379,7 +379,7 @@ EXERCISE = Exercise(
     page="7_optimizers/1_adamw",
     minutes=25,
     difficulty=2,
-    outcome="Mend an optimizer so that each parameter has its own step count and a refused call "
+    outcome="Fix an optimizer so that each parameter has its own step count and a refused call "
     "changes nothing.",
     after=("adamw_step",),
     hunt="L8, L9",

@@ -10,7 +10,7 @@
 # the error about a sparse gradient and went on with the next batch, as if that step had never been.
 # The weights had changed all the same.
 #
-# Below is the function that moves all parameters of a group. Find what is wrong and mend it.
+# Below is the function that moves all parameters of a group. Find what is wrong and fix it.
 #
 # What holds for your function:
 #
@@ -66,7 +66,7 @@ from lm_from_scratch.exercises import check
 check("hunt_step_count", update_group_as_found)
 
 # %% [markdown]
-# Write the mended function here. What the code already does right must stay right.
+# Write the fixed function here. What the code already does right must stay right.
 
 
 # %%

@@ -14,7 +14,7 @@
 #   bfloat16, and the two models shared their weights.
 # - In a run that did train, the checkpoint in memory changed with every step.
 #
-# What holds for the mended function:
+# What holds for the fixed function:
 #
 # - `load_in_its_dtype(model, state)` gives each parameter of the built `model` the values and the
 #   dtype of its tensor in `state`, which may differ from one tensor to the next. It returns nothing.
@@ -58,7 +58,7 @@ from lm_from_scratch.exercises import check
 check("hunt_tied_weights", load_in_its_dtype_as_found)
 
 # %% [markdown]
-# Mend it here. The page on conversions has one way, and there are others.
+# Fix it here. The page on conversions has one way, and there are others.
 
 
 # %%

@@ -137,8 +137,8 @@ ANSWERS = {
     padding_found_by_its_id: "padding is recognised by its id, which the text may contain too",
     labels_found_by_id: "the labels are made from the ids, and leave out a real token",
     mask_found_by_id: "the mask is made from the ids, and hides a real token",
-    only_the_mask_mended: "the mask is mended, and padding is still a label",
-    only_the_labels_mended: "the labels are mended, and the mask is still all ones",
+    only_the_mask_mended: "the mask is repaired, and padding is still a label",
+    only_the_labels_mended: "the labels are repaired, and the mask is still all ones",
     labels_shifted: "the labels are shifted here, and once more in the loss",
     one_padding_taught_as_the_end: (
         "the first padding token is still a label, as an end of the text"
@@ -151,7 +151,7 @@ ANSWERS = {
     labels_and_ids_share_memory: "input_ids and labels are one tensor: -100 is in both",
     mask_of_booleans: "the mask is bool",
     mask_upside_down: "the mask is 1 for padding",
-    padding_of_zero_in_the_labels: "the mask is mended, and padding is still a label",
+    padding_of_zero_in_the_labels: "the mask is repaired, and padding is still a label",
     minus_one_ignored: "the labels of padding are -1, which the loss does not know",
     last_token_without_label: "the last token of the text is left out",
     lists_returned: "",

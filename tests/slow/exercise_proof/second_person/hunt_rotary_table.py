@@ -242,7 +242,7 @@ class RoundedTwice(Base):
 
 
 ANSWERS = {
-    StillLimitedByKeys: "half mended: float32, but still cut to the number of keys",
+    StillLimitedByKeys: "half fixed: float32, but still cut to the number of keys",
     AnglesInDtypeOfX: "speeds and positions are in the dtype of x",
     OnlyPositionsRounded: "positions are counted in the dtype of x: 257 becomes 256",
     SpeedsInABuffer: "the speeds are a buffer: rounded by .to(bfloat16), and .float() "

@@ -151,8 +151,8 @@ def first_gradient_sparse_only(params, grads, state, lr, betas, eps, weight_deca
 
 
 ANSWERS = {
-    counter_still_shared: "the refusal is mended, the count is still that of the group",
-    sparse_found_on_the_way: "the count is mended, a sparse gradient is still found half way",
+    counter_still_shared: "the refusal is repaired, the count is still that of the group",
+    sparse_found_on_the_way: "the count is repaired, a sparse gradient is still found half way",
     counts_calls_since_the_first_gradient: (
         "the count is that of the group, less the steps before the first gradient"
     ),
@@ -165,6 +165,6 @@ ANSWERS = {
     state_by_position_among_the_present: "",
     rebound_instead_of_changed: "a new tensor in the list, in the place of the parameter",
     moments_kept_in_float32: "",
-    first_gradient_sparse_only: "the count is mended, a sparse gradient is still found half way",
+    first_gradient_sparse_only: "the count is repaired, a sparse gradient is still found half way",
 }
 RIGHT = [right_checked_first, right_with_a_list_of_counts]

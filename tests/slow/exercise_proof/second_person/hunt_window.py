@@ -115,8 +115,8 @@ def hidden_and_seen_swapped(n_layers, sliding_window, max_window_layers, use_sli
 
 
 ANSWERS = {
-    only_the_layers_mended: "the layers are mended, but the window has a key too many",
-    only_the_width_mended: "the window is mended, but the lower layers slide",
+    only_the_layers_mended: "the layers are repaired, but the window has a key too many",
+    only_the_width_mended: "the window is repaired, but the lower layers slide",
     first_layer_above: "the layer max_window_layers itself does not slide",
     last_so_many_layers: "the last max_window_layers layers slide, not those from there on",
     switch_not_read: "the switch is forgotten",
