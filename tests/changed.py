@@ -62,6 +62,7 @@ def tests_of(name: str) -> list[str]:
         if parts[1] == "kernels":
             return [*about, *existing(f"{KERNELS}/test_kernels_{stem}.py")]
         own = existing(f"{UNIT}/{parts[1]}/test_{stem}*.py")
+        own += existing(f"tests/slow/suites/test_{stem}.py")
         return [*about, *(own or existing(f"{UNIT}/{parts[1]}/test_*.py"))]
     if parts[0] == "tests":  # a helper: whoever imports it; a record: nobody
         used = re.compile(rf"^ *(from|import) {re.escape(stem)}\b", re.M)
