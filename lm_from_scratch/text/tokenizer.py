@@ -145,7 +145,7 @@ class Tokenizer:
         names = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))))
         parts = (part for text in texts for part in names.split(text))
         backend.train_from_iterator(parts, trainer)
-        backend.post_processor = tokenizer_files.around(backend, end_token)  # in front of a text
+        tokenizer_files.put_in_front(backend, end_token)
         return cls(backend, end_token)
 
     @classmethod
@@ -156,7 +156,11 @@ class Tokenizer:
         return cls(backend, files=files)
 
     def save(self, path: str | Path) -> None:
-        """Write the tokenizer's files into the folder ``path``, those that came with it too."""
+        """Write the tokenizer's files into the folder ``path``, those that came with it too.
+
+        ``AutoTokenizer`` of ``transformers`` 5 cuts words by Qwen2's own rule beside any Qwen2
+        model; ``PreTrainedTokenizerFast`` keeps to the file.
+        """
         end = None if self.eos_token_id is None else self.backend.id_to_token(self.eos_token_id)
         tokenizer_files.write(self.backend, self.files, end, Path(path))
 

@@ -126,8 +126,7 @@ def write(backend: tokenizers.Tokenizer, files: TokenizerFiles, end: str | None,
     """Write all files into the folder ``to``, each whole or not at all; ``tokenizer.json`` last.
 
     One that was read and not changed is written as it was. One without a ``tokenizer_config.json``
-    gets a small one: without it ``transformers`` takes pre-tokenizer and normalizer from the
-    model's family, and the ids would be others, silently.
+    gets a small one, that ``transformers`` may know the end token.
     """
     contents = dict(files.contents)
     if not contents or _backend(files).to_str() != backend.to_str():
@@ -195,6 +194,12 @@ def _token(name: str, token: Any) -> dict[str, Any]:
 def _backend(files: TokenizerFiles) -> tokenizers.Tokenizer:
     """The library's tokenizer with all tokens of all files, and no rule that loses text."""
     text, settings = files.contents["tokenizer.json"].decode(), files.settings
+    written = json.loads(text)
+    model = written["model"]
+    if prefix := model.get("continuing_subword_prefix"):  # the library dies of one that is wrong
+        pairs = (pair.split() if isinstance(pair, str) else pair for pair in model["merges"])
+        if not all(len(pair) == 2 and pair[1].startswith(prefix) for pair in pairs):
+            raise ValueError(f"its merges do not have continuing_subword_prefix={prefix!r}")
     backend = tokenizers.Tokenizer.from_str(text)
     backend.no_truncation()
     backend.no_padding()
@@ -213,13 +218,8 @@ def _backend(files: TokenizerFiles) -> tokenizers.Tokenizer:
     for token in special:
         if token["content"] not in known:
             backend.add_special_tokens([AddedToken(**token)])
-    if "add_bos_token" in settings or "add_eos_token" in settings:
-        names = files.special_tokens
-        bos = names.get("bos_token") if settings.get("add_bos_token") else None
-        eos = names.get("eos_token") if settings.get("add_eos_token") else None
-        backend.post_processor = around(backend, bos, eos)
     have, of = backend.get_vocab(), {}
-    added = {t["content"]: t["id"] for t in json.loads(text).get("added_tokens") or []}
+    added = {t["content"]: t["id"] for t in written.get("added_tokens") or []}
     added |= {t["content"]: i for i, t in settings["added_tokens_decoder"].items()}
     for token, i in have.items():
         if i >= MAX_ID or of.setdefault(i, token) != token or added.get(token, i) != i:
@@ -228,13 +228,10 @@ def _backend(files: TokenizerFiles) -> tokenizers.Tokenizer:
     return backend
 
 
-def around(
-    backend: tokenizers.Tokenizer, first: str | None, last: str | None = None
-) -> processors.TemplateProcessing:
-    """The rule that puts a token ``first`` and one ``last`` around a text, where they are given."""
-    ids = {token: backend.token_to_id(token) for token in (first, last) if token is not None}
-    return processors.TemplateProcessing(
-        single=[piece for piece in (first, "$A", last) if piece is not None],
-        pair=[piece for piece in (first, "$A", last, first, "$B:1", last) if piece is not None],
-        special_tokens=list(ids.items()),
+def put_in_front(backend: tokenizers.Tokenizer, token: str) -> None:
+    """Make it the tokenizer's rule that ``token`` stands in front of every text."""
+    backend.post_processor = processors.TemplateProcessing(
+        single=[token, "$A"],
+        pair=[token, "$A", token, "$B:1"],
+        special_tokens=[(token, backend.token_to_id(token))],
     )

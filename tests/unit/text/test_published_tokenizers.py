@@ -12,6 +12,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2 import TemplateError
 from tokenizers import models, pre_tokenizers, processors
 from transformers import AutoTokenizer, GPT2Tokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 
@@ -92,7 +93,7 @@ SAMPLES = [
 @cache
 def learnt() -> tuple[dict[str, int], list[tuple[str, str]]]:
     """A small byte-level vocabulary with no special token, and its merges."""
-    made = json.loads(Tokenizer.train(TEXTS, 500).backend.to_str())["model"]
+    made = json.loads(Tokenizer.train(TEXTS, 400).backend.to_str())["model"]
     pieces = [token for token in made["vocab"] if token != "<|endoftext|>"]
     return {token: i for i, token in enumerate(pieces)}, [tuple(m) for m in made["merges"]]
 
@@ -185,7 +186,7 @@ def headers(folder: Path, template: str = HEADERS) -> Path:
 
 
 def with_bos(folder: Path) -> Path:
-    """A GPT-2 whose settings ask for a first token."""
+    """A GPT-2 whose settings ask for a first token: with a tokenizer.json that counts no more."""
     config = json.loads((gpt2(folder) / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "add_bos_token": True}))
     return folder
@@ -268,17 +269,14 @@ def test_P8_a_chat_is_that_of_transformers(tmp_path, make, name: str, chat) -> N
     make(tmp_path / "m", TEMPLATES[name])
     ours, theirs = Tokenizer.load(tmp_path / "m"), AutoTokenizer.from_pretrained(tmp_path / "m")
     for prompt in (True, False):
-        try:
-            wanted = theirs.apply_chat_template(
-                chat, add_generation_prompt=prompt, return_dict=False
-            )
-        except Exception as error:
-            assert name == "strict"
-            with pytest.raises(ValueError, match=r"refuses these messages: System role not supp") as e:
+        if name == "strict" and chat[0]["role"] == "system":
+            with pytest.raises(TemplateError, match="System role not\nsupported"):
+                theirs.apply_chat_template(chat, add_generation_prompt=prompt)
+            with pytest.raises(ValueError, match=r"these messages: System role not supported$"):
                 ours.chat(chat, prompt)
-            assert "\n" not in str(e.value) and "System role" in str(error)
-        else:
-            assert wanted == ours.chat(chat, prompt)
+            continue
+        wanted = theirs.apply_chat_template(chat, add_generation_prompt=prompt, return_dict=False)
+        assert ours.chat(chat, prompt) == wanted
 
 
 def test_P8_what_a_template_may_not_do(tmp_path) -> None:
@@ -299,7 +297,7 @@ def test_P8_what_a_template_may_not_do(tmp_path) -> None:
         assert "\n" not in str(caught.value)
     ours = Tokenizer.load(qwen2(tmp_path / "chat"))
     for messages in ([], "hello", {"role": "user"}, ["hello"], [{"content": "x"}], [{"role": 1}]):
-        with pytest.raises(ValueError, match="a chat is a list|a message has a role"):
+        with pytest.raises(ValueError, match=r"a chat is a list|a message has a role"):
             ours.chat(messages)
     with pytest.raises(ValueError, match="refuses these messages"):
         ours.chat([{"role": "user"}])
@@ -332,13 +330,15 @@ def test_a_changed_tokenizer_is_written_as_it_is_and_nothing_old_stays(tmp_path)
     assert names == {"tokenizer.json", "tokenizer_config.json"}
 
 
-@pytest.mark.parametrize("family", ["gpt2", "qwen2"])
-def test_transformers_gives_our_own_tokenizers_ids_whatever_the_model(tmp_path, family) -> None:
-    """Without a tokenizer_config.json it takes the rules of the family: NFC, and other words."""
+@pytest.mark.parametrize(
+    ("family", "reader"), [("gpt2", AutoTokenizer), ("qwen2", PreTrainedTokenizerFast)]
+)
+def test_transformers_reads_our_own_tokenizers(tmp_path, family: str, reader) -> None:
+    """Beside a Qwen2 their AutoTokenizer takes Qwen2's rule for words, whatever the file says."""
     made = Tokenizer.train(TEXTS, 500)
     made.save(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    theirs = reader.from_pretrained(tmp_path)
     for text in SAMPLES:
         assert theirs.encode(text) == made.start(text, special=True)
     assert made.start("the")[0] == theirs.eos_token_id == made.eos_token_id
@@ -385,10 +385,23 @@ def test_R2_dropout_is_refused(tmp_path) -> None:
     Tokenizer.load(folder)
 
 
-DAMAGE = [b"", b"{", b"null", b"[]", b"5", b'"x"', b"\xff\xfe{}", b"[" * 100_000, b"\0" * 50, b"{}x"]
+DAMAGE = [
+    b"",
+    b"{",
+    b"null",
+    b"[]",
+    b"5",
+    b'"x"',
+    b"\xff\xfe{}",
+    b"[" * 100_000,
+    b"\0" * 50,
+    b"{}x",
+]
 
 
-@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize(
+    "file", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
+)
 def test_R10_a_damaged_file_is_one_line_that_names_it(tmp_path, file: str) -> None:
     folder = oldest(tmp_path / "m")
     whole = (folder / file).read_bytes()
@@ -412,30 +425,44 @@ def paths(value, path=()):
             yield from paths(inner, (*path, key))
 
 
-@pytest.mark.parametrize("make", [older, oldest, headers])
-@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
-def test_R10_odd_values_anywhere_are_refused_or_harmless(tmp_path, make, file: str, capfd) -> None:
+@pytest.mark.parametrize(
+    ("make", "file"),
+    [
+        (older, "tokenizer.json"),
+        (headers, "tokenizer.json"),
+        (older, "tokenizer_config.json"),
+        (oldest, "special_tokens_map.json"),
+        (oldest, "added_tokens.json"),
+    ],
+)
+def test_R10_odd_values_anywhere_are_refused_or_harmless(tmp_path, make, file: str) -> None:
     folder = make(tmp_path / "m")
-    if not (folder / file).is_file():
-        pytest.skip("this folder has no such file")
-    whole = json.loads((folder / file).read_text())
-    small = json.dumps(whole)
-    for path in paths(whole):
-        for odd in ODD:
-            made = json.loads(small)
-            place = made
+    whole = (folder / file).read_text()
+    refused = tried = 0
+    for number, path in enumerate(paths(json.loads(whole))):
+        for odd in ODD[number % 3 :: 3]:
+            place = made = json.loads(whole)
             for key in path[:-1]:
                 place = place[key]
             place[path[-1]] = odd
             (folder / file).write_text(json.dumps(made))
-            try:
-                ours = Tokenizer.load(folder)
-                ids = ours.start("the list")
-                ours.decode(ids)
-                if ours.files.chat_template is not None:
-                    ours.chat(CHATS[0])
-            except ValueError as error:
-                assert "\n" not in str(error), (path, odd)
+            tried += 1
+            message = outcome(folder)
+            assert "\n" not in message, (path, odd)
+            refused += message != ""
+    assert tried > refused > 20 or file == "added_tokens.json"
+
+
+def outcome(folder: Path) -> str:
+    """What is said of a folder in the end; nothing if it works."""
+    try:
+        ours = Tokenizer.load(folder)
+        ours.decode(ours.start("the list"))
+        if ours.files.chat_template is not None:
+            ours.chat(CHATS[0])
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def test_R10_two_tokens_with_one_id_and_ids_that_are_not_kept(tmp_path) -> None:
