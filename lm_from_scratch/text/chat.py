@@ -6,8 +6,10 @@ change nothing. What it may call is what ``transformers`` gives it.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from importlib.metadata import version
 from typing import Any
 
 import jinja2  # no dependency of ours by name: torch needs it too, so it is always there
@@ -54,6 +56,8 @@ def render(
 
     Raises ``ValueError`` of one line if there is no template, and for messages that it refuses.
     """
+    if [*map(int, re.findall(r"\d+", version("jinja2"))[:3])] < [3, 1, 6]:
+        raise ValueError("jinja2 3.1.6 or newer is needed: in older ones a template can break out")
     if (template := files.chat_template) is None:
         raise ValueError("the tokenizer has no chat template: its model was not made for chats")
     if isinstance(messages, str | Mapping) or not messages:
@@ -66,14 +70,15 @@ def render(
     )
     environment.filters["tojson"] = _tojson
     environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    said = [{k: v for k, v in message.items() if v is not None} for message in messages]
     try:
         return environment.from_string(template).render(
-            messages=[{k: v for k, v in m.items() if v is not None} for m in messages],
+            messages=json.loads(json.dumps(said)),  # plain data: no object, no method of its own
             tools=None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
             **files.special_tokens,
         )
     except Exception as error:  # a program of someone else: it can raise anything
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"the chat template refuses these messages: {said}") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"the chat template refuses these messages: {reason}") from error

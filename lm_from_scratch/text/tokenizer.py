@@ -90,9 +90,9 @@ def apply_merges(word: str, merges: Iterable[Pair]) -> tuple[str, ...]:
 class Tokenizer:
     """Text to token ids and back.
 
-    Bytes lose nothing: ``decode(encode(text)) == text`` for every string, if no *normalizer*
-    rewrites the text first. The tokenizers that are made here have none. Qwen2's composes
-    characters (NFC): an ``e`` and an accent come back as one ``é``.
+    Bytes lose nothing: ``decode(encode(text)) == text`` for every string, if the vocabulary has all
+    256 and no *normalizer* rewrites the text first. So it is for those that are made here. Qwen2's
+    composes characters (NFC): an ``e`` and an accent come back as one ``é``.
 
     ``eos_token_id`` ends a text; it is ``None`` for a tokenizer without such a token.
     """
@@ -121,9 +121,8 @@ class Tokenizer:
     ) -> "Tokenizer":
         """Learn a byte-level BPE vocabulary of at most ``vocab_size`` tokens from ``texts``.
 
-        The special tokens, the end token first, and the 256 bytes come before the merges. The names
-        of special tokens are cut out of the texts: no merge is learnt from them. A small corpus may
-        run out of pairs before the vocabulary is full.
+        The special tokens and the 256 bytes come before the merges. No merge is learnt from the
+        name of a special token. A small corpus may run out of pairs before the vocabulary is full.
         """
         special = list(dict.fromkeys([end_token, *special_tokens]))
         if vocab_size < 256 + len(special):
@@ -156,18 +155,12 @@ class Tokenizer:
         return cls(backend, files=files)
 
     def save(self, path: str | Path) -> None:
-        """Write the tokenizer's files into the folder ``path``, those that came with it too.
+        """Write the tokenizer's files into the folder ``path``, those that came with it too."""
+        tokenizer_files.write(self.backend, self.files, self.eos_token_id, Path(path))
 
-        ``AutoTokenizer`` of ``transformers`` 5 cuts words by Qwen2's own rule beside any Qwen2
-        model; ``PreTrainedTokenizerFast`` keeps to the file.
-        """
-        end = None if self.eos_token_id is None else self.backend.id_to_token(self.eos_token_id)
-        tokenizer_files.write(self.backend, self.files, end, Path(path))
-
-    @cached_property
+    @property
     def vocab_size(self) -> int:
-        """How many ids there are: the largest and one. A model may have more, without a token:
-        published sizes are rounded up to what computes fast."""
+        """The largest id and one. A model may have more: published sizes are rounded up."""
         return 1 + max(self.backend.get_vocab().values(), default=-1)
 
     @cached_property
@@ -204,11 +197,9 @@ class Tokenizer:
     def chat(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
     ) -> list[int]:
-        """The token ids of a chat, ``[{"role": "user", "content": "Hello"}, ...]``, by the
-        tokenizer's own template. Special tokens that a message names become tokens too.
-
-        Raises ``ValueError`` if there is no template, and for messages that it refuses.
-        """
+        """The token ids of ``[{"role": "user", "content": "Hello"}, ...]`` by the tokenizer's own
+        template; special tokens that a message names become tokens too. Raises ``ValueError`` if
+        there is no template, and for messages that it refuses."""
         from lm_from_scratch.text.chat import render
 
         return self.encode(render(self.files, messages, add_generation_prompt), special=True)

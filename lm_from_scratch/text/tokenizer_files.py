@@ -10,6 +10,7 @@ No file is trusted: whatever is damaged is a ``ValueError`` of one line that nam
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -102,7 +103,11 @@ def read(path: Path) -> tuple[tokenizers.Tokenizer, TokenizerFiles]:
     """The tokenizer of a folder, or of one file. Raises ``ValueError`` if it cannot be read."""
     path = path / "tokenizer.json" if path.is_dir() else path
     if not path.is_file():
-        raise ValueError(f"no tokenizer at {path}: a tokenizer.json file is needed")
+        older = path.with_name("vocab.json").is_file()  # of a slow tokenizer
+        how = ": AutoTokenizer.from_pretrained(folder).save_pretrained(folder) makes one"
+        raise ValueError(
+            f"no tokenizer at {path}: a tokenizer.json file is needed{how if older else ''}"
+        )
     names = NAMES if path.name == "tokenizer.json" else ()
     contents = {}
     for file in [path, *(path.with_name(name) for name in names)]:
@@ -122,15 +127,18 @@ def read(path: Path) -> tuple[tokenizers.Tokenizer, TokenizerFiles]:
         return _backend(files), files
 
 
-def write(backend: tokenizers.Tokenizer, files: TokenizerFiles, end: str | None, to: Path) -> None:
+def write(backend: tokenizers.Tokenizer, files: TokenizerFiles, eos: int | None, to: Path) -> None:
     """Write all files into the folder ``to``, each whole or not at all; ``tokenizer.json`` last.
 
     One that was read and not changed is written as it was. One without a ``tokenizer_config.json``
-    gets a small one, that ``transformers`` may know the end token.
+    gets a small one, so that ``transformers`` knows the end token and keeps to the file. Beside a
+    Qwen2 its ``AutoTokenizer`` cuts words by Qwen2's own rule all the same:
+    ``PreTrainedTokenizerFast`` does not.
     """
     contents = dict(files.contents)
     if not contents or _backend(files).to_str() != backend.to_str():
         contents["tokenizer.json"] = backend.to_str(pretty=True).encode()
+    end = None if eos is None else backend.id_to_token(eos)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end}
     contents.setdefault("tokenizer_config.json", (json.dumps(settings, indent=2) + "\n").encode())
     to.mkdir(parents=True, exist_ok=True)
@@ -203,33 +211,32 @@ def _backend(files: TokenizerFiles) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer.from_str(text)
     backend.no_truncation()
     backend.no_padding()
-    if getattr(backend.model, "dropout", None):
-        raise ValueError(
-            f"dropout={backend.model.dropout} encodes the same text in another way each time: "
-            "set it to null"
-        )
-    have = backend.get_vocab()
-    for token in settings["added_tokens_decoder"].values():
-        if token["content"] not in have:
+    if dropout := getattr(backend.model, "dropout", None):
+        raise ValueError(f"dropout={dropout} encodes a text in another way each time: set it to 0")
+    added = {token["content"]: token["id"] for token in written.get("added_tokens") or []}
+    for i, token in settings["added_tokens_decoder"].items():
+        if backend.token_to_id(token["content"]) is None:
             backend.add_tokens([AddedToken(**token)])
+        added[token["content"]] = i
     special = [settings[f"{name}_token"] for name in NAMED if settings.get(f"{name}_token")]
     special += settings["additional_special_tokens"] + settings["extra_special_tokens"]
     known = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
-    for token in special:
-        if token["content"] not in known:
-            backend.add_special_tokens([AddedToken(**token)])
-    have, of = backend.get_vocab(), {}
-    added = {t["content"]: t["id"] for t in written.get("added_tokens") or []}
-    added |= {t["content"]: i for i, t in settings["added_tokens_decoder"].items()}
-    for token, i in have.items():
-        if i >= MAX_ID or of.setdefault(i, token) != token or added.get(token, i) != i:
-            raise ValueError(f"token {token!r} has the id {i}, which is too large or not its own")
+    missing = [AddedToken(**token) for token in special if token["content"] not in known]
+    backend.add_special_tokens(missing)
+    ids = Counter(model["vocab"].values() if isinstance(model["vocab"], dict) else ())
+    for i in [i for i, count in ids.items() if count > 1 or i >= MAX_ID]:
+        raise ValueError(f"id {i} is too large, or belongs to two tokens")
+    for token, i in added.items():
+        if (found := backend.token_to_id(token)) != i:
+            raise ValueError(f"token {token!r} is to have the id {i}, and has {found}")
     backend.encode("a")  # a rule that names a missing token fails here, not at the first prompt
     return backend
 
 
 def put_in_front(backend: tokenizers.Tokenizer, token: str) -> None:
     """Make it the tokenizer's rule that ``token`` stands in front of every text."""
+    if ":" in token or token.startswith("$"):  # which mean something in the rule
+        raise ValueError(f"end_token={token!r}: its name must not hold ':' or begin with '$'")
     backend.post_processor = processors.TemplateProcessing(
         single=[token, "$A"],
         pair=[token, "$A", token, "$B:1"],

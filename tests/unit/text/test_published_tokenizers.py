@@ -16,7 +16,7 @@ from jinja2 import TemplateError
 from tokenizers import models, pre_tokenizers, processors
 from transformers import AutoTokenizer, GPT2Tokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 
-from lm_from_scratch.text import tokenizer_files
+from lm_from_scratch.text import chat, tokenizer_files
 from lm_from_scratch.text.corpora import reference
 from lm_from_scratch.text.tokenizer import Tokenizer
 
@@ -262,24 +262,26 @@ def test_any_text_gives_the_ids_of_transformers(tmp, text: str, chosen) -> None:
     assert ours.start(text, special=True) == theirs.encode(text)
 
 
-@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("messages", CHATS)
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("make", [qwen2, older, oldest, headers])
-def test_P8_a_chat_is_that_of_transformers(tmp_path, make, name: str, chat) -> None:
+def test_P8_a_chat_is_that_of_transformers(tmp_path, make, name: str, messages) -> None:
     make(tmp_path / "m", TEMPLATES[name])
     ours, theirs = Tokenizer.load(tmp_path / "m"), AutoTokenizer.from_pretrained(tmp_path / "m")
     for prompt in (True, False):
-        if name == "strict" and chat[0]["role"] == "system":
+        if name == "strict" and messages[0]["role"] == "system":
             with pytest.raises(TemplateError, match="System role not\nsupported"):
-                theirs.apply_chat_template(chat, add_generation_prompt=prompt)
+                theirs.apply_chat_template(messages, add_generation_prompt=prompt)
             with pytest.raises(ValueError, match=r"these messages: System role not supported$"):
-                ours.chat(chat, prompt)
+                ours.chat(messages, prompt)
             continue
-        wanted = theirs.apply_chat_template(chat, add_generation_prompt=prompt, return_dict=False)
-        assert ours.chat(chat, prompt) == wanted
+        wanted = theirs.apply_chat_template(
+            messages, add_generation_prompt=prompt, return_dict=False
+        )
+        assert ours.chat(messages, prompt) == wanted
 
 
-def test_P8_what_a_template_may_not_do(tmp_path) -> None:
+def test_P8_what_a_template_may_not_do(tmp_path, monkeypatch) -> None:
     bad = {
         "{{ messages.append(1) }}": "unsafe",
         "{{ ''.__class__.__mro__ }}": "unsafe",
@@ -301,6 +303,13 @@ def test_P8_what_a_template_may_not_do(tmp_path) -> None:
             ours.chat(messages)
     with pytest.raises(ValueError, match="refuses these messages"):
         ours.chat([{"role": "user"}])
+    with pytest.raises(ValueError, match=r"refuses these messages: .*not JSON serializable"):
+        ours.chat([{"role": "user", "content": object()}])
+    monkeypatch.setattr(chat, "version", lambda name: "3.1.5")
+    with pytest.raises(ValueError, match=r"jinja2 3\.1\.6 or newer"):
+        ours.chat(CHATS[0])
+    monkeypatch.setattr(chat, "version", lambda name: "3.10rc1")
+    assert ours.chat(CHATS[0])
     with pytest.raises(ValueError, match="has no chat template"):
         Tokenizer.train(["text"], 300).chat(CHATS[0])
 
@@ -450,7 +459,7 @@ def test_R10_odd_values_anywhere_are_refused_or_harmless(tmp_path, make, file: s
             message = outcome(folder)
             assert "\n" not in message, (path, odd)
             refused += message != ""
-    assert tried > refused > 20 or file == "added_tokens.json"
+    assert tried >= refused > 0
 
 
 def outcome(folder: Path) -> str:
@@ -471,10 +480,10 @@ def test_R10_two_tokens_with_one_id_and_ids_that_are_not_kept(tmp_path) -> None:
     vocab, added = made["model"]["vocab"], made["added_tokens"]
     for token, i in (("a", 70), ("a", 2**31)):
         change(folder, "tokenizer.json", model={**made["model"], "vocab": {**vocab, token: i}})
-        with pytest.raises(ValueError, match=rf"tokenizer\.json .*token '.*' has the id {i}"):
+        with pytest.raises(ValueError, match=rf"tokenizer\.json .*: id {i} is too large, or"):
             Tokenizer.load(folder)
     change(folder, "tokenizer.json", model=made["model"], added_tokens=[{**added[0], "id": 7}])
-    with pytest.raises(ValueError, match=r"token '<\|endoftext\|>' has the id"):
+    with pytest.raises(ValueError, match=r"token '<\|endoftext\|>' is to have the id 7, and"):
         Tokenizer.load(folder)
 
 
@@ -488,8 +497,11 @@ def test_an_unreadable_file_and_a_link_to_nothing(tmp_path, monkeypatch) -> None
         patch.setattr(Path, "read_bytes", refuse)
         with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read: Permission denied"):
             Tokenizer.load(folder)
+    (folder / "tokenizer.json").rename(folder / "vocab.json")
+    with pytest.raises(ValueError, match=r"no tokenizer at .*save_pretrained\(folder\) makes one"):
+        Tokenizer.load(folder)
     shutil.rmtree(folder)
-    with pytest.raises(ValueError, match="no tokenizer at"):
+    with pytest.raises(ValueError, match=r"no tokenizer at .*is needed$"):
         Tokenizer.load(folder)
 
 

@@ -99,6 +99,9 @@ def test_bad_input_is_refused(tmp_path) -> None:
         Tokenizer.train(TEXTS, 200)
     with pytest.raises(ValueError, match="need a name"):
         Tokenizer.train(TEXTS, 400, special_tokens=[""])
+    for name in ("a:b", "$A"):
+        with pytest.raises(ValueError, match="must not hold ':'"):
+            Tokenizer.train(TEXTS[:1], 300, end_token=name)
     with pytest.raises(ValueError, match=r"surrogate pair.*index 2"):
         TOKENIZER.encode("ab\ud800")
     for bad in (-1, 2**32):
