@@ -7,7 +7,6 @@ figure, those behind their peer too, in the order in which they were measured. T
 
 from __future__ import annotations
 
-import re
 import statistics
 import sys
 from pathlib import Path
@@ -22,15 +21,6 @@ from measure import Row
 BESIDE = {"ahead": "ahead", "behind": "**behind**", "undecided": "not decided", "": ""}
 AIM = {"met": "target met", "missed": "**short of its target**", "undecided": "target not decided",
        "": ""}  # fmt: skip
-#: The headline: what is done, benchmark, and which rows, as a pattern of setting, kind and peer.
-ANSWER = [
-    ("in training, both with the same switches", "training", r"\| ours(.*) \| transformers\1$"),
-    ("in decoding in float32", "decoding", r"float32.* \| ours \| transformers$"),
-    ("in decoding in bfloat16 with packed weights", "decoding",
-     r"bfloat16.* \| ours, packed \| transformers$"),
-    ("for a token after 2048 others", "context",
-     r"token 2049, .* \| (growing|preallocated) \| transformers$"),
-]  # fmt: skip
 NOTHING = "–"
 HEADER = ["what", "ours", "peer", "ratio", "verdict", "target", "share of the limit", "note"]
 BUDGET = ["what", "took", "budget", "share of the budget used", "verdict"]
@@ -152,26 +142,15 @@ def count(rows: list[Row]) -> str:
     return " ".join(said)
 
 
-def answer(report: dict[str, Any]) -> str:
-    """How fast it is, in a sentence: medians of the rows, each beside ``transformers``."""
+def answer(rows: list[Row]) -> str:
+    """How fast it is: medians of the rows that say that they are part of the headline."""
     parts = []
-    for what, name, pattern in ANSWER:
-        rows = [Row(**row) for row in report["benchmarks"].get(name, {"rows": []})["rows"]]
-        found = [
-            row.ratio[0]
-            for row in rows
-            if row.rounds and re.search(pattern, f"{row.setting} | {row.kind} | {row.peer}")
-        ]
-        if found:
-            spread = f", {min(found):.2f} to {max(found):.2f}" if len(found) > 1 else ""
-            rows_ = some(len(found), "row")
-            parts.append(f"**{statistics.median(found):.2f}** {what} ({rows_}{spread})")
-        else:
-            parts.append(f"not measured {what}")
-    return (
-        "How fast is it? Speed over that of ``transformers``, the median of the rows on "
-        f"{some(report['threads'], 'thread')} of this machine: {', '.join(parts)}."
-    )
+    for what in dict.fromkeys(row.headline for row in rows if row.headline and row.rounds):
+        found = [row.ratio[0] for row in rows if row.headline == what and row.rounds]
+        spread = f", {min(found):.2f} to {max(found):.2f}" if len(found) > 1 else ""
+        median = f"**{statistics.median(found):.2f}** {what}"
+        parts.append(f"{median} ({some(len(found), 'row')}{spread})")
+    return ", ".join(parts)
 
 
 def section(name: str, benchmark: dict[str, Any], folder: Path) -> str:
@@ -206,7 +185,8 @@ def page(report: dict[str, Any], folder: Path) -> str:
     text = rst.render(
         "benchmarks.rst",
         report=report,
-        answer=answer(report),
+        answer=answer(rows),
+        threads=some(report["threads"], "thread"),
         day=" to ".join(dict.fromkeys([days[0], days[-1]])),
         seconds=f"{sum(benchmark['seconds'] for benchmark in found.values()):,.0f}",
         count=count(rows),
