@@ -25,8 +25,6 @@ ALERT = re.compile(
 )
 #: A link to another notebook.
 LINK = re.compile(r"\[([^\]]+)\]\((?:\.\./(\w+)/)?(\d\w*)\.ipynb\)")
-#: Where the outputs come from, as gpu_notebooks.py says it: a sentence, versions and a date.
-ORIGIN = re.compile(r"^(The outputs on this page come from .*?) \((.*)\)\.$", re.M)
 
 
 def page(script: Path) -> str:
@@ -40,8 +38,6 @@ def page(script: Path) -> str:
                 lambda found: f":::{{{found[1].lower()}}}\n{found[2]}\n:::", "".join(cell["source"])
             )
             text = re.sub(r"\\(begin|end)\{align\}", r"\\\1{align*}", text)  # no numbers
-            # Versions and a date are no prose: a translation would be out of date with each run.
-            text = ORIGIN.sub(r"\1.\n\n```text\n\2\n```", text)
             cell["source"] = LINK.sub(
                 lambda link: f"{{doc}}`{link[1]} <{gallery.document(pages.target(name, link))}>`",
                 text,
