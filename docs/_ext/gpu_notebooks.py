@@ -124,7 +124,8 @@ def execute(script: Path, page: list[Any]) -> dict[str, Any]:
     client.execute(env=environment())
     for i, cell in enumerate(page):
         finish(cell, f"{script.name}, cell {i}")
-    on_cpu = INTERPRETER if any("TRITON_INTERPRET" in cell.source for cell in code(page)) else CPU
+    interprets = any('["TRITON_INTERPRET"] = "1"' in cell.source for cell in code(page))
+    on_cpu = INTERPRETER if interprets else CPU
     return {
         "script": script.name,
         **made_from(page),
