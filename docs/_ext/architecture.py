@@ -52,13 +52,6 @@ def rooms() -> str:
     return rst.table(rows, ":widths: 14 30 34 22")
 
 
-def chapters() -> str:
-    return "".join(
-        f"* ``{folder.name}/``: {gallery.header_text(folder)[0]}\n"
-        for folder in [*gallery.chapters(), gallery.GPU]
-    )
-
-
 def config_names() -> str:
     """The fields of both configs that `transformers` calls something else."""
     from lm_from_scratch.checkpoint.configs import GPT2_NAMES, QWEN2_NAMES

@@ -16,32 +16,16 @@ import gallery
 import museum
 import page as pages
 import rst
-from exercises import DIFFICULTY, link
+from exercises import DIFFICULTY
 
 from lm_from_scratch.exercises import source
 from lm_from_scratch.exercises.exercise import Exercise, folder
-
-TITLE = "10. Exercises"
-INTRO = (
-    "Write the central functions yourself, and mend bugs that real projects have had. A check says "
-    "what is wrong first, and which misconception it looks like."
-)
-INDEX = "/exercises/index"
 
 
 def kind(found: Exercise) -> str:
     if found.hunt:
         return f"bug hunt ({museum.with_links(found.hunt)})"
     return "kernel" if found.key[0] == 9 else "write"
-
-
-def by_chapter() -> dict[str, list[Exercise]]:
-    """The exercises by the title of the chapter to whose pages they belong."""
-    found = {
-        title: [one for one in exercises.written() if one.page in names]
-        for title, names in gallery.by_chapter().items()
-    }
-    return {title: members for title, members in found.items() if members}
 
 
 def text(given: str) -> str:
@@ -69,15 +53,11 @@ def strip(wrong: dict[str, Any], table: dict[str, Any]) -> str:
 
 rst.PAGES.filters |= {
     "as_student": exercises.as_student,
-    "document": gallery.document,
-    "in_words": pages.in_words,
     "kind": kind,
-    "link": link,
     "lower_first": lower,
     "mistake": lambda found: text(museum.with_links(found.hunt)),
     "strip": strip,
     "text": text,
-    "title": exercises.title,
     "without_title": lambda markdown: re.sub(r"\A# .*\n+", "", markdown),
 }
 
@@ -98,25 +78,14 @@ def index() -> str:
     found = exercises.written()
     return rst.render(
         "exercises.md",
-        title=TITLE,
-        intro=INTRO,
+        title=exercises.TITLE,
+        intro=exercises.INTRO,
         found=found,
         hunts=[one for one in found if one.hunt],
         time=pages.in_words(sum(one.minutes for one in found)),
-        chapters=by_chapter(),
+        chapters=exercises.by_chapter(),
         difficulty=DIFFICULTY,
     )
-
-
-def path_card() -> list[str]:
-    """The links of the landing page's card."""
-    found = exercises.written()
-    hunts = sum(bool(one.hunt) for one in found)
-    return [
-        f":doc:`All {len(found)} exercises, {hunts} of them bug hunts <{INDEX}>`",
-        ":doc:`/exercises/proof`",
-        ":doc:`/teaching`",
-    ]
 
 
 # -- the proof -------------------------------------------------------------------------------

@@ -68,6 +68,11 @@ def by_chapter() -> dict[str, list[str]]:
     }
 
 
+def intro(page: str) -> str:
+    """The first paragraph of a page's chapter."""
+    return header_text(script(page).parent)[1]
+
+
 def in_order() -> list[str]:
     """All pages in reading order."""
     return [page for members in by_chapter().values() for page in members]

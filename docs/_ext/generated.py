@@ -7,7 +7,6 @@ from typing import Any
 
 import architecture
 import benchmarks
-import course
 import exercise_pages
 import exercises
 import gallery
@@ -15,8 +14,16 @@ import gpu_pages
 import landing
 import measure
 import museum
+import page
 import rst
 import teaching
+
+#: What stands in `_pages` and says of the course what its own files say.
+MADE = (
+    "course_table.rst", "course_totals.rst", "chapters.rst", "exercise_links.rst",
+    "learning_path.rst", "more_chapters.rst", "teaching_figures.md", "teaching_outcomes.md",
+    "teaching_order.md",
+)  # fmt: skip
 
 
 def texts(docs: Path) -> dict[Path, str]:
@@ -28,16 +35,13 @@ def texts(docs: Path) -> dict[Path, str]:
         "exercises/proof.md": exercise_pages.proof(),
         "gpu/index.rst": gpu_pages.index(),
         "generated/landing.html": landing.figure(landing.compute()),
-        "generated/learning_path.rst": landing.learning_path(),
-        "generated/course_table.rst": course.table(),
-        "generated/course_totals.rst": course.totals(),
         "generated/rooms.rst": architecture.rooms(),
-        "generated/chapters.rst": architecture.chapters(),
         "generated/config_names.rst": architecture.config_names(),
-        "generated/teaching_figures.md": teaching.figures(),
-        "generated/teaching_outcomes.md": teaching.outcomes(),
-        "generated/teaching_order.md": teaching.order(),
     }
+    for name in MADE:
+        pages[f"generated/{name}"] = rst.render(
+            name, gallery=gallery, page=page, exercises=exercises
+        )
     for number, plan in teaching.PLANS.items():
         pages[f"generated/teaching_{number}_weeks.md"] = teaching.plan_table(number, plan)
     for found in exercises.written():

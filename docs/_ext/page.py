@@ -82,12 +82,6 @@ def said(page: str, title: str) -> str:
     return next((section.text for section in sections(page) if section.title == title), "")
 
 
-@cache
-def title(page: str) -> str:
-    """The title in the page's own words, without marks of code."""
-    return modules.summary(gallery.script(page)).replace("`", "") or page
-
-
 def target(page: str, link: re.Match[str]) -> str:
     """The page to which a link of `LINK` leads."""
     return f"{link[2] or page.partition('/')[0]}/{link[3]}"

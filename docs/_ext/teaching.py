@@ -12,7 +12,6 @@ import exercises
 import gallery
 import page
 import rst
-from exercise_pages import by_chapter
 
 from lm_from_scratch.exercises.exercise import Exercise
 
@@ -98,30 +97,3 @@ def plan_table(number: int, plan: Plan) -> str:
     taken = [one for week in found for one in week.exercises]
     left = [one for one in exercises.written() if one not in taken]
     return rst.render("teaching_plan.md", weeks=found, taken=taken, left=left)
-
-
-def outcomes() -> str:
-    """What a student can do after each chapter."""
-    return rst.render("teaching_outcomes.md", chapters=by_chapter())
-
-
-def figures() -> str:
-    """The course in one sentence of numbers."""
-    found = exercises.written()
-    names = [name for name in gallery.in_order() if not name.startswith("gpu/")]
-    return (
-        f"There are {len(found)} exercises, {sum(bool(one.hunt) for one in found)} of them bug "
-        f"hunts: {page.in_words(sum(one.minutes for one in found))} of work for somebody who has "
-        f"read the pages, {sum(one.points for one in found)} points in all. Reading the "
-        f"{len(names)} pages of chapters 1 to 8 takes "
-        f"{page.in_words(sum(map(page.minutes, names)))}.\n"
-    )
-
-
-def order() -> str:
-    """What builds on what."""
-    lines = []
-    for one in exercises.written():
-        before = ", ".join(map(exercises.link, exercises.before(one)))
-        lines += [f"* {exercises.link(one)} builds on {before}\n"] if before else []
-    return "".join(lines)
