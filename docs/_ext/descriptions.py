@@ -73,5 +73,5 @@ def write(app: Any, env: Any) -> None:
 def setup(app: Any) -> dict[str, bool]:
     app.connect("doctree-read", read, priority=400)  # before anything is added to a page
     app.connect("html-page-context", add_tag, priority=400)
-    app.connect("env-updated", write)  # after that of the terms: theirs forgets the old ones
+    app.connect("env-updated", write)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
