@@ -14,9 +14,7 @@ from typing import Any
 import exercises
 import gallery
 import museum
-import page as pages
 import rst
-from exercises import DIFFICULTY
 
 from lm_from_scratch.exercises import source
 from lm_from_scratch.exercises.exercise import Exercise, folder
@@ -36,11 +34,6 @@ def text(given: str) -> str:
     )
 
 
-def lower(sentence: str) -> str:
-    """A sentence to go on with: "Write ..." becomes "write ..."."""
-    return sentence[:1].lower() + sentence[1:]
-
-
 def strip(wrong: dict[str, Any], table: dict[str, Any]) -> str:
     """The checks in a row: the number of each that rejects, a dot for each that accepts."""
     marks = []
@@ -54,7 +47,8 @@ def strip(wrong: dict[str, Any], table: dict[str, Any]) -> str:
 rst.PAGES.filters |= {
     "as_student": exercises.as_student,
     "kind": kind,
-    "lower_first": lower,
+    "lower_first": lambda sentence: sentence[:1].lower() + sentence[1:],
+    "upper_first": lambda sentence: sentence[:1].upper() + sentence[1:],
     "mistake": lambda found: text(museum.with_links(found.hunt)),
     "strip": strip,
     "text": text,
@@ -63,29 +57,11 @@ rst.PAGES.filters |= {
 
 
 def page(found: Exercise) -> str:
-    head = f"{kind(found)} · {found.minutes} minutes · {DIFFICULTY[found.difficulty]}"
-    return rst.render(
-        "exercise.md",
-        found=found,
-        title=source.title(found.name),
-        head=head[:1].upper() + head[1:],
-        before=exercises.before(found),
-        cells=source.source(found.name),
-    )
+    return rst.render("exercise.md", found=found, exercises=exercises, source=source)
 
 
 def index() -> str:
-    found = exercises.written()
-    return rst.render(
-        "exercises.md",
-        title=exercises.TITLE,
-        intro=exercises.INTRO,
-        found=found,
-        hunts=[one for one in found if one.hunt],
-        time=pages.in_words(sum(one.minutes for one in found)),
-        chapters=exercises.by_chapter(),
-        difficulty=DIFFICULTY,
-    )
+    return rst.render("exercises.md", exercises=exercises)
 
 
 # -- the proof -------------------------------------------------------------------------------

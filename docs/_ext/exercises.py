@@ -21,7 +21,7 @@ import rst
 
 from lm_from_scratch.exercises import source
 from lm_from_scratch.exercises.exercise import Exercise
-from lm_from_scratch.exercises.exercise import exercises as catalogue
+from lm_from_scratch.exercises.exercise import exercises as written
 from lm_from_scratch.exercises.source import Cell
 
 TITLE = "10. Exercises"
@@ -30,11 +30,6 @@ INTRO = (
     "what is wrong first, and which misconception it looks like."
 )
 DIFFICULTY = {1: "easy", 2: "medium", 3: "hard"}
-
-
-def written() -> list[Exercise]:
-    """All exercises in the order of the learning path."""
-    return list(catalogue())
 
 
 def of_page(page: str) -> list[Exercise]:

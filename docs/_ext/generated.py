@@ -42,8 +42,8 @@ def texts(docs: Path) -> dict[Path, str]:
         pages[f"generated/{name}"] = rst.render(
             name, gallery=gallery, page=page, exercises=exercises
         )
-    for number, plan in teaching.PLANS.items():
-        pages[f"generated/teaching_{number}_weeks.md"] = teaching.plan_table(number, plan)
+    for number in teaching.PLANS:
+        pages[f"generated/teaching_{number}_weeks.md"] = teaching.plan_table(number)
     for found in exercises.written():
         pages[f"exercises/{found.name}.md"] = exercise_pages.page(found)
     for script in gallery.gpu_scripts():

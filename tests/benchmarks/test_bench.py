@@ -379,7 +379,8 @@ def test_the_page_says_how_fast_it_is(tmp_path: Path) -> None:
     made["threads"] = 1
     expected = (
         "How fast is it? Speed over that of ``transformers``, the median of the rows on 1 thread "
-        "of this machine: **1.15** in training (2 rows, 1.10 to 1.20), **1.90** in decoding (1 row)."
+        "of this machine: **1.15** in training (2 rows, 1.10 to 1.20), **1.90** in decoding "
+        "(1 row)."
     )
     assert expected in benchmarks.page(made, tmp_path).splitlines()[:8]
 
