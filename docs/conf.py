@@ -29,6 +29,7 @@ with open(ROOT / "pyproject.toml", "rb") as file:
 
 extensions = [
     "sphinx.ext.intersphinx",
+    "sphinx.ext.autosummary",
     "sphinx_gallery.gen_gallery",
     "myst_nb",
     "sphinx_design",
@@ -38,7 +39,6 @@ extensions = [
     "generated",
     "course",
     "landing",
-    "api",
     "docstrings",
     "terms",
     "descriptions",
@@ -82,6 +82,7 @@ translation_progress_classes = True
 editions = {"en": "English"}
 
 # -- API pages -------------------------------------------------------------------------------
+autosummary_generate = ["generated/api.rst"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import re
 import sys
 import warnings
 from pathlib import Path
@@ -24,18 +23,16 @@ FILTERS = list(warnings.filters)  # those of the build, restored after each scri
 
 def chapters() -> list[Path]:
     """Chapter folders in reading order; a folder without a header is no chapter."""
-    headers = TUTORIALS.glob("*/GALLERY_HEADER.rst")
-    return sorted((h.parent for h in headers), key=lambda path: _number(path.name))
+    return sorted((h.parent for h in TUTORIALS.glob("[0-9]*/GALLERY_HEADER.rst")), key=number)
 
 
-def _number(name: str) -> tuple[int, str]:
-    digits = re.match(r"\d+", name)
-    return (int(digits[0]) if digits else 10**6, name)
+def number(path: Path) -> int:
+    return int(path.name.partition("_")[0])
 
 
 def pages(chapter: Path) -> list[Path]:
-    """The tutorial scripts of one chapter, in reading order."""
-    return sorted(chapter.glob("[0-9]*.py"))
+    """The scripts of one chapter, in reading order."""
+    return sorted(chapter.glob("[0-9]*.py"), key=number)
 
 
 def scripts() -> list[Path]:
@@ -45,32 +42,27 @@ def scripts() -> list[Path]:
 
 def gpu_scripts() -> list[Path]:
     """The scripts of the pages on GPU kernels, in reading order. See gpu_notebooks.py."""
-    return sorted(GPU.glob("[0-9]*.py"), key=lambda path: _number(path.name))
+    return pages(GPU)
 
 
 def header_text(chapter: Path) -> tuple[str, str]:
     """Title and first paragraph of a chapter's header file, the one .rst of its folder."""
     (header,) = chapter.glob("*.rst")
-    text = header.read_text(encoding="utf-8")
-    parts = [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
-    title = parts[0].splitlines()[0].strip()
-    intro = " ".join(parts[1].split()) if len(parts) > 1 else ""
-    return title, intro
-
-
-def by_chapter() -> dict[str, list[str]]:
-    """The pages of each chapter by its title, those on GPU kernels last."""
-    folders = [(chapter, pages(chapter)) for chapter in chapters()] + [(GPU, gpu_scripts())]
-    return {
-        header_text(folder)[0]: [f"{folder.name}/{path.stem}" for path in scripts_]
-        for folder, scripts_ in folders
-        if scripts_
-    }
+    heading, first, *_ = header.read_text(encoding="utf-8").strip().split("\n\n")
+    return heading.splitlines()[0], " ".join(first.split())
 
 
 def intro(page: str) -> str:
     """The first paragraph of a page's chapter."""
     return header_text(script(page).parent)[1]
+
+
+def by_chapter() -> dict[str, list[str]]:
+    """The pages of each chapter by its title, those on GPU kernels last."""
+    return {
+        header_text(folder)[0]: [f"{folder.name}/{path.stem}" for path in pages(folder)]
+        for folder in [*chapters(), GPU]
+    }
 
 
 def in_order() -> list[str]:
@@ -125,7 +117,7 @@ def sphinx_gallery_conf() -> dict[str, Any]:
         # Computing times on a page change with every build; junit keeps them for the checks.
         "write_computation_times": False,
         "min_reported_time": 1e9,
-        "recommender": {"enable": len(scripts()) >= 15},
+        "recommender": {"enable": True},
         "download_all_examples": True,
         "capture_repr": ("_repr_html_", "__repr__"),
         "ignore_repr_types": r"matplotlib[.](text|axes|lines|image|collections|container|legend)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import api
 import architecture
 import benchmarks
 import exercise_pages
@@ -34,6 +35,7 @@ def texts(docs: Path) -> dict[Path, str]:
         "exercises/index.md": exercise_pages.index(),
         "exercises/proof.md": exercise_pages.proof(),
         "gpu/index.rst": gpu_pages.index(),
+        **api.texts(),
         "generated/landing.html": landing.figure(landing.compute()),
         "generated/rooms.rst": architecture.rooms(),
         "generated/config_names.rst": architecture.config_names(),
@@ -60,12 +62,16 @@ def write(app: Any) -> None:
     packed, content = files / "exercises.zip", exercises.archive(given)
     if not packed.exists() or packed.read_bytes() != content:
         packed.write_bytes(content)
-    scripts = [docs / f"{gallery.document(name)[1:]}.rst" for name in gallery.in_order()]
-    for pattern in ("exercises/**/*.*", "gpu/*.*", "auto_tutorials/[0-9]*/[0-9]*.rst"):
-        for old in {*docs.glob(pattern)} - {*made, packed, *scripts}:
+    folders = [name for name, path in api.listed().items() if path.stem == "__init__"]
+    app.config.autosummary_context = {"folders": folders}
+    others = [f"{gallery.document(name)[1:]}.rst" for name in gallery.in_order()]
+    others += [f"api/{name}.rst" for name in api.listed()]
+    kept = {*made, packed, *(docs / name for name in others)}
+    for pattern in ("api/*.*", "exercises/**/*.*", "gpu/*.*", "auto_tutorials/[0-9]*/[0-9]*.rst"):
+        for old in {*docs.glob(pattern)} - kept:
             old.unlink()  # the page of what was renamed or removed goes with it
 
 
 def setup(app: Any) -> dict[str, bool]:
-    app.connect("builder-inited", write, priority=100)
+    app.connect("builder-inited", write, priority=100)  # before autosummary writes its pages
     return {"parallel_read_safe": True, "parallel_write_safe": True}

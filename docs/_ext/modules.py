@@ -84,13 +84,11 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
 @cache
 def rooms(root: Path = ROOT) -> list[str]:
     """The folders of the package, lowest first: the contract on layers in `pyproject.toml` has
-    their order. A folder that it does not name comes last."""
-    contracts = project(root)["tool"].get("importlinter", {}).get("contracts", [])
-    layers = [layer for c in contracts if c["type"] == "layers" for layer in c["layers"]]
-    named = [name for layer in reversed(layers) for name in re.findall(r"[\w.]+", layer)]
-    named = [name.removeprefix(f"{PACKAGE}.") for name in named]
-    there = sorted(path.parent.name for path in (root / PACKAGE).glob("*/__init__.py"))
-    return [name for name in named if name in there] + [n for n in there if n not in named]
+    their order, and names every one."""
+    contracts = project(root)["tool"]["importlinter"]["contracts"]
+    (layers,) = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    names = [name for layer in reversed(layers) for name in re.findall(r"\w+", layer)]
+    return [name for name in names if (root / PACKAGE / name / "__init__.py").is_file()]
 
 
 def room(module: str) -> str:
