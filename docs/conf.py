@@ -83,6 +83,7 @@ editions = {"en": "English"}
 
 # -- API pages -------------------------------------------------------------------------------
 autosummary_generate = ["generated/api.rst"]
+autodoc_default_options = {"exclude-members": "extra_repr, training"}
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"

@@ -5,8 +5,6 @@ the order of the rooms and the pages of the site that import a file, is read fro
 GPU pages and exercises are in no gallery whose back references could say it.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

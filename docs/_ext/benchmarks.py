@@ -5,8 +5,6 @@ figure, those behind their peer too, in the order in which they were measured. T
 `_pages/benchmarks.rst`.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 from pathlib import Path
@@ -132,13 +130,15 @@ def without_empty_columns(rows: list[list[str]]) -> list[list[str]]:
 def count(rows: list[Row]) -> str:
     """How many are ahead and behind, how many targets are met and missed, and what is open."""
     said = []
-    for start, unit, found, kinds in (
-        ("Beside a peer, of", "row", [row.beside for row in rows if row.beside], "ahead behind"),
-        ("Of", "target", [row.aim for row in rows if row.aim], "met missed"),
+    for start, unit, found, good, bad in (
+        ("Beside a peer, of", "row", [row.beside for row in rows if row.beside], "ahead", "behind"),
+        ("Of", "target", [row.aim for row in rows if row.aim], "met", "missed"),
     ):
-        each = "".join(f"{found.count(kind)} {kind}, " for kind in kinds.split())
-        end = f"{each}{found.count('undecided')} not decided."
-        said += [f"{start} {some(len(found), unit)}: {end}"] if found else []
+        here, there, open_ = map(found.count, (good, bad, "undecided"))
+        text = (
+            f"{start} {some(len(found), unit)}: {here} {good}, {there} {bad}, {open_} not decided."
+        )
+        said += [text] if found else []
     return " ".join(said)
 
 

@@ -1,7 +1,5 @@
 """What the build adds to a page below its title and to its exercises."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import exercises

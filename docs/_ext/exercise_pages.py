@@ -5,8 +5,6 @@ Nothing on these pages is run, and no solution is on them: what is shown is what
 gives to a student.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -4,8 +4,6 @@ The same source gives the same bytes: ids of cells are hashes, and no time is st
 writes the files, `exercise_pages.py` the pages of the site.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -4,8 +4,6 @@
 test is the notebook that the site offers. A page is called "CHAPTER/NAME", as "1_gpt2/2_gpt2".
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import random
@@ -89,7 +87,6 @@ def sphinx_gallery_conf() -> dict[str, Any]:
     return {
         "examples_dirs": ["../tutorials"],
         "gallery_dirs": ["auto_tutorials"],
-        "nested_sections": True,
         "subsection_order": [f"../tutorials/{chapter.name}" for chapter in chapters()],
         "within_subsection_order": "FileNameSortKey",
         # A script runs, and has a page, when its name starts with its number in the chapter.
@@ -98,13 +95,10 @@ def sphinx_gallery_conf() -> dict[str, Any]:
         "junit": "../gallery_junit.xml",
         # On two shared cores the serial build is the fastest; set it where there are more.
         "parallel": int(os.environ.get("GALLERY_JOBS", "0")) or False,
-        "abort_on_example_error": False,
         "reset_modules": ("matplotlib", "gallery.reset_state"),
         "reset_modules_order": "both",
         "remove_config_comments": True,
         "show_signature": False,
-        "first_notebook_cell": None,
-        "last_notebook_cell": None,
         "notebook_images": True,
         "image_srcset": ["2x"],
         "default_thumb_file": str(DOCS / "_static" / "thumbnail.png"),
@@ -118,10 +112,7 @@ def sphinx_gallery_conf() -> dict[str, Any]:
         "write_computation_times": False,
         "min_reported_time": 1e9,
         "recommender": {"enable": True},
-        "download_all_examples": True,
-        "capture_repr": ("_repr_html_", "__repr__"),
         "ignore_repr_types": r"matplotlib[.](text|axes|lines|image|collections|container|legend)",
-        "matplotlib_animations": False,
     }
 
 

@@ -1,7 +1,5 @@
 """Every file that a build makes from what stands somewhere else, before Sphinx looks for pages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +17,6 @@ import page
 import rst
 import teaching
 
-#: What stands in `_pages` and says of the course what its own files say.
-MADE = (
-    "course_table.rst", "course_totals.rst", "chapters.rst", "exercise_links.rst",
-    "learning_path.rst", "more_chapters.rst", "teaching_figures.md", "teaching_outcomes.md",
-    "teaching_order.md",
-)  # fmt: skip
-
 
 def texts(docs: Path) -> dict[Path, str]:
     """What is in each file; whole pages first, then what a page includes."""
@@ -40,9 +31,9 @@ def texts(docs: Path) -> dict[Path, str]:
         "generated/rooms.rst": architecture.rooms(),
         "generated/config_names.rst": architecture.config_names(),
     }
-    for name in MADE:
-        pages[f"generated/{name}"] = rst.render(
-            name, gallery=gallery, page=page, exercises=exercises
+    for path in (gallery.DOCS / "_pages" / "course").iterdir():
+        pages[f"generated/{path.name}"] = rst.render(
+            f"course/{path.name}", gallery=gallery, page=page, exercises=exercises
         )
     for number in teaching.PLANS:
         pages[f"generated/teaching_{number}_weeks.md"] = teaching.plan_table(number)

@@ -8,8 +8,6 @@ or on another machine; nbval tells whether outputs differ. Names are those of th
 without `.py`.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import hashlib

@@ -5,8 +5,6 @@ The gallery runs what it shows, but the machine that builds the site may have no
 renders them as they are. The patterns below match what `gpu_notebooks.py` writes.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import statistics
@@ -54,12 +52,6 @@ def downloads(script: Path, role: str = ":download:") -> str:
     return f"{role}`notebook <{place}.ipynb>`, {role}`script <{place}.py>`"
 
 
-def lessons(script: Path) -> list[str]:
-    """What a page says under "You will learn"."""
-    said = pages.said(f"gpu/{script.stem}", "You will learn")
-    return [" ".join(bullet.split()) for bullet in re.split(r"^\* ", said, flags=re.M)[1:]]
-
-
 def index() -> str:
     title, _, text = next(gallery.GPU.glob("*.rst")).read_text(encoding="utf-8").partition("\n")
     prefix = f"{modules.PACKAGE}.kernels."
@@ -68,7 +60,7 @@ def index() -> str:
         title=title,
         header="\n".join(text.strip().splitlines()[2:]),
         scripts=gallery.gpu_scripts(),
-        lessons=lessons,
+        said=pages.said,
         downloads=downloads,
         kernels=[
             (module, module.removeprefix(prefix), modules.summary(path))

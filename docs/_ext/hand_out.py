@@ -7,8 +7,6 @@
 An assignment of nbgrader is a chapter, or with WEEKS a week of the teacher's plan of that length.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Each row of the figure is a step. On the left are the probabilities of the next 
 the weights of one attention head. Its colours are those of the page's text, for both themes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import rst

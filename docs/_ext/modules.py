@@ -1,7 +1,5 @@
 """Python files, read and not imported: what a file defines, says of itself, and imports."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib
@@ -22,22 +20,14 @@ def project(root: Path = ROOT) -> dict[str, Any]:
 
 
 @cache
-def parse(text: str) -> ast.Module:
-    """Each file is asked for its names some eighty times."""
-    return ast.parse(text)
-
-
 def tree(path: Path) -> ast.Module:
-    return parse(path.read_text(encoding="utf-8"))
-
-
-def docstring(path: Path) -> str:
-    return ast.get_docstring(tree(path)) or ""
+    """Each file is asked for its names some eighty times."""
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def summary(path: Path) -> str:
     """First line of a file's docstring; single backticks are made reStructuredText."""
-    line = docstring(path).strip().partition("\n")[0].strip()
+    line = (ast.get_docstring(tree(path)) or "").partition("\n")[0]
     return re.sub(r"(?<![:`])`([^`]+)`(?!`)", r"``\1``", line)
 
 

@@ -5,8 +5,6 @@ numbers in the headings of its section "Bug museum"; a test has them in its name
 hunt in its exercise.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from functools import cache
@@ -111,19 +109,14 @@ def table(letter: str) -> str:
 
 
 def index() -> str:
-    others = [exhibit for exhibit in exhibits() if not NUMBER.search(exhibit.title)]
-    unnumbered = [one for one in exercises.written() if one.hunt and not NUMBER.search(one.hunt)]
     return rst.render(
         "museum.rst",
         numbers=len(numbers()),
         numbered={source: table(letter) for letter, source in data()["sources"].items()},
-        others=len(others),
-        chapters=[
-            (
-                chapter,
-                [(link(one), about(one)) for one in others if one.page in names],
-                [hunt_line(one) for one in unnumbered if one.page in names],
-            )
-            for chapter, names in gallery.by_chapter().items()
-        ],
+        others=[exhibit for exhibit in exhibits() if not NUMBER.search(exhibit.title)],
+        hunts=[one for one in exercises.written() if one.hunt and not NUMBER.search(one.hunt)],
+        chapters=gallery.by_chapter(),
+        link=link,
+        about=about,
+        hunt_line=hunt_line,
     )

@@ -4,8 +4,6 @@ The notebooks come from the gallery's own converter with the gallery's own setti
 exercises, without solutions, are beside them. A notebook that its reader has changed is kept.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

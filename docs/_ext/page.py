@@ -3,8 +3,6 @@
 Everything is read from its script, where it stands once.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Files that a build writes: tables, pages of `docs/_pages` with numbers filled in."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

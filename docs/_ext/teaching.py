@@ -3,8 +3,6 @@
 A plan is cut from the course itself: pages in order, and their exercises.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from graphlib import TopologicalSorter

@@ -7,8 +7,6 @@ entry may end with a comment, "linked on: PATTERN": its word is common, or means
 and is a link on the page that explains it and on those whose name has the pattern.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
