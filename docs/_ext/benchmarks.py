@@ -114,13 +114,6 @@ def cells(row: Row) -> list[str]:
     return [row.setting, ours, theirs, ratio, verdict(row), *(text or NOTHING for text in more)]
 
 
-def budget_cells(row: Row) -> list[str]:
-    """A row of a table that has no peer."""
-    took, budget = (f"{number(value)} {row.unit}" for value in (row.ours, row.theirs))
-    said = "**over its budget**" if row.aim == "missed" else "within"
-    return [row.setting, took, budget, f"{row.ours / row.theirs:.0%}", said]
-
-
 def without_empty_columns(rows: list[list[str]]) -> list[list[str]]:
     """The rows, the first of them the header, without the columns that say nothing in any row."""
     columns = [column for column in zip(*rows, strict=True) if set(column[1:]) - {"", NOTHING}]
@@ -130,16 +123,16 @@ def without_empty_columns(rows: list[list[str]]) -> list[list[str]]:
 def count(rows: list[Row]) -> str:
     """How many are ahead and behind, how many targets are met and missed, and what is open."""
     said = []
-    for start, unit, found, good, bad in (
-        ("Beside a peer, of", "row", [row.beside for row in rows if row.beside], "ahead", "behind"),
-        ("Of", "target", [row.aim for row in rows if row.aim], "met", "missed"),
-    ):
-        here, there, open_ = map(found.count, (good, bad, "undecided"))
-        text = (
-            f"{start} {some(len(found), unit)}: {here} {good}, {there} {bad}, {open_} not decided."
-        )
-        said += [text] if found else []
+    if found := [row.beside for row in rows if row.beside]:
+        said.append(f"Beside a peer, of {some(len(found), 'row')}: {counts(found, 'ahead behind')}")
+    if found := [row.aim for row in rows if row.aim]:
+        said.append(f"Of {some(len(found), 'target')}: {counts(found, 'met missed')}")
     return " ".join(said)
+
+
+def counts(found: list[str], kinds: str) -> str:
+    each = "".join(f"{found.count(kind)} {kind}, " for kind in kinds.split())
+    return f"{each}{found.count('undecided')} not decided."
 
 
 def answer(rows: list[Row]) -> str:
@@ -159,7 +152,11 @@ def section(name: str, benchmark: dict[str, Any], folder: Path) -> str:
     if name == "pages":  # which have no peer
         over = sum(row.aim == "missed" for row in rows)
         counted = f"Over the budget: {over} of {some(len(rows), 'row')}."
-        table = [BUDGET, *map(budget_cells, rows)]
+        table = [BUDGET]
+        for row in rows:
+            took, budget = (f"{number(value)} {row.unit}" for value in (row.ours, row.theirs))
+            said = "**over its budget**" if row.aim == "missed" else "within"
+            table.append([row.setting, took, budget, f"{row.ours / row.theirs:.0%}", said])
     else:
         counted = count(rows)
         table = [HEADER, *map(cells, rows)]

@@ -7,6 +7,7 @@ gives to a student.
 
 import json
 import re
+from string import ascii_lowercase
 from typing import Any
 
 import exercises
@@ -35,9 +36,8 @@ def text(given: str) -> str:
 def strip(wrong: dict[str, Any], table: dict[str, Any]) -> str:
     """The checks in a row: the number of each that rejects, a dot for each that accepts."""
     marks = []
-    for number in range(1, len(table["cases"]) + 1):
-        mark = str(number) if number < 10 else chr(ord("a") + number - 10)
-        mark = mark if number in wrong["rejected by"] else "·"
+    for number, name in enumerate(("123456789" + ascii_lowercase)[: len(table["cases"])], start=1):
+        mark = name if number in wrong["rejected by"] else "·"
         marks.append(f"[{mark}]" if number == wrong["case"] else mark)
     return "".join(marks)
 
@@ -56,10 +56,6 @@ rst.PAGES.filters |= {
 
 def page(found: Exercise) -> str:
     return rst.render("exercise.md", found=found, exercises=exercises, source=source)
-
-
-def index() -> str:
-    return rst.render("exercises.md", exercises=exercises)
 
 
 # -- the proof -------------------------------------------------------------------------------

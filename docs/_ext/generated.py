@@ -18,12 +18,12 @@ import rst
 import teaching
 
 
-def texts(docs: Path) -> dict[Path, str]:
+def texts(docs: Path) -> dict[Path, str | bytes]:
     """What is in each file; whole pages first, then what a page includes."""
     pages = {
         "benchmarks.rst": benchmarks.page(measure.read(), docs / "generated"),
         "museum.rst": museum.index(),
-        "exercises/index.md": exercise_pages.index(),
+        "exercises/index.md": rst.render("exercises.md", exercises=exercises),
         "exercises/proof.md": exercise_pages.proof(),
         "gpu/index.rst": gpu_pages.index(),
         **api.texts(),
@@ -49,15 +49,13 @@ def write(app: Any) -> None:
     given = exercises.student_files()
     files = docs / "exercises" / "files"
     made = texts(docs) | {files / path: text for path, text in given.items()}
+    made[files / "exercises.zip"] = exercises.archive(given)
     rst.write(made)
-    packed, content = files / "exercises.zip", exercises.archive(given)
-    if not packed.exists() or packed.read_bytes() != content:
-        packed.write_bytes(content)
     folders = [name for name, path in api.listed().items() if path.stem == "__init__"]
     app.config.autosummary_context = {"folders": folders}
     others = [f"{gallery.document(name)[1:]}.rst" for name in gallery.in_order()]
     others += [f"api/{name}.rst" for name in api.listed()]
-    kept = {*made, packed, *(docs / name for name in others)}
+    kept = {*made, *(docs / name for name in others)}
     for pattern in ("api/*.*", "exercises/**/*.*", "gpu/*.*", "auto_tutorials/[0-9]*/[0-9]*.rst"):
         for old in {*docs.glob(pattern)} - kept:
             old.unlink()  # the page of what was renamed or removed goes with it

@@ -101,10 +101,10 @@ def where(number: str) -> str:
 
 def table(letter: str) -> str:
     rows = [["number", "what was wrong", "what one saw", "where"]]
-    for number, said in numbers().items():
-        if number[0] == letter:
-            # The label stands before a paragraph, so that the paragraph carries the id.
-            rows.append([f".. _{label(number)}:\n\n{number}", *said[:2], where(number)])
+    for number in (number for number in numbers() if number[0] == letter):
+        # The label stands before a paragraph, so that the paragraph carries the id.
+        place = f".. _{label(number)}:\n\n{number}"
+        rows.append([place, *numbers()[number][:2], where(number)])
     return rst.table(rows, ":widths: 10 27 27 36", ":class: museum")
 
 

@@ -122,19 +122,12 @@ def in_words(minutes: int) -> str:
 
 
 @cache
-def core() -> frozenset[str]:
-    """What the package itself requires: nothing to mention on a page."""
-    given = modules.project()["project"]["dependencies"]
-    names = {re.split(r"[^\w.-]", requirement)[0] for requirement in given}
-    return frozenset(name.replace("-", "_") for name in names) | {modules.PACKAGE}
-
-
-@cache
 def packages(page: str) -> list[str]:
-    """Packages beyond the core that a page imports."""
-    imported = modules.imported(gallery.script(page))
-    found = {module.partition(".")[0] for module, _ in imported}
-    return sorted(found - core() - sys.stdlib_module_names)
+    """Packages that a page imports beyond those that the package itself requires."""
+    given = modules.project()["project"]["dependencies"]
+    core = {re.split(r"[^\w.-]", requirement)[0].replace("-", "_") for requirement in given}
+    found = {module.partition(".")[0] for module, _ in modules.imported(gallery.script(page))}
+    return sorted(found - core - {modules.PACKAGE} - sys.stdlib_module_names)
 
 
 def exercises(page: str) -> int:
