@@ -19,6 +19,7 @@ for folder in (EXTENSIONS, ROOT):
 paths = [str(ROOT), str(EXTENSIONS), os.environ.get("PYTHONPATH", "")]
 os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
+import api  # noqa: E402
 import gallery  # noqa: E402
 
 project = "lm_from_scratch"
@@ -83,6 +84,9 @@ editions = {"en": "English"}
 
 # -- API pages -------------------------------------------------------------------------------
 autosummary_generate = ["generated/api.rst"]
+autosummary_context = {
+    "folders": [name for name, path in api.listed().items() if path.stem == "__init__"]
+}
 autodoc_default_options = {"exclude-members": "extra_repr, training"}
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

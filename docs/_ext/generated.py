@@ -51,8 +51,6 @@ def write(app: Any) -> None:
     made = texts(docs) | {files / path: text for path, text in given.items()}
     made[files / "exercises.zip"] = exercises.archive(given)
     rst.write(made)
-    folders = [name for name, path in api.listed().items() if path.stem == "__init__"]
-    app.config.autosummary_context = {"folders": folders}
     others = [f"{gallery.document(name)[1:]}.rst" for name in gallery.in_order()]
     others += [f"api/{name}.rst" for name in api.listed()]
     kept = {*made, *(docs / name for name in others)}
