@@ -44,7 +44,7 @@ def prefill(
         places = positions.split(chunk or idx.shape[1], dim=1)
     with evaluating(model):
         for piece, place in zip(pieces, places, strict=True):
-            logits = model(piece, place, cache=cache, keep=slice(-1, None))  # (B, 1, V)
+            logits = model(piece, positions=place, cache=cache, keep=slice(-1, None))  # (B, 1, V)
     return logits[:, -1]
 
 
@@ -52,7 +52,7 @@ def decode(model: CausalLM, tokens: Tensor, positions: Tensor | None, cache: Cac
     """Run one new token of every row, ``tokens`` (B,), at ``positions`` (B,); the logits (B, V)."""
     with evaluating(model):
         place = None if positions is None else positions[:, None]
-        return model(tokens[:, None], place, cache=cache)[:, -1]
+        return model(tokens[:, None], positions=place, cache=cache)[:, -1]
 
 
 def generate(

@@ -163,5 +163,5 @@ def attention_maps(
     which ``attention_mask`` (B, T) says what is padding."""
     positions = None if attention_mask is None else positions_from_mask(attention_mask)
     with evaluating(model), record_attention(model) as maps:
-        model(idx, positions)
+        model(idx, positions=positions)
     return [layer[0] for layer in maps]

@@ -153,7 +153,7 @@ def padded_batch(
         columns = slice(T - n, T) if side == "left" else slice(0, n)
         idx[row, columns] = torch.tensor(sequence)
         positions[row, columns] = torch.arange(n)
-    return Batch(idx, next_token_targets(idx, positions), positions)
+    return Batch(idx, next_token_targets(idx, positions=positions), positions)
 
 
 class PackedBatches:
