@@ -49,9 +49,17 @@ class TokenFile:
 def write_tokens(
     documents: Sequence[Document], tokenizer: Tokenizer, path: str | Path
 ) -> TokenFile:
-    """Tokenise the documents once. A file made from the same text and tokenizer is used again."""
-    path = Path(path)
-    digest = hashlib.sha256(tokenizer.backend.to_str().encode())
+    """Tokenise the documents once. A file made from the same text and tokenizer is used again.
+
+    Raises ``ValueError`` for a tokenizer without an end token.
+    """
+    path, end = Path(path), tokenizer.eos_token_id
+    if end is None:
+        raise ValueError(
+            "no token ends a document: the tokenizer needs an eos_token in its "
+            "tokenizer_config.json, or Tokenizer(backend, end_token=NAME)"
+        )
+    digest = hashlib.sha256(f"{tokenizer.backend.to_str()}{end}".encode())
     for document in documents:
         text = document.text.encode()
         digest.update(len(text).to_bytes(8, "big") + text)
@@ -70,16 +78,16 @@ def write_tokens(
     dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
     temporary, n_tokens = path.with_suffix(".tmp"), 1
     with open(temporary, "wb") as file:
-        np.array([tokenizer.eos_token_id], dtype=dtype).tofile(file)
+        np.array([end], dtype=dtype).tofile(file)
         for start in range(0, len(documents), 256):
             texts = [document.text for document in documents[start : start + 256]]
             for ids in tokenizer.encode_batch(texts):
-                np.array([*ids, tokenizer.eos_token_id], dtype=dtype).tofile(file)
+                np.array([*ids, end], dtype=dtype).tofile(file)
                 n_tokens += len(ids) + 1
     record: dict[str, Any] = dict(
         n_tokens=n_tokens,
         n_bytes=sum(len(document.text.encode()) for document in documents),
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=end,
         dtype=dtype,
         key=key,
     )
@@ -240,18 +248,20 @@ def sequential_batches(
 def pieces(documents: Sequence[Document], tokenizer: Tokenizer, length: int, count: int) -> Batch:
     """``count`` pieces of documents, taken evenly from all there are; ``idx`` is (count, length).
 
-    Each piece is read alone and begins as a document does, with end-of-text: a batch without
-    positions, on which models with other caches or other weights are compared.
+    Each piece is read alone and begins as a document does, with the end token if there is one: a
+    batch without positions, on which models with other caches or other weights are compared.
 
     Raises ``ValueError`` for a ``length`` below 1, and if there are fewer pieces than ``count``.
     """
     if length < 1:
         raise ValueError(f"length={length} must be at least 1")
+    first = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    size = length + 1 - len(first)
     found = []
     for document in documents:
         ids = tokenizer.encode(document.text)
-        for i in range(0, len(ids) - length + 1, length):
-            found.append([tokenizer.eos_token_id, *ids[i : i + length]])
+        for i in range(0, len(ids) - size + 1, size):
+            found.append([*first, *ids[i : i + size]])
     if not 1 <= count <= len(found):
         raise ValueError(f"count={count} is not in 1 ... {len(found)}, the pieces of that length")
     chosen = torch.tensor(found)[torch.linspace(0, len(found) - 1, count).long()]
