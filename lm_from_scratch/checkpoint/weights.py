@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
@@ -25,6 +25,7 @@ from lm_from_scratch.checkpoint.folders import (
     local_folder,
     read_json,
     replace_folder,
+    save_file,
     shipped_folder,
     temporary_folder,
     write_json,
@@ -227,6 +228,8 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 def read_file(path: Path) -> dict[str, Tensor]:
     """The tensors of one safetensors file. Raises ``ValueError`` for a damaged one."""
+    with open(path, "rb"):  # a missing permission is called one
+        pass
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:

@@ -21,6 +21,7 @@ from lm_from_scratch.commands.options import (
     add_fields,
     device_named,
     given,
+    not_empty,
     option,
     use_kernels,
 )
@@ -72,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
     except ProcessLost as lost:
         print(f"error: {lost}; {how_to_go_on(out)}", file=sys.stderr)
         return 2
+    except BrokenPipeError as error:
+        raise ValueError(f"the output was closed; {how_to_go_on(out)}") from error
 
 
 def dtype_here(dtype: str, device: str) -> str:
@@ -171,10 +174,10 @@ def train_in(
             print(f"error: another process does not answer; {how_to_go_on(out)}", file=sys.stderr)
 
     with watching_signals(say) if group.parallel else contextlib.nullcontext():
-        stopped_after = follow(steps, log, config.steps, done, args.quiet, group)
-    if stopped_after is not None:
-        print(f"stopped after step {stopped_after}; the same command goes on from there")
-        return 130
+        stop = follow(steps, log, config.steps, done, args.quiet, group)
+    if stop is not None:
+        print(f"stopped after step {stop.step}; the same command goes on from there")
+        return 128 + stop.signal
     if group.rank == 0:
         save_pretrained(from_pretrained(out / f"step-{config.steps:08}"), out / "model", tokenizer)
     print(f"model written to {out / 'model'}")
@@ -276,12 +279,14 @@ def add_options(p: argparse.ArgumentParser) -> None:
     )
     p.epilog = f"presets\n{presets_text()}\n\n{EXAMPLES}"
     p.add_argument("--preset", choices=PRESETS, default="nano", help="default: nano")
-    p.add_argument("--out", required=True, help="folder of the run")
+    p.add_argument("--out", type=not_empty, required=True, help="folder of the run")
     p.add_argument(
-        "--corpus", nargs="+", metavar="TEXT", default=OF_PRESET,
+        "--corpus", nargs="+", type=not_empty, metavar="TEXT", default=OF_PRESET,
         help=f"{', '.join(CORPORA)}, or a path; NAME*3 repeats it three times",
     )  # fmt: skip
-    p.add_argument("--tokenizer", help="a tokenizer.json to use instead of training one")
+    p.add_argument(
+        "--tokenizer", type=not_empty, help="a tokenizer.json to use instead of training one"
+    )
     add_model_options(p)
     add_step_options(p)
     add_run_options(p)
