@@ -7,6 +7,7 @@ after before anything is.
 
 import argparse
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -25,6 +26,9 @@ COMMANDS = {
 
 #: The signals that ask a program to end: Ctrl-C, `kill`, a closed terminal.
 ENDING = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
+
+#: How writing fails: no room, a file that may not grow, a device or a terminal that is gone.
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 
 class Ended(KeyboardInterrupt):
@@ -71,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
             if sys.stdout is not None:
                 sys.stdout.flush()  # a full disk is met here, not after the end
     except BrokenPipeError:  # the reader, `head` say, has seen enough
-        is_stuck()
+        throw_away_output()
         return 0
     except (ValueError, FloatingPointError, OSError) as error:
         return said(f"error: {reason(error)}", 2)
@@ -83,21 +87,18 @@ def main(argv: list[str] | None = None) -> int:
 def reason(error: Exception) -> str:
     """What went wrong, in one line; with files, which and why."""
     if isinstance(error, OSError) and error.strerror:
-        stuck = is_stuck() and error.filename is None
-        where = "the output" if stuck else error.filename
+        where = error.filename
+        if where is None and error.errno in FULL:  # files say their names
+            where = "the output"
+            throw_away_output()
         return error.strerror if where is None else f"{os.fsdecode(where)}: {error.strerror}"
     return " ".join(str(error).splitlines())
 
 
-def is_stuck() -> bool:
-    """Whether nothing more can be printed. What waits to be is then thrown away: Python would try
-    again at the end."""
-    try:
-        sys.stdout.flush()
-        return False
-    except OSError:
+def throw_away_output() -> None:
+    """What waits to be printed cannot be; Python would try again at the end."""
+    with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
 
 
 def said(line: str, code: int) -> int:

@@ -51,7 +51,7 @@ def to_disk(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def digest(path: Path) -> str:
+def sha256(path: Path) -> str:
     """The SHA-256 of a file's bytes."""
     with naming(path), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from lm_from_scratch.checkpoint.folders import read_json, write_json
+from lm_from_scratch.checkpoint.state import SAID
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.commands.options import (
     KERNELS_HELP,
@@ -41,7 +42,13 @@ from lm_from_scratch.runs.distributed import (
 )
 from lm_from_scratch.runs.folder import cut_log, follow, how_to_go_on, only_run_in
 from lm_from_scratch.runs.saved import saved
-from lm_from_scratch.text.batches import Batch, PackedBatches, sequential_batches, write_tokens
+from lm_from_scratch.text.batches import (
+    Batch,
+    PackedBatches,
+    sequential_batches,
+    text_key,
+    write_tokens,
+)
 from lm_from_scratch.text.corpora import CORPORA, load_split
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.dropout import residual_dropout_
@@ -100,6 +107,14 @@ def refuse_other_recipe(path: Path, arguments: dict[str, Any]) -> None:
                 f"{path.parent} holds a run with {option(name)} {stored.get(name)}, not "
                 f"{arguments.get(name)}: give the same numbers to go on, or another --out"
             )
+
+
+def refuse_other_text(path: Path, key: str) -> None:
+    """Refuse to go on with a run whose text, or tokenizer, is no longer what it was."""
+    if path.is_file() and read_json(path).get("text", key) != key:
+        raise ValueError(
+            f"{SAID['text']}, in {path.parent}: give it the text it had, or another --out"
+        )
 
 
 def train_config_of(args: argparse.Namespace) -> TrainConfig:
@@ -162,7 +177,8 @@ def train_in(
         run.optimizer.matmul = onednn_matmul
     steps = saved(run, out, args.checkpoint_every, group.save_training_state)
     if group.rank == 0:
-        write_json(out / "recipe.json", {"arguments": arguments, "model": asdict(model.config)})
+        record = {"text": batches.file.key, "arguments": arguments, "model": asdict(model.config)}
+        write_json(out / "recipe.json", record)
     if done := run.step:
         print(f"going on after step {done}")
     log = out / "log.jsonl" if group.rank == 0 else Path(os.devnull)
@@ -199,6 +215,7 @@ def prepared(
             tokenizer = Tokenizer.load(args.tokenizer)
         else:
             tokenizer = Tokenizer.train([d.text for d in train_documents], args.vocab_size)
+        refuse_other_text(out / "recipe.json", text_key(train_documents, tokenizer))
         model = model_of(model_config_of(args, tokenizer), args, group)
         if group.rank == 0:
             tokenizer.save(out)

@@ -12,7 +12,6 @@ Source: Sennrich, Haddow, Birch, *Neural Machine Translation of Rare Words with 
 2016, arXiv:1508.07909; bytes as the alphabet: Radford et al., 2019.
 """
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -21,6 +20,8 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from tokenizers.decoders import DecodeStream
+
+from lm_from_scratch.files import whole_file
 
 END_OF_TEXT = "<|endoftext|>"  # stands between documents; a model that produces it has finished
 
@@ -148,9 +149,8 @@ class Tokenizer:
         """Write ``tokenizer.json`` into the folder ``path``: all of it, or nothing."""
         target = Path(path) / "tokenizer.json"
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_suffix(".tmp")
-        self.backend.save(str(temporary))
-        os.replace(temporary, target)
+        with whole_file(target) as temporary:
+            temporary.write_text(self.backend.to_str(pretty=True), encoding="utf-8")
 
     @property
     def vocab_size(self) -> int:
