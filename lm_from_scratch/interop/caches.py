@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from lm_from_scratch.attention.visibility import PADDING
@@ -36,6 +35,7 @@ from lm_from_scratch.cache.slots import (
     StaticTrack,
     cache_for,
 )
+from lm_from_scratch.checkpoint.folders import save_file
 
 # -------------------------------------------------------------------------------------- in memory
 
