@@ -254,14 +254,14 @@ def generate_text(
 ) -> Iterator[str]:
     """Yield the text that follows ``prompt``, piece by piece, until the model ends the document.
 
-    The prompt stands at the start of a new document, as the end-of-text token before it says. The
-    text ends before the first of the ``stop`` strings, wherever the borders of its tokens are.
+    The prompt stands at the start of a new document, by the tokenizer's own rule. The text ends
+    before the first of the ``stop`` strings, wherever the borders of its tokens are.
     """
-    end = tokenizer.eos_token_id
-    ids = [end, *tokenizer.encode(prompt)]
-    steps = generate(model, [ids], max_new_tokens, sampler, [end], seed=seed, processors=processors)
+    ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    ids = tokenizer.start(prompt)
+    steps = generate(model, [ids], max_new_tokens, sampler, ends, seed=seed, processors=processors)
     tokens = (step[0] for step in steps)
-    pieces = tokenizer.stream(token for token in tokens if token is not None and token != end)
+    pieces = tokenizer.stream(token for token in tokens if token is not None and token not in ends)
     return until(pieces, stop)
 
 
