@@ -102,7 +102,7 @@ def test_R10_an_odd_value_is_refused_in_one_line_with_file_and_key(
         ("qwen2", {"num_hidden_layers": 10**6}, "n_layer=1000000 .* the weights have 3 layers"),
         ("gpt2", {"n_embd": 10**9}, r"wte.weight has shape \(97, 28\), not \(97, 1000000000\)"),
         ("gpt2", {"vocab_size": 10**9}, r"has shape \(97, 28\), not \(1000000000, 28\)"),
-        ("qwen2", {"hidden_size": 6 * 10**9}, r"shape \(97, 48\), not \(97, 6000000000\)"),
+        ("qwen2", {"hidden_size": 6 * 10**8}, r"shape \(97, 48\), not \(97, 600000000\)"),
     ],
 )
 def test_R10_sizes_are_compared_before_anything_is_built(
@@ -118,10 +118,15 @@ def test_R10_sizes_are_compared_before_anything_is_built(
     [
         ("gpt2", {"n_positions": 10**9}, r"wpe.weight has shape \(64, 28\), not \(1000000000, 28"),
         ("gpt2", {"n_inner": 10**9}, r"c_fc.weight has shape \(112, 28\), not \(1000000000, 28"),
-        ("gpt2", {"n_inner": 10**18}, "no tensor is that large"),
+        (
+            "gpt2",
+            {"n_inner": 10**18},
+            "intermediate_size=10+ is larger than any tensor",
+        ),
         ("qwen2", {"intermediate_size": 10**9}, r"has shape \(56, 48\), not \(1000000000, 48\)"),
         ("qwen2", {"head_dim": 10**9}, r"has shape \(48, 48\), not \(6000000000, 48\)"),
-        ("qwen2", {"head_dim": 2**62}, "no tensor is that large"),
+        ("qwen2", {"head_dim": 2 * 10**9, "intermediate_size": 2 * 10**9}, "has shape"),
+        ("gpt2", {"n_inner": 10**30}, "intermediate_size=10+ is larger than any tensor"),
     ],
 )
 def test_R10_other_sizes_take_no_memory(
@@ -164,6 +169,9 @@ def test_R11_shards_and_their_index_agree(sound: Folders, tmp_path: Path) -> Non
     assert torch.equal(from_pretrained(folder)(token_ids(1, 5)), want)
     tensors = load_file(folder / other)
     save_file({**tensors, name: torch.zeros(28)}, folder / other)
+    with pytest.raises(ValueError, match=f"places '{name}' in {places[name]}, but {other} holds"):
+        from_pretrained(folder)
+    index.write_text(json.dumps({"weight_map": {n: f for n, f in places.items() if n != name}}))
     with pytest.raises(ValueError, match=f"holds '{name}', as another shard does"):
         from_pretrained(folder)
 
