@@ -12,8 +12,8 @@ from numbers import Real
 from reprlib import Repr
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-#: What does not fit into the 64 bits of an integer is no size, and no number to compute with.
-TOO_LARGE = 2**63
+#: No tensor is as long as that; the product of two such lengths still has 64 bits.
+LARGEST = 2**31
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _may_be_none(kind: Any) -> bool:
 def is_number(x: Any) -> bool:
     """Whether ``x`` is a finite number, of Python or of NumPy; True and False are none."""
     if isinstance(x, int):
-        return not isinstance(x, bool) and abs(x) < TOO_LARGE
+        return not isinstance(x, bool) and abs(x) < 2**63
     return isinstance(x, Real) and math.isfinite(x)
 
 
@@ -115,24 +115,26 @@ def are_tokens(ids: Any, vocab_size: int) -> bool:
 
 
 _NEVER = "is not below vocab_size={vocab_size}: the model could never produce it"
-_TOO_LARGE = "is larger than any tensor"
-_FITS = Limit(_TOO_LARGE, lambda n: n < TOO_LARGE)
+_FITS = Limit("is larger than any tensor", lambda n: n is None or n < LARGEST)
+_64_BITS = Limit("does not fit into 64 bits", lambda n: n < 2**63)
 
 PLAIN: dict[Any, Limit] = {
     bool: Limit("is not a bool", lambda value: type(value) is bool),
-    int: Limit("must be an integer", lambda n: type(n) is int and abs(n) < TOO_LARGE),
+    int: Limit("must be an integer", lambda n: is_integer(n, -(2**63)) and n < 2**63),
     str: Limit("must be a string", lambda value: isinstance(value, str)),
 }
 
 #: A number of things, of which there is at least one.
 Count = Annotated[int, Limit("must be an integer, at least 1", lambda n: is_integer(n, 1)), _FITS]
 #: A number of things, of which there may be none.
-Whole = Annotated[int, Limit("must be an integer, at least 0", lambda n: is_integer(n, 0)), _FITS]
-#: The same; None, until the config is made, stands for a number that others give.
+Whole = Annotated[
+    int, Limit("must be an integer, at least 0", lambda n: is_integer(n, 0)), _64_BITS
+]
+#: A :data:`Count`; None, until the config is made, stands for a number that others give.
 Computed = Annotated[
     int,
     Limit("must be an integer, at least 1", lambda n: n is None or is_integer(n, 1)),
-    Limit(_TOO_LARGE, lambda n: n is None or n < TOO_LARGE),
+    _FITS,
 ]
 Positive = Annotated[float, Limit("must be a positive number", lambda x: is_plain(x) and x > 0)]
 NotNegative = Annotated[

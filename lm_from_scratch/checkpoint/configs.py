@@ -155,14 +155,18 @@ def _make(
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         if key in values and key in names:
             values[key] = _possible(values[key], values.get("vocab_size", kind.vocab_size))
+    return _build(kind, values, names)
+
+
+def _build(kind: type[Any], values: Mapping[str, Any], names: Mapping[str, str]) -> Any:
+    """``kind`` of these values. What is refused has two names, ours and that of the file."""
     try:
         return kind(**values)
     except ValueError as error:
-        our = str(error).partition("=")[0]
-        theirs = names.get(our, our)
-        raise ValueError(
-            f"{error}" + (f" ({theirs} in the file)" if theirs != our else "")
-        ) from error
+        our = str(error).partition("=")[0].rpartition(" ")[2]
+        if names.get(our, our) == our:
+            raise
+        raise ValueError(f"{error} ({names[our]} in the file)") from error
 
 
 def _possible(ids: Any, vocab_size: Any) -> Any:
@@ -235,7 +239,7 @@ def scaling_from_dict(
         factor = shown(given["partial_rotary_factor"])
         raise ValueError(f"partial_rotary_factor={factor} must be 1: all features turn")
     theta = given.get("rope_theta")
-    name = given.get("rope_type", given.get("type", "default"))
+    name = rope_parameters.get("rope_type", rope_parameters.get("type", "default"))
     if name == "default":
         return theta, None
     if not isinstance(name, str) or name not in SCALINGS:
@@ -255,8 +259,10 @@ def scaling_from_dict(
         if key in given:
             values[field.name] = given[key]
         elif field.default is MISSING:
-            raise ValueError(f"rope_type={name!r} needs {key!r}, which is not in {sorted(given)}")
-    return theta, SCALINGS[name](**values)
+            raise ValueError(
+                f"rope_type={name!r} needs {key!r}, which is not in {shown(sorted(given))}"
+            )
+    return theta, _build(SCALINGS[name], values, SCALING_NAMES)
 
 
 def scaling_to_dict(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:

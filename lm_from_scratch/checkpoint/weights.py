@@ -127,7 +127,10 @@ def _fill(
     wanted = model.state_dict()
     if not any(isinstance(weight, QuantizedWeight) for weight in wanted.values()):
         tensors = to_one_dtype(tensors, published.config)
-    loaded = rename(tensors, model)
+    try:
+        loaded = rename(tensors, model)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
     check_tensors(loaded, plain_tensors(wanted), folder)
     for name, weight in wanted.items():
         if isinstance(weight, QuantizedWeight):
@@ -411,7 +414,8 @@ def quantize_skeleton(model: CausalLM | Classifier, described: Any, where: Path)
         return
     if not isinstance(described, Mapping) or described.get("format") != FORMAT:
         raise ValueError(
-            f"{where} is quantised in a way that cannot be read here: {shown(described)}"
+            f"{where} is quantised in a way that cannot be read here: "
+            f"quantization_config={shown(described)}"
         )
     weights = dict(model.named_parameters())
     new: dict[str, Tensor] = {}

@@ -28,9 +28,9 @@ NO_NUMBERS = [None, True, "1", [], [1], {}, math.nan, math.inf, 10**30, 10**400]
 @pytest.mark.parametrize(
     ("kind", "inside", "outside"),
     [
-        (Count, [1, 2**62], [0, -1, 1.0, *NO_NUMBERS]),
-        (Whole, [0, 1], [-1, False, *NO_NUMBERS]),
-        (Computed, [1, 2**62, None], [0, 1.0, *NO_NUMBERS[1:]]),
+        (Count, [1, 2**30], [0, -1, 1.0, 2**31, *NO_NUMBERS]),
+        (Whole, [0, 1, 2**62], [-1, False, *NO_NUMBERS]),
+        (Computed, [1, 2**30, None], [0, 1.0, 2**31, *NO_NUMBERS[1:]]),
         (Positive, [1e-30, 1, 2.5, np.float64(0.5)], [0, -1.0, np.float32(1), *NO_NUMBERS]),
         (NotNegative, [0, 0.0, 3], [-1e-9, *NO_NUMBERS]),
         (Share, [0, 0.0, 0.999], [1, 1.0, -0.1, "0.5", *NO_NUMBERS]),

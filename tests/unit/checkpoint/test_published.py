@@ -32,6 +32,7 @@ QWEN2 = dict(
 FAMILIES = {"GPT2": GPT2, "Qwen2": QWEN2}
 HEADS = {"GPT2": "LMHeadModel", "Qwen2": "ForCausalLM"}
 IDX = token_ids(2, 9)
+NOWHERE = (-1, 151643)  # tokens that no small vocabulary has
 
 #: Odd settings that are legal: all of them must open, and come back.
 ODD: dict[str, tuple[str, dict[str, Any]]] = {
@@ -46,7 +47,9 @@ ODD: dict[str, tuple[str, dict[str, Any]]] = {
     "several ends of Qwen2": ("Qwen2", {"eos_token_id": [7, 9], "bos_token_id": 151643}),
     "no ids": ("Qwen2", {"eos_token_id": None, "bos_token_id": None}),
     "an own width of heads": ("Qwen2", {"head_dim": 12, "tie_word_embeddings": True}),
-    "a window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
+    "a window": (
+        "Qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+    ),
     "a window that no layer uses": ("Qwen2", {"use_sliding_window": True, "sliding_window": 4}),
     "a window that is off": ("Qwen2", {"sliding_window": 4, "max_window_layers": 2}),
     "yarn": (
@@ -63,12 +66,14 @@ def made(
 ) -> torch.nn.Module:
     """A model of transformers, written to a folder; as transformers reads it from there."""
     kind = getattr(transformers, f"{family}{head or HEADS[family]}")
-    pad = settings.pop("pad_token_id", None)  # its embedding would refuse what files hold
+    pad = settings.get("pad_token_id")
+    if pad in NOWHERE:  # what files hold, and the embedding of transformers refuses
+        del settings["pad_token_id"]
     config = getattr(transformers, f"{family}Config")(**{**FAMILIES[family], **settings})
     model = kind(config).eval()
     enlarge_(model)
     model.to(dtype).save_pretrained(folder)
-    if pad is not None:
+    if pad in NOWHERE:
         edit(folder, pad_token_id=pad)
     return model
 
@@ -100,12 +105,11 @@ def test_P4_P5_odd_settings_open_and_come_back(name: str, tmp_path: Path) -> Non
     ours = from_pretrained(tmp_path / "theirs")
     torch.testing.assert_close(ours(IDX), theirs(IDX).logits, atol=5e-5, rtol=0)
     comes_back(ours, tmp_path / "theirs", tmp_path / "ours")
-    if settings.get("pad_token_id") not in (-1, 151643):  # which transformers itself cannot open
+    if settings.get("pad_token_id") not in NOWHERE:
         kind = getattr(transformers, f"{family}{HEADS[family]}")
         again = kind.from_pretrained(tmp_path / "ours").eval()
-        assert again.config.to_diff_dict() == kind.from_pretrained(
-            tmp_path / "theirs"
-        ).config.to_diff_dict() | {"_name_or_path": str(tmp_path / "ours")}
+        first = kind.from_pretrained(tmp_path / "theirs")
+        assert again.config.to_diff_dict() == first.config.to_diff_dict()
         assert again.generation_config.to_dict() == theirs.generation_config.to_dict()
         assert torch.equal(again(IDX).logits, theirs(IDX).logits)
 
@@ -132,7 +136,8 @@ def test_P4_a_classifier_keeps_its_labels_and_its_padding(
     comes_back(ours, tmp_path / "theirs", tmp_path / "ours")
     again = getattr(transformers, family + head).from_pretrained(tmp_path / "ours").eval()
     assert again.config.id2label == names and again.config.pad_token_id == 0
-    assert torch.equal(again(IDX).logits, theirs(IDX).logits)  # two rows want a padding token
+    logits = again(IDX).logits  # of two rows, which want a padding token
+    torch.testing.assert_close(logits, theirs(IDX).logits, atol=1e-5, rtol=0)
 
 
 def test_P4_what_changed_since_is_written(tmp_path: Path) -> None:
@@ -273,8 +278,7 @@ def test_P1_the_checkpoint_says_where_a_text_ends(
     if generation is not None:
         edit(tmp_path / "m", "generation_config.json", **generation)
     model, tokenizer = from_pretrained(tmp_path / "m"), Tokenizer.train(["some text"], 257)
-    assert end_tokens(model, tokenizer) == [tokenizer.eos_token_id if n == 0 else n for n in want
-                                            if n or tokenizer.eos_token_id < 97]  # fmt: skip
+    assert tokenizer.eos_token_id == 0 and end_tokens(model, tokenizer) == want
     assert end_tokens(model) == [n for n in want if n]
 
 
