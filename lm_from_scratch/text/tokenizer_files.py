@@ -9,7 +9,6 @@ No file is trusted: whatever is damaged is a ``ValueError`` of one line that nam
 """
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +18,8 @@ from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, processors
+
+from lm_from_scratch.files import whole_file
 
 #: A tokenizer is these files, or some of them; ``tokenizer.json`` is always there.
 NAMES = (
@@ -146,9 +147,8 @@ def write(backend: tokenizers.Tokenizer, files: TokenizerFiles, eos: int | None,
         if name not in contents:
             (to / name).unlink(missing_ok=True)  # of another tokenizer
             continue
-        temporary = to / f".{name}.tmp"
-        temporary.write_bytes(contents[name])
-        os.replace(temporary, to / name)
+        with whole_file(to / name) as temporary:
+            temporary.write_bytes(contents[name])
 
 
 def _settings(contents: Mapping[str, bytes]) -> dict[str, Any]:

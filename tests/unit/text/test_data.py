@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lm_from_scratch import files
 from lm_from_scratch.text import batches, corpora
 from lm_from_scratch.text.batches import (
     PackedBatches,
@@ -334,7 +335,7 @@ def test_a_short_or_unreadable_token_file_is_made_again(tmp_path) -> None:
 def test_a_write_that_is_cut_off_is_not_taken_for_a_file(tmp_path, monkeypatch) -> None:
     path = tmp_path / "x.bin"
     write_tokens(TRAIN[:3], TOKENIZER, path)
-    real, calls = batches.os.replace, []
+    real, calls = files.os.replace, []
 
     def cut_off(source, target):
         calls.append(target)
@@ -342,7 +343,7 @@ def test_a_write_that_is_cut_off_is_not_taken_for_a_file(tmp_path, monkeypatch) 
             raise KeyboardInterrupt  # the tokens have their name, the record does not
         real(source, target)
 
-    monkeypatch.setattr(batches.os, "replace", cut_off)
+    monkeypatch.setattr(files.os, "replace", cut_off)
     with pytest.raises(KeyboardInterrupt):
         write_tokens(TRAIN[:4], TOKENIZER, path)
     monkeypatch.undo()
