@@ -74,9 +74,9 @@ def _may_be_none(kind: Any) -> bool:
 
 def is_number(x: Any) -> bool:
     """Whether ``x`` is a finite number, of Python or of NumPy; True and False are none."""
-    if isinstance(x, bool) or not isinstance(x, Real):
-        return False
-    return abs(x) < 2**63 if isinstance(x, int) else math.isfinite(x)
+    if isinstance(x, int):
+        return not isinstance(x, bool) and abs(x) < 2**63
+    return isinstance(x, Real) and math.isfinite(x)
 
 
 def is_plain(x: Any) -> bool:

@@ -1,9 +1,7 @@
-"""Folders and files that are written whole or not at all, and where a model's folder is.
+"""Folders that are written whole or not at all, like the files of :mod:`lm_from_scratch.files`,
+and where a model's folder is."""
 
-What is new is written under a temporary name and renamed when it is complete: a program that is
-killed at any moment leaves what was there before, or what comes after, and nothing between.
-"""
-
+import errno
 import json
 import os
 import re
@@ -12,6 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
+from safetensors import torch as safetensors
+from torch import Tensor
+
+from lm_from_scratch.files import temporary_path, to_disk, whole_file
 
 #: The small models that come with the package; their READMEs say how they were made.
 #:
@@ -42,9 +46,7 @@ def local_folder(name: str | Path) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    patterns = ["config.json", "generation_config.json", "tokenizer*.json", "vocab.json"]
-    patterns += ["special_tokens_map.json", "added_tokens.json", "merges.txt", "*.jinja"]
-    patterns += ["*.safetensors", "*.safetensors.index.json"]
+    patterns = ["*.json", "*.jinja", "merges.txt", "*.safetensors"]
     try:
         return Path(snapshot_download(str(name), allow_patterns=patterns))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
@@ -94,9 +96,21 @@ def _inner(value: Any) -> Iterable[Any]:
 
 def write_json(path: Path, contents: Mapping[str, Any]) -> None:
     """Write a JSON file: all of it, or nothing."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    with whole_file(path) as temporary:
+        temporary.write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
+
+
+def save_file(
+    tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None
+) -> None:
+    """Write a safetensors file: all of it, or nothing. Raises ``OSError`` where it cannot be."""
+    with whole_file(path) as temporary:
+        try:
+            safetensors.save_file(tensors, temporary, metadata)
+        except SafetensorError as error:
+            number = re.search(r"os error (\d+)", str(error))
+            code = int(number[1]) if number else errno.EIO
+            raise OSError(code, os.strerror(code)) from error
 
 
 @contextmanager
@@ -110,11 +124,6 @@ def temporary_folder(target: Path) -> Iterator[Path]:
         yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def temporary_path(target: Path) -> Path:
-    """Where ``target`` is written before it gets its name."""
-    return target.parent / f".{target.name}.tmp"
 
 
 def check_replaceable(folder: Path, written: str) -> None:
@@ -134,16 +143,19 @@ def replace_folder(temporary: Path, target: Path) -> None:
     """Give the finished folder its name; what stood there before goes away afterwards.
 
     No system renames a folder over another one. A program that is killed between the two renames
-    leaves the earlier contents as ``.NAME.old`` beside the target.
+    leaves the earlier contents as ``.NAME.old`` beside the target. An empty folder is filled
+    instead, because someone may stand in it, and gets its ``config.json`` last.
     """
     for file in temporary.iterdir():
-        descriptor = os.open(file, os.O_RDONLY)
-        os.fsync(descriptor)  # the contents must be on disk before the name is
-        os.close(descriptor)
+        to_disk(file)  # the contents must be there before the name is
     old = target.parent / f".{target.name}.old"
     shutil.rmtree(old, ignore_errors=True)
     if not target.exists():
         temporary.rename(target)
+        return
+    if not any(target.iterdir()):
+        for file in sorted(temporary.iterdir(), key=lambda file: file.name == "config.json"):
+            file.rename(target / file.name)
         return
     here = os.path.exists(".") and target.samefile(".")
     target.rename(old)

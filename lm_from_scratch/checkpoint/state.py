@@ -1,8 +1,9 @@
 """The state of a training run on disk: what the next step needs, and nothing else.
 
 The folder of a run is never without a complete checkpoint, because each has a name of its own,
-``step-NNNNNNNN``. A run in several processes writes several files (torch's distributed checkpoint,
-in the same format), and any number of processes reads them.
+``step-NNNNNNNN``, and the one before the newest stays: a disk may damage what was written, which
+the digests of all files tell. A run in several processes writes several files (torch's distributed
+checkpoint, in the same format), and any number of processes reads them.
 """
 
 import re
@@ -12,19 +13,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from lm_from_scratch.checkpoint.folders import (
     read_json,
     replace_folder,
+    save_file,
     temporary_folder,
     write_json,
 )
 from lm_from_scratch.checkpoint.weights import trained, write_model
+from lm_from_scratch.files import sha256
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.optim.adamw import AdamW
+
+#: What differs between two recipes, where the numbers say nothing to a reader.
+SAID = {"text": "the text, or its tokenizer, has changed since this run began"}
+
+
+class Damaged(ValueError):
+    """A checkpoint whose files are not those that were written."""
 
 
 def save_training_state(
@@ -32,8 +41,8 @@ def save_training_state(
 ) -> None:
     """Write ``step-NNNNNNNN`` inside ``folder``: a model folder plus what training needs.
 
-    The new checkpoint is complete before it gets its name, and the older ones are removed after
-    that: a run that is killed at any moment leaves one that can be resumed.
+    The new checkpoint is complete before it gets its name, and all but one of the older ones are
+    removed after that: a run that is killed at any moment leaves one that can be resumed.
 
     Frozen weights are not written: of a model that has any, the folder holds what is trained.
     """
@@ -71,27 +80,41 @@ def optimizer_tensors(model: nn.Module, optimizer: AdamW) -> dict[str, Tensor]:
 
 
 def finish_checkpoint(temporary: Path, target: Path, recipe: Mapping[str, Any], step: int) -> None:
-    """Give a folder that holds all tensors its record and its name, and remove older ones."""
-    write_json(temporary / "training.json", {"step": step, "recipe": recipe})
+    """Give a folder that holds all tensors its record and its name, and remove older ones, except
+    for the one before."""
+    digests = {file.name: sha256(file) for file in sorted(temporary.iterdir())}
+    record = {"step": step, "recipe": recipe, "sha256": digests}
+    write_json(temporary / "training.json", record)
     replace_folder(temporary, target)
-    for old in checkpoints(target.parent):
-        if old.name < target.name:
-            shutil.rmtree(old, ignore_errors=True)
+    older = [found for found in checkpoints(target.parent) if found.name < target.name]
+    for old in (*older[:-1], *target.parent.glob(".step-*")):  # what a killed run left
+        shutil.rmtree(old, ignore_errors=True)
 
 
-def read_shares(tensors: dict[str, Tensor], folder: Path) -> None:
+def check_digests(checkpoint: Path, digests: Mapping[str, str]) -> None:
+    """Raises ``Damaged`` for the first file that is not as it was written."""
+    for name, written in digests.items():
+        if sha256(checkpoint / name) != written:
+            raise Damaged(f"{checkpoint / name} is damaged: it is not what was written")
+
+
+def read_shares(tensors: dict[str, Tensor], folder: Path, digests: Mapping[str, str]) -> None:
     """Fill the tensors, or the pieces of them that this process has, from all files of a folder.
 
-    It does not matter how many processes wrote the files. Names and shapes are compared before the
-    first tensor is filled, and no piece may be missing. Raises ``ValueError`` otherwise.
+    It does not matter how many processes wrote the files. Names, shapes and ``digests`` are
+    compared before the first tensor is filled, and no piece may be missing. Raises ``ValueError``
+    otherwise.
     """
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-    try:
-        found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"a file of {folder} is damaged or incomplete: {error}") from error
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with open(file, "rb"), safe_open(file, "pt"):
+                pass
+        except SafetensorError as error:
+            raise Damaged(f"{file} is damaged or incomplete: {error}") from error
+    found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     if wrong := sorted(set(found) ^ set(tensors))[:3]:
         raise ValueError(f"{folder} does not fit the model and its optimizer: {wrong}")
     for name, tensor in tensors.items():
@@ -104,6 +127,7 @@ def read_shares(tensors: dict[str, Tensor], folder: Path) -> None:
                 if complete
                 else f"{folder} is incomplete: pieces of {name} are missing"
             )
+    check_digests(folder, digests)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
@@ -127,17 +151,26 @@ def load_training_state(
     """Put the checkpoint into the model and the optimizer; return the number of its last step.
 
     The run that goes on must be the run that was begun: a different model, schedule or data order
-    is refused. Raises ``ValueError`` with the first value that differs.
+    is refused. Raises ``ValueError`` with the first value that differs, and ``Damaged``, which is
+    one, for files that are not as they were written.
     """
-    record = read_json(checkpoint / "training.json")
+    try:
+        record = read_json(checkpoint / "training.json")
+    except ValueError as error:
+        raise Damaged(str(error)) from error
     if not isinstance(record.get("recipe"), dict) or type(record.get("step")) is not int:
-        raise ValueError(f"{checkpoint / 'training.json'} is no record of a run")
+        raise Damaged(f"{checkpoint / 'training.json'} is no record of a run")
     difference = _difference("recipe", record["recipe"], dict(recipe))
     if difference:
         raise ValueError(
             f"{checkpoint} was made by another run: {difference}. Give the same numbers to resume "
             "it, or another folder to begin a new run"
         )
+    digests = record.get("sha256")
+    digests = digests if isinstance(digests, dict) else {}
+    for name in digests:
+        if not (checkpoint / name).is_file():
+            raise Damaged(f"{checkpoint / name} is missing")
     names = {id(p): name for name, p in model.named_parameters()}
     state = {
         p: optimizer.new_state(p, group)
@@ -147,7 +180,7 @@ def load_training_state(
     tensors = trained(model)  # filled in place
     for p, values in state.items():
         tensors |= {f"{key}/{names[id(p)]}": value for key, value in values.items()}
-    read_shares(tensors, checkpoint)
+    read_shares(tensors, checkpoint, digests)
     optimizer.state.update(state)
     return record["step"]
 
@@ -157,4 +190,4 @@ def _difference(name: str, theirs: Any, ours: Any) -> str:
     if isinstance(theirs, dict) and isinstance(ours, dict):
         parts = (_difference(key, theirs.get(key), ours.get(key)) for key in {**theirs, **ours})
         return next((part for part in parts if part), "")
-    return "" if theirs == ours else f"{name} was {theirs}, now it is {ours}"
+    return "" if theirs == ours else SAID.get(name, f"{name} was {theirs}, now it is {ours}")

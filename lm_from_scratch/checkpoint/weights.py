@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lm_from_scratch.checkpoint.folders import (
@@ -26,6 +26,7 @@ from lm_from_scratch.checkpoint.folders import (
     local_folder,
     read_json,
     replace_folder,
+    save_file,
     shipped_folder,
     temporary_folder,
     write_json,
@@ -260,6 +261,8 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 def read_file(path: Path) -> dict[str, Tensor]:
     """The tensors of one safetensors file. Raises ``ValueError`` for a damaged one."""
+    with open(path, "rb"):  # a missing permission is called one
+        pass
     try:
         path.open("rb").close()  # for the reason, which safetensors does not tell
         return load_file(path)

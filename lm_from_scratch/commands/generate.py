@@ -12,6 +12,7 @@ from lm_from_scratch.commands.options import (
     add_fields,
     device_named,
     given,
+    not_empty,
     positive,
     use_kernels,
 )
@@ -110,6 +111,7 @@ def add_options(p: argparse.ArgumentParser) -> None:
     p.description, p.epilog = "Let a model continue a text.", EXAMPLES
     p.add_argument(
         "--model",
+        type=not_empty,
         default="gpt2-docs",
         help="gpt2-docs or qwen2-docs, which come with the package (default: gpt2-docs), "
         "or a folder, or a name on the hub",

@@ -61,6 +61,13 @@ def option(name: str) -> str:
     return "--galore-scale" if name == "scale" else "--" + name.replace("_", "-")
 
 
+def not_empty(text: str) -> str:
+    """An option's value that must not be empty: an empty path would be the folder one is in."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("an empty name; a dot is the folder that you are in")
+    return text
+
+
 def positive(text: str) -> int:
     """An option's value that must be a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:

@@ -9,7 +9,7 @@ import torch
 from lm_from_scratch.checkpoint.folders import local_folder
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.commands.generate import tokenizer_of
-from lm_from_scratch.commands.options import positive
+from lm_from_scratch.commands.options import not_empty, positive
 from lm_from_scratch.weights.quantize import WEIGHTS, quantize_
 
 
@@ -40,8 +40,10 @@ def add_options(p: argparse.ArgumentParser) -> None:
     """A model, a folder for the new one, and what it holds."""
     p.description = "Write a model with weights of 8 or 4 bits, which generate --model reads."
     p.epilog = EXAMPLES
-    p.add_argument("model", help="gpt2-docs or qwen2-docs, or a folder, or a name on the hub")
-    p.add_argument("--out", required=True, help="folder of the new model")
+    p.add_argument(
+        "model", type=not_empty, help="gpt2-docs or qwen2-docs, or a folder, or a name on the hub"
+    )
+    p.add_argument("--out", type=not_empty, required=True, help="folder of the new model")
     p.add_argument("--bits", type=int, choices=WEIGHTS, default=8, help="default: 8")
     p.add_argument(
         "--group-size",

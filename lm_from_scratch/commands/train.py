@@ -15,12 +15,14 @@ from typing import Any
 import torch
 
 from lm_from_scratch.checkpoint.folders import read_json, write_json
+from lm_from_scratch.checkpoint.state import SAID
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.commands.options import (
     KERNELS_HELP,
     add_fields,
     device_named,
     given,
+    not_empty,
     option,
     use_kernels,
 )
@@ -40,7 +42,13 @@ from lm_from_scratch.runs.distributed import (
 )
 from lm_from_scratch.runs.folder import cut_log, follow, how_to_go_on, only_run_in
 from lm_from_scratch.runs.saved import saved
-from lm_from_scratch.text.batches import Batch, PackedBatches, sequential_batches, write_tokens
+from lm_from_scratch.text.batches import (
+    Batch,
+    PackedBatches,
+    sequential_batches,
+    text_key,
+    write_tokens,
+)
 from lm_from_scratch.text.corpora import CORPORA, load_split
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.dropout import residual_dropout_
@@ -72,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
     except ProcessLost as lost:
         print(f"error: {lost}; {how_to_go_on(out)}", file=sys.stderr)
         return 2
+    except BrokenPipeError as error:
+        raise ValueError(f"the output was closed; {how_to_go_on(out)}") from error
 
 
 def dtype_here(dtype: str, device: str) -> str:
@@ -97,6 +107,14 @@ def refuse_other_recipe(path: Path, arguments: dict[str, Any]) -> None:
                 f"{path.parent} holds a run with {option(name)} {stored.get(name)}, not "
                 f"{arguments.get(name)}: give the same numbers to go on, or another --out"
             )
+
+
+def refuse_other_text(path: Path, key: str) -> None:
+    """Refuse to go on with a run whose text, or tokenizer, is no longer what it was."""
+    if path.is_file() and read_json(path).get("text", key) != key:
+        raise ValueError(
+            f"{SAID['text']}, in {path.parent}: give it the text it had, or another --out"
+        )
 
 
 def train_config_of(args: argparse.Namespace) -> TrainConfig:
@@ -159,7 +177,8 @@ def train_in(
         run.optimizer.matmul = onednn_matmul
     steps = saved(run, out, args.checkpoint_every, group.save_training_state)
     if group.rank == 0:
-        write_json(out / "recipe.json", {"arguments": arguments, "model": asdict(model.config)})
+        record = {"text": batches.file.key, "arguments": arguments, "model": asdict(model.config)}
+        write_json(out / "recipe.json", record)
     if done := run.step:
         print(f"going on after step {done}")
     log = out / "log.jsonl" if group.rank == 0 else Path(os.devnull)
@@ -171,10 +190,10 @@ def train_in(
             print(f"error: another process does not answer; {how_to_go_on(out)}", file=sys.stderr)
 
     with watching_signals(say) if group.parallel else contextlib.nullcontext():
-        stopped_after = follow(steps, log, config.steps, done, args.quiet, group)
-    if stopped_after is not None:
-        print(f"stopped after step {stopped_after}; the same command goes on from there")
-        return 130
+        stop = follow(steps, log, config.steps, done, args.quiet, group)
+    if stop is not None:
+        print(f"stopped after step {stop.step}; the same command goes on from there")
+        return 128 + stop.signal
     if group.rank == 0:
         save_pretrained(from_pretrained(out / f"step-{config.steps:08}"), out / "model", tokenizer)
     print(f"model written to {out / 'model'}")
@@ -196,6 +215,7 @@ def prepared(
             tokenizer = Tokenizer.load(args.tokenizer)
         else:
             tokenizer = Tokenizer.train([d.text for d in train_documents], args.vocab_size)
+        refuse_other_text(out / "recipe.json", text_key(train_documents, tokenizer))
         model = model_of(model_config_of(args, tokenizer), args, group)
         if group.rank == 0:
             tokenizer.save(out)
@@ -276,12 +296,14 @@ def add_options(p: argparse.ArgumentParser) -> None:
     )
     p.epilog = f"presets\n{presets_text()}\n\n{EXAMPLES}"
     p.add_argument("--preset", choices=PRESETS, default="nano", help="default: nano")
-    p.add_argument("--out", required=True, help="folder of the run")
+    p.add_argument("--out", type=not_empty, required=True, help="folder of the run")
     p.add_argument(
-        "--corpus", nargs="+", metavar="TEXT", default=OF_PRESET,
+        "--corpus", nargs="+", type=not_empty, metavar="TEXT", default=OF_PRESET,
         help=f"{', '.join(CORPORA)}, or a path; NAME*3 repeats it three times",
     )  # fmt: skip
-    p.add_argument("--tokenizer", help="a tokenizer.json to use instead of training one")
+    p.add_argument(
+        "--tokenizer", type=not_empty, help="a tokenizer.json to use instead of training one"
+    )
     add_model_options(p)
     add_step_options(p)
     add_run_options(p)

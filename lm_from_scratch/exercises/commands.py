@@ -13,6 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from lm_from_scratch.commands.options import not_empty
 from lm_from_scratch.exercises import progress
 from lm_from_scratch.exercises.child import Child, Job, Verdict, start_method, verdict
 from lm_from_scratch.exercises.exercise import Exercise, drafts, exercise, exercises
@@ -309,23 +310,6 @@ def can_write(path: Path) -> None:
         raise ValueError(f"cannot write {path}: {error.strerror}") from error
 
 
-def plainly(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """A command whose trouble with files is one line. Raises ``ValueError`` with that line."""
-
-    def command(args: argparse.Namespace) -> int:
-        try:
-            return run(args)
-        except BrokenPipeError:
-            raise
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            return 130
-        except OSError as error:
-            raise ValueError(f"{error.filename}: {error.strerror}") from error
-
-    return command
-
-
 def within(kind: Callable[[str], Any], low: float, high: float) -> Callable[[str], Any]:
     """An option's value that must be a number between two others."""
 
@@ -347,7 +331,7 @@ def add_commands(commands: Any, keep: Any) -> None:
 
     def add(name: str, run: Any, text: str, **options: Any) -> argparse.ArgumentParser:
         p = commands.add_parser(name, help=text, description=text + ".", **options)
-        p.set_defaults(run=plainly(run))
+        p.set_defaults(run=run)
         return p
 
     for name, run, text in (
@@ -387,9 +371,9 @@ examples
   python -m lm_from_scratch grade submitted --csv grades.csv --reports feedback --exercises rope
 """,
     )
-    p.add_argument("folder", help="with a file or a folder for each student")
-    p.add_argument("--csv", required=True, help="the table to write")
-    p.add_argument("--reports", help="folder for a text for each student")
+    p.add_argument("folder", type=not_empty, help="with a file or a folder for each student")
+    p.add_argument("--csv", type=not_empty, required=True, help="the table to write")
+    p.add_argument("--reports", type=not_empty, help="folder for a text for each student")
     p.add_argument("--exercises", nargs="+", metavar="NAME", help="default: all that any file has")
     p.add_argument("--seed", type=SEEDS, default=SEED, help=f"the same for all; default: {SEED}")
     p.add_argument("--seconds", type=SECONDS, default=10.0, help="for one file and exercise; 10")

@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from lm_from_scratch.checkpoint.folders import (
     check_replaceable,
     read_json,
     replace_folder,
+    save_file,
     temporary_folder,
     write_json,
 )

@@ -175,6 +175,7 @@ class GPT2Model(nn.Module):
     def forward(
         self,
         idx: Tensor,
+        *,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         cache: Cache = NO_CACHE,
@@ -234,6 +235,7 @@ class GPT2LMHeadModel(nn.Module):
     def forward(
         self,
         idx: Tensor,
+        *,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         cache: Cache = NO_CACHE,
@@ -243,5 +245,5 @@ class GPT2LMHeadModel(nn.Module):
         which are as in :class:`GPT2Model`. ``keep`` chooses the columns to compute them for:
         ``slice(-1, None)`` is the last, all that generation needs; a tensor of indices works too.
         """
-        x = self.transformer(idx, positions, documents, cache)
+        x = self.transformer(idx, positions=positions, documents=documents, cache=cache)
         return self.project(x[:, keep], self.head_weight)

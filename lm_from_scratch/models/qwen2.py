@@ -231,6 +231,7 @@ class Qwen2Model(nn.Module):
     def forward(
         self,
         idx: Tensor,
+        *,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         cache: Cache = NO_CACHE,
@@ -243,11 +244,14 @@ class Qwen2Model(nn.Module):
         """
         if idx.dim() != 2:
             raise ValueError(f"idx has shape {tuple(idx.shape)}; it must be (batch, tokens)")
-        return self.forward_embedded(self.embed_tokens(idx), positions, documents, cache)
+        return self.forward_embedded(
+            self.embed_tokens(idx), positions=positions, documents=documents, cache=cache
+        )
 
     def forward_embedded(
         self,
         x: Tensor,
+        *,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         cache: Cache = NO_CACHE,
@@ -297,6 +301,7 @@ class Qwen2ForCausalLM(nn.Module):
     def forward(
         self,
         idx: Tensor,
+        *,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         cache: Cache = NO_CACHE,
@@ -306,5 +311,5 @@ class Qwen2ForCausalLM(nn.Module):
         which are as in :class:`Qwen2Model`. ``keep`` chooses the columns to compute them for:
         ``slice(-1, None)`` is the last, all that generation needs; a tensor of indices works too.
         """
-        x = self.model(idx, positions, documents, cache)
+        x = self.model(idx, positions=positions, documents=documents, cache=cache)
         return self.project(x[:, keep], self.head_weight)

@@ -4,28 +4,39 @@ A folder holds one run: the recipe, a log with a line for each step, and checkpo
 the same run there goes on with it.
 """
 
+import contextlib
 import json
 import os
 import signal
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tqdm import tqdm
 
 from lm_from_scratch.checkpoint.state import latest_checkpoint
+from lm_from_scratch.files import naming, whole_file
 from lm_from_scratch.runs.distributed import Processes
 from lm_from_scratch.training.train import Step
+
+#: Python has no such flag on Windows.
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+
+#: What ends a run between two steps: Ctrl-C, `kill`, a closed terminal.
+ENDING = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
 
 
 @contextmanager
 def only_run_in(out: Path) -> Iterator[None]:
     """Hold the lock of a folder; a second run in it would destroy the first. Raises ``ValueError``
     where another run holds it."""
+    made = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
     lock = out / ".lock"
-    with open(lock, "w") as file:
+    if lock.is_symlink():
+        raise ValueError(f"{lock} is a link to another file: remove it")
+    with open(os.open(lock, os.O_RDWR | os.O_CREAT | NO_LINK, 0o666)) as file:
         try:
             import fcntl
 
@@ -39,7 +50,16 @@ def only_run_in(out: Path) -> Iterator[None]:
         finally:
             if [*out.iterdir()] == [lock]:  # a run that was refused leaves nothing behind
                 lock.unlink()
-                out.rmdir()
+                if made:
+                    out.rmdir()
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A run was ended before its last step."""
+
+    step: int  # the last one that was taken
+    signal: int  # what ended it
 
 
 def follow(
@@ -49,21 +69,23 @@ def follow(
     done: int,
     quiet: bool,
     group: Processes,
-) -> int | None:
-    """Log and show the steps of a run. Returns the step after which Ctrl-C (or SIGTERM) ended it,
-    if it did."""
+) -> Stop | None:
+    """Log and show the steps of a run, until the last one or a signal. Whatever ends it, a
+    checkpoint of the last whole step is written."""
     stop: list[int] = []  # a signal ends the run between two steps, never inside one
-    signals = (signal.SIGINT, signal.SIGTERM)
+    signals = [s for s in ENDING if signal.getsignal(s) is not signal.SIG_IGN]
     previous = {s: signal.signal(s, lambda number, frame: stop.append(number)) for s in signals}
     try:
         with (
+            contextlib.closing(steps),
             open(log, "a") as file,
             tqdm(total=total, initial=done, unit="step", disable=quiet or group.rank > 0) as bar,
         ):
             for step in steps:
                 numbers = {k: None if v != v else v for k, v in asdict(step).items()}  # NaN
-                file.write(json.dumps(numbers) + "\n")
-                file.flush()
+                with naming(log):
+                    file.write(json.dumps(numbers) + "\n")
+                    file.flush()
                 bar.update()
                 bar.set_postfix_str(
                     f"loss {step.loss:.3f}, lr {step.lr:.1e}, {step.tokens_per_second:.0f} tokens/s"
@@ -73,7 +95,7 @@ def follow(
                 (stops,) = group.total(len(stop))  # all processes stop after the same step
                 if stops and step.step < total:
                     steps.close()  # writes a checkpoint
-                    return step.step
+                    return Stop(step.step, stop[0] if stop else signal.SIGINT)
     except RuntimeError:  # a process was lost: torchrun ends this one too, which has a word to say
         if group.parallel:
             previous[signal.SIGTERM] = signal.SIG_IGN
@@ -88,9 +110,8 @@ def cut_log(log: Path, done: int) -> None:
     """Keep the lines up to step ``done``: a killed run may have written past its checkpoint."""
     if log.is_file():
         kept = [line for line in log.read_text().splitlines() if 0 < logged_step(line) <= done]
-        temporary = log.with_suffix(".tmp")
-        temporary.write_text("".join(line + "\n" for line in kept))
-        os.replace(temporary, log)
+        with whole_file(log) as temporary:
+            temporary.write_text("".join(line + "\n" for line in kept))
 
 
 def logged_step(line: str) -> int:

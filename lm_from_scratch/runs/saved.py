@@ -8,6 +8,7 @@ one CPU with the same number of threads.
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Generator
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +18,8 @@ import torch
 from torch import nn
 
 from lm_from_scratch.checkpoint.state import (
-    latest_checkpoint,
+    Damaged,
+    checkpoints,
     load_training_state,
     save_training_state,
 )
@@ -38,8 +40,9 @@ def saved(
 
     ``save`` is the way of writing: of one process, or of several,
     :meth:`~lm_from_scratch.runs.distributed.Processes.save_training_state`. Any number of processes
-    resumes. Raises ``ValueError`` for a folder with another run, for a negative ``every``, and
-    where several processes would write as one.
+    resumes. A checkpoint whose files are not as they were written is passed over with a warning if
+    there is one before it. Raises ``ValueError`` for a folder with another run, for a negative
+    ``every``, and where several processes would write as one.
     """
     if every < 0:
         raise ValueError(f"every={every} must not be negative")
@@ -49,8 +52,16 @@ def saved(
             "save_training_state"
         )
     recipe = recipe_of(run)
-    if (found := latest_checkpoint(folder)) is not None:
-        run.step = load_training_state(found, run.model, run.optimizer, recipe)
+    found = checkpoints(folder)
+    while found:
+        try:
+            run.step = load_training_state(found.pop(), run.model, run.optimizer, recipe)
+            break
+        except Damaged as error:
+            if not found:
+                raise
+            if run.processes.rank == 0:
+                warnings.warn(f"{error}; going on from {found[-1]}", stacklevel=2)
 
     def steps() -> Generator[Step, None, None]:
         written = run.step

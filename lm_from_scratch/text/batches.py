@@ -7,18 +7,17 @@ instead.
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lm_from_scratch.attention.visibility import PADDING
+from lm_from_scratch.files import sha256, whole_file
 from lm_from_scratch.text.document import Document
 from lm_from_scratch.text.targets import IGNORE, next_token_targets
 from lm_from_scratch.text.tokenizer import Tokenizer
@@ -38,7 +37,7 @@ class TokenFile:
     n_bytes: int
     eos_token_id: int
     dtype: str
-    key: str  # a digest of the tokenizer and of every document
+    key: str  # the `text_key` of what it was made from
 
     @cached_property
     def tokens(self) -> np.ndarray:
@@ -46,48 +45,58 @@ class TokenFile:
         return np.memmap(self.path, dtype=self.dtype, mode="r", shape=(self.n_tokens,))
 
 
-def write_tokens(
-    documents: Sequence[Document], tokenizer: Tokenizer, path: str | Path
-) -> TokenFile:
-    """Tokenise the documents once. A file made from the same text and tokenizer is used again."""
-    path = Path(path)
-    digest = hashlib.sha256(tokenizer.backend.to_str().encode())
+def text_key(documents: Sequence[Document], tokenizer: Tokenizer) -> str:
+    """A digest of the tokenizer and of every document."""
+    digest = hashlib.sha256(f"{tokenizer.backend.to_str()}{tokenizer.eos_token_id}".encode())
     for document in documents:
         text = document.text.encode()
         digest.update(len(text).to_bytes(8, "big") + text)
-    key = digest.hexdigest()
+    return digest.hexdigest()
+
+
+def write_tokens(
+    documents: Sequence[Document], tokenizer: Tokenizer, path: str | Path
+) -> TokenFile:
+    """Tokenise the documents once. A file made from the same text and tokenizer is used again, if
+    its bytes are those that were written.
+
+    Raises ``ValueError`` for a tokenizer without an end token.
+    """
+    path, end, key = Path(path), tokenizer.eos_token_id, text_key(documents, tokenizer)
+    if end is None:
+        raise ValueError(
+            "no token ends a document: the tokenizer needs an eos_token in its "
+            "tokenizer_config.json, or Tokenizer(backend, end_token=NAME)"
+        )
     about = path.with_suffix(".json")
     try:
-        found = TokenFile(path=path, **json.loads(about.read_text()))
-        if (
-            found.key == key
-            and path.stat().st_size == found.n_tokens * np.dtype(found.dtype).itemsize
-        ):
+        record = json.loads(about.read_text())
+        written = record.pop("sha256")
+        found = TokenFile(path=path, **record)
+        if found.key == key and written == sha256(path):
             return found
-    except (OSError, ValueError, TypeError):
-        pass  # no record, or not a whole one: the file is made again
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        pass  # no record, or not a whole one: the file is made again, as is one that has changed
     path.parent.mkdir(parents=True, exist_ok=True)
     dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
-    temporary, n_tokens = path.with_suffix(".tmp"), 1
-    with open(temporary, "wb") as file:
-        np.array([tokenizer.eos_token_id], dtype=dtype).tofile(file)
+    about.unlink(missing_ok=True)  # without its record the file counts as absent
+    n_tokens = 1
+    with whole_file(path) as temporary, open(temporary, "wb") as file:
+        file.write(np.array([end], dtype=dtype).tobytes())
         for start in range(0, len(documents), 256):
             texts = [document.text for document in documents[start : start + 256]]
             for ids in tokenizer.encode_batch(texts):
-                np.array([*ids, tokenizer.eos_token_id], dtype=dtype).tofile(file)
+                file.write(np.array([*ids, end], dtype=dtype).tobytes())
                 n_tokens += len(ids) + 1
-    record: dict[str, Any] = dict(
+    record = dict(
         n_tokens=n_tokens,
         n_bytes=sum(len(document.text.encode()) for document in documents),
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=end,
         dtype=dtype,
         key=key,
     )
-    about.unlink(missing_ok=True)  # without its record the file counts as absent
-    os.replace(temporary, path)
-    about_temporary = about.with_suffix(".json.tmp")
-    about_temporary.write_text(json.dumps(record))
-    os.replace(about_temporary, about)
+    with whole_file(about) as temporary:
+        temporary.write_text(json.dumps({**record, "sha256": sha256(path)}))
     return TokenFile(path=path, **record)
 
 
@@ -153,7 +162,7 @@ def padded_batch(
         columns = slice(T - n, T) if side == "left" else slice(0, n)
         idx[row, columns] = torch.tensor(sequence)
         positions[row, columns] = torch.arange(n)
-    return Batch(idx, next_token_targets(idx, positions), positions)
+    return Batch(idx, next_token_targets(idx, positions=positions), positions)
 
 
 class PackedBatches:
@@ -240,18 +249,20 @@ def sequential_batches(
 def pieces(documents: Sequence[Document], tokenizer: Tokenizer, length: int, count: int) -> Batch:
     """``count`` pieces of documents, taken evenly from all there are; ``idx`` is (count, length).
 
-    Each piece is read alone and begins as a document does, with end-of-text: a batch without
-    positions, on which models with other caches or other weights are compared.
+    Each piece is read alone and begins as a document does, with the end token if there is one: a
+    batch without positions, on which models with other caches or other weights are compared.
 
     Raises ``ValueError`` for a ``length`` below 1, and if there are fewer pieces than ``count``.
     """
     if length < 1:
         raise ValueError(f"length={length} must be at least 1")
+    first = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    size = length + 1 - len(first)
     found = []
     for document in documents:
         ids = tokenizer.encode(document.text)
-        for i in range(0, len(ids) - length + 1, length):
-            found.append([tokenizer.eos_token_id, *ids[i : i + length]])
+        for i in range(0, len(ids) - size + 1, size):
+            found.append([*first, *ids[i : i + size]])
     if not 1 <= count <= len(found):
         raise ValueError(f"count={count} is not in 1 ... {len(found)}, the pieces of that length")
     chosen = torch.tensor(found)[torch.linspace(0, len(found) - 1, count).long()]

@@ -170,6 +170,7 @@ class Loss(nn.Module):
         self,
         idx: Tensor,
         targets: Tensor,
+        *,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
@@ -177,9 +178,9 @@ class Loss(nn.Module):
         ``documents`` (B, T)."""
         with autocast(idx.device, self.dtype):
             if self.chunked:
-                x = self.model.backbone(idx, positions, documents)
+                x = self.model.backbone(idx, positions=positions, documents=documents)
                 return self.chunked_loss(x, self.model.head_weight, targets)
-            return self.loss(self.model(idx, positions, documents), targets)
+            return self.loss(self.model(idx, positions=positions, documents=documents), targets)
 
 
 def loss_module(model: CausalLM | nn.Module, dtype: str, chunked: bool = False) -> nn.Module:
@@ -206,7 +207,9 @@ def evaluate(
     for batch in batches:
         batch = processes.share(batch).to(device)
         with evaluating(loss_of):
-            loss = loss_of(batch.idx, batch.targets, batch.positions, batch.documents)
+            loss = loss_of(
+                batch.idx, batch.targets, positions=batch.positions, documents=batch.documents
+            )
         n = int((batch.targets != IGNORE).sum())
         total += float(loss) * n
         count += n
@@ -315,7 +318,9 @@ def optimizer_step(
         part = processes.share(part).to(device)
         count = int((part.targets != IGNORE).sum())
         with processes.accumulating(loss_of, last=number == len(parts)):
-            loss = loss_of(part.idx, part.targets, part.positions, part.documents)
+            loss = loss_of(
+                part.idx, part.targets, positions=part.positions, documents=part.documents
+            )
             loss = loss * (count / targets)
             (loss * processes.size).backward()  # the mean over processes becomes a sum
         total += float(loss.detach())

@@ -290,7 +290,7 @@ def test_an_unfinished_checkpoint_is_not_used(tmp_path) -> None:
     save_training_state(
         tmp_path, model, optimizer, {}, 9
     )  # the rest of a killed run is no obstacle
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000009"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000003", "step-00000009"]
 
 
 def test_a_damaged_optimizer_file_changes_nothing(tmp_path) -> None:
@@ -425,7 +425,7 @@ def test_the_newest_checkpoint_counts_and_strangers_are_left_alone(tmp_path) -> 
         assert latest_checkpoint(tmp_path).name == f"step-{step:08}"
     save_training_state(tmp_path, model, optimizer, {}, 20)  # an older one does not remove it
     names = sorted(p.name for p in tmp_path.iterdir())
-    assert names == ["step-00000020", "step-00000100", "step-by-step-notes"]
+    assert names == ["step-00000009", "step-00000020", "step-00000100", "step-by-step-notes"]
     assert latest_checkpoint(tmp_path).name == "step-00000100"
 
 

@@ -292,7 +292,7 @@ def test_text_that_changed_since_is_refused(tmp_path, capsys) -> None:
     for i in range(30):
         (text / f"{i}.txt").write_text(f"note {i}: the tides turn never in a day. " * 20)
     assert main(["train", *own, *SMALL]) == 2
-    assert "text was" in capsys.readouterr().err
+    assert "has changed since this run began" in capsys.readouterr().err
 
 
 def test_a_log_that_ran_ahead_of_the_checkpoint_is_cut(tmp_path) -> None:

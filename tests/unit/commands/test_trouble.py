@@ -1,0 +1,218 @@
+"""What goes wrong around a command: full disks, rights, closed outputs, signals."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from small_run import SMALL
+
+from lm_from_scratch.__main__ import main
+from lm_from_scratch.checkpoint.folders import save_file
+from lm_from_scratch.checkpoint.weights import from_pretrained
+from lm_from_scratch.interop.caches import from_legacy, save_cache
+from lm_from_scratch.text.tokenizer import Tokenizer
+
+PROGRAM = [sys.executable, "-m", "lm_from_scratch"]
+NOTES = "\n\n".join(f"note {i}: the tides turn {i * i} times a day" for i in range(900))
+
+
+@pytest.fixture
+def notes(tmp_path) -> list[str]:
+    (tmp_path / "notes.txt").write_text(NOTES)
+    return ["train", "--corpus", str(tmp_path / "notes.txt"), *SMALL, "--checkpoint-every", "2"]
+
+
+def one_line(done: subprocess.CompletedProcess[str], *parts: str) -> None:
+    assert done.returncode == 2, done
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    assert all(part in done.stderr for part in parts), done.stderr
+
+
+def short_of_room(size: int):
+    """No file of a child process may be longer than so many bytes."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def call(words: list[str], **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PROGRAM, *words], stderr=subprocess.PIPE, text=True, check=False, **options
+    )
+
+
+def test_R3_a_run_without_room_names_the_file_and_goes_on_when_there_is_some(
+    notes, tmp_path, capsys
+) -> None:
+    out = tmp_path / "run"
+    run = [*notes, "--out", str(out)]
+    want = tmp_path / "whole"
+    assert main([*notes, "--out", str(want)]) == 0
+    for size, file in ((500, "tokenizer.json"), (20_000, "train.bin"), (60_000, ".safetensors")):
+        one_line(call(run, preexec_fn=short_of_room(size)), file, "File too large")
+        assert not [p for p in out.rglob("*.tmp") if p.is_file()]
+    assert main(run) == 0
+    got, want = (from_pretrained(folder / "model").state_dict() for folder in (out, want))
+    assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+def test_R3_what_cannot_be_written_leaves_what_was_there(tmp_path, capsys) -> None:
+    model = str(tmp_path / "model")
+    assert main(["quantize", "gpt2-docs", "--out", model]) == 0
+    before = {p: p.read_bytes() for p in Path(model).iterdir()}
+    quantize = ["quantize", "qwen2-docs", "--out", model]
+    one_line(call(quantize, preexec_fn=short_of_room(100_000)), "File too large")
+    assert {p: p.read_bytes() for p in Path(model).iterdir()} == before
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["generate", "--max-new-tokens", "3"],
+        ["generate", "--max-new-tokens", "3", "--num-beams", "2"],
+        ["quantize", "gpt2-docs", "--out", "OUT"],
+        ["quantize", "--help"],
+        ["list"],
+    ],
+)
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_R3_an_output_that_is_full_is_one_line(words, tmp_path) -> None:
+    words = [str(tmp_path / "new") if word == "OUT" else word for word in words]
+    with open("/dev/full", "w") as full:
+        one_line(call(words, stdout=full), "the output: No space left on device")
+
+
+def test_R3_a_run_whose_output_is_full_or_closed_goes_on_afterwards(notes, tmp_path) -> None:
+    run = [*notes, "--out", str(tmp_path / "run")]
+    with open("/dev/full", "w") as full:
+        one_line(call(run, stdout=full), "the output: No space left on device")
+    done = subprocess.run(
+        f"{sys.executable} -m lm_from_scratch {' '.join(run)} | true",
+        shell=True, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr and "the output was closed" in done.stderr
+    done = subprocess.run(
+        f"exec {sys.executable} -m lm_from_scratch {' '.join(run)} >&-",
+        shell=True, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    one_line(done, "the output is closed")
+    assert main(run) == 0
+
+
+@pytest.mark.parametrize("words", [["train", *SMALL], ["quantize", "gpt2-docs"]])
+def test_R3_a_place_that_is_none_is_named(words, tmp_path, capsys) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert main([*words, "--out", str(tmp_path / "file" / "x")]) == 2
+    error = capsys.readouterr().err
+    assert str(tmp_path / "file") in error and error.count("\n") == 1
+    assert "Not a directory" in error or "File exists" in error
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("words", [["train", *SMALL], ["quantize", "gpt2-docs"]])
+@pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="no /sys")
+def test_R3_a_folder_that_cannot_be_written_is_named(words, capsys) -> None:
+    assert main([*words, "--out", "/sys/kernel/run"]) == 2  # for root, too
+    error = capsys.readouterr().err
+    assert error.startswith("error: /sys/kernel/") and error.count("\n") == 1
+
+
+def test_R4_an_empty_folder_that_one_stands_in_is_filled(tmp_path, monkeypatch) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    number = folder.stat().st_ino
+    monkeypatch.chdir(folder)
+    assert main(["quantize", "gpt2-docs", "--out", "."]) == 0
+    assert folder.stat().st_ino == number  # the shell still stands in it
+    assert [p.name for p in tmp_path.iterdir()] == ["here"]
+    from_pretrained(".")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["quantize", "gpt2-docs", "--out", ""], ["quantize", "", "--out", "x"],
+        ["train", "--out", ""], ["train", "--out", "x", "--corpus", ""],
+        ["generate", "--model", ""],
+        ["train", "--out", "x", "--tokenizer", " "], ["grade", "x", "--csv", ""],
+    ],
+)  # fmt: skip
+def test_R4_an_empty_name_is_refused(words, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 2 and "an empty name" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_R7_files_have_the_rights_that_the_umask_gives(umask, tmp_path) -> None:
+    before = os.umask(umask)
+    try:
+        k = torch.randn(1, 1, 2, 3)
+        save_file({"k": k}, tmp_path / "tensors.safetensors")
+        save_cache(from_legacy([(k, k)]), tmp_path / "cache.safetensors")
+        Tokenizer.train(["some text"], 260).save(tmp_path)
+        assert main(["quantize", "gpt2-docs", "--out", str(tmp_path / "model")]) == 0
+    finally:
+        os.umask(before)
+    files = [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert {p.stat().st_mode & 0o777 for p in files} == {0o666 & ~umask} and len(files) > 4
+
+
+def test_R7_a_missing_permission_is_called_one(tmp_path, monkeypatch, capsys) -> None:
+    model = tmp_path / "model"
+    assert main(["quantize", "gpt2-docs", "--out", str(model)]) == 0
+    file = model / "model.safetensors"
+    file.chmod(0)
+    if os.access(file, os.R_OK):  # root may read everything
+        file.unlink()
+        file.symlink_to("/proc/1/mem")
+        monkeypatch.setattr(Path, "is_file", lambda self: True)
+        real = open
+
+        def refuse(path, *more, **options):
+            if str(path) == str(file):
+                raise PermissionError(13, "Permission denied", str(path))
+            return real(path, *more, **options)
+
+        monkeypatch.setattr("builtins.open", refuse)
+    assert main(["generate", "--model", str(model)]) == 2
+    error = capsys.readouterr().err
+    assert error == f"error: {file}: Permission denied\n"
+
+
+# ------------------------------------------------------------------------------------------ signals
+
+
+def end(
+    words: list[str], number: int, seconds: float, **options
+) -> subprocess.CompletedProcess[str]:
+    """A command that gets a signal after so many seconds."""
+    process = subprocess.Popen(
+        [*PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+    time.sleep(seconds)
+    process.send_signal(number)
+    out, error = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, error)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_R11_a_signal_while_modules_are_imported_is_one_line(number) -> None:
+    done = end(["generate", "--max-new-tokens", "100"], number, 0.4)
+    assert done.returncode == 128 + number and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("interrupted")
+
+
+def test_a_signal_that_is_ignored_from_the_start_stays_so() -> None:
+    done = end(
+        ["generate", "--max-new-tokens", "3"], signal.SIGHUP, 0.5,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )  # fmt: skip
+    assert done.returncode == 0 and not done.stderr
