@@ -196,6 +196,18 @@ class Chooser:
             self.seen[i, token] = True
         return torch.tensor([row[-1] for row in self.rows], device=logits.device)
 
+    def mark(self) -> list[tuple[int, Tensor]]:
+        """Where every row stands, for :meth:`back_to`."""
+        pairs = zip(self.rows, self.generators, strict=True)
+        return [(len(row), generator.get_state()) for row, generator in pairs]
+
+    def back_to(self, mark: list[tuple[int, Tensor]]) -> None:
+        """As if nothing had been chosen since; what is chosen then is the same."""
+        self.seen = None
+        for row, generator, (length, state) in zip(self.rows, self.generators, mark, strict=True):
+            del row[length:]
+            generator.set_state(state)
+
 
 def _steps(
     model: CausalLM,

@@ -167,12 +167,13 @@ def _settings(contents: Mapping[str, bytes]) -> dict[str, Any]:
     for name in (f"{name}_token" for name in NAMED):
         if settings.get(name) is not None:
             settings[name] = {**_token(name, settings[name]), "special": True}
-    for name in ("additional_special_tokens", "extra_special_tokens"):
-        more = settings.get(name) or []
-        more = list(more.values()) if isinstance(more, dict) else more
-        if not isinstance(more, list):
-            raise ValueError(f"tokenizer_config.json: {name} is neither a list nor an object")
-        settings[name] = [{**_token(name, token), "special": True} for token in more]
+    more = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
+    more = list(more.values()) if isinstance(more, dict) else more
+    if not isinstance(more, list):
+        raise ValueError("tokenizer_config.json: extra_special_tokens is neither list nor object")
+    settings["extra_special_tokens"] = [
+        {**_token("extra_special_tokens", token), "special": True} for token in more
+    ]
     template = settings.get("chat_template")
     if isinstance(template, list):  # several, by name
         named = [t for t in template if isinstance(t, dict) and t.get("name") == "default"]
@@ -219,7 +220,7 @@ def _backend(files: TokenizerFiles) -> tokenizers.Tokenizer:
             backend.add_tokens([AddedToken(**token)])
         added[token["content"]] = i
     special = [settings[f"{name}_token"] for name in NAMED if settings.get(f"{name}_token")]
-    special += settings["additional_special_tokens"] + settings["extra_special_tokens"]
+    special += settings["extra_special_tokens"]
     known = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
     missing = [AddedToken(**token) for token in special if token["content"] not in known]
     backend.add_special_tokens(missing)

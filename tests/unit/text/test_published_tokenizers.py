@@ -262,6 +262,31 @@ def test_any_text_gives_the_ids_of_transformers(tmp, text: str, chosen) -> None:
     assert ours.start(text, special=True) == theirs.encode(text)
 
 
+@pytest.mark.parametrize("make", [gpt2, older, oldest, headers])
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"mask_token": "<mask>"},
+        {"extra_special_tokens": ["<extra>", "<img>"]},
+        {"extra_special_tokens": {"image_token": "<img>"}},
+        {"additional_special_tokens": ["<extra>"]},
+        {"eos_token": None},
+        {"eos_token": "</s>"},
+        {"eos_token": {"content": "</s>", "normalized": False, "__type": "AddedToken"}},
+        {"bos_token": "<s>", "add_bos_token": True},
+    ],
+    ids=str,
+)
+def test_P5_special_tokens_that_only_the_settings_name(tmp_path, make, beside) -> None:
+    folder = make(tmp_path / "m")
+    change(folder, "tokenizer_config.json", **beside)
+    ours, theirs = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
+    assert ours.eos_token_id == theirs.eos_token_id and ours.vocab_size == len(theirs)
+    for text in [*SAMPLES, "a <mask>  b", "<img> <extra> r", " <s> x  </s> "]:
+        ids = theirs.encode(text)
+        assert ours.start(text, special=True) == ids and ours.decode(ids) == theirs.decode(ids)
+
+
 @pytest.mark.parametrize("messages", CHATS)
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("make", [qwen2, older, oldest, headers])
