@@ -261,14 +261,13 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 def read_file(path: Path) -> dict[str, Tensor]:
     """The tensors of one safetensors file. Raises ``ValueError`` for a damaged one."""
-    with open(path, "rb"):  # a missing permission is called one
-        pass
     try:
-        path.open("rb").close()  # for the reason, which safetensors does not tell
+        with open(path, "rb"):  # a missing permission is called one
+            pass
         return load_file(path)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (SafetensorError, RuntimeError) as error:
+    except PermissionError:
+        raise
+    except (SafetensorError, OSError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"{path} is damaged or incomplete: {reason}") from error
 
