@@ -1,5 +1,5 @@
 """Folders as they are published, made by `transformers` with odd but legal settings: opened,
-continued with the same tokens, trained a step, written, and opened there again with nothing lost."""
+continued with the same tokens, trained a step, written, opened there again with nothing lost."""
 
 import json
 from dataclasses import dataclass, field
@@ -95,10 +95,13 @@ def test_a_published_folder_makes_the_whole_journey(name: str, tmp_path: Path) -
 
     # The same tokens, up to the same end.
     prompt = token_ids(1, 6, high=290)
-    ids = tokenizer.encode("a text to learn")
+    ids = tokenizer.start("a text to learn")
     assert ids == their_tokenizer("a text to learn")["input_ids"]
     for start in (prompt, torch.tensor([ids])):
-        want = theirs.generate(start, max_new_tokens=40, do_sample=False, pad_token_id=0)
+        whole = torch.ones_like(start)  # else a prompt that starts with token 0 starts with padding
+        want = theirs.generate(
+            start, attention_mask=whole, max_new_tokens=40, do_sample=False, pad_token_id=0
+        )
         ends = end_tokens(ours)
         [got] = complete(generate(ours, start, 40, Sampler(temperature=0.0), ends))
         assert got == want[0, start.shape[1] :].tolist()
