@@ -11,7 +11,6 @@ are. Nothing is unpickled, and everything is checked before a cache is returned.
 """
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -227,14 +226,7 @@ def save_cache(cache: KVCache, path: str | Path) -> None:
     about = json.dumps(_describe(cache, tensors))
     tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        save_file(tensors, temporary, {FORMAT: about})
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())  # the contents must be on disk before the name is
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    save_file(tensors, path, {FORMAT: about})
 
 
 def load_cache(

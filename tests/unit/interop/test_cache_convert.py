@@ -22,6 +22,7 @@ from lm_from_scratch.cache.growing import GrowingCache, GrowingTrack
 from lm_from_scratch.cache.interface import NO_CACHE
 from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
 from lm_from_scratch.cache.slots import SlidingCache, StaticCache, StaticTrack, cache_for
+from lm_from_scratch.checkpoint import folders
 from lm_from_scratch.interop import caches
 from lm_from_scratch.interop.caches import (
     from_legacy,
@@ -793,7 +794,7 @@ def test_a_save_that_is_killed_or_fails_leaves_the_old_file(tmp_path, monkeypatc
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
-        patch.setattr(caches, "save_file", full)
+        patch.setattr(folders.safetensors, "save_file", full)
         save_cache(old, path)
     assert [file.name for file in tmp_path.iterdir()] == ["cache"]  # nothing else is left
     assert torch.equal(to_legacy(load_cache(path))[0][0][0], k)
