@@ -2,9 +2,10 @@
 
 Read :mod:`~lm_from_scratch.checkpoint.weights` first: it reads and writes a model's folder, and is
 all that most callers need. :mod:`~lm_from_scratch.checkpoint.configs` translates ``config.json``,
+:mod:`~lm_from_scratch.checkpoint.published` keeps what else a folder says,
 :mod:`~lm_from_scratch.checkpoint.state` keeps a training run so that it can be resumed, and
 :mod:`~lm_from_scratch.checkpoint.folders` writes all of it whole or not at all.
 
 A new architecture needs its dialect in ``configs``, and, if its files are laid out differently, a
-change in ``rename`` and ``published`` of ``weights``; the other two files work for any model.
+change in ``rename`` and ``stored`` of ``weights``; the other files work for any model.
 """

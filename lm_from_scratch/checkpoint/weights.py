@@ -39,8 +39,10 @@ from lm_from_scratch.checkpoint.published import (
 )
 from lm_from_scratch.limits import shown
 from lm_from_scratch.models.causal_lm import CausalLM, Config, build
+from lm_from_scratch.models.gpt2 import GPT2Model
 from lm_from_scratch.models.heads import Classifier, SequenceClassifier, TokenClassifier
 from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.text.tokenizer_files import NAMES as TOKENIZER_FILES
 from lm_from_scratch.weights.quantize import WEIGHTS
 from lm_from_scratch.weights.quantized_weight import QuantizedWeight
 from lm_from_scratch.weights.swap import swap_parameters_
@@ -59,10 +61,12 @@ LAYER = re.compile(r"(?:^|\.)(?:h|layers)\.(\d+)\.")
 MAX_SHARD_BYTES = 5 * 10**9
 
 #: The files that a saved model consists of.
-WRITTEN = (
-    r"(generation_)?config\.json|model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|"
-    r"tokenizer(_config)?\.json|(special_tokens_map|added_tokens|vocab)\.json|merges\.txt|"
-    r"chat_template\.jinja"
+WRITTEN = "|".join(
+    [
+        r"(generation_)?config\.json",
+        r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?",
+        *map(re.escape, TOKENIZER_FILES),
+    ]
 )
 
 #: How a ``config.json`` calls our quantised weights.
@@ -196,20 +200,25 @@ def write_model(
     if len(dtypes) > 1:
         raise ValueError(f"the parameters have different dtypes: {sorted(map(str, dtypes))}")
     tensors = stored(model)
-    config = model_to_dict(model)
-    if isinstance(model, TokenClassifier) and config["model_type"] == "gpt2":
+    if isinstance(model, TokenClassifier) and isinstance(model.backbone, GPT2Model):
         # whose head has another name there
         tensors = {name.replace("score.", "classifier."): t for name, t in tensors.items()}
-    config.pop("quantization_config", None)
-    if quantized := {n: t for n, t in tensors.items() if isinstance(t, QuantizedWeight)}:
-        config["quantization_config"] = describe(quantized)
+    write_config(model, folder)
     tensors = {name: t.cpu().contiguous() for name, t in plain_tensors(tensors).items()}
     write_tensors(tensors, folder, max_shard_bytes)
+
+
+def write_config(model: CausalLM | Classifier, folder: Path) -> None:
+    """Write ``config.json``, and ``generation_config.json`` if the model came with one."""
+    config = model_to_dict(model)
+    config.pop("quantization_config", None)
+    if quantized := {n: t for n, t in stored(model).items() if isinstance(t, QuantizedWeight)}:
+        config["quantization_config"] = describe(quantized)
     for key in {"dtype", "torch_dtype"} & {*config} or {"dtype"}:
-        config[key] = str(*dtypes).removeprefix("torch.")
+        config[key] = str(next(model.parameters()).dtype).removeprefix("torch.")
     write_json(folder / "config.json", config)
-    if published_of(model).generation_config:
-        write_json(folder / "generation_config.json", published_of(model).generation_config)
+    if generation_config := published_of(model).generation_config:
+        write_json(folder / "generation_config.json", generation_config)
 
 
 def stored(model: nn.Module) -> dict[str, Tensor]:
@@ -261,14 +270,13 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 def read_file(path: Path) -> dict[str, Tensor]:
     """The tensors of one safetensors file. Raises ``ValueError`` for a damaged one."""
-    with open(path, "rb"):  # a missing permission is called one
-        pass
     try:
-        path.open("rb").close()  # for the reason, which safetensors does not tell
+        with open(path, "rb"):  # a missing permission is called one
+            pass
         return load_file(path)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (SafetensorError, RuntimeError) as error:
+    except PermissionError:
+        raise
+    except (SafetensorError, OSError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"{path} is damaged or incomplete: {reason}") from error
 

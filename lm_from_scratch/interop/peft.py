@@ -15,6 +15,7 @@ from lm_from_scratch.checkpoint.folders import (
     write_json,
 )
 from lm_from_scratch.checkpoint.weights import read_file
+from lm_from_scratch.limits import shown
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.weights.lora import adapters, add_lora_, backbone_linears
 
@@ -115,12 +116,16 @@ def load_lora_(model: nn.Module, folder: str | Path) -> None:
     config = read_json(folder / "adapter_config.json")
     for key, plain in PLAIN.items():
         if (config.get(key) or plain) != plain:
-            raise ValueError(f"{key}={config[key]!r} is not supported, only {plain!r}")
+            raise ValueError(f"{key}={shown(config[key])} is not supported, only {plain!r}")
     if (init := config.get("init_lora_weights")) not in INITS:
-        raise ValueError(f"init_lora_weights={init!r} is not supported: it is not one of {INITS}")
+        raise ValueError(
+            f"init_lora_weights={shown(init)} is not supported: it is not one of {INITS}"
+        )
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if type(rank) is not int or isinstance(alpha, bool) or not isinstance(alpha, int | float):
-        raise ValueError(f"{folder} has r={rank!r} and lora_alpha={alpha!r}: they must be numbers")
+        raise ValueError(
+            f"{folder} has r={shown(rank)} and lora_alpha={shown(alpha)}: they must be numbers"
+        )
     file = folder / "adapter_model.safetensors"
     read = read_file(file)
     loaded = {our_name(name): tensor for name, tensor in read.items()}

@@ -174,16 +174,3 @@ def test_R11_shards_and_their_index_agree(sound: Folders, tmp_path: Path) -> Non
     index.write_text(json.dumps({"weight_map": {n: f for n, f in places.items() if n != name}}))
     with pytest.raises(ValueError, match=f"holds '{name}', as another shard does"):
         from_pretrained(folder)
-
-
-def test_R7_a_file_that_may_not_be_read_is_not_called_damaged(
-    sound: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = copied(sound["qwen2"], tmp_path)
-
-    def refuse(self: Path, *args: Any) -> None:
-        raise PermissionError(13, "Permission denied", str(self))
-
-    monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read: Permission denied"):
-        weights.read_tensors(folder)
