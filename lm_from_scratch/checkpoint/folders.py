@@ -43,7 +43,7 @@ def local_folder(name: str | Path) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    patterns = ["*.json", "*.jinja", "merges.txt", "*.safetensors"]
+    patterns = ["config.json", "tokenizer.json", "*.safetensors", "*.safetensors.index.json"]
     try:
         return Path(snapshot_download(str(name), allow_patterns=patterns))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:

@@ -161,6 +161,9 @@ class Tokenizer:
         """The token ids of ``text``. Nothing is added: no token for start or end."""
         return self.encode_batch([text])[0]
 
+    def start(self, prompt: str) -> list[int]:
+        return [self.eos_token_id, *self.encode(prompt)]
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of several texts. Raises ``ValueError`` for text that is not Unicode."""
         for text in texts:
