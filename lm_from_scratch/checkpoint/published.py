@@ -1,8 +1,15 @@
 """A stand-in until the real one is merged."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from lm_from_scratch.models.heads import Classifier
+
+
+@dataclass(frozen=True)
+class Published:
+    config: dict[str, Any] = field(default_factory=dict)
+    generation_config: dict[str, Any] = field(default_factory=dict)
 
 
 def end_tokens(model: Any, tokenizer: Any = None) -> list[int]:
@@ -13,4 +20,7 @@ def end_tokens(model: Any, tokenizer: Any = None) -> list[int]:
 
 
 def labels(model: Classifier) -> list[str]:
-    return [f"LABEL_{i}" for i in range(model.score.out_features)]
+    known = vars(model)["published"].config.get("id2label") if "published" in vars(model) else None
+    return (
+        list(known.values()) if known else [f"LABEL_{i}" for i in range(model.score.out_features)]
+    )

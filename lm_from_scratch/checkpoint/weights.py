@@ -30,6 +30,7 @@ from lm_from_scratch.checkpoint.folders import (
     temporary_folder,
     write_json,
 )
+from lm_from_scratch.checkpoint.published import Published, labels
 from lm_from_scratch.models.causal_lm import CausalLM, build
 from lm_from_scratch.models.heads import Classifier, SequenceClassifier, TokenClassifier
 from lm_from_scratch.text.tokenizer import Tokenizer
@@ -94,6 +95,7 @@ def classifier_from_pretrained(folder: str | Path) -> SequenceClassifier | Token
             model = TokenClassifier(backbone, n_labels, dropout)
         else:
             raise ValueError(f"{folder} holds a {architecture!r}, no classifier")
+    vars(model)["published"] = Published(contents)
     return _fill(model, folder, contents)
 
 
@@ -172,9 +174,8 @@ def write_model(
         family = config["architectures"][0].removesuffix("LMHeadModel").removesuffix("ForCausalLM")
         kind = "Sequence" if isinstance(model, SequenceClassifier) else "Token"
         config["architectures"] = [f"{family}For{kind}Classification"]
-        labels = [f"LABEL_{i}" for i in range(model.score.out_features)]
-        config["id2label"] = {str(i): label for i, label in enumerate(labels)}
-        config["label2id"] = {label: i for i, label in enumerate(labels)}
+        config["id2label"] = {str(i): label for i, label in enumerate(labels(model))}
+        config["label2id"] = {label: i for i, label in enumerate(labels(model))}
         if isinstance(model, TokenClassifier):
             config["classifier_dropout"] = model.dropout.p
             if family == "GPT2":  # whose token head has another name

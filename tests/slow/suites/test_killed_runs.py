@@ -86,7 +86,7 @@ def test_a_signal_ends_a_command_in_one_line(words, number, tmp_path) -> None:
     subprocess.run(command, check=False, capture_output=True)
     seconds = time.perf_counter() - started
     chance = random.Random(f"{words} {number}")
-    for _ in range(6):
+    for _ in range(3):
         when = chance.uniform(0.1, 1.0) * seconds
         code, error = ended(command, number, when)
         finished = code in (0, 1) and not error
