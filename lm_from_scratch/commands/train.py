@@ -175,8 +175,8 @@ def train_in(
         run.optimizer.matmul = onednn_matmul
     steps = saved(run, out, args.checkpoint_every, group.save_training_state)
     if group.rank == 0:
-        numbers = asdict(model.backbone.config)
-        record = {"text": batches.recipe()["text"], "arguments": arguments, "model": numbers}
+        sizes = asdict(model.backbone.config)
+        record = {"text": batches.recipe()["text"], "arguments": arguments, "model": sizes}
         write_json(out / "recipe.json", record)
     if done := run.step:
         print(f"going on after step {done}")
