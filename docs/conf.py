@@ -19,6 +19,7 @@ for folder in (EXTENSIONS, ROOT):
 paths = [str(ROOT), str(EXTENSIONS), os.environ.get("PYTHONPATH", "")]
 os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
+import api  # noqa: E402
 import gallery  # noqa: E402
 
 project = "lm_from_scratch"
@@ -29,6 +30,7 @@ with open(ROOT / "pyproject.toml", "rb") as file:
 
 extensions = [
     "sphinx.ext.intersphinx",
+    "sphinx.ext.autosummary",
     "sphinx_gallery.gen_gallery",
     "myst_nb",
     "sphinx_design",
@@ -38,7 +40,6 @@ extensions = [
     "generated",
     "course",
     "landing",
-    "api",
     "docstrings",
     "terms",
     "descriptions",
@@ -82,6 +83,11 @@ translation_progress_classes = True
 editions = {"en": "English"}
 
 # -- API pages -------------------------------------------------------------------------------
+autosummary_generate = ["generated/api.rst"]
+autosummary_context = {
+    "folders": [name for name, path in api.listed().items() if path.stem == "__init__"]
+}
+autodoc_default_options = {"exclude-members": "extra_repr, training"}
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"

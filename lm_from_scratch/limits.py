@@ -1,50 +1,82 @@
-"""What the numbers of a config may be: a line for each limit, and one wording for all configs.
+"""What a number of a config may be, said beside the field: in its type.
 
-Each function reads the named ones of some ``numbers`` (``vars(self)`` of a dataclass), and raises
-``ValueError`` with name, value and limit for the first that is outside.
+``n_layer: Count = 12`` is an integer to a type checker, and to :func:`check`, which a dataclass
+calls when it is made, an integer of at least 1. A limit may look at another field of the same
+config: ``n_embd: Annotated[Count, multiple_of("n_head")]``. The error names field, value and limit.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
 from numbers import Real
-from typing import Any
+from reprlib import Repr
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-Numbers = Mapping[str, Any]
-
-
-def require(numbers: Numbers, limit: str, holds: Callable[[Any], bool], *names: str) -> None:
-    """Raises ``ValueError`` unless ``holds`` of each; ``limit`` says in words what that means."""
-    for name in names:
-        if not holds(numbers[name]):
-            raise ValueError(f"{name}={numbers[name]!r} {limit}")
+#: No tensor is as long as that; the product of two such lengths still has 64 bits.
+LARGEST = 2**31
 
 
-def integers(numbers: Numbers, least: int, *names: str) -> None:
-    """Whole numbers, ``least`` or more."""
-    limit = f"must be an integer, at least {least}"
-    require(numbers, limit, lambda n: type(n) is int and n >= least, *names)
+@dataclass(frozen=True)
+class Limit:
+    """What must hold of a value, and the words for it: ``NAME=VALUE`` stands in front of them."""
+
+    words: str
+    holds: Callable[..., bool]
+    beside: str | None = None  # the field that `holds` is given too, and that `words` may name
+
+    def check(self, name: str, numbers: Mapping[str, Any]) -> None:
+        """Raises ``ValueError`` if this does not hold of the one called ``name``."""
+        others = {self.beside: numbers[self.beside]} if self.beside else {}
+        if None not in others.values() and not self.holds(numbers[name], *others.values()):
+            words = self.words.format_map(others) if others else self.words
+            raise ValueError(f"{name}={shown(numbers[name])} {words}")
 
 
-def positive(numbers: Numbers, *names: str) -> None:
-    """Finite numbers above 0."""
-    require(numbers, "must be a positive number", lambda x: is_plain(x) and x > 0, *names)
+def check(config: Any, where: str = "") -> None:
+    """Raises ``ValueError`` for the first field of a dataclass that is not what its type says;
+    ``where`` stands in front. Limits that look at another field come last."""
+    numbers = vars(config)
+    said = [f for f in fields(config) if numbers[f.name] is not None or not _may_be_none(f.type)]
+    limits = [(field.name, limit) for field in said for limit in limits_of(field.type)]
+    try:
+        for name, limit in sorted(limits, key=lambda pair: pair[1].beside is not None):
+            limit.check(name, numbers)
+    except ValueError as error:
+        raise ValueError(f"{where}{error}") from None
 
 
-def shares(numbers: Numbers, *names: str) -> None:
-    """Shares of a whole that leave something of it, as of dropout."""
-    require(numbers, "must be in [0, 1)", lambda x: is_plain(x) and 0 <= x < 1, *names)
+def require(kind: Any, **values: Any) -> None:
+    """Raises ``ValueError`` unless each of the named values is of that kind, as ``Count``."""
+    for name in values:
+        for limit in limits_of(kind):
+            limit.check(name, values)
 
 
-def token_ids(numbers: Numbers, *names: str) -> None:
-    """Tokens that the vocabulary has."""
-    vocab_size = numbers["vocab_size"]
-    limit = f"is not below vocab_size={vocab_size}: the model could never produce it"
-    require(numbers, limit, lambda n: type(n) is int and 0 <= n < vocab_size, *names)
+def limits_of(kind: Any) -> list[Limit]:
+    """The limits that a type stands for; none for ``float`` and for a tuple."""
+    kinds = [part for part in get_args(kind) if part is not type(None)]
+    if _may_be_none(kind):
+        return limits_of(kinds[0])
+    if get_origin(kind) is Annotated:
+        return [limit for limit in kinds if isinstance(limit, Limit)]
+    if get_origin(kind) is Literal:
+        return [Limit(f"must be {' or '.join(map(repr, kinds))}", kinds.__contains__)]
+    if kind in PLAIN:
+        return [PLAIN[kind]]
+    if isinstance(kind, type) and kind is not float and not kinds:
+        return [Limit(f"is not one of {kind}", lambda value: isinstance(value, kind))]
+    return []
+
+
+def _may_be_none(kind: Any) -> bool:
+    return type(None) in get_args(kind)
 
 
 def is_number(x: Any) -> bool:
     """Whether ``x`` is a finite number, of Python or of NumPy; True and False are none."""
-    return not isinstance(x, bool) and isinstance(x, Real) and math.isfinite(x)
+    if isinstance(x, int):
+        return not isinstance(x, bool) and abs(x) < 2**63
+    return isinstance(x, Real) and math.isfinite(x)
 
 
 def is_plain(x: Any) -> bool:
@@ -52,6 +84,69 @@ def is_plain(x: Any) -> bool:
     return isinstance(x, int | float) and is_number(x)
 
 
-def said(numbers: Numbers, *names: str) -> list[str]:
-    """Those that are not None, which stands for a number that is computed, or for none."""
-    return [name for name in names if numbers[name] is not None]
+def is_integer(n: Any, least: int) -> bool:
+    """Whether ``n`` is an integer of Python's own, ``least`` or more; True and False are none."""
+    return type(n) is int and least <= n
+
+
+#: A value on one short line, whatever it is.
+_short = Repr()
+_short.maxlevel, _short.maxdict, _short.maxlist, _short.maxtuple = 3, 8, 40, 40
+_short.maxstring = _short.maxlong = _short.maxother = 80
+shown = _short.repr
+
+
+def multiple_of(name: str, hint: str = "") -> Limit:
+    """The limit of a number that another field, ``name``, divides."""
+    return Limit(f"is not a multiple of {name}={{{name}}}{hint}", lambda n, of: n % of == 0, name)
+
+
+def one_of(words: Collection[str]) -> Limit:
+    """The limit of a string that is one of some ``words``."""
+    return Limit(
+        f"is not one of {sorted(words)}", lambda word: isinstance(word, str) and word in words
+    )
+
+
+def are_tokens(ids: Any, vocab_size: int) -> bool:
+    """Whether ``ids`` is a token of the vocabulary, or a tuple of some."""
+    several = ids if isinstance(ids, tuple) and ids else (ids,)
+    return all(is_integer(n, 0) and n < vocab_size for n in several)
+
+
+_NEVER = "is not below vocab_size={vocab_size}: the model could never produce it"
+_FITS = Limit("is larger than any tensor", lambda n: n is None or n < LARGEST)
+_64_BITS = Limit("does not fit into 64 bits", lambda n: n < 2**63)
+
+PLAIN: dict[Any, Limit] = {
+    bool: Limit("is not a bool", lambda value: type(value) is bool),
+    int: Limit("must be an integer", lambda n: is_integer(n, -(2**63)) and n < 2**63),
+    str: Limit("must be a string", lambda value: isinstance(value, str)),
+}
+
+#: A number of things, of which there is at least one.
+Count = Annotated[int, Limit("must be an integer, at least 1", lambda n: is_integer(n, 1)), _FITS]
+#: A number of things, of which there may be none.
+Whole = Annotated[
+    int, Limit("must be an integer, at least 0", lambda n: is_integer(n, 0)), _64_BITS
+]
+#: A :data:`Count`; None, until the config is made, stands for a number that others give.
+Computed = Annotated[
+    int,
+    Limit("must be an integer, at least 1", lambda n: n is None or is_integer(n, 1)),
+    _FITS,
+]
+Positive = Annotated[float, Limit("must be a positive number", lambda x: is_plain(x) and x > 0)]
+NotNegative = Annotated[
+    float, Limit("must be a finite number, not negative", lambda x: is_plain(x) and x >= 0)
+]
+#: A share of a whole that leaves something of it, as of dropout.
+Share = Annotated[float, Limit("must be in [0, 1)", lambda x: is_plain(x) and 0 <= x < 1)]
+#: What a field of any kind of finite number, also NumPy's, is checked by.
+NUMBER = Limit("must be a finite number", is_number)
+#: A token of the vocabulary.
+TokenId = Annotated[
+    int, Limit(_NEVER, lambda n, size: type(n) is int and are_tokens(n, size), "vocab_size")
+]
+#: One, or several: the tokens with which a text may end.
+TokenIds = Annotated[int | tuple[int, ...], Limit(_NEVER, are_tokens, "vocab_size")]

@@ -5,12 +5,9 @@ the order of the rooms and the pages of the site that import a file, is read fro
 GPU pages and exercises are in no gallery whose back references could say it.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import exercises
 import gallery
@@ -34,7 +31,6 @@ def listed() -> dict[str, Path]:
         if module != PACKAGE
         and not any(part.startswith("_") for part in module.split("."))
         and not module.startswith((f"{PACKAGE}.exercises.catalogue", f"{PACKAGE}.commands."))
-        and (modules.docstring(path) or modules.public_names(path))
     }
 
 
@@ -73,23 +69,8 @@ def index() -> str:
     return rst.render("api.rst", rooms=by_room(), package=PACKAGE, about=about, named=named)
 
 
-def write(app: Any, config: Any) -> None:
-    """Before the builder begins, so that `autosummary` finds the list of its pages."""
-    docs = Path(app.srcdir)
-    texts = {docs / f"generated/used_on/{name}.rst": used_on(name) for name in listed()}
-    texts[docs / "generated/api.rst"] = rst.render("autosummary.rst", modules=listed())
-    texts[docs / "api/index.rst"] = index()
-    for old in (docs / "api").glob("*.rst"):
-        if old.stem not in [*listed(), "index"]:
-            old.unlink()
-    rst.write(texts)
-    config.autosummary_generate = ["generated/api.rst"]
-    folders = {name: path for name, path in listed().items() if path.stem == "__init__"}
-    empty = [name for name, path in folders.items() if not modules.public_names(path)]
-    config.autosummary_context = {"folders": list(folders), "empty": empty}
-
-
-def setup(app: Any) -> dict[str, bool]:
-    app.setup_extension("sphinx.ext.autosummary")
-    app.connect("config-inited", write)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+def texts() -> dict[str, str]:
+    """The index, the list from which `autosummary` writes a page a file, and their first lines."""
+    made = {f"generated/used_on/{name}.rst": used_on(name) for name in listed()}
+    made["generated/api.rst"] = rst.render("autosummary.rst", modules=listed())
+    return made | {"api/index.rst": index()}

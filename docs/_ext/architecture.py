@@ -1,8 +1,6 @@
 """Tables of the package: what each room is for, its files and imports; the names of config fields
 here and in `transformers`."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path
 
@@ -13,18 +11,17 @@ import rst
 from modules import PACKAGE
 
 
-def imports(path: Path, known: dict[str, Path]) -> set[str]:
-    """The files of the package that a file imports, inside functions too."""
-    found = set()
-    for source, name in modules.imported(path):
-        found.add(next((m for m in (f"{source}.{name}", source) if m in known), PACKAGE))
-    return found - {PACKAGE}
-
-
 def graph(root: Path = gallery.ROOT) -> dict[str, set[str]]:
-    """What each file of the package imports from it."""
+    """What each file of the package imports from it, inside functions too."""
     known = modules.modules(root)
-    return {name: imports(path, known) - {name} for name, path in known.items()}
+    return {
+        module: {
+            next((m for m in (f"{source}.{name}", source) if m in known), PACKAGE)
+            for source, name in modules.imported(path)
+        }
+        - {module, PACKAGE}
+        for module, path in known.items()
+    }
 
 
 def below(room: str) -> list[str]:
@@ -50,13 +47,6 @@ def rooms() -> str:
         lower = ", ".join(f"``{other}``" for other in below(room))
         rows.append([name if room else "beside the rooms", purpose, links, lower])
     return rst.table(rows, ":widths: 14 30 34 22")
-
-
-def chapters() -> str:
-    return "".join(
-        f"* ``{folder.name}/``: {gallery.header_text(folder)[0]}\n"
-        for folder in [*gallery.chapters(), gallery.GPU]
-    )
 
 
 def config_names() -> str:

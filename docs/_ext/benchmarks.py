@@ -5,9 +5,6 @@ figure, those behind their peer too, in the order in which they were measured. T
 `_pages/benchmarks.rst`.
 """
 
-from __future__ import annotations
-
-import re
 import statistics
 import sys
 from pathlib import Path
@@ -22,15 +19,6 @@ from measure import Row
 BESIDE = {"ahead": "ahead", "behind": "**behind**", "undecided": "not decided", "": ""}
 AIM = {"met": "target met", "missed": "**short of its target**", "undecided": "target not decided",
        "": ""}  # fmt: skip
-#: The headline: what is done, benchmark, and which rows, as a pattern of setting, kind and peer.
-ANSWER = [
-    ("in training, both with the same switches", "training", r"\| ours(.*) \| transformers\1$"),
-    ("in decoding in float32", "decoding", r"float32.* \| ours \| transformers$"),
-    ("in decoding in bfloat16 with packed weights", "decoding",
-     r"bfloat16.* \| ours, packed \| transformers$"),
-    ("for a token after 2048 others", "context",
-     r"token 2049, .* \| (growing|preallocated) \| transformers$"),
-]  # fmt: skip
 NOTHING = "–"
 HEADER = ["what", "ours", "peer", "ratio", "verdict", "target", "share of the limit", "note"]
 BUDGET = ["what", "took", "budget", "share of the budget used", "verdict"]
@@ -126,13 +114,6 @@ def cells(row: Row) -> list[str]:
     return [row.setting, ours, theirs, ratio, verdict(row), *(text or NOTHING for text in more)]
 
 
-def budget_cells(row: Row) -> list[str]:
-    """A row of a table that has no peer."""
-    took, budget = (f"{number(value)} {row.unit}" for value in (row.ours, row.theirs))
-    said = "**over its budget**" if row.aim == "missed" else "within"
-    return [row.setting, took, budget, f"{row.ours / row.theirs:.0%}", said]
-
-
 def without_empty_columns(rows: list[list[str]]) -> list[list[str]]:
     """The rows, the first of them the header, without the columns that say nothing in any row."""
     columns = [column for column in zip(*rows, strict=True) if set(column[1:]) - {"", NOTHING}]
@@ -142,36 +123,27 @@ def without_empty_columns(rows: list[list[str]]) -> list[list[str]]:
 def count(rows: list[Row]) -> str:
     """How many are ahead and behind, how many targets are met and missed, and what is open."""
     said = []
-    for start, unit, found, kinds in (
-        ("Beside a peer, of", "row", [row.beside for row in rows if row.beside], "ahead behind"),
-        ("Of", "target", [row.aim for row in rows if row.aim], "met missed"),
-    ):
-        each = "".join(f"{found.count(kind)} {kind}, " for kind in kinds.split())
-        end = f"{each}{found.count('undecided')} not decided."
-        said += [f"{start} {some(len(found), unit)}: {end}"] if found else []
+    if found := [row.beside for row in rows if row.beside]:
+        said.append(f"Beside a peer, of {some(len(found), 'row')}: {counts(found, 'ahead behind')}")
+    if found := [row.aim for row in rows if row.aim]:
+        said.append(f"Of {some(len(found), 'target')}: {counts(found, 'met missed')}")
     return " ".join(said)
 
 
-def answer(report: dict[str, Any]) -> str:
-    """How fast it is, in a sentence: medians of the rows, each beside ``transformers``."""
+def counts(found: list[str], kinds: str) -> str:
+    each = "".join(f"{found.count(kind)} {kind}, " for kind in kinds.split())
+    return f"{each}{found.count('undecided')} not decided."
+
+
+def answer(rows: list[Row]) -> str:
+    """How fast it is: medians of the rows that say that they are part of the headline."""
     parts = []
-    for what, name, pattern in ANSWER:
-        rows = [Row(**row) for row in report["benchmarks"].get(name, {"rows": []})["rows"]]
-        found = [
-            row.ratio[0]
-            for row in rows
-            if row.rounds and re.search(pattern, f"{row.setting} | {row.kind} | {row.peer}")
-        ]
-        if found:
-            spread = f", {min(found):.2f} to {max(found):.2f}" if len(found) > 1 else ""
-            rows_ = some(len(found), "row")
-            parts.append(f"**{statistics.median(found):.2f}** {what} ({rows_}{spread})")
-        else:
-            parts.append(f"not measured {what}")
-    return (
-        "How fast is it? Speed over that of ``transformers``, the median of the rows on "
-        f"{some(report['threads'], 'thread')} of this machine: {', '.join(parts)}."
-    )
+    for what in dict.fromkeys(row.headline for row in rows if row.headline and row.rounds):
+        found = [row.ratio[0] for row in rows if row.headline == what and row.rounds]
+        spread = f", {min(found):.2f} to {max(found):.2f}" if len(found) > 1 else ""
+        median = f"**{statistics.median(found):.2f}** {what}"
+        parts.append(f"{median} ({some(len(found), 'row')}{spread})")
+    return ", ".join(parts)
 
 
 def section(name: str, benchmark: dict[str, Any], folder: Path) -> str:
@@ -180,7 +152,11 @@ def section(name: str, benchmark: dict[str, Any], folder: Path) -> str:
     if name == "pages":  # which have no peer
         over = sum(row.aim == "missed" for row in rows)
         counted = f"Over the budget: {over} of {some(len(rows), 'row')}."
-        table = [BUDGET, *map(budget_cells, rows)]
+        table = [BUDGET]
+        for row in rows:
+            took, budget = (f"{number(value)} {row.unit}" for value in (row.ours, row.theirs))
+            said = "**over its budget**" if row.aim == "missed" else "within"
+            table.append([row.setting, took, budget, f"{row.ours / row.theirs:.0%}", said])
     else:
         counted = count(rows)
         table = [HEADER, *map(cells, rows)]
@@ -206,7 +182,8 @@ def page(report: dict[str, Any], folder: Path) -> str:
     text = rst.render(
         "benchmarks.rst",
         report=report,
-        answer=answer(report),
+        answer=answer(rows),
+        threads=some(report["threads"], "thread"),
         day=" to ".join(dict.fromkeys([days[0], days[-1]])),
         seconds=f"{sum(benchmark['seconds'] for benchmark in found.values()):,.0f}",
         count=count(rows),

@@ -7,13 +7,12 @@ it, which a copy opened from disk cannot. So the descriptions of all pages, and 
 terms, are one small file.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from html import escape
 from typing import Any
 
+import rst
 import terms
 from docutils import nodes
 
@@ -65,13 +64,11 @@ def write(app: Any, env: Any) -> None:
         for term in terms.all_terms(env):
             found[f"{place(terms.GLOSSARY)}#{term.place}"] = term.meaning
     known = json.dumps({where: text for where, text in found.items() if text}, ensure_ascii=False)
-    folder = app.outdir / "_static"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / FILE).write_text(f"const DESCRIPTIONS = {known};\n", encoding="utf-8")
+    rst.write({app.outdir / "_static" / FILE: f"const DESCRIPTIONS = {known};\n"})
 
 
 def setup(app: Any) -> dict[str, bool]:
     app.connect("doctree-read", read, priority=400)  # before anything is added to a page
     app.connect("html-page-context", add_tag, priority=400)
-    app.connect("env-updated", write)  # after that of the terms: theirs forgets the old ones
+    app.connect("env-updated", write)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,7 +1,5 @@
 """Docstrings on the API pages: columns become lists, and a short name finds its object."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -26,10 +24,6 @@ def list_of_names(app: Any, what: str, name: str, obj: Any, options: Any, lines:
     lines[:] = made
 
 
-def skip(app: Any, what: str, name: str, obj: Any, skipped: bool, options: Any) -> bool | None:
-    return True if name in {"extra_repr", "training"} else None
-
-
 def short_name(app: Any, env: Any, node: Any, contnode: Any) -> nodes.reference | None:
     """Let a docstring say `GPT2Config` from any file, as long as one object has that name."""
     if node.get("refdomain") != "py":
@@ -46,6 +40,5 @@ def short_name(app: Any, env: Any, node: Any, contnode: Any) -> nodes.reference 
 def setup(app: Any) -> dict[str, bool]:
     app.setup_extension("sphinx.ext.autodoc")
     app.connect("autodoc-process-docstring", list_of_names)
-    app.connect("autodoc-skip-member", skip)
     app.connect("missing-reference", short_name)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -5,43 +5,24 @@ Nothing on these pages is run, and no solution is on them: what is shown is what
 gives to a student.
 """
 
-from __future__ import annotations
-
 import json
 import re
+from string import ascii_lowercase
 from typing import Any
 
 import exercises
 import gallery
 import museum
-import page as pages
 import rst
-from exercises import DIFFICULTY, link
 
 from lm_from_scratch.exercises import source
 from lm_from_scratch.exercises.exercise import Exercise, folder
-
-TITLE = "10. Exercises"
-INTRO = (
-    "Write the central functions yourself, and fix bugs that real projects have had. A check says "
-    "what is wrong first, and which misconception it looks like."
-)
-INDEX = "/exercises/index"
 
 
 def kind(found: Exercise) -> str:
     if found.hunt:
         return f"bug hunt ({museum.with_links(found.hunt)})"
     return "kernel" if found.key[0] == 9 else "write"
-
-
-def by_chapter() -> dict[str, list[Exercise]]:
-    """The exercises by the title of the chapter to whose pages they belong."""
-    found = {
-        title: [one for one in exercises.written() if one.page in names]
-        for title, names in gallery.by_chapter().items()
-    }
-    return {title: members for title, members in found.items() if members}
 
 
 def text(given: str) -> str:
@@ -52,71 +33,29 @@ def text(given: str) -> str:
     )
 
 
-def lower(sentence: str) -> str:
-    """A sentence to go on with: "Write ..." becomes "write ..."."""
-    return sentence[:1].lower() + sentence[1:]
-
-
 def strip(wrong: dict[str, Any], table: dict[str, Any]) -> str:
     """The checks in a row: the number of each that rejects, a dot for each that accepts."""
     marks = []
-    for number in range(1, len(table["cases"]) + 1):
-        mark = str(number) if number < 10 else chr(ord("a") + number - 10)
-        mark = mark if number in wrong["rejected by"] else "·"
+    for number, name in enumerate(("123456789" + ascii_lowercase)[: len(table["cases"])], start=1):
+        mark = name if number in wrong["rejected by"] else "·"
         marks.append(f"[{mark}]" if number == wrong["case"] else mark)
     return "".join(marks)
 
 
 rst.PAGES.filters |= {
     "as_student": exercises.as_student,
-    "document": gallery.document,
-    "in_words": pages.in_words,
     "kind": kind,
-    "link": link,
-    "lower_first": lower,
+    "lower_first": lambda sentence: sentence[:1].lower() + sentence[1:],
+    "upper_first": lambda sentence: sentence[:1].upper() + sentence[1:],
     "mistake": lambda found: text(museum.with_links(found.hunt)),
     "strip": strip,
     "text": text,
-    "title": exercises.title,
     "without_title": lambda markdown: re.sub(r"\A# .*\n+", "", markdown),
 }
 
 
 def page(found: Exercise) -> str:
-    head = f"{kind(found)} · {found.minutes} minutes · {DIFFICULTY[found.difficulty]}"
-    return rst.render(
-        "exercise.md",
-        found=found,
-        title=source.title(found.name),
-        head=head[:1].upper() + head[1:],
-        before=exercises.before(found),
-        cells=source.source(found.name),
-    )
-
-
-def index() -> str:
-    found = exercises.written()
-    return rst.render(
-        "exercises.md",
-        title=TITLE,
-        intro=INTRO,
-        found=found,
-        hunts=[one for one in found if one.hunt],
-        time=pages.in_words(sum(one.minutes for one in found)),
-        chapters=by_chapter(),
-        difficulty=DIFFICULTY,
-    )
-
-
-def path_card() -> list[str]:
-    """The links of the landing page's card."""
-    found = exercises.written()
-    hunts = sum(bool(one.hunt) for one in found)
-    return [
-        f":doc:`All {len(found)} exercises, {hunts} of them bug hunts <{INDEX}>`",
-        ":doc:`/exercises/proof`",
-        ":doc:`/teaching`",
-    ]
+    return rst.render("exercise.md", found=found, exercises=exercises, source=source)
 
 
 # -- the proof -------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ The same source gives the same bytes: ids of cells are hashes, and no time is st
 writes the files, `exercise_pages.py` the pages of the site.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
@@ -14,24 +12,36 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gallery
 import nbformat
+import page
+import rst
 
 from lm_from_scratch.exercises import source
 from lm_from_scratch.exercises.exercise import Exercise
-from lm_from_scratch.exercises.exercise import exercises as catalogue
+from lm_from_scratch.exercises.exercise import exercises as written
 from lm_from_scratch.exercises.source import Cell
 
+TITLE = "10. Exercises"
+INTRO = (
+    "Write the central functions yourself, and fix bugs that real projects have had. A check says "
+    "what is wrong first, and which misconception it looks like."
+)
 DIFFICULTY = {1: "easy", 2: "medium", 3: "hard"}
-
-
-def written() -> list[Exercise]:
-    """All exercises in the order of the learning path."""
-    return list(catalogue())
 
 
 def of_page(page: str) -> list[Exercise]:
     """The exercises that belong to a page "CHAPTER/NAME"."""
     return [found for found in written() if found.page == page]
+
+
+def by_chapter() -> dict[str, list[Exercise]]:
+    """The exercises by the title of the chapter to whose pages they belong."""
+    found = {
+        title: [one for one in written() if one.page in names]
+        for title, names in gallery.by_chapter().items()
+    }
+    return {title: members for title, members in found.items() if members}
 
 
 def before(found: Exercise) -> list[Exercise]:
@@ -46,6 +56,15 @@ def title(found: Exercise) -> str:
 
 def link(found: Exercise) -> str:
     return f"{{doc}}`{title(found)} </exercises/{found.name}>`"
+
+
+rst.PAGES.filters |= {
+    "document": gallery.document,
+    "in_words": page.in_words,
+    "link": link,
+    "minutes": page.minutes,
+    "title": title,
+}
 
 
 # -- the notebooks ---------------------------------------------------------------------------

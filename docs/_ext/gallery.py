@@ -4,12 +4,9 @@
 test is the notebook that the site offers. A page is called "CHAPTER/NAME", as "1_gpt2/2_gpt2".
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import random
-import re
 import sys
 import warnings
 from pathlib import Path
@@ -24,18 +21,16 @@ FILTERS = list(warnings.filters)  # those of the build, restored after each scri
 
 def chapters() -> list[Path]:
     """Chapter folders in reading order; a folder without a header is no chapter."""
-    headers = TUTORIALS.glob("*/GALLERY_HEADER.rst")
-    return sorted((h.parent for h in headers), key=lambda path: _number(path.name))
+    return sorted((h.parent for h in TUTORIALS.glob("[0-9]*/GALLERY_HEADER.rst")), key=number)
 
 
-def _number(name: str) -> tuple[int, str]:
-    digits = re.match(r"\d+", name)
-    return (int(digits[0]) if digits else 10**6, name)
+def number(path: Path) -> int:
+    return int(path.name.partition("_")[0])
 
 
 def pages(chapter: Path) -> list[Path]:
-    """The tutorial scripts of one chapter, in reading order."""
-    return sorted(chapter.glob("[0-9]*.py"))
+    """The scripts of one chapter, in reading order."""
+    return sorted(chapter.glob("[0-9]*.py"), key=number)
 
 
 def scripts() -> list[Path]:
@@ -45,26 +40,26 @@ def scripts() -> list[Path]:
 
 def gpu_scripts() -> list[Path]:
     """The scripts of the pages on GPU kernels, in reading order. See gpu_notebooks.py."""
-    return sorted(GPU.glob("[0-9]*.py"), key=lambda path: _number(path.name))
+    return pages(GPU)
 
 
 def header_text(chapter: Path) -> tuple[str, str]:
     """Title and first paragraph of a chapter's header file, the one .rst of its folder."""
     (header,) = chapter.glob("*.rst")
-    text = header.read_text(encoding="utf-8")
-    parts = [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
-    title = parts[0].splitlines()[0].strip()
-    intro = " ".join(parts[1].split()) if len(parts) > 1 else ""
-    return title, intro
+    heading, first, *_ = header.read_text(encoding="utf-8").strip().split("\n\n")
+    return heading.splitlines()[0], " ".join(first.split())
+
+
+def intro(page: str) -> str:
+    """The first paragraph of a page's chapter."""
+    return header_text(script(page).parent)[1]
 
 
 def by_chapter() -> dict[str, list[str]]:
     """The pages of each chapter by its title, those on GPU kernels last."""
-    folders = [(chapter, pages(chapter)) for chapter in chapters()] + [(GPU, gpu_scripts())]
     return {
-        header_text(folder)[0]: [f"{folder.name}/{path.stem}" for path in scripts_]
-        for folder, scripts_ in folders
-        if scripts_
+        header_text(folder)[0]: [f"{folder.name}/{path.stem}" for path in pages(folder)]
+        for folder in [*chapters(), GPU]
     }
 
 
@@ -92,7 +87,6 @@ def sphinx_gallery_conf() -> dict[str, Any]:
     return {
         "examples_dirs": ["../tutorials"],
         "gallery_dirs": ["auto_tutorials"],
-        "nested_sections": True,
         "subsection_order": [f"../tutorials/{chapter.name}" for chapter in chapters()],
         "within_subsection_order": "FileNameSortKey",
         # A script runs, and has a page, when its name starts with its number in the chapter.
@@ -101,13 +95,10 @@ def sphinx_gallery_conf() -> dict[str, Any]:
         "junit": "../gallery_junit.xml",
         # On two shared cores the serial build is the fastest; set it where there are more.
         "parallel": int(os.environ.get("GALLERY_JOBS", "0")) or False,
-        "abort_on_example_error": False,
         "reset_modules": ("matplotlib", "gallery.reset_state"),
         "reset_modules_order": "both",
         "remove_config_comments": True,
         "show_signature": False,
-        "first_notebook_cell": None,
-        "last_notebook_cell": None,
         "notebook_images": True,
         "image_srcset": ["2x"],
         "default_thumb_file": str(DOCS / "_static" / "thumbnail.png"),
@@ -120,11 +111,8 @@ def sphinx_gallery_conf() -> dict[str, Any]:
         # Computing times on a page change with every build; junit keeps them for the checks.
         "write_computation_times": False,
         "min_reported_time": 1e9,
-        "recommender": {"enable": len(scripts()) >= 15},
-        "download_all_examples": True,
-        "capture_repr": ("_repr_html_", "__repr__"),
+        "recommender": {"enable": True},
         "ignore_repr_types": r"matplotlib[.](text|axes|lines|image|collections|container|legend)",
-        "matplotlib_animations": False,
     }
 
 

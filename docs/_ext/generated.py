@@ -1,13 +1,11 @@
 """Every file that a build makes from what stands somewhere else, before Sphinx looks for pages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
+import api
 import architecture
 import benchmarks
-import course
 import exercise_pages
 import exercises
 import gallery
@@ -15,31 +13,30 @@ import gpu_pages
 import landing
 import measure
 import museum
+import page
 import rst
 import teaching
 
 
-def texts(docs: Path) -> dict[Path, str]:
+def texts(docs: Path) -> dict[Path, str | bytes]:
     """What is in each file; whole pages first, then what a page includes."""
     pages = {
         "benchmarks.rst": benchmarks.page(measure.read(), docs / "generated"),
         "museum.rst": museum.index(),
-        "exercises/index.md": exercise_pages.index(),
+        "exercises/index.md": rst.render("exercises.md", exercises=exercises),
         "exercises/proof.md": exercise_pages.proof(),
         "gpu/index.rst": gpu_pages.index(),
+        **api.texts(),
         "generated/landing.html": landing.figure(landing.compute()),
-        "generated/learning_path.rst": landing.learning_path(),
-        "generated/course_table.rst": course.table(),
-        "generated/course_totals.rst": course.totals(),
         "generated/rooms.rst": architecture.rooms(),
-        "generated/chapters.rst": architecture.chapters(),
         "generated/config_names.rst": architecture.config_names(),
-        "generated/teaching_figures.md": teaching.figures(),
-        "generated/teaching_outcomes.md": teaching.outcomes(),
-        "generated/teaching_order.md": teaching.order(),
     }
-    for number, plan in teaching.PLANS.items():
-        pages[f"generated/teaching_{number}_weeks.md"] = teaching.plan_table(number, plan)
+    for path in (gallery.DOCS / "_pages" / "course").iterdir():
+        pages[f"generated/{path.name}"] = rst.render(
+            f"course/{path.name}", gallery=gallery, page=page, exercises=exercises
+        )
+    for number in teaching.PLANS:
+        pages[f"generated/teaching_{number}_weeks.md"] = teaching.plan_table(number)
     for found in exercises.written():
         pages[f"exercises/{found.name}.md"] = exercise_pages.page(found)
     for script in gallery.gpu_scripts():
@@ -52,16 +49,16 @@ def write(app: Any) -> None:
     given = exercises.student_files()
     files = docs / "exercises" / "files"
     made = texts(docs) | {files / path: text for path, text in given.items()}
+    made[files / "exercises.zip"] = exercises.archive(given)
     rst.write(made)
-    packed, content = files / "exercises.zip", exercises.archive(given)
-    if not packed.exists() or packed.read_bytes() != content:
-        packed.write_bytes(content)
-    scripts = [docs / f"{gallery.document(name)[1:]}.rst" for name in gallery.in_order()]
-    for pattern in ("exercises/**/*.*", "gpu/*.*", "auto_tutorials/[0-9]*/[0-9]*.rst"):
-        for old in {*docs.glob(pattern)} - {*made, packed, *scripts}:
+    others = [f"{gallery.document(name)[1:]}.rst" for name in gallery.in_order()]
+    others += [f"api/{name}.rst" for name in api.listed()]
+    kept = {*made, *(docs / name for name in others)}
+    for pattern in ("api/*.*", "exercises/**/*.*", "gpu/*.*", "auto_tutorials/[0-9]*/[0-9]*.rst"):
+        for old in {*docs.glob(pattern)} - kept:
             old.unlink()  # the page of what was renamed or removed goes with it
 
 
 def setup(app: Any) -> dict[str, bool]:
-    app.connect("builder-inited", write, priority=100)
+    app.connect("builder-inited", write, priority=100)  # before autosummary writes its pages
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -8,8 +8,6 @@ or on another machine; nbval tells whether outputs differ. Names are those of th
 without `.py`.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import hashlib
@@ -27,16 +25,20 @@ import gallery
 import nbclient
 import nbformat
 import notebooks
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbformat.v4 import new_markdown_cell, new_notebook
 
 from lm_from_scratch.instruments.roofline import FILE
 
 METADATA = "lm_from_scratch"
-INTERPRETER = "CPU, Triton's interpreter"
-CPU = "CPU"
 SECONDS_OF_A_CELL = 600
+#: Where the outputs come from if there is no GPU, and what a page says of it.
+INTERPRETER, CPU = "CPU, Triton's interpreter", "CPU"
+WITHOUT_GPU = {
+    INTERPRETER: "a CPU, where Triton's interpreter ran the kernels",
+    CPU: "a CPU, where kernels were compiled and none ran",
+}
 
-# Runs before the first cell: a figure carries the titles of its axes, which become its alt text.
+# The kernel begins with it: a figure carries the titles of its axes, which become its alt text.
 KEEP_TITLES = """
 def keep_titles():
     from matplotlib_inline import backend_inline
@@ -52,16 +54,6 @@ def keep_titles():
 keep_titles()
 del keep_titles
 """
-# Runs after the last one.
-WHERE = """
-import json, os, torch, triton
-on_cpu = "CPU, Triton's interpreter" if os.environ.get("TRITON_INTERPRET") else "CPU"
-print(json.dumps({
-    "device": torch.cuda.get_device_name() if torch.cuda.is_available() else on_cpu,
-    "torch": torch.__version__,
-    "triton": triton.__version__,
-}))
-"""
 
 
 def notebook_path(script: Path) -> Path:
@@ -70,24 +62,26 @@ def notebook_path(script: Path) -> Path:
 
 def cells(script: Path) -> list[Any]:
     """What the notebook of a script holds before it is executed."""
-    make = {"code": new_code_cell, "markdown": new_markdown_cell}
-    made = []
-    for i, cell in enumerate(notebooks.convert(script)["cells"]):
-        source = "".join(cell["source"])
-        if cell["cell_type"] == "markdown":
+    page = nbformat.reads(json.dumps(notebooks.convert(script)), as_version=4).cells
+    for i, cell in enumerate(page):
+        cell.update(id=f"cell-{i:02}", metadata={})
+        if cell.cell_type == "markdown":
             # A heading of the fourth level would stand below one of the second.
-            source = re.sub(r"<h4>(.*?)</h4>", r"<strong>\1</strong>", source)
-        made.append(make[cell["cell_type"]](source, id=f"cell-{i:02}", metadata={}))
-    return made
+            cell.source = re.sub(r"<h4>(.*?)</h4>", r"<strong>\1</strong>", cell.source)
+    return page
 
 
 def made_from(page: list[Any]) -> dict[str, str]:
     """What the outputs of a page depend on, besides the package, as SHA-256: its code, and the
     measurements that `roofline.show` draws, or "none"."""
-    code = json.dumps([cell["source"] for cell in page if cell["cell_type"] == "code"])
+    source = json.dumps([cell["source"] for cell in code(page)])
     path = gallery.ROOT / FILE
     measured = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "none"
-    return {"sha256": hashlib.sha256(code.encode()).hexdigest(), "measurements": measured}
+    return {"sha256": hashlib.sha256(source.encode()).hexdigest(), "measurements": measured}
+
+
+def code(page: list[Any]) -> list[Any]:
+    return [cell for cell in page if cell["cell_type"] == "code"]
 
 
 def is_fresh(script: Path) -> bool:
@@ -97,24 +91,6 @@ def is_fresh(script: Path) -> bool:
         return False
     stored = nbformat.read(path, as_version=4).metadata.get(METADATA, {})
     return made_from(cells(script)).items() <= stored.items()
-
-
-def with_new_words(script: Path) -> bool:
-    """Write the words of a script around the stored outputs of its code, which is the same; whether
-    they were others."""
-    notebook = nbformat.read(notebook_path(script), as_version=4)
-    *before, last = notebook.cells
-    outputs = iter([cell for cell in before if cell.cell_type == "code"])
-    now = cells(script)
-    for cell in now:
-        if cell.cell_type == "code":
-            cell.update({**next(outputs), "id": cell.id})
-    last.id = f"cell-{len(now):02}"
-    if now == before:
-        return False
-    notebook.cells = [*now, last]
-    store(notebook, script)
-    return True
 
 
 def environment() -> dict[str, str]:
@@ -127,39 +103,36 @@ def environment() -> dict[str, str]:
     return env
 
 
-def execute(script: Path) -> Any:
-    """The notebook of a script, every cell executed in order by a new kernel. A cell that fails,
+def execute(script: Path, page: list[Any]) -> dict[str, Any]:
+    """Execute every cell in order by a new kernel; where its outputs come from. A cell that fails,
     takes too long or ends the kernel is an error of nbclient."""
-    page = cells(script)
-    provenance = {"script": script.name, **made_from(page)}
-    hidden = [new_code_cell(KEEP_TITLES), new_code_cell(WHERE)]
-    notebook = new_notebook(cells=[hidden[0], *page, hidden[1]])
+    import torch
+    import triton
+
     client = nbclient.NotebookClient(
-        notebook,
+        new_notebook(cells=page),
         timeout=SECONDS_OF_A_CELL,
         kernel_name="python3",
-        extra_arguments=["--log-level=ERROR"],
+        extra_arguments=["--log-level=ERROR", f"--IPKernelApp.exec_lines={KEEP_TITLES}"],
         record_timing=False,
         coalesce_streams=True,
         resources={"metadata": {"path": str(script.parent)}},
     )
     start = time.perf_counter()
-    with client.setup_kernel(env=environment()):
-        for i, cell in enumerate(notebook.cells):
-            client.execute_cell(cell, i, store_history=cell not in hidden)
-    provenance |= json.loads("".join(output["text"] for output in hidden[1].outputs))
-    provenance["date"] = datetime.date.today().isoformat()
-    provenance["seconds"] = round(time.perf_counter() - start)
+    client.execute(env=environment())
     for i, cell in enumerate(page):
         finish(cell, f"{script.name}, cell {i}")
-    notebook.cells = [*page, new_markdown_cell(origin(provenance), id=f"cell-{len(page):02}")]
-    notebook.metadata = {
-        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-        "language_info": {"name": "python", "pygments_lexer": "ipython3"},
-        METADATA: provenance,
+    interprets = any('["TRITON_INTERPRET"] = "1"' in cell.source for cell in code(page))
+    on_cpu = INTERPRETER if interprets else CPU
+    return {
+        "script": script.name,
+        **made_from(page),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else on_cpu,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "date": datetime.date.today().isoformat(),
+        "seconds": round(time.perf_counter() - start),
     }
-    notebook.nbformat_minor = 5
-    return notebook
 
 
 def finish(cell: Any, where: str) -> None:
@@ -178,20 +151,35 @@ def finish(cell: Any, where: str) -> None:
 
 
 def origin(provenance: dict[str, Any]) -> str:
-    """The last words of a page: where its outputs come from."""
-    without = {
-        INTERPRETER: "a CPU, where Triton's interpreter ran the kernels",
-        CPU: "a CPU, where kernels were compiled and none ran",
-    }
+    """The last words of a page: where its outputs come from. Versions and a date are no prose: a
+    translation would be out of date with each run."""
     device = provenance["device"]
-    how = without.get(device, f"the compiled kernels, on a GPU: {device}")
+    how = WITHOUT_GPU.get(device, f"the compiled kernels, on a GPU: {device}")
     versions = "torch {torch}, triton {triton}, {date}".format(**provenance)
-    return f"The outputs on this page come from {how} ({versions})."
+    return f"The outputs on this page come from {how}.\n\n```text\n{versions}\n```"
 
 
-def store(notebook: Any, script: Path) -> None:
+def build(script: Path, force: bool = False) -> str:
+    """Store the notebook of a script: executed, or with new words around its stored outputs."""
+    page = cells(script)
+    if not force and is_fresh(script):
+        stored = nbformat.read(notebook_path(script), as_version=4)
+        provenance, said = stored.metadata[METADATA], "the outputs are those of this code"
+        for cell, before in zip(code(page), code(stored.cells), strict=True):
+            cell.update({**before, "id": cell.id})
+    else:
+        provenance = execute(script, page)
+        said = "{seconds} s on {device}".format(**provenance)
+    metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python", "pygments_lexer": "ipython3"},
+        METADATA: provenance,
+    }
+    last = new_markdown_cell(origin(provenance), id=f"cell-{len(page):02}")
+    notebook = new_notebook(cells=[*page, last], metadata=metadata, nbformat_minor=5)
     nbformat.validate(notebook)
     nbformat.write(notebook, notebook_path(script))
+    return said
 
 
 def main() -> None:
@@ -205,13 +193,7 @@ def main() -> None:
         parser.error(f"no script {', '.join(sorted(unknown))}; there are {', '.join(scripts)}")
     for name in names:
         print(name, end=": ", flush=True)
-        if not options.force and is_fresh(scripts[name]):
-            print("new words, the same code" if with_new_words(scripts[name]) else "fresh")
-            continue
-        notebook = execute(scripts[name])
-        store(notebook, scripts[name])
-        provenance = notebook.metadata[METADATA]
-        print(f"{provenance['seconds']} s on {provenance['device']}")
+        print(build(scripts[name], options.force))
 
 
 if __name__ == "__main__":

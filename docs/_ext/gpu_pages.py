@@ -5,8 +5,6 @@ The gallery runs what it shows, but the machine that builds the site may have no
 renders them as they are. The patterns below match what `gpu_notebooks.py` writes.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import statistics
@@ -25,8 +23,6 @@ ALERT = re.compile(
 )
 #: A link to another notebook.
 LINK = re.compile(r"\[([^\]]+)\]\((?:\.\./(\w+)/)?(\d\w*)\.ipynb\)")
-#: Where the outputs come from, as gpu_notebooks.py says it: a sentence, versions and a date.
-ORIGIN = re.compile(r"^(The outputs on this page come from .*?) \((.*)\)\.$", re.M)
 
 
 def page(script: Path) -> str:
@@ -40,8 +36,6 @@ def page(script: Path) -> str:
                 lambda found: f":::{{{found[1].lower()}}}\n{found[2]}\n:::", "".join(cell["source"])
             )
             text = re.sub(r"\\(begin|end)\{align\}", r"\\\1{align*}", text)  # no numbers
-            # Versions and a date are no prose: a translation would be out of date with each run.
-            text = ORIGIN.sub(r"\1.\n\n```text\n\2\n```", text)
             cell["source"] = LINK.sub(
                 lambda link: f"{{doc}}`{link[1]} <{gallery.document(pages.target(name, link))}>`",
                 text,
@@ -58,12 +52,6 @@ def downloads(script: Path, role: str = ":download:") -> str:
     return f"{role}`notebook <{place}.ipynb>`, {role}`script <{place}.py>`"
 
 
-def lessons(script: Path) -> list[str]:
-    """What a page says under "You will learn"."""
-    said = pages.said(f"gpu/{script.stem}", "You will learn")
-    return [" ".join(bullet.split()) for bullet in re.split(r"^\* ", said, flags=re.M)[1:]]
-
-
 def index() -> str:
     title, _, text = next(gallery.GPU.glob("*.rst")).read_text(encoding="utf-8").partition("\n")
     prefix = f"{modules.PACKAGE}.kernels."
@@ -72,7 +60,7 @@ def index() -> str:
         title=title,
         header="\n".join(text.strip().splitlines()[2:]),
         scripts=gallery.gpu_scripts(),
-        lessons=lessons,
+        said=pages.said,
         downloads=downloads,
         kernels=[
             (module, module.removeprefix(prefix), modules.summary(path))

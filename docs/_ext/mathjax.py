@@ -1,7 +1,5 @@
 """MathJax from this site: those parts of `sphinx-mathjax-offline` that a page loads."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

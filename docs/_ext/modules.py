@@ -1,7 +1,5 @@
 """Python files, read and not imported: what a file defines, says of itself, and imports."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib
@@ -22,22 +20,14 @@ def project(root: Path = ROOT) -> dict[str, Any]:
 
 
 @cache
-def parse(text: str) -> ast.Module:
-    """Each file is asked for its names some eighty times."""
-    return ast.parse(text)
-
-
 def tree(path: Path) -> ast.Module:
-    return parse(path.read_text(encoding="utf-8"))
-
-
-def docstring(path: Path) -> str:
-    return ast.get_docstring(tree(path)) or ""
+    """Each file is asked for its names some eighty times."""
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def summary(path: Path) -> str:
     """First line of a file's docstring; single backticks are made reStructuredText."""
-    line = docstring(path).strip().partition("\n")[0].strip()
+    line = (ast.get_docstring(tree(path)) or "").partition("\n")[0]
     return re.sub(r"(?<![:`])`([^`]+)`(?!`)", r"``\1``", line)
 
 
@@ -84,13 +74,11 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
 @cache
 def rooms(root: Path = ROOT) -> list[str]:
     """The folders of the package, lowest first: the contract on layers in `pyproject.toml` has
-    their order. A folder that it does not name comes last."""
-    contracts = project(root)["tool"].get("importlinter", {}).get("contracts", [])
-    layers = [layer for c in contracts if c["type"] == "layers" for layer in c["layers"]]
-    named = [name for layer in reversed(layers) for name in re.findall(r"[\w.]+", layer)]
-    named = [name.removeprefix(f"{PACKAGE}.") for name in named]
-    there = sorted(path.parent.name for path in (root / PACKAGE).glob("*/__init__.py"))
-    return [name for name in named if name in there] + [n for n in there if n not in named]
+    their order, and names every one."""
+    contracts = project(root)["tool"]["importlinter"]["contracts"]
+    (layers,) = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    names = [name for layer in reversed(layers) for name in re.findall(r"\w+", layer)]
+    return [name for name in names if (root / PACKAGE / name / "__init__.py").is_file()]
 
 
 def room(module: str) -> str:

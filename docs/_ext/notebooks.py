@@ -4,8 +4,6 @@ The notebooks come from the gallery's own converter with the gallery's own setti
 exercises, without solutions, are beside them. A notebook that its reader has changed is kept.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys
@@ -17,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import exercises
 import gallery
+import rst
 from page import blocks, settings
 from sphinx_gallery import notebook
 
@@ -47,21 +46,17 @@ def write(folder: Path) -> Iterator[tuple[Path, bool]]:
     record_path = folder / RECORD
     record = json.loads(record_path.read_text()) if record_path.exists() else {}
     for relative, text in texts():
-        path = folder / relative
-        untouched = not path.exists() or _digest(path.read_text()) in {
-            record.get(relative.as_posix()),
-            _digest(text),
-        }
+        path, key = folder / relative, relative.as_posix()
+        known = {record.get(key), digest(text)}
+        untouched = not path.exists() or digest(path.read_text(encoding="utf-8")) in known
         if untouched:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-            record[relative.as_posix()] = _digest(text)
+            rst.write({path: text})
+            record[key] = digest(text)
         yield path, untouched
-    folder.mkdir(parents=True, exist_ok=True)
-    record_path.write_text(json.dumps(record, indent=2))
+    rst.write({record_path: json.dumps(record, indent=2)})
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 

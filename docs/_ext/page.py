@@ -3,8 +3,6 @@
 Everything is read from its script, where it stands once.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import dataclass
@@ -23,8 +21,6 @@ LINK = re.compile(r"`([^`<]+?)\s*<(?:\.\./(\w+)/)?(\d\w*)\.ipynb>`_")
 WORDS_A_MINUTE = 200
 LINES_A_MINUTE = 20
 MINUTES_A_FORMULA = 0.5
-#: The names by which packages are imported, where they differ.
-IMPORTED = {"huggingface-hub": "huggingface_hub"}
 
 
 def settings() -> dict[str, Any]:
@@ -44,23 +40,34 @@ def blocks(script: Path) -> list[Any]:
 
 @dataclass(frozen=True)
 class Section:
-    """A piece of a page under one heading."""
+    """A piece of a page under one heading, with the text directly below it."""
 
+    page: str
     title: str
     mark: str  # the sign that underlines it: = for the page, - for a section, ~ below one
+    inside: str  # the title of the section in which it stands
     text: str
 
     @property
+    def plain(self) -> str:
+        return self.title.replace("``", "")
+
+    @property
     def anchor(self) -> str:
-        return nodes.make_id(self.title.replace("``", ""))
+        return nodes.make_id(self.plain)
 
 
 def split(script: Path) -> list[Section]:
-    """The sections of a script, each with the text directly below its heading."""
+    """The sections of a script."""
     text = "\n\n".join(block.content for block in blocks(script) if block.type == "text")
     parts = re.split(r"^(\S[^\n]*)\n(=+|-+|~+)$", text, flags=re.M)[1:]
-    found = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
-    return [Section(title, rule[0], below.strip()) for title, rule, below in found]
+    found, inside = [], ""
+    for title, rule, below in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        above = inside if rule[0] == "~" else ""
+        inside = inside if rule[0] == "~" else title
+        name = f"{script.parent.name}/{script.stem}"
+        found.append(Section(name, title, rule[0], above, below.strip()))
+    return found
 
 
 @cache
@@ -71,12 +78,6 @@ def sections(page: str) -> list[Section]:
 def said(page: str, title: str) -> str:
     """The text of the section with this title; empty where there is none."""
     return next((section.text for section in sections(page) if section.title == title), "")
-
-
-@cache
-def title(page: str) -> str:
-    """The title in the page's own words, without marks of code."""
-    return modules.summary(gallery.script(page)).replace("`", "") or page
 
 
 def target(page: str, link: re.Match[str]) -> str:
@@ -97,11 +98,6 @@ def behind(page: str) -> frozenset[str]:
     return frozenset(needs(page)).union(*map(behind, needs(page)))
 
 
-def directives(text: str, name: str) -> list[str]:
-    """The directives of one name in a text block, each with its content."""
-    return re.findall(rf"^\.\. {name}::.*\n(?:(?: +.*)?\n)*", text + "\n", re.M)
-
-
 @cache
 def minutes(page: str) -> int:
     """Minutes to read a page, rounded to five: words, lines of code and formulas, each at the pace
@@ -110,21 +106,14 @@ def minutes(page: str) -> int:
 
 
 def read_in(found: list[Any]) -> int:
-    words = lines = formulas = 0
-    for block in found:
-        text = LINK.sub(r"\1", block.content)
-        if block.type == "code":
-            code = [line for line in text.splitlines() if line.strip()]
-            lines += sum(not line.lstrip().startswith("#") for line in code)
-            continue
-        for formula in directives(text, "math"):
-            formulas += 1
-            text = text.replace(formula, "")
-        for shown in directives(text, "code-block"):
-            lines += sum(bool(line.strip()) for line in shown.splitlines()[1:])
-            text = text.replace(shown, "")
-        words += len(re.findall(r"\w[\w'-]*", re.sub(r"https?://\S+", "", text)))
-    time = words / WORDS_A_MINUTE + lines / LINES_A_MINUTE + formulas * MINUTES_A_FORMULA
+    code, text = (
+        "\n".join(block.content for block in found if block.type == kind) + "\n"
+        for kind in ("code", "text")
+    )
+    text, formulas = re.subn(r"^\.\. math::.*\n(?:(?: +.*)?\n)*", "", text, flags=re.M)
+    words = re.findall(r"\w[\w'-]*", re.sub(r"https?://\S+", "", LINK.sub(r"\1", text)))
+    lines = re.findall(r"^\s*[^\s#]", code, re.M)
+    time = len(words) / WORDS_A_MINUTE + len(lines) / LINES_A_MINUTE + formulas * MINUTES_A_FORMULA
     return max(5, 5 * round(time / 5))
 
 
@@ -133,19 +122,12 @@ def in_words(minutes: int) -> str:
 
 
 @cache
-def core() -> frozenset[str]:
-    """What the package itself requires: nothing to mention on a page."""
-    given = modules.project()["project"]["dependencies"]
-    names = {re.split(r"[^\w.-]", requirement)[0] for requirement in given}
-    return frozenset(IMPORTED.get(name, name) for name in names) | {modules.PACKAGE}
-
-
-@cache
 def packages(page: str) -> list[str]:
-    """Packages beyond the core that a page imports."""
-    imported = modules.imported(gallery.script(page))
-    found = {module.partition(".")[0] for module, _ in imported}
-    return sorted(found - core() - sys.stdlib_module_names)
+    """Packages that a page imports beyond those that the package itself requires."""
+    given = modules.project()["project"]["dependencies"]
+    core = {re.split(r"[^\w.-]", requirement)[0].replace("-", "_") for requirement in given}
+    found = {module.partition(".")[0] for module, _ in modules.imported(gallery.script(page))}
+    return sorted(found - core - {modules.PACKAGE} - sys.stdlib_module_names)
 
 
 def exercises(page: str) -> int:

@@ -1,7 +1,6 @@
 """Files that a build writes: tables, pages of `docs/_pages` with numbers filled in."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +39,10 @@ PAGES.globals |= {"table": table, "heading": heading}
 PAGES.filters["percent"] = "{:.0%}".format
 
 
-def write(texts: dict[Path, str]) -> None:
+def write(files: Mapping[Path, str | bytes]) -> None:
     """An unchanged file keeps its time, so the next build does not read it again."""
-    for path, text in texts.items():
+    for path, content in files.items():
+        content = content.encode() if isinstance(content, str) else content
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")
+        if not path.exists() or path.read_bytes() != content:
+            path.write_bytes(content)

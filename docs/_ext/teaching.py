@@ -3,32 +3,22 @@
 A plan is cut from the course itself: pages in order, and their exercises.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from graphlib import TopologicalSorter
 
 import exercises
 import gallery
 import page
 import rst
-from exercise_pages import by_chapter
 
 from lm_from_scratch.exercises.exercise import Exercise
 
-
-@dataclass(frozen=True)
-class Plan:
-    """Where a course leads, as patterns of pages, and the highest difficulty that it takes."""
-
-    goals: tuple[str, ...]
-    hardest: int = 3
-
-
-#: The plans of the teacher's guide by their number of weeks.
+#: By its number of weeks: where a course leads, as patterns of pages, and the highest difficulty
+#: that it takes.
 PLANS = {
-    6: Plan(("5_caching/4_*", "6_generation/1_*", "8_quantized_weights/2_*"), hardest=2),
-    12: Plan(("[1-8]_*/*", "gpu/[1-4]_*")),
+    6: (("5_caching/4_*", "6_generation/1_*", "8_quantized_weights/2_*"), 2),
+    12: (("[1-8]_*/*", "gpu/[1-4]_*"), 3),
 }
 
 
@@ -45,9 +35,6 @@ class Week:
 
     def at_home(self) -> list[Exercise]:
         return [one for one in self.exercises if one not in self.in_class()]
-
-    def reading(self) -> int:
-        return sum(map(page.minutes, self.pages))
 
     def chapters(self) -> str:
         """The chapters of a week, without their numbers."""
@@ -66,62 +53,36 @@ def pages_to(goals: tuple[str, ...]) -> list[str]:
     return [name for name in gallery.in_order() if name in wanted]
 
 
-def weeks(number: int, plan: Plan) -> list[Week]:
-    """The pages in order, cut where about the same work is done; the exercises of each week are
-    those of its pages, none before what it builds on.
+def weeks(number: int) -> list[Week]:
+    """The pages of a plan in order, cut where about the same work is done; the exercises of each
+    week are those of its pages, none before what it builds on.
 
     An exercise that is harder than the plan is left out, and so is what builds on it.
     """
-    names = pages_to(plan.goals)
-    taken = [one for one in exercises.written() if one.difficulty <= plan.hardest]
-    work = [page.minutes(n) + sum(one.minutes for one in taken if one.page == n) for n in names]
+    goals, hardest = PLANS[number]
+    names = pages_to(goals)
+    taken = {one.name: one for one in exercises.written() if one.difficulty <= hardest}
+    work = [
+        page.minutes(n) + sum(one.minutes for one in taken.values() if one.page == n) for n in names
+    ]
     found = [Week([], []) for _ in range(number)]
     week_of: dict[str, int] = {}
     for i, name in enumerate(names):
-        week = int((sum(work[:i]) + work[i] / 2) / sum(work) * number)
-        found[week].pages.append(name)
-        week_of[name] = week
-    waiting = [one for one in taken if one.page in week_of]
-    while ready := [one for one in waiting if set(one.after) <= set(week_of)]:
-        for one in ready:
-            week_of[one.name] = max(week_of[before] for before in [one.page, *one.after])
-        waiting = [one for one in waiting if one not in ready]
-    for one in taken:
-        if one.name in week_of:
-            found[week_of[one.name]].exercises.append(one)
+        week_of[name] = int((sum(work[:i]) + work[i] / 2) / sum(work) * number)
+        found[week_of[name]].pages.append(name)
+    before = {name: [one.page, *one.after] for name, one in taken.items()}
+    for name in TopologicalSorter(before).static_order():
+        if name in taken and set(before[name]) <= set(week_of):
+            week_of[name] = max(week_of[other] for other in before[name])
+    for name, one in taken.items():
+        if name in week_of:
+            found[week_of[name]].exercises.append(one)
     return found
 
 
-def plan_table(number: int, plan: Plan) -> str:
+def plan_table(number: int) -> str:
     """The weeks of a plan: what to read, what to do in class, what to do at home."""
-    found = weeks(number, plan)
+    found = weeks(number)
     taken = [one for week in found for one in week.exercises]
     left = [one for one in exercises.written() if one not in taken]
     return rst.render("teaching_plan.md", weeks=found, taken=taken, left=left)
-
-
-def outcomes() -> str:
-    """What a student can do after each chapter."""
-    return rst.render("teaching_outcomes.md", chapters=by_chapter())
-
-
-def figures() -> str:
-    """The course in one sentence of numbers."""
-    found = exercises.written()
-    names = [name for name in gallery.in_order() if not name.startswith("gpu/")]
-    return (
-        f"There are {len(found)} exercises, {sum(bool(one.hunt) for one in found)} of them bug "
-        f"hunts: {page.in_words(sum(one.minutes for one in found))} of work for somebody who has "
-        f"read the pages, {sum(one.points for one in found)} points in all. Reading the "
-        f"{len(names)} pages of chapters 1 to 8 takes "
-        f"{page.in_words(sum(map(page.minutes, names)))}.\n"
-    )
-
-
-def order() -> str:
-    """What builds on what."""
-    lines = []
-    for one in exercises.written():
-        before = ", ".join(map(exercises.link, exercises.before(one)))
-        lines += [f"* {exercises.link(one)} builds on {before}\n"] if before else []
-    return "".join(lines)

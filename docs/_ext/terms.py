@@ -7,11 +7,10 @@ entry may end with a comment, "linked on: PATTERN": its word is common, or means
 and is a link on the page that explains it and on those whose name has the pattern.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from docutils import nodes
@@ -30,7 +29,7 @@ NOT_IN = {
 }  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Term:
     """A term of the glossary: its name there, the id of its place, and what it means."""
 
@@ -45,9 +44,8 @@ class Term:
         return re.sub(r"\s*[(（].*[)）]$", "", self.name)
 
     def plurals(self) -> list[str]:
-        word = self.word
-        ies = [f"{word[:-1]}ies"] if re.search(r"[^aeiou]y$", word) else []
-        return [f"{word}s", f"{word}es", *ies]
+        ies = re.sub(r"(?<=[^aeiou])y$", "ies", self.word)
+        return [f"{self.word}s", f"{self.word}es", ies]
 
     def is_on(self, docname: str) -> bool:
         return self.page == docname or bool(re.search(self.pages, docname))
@@ -71,33 +69,14 @@ def summary(paragraph: nodes.paragraph) -> str:
     """A definition as plain text: up to its first formula, and without the page at its end."""
     text = ""
     for node in paragraph.children:
-        if isinstance(node, nodes.math):
-            text = re.sub(r"[:,：，]\s*$", ".", text)
-            return sentences(text)
-        if isinstance(node, (nodes.reference, addnodes.pending_xref)) and text.endswith(": "):
-            return sentences(text)
+        names_page = isinstance(node, (nodes.reference, addnodes.pending_xref))
+        if isinstance(node, nodes.math) or (names_page and text.endswith(": ")):
+            if isinstance(node, nodes.math):
+                text = re.sub(r"[:,：，]\s*$", ".", text)
+            complete = re.match(r".*(\.(?=\s|$)|。)", " ".join(text.split()))
+            return complete[0] if complete else ""
         text += node.astext()
     return " ".join(text.split())
-
-
-def sentences(text: str) -> str:
-    """What is complete of a text."""
-    complete = re.match(r".*(\.(?=\s|$)|。)", " ".join(text.split()))
-    return complete[0] if complete else ""
-
-
-def pattern(words: list[str]) -> re.Pattern[str]:
-    """Any of the words, the longest first. A small first letter may be a capital.
-
-    Letters of scripts without spaces are no border: a word may touch them.
-    """
-    parts = []
-    for word in sorted(words, key=len, reverse=True):
-        first = re.escape(word[0])
-        if word[0].islower() and not re.search(r"[A-Z]", word[1:]):
-            first = f"[{first}{word[0].upper()}]"
-        parts.append(first + re.sub(r"(\\ |\s)+", r"\\s+", re.escape(word[1:])))
-    return re.compile(rf"(?<![A-Za-z0-9_-])(?:{'|'.join(parts)})(?![A-Za-z0-9_-])", re.A)
 
 
 def is_closed(node: Any) -> bool:
@@ -108,14 +87,13 @@ def is_closed(node: Any) -> bool:
     return type(node).__name__ in NOT_IN or "no-search" in classes or box
 
 
-def prose(document: nodes.document) -> Iterator[nodes.Text]:
+def prose(node: nodes.Element) -> Iterator[nodes.Text]:
     """Every piece of text in which a term may be linked."""
-    for text in list(document.findall(nodes.Text)):
-        above: Any = text.parent
-        while above is not None and not is_closed(above):
-            above = above.parent
-        if above is None:
-            yield text
+    for child in node.children:
+        if isinstance(child, nodes.Text):
+            yield child
+        elif not is_closed(child):
+            yield from prose(child)
 
 
 class LinkTerms(SphinxPostTransform):
@@ -131,78 +109,57 @@ class LinkTerms(SphinxPostTransform):
         entries = [("single", term.word, "", "main", None) for term in explained]
         if entries:
             self.document.insert(0, addnodes.index(entries=entries))
-        if docname == GLOSSARY:
-            add_letters(self.document)
         if PAGES.match(docname):
             place = self.app.builder.get_relative_uri(docname, GLOSSARY)
             link_terms(self.document, all_terms(self.env), docname, place)
 
 
-def add_letters(document: nodes.document) -> None:
-    """Before the terms, a link to the first term of each letter."""
-    for glossary in list(document.findall(addnodes.glossary)):
-        first: dict[str, str] = {}
-        for term in glossary.findall(nodes.term):
-            letter = term.astext()[0].upper()[0]
-            if letter.isalnum():
-                first.setdefault(letter, term["ids"][0])
-        if len(first) > 40:  # a script of words, not of letters
-            continue
-        row = nodes.paragraph(classes=["first-letters"])
-        for letter, place in first.items():
-            row += [nodes.reference("", letter, refid=place, internal=True), nodes.Text(" ")]
-        glossary.parent.insert(glossary.parent.index(glossary), row)
-
-
-def link_terms(document: nodes.document, terms: list[Term], docname: str, place: str) -> list[str]:
-    """Link the first mention of each term, and return their names in the order of the page."""
+def link_terms(document: nodes.document, terms: list[Term], docname: str, place: str) -> None:
+    """Link the first mention of each term. A small first letter may be a capital."""
     # A term that is not linked here still holds its words: "block table" is no "block". A word
     # itself goes before the plural of another, and a term that is linked before one that is not.
-    ordered = sorted(terms, key=lambda term: term.is_on(docname))
-    known = {form: term for term in ordered for form in term.plurals()}
-    known |= {term.word: term for term in ordered}
-    if not known:
-        return []
-    words = pattern(list(known))
-    linked: list[str] = []
-    for text in prose(document):
+    known: dict[str, Term] = {}
+    for plural in (True, False):
+        for term in sorted(terms, key=lambda term: term.is_on(docname)):
+            for form in term.plurals() if plural else [term.word]:
+                known[form] = term
+                if form == form.lower():
+                    known[form[0].upper() + form[1:]] = term
+    longest_first = sorted(known, key=len, reverse=True)
+    any_word = "|".join(r"\s+".join(map(re.escape, form.split())) for form in longest_first)
+    linked = set()
+    for text in list(prose(document)):
         whole, made, end = text.astext(), [], 0
-        for found in words.finditer(whole):
-            word = re.sub(r"\s+", " ", found[0])
-            term = known.get(word) or known[word[0].lower() + word[1:]]
+        # Letters of scripts without spaces are no border: a word may touch them.
+        for found in re.finditer(rf"(?<![\w-])(?:{any_word})(?![\w-])", whole, re.A):
+            term = known[" ".join(found[0].split())]
             if term.place in linked or not term.is_on(docname):
                 continue
-            linked.append(term.place)
-            link = nodes.reference("", "", internal=True, refuri=f"{place}#{term.place}")
+            linked.add(term.place)
+            link = nodes.reference("", found[0], internal=True, refuri=f"{place}#{term.place}")
             link["classes"] = [CLASS]
             if term.meaning:
                 link["reftitle"] = term.meaning
-            link += nodes.Text(found[0])
             made += [nodes.Text(whole[end : found.start()]), link]
             end = found.end()
         if made:
             made.append(nodes.Text(whole[end:]))
             text.parent.replace(text, [node for node in made if node.astext()])
-    return linked
 
 
+@cache
 def all_terms(env: Any) -> list[Term]:
-    """Those of the glossary as it was read, once for each process that writes pages."""
-    if getattr(env, "_glossary_terms", None) is None:
-        document = env.get_doctree(GLOSSARY)
-        env._glossary_terms = read(document)
-    return env._glossary_terms
+    """Those of the glossary as it was read; an environment is made anew for each build."""
+    return read(env.get_doctree(GLOSSARY))
 
 
-def changed(app: Any, env: Any) -> list[str]:
-    """Pages to write again: all whose terms are linked, if the glossary is another one."""
-    env._glossary_terms = None
-    now = [dataclasses.astuple(term) for term in all_terms(env)] if GLOSSARY in env.all_docs else []
-    before, env.glossary_of_last_build = getattr(env, "glossary_of_last_build", None), now
-    return [] if now == before else [name for name in env.all_docs if PAGES.match(name)]
+def depend(app: Any, document: nodes.document) -> None:
+    """Another glossary makes other links: the page is read again then."""
+    if PAGES.match(app.env.docname):
+        app.env.note_dependency(app.env.doc2path(GLOSSARY))
 
 
 def setup(app: Any) -> dict[str, bool]:
     app.add_post_transform(LinkTerms)
-    app.connect("env-updated", changed)
+    app.connect("doctree-read", depend)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

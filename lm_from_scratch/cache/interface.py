@@ -106,7 +106,8 @@ def check_positions(positions: Tensor, x: Tensor) -> None:
     """Raises ``ValueError`` for positions that do not fit the tokens ``x`` (B, T, ...), and for
     masks of bool or floats.
 
-    A mask of integers cannot be told from positions without reading them, and passes.
+    A mask of integers cannot be told from positions without reading them, and passes: that is why
+    a model takes its positions by name alone.
     """
     if positions.shape != x.shape[:2]:
         raise ValueError(

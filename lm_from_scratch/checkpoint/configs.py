@@ -5,7 +5,7 @@ Keys that this file does not know pass; one that would change what the model com
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from lm_from_scratch.layers.rope import RopeScaling
 from lm_from_scratch.layers.rope_scaling import (
@@ -14,9 +14,12 @@ from lm_from_scratch.layers.rope_scaling import (
     Llama3Scaling,
     YaRNScaling,
 )
+from lm_from_scratch.limits import Count, Positive, require, shown
 from lm_from_scratch.models.causal_lm import Config
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
+
+AnyConfig = TypeVar("AnyConfig", GPT2Config, Qwen2Config)
 
 #: Our names and the names in a checkpoint's ``config.json``; the others are the same.
 GPT2_NAMES = {
@@ -55,20 +58,30 @@ QWEN2_ABSENT: dict[str, Any] = {
     "max_window_layers": 28,
     "sliding_window": 4096,
     "eos_token_id": None,
+    "max_position_embeddings": 32768,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "rope_parameters": None,
+    "use_sliding_window": False,
+    "layer_types": None,
 }
 
 
 def config_from_dict(config: Mapping[str, Any]) -> Config:
     """A config from the contents of a ``config.json``; keys that it does not know pass.
 
-    Raises ``ValueError`` for another ``model_type``, and for what our models do not do.
+    A token id that the vocabulary does not have means none: the model can never produce it. (A
+    GPT-2 of another vocabulary often says 50256, and files of Qwen2 pad with -1.)
+
+    Raises ``ValueError`` for another ``model_type``, for what our models do not do, and for a value
+    that means nothing.
     """
     model_type = config.get("model_type")
     if model_type == "gpt2":
         return gpt2_config_from_dict(config)
     if model_type == "qwen2":
         return qwen2_config_from_dict(config)
-    raise ValueError(f"model_type is {model_type!r}; only 'gpt2' and 'qwen2' can be loaded")
+    raise ValueError(f"model_type is {shown(model_type)}; only 'gpt2' and 'qwen2' can be loaded")
 
 
 def config_to_dict(config: Config) -> dict[str, Any]:
@@ -84,14 +97,13 @@ def gpt2_config_from_dict(config: Mapping[str, Any]) -> GPT2Config:
     """The config of a GPT-2 ``config.json``."""
     for key, off in NOT_SUPPORTED.items():
         if config.get(key, off) != off:
-            raise ValueError(f"{key}={config[key]} is not supported, only {key}={off}")
-    names = {f.name: GPT2_NAMES.get(f.name, f.name) for f in fields(GPT2Config)}
-    return GPT2Config(**{our: config[name] for our, name in names.items() if name in config})
+            raise ValueError(f"{key}={shown(config[key])} is not supported, only {key}={off}")
+    return _make(GPT2Config, GPT2_NAMES, config)
 
 
 def gpt2_config_to_dict(config: GPT2Config) -> dict[str, Any]:
     """The inverse of :func:`gpt2_config_from_dict`."""
-    values = {GPT2_NAMES.get(f.name, f.name): getattr(config, f.name) for f in fields(config)}
+    values = _written(config, GPT2_NAMES)
     return {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **values}
 
 
@@ -100,44 +112,83 @@ def qwen2_config_from_dict(config: Mapping[str, Any]) -> Qwen2Config:
     that slide are listed in new ones, and follow from two numbers and a switch in old ones.
     """
     config = {**QWEN2_ABSENT, **config}
-    names = {f.name: QWEN2_NAMES.get(f.name, f.name) for f in fields(Qwen2Config)}
-    for derived in (
-        "rope_theta",
-        "rope_scaling",
-        "sliding_window",
-        "layer_types",
-        "max_window_layers",
-    ):
-        del names[derived]
-    known = {our: config[name] for our, name in names.items() if name in config}
-    length = config.get("max_position_embeddings", Qwen2Config.block_size)
     rope: dict[str, Any] = {}
     for key in ("rope_scaling", "rope_parameters"):
-        if not isinstance(config.get(key) or {}, Mapping):
-            raise ValueError(f"{key}={config[key]!r} must be an object")
-        rope |= config.get(key) or {}
-    theta, known["rope_scaling"] = scaling_from_dict(rope, length)
-    known["rope_theta"] = theta or config.get("rope_theta", 10000.0)
-    if isinstance(known.get("eos_token_id"), list):
-        known["eos_token_id"] = known["eos_token_id"][0]  # of several ends the model's own
-    types = config.get("layer_types")
-    if config.get("use_sliding_window") and config["sliding_window"] is not None:
-        known["sliding_window"] = config["sliding_window"]
-        key = "max_window_layers" if types is None else "layer_types"
-        known[key] = config["max_window_layers"] if types is None else tuple(types)
-    elif others := set(types or ()) - {FULL}:
+        if not isinstance(config[key] or {}, Mapping):
+            raise ValueError(f"{key}={shown(config[key])} must be an object")
+        rope |= config[key] or {}
+    theta, scaling = scaling_from_dict(rope, config["max_position_embeddings"])
+    theta = config["rope_theta"] if theta is None else theta
+    layers = _layers(config)
+    return _make(Qwen2Config, QWEN2_NAMES, config, rope_theta=theta, rope_scaling=scaling, **layers)
+
+
+def _layers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Which layers slide, in our fields. A window that no layer uses is none."""
+    slides, window, types = (
+        config[key] for key in ("use_sliding_window", "sliding_window", "layer_types")
+    )
+    require(bool, use_sliding_window=slides)
+    if not isinstance(types, list | None) or not all(isinstance(t, str) for t in types or ()):
+        raise ValueError(f"layer_types={shown(types)} must be a list of words")
+    types = tuple(types) if types is not None else None
+    none = {"sliding_window": None, "layer_types": None, "max_window_layers": None}
+    if slides and window is not None:
+        if types is not None:
+            return {**none, "sliding_window": window, "layer_types": types}
+        first = config["max_window_layers"]
+        return {**none, "sliding_window": window, "max_window_layers": first}
+    if others := set(types or ()) - {FULL}:
         raise ValueError(
-            f"layer_types has {sorted(others)}, but "
-            f"use_sliding_window={config.get('use_sliding_window', False)} and "
-            f"sliding_window={config['sliding_window']}"
+            f"layer_types has {shown(sorted(others))}, but use_sliding_window={slides} and "
+            f"sliding_window={shown(window)}"
         )
-    return Qwen2Config(**known)
+    return none
+
+
+def _make(
+    kind: type[AnyConfig], names: Mapping[str, str], config: Mapping[str, Any], **given: Any
+) -> AnyConfig:
+    """A config of that kind, of what a file says under its names and what is ``given``."""
+    names = {field.name: names.get(field.name, field.name) for field in fields(kind)}
+    values = {our: config[name] for our, name in names.items() if name in config} | given
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        if key in values and key in names:
+            values[key] = _possible(values[key], values.get("vocab_size", kind.vocab_size))
+    return _build(kind, values, names)
+
+
+def _build(kind: type[Any], values: Mapping[str, Any], names: Mapping[str, str]) -> Any:
+    """``kind`` of these values. What is refused has two names, ours and that of the file."""
+    try:
+        return kind(**values)
+    except ValueError as error:
+        our = str(error).partition("=")[0].rpartition(" ")[2]
+        if names.get(our, our) == our:
+            raise
+        raise ValueError(f"{error} ({names[our]} in the file)") from error
+
+
+def _possible(ids: Any, vocab_size: Any) -> Any:
+    """Of the token id, or of a list of some, what the vocabulary has, or None; what is no id at all
+    is left as it is, to be refused by name."""
+    several = ids if isinstance(ids, list) else [ids]
+    if not several or type(vocab_size) is not int or any(type(n) is not int for n in several):
+        return ids
+    there = tuple(n for n in several if 0 <= n < vocab_size)
+    return (there if isinstance(ids, list) else there[0]) if there else None
+
+
+def _written(config: Config, names: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a config under the names of a file; tuples are lists there."""
+    values = {names.get(f.name, f.name): getattr(config, f.name) for f in fields(config)}
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
 
 def qwen2_config_to_dict(config: Qwen2Config) -> dict[str, Any]:
     """The inverse of :func:`qwen2_config_from_dict`. Raises ``ValueError`` for a scaling that the
     file cannot express."""
-    values = {QWEN2_NAMES.get(f.name, f.name): getattr(config, f.name) for f in fields(config)}
+    values = _written(config, QWEN2_NAMES)
     scaling = values.pop("rope_scaling")
     if isinstance(scaling, DynamicNTKScaling) and scaling.original_length != config.block_size:
         raise ValueError(
@@ -185,30 +236,33 @@ def scaling_from_dict(
         if isinstance(value, Mapping):
             raise ValueError(f"rope_parameters[{key!r}] is a dictionary: one rotation per model")
     if given.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError(
-            f"partial_rotary_factor={given['partial_rotary_factor']} must be 1: all features turn"
-        )
+        factor = shown(given["partial_rotary_factor"])
+        raise ValueError(f"partial_rotary_factor={factor} must be 1: all features turn")
     theta = given.get("rope_theta")
-    name = given.get("rope_type", given.get("type", "default"))
+    name = rope_parameters.get("rope_type", rope_parameters.get("type", "default"))
     if name == "default":
         return theta, None
-    if name not in SCALINGS:
-        raise ValueError(f"rope_type={name!r} is not one of {['default', *SCALINGS]}")
+    if not isinstance(name, str) or name not in SCALINGS:
+        raise ValueError(f"rope_type={shown(name)} is not one of {['default', *SCALINGS]}")
 
     if block_size is not None:
-        given.setdefault("original_max_position_embeddings", block_size)
+        original = given.setdefault("original_max_position_embeddings", block_size)
         if name == "dynamic":
             given["original_max_position_embeddings"] = block_size
-        if name == "yarn":
-            given.setdefault("factor", block_size / given["original_max_position_embeddings"])
+        if name == "yarn" and "factor" not in given:
+            require(Count, max_position_embeddings=block_size)
+            require(Positive, original_max_position_embeddings=original)
+            given["factor"] = block_size / original
     values = {}
     for field in fields(SCALINGS[name]):
         key = SCALING_NAMES.get(field.name, field.name)
         if key in given:
             values[field.name] = given[key]
         elif field.default is MISSING:
-            raise ValueError(f"rope_type={name!r} needs {key!r}, which is not in {sorted(given)}")
-    return theta, SCALINGS[name](**values)
+            raise ValueError(
+                f"rope_type={name!r} needs {key!r}, which is not in {shown(sorted(given))}"
+            )
+    return theta, _build(SCALINGS[name], values, SCALING_NAMES)
 
 
 def scaling_to_dict(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,9 @@ from lm_from_scratch.files import temporary_path, to_disk, whole_file
 #:
 #: :meta hide-value:
 PRETRAINED = Path(__file__).parents[1] / "pretrained"
+
+#: No file that is meant is nested deeper; what is could not be written again.
+MAX_DEPTH = 50
 
 SHIPPED = PRETRAINED / "gpt2-docs"
 
@@ -43,7 +46,7 @@ def local_folder(name: str | Path) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    patterns = ["config.json", "tokenizer.json", "*.safetensors", "*.safetensors.index.json"]
+    patterns = ["*.json", "*.jinja", "merges.txt", "*.safetensors"]
     try:
         return Path(snapshot_download(str(name), allow_patterns=patterns))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
@@ -75,11 +78,20 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path.parent} has no {path.name}")
     try:
         contents = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
+    level = [contents]
+    for _ in range(MAX_DEPTH):
+        level = [value for one in level for value in _inner(one)]
+    if level:
+        raise ValueError(f"{path} is nested more than {MAX_DEPTH} deep")
     if not isinstance(contents, dict):
         raise ValueError(f"{path} holds no JSON object, but a {type(contents).__name__}")
     return contents
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def write_json(path: Path, contents: Mapping[str, Any]) -> None:

@@ -1,26 +1,138 @@
-"""A stand-in until the real one is merged."""
+"""What a published folder says besides its weights, kept whole.
 
+A ``config.json`` holds more than a model computes with: the names of labels, the padding token of a
+classifier, the dropout of a head that is not there, the version of the program that wrote it. It is
+kept beside the model as it was, and written back as it was; only what has changed since is ours.
+So is ``generation_config.json``, which says how a text should be continued and where it ends.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from lm_from_scratch.models.heads import Classifier
+from torch import nn
+
+from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
+from lm_from_scratch.checkpoint.folders import read_json
+from lm_from_scratch.limits import Count, Share, require, shown
+from lm_from_scratch.models.causal_lm import CausalLM, Config
+from lm_from_scratch.models.heads import Classifier, SequenceClassifier, TokenClassifier
+from lm_from_scratch.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class Published:
+    """The contents of the files beside the weights; empty for a model that was made here."""
+
     config: dict[str, Any] = field(default_factory=dict)
     generation_config: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def architecture(self) -> str:
+        """The class that the ``config.json`` names, or an empty string."""
+        return (self.config.get("architectures") or [""])[0]
 
-def end_tokens(model: Any, tokenizer: Any = None) -> list[int]:
-    ids = model.config.eos_token_id
-    ids = getattr(tokenizer, "eos_token_id", None) if ids is None else ids
-    ids = [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
-    return [token for token in ids if 0 <= token < model.config.vocab_size]
+    @property
+    def labels(self) -> list[str]:
+        """The names of a classifier's labels; ``LABEL_i`` for those without one."""
+        names = {int(key): str(name) for key, name in (self.config.get("id2label") or {}).items()}
+        number = len(names) or self.config.get("num_labels") or 2  # transformers leaves out two
+        return [names.get(i, f"LABEL_{i}") for i in range(number)]
+
+    @property
+    def dropout(self) -> float:
+        """The dropout in front of the head that labels tokens, as ``transformers`` finds it."""
+        named = (self.config.get(key) for key in ("classifier_dropout", "hidden_dropout"))
+        return next((value for value in named if value is not None), 0.1)
+
+
+def read_published(folder: Path) -> tuple[Published, Config]:
+    """What the folder of a model says, and the config of the model.
+
+    Raises ``ValueError`` for what cannot be read or built, with the file.
+    """
+    path, generation = folder / "config.json", folder / "generation_config.json"
+    published = Published(read_json(path), read_json(generation) if generation.exists() else {})
+    try:
+        _check(published.config)
+        config = config_from_dict(published.config)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    ids = published.generation_config.get("eos_token_id")
+    if ids is not None and (not _ids(ids) or any(type(n) is not int for n in _ids(ids))):
+        raise ValueError(f"{generation}: eos_token_id={shown(ids)} must be one token id or several")
+    return published, config
+
+
+def _check(config: Mapping[str, Any]) -> None:
+    """Raises ``ValueError`` for what no model of ours has a field for, and is read all the same."""
+    names = config.get("architectures")
+    if names is not None and not (
+        isinstance(names, list) and all(isinstance(n, str) for n in names)
+    ):
+        raise ValueError(f"architectures={shown(names)} must be a list of names")
+    labels = config.get("id2label") or {}
+    if not isinstance(labels, Mapping) or not all(key.isdecimal() for key in labels):
+        raise ValueError(f"id2label={shown(labels)} must be an object with numbers for keys")
+    if config.get("num_labels") is not None:
+        require(Count, num_labels=config["num_labels"])
+    for key in ("classifier_dropout", "hidden_dropout"):
+        if config.get(key) is not None:
+            require(Share, **{key: config[key]})
+
+
+def published_of(model: nn.Module) -> Published:
+    """What came with the model; nothing for one that was made here."""
+    return getattr(model, "published", None) or Published()
+
+
+def model_to_dict(model: CausalLM | Classifier) -> dict[str, Any]:
+    """The contents of the model's ``config.json``: those it came with, and what has changed since.
+
+    Its dtype and its quantised weights are not among them.
+    """
+    published = published_of(model)
+    config = config_to_dict(model.backbone.config)
+    family = config["architectures"][0].removesuffix("LMHeadModel").removesuffix("ForCausalLM")
+    was: dict[str, Any] = {}
+    if published.config:
+        was = config_to_dict(config_from_dict(published.config))
+        config = {key: value for key, value in config.items() if value != was.get(key)}
+    config = {**published.config, **config}
+    if not isinstance(model, Classifier):
+        config["architectures"] = was.get("architectures") or config["architectures"]
+        return config
+    kind = "Sequence" if isinstance(model, SequenceClassifier) else "Token"
+    config["architectures"] = [f"{family}For{kind}Classification"]
+    if not was or len(published.labels) != model.score.out_features:
+        config["id2label"] = {str(i): label for i, label in enumerate(labels(model))}
+        config["label2id"] = {label: i for i, label in enumerate(labels(model))}
+    if isinstance(model, TokenClassifier) and (not was or published.dropout != model.dropout.p):
+        config["classifier_dropout"] = model.dropout.p
+    return config
 
 
 def labels(model: Classifier) -> list[str]:
-    known = vars(model)["published"].config.get("id2label") if "published" in vars(model) else None
-    return (
-        list(known.values()) if known else [f"LABEL_{i}" for i in range(model.score.out_features)]
-    )
+    """What the logits of a classifier stand for: the labels of its ``config.json``, or ``LABEL_0``
+    and so on."""
+    known, n_labels = published_of(model).labels, model.score.out_features
+    return known if len(known) == n_labels else [f"LABEL_{i}" for i in range(n_labels)]
+
+
+def end_tokens(model: CausalLM, tokenizer: Tokenizer | None = None) -> list[int]:
+    """The tokens with which a text of this model ends: those that ``generation_config.json`` names,
+    else the config, else the tokenizer. What the vocabulary does not have does not count."""
+    for ids in (
+        published_of(model).generation_config.get("eos_token_id"),
+        model.config.eos_token_id,
+        tokenizer.eos_token_id if tokenizer else None,
+    ):
+        if there := [n for n in _ids(ids) if 0 <= n < model.config.vocab_size]:
+            return there
+    return []
+
+
+def _ids(ids: Any) -> list[Any]:
+    """One id or several as a list; none is an empty one."""
+    return [] if ids is None else list(ids) if isinstance(ids, list | tuple) else [ids]

@@ -9,8 +9,10 @@ Everything is checked before the first weight is copied. A quantised weight is s
 tensors that it holds, and never becomes a matrix of numbers on its way to the disk or back.
 """
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +21,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
 from lm_from_scratch.checkpoint.folders import (
     check_replaceable,
     local_folder,
@@ -30,8 +31,14 @@ from lm_from_scratch.checkpoint.folders import (
     temporary_folder,
     write_json,
 )
-from lm_from_scratch.checkpoint.published import Published, labels
-from lm_from_scratch.models.causal_lm import CausalLM, build
+from lm_from_scratch.checkpoint.published import (
+    Published,
+    model_to_dict,
+    published_of,
+    read_published,
+)
+from lm_from_scratch.limits import shown
+from lm_from_scratch.models.causal_lm import CausalLM, Config, build
 from lm_from_scratch.models.heads import Classifier, SequenceClassifier, TokenClassifier
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.weights.quantize import WEIGHTS
@@ -46,10 +53,17 @@ TRANSPOSED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
 #: Constants that old checkpoints carry along: the causal triangle, the rotation's frequencies.
 CONSTANTS = re.compile(r"(^|\.)(h\.\d+\.attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
 
+#: The number of a layer in the name of a tensor.
+LAYER = re.compile(r"(?:^|\.)(?:h|layers)\.(\d+)\.")
+
 MAX_SHARD_BYTES = 5 * 10**9
 
 #: The files that a saved model consists of.
-WRITTEN = r"config\.json|tokenizer\.json|model(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
+WRITTEN = (
+    r"(generation_)?config\.json|model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|"
+    r"tokenizer(_config)?\.json|(special_tokens_map|added_tokens|vocab)\.json|merges\.txt|"
+    r"chat_template\.jinja"
+)
 
 #: How a ``config.json`` calls our quantised weights.
 FORMAT = "lm_from_scratch"
@@ -61,17 +75,20 @@ def from_pretrained(folder: str | Path) -> CausalLM:
     """Read a GPT-2 or a Qwen2 from a local folder, or from the hub if ``folder`` is a name there,
     like ``gpt2`` or ``Qwen/Qwen2-0.5B``. ``gpt2-docs`` and ``qwen2-docs`` are in the package.
 
-    The model comes back in evaluation mode, in the dtype of the file, and with the quantised
-    weights that :func:`save_pretrained` wrote. Raises ``ValueError`` for a folder that cannot be
-    read, and names a missing, unexpected or wrongly shaped tensor.
+    The model comes back in evaluation mode, in the dtype of the file (of several, in that of its
+    ``config.json``, else in the widest), with the quantised weights that :func:`save_pretrained`
+    wrote, and with what else the folder says in ``published``.
+
+    Raises ``ValueError`` for a folder that cannot be read, and names a missing, unexpected or
+    wrongly shaped tensor.
     """
     folder = local_folder(folder)
-    contents = read_json(folder / "config.json")
-    if (architecture := _architecture(contents)).endswith("Classification"):
-        raise ValueError(f"{folder} holds a {architecture}: classifier_from_pretrained reads it")
-    with torch.device("meta"):
-        model = build(config_from_dict(contents))
-    return _fill(model, folder, contents)
+    published, config = read_published(folder)
+    if published.architecture.endswith("Classification"):
+        raise ValueError(
+            f"{folder} holds a {published.architecture}: classifier_from_pretrained reads it"
+        )
+    return _fill(lambda: build(config), config, folder, published)
 
 
 def classifier_from_pretrained(folder: str | Path) -> SequenceClassifier | TokenClassifier:
@@ -80,35 +97,40 @@ def classifier_from_pretrained(folder: str | Path) -> SequenceClassifier | Token
     Raises ``ValueError`` for a folder with anything else.
     """
     folder = local_folder(folder)
-    contents = read_json(folder / "config.json")
-    config = config_from_dict(contents)
-    architecture = _architecture(contents)
-    n_labels = len(contents.get("id2label") or {}) or 2  # transformers leaves out two
-    named = (contents.get(key) for key in ("classifier_dropout", "hidden_dropout"))
-    dropout = next((value for value in named if value is not None), 0.1)
-    with torch.device("meta"):
+    published, config = read_published(folder)
+    architecture, n_labels = published.architecture, len(published.labels)
+
+    def classifier() -> SequenceClassifier | TokenClassifier:
         backbone = build(config).backbone
-        model: SequenceClassifier | TokenClassifier
         if architecture.endswith("ForSequenceClassification"):
-            model = SequenceClassifier(backbone, n_labels)
-        elif architecture.endswith("ForTokenClassification"):
-            model = TokenClassifier(backbone, n_labels, dropout)
-        else:
-            raise ValueError(f"{folder} holds a {architecture!r}, no classifier")
-    vars(model)["published"] = Published(contents)
-    return _fill(model, folder, contents)
+            return SequenceClassifier(backbone, n_labels)
+        return TokenClassifier(backbone, n_labels, published.dropout)
+
+    if not architecture.endswith(("ForSequenceClassification", "ForTokenClassification")):
+        raise ValueError(f"{folder} holds a {architecture!r}, no classifier")
+    return _fill(classifier, config, folder, published)
 
 
-def _architecture(contents: Mapping[str, Any]) -> str:
-    """The class that a ``config.json`` names, or an empty string."""
-    return str((contents.get("architectures") or [""])[0])
-
-
-def _fill(model: AnyModel, folder: Path, contents: Mapping[str, Any]) -> AnyModel:
-    """Put the weights of a folder into a model that was built on the meta device."""
-    quantize_skeleton(model, contents.get("quantization_config"), folder)
-    loaded = rename(read_tensors(folder), model)
+def _fill(
+    make: Callable[[], AnyModel], config: Config, folder: Path, published: Published
+) -> AnyModel:
+    """Make a model without numbers, and put the weights of its folder into it."""
+    tensors = read_tensors(folder)  # mapped into memory: no number is read before it is needed
+    check_sizes(config, tensors, folder)
+    try:
+        with torch.device("meta"):
+            model = make()
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{folder / 'config.json'}: no tensor is that large: {reason}") from error
+    quantize_skeleton(model, published.config.get("quantization_config"), folder)
     wanted = model.state_dict()
+    if not any(isinstance(weight, QuantizedWeight) for weight in wanted.values()):
+        tensors = to_one_dtype(tensors, published.config)
+    try:
+        loaded = rename(tensors, model)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
     check_tensors(loaded, plain_tensors(wanted), folder)
     for name, weight in wanted.items():
         if isinstance(weight, QuantizedWeight):
@@ -116,6 +138,7 @@ def _fill(model: AnyModel, folder: Path, contents: Mapping[str, Any]) -> AnyMode
             loaded[name] = weight.from_parts(parts)
     model.load_state_dict(loaded, assign=True)
     model.eval()
+    vars(model)["published"] = published
     return model
 
 
@@ -139,8 +162,12 @@ def save_pretrained(
     One with quantised weights can be loaded by :func:`from_pretrained` alone; ``transformers``
     refuses it.
 
-    A classifier is written without a ``pad_token_id``, because ours finds padding by position. To
-    give ``transformers`` padded rows, set it there, to a token that no text ends with.
+    What came with the model (:mod:`~lm_from_scratch.checkpoint.published`) is written back as it
+    was, but for what has changed since.
+
+    A classifier that was made here is written without a ``pad_token_id``, because ours finds
+    padding by position. To give ``transformers`` padded rows, set it there, to a token that no text
+    ends with.
 
     A folder that holds what this function writes, and nothing else, is replaced as a whole; any
     other is left as it is. Raises ``ValueError`` for it, and for a model with adapters or of
@@ -168,27 +195,24 @@ def write_model(
     dtypes = {parameter.dtype for parameter in model.parameters()}
     if len(dtypes) > 1:
         raise ValueError(f"the parameters have different dtypes: {sorted(map(str, dtypes))}")
-    tensors = published(model)
-    config = config_to_dict(model.backbone.config)
-    if isinstance(model, Classifier):
-        family = config["architectures"][0].removesuffix("LMHeadModel").removesuffix("ForCausalLM")
-        kind = "Sequence" if isinstance(model, SequenceClassifier) else "Token"
-        config["architectures"] = [f"{family}For{kind}Classification"]
-        config["id2label"] = {str(i): label for i, label in enumerate(labels(model))}
-        config["label2id"] = {label: i for i, label in enumerate(labels(model))}
-        if isinstance(model, TokenClassifier):
-            config["classifier_dropout"] = model.dropout.p
-            if family == "GPT2":  # whose token head has another name
-                tensors = {name.replace("score.", "classifier."): t for name, t in tensors.items()}
+    tensors = stored(model)
+    config = model_to_dict(model)
+    if isinstance(model, TokenClassifier) and config["model_type"] == "gpt2":
+        # whose head has another name there
+        tensors = {name.replace("score.", "classifier."): t for name, t in tensors.items()}
+    config.pop("quantization_config", None)
     if quantized := {n: t for n, t in tensors.items() if isinstance(t, QuantizedWeight)}:
         config["quantization_config"] = describe(quantized)
     tensors = {name: t.cpu().contiguous() for name, t in plain_tensors(tensors).items()}
     write_tensors(tensors, folder, max_shard_bytes)
-    config["dtype"] = str(*dtypes).removeprefix("torch.")
+    for key in {"dtype", "torch_dtype"} & {*config} or {"dtype"}:
+        config[key] = str(*dtypes).removeprefix("torch.")
     write_json(folder / "config.json", config)
+    if published_of(model).generation_config:
+        write_json(folder / "generation_config.json", published_of(model).generation_config)
 
 
-def published(model: nn.Module) -> dict[str, Tensor]:
+def stored(model: nn.Module) -> dict[str, Tensor]:
     """The weights under the names and in the layout of a checkpoint; no weight is copied."""
     tensors = model.state_dict()
     for name, tensor in tensors.items():
@@ -199,18 +223,19 @@ def published(model: nn.Module) -> dict[str, Tensor]:
 
 
 def trained(model: nn.Module) -> dict[str, Tensor]:
-    """Of the :func:`published` weights those that training changes."""
+    """Of the :func:`stored` weights those that training changes."""
     names = {name for name, p in model.named_parameters() if p.requires_grad}
-    return {name: tensor for name, tensor in published(model).items() if name in names}
+    return {name: tensor for name, tensor in stored(model).items() if name in names}
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of ``model.safetensors``, or of the shards that its index names."""
     index = folder / "model.safetensors.index.json"
+    weight_map: dict[str, str] = {}
     if (folder / "model.safetensors").is_file():
         files = ["model.safetensors"]
     elif index.is_file():
-        weight_map = read_json(index).get("weight_map")
+        weight_map = read_json(index).get("weight_map")  # type: ignore[assignment]
         if not isinstance(weight_map, dict) or not weight_map:
             raise ValueError(f"{index} has no weight_map that says where the tensors are")
         files = sorted({str(file) for file in weight_map.values()})
@@ -221,9 +246,16 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         )
     tensors: dict[str, Tensor] = {}
     for file in files:
-        if Path(file).name != file or not (folder / file).is_file():
-            raise ValueError(f"{folder} has no shard {file!r}, which its index names")
-        tensors.update(read_file(folder / file))
+        if Path(file).name != file or not os.path.isfile(folder / file):
+            raise ValueError(f"{folder} has no shard {shown(file)}, which its index names")
+        for name, tensor in read_file(folder / file).items():
+            if name in tensors:
+                raise ValueError(f"{folder / file} holds {shown(name)}, as another shard does")
+            if (said := weight_map.get(name, file)) != file:
+                raise ValueError(f"{index} places {shown(name)} in {said}, but {file} holds it")
+            tensors[name] = tensor
+    if missing := [name for name in weight_map if name not in tensors]:
+        raise ValueError(f"{index} names {shown(missing[0])}, which no shard holds")
     return tensors
 
 
@@ -232,9 +264,42 @@ def read_file(path: Path) -> dict[str, Tensor]:
     with open(path, "rb"):  # a missing permission is called one
         pass
     try:
+        path.open("rb").close()  # for the reason, which safetensors does not tell
         return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is damaged or incomplete: {error}") from error
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (SafetensorError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{path} is damaged or incomplete: {reason}") from error
+
+
+def to_one_dtype(tensors: Mapping[str, Tensor], contents: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Floating-point tensors of several dtypes in one: the one that ``config.json`` names, as
+    ``transformers`` takes it, else the widest. Of one dtype they stay as they are."""
+    found = {tensor.dtype for tensor in tensors.values()}
+    if len(found) < 2 or not found <= DTYPES:
+        return dict(tensors)
+    named = f"torch.{contents.get('dtype') or contents.get('torch_dtype')}"
+    dtype = next((d for d in DTYPES if str(d) == named), reduce(torch.promote_types, found))
+    return {name: tensor.to(dtype) for name, tensor in tensors.items()}
+
+
+def check_sizes(config: Config, tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Raises ``ValueError`` for a config of more layers than the weights have, or of another
+    embedding: what would take long to build before the shapes of all tensors are compared."""
+    layers = {found[1] for name in tensors if (found := LAYER.search(name))}
+    if config.n_layer > len(layers):
+        raise ValueError(
+            f"{folder} does not fit the model: n_layer={config.n_layer} in config.json, but the "
+            f"weights have {len(layers)} layers"
+        )
+    want = (config.vocab_size, config.n_embd)
+    for name, tensor in tensors.items():
+        if name.endswith(("wte.weight", "embed_tokens.weight")) and tensor.shape != want:
+            raise ValueError(
+                f"{folder} does not fit the model: {name} has shape {tuple(tensor.shape)}, not "
+                f"{want}, which is (vocab_size, n_embd) of config.json"
+            )
 
 
 def rename(tensors: Mapping[str, Tensor], model: CausalLM | Classifier) -> dict[str, Tensor]:
@@ -252,7 +317,8 @@ def rename(tensors: Mapping[str, Tensor], model: CausalLM | Classifier) -> dict[
         name = _our_name(name, model)
         if name in renamed:
             raise ValueError(f"{name} is there twice, with and without the prefix")
-        renamed[name] = tensor.T.contiguous() if TRANSPOSED.search(name) else tensor
+        swap = TRANSPOSED.search(name) and tensor.dim() == 2
+        renamed[name] = tensor.T.contiguous() if swap else tensor
     if tied and "lm_head.weight" in renamed:
         head = renamed.pop("lm_head.weight")
         names = {id(tensor): name for name, tensor in model.named_parameters()}
@@ -347,19 +413,22 @@ def quantize_skeleton(model: CausalLM | Classifier, described: Any, where: Path)
     if described is None:
         return
     if not isinstance(described, Mapping) or described.get("format") != FORMAT:
-        raise ValueError(f"{where} is quantised in a way that cannot be read here: {described}")
+        raise ValueError(
+            f"{where} is quantised in a way that cannot be read here: "
+            f"quantization_config={shown(described)}"
+        )
     weights = dict(model.named_parameters())
     new: dict[str, Tensor] = {}
     for bits, kind in WEIGHTS.items():
         groups = described.get(f"int{bits}", {})
         if not isinstance(groups, Mapping):
-            raise ValueError(f"{where}: int{bits}={groups!r} must be an object")
+            raise ValueError(f"{where}: int{bits}={shown(groups)} must be an object")
         for name, group_size in groups.items():
             weight = weights.get(_our_name(name, model))
             if weight is None or type(group_size) is not int or group_size < 1:
                 raise ValueError(
-                    f"{where}: int{bits} of {name!r} with group_size={group_size!r}: the name must "
-                    "be a weight of the model, and the size at least 1"
+                    f"{where}: int{bits} of {shown(name)} with group_size={shown(group_size)}: the "
+                    "name must be a weight of the model, and the size at least 1"
                 )
             try:
                 new[_our_name(name, model)] = kind.quantize(weight.detach(), group_size)

@@ -5,7 +5,7 @@ import inspect
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, fields
-from typing import Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 import torch
 
@@ -33,7 +33,8 @@ def add_fields(
     known = {field.name: field for field in fields(config)}
     for name in names:
         field = known[name]
-        kind, *others = get_args(field.type) or (field.type,)  # of `int | None`: int
+        kind, *others = get_args(field.type) or (field.type,)  # of `Count | None`: Count
+        kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind  # and of that: int
         help = text.get(name, "").replace("_", "-")
         if kind is bool:
             p.add_argument(option(name), dest=name, action="store_true", help=help)

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
+from lm_from_scratch.checkpoint.configs import config_to_dict
 from lm_from_scratch.checkpoint.folders import local_folder, read_json
-from lm_from_scratch.checkpoint.published import Published, labels
+from lm_from_scratch.checkpoint.published import Published, labels, published_of, read_published
 from lm_from_scratch.checkpoint.state import SAID
 from lm_from_scratch.checkpoint.weights import classifier_from_pretrained, from_pretrained
 from lm_from_scratch.commands.generate import tokenizer_of
@@ -74,13 +74,13 @@ def source_of(args: argparse.Namespace) -> Path | None:
 
 def config_in(folder: Path) -> Config:
     """The sizes of a model on disk."""
-    return config_from_dict(read_json(folder / "config.json"))
+    return read_published(folder)[1]
 
 
 def read_model(folder: Path) -> CausalLM | SequenceClassifier | TokenClassifier:
     """A model on disk: one that continues texts, or a classifier."""
-    named = read_json(folder / "config.json").get("architectures") or [""]
-    is_classifier = str(named[0]).endswith("Classification")
+    published, _ = read_published(folder)
+    is_classifier = published.architecture.endswith("Classification")
     return classifier_from_pretrained(folder) if is_classifier else from_pretrained(folder)
 
 
@@ -169,13 +169,13 @@ def model_of(
     if isinstance(model, Qwen2ForCausalLM):
         residual_dropout_(model, dropout)
     if names and not isinstance(model, SequenceClassifier):
-        base = vars(model).get("published") or Published(config_to_dict(model.config), {})
+        base = published_of(model).config or config_to_dict(model.config)
         model = SequenceClassifier(model.backbone, len(names))
         named = {
             "id2label": {str(i): name for i, name in enumerate(names)},
             "label2id": {name: i for i, name in enumerate(names)},
         }
-        vars(model)["published"] = Published({**base.config, **named}, {})
+        vars(model)["published"] = Published({**base, **named})
     if group.parallel is None:  # otherwise each process takes its share there
         model.to(args.device)
     if args.onednn:
@@ -198,7 +198,7 @@ def model_from(
             f"{source} holds a {type(model).__name__}: --classify goes on with one that labels "
             "texts, and without it a model of texts is needed"
         )
-    problem = read_json(source / "config.json").get("problem_type")
+    problem = published_of(model).config.get("problem_type")
     if classify and problem not in (None, "single_label_classification"):
         raise ValueError(f"{source} is for {problem}; --classify gives every text one label")
     if quantized_weights(model):
@@ -219,8 +219,7 @@ def model_from(
         if isinstance(model, SequenceClassifier):
             new = SequenceClassifier(new.backbone, model.score.out_features)
         new.load_state_dict(model.state_dict())
-        if "published" in vars(model):
-            vars(new)["published"] = vars(model)["published"]
+        vars(new)["published"] = published_of(model)
         model = new
     return model.float()
 

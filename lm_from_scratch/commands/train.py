@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from lm_from_scratch.checkpoint.folders import read_json, write_json
+from lm_from_scratch.checkpoint.published import published_of
 from lm_from_scratch.checkpoint.weights import save_pretrained
 from lm_from_scratch.commands.options import (
     KERNELS_HELP,
@@ -195,8 +196,7 @@ def train_in(
         return 128 + stop.signal
     if group.rank == 0:
         trained = read_model(out / f"step-{config.steps:08}")
-        if "published" in vars(model):  # what else the folder that it came from said
-            vars(trained)["published"] = vars(model)["published"]
+        vars(trained)["published"] = published_of(model)  # what else its folder said
         if isinstance(trained, SequenceClassifier):
             print(accuracy(trained, ready.held_out))
         save_pretrained(trained, out / "model", ready.tokenizer)

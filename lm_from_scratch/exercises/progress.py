@@ -21,7 +21,7 @@ def load() -> dict[str, dict[str, Any]]:
     for the solution. Empty if there is no file, or none that can be read."""
     try:
         found = json.loads(path().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     entries = found.items() if isinstance(found, dict) else ()
     return {str(name): entry for name, entry in entries if isinstance(entry, dict)}
@@ -36,7 +36,7 @@ def update(name: str, **changes: Any) -> bool:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_text(target, json.dumps(known, indent=1, sort_keys=True) + "\n")
-    except OSError:
+    except (OSError, RecursionError):
         return False
     return True
 

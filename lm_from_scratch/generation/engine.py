@@ -5,20 +5,25 @@ longest. An engine decides anew at every step which requests it runs. Three idea
 
 * rows live in a paged cache (:mod:`lm_from_scratch.cache.paged`), so a request needs no memory of
   a fixed length, and gives its blocks back the moment it ends;
-* requests that begin alike share blocks: the tokens in a full block, and all before them, are
+* requests that begin alike share blocks: the tokens in a full block, and the block before it, are
   looked up, and found blocks are not computed again;
 * where the pool runs out, the youngest request gives its blocks back and waits. Nothing is lost:
   its tokens are read again later.
 
-What a request says is what it would say alone, up to rounding.
+What a request says is what it would say alone, up to rounding. A step is made of parts that happen
+as a whole: what interrupts one (Ctrl-C, memory that runs out) takes it back, and the next step goes
+on from there.
 
 Sources: Yu et al., *Orca: A Distributed Serving System for Transformer-Based Generative Models*,
 2022 (batches that change at every step); Kwon et al., 2023, arXiv:2309.06180 (paged memory).
 """
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, NamedTuple
 
 import torch
 
@@ -52,6 +57,7 @@ class Running:
     choose: Chooser
     start: int  # tokens of the prompt
     row: Row = field(default_factory=Row)
+    prefix: int = 0  # the number of the prefix that the full blocks of its row hold; 0: nothing
 
     @property
     def tokens(self) -> list[int]:
@@ -69,6 +75,14 @@ class Running:
         said = self.said
         full = len(said) >= self.request.max_new_tokens
         return full or (bool(said) and said[-1] in self.request.stop_tokens)
+
+
+class Prefix(NamedTuple):
+    """Tokens from the beginning to the end of a block: a number, never given twice, and the block
+    that holds the last of them."""
+
+    number: int
+    block: int
 
 
 class PerRequest(dict[int, int]):
@@ -90,6 +104,55 @@ class Step:
     blocks: int = 0  # of the pool, in use at the end
 
 
+class Before:
+    """What an engine was, to go back to."""
+
+    def __init__(self, engine: "Engine") -> None:
+        self.users, self.free = list(engine.pool.users), list(engine.pool.free)
+        self.waiting, self.running = list(engine.waiting), list(engine.running)
+        self.rows = [(list(r.row.table), r.row.length, r.prefix) for r in self.running]
+        self.marks = [running.choose.mark() for running in self.running]
+        self.prefixes = dict(engine.prefixes)
+        self.step, self.groups = deepcopy(engine._step), engine._groups
+
+    def restore(self, engine: "Engine") -> None:
+        """Go back. Done once more where this, too, was interrupted."""
+        engine.pool.users[:], engine.pool.free[:] = self.users, self.free
+        for running in self.waiting:
+            running.row = Row()
+        for running, (table, length, prefix) in zip(self.running, self.rows, strict=True):
+            running.row, running.prefix = Row(list(table), length), prefix
+        for running, mark in zip(self.running, self.marks, strict=True):
+            running.choose.back_to(mark)
+            engine.results.pop(running.number, None)
+            engine.errors.pop(running.number, None)
+        engine.waiting, engine.running = deque(self.waiting), list(self.running)
+        engine.prefixes = dict(self.prefixes)
+        engine._step, engine._groups = deepcopy(self.step), self.groups
+
+
+def whole(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of an engine that does all that it does, or nothing.
+
+    Between two of them memory may change owner. Within one, no block is written into that another
+    has given back: what it held is there when the owner comes back.
+    """
+
+    @wraps(method)
+    def run(engine: "Engine", *args: Any) -> Any:
+        engine._take_back()
+        try:
+            engine._before = Before(engine)
+            result = method(engine, *args)
+            engine._before = None
+            return result
+        except BaseException:
+            engine._take_back()
+            raise
+
+    return run
+
+
 class Engine:
     """Runs requests over one pool, at most ``max_batch`` at a time.
 
@@ -101,6 +164,10 @@ class Engine:
         for step in engine.run():
             ...
         engine.results[number]  # or engine.errors[number]
+
+    A request whose token cannot be chosen, for whatever exception of its processors, ends alone.
+    Everything else, Ctrl-C too, leaves the engine between two parts of a step: ``run`` goes on from
+    there, with the tokens that it would have said. (A processor leaves the engine alone.)
     """
 
     def __init__(
@@ -129,9 +196,12 @@ class Engine:
         self.waiting: deque[Running] = deque()
         self.running: list[Running] = []  # the oldest first
         self.results: dict[int, list[int]] = {}  # what finished requests said
-        self.errors: dict[int, ValueError] = {}  # why failed ones could not go on
-        self.prefixes: dict[tuple[int, ...], int] = {}  # tokens up to the end of a block: the block
-        self._submitted = 0
+        self.errors: dict[int, Exception] = {}  # why failed ones could not go on
+        self.prefixes: dict[tuple[int, tuple[int, ...]], Prefix] = {}  # the least used first
+        self._submitted = self._remembered = 0
+        self._step: Step | None = None  # one that has begun
+        self._groups: list[list[Running]] = []  # what is left of it to run
+        self._before: Before | None = None  # a part of it that has begun
 
     def submit(self, request: Request) -> int:
         """Put a request into the queue; its number.
@@ -149,31 +219,68 @@ class Engine:
             )
         check_seed(request.seed, rows=1)
         choose = Chooser(prompt, request.sampler, request.processors, request.seed)
-        self.waiting.append(Running(self._submitted, request, choose, len(prompt[0])))
-        self._submitted += 1
-        return self._submitted - 1
+        self._take_back()
+        number, self._submitted = self._submitted, self._submitted + 1
+        self.waiting.append(Running(number, request, choose, len(prompt[0])))
+        return number
+
+    @whole
+    def cancel(self, number: int) -> list[int]:
+        """Let go of a request, and of its blocks; what it has said so far.
+
+        Raises ``ValueError`` if it is not in the engine.
+        """
+        for requests in (self.waiting, self.running):
+            for running in requests:
+                if running.number == number:
+                    requests.remove(running)
+                    self.pool.cut(running.row, 0)
+                    return running.said
+        raise ValueError(f"request {number} is not in the engine: it has ended, or was never there")
 
     def run(self) -> Iterator[Step]:
         """Steps until every request has finished. More may be submitted between two steps."""
-        while self.waiting or self.running:
+        self._take_back()
+        while self._step or self.waiting or self.running:
             yield self.step()
 
     def step(self) -> Step:
         """Admit what fits; read a piece of each prompt that is not read yet; then one token for
-        each of the others.
+        each of the others. A step that was interrupted goes on.
 
         Raises ``ValueError`` where others hold blocks that a request needs.
         """
-        done = Step()
-        self._admit(done)
-        ready = [r for r in self.running if len(r.tokens) - r.row.length == 1]
-        for group in ([r for r in self.running if r not in ready], ready):
-            group = self._make_room(group, done)
-            if group:
-                self._forward(group, done)
-                self._finish(done)
-        done.blocks = len(self.pool.users) - len(self.pool.free)
+        self._take_back()
+        if self._step is None:
+            self._begin()
+        while self._groups:
+            self._make_room()
+            self._run()
+        assert self._step is not None
+        done, self._step = self._step, None
         return done
+
+    @whole
+    def _begin(self) -> None:
+        self._step = Step()
+        self._admit(self._step)
+        ready = [r for r in self.running if len(r.tokens) - r.row.length == 1]
+        self._groups = [[r for r in self.running if r not in ready], ready]
+
+    @whole
+    def _run(self) -> None:
+        group, *self._groups = self._groups
+        assert self._step is not None
+        if group:
+            self._forward(group, self._step)
+            self._finish(self._step)
+        self._step.blocks = len(self.pool.users) - len(self.pool.free)
+
+    def _take_back(self) -> None:
+        """A part that was interrupted has never begun."""
+        if self._before is not None:
+            self._before.restore(self)
+            self._before = None
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.pool.block_size)
@@ -188,8 +295,10 @@ class Engine:
             running = self.waiting[0]
             found = self._find(running.tokens)
             running.row = Row(
-                [self.pool.share(b) for b in found], len(found) * self.pool.block_size
+                [self.pool.share(prefix.block) for prefix in found],
+                len(found) * self.pool.block_size,
             )
+            running.prefix = found[-1].number if found else 0
             wanted = self._blocks(len(running.tokens)) - len(found)
             # what the others still have to read, and one block more: none should be put back soon
             promised = [self._blocks(len(r.tokens)) - len(r.row.table) + 1 for r in self.running]
@@ -200,16 +309,19 @@ class Engine:
             if found:
                 done.shared[running.number] = running.row.length
 
-    def _make_room(self, group: list[Running], done: Step) -> list[Running]:
-        """See that there are blocks for the next pass; the youngest requests may lose theirs. What
-        is left of the group, of which some may have been put back for the pass before."""
+    @whole
+    def _make_room(self) -> None:
+        """See that there are blocks for the next group; the youngest requests may lose theirs, also
+        those of the group, of which some may have been put back for the pass before."""
+        assert self._step is not None
         while True:
-            group = [running for running in group if running in self.running]
+            group = [running for running in self._groups[0] if running in self.running]
             ends = [running.row.length + len(self._piece(running)) for running in group]
             held = sum(len(running.row.table) for running in group)
             wanted = sum(self._blocks(end) for end in ends) - held
             if self._free(wanted):
-                return group
+                self._groups = [group, *self._groups[1:]]
+                return
             if len(self.running) == 1:
                 raise ValueError(
                     f"{wanted} more blocks are needed, {len(self.pool.free)} are free: others than "
@@ -218,7 +330,7 @@ class Engine:
             youngest = self.running.pop()
             self.pool.cut(youngest.row, 0)
             self.waiting.appendleft(youngest)
-            done.put_back.append(youngest.number)
+            self._step.put_back.append(youngest.number)
 
     def _free(self, blocks: int) -> bool:
         """Whether so many blocks can be had. For that, and no further, prefixes that only the
@@ -226,11 +338,11 @@ class Engine:
         missing = blocks - len(self.pool.free)
         if missing <= 0:
             return True
-        unused = [prefix for prefix, b in self.prefixes.items() if self.pool.users[b] == 1]
+        unused = [key for key, p in self.prefixes.items() if self.pool.users[p.block] == 1]
         if missing > len(unused):
             return False
-        for prefix in unused[:missing]:
-            self.pool.release(self.prefixes.pop(prefix))
+        for key in unused[:missing]:
+            self.pool.release(self.prefixes.pop(key).block)
         return True
 
     def _forward(self, group: list[Running], done: Step) -> None:
@@ -245,14 +357,15 @@ class Engine:
         logits = prefill(self.model, batch.idx.to(device), positions.to(device), cache)  # (B, V)
         done.passes += 1
         done.places += positions.numel()
-        for running, piece, line in zip(group, pieces, logits, strict=True):
+        for running, piece in zip(group, pieces, strict=True):
             done.fed[running.number] = len(piece)
             if self.share_prefixes:
                 self._remember(running, len(piece))
+        for running, line in zip(group, logits, strict=True):
             if running.row.length == len(running.tokens):  # all is read
                 try:
                     done.said[running.number] = int(running.choose(line[None]))
-                except ValueError as error:  # of this request alone: the others go on
+                except Exception as error:  # of this request alone: the others go on
                     self.errors[running.number] = error
                     done.failed.append(running.number)
                     self.running.remove(running)
@@ -266,27 +379,32 @@ class Engine:
             self.results[running.number] = running.said
             done.finished.append(running.number)
 
-    def _key(self, tokens: list[int], end: int) -> tuple[int, ...]:
-        """What the keys and values of the block that ends before ``end`` depend on: the tokens in
-        it, and all before them."""
-        return tuple(tokens[:end])
+    def _key(self, before: int, tokens: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+        """What the keys and values of a block depend on: the ``tokens`` in it, and all before them,
+        for which the number of their prefix stands."""
+        return before, tuple(tokens)
 
-    def _find(self, tokens: list[int]) -> list[int]:
+    def _find(self, tokens: list[int]) -> list[Prefix]:
         """The blocks that hold the longest known beginning; one token is always left to run."""
-        P, found = self.pool.block_size, []
+        P, number, found = self.pool.block_size, 0, []
         for end in range(P, len(tokens), P):
-            if self._key(tokens, end) not in self.prefixes:
+            key = self._key(number, tokens[end - P : end])
+            if key not in self.prefixes:
                 break
-            found.append(self._key(tokens, end))
-        for prefix in reversed(found):  # the last to be given up: what others build on
-            self.prefixes[prefix] = self.prefixes.pop(prefix)
-        return [self.prefixes[prefix] for prefix in found]
+            found.append(key)
+            number = self.prefixes[key].number
+        for key in reversed(found):  # the last to be given up: what others build on
+            self.prefixes[key] = self.prefixes.pop(key)
+        return [self.prefixes[key] for key in found]
 
     def _remember(self, running: Running, new: int) -> None:
         """Hold the blocks that ``new`` tokens of a request have filled, for others that begin
         alike."""
         P, end = self.pool.block_size, running.row.length
-        for number in range((end - new) // P, end // P):
-            prefix = self._key(running.tokens, (number + 1) * P)
-            if prefix not in self.prefixes:
-                self.prefixes[prefix] = self.pool.share(running.row.table[number])
+        for i in range((end - new) // P, end // P):
+            key = self._key(running.prefix, running.tokens[i * P : (i + 1) * P])
+            if key not in self.prefixes:
+                self._remembered += 1
+                block = self.pool.share(running.row.table[i])
+                self.prefixes[key] = Prefix(self._remembered, block)
+            running.prefix = self.prefixes[key].number

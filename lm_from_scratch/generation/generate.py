@@ -44,7 +44,7 @@ def prefill(
         places = positions.split(chunk or idx.shape[1], dim=1)
     with evaluating(model):
         for piece, place in zip(pieces, places, strict=True):
-            logits = model(piece, place, cache=cache, keep=slice(-1, None))  # (B, 1, V)
+            logits = model(piece, positions=place, cache=cache, keep=slice(-1, None))  # (B, 1, V)
     return logits[:, -1]
 
 
@@ -52,7 +52,7 @@ def decode(model: CausalLM, tokens: Tensor, positions: Tensor | None, cache: Cac
     """Run one new token of every row, ``tokens`` (B,), at ``positions`` (B,); the logits (B, V)."""
     with evaluating(model):
         place = None if positions is None else positions[:, None]
-        return model(tokens[:, None], place, cache=cache)[:, -1]
+        return model(tokens[:, None], positions=place, cache=cache)[:, -1]
 
 
 def generate(
@@ -196,6 +196,18 @@ class Chooser:
             self.seen[i, token] = True
         return torch.tensor([row[-1] for row in self.rows], device=logits.device)
 
+    def mark(self) -> list[tuple[int, Tensor]]:
+        """Where every row stands, for :meth:`back_to`."""
+        pairs = zip(self.rows, self.generators, strict=True)
+        return [(len(row), generator.get_state()) for row, generator in pairs]
+
+    def back_to(self, mark: list[tuple[int, Tensor]]) -> None:
+        """As if nothing had been chosen since; what is chosen then is the same."""
+        self.seen = None
+        for row, generator, (length, state) in zip(self.rows, self.generators, mark, strict=True):
+            del row[length:]
+            generator.set_state(state)
+
 
 def _steps(
     model: CausalLM,
@@ -254,14 +266,14 @@ def generate_text(
 ) -> Iterator[str]:
     """Yield the text that follows ``prompt``, piece by piece, until the model ends the document.
 
-    The prompt stands at the start of a new document, as the end-of-text token before it says. The
-    text ends before the first of the ``stop`` strings, wherever the borders of its tokens are.
+    The prompt stands at the start of a new document, by the tokenizer's own rule. The text ends
+    before the first of the ``stop`` strings, wherever the borders of its tokens are.
     """
-    end = tokenizer.eos_token_id
-    ids = [end, *tokenizer.encode(prompt)]
-    steps = generate(model, [ids], max_new_tokens, sampler, [end], seed=seed, processors=processors)
+    ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    ids = tokenizer.start(prompt)
+    steps = generate(model, [ids], max_new_tokens, sampler, ends, seed=seed, processors=processors)
     tokens = (step[0] for step in steps)
-    pieces = tokenizer.stream(token for token in tokens if token is not None and token != end)
+    pieces = tokenizer.stream(token for token in tokens if token is not None and token not in ends)
     return until(pieces, stop)
 
 

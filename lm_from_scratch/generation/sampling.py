@@ -13,11 +13,13 @@ Up the Heat: Min-p Sampling*, 2024, arXiv:2407.01082; Meister et al., *Locally T
 
 import math
 from dataclasses import dataclass
+from numbers import Integral
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from lm_from_scratch.limits import is_number, require
+from lm_from_scratch.limits import NUMBER, Limit, check
 
 
 def apply_repetition_penalty(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
@@ -104,27 +106,26 @@ def draw(logits: Tensor, u: Tensor) -> Tensor:
     return token.clamp(max=logits.shape[-1] - 1)[:, 0]
 
 
+_FROM_GREEDY = Limit("must be 0 (greedy) or more", lambda x: x >= 0)
+_FROM_OFF = Limit("must be 0 (off) or more", lambda k: isinstance(k, Integral) and int(k) >= 0)
+_TO_OFF = Limit("must be above 0 and at most 1 (off)", lambda p: 0 < p <= 1)
+_SHARE = Limit("must be in 0 (off) ... 1", lambda p: 0 <= p <= 1)
+_ABOVE_0 = Limit("must be above 0", lambda x: x > 0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
     """How to choose the next token. The defaults draw from the model's own distribution."""
 
-    temperature: float = 1.0  # 0 is greedy: the likeliest token
-    top_k: int = 0  # 0 is off
-    top_p: float = 1.0  # 1 is off
-    min_p: float = 0.0  # 0 is off
-    typical_p: float = 1.0  # 1 is off
-    repetition_penalty: float = 1.0  # 1 is off
+    temperature: Annotated[float, NUMBER, _FROM_GREEDY] = 1.0  # 0 is greedy: the likeliest token
+    top_k: Annotated[int, _FROM_OFF] = 0  # 0 is off
+    top_p: Annotated[float, NUMBER, _TO_OFF] = 1.0  # 1 is off
+    min_p: Annotated[float, NUMBER, _SHARE] = 0.0  # 0 is off
+    typical_p: Annotated[float, NUMBER, _TO_OFF] = 1.0  # 1 is off
+    repetition_penalty: Annotated[float, NUMBER, _ABOVE_0] = 1.0  # 1 is off
 
     def __post_init__(self) -> None:
-        numbers = vars(self)
-        names = ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty")
-        require(numbers, "must be a finite number", is_number, *names)
-        require(numbers, "must be 0 (greedy) or more", lambda x: x >= 0, "temperature")
-        require(numbers, "must be 0 (off) or more", lambda k: k >= 0, "top_k")
-        limit = "must be above 0 and at most 1 (off)"
-        require(numbers, limit, lambda p: 0 < p <= 1, "top_p", "typical_p")
-        require(numbers, "must be in 0 (off) ... 1", lambda p: 0 <= p <= 1, "min_p")
-        require(numbers, "must be above 0", lambda x: x > 0, "repetition_penalty")
+        check(self)
 
     def logits(self, logits: Tensor, seen: Tensor) -> Tensor:
         """The bent and cut ``logits`` (B, V), where ``seen`` (B, V) marks the tokens in the row so

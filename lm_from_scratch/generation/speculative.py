@@ -299,7 +299,7 @@ def _passes(
         new_tokens = [[r[-1], *d] if n else [] for r, d, n in zip(rows, drafts, left, strict=True)]
         idx, positions = continued(new_tokens, starts, "right", device)
         with evaluating(model):
-            logits = model(idx, positions, cache=cache)  # (B, K + 1, V)
+            logits = model(idx, positions=positions, cache=cache)  # (B, K + 1, V)
 
 
 def _judge(

@@ -146,12 +146,13 @@ def visualize_attention(
         raise ValueError(f"layer={layer} is not in 0 ... {n_layer - 1}")
     if not 0 <= head < n_head:
         raise ValueError(f"head={head} is not in 0 ... {n_head - 1}")
-    ids = [tokenizer.eos_token_id, *tokenizer.encode(text)]
+    ids = tokenizer.start(text)
     weights = attention_maps(model, torch.tensor([ids]))[layer][0, head]
     side = max(3.0, 0.24 * len(ids))
     made, (ax,) = figure(side + 0.8, side + 0.8)
     labels = tokenizer.pieces(ids)
-    labels[0] = "⊢"  # the start of the document
+    if ids[0] == tokenizer.eos_token_id:
+        labels[0] = "⊢"  # the start of the document
     attention_map(ax, weights, labels, f"layer {layer}, head {head}")
     return made
 
@@ -163,5 +164,5 @@ def attention_maps(
     which ``attention_mask`` (B, T) says what is padding."""
     positions = None if attention_mask is None else positions_from_mask(attention_mask)
     with evaluating(model), record_attention(model) as maps:
-        model(idx, positions)
+        model(idx, positions=positions)
     return [layer[0] for layer in maps]

@@ -95,6 +95,12 @@ def from_legacy(
     counted = torch.arange(S, device=widest.device).expand(B, S)
     positions = counted if positions is None else positions.to(widest.device)
     check_positions(positions, counted)
+    before = positions.cummax(dim=1).values[:, :-1]
+    if not ((positions[:, 1:] > before) | (positions[:, 1:] == PADDING)).all():
+        raise ValueError(
+            "positions must grow along each row, apart from -1 for padding; positions_from_mask "
+            "makes them of a mask"
+        )
     if all(k.shape[2] == S for k, _ in pairs):
         dense = torch.equal(positions, counted)
         cache.see(counted, None if dense else positions, windows=cache.windows)
@@ -152,7 +158,7 @@ def to_transformers(cache: Cache) -> Any:
 
 
 def from_transformers(
-    theirs: Any, positions: Tensor | None = None, into: KVCache | None = None
+    theirs: Any, *, positions: Tensor | None = None, into: KVCache | None = None
 ) -> KVCache:
     """A cache with the keys and values of a ``DynamicCache`` or ``StaticCache`` of transformers.
 
@@ -186,7 +192,7 @@ def from_transformers(
     positions = counted if positions is None else positions
     check_positions(positions, counted)
     into = cache_for(windows) if into is None else into
-    return from_legacy(pairs, positions[:, length - S :], into)
+    return from_legacy(pairs, positions=positions[:, length - S :], into=into)
 
 
 # ------------------------------------------------------------------------------------------ on disk

@@ -15,12 +15,14 @@ Variants Improve Transformer*, 2020, arXiv:2002.05202.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from lm_from_scratch.limits import one_of
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -35,14 +37,27 @@ def gelu_new(x: Tensor) -> Tensor:
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
 
 
+def quick_gelu(x: Tensor) -> Tensor:
+    r"""A GELU of ``x`` (any shape) by a sigmoid, :math:`x / (1 + e^{-1.702 x})`."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+_tanh_gelu = partial(F.gelu, approximate="tanh")
+
 #: The names that a checkpoint's config may give, and the fused kernel that computes each.
 #: The formulas above are for reading; the tests hold kernel and formula equal.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu_new": partial(F.gelu, approximate="tanh"),
-    "gelu": F.gelu,
+    **dict.fromkeys(["gelu", "gelu_python"], F.gelu),
+    **dict.fromkeys(["gelu_new", "gelu_fast", "gelu_accurate"], _tanh_gelu),
+    **dict.fromkeys(["gelu_pytorch_tanh", "gelu_python_tanh"], _tanh_gelu),
+    "quick_gelu": quick_gelu,
     "relu": F.relu,
-    "silu": F.silu,
+    **dict.fromkeys(["silu", "swish"], F.silu),
+    "tanh": torch.tanh,
 }
+
+#: The type of a config's field that names one.
+Activation = Annotated[str, one_of(ACTIVATIONS)]
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -98,5 +113,5 @@ def gated(act: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
 #: The gated products by the name of their activation.
 PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     **{name: partial(gated, act) for name, act in ACTIVATIONS.items()},
-    "silu": gated_silu,
+    **dict.fromkeys(["silu", "swish"], gated_silu),
 }

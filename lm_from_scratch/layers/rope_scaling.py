@@ -6,21 +6,36 @@ that a longer text stays within the angles that were seen.
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from lm_from_scratch.layers.rope import base_frequencies, check_sizes, inverse_frequencies
+from lm_from_scratch.limits import Limit, check, is_plain
 
 
-def _check(scaling: Any, name: str, low: float, above: bool = False) -> None:
-    """A field of a scaling must be a finite number, at least (or above) the limit."""
-    value = getattr(scaling, name)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not low <= value < math.inf or (above and value == low):
-        limit = f"{'above' if above else 'at least'} {low}"
-        raise ValueError(f"{type(scaling).__name__}: {name}={value!r} must be a number {limit}")
+def _at_least(least: float) -> Limit:
+    return Limit(f"must be a number at least {least}", lambda x: is_plain(x) and x >= least)
+
+
+_ABOVE_0 = Limit("must be a number above 0", lambda x: is_plain(x) and x > 0)
+#: A factor, and a length in tokens: 1 changes nothing, and less is not meant.
+_Factor = Annotated[float, _at_least(1)]
+_Length = Annotated[int, _at_least(1)]
+_Size = Annotated[float, _at_least(0)]
+
+
+def _above(name: str) -> Limit:
+    above = f"must be a number above {{{name}}}"
+    return Limit(above, lambda x, low: is_plain(x) and x > low, name)
+
+
+class _Checked:
+    """A scaling, whose numbers are what their types say."""
+
+    def __post_init__(self) -> None:
+        check(self, f"{type(self).__name__}: ")
 
 
 def _slow_down(inv_freq: Tensor, factor: float, keep: Tensor) -> Tensor:
@@ -29,16 +44,13 @@ def _slow_down(inv_freq: Tensor, factor: float, keep: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearScaling:
+class LinearScaling(_Checked):
     """Every pair turns ``factor`` times slower, as if positions were divided by it.
 
     Source: Chen et al., *Position Interpolation*, 2023, arXiv:2306.15595.
     """
 
-    factor: float
-
-    def __post_init__(self) -> None:
-        _check(self, "factor", 1)
+    factor: _Factor
 
     def frequencies(
         self, positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype = torch.float32
@@ -49,7 +61,7 @@ class LinearScaling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DynamicNTKScaling:
+class DynamicNTKScaling(_Checked):
     r"""A larger base for longer sequences: the last pair slows most, the first not at all.
 
     .. math::
@@ -66,12 +78,8 @@ class DynamicNTKScaling:
     Source: Peng et al., *YaRN*, 2023, arXiv:2309.00071, which describes it.
     """
 
-    factor: float
-    original_length: int
-
-    def __post_init__(self) -> None:
-        _check(self, "factor", 1)
-        _check(self, "original_length", 1)
+    factor: _Factor
+    original_length: _Length
 
     def frequencies(
         self, positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype = torch.float32
@@ -87,7 +95,7 @@ class DynamicNTKScaling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class YaRNScaling:
+class YaRNScaling(_Checked):
     r"""Fast pairs keep their speed, slow ones are divided by ``factor``, a ramp between.
 
     Pair i makes :math:`L \omega_i / 2\pi` turns within the original length L. From ``beta_fast``
@@ -102,25 +110,14 @@ class YaRNScaling:
     Source: Peng et al., *YaRN*, 2023, arXiv:2309.00071.
     """
 
-    factor: float
-    original_length: int
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
+    factor: _Factor
+    original_length: _Length
+    beta_fast: Annotated[float, _above("beta_slow")] = 32.0
+    beta_slow: Annotated[float, _ABOVE_0] = 1.0
+    attention_factor: Annotated[float, _ABOVE_0] | None = None
+    mscale: _Size | None = None
+    mscale_all_dim: _Size | None = None
     truncate: bool = True
-
-    def __post_init__(self) -> None:
-        _check(self, "factor", 1)
-        _check(self, "original_length", 1)
-        _check(self, "beta_slow", 0, above=True)
-        _check(self, "beta_fast", self.beta_slow, above=True)
-        if self.attention_factor is not None:
-            _check(self, "attention_factor", 0, above=True)
-        for name in ("mscale", "mscale_all_dim"):
-            if getattr(self, name) is not None:
-                _check(self, name, 0)
 
     def magnitude(self) -> float:
         """What cos and sin are multiplied by."""
@@ -150,23 +147,17 @@ class YaRNScaling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Llama3Scaling:
+class Llama3Scaling(_Checked):
     """As YaRN, with a ramp linear in turns, from ``low_freq_factor`` (slowed) to
     ``high_freq_factor`` (kept), and cos and sin not grown.
 
     Source: Meta's code for Llama 3.1, ``apply_scaling``; the models: 2024, arXiv:2407.21783.
     """
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_length: int
-
-    def __post_init__(self) -> None:
-        _check(self, "factor", 1)
-        _check(self, "low_freq_factor", 0, above=True)
-        _check(self, "high_freq_factor", self.low_freq_factor, above=True)
-        _check(self, "original_length", 1)
+    factor: _Factor
+    low_freq_factor: Annotated[float, _ABOVE_0]
+    high_freq_factor: Annotated[float, _above("low_freq_factor")]
+    original_length: _Length
 
     def frequencies(
         self, positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype = torch.float32

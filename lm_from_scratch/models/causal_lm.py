@@ -1,6 +1,8 @@
 """What the architectures have in common.
 
-A model maps token ids to logits, ``model(idx, positions, documents, cache, keep)``. Its
+A model maps token ids to logits, ``model(idx, positions=, documents=, cache=, keep=)``. All but
+the ids go by name, so that a mask of 0s and 1s, which is second elsewhere, is not taken for
+positions (:func:`~lm_from_scratch.attention.visibility.positions_from_mask` makes them of it). Its
 ``backbone`` ends with the hidden states, its ``head_weight`` (V, C) turns them into logits, and its
 ``config`` holds its numbers.
 """

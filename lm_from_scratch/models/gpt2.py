@@ -19,6 +19,7 @@ Source: Radford et al., *Language Models are Unsupervised Multitask Learners*, 2
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -27,41 +28,32 @@ from torch import Tensor, nn
 from lm_from_scratch.attention.attention import AttentionFunction, sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import NO_CACHE, Cache, LayerCache
-from lm_from_scratch.layers.activation import ACTIVATIONS
+from lm_from_scratch.layers.activation import ACTIVATIONS, Activation
 from lm_from_scratch.layers.norm import LayerNorm
-from lm_from_scratch.limits import integers, positive, require, said, shares, token_ids
+from lm_from_scratch.limits import Count, Positive, Share, TokenId, TokenIds, check, multiple_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class GPT2Config:
     """The numbers that define a GPT-2. The defaults are those of the smallest published one."""
 
-    vocab_size: int = 50257  # tokens in the vocabulary
-    block_size: int = 1024  # the longest sequence, in tokens (each position has an embedding)
-    n_layer: int = 12  # blocks
-    n_head: int = 12  # attention heads in each block
-    n_embd: int = 768  # features of a token; a multiple of n_head
-    intermediate_size: int | None = None  # width of the MLP (None means 4 * n_embd)
-    activation: str = "gelu_new"
-    embd_pdrop: float = 0.1
-    resid_pdrop: float = 0.1
-    attn_pdrop: float = 0.1
-    layer_norm_eps: float = 1e-5
-    initializer_range: float = 0.02
-    bos_token_id: int | None = 50256
-    eos_token_id: int | None = 50256
+    vocab_size: Count = 50257  # tokens in the vocabulary
+    block_size: Count = 1024  # the longest sequence, in tokens (each position has an embedding)
+    n_layer: Count = 12  # blocks
+    n_head: Count = 12  # attention heads in each block
+    n_embd: Annotated[Count, multiple_of("n_head")] = 768  # features, a multiple of n_head
+    intermediate_size: Count | None = None  # width of the MLP (None means 4 * n_embd)
+    activation: Activation = "gelu_new"
+    embd_pdrop: Share = 0.1
+    resid_pdrop: Share = 0.1
+    attn_pdrop: Share = 0.1
+    layer_norm_eps: Positive = 1e-5
+    initializer_range: Positive = 0.02
+    bos_token_id: TokenId | None = 50256
+    eos_token_id: TokenIds | None = 50256
 
     def __post_init__(self) -> None:
-        numbers = vars(self)
-        integers(numbers, 1, "vocab_size", "block_size", "n_layer", "n_head", "n_embd")
-        integers(numbers, 1, *said(numbers, "intermediate_size"))
-        shares(numbers, "embd_pdrop", "resid_pdrop", "attn_pdrop")
-        positive(numbers, "layer_norm_eps", "initializer_range")
-        token_ids(numbers, *said(numbers, "bos_token_id", "eos_token_id"))
-        multiple = f"is not a multiple of n_head={self.n_head}"
-        require(numbers, multiple, lambda n: n % self.n_head == 0, "n_embd")
-        known = f"is not one of {sorted(ACTIVATIONS)}"
-        require(numbers, known, lambda name: name in ACTIVATIONS, "activation")
+        check(self)
 
     @property
     def head_dim(self) -> int:
@@ -183,6 +175,7 @@ class GPT2Model(nn.Module):
     def forward(
         self,
         idx: Tensor,
+        *,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         cache: Cache = NO_CACHE,
@@ -242,6 +235,7 @@ class GPT2LMHeadModel(nn.Module):
     def forward(
         self,
         idx: Tensor,
+        *,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         cache: Cache = NO_CACHE,
@@ -251,5 +245,5 @@ class GPT2LMHeadModel(nn.Module):
         which are as in :class:`GPT2Model`. ``keep`` chooses the columns to compute them for:
         ``slice(-1, None)`` is the last, all that generation needs; a tensor of indices works too.
         """
-        x = self.transformer(idx, positions, documents, cache)
+        x = self.transformer(idx, positions=positions, documents=documents, cache=cache)
         return self.project(x[:, keep], self.head_weight)

@@ -56,14 +56,16 @@ class SequenceClassifier(Classifier):
         super().__init__(backbone, n_labels, bias=False)
 
     def forward(
-        self, idx: Tensor, positions: Tensor | None = None, cache: Cache = NO_CACHE
+        self, idx: Tensor, *, positions: Tensor | None = None, cache: Cache = NO_CACHE
     ) -> Tensor:
-        return self.classify(self.backbone(idx, positions, None, cache), positions)
+        return self.classify(
+            self.backbone(idx, positions=positions, cache=cache), positions=positions
+        )
 
-    def classify(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+    def classify(self, x: Tensor, *, positions: Tensor | None = None) -> Tensor:
         """Logits (B, n_labels) from hidden states ``x`` (B, T, C) at ``positions`` (B, T), wherever
         these come from."""
-        return self.score(last_token(x, positions))
+        return self.score(last_token(x, positions=positions))
 
 
 class TokenClassifier(Classifier):
@@ -77,11 +79,14 @@ class TokenClassifier(Classifier):
     def forward(
         self,
         idx: Tensor,
+        *,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         cache: Cache = NO_CACHE,
     ) -> Tensor:
-        return self.classify(self.backbone(idx, positions, documents, cache))
+        return self.classify(
+            self.backbone(idx, positions=positions, documents=documents, cache=cache)
+        )
 
     def classify(self, x: Tensor) -> Tensor:
         """Logits (B, T, n_labels) from hidden states ``x`` (B, T, C), wherever these come from."""

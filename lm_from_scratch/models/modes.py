@@ -11,9 +11,9 @@ from torch import nn
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode (no dropout) and no gradients inside; each module's own mode afterwards."""
     training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
     try:
+        for module in training:
+            module.training = False
         with torch.no_grad():
             yield
     finally:

@@ -18,6 +18,7 @@ Source: Yang et al., *Qwen2 Technical Report*, 2024, arXiv:2407.10671.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -26,12 +27,25 @@ from torch import Tensor, nn
 from lm_from_scratch.attention.attention import AttentionFunction, sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import NO_CACHE, Cache, LayerCache
-from lm_from_scratch.layers.activation import ACTIVATIONS, GatedMLP
+from lm_from_scratch.layers.activation import Activation, GatedMLP
 from lm_from_scratch.layers.norm import RMSNorm
 from lm_from_scratch.layers.rope import RopeScaling, RotaryEmbedding, apply_rope
-from lm_from_scratch.limits import integers, positive, require, said, shares, token_ids
+from lm_from_scratch.limits import (
+    Computed,
+    Count,
+    Limit,
+    Positive,
+    Share,
+    TokenId,
+    TokenIds,
+    Whole,
+    check,
+    multiple_of,
+)
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # the words of published configs
+
+_ABOVE_1 = Limit("must be above 1", lambda theta: theta > 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,52 +57,38 @@ class Qwen2Config:
     had it the other way round). A layer that slides sees ``sliding_window`` keys, its own included.
     """
 
-    vocab_size: int = 151936
-    block_size: int = 32768  # the length it was trained for; rotation itself has no limit
-    n_layer: int = 24
-    n_head: int = 14
-    n_kv_head: int = 2  # heads that keys and values have (None becomes n_head)
-    n_embd: int = 896
-    intermediate_size: int = 4864
-    head_dim: int = None  # type: ignore[assignment]  # None becomes n_embd / n_head
-    activation: str = "silu"
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 1_000_000.0
+    vocab_size: Count = 151936
+    block_size: Count = 32768  # the length it was trained for; rotation itself has no limit
+    n_layer: Count = 24
+    n_head: Annotated[Count, multiple_of("n_kv_head")] = 14
+    n_kv_head: Computed = 2  # heads that keys and values have (None becomes n_head)
+    n_embd: Count = 896
+    intermediate_size: Count = 4864
+    head_dim: Computed = None  # type: ignore[assignment]  # None becomes n_embd / n_head
+    activation: Activation = "silu"
+    rms_norm_eps: Positive = 1e-6
+    rope_theta: Annotated[Positive, _ABOVE_1] = 1_000_000.0
     rope_scaling: RopeScaling | None = None
-    sliding_window: int | None = None
+    sliding_window: Count | None = None
     layer_types: tuple[str, ...] | None = None
-    max_window_layers: int | None = None
+    max_window_layers: Whole | None = None
     tie_word_embeddings: bool = True
-    attention_dropout: float = 0.0
-    initializer_range: float = 0.02
-    pad_token_id: int | None = None
-    bos_token_id: int | None = None
-    eos_token_id: int | None = 151643
+    attention_dropout: Share = 0.0
+    initializer_range: Positive = 0.02
+    pad_token_id: TokenId | None = None
+    bos_token_id: TokenId | None = None
+    eos_token_id: TokenIds | None = 151643
 
     def __post_init__(self) -> None:
-        numbers = vars(self)
-        integers(numbers, 1, "vocab_size", "block_size", "n_layer", "n_head", "n_embd")
-        integers(numbers, 1, "intermediate_size")
-        integers(numbers, 1, *said(numbers, "n_kv_head", "head_dim", "sliding_window"))
-        integers(numbers, 0, *said(numbers, "max_window_layers"))
-        shares(numbers, "attention_dropout")
-        positive(numbers, "rms_norm_eps", "rope_theta", "initializer_range")
-        token_ids(numbers, *said(numbers, "pad_token_id", "bos_token_id", "eos_token_id"))
+        check(self)
         if getattr(self, "head_dim") is None:  # noqa: B009
-            multiple = f"is not a multiple of n_head={self.n_head}; give head_dim if that is meant"
-            require(numbers, multiple, lambda n: n % self.n_head == 0, "n_embd")
+            needed = multiple_of("n_head", "; give head_dim if that is meant")
+            needed.check("n_embd", vars(self))
         for name, value in (("n_kv_head", self.n_head), ("head_dim", self.n_embd // self.n_head)):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-        require(numbers, "is odd: rotation works on pairs", lambda d: d % 2 == 0, "head_dim")
-        multiple = f"is not a multiple of n_kv_head={self.n_kv_head}"
-        require(numbers, multiple, lambda n: n % self.n_kv_head == 0, "n_head")
-        known = f"is not one of {sorted(ACTIVATIONS)}"
-        require(numbers, known, lambda name: name in ACTIVATIONS, "activation")
-        require(numbers, "must be above 1", lambda theta: theta > 1.0, "rope_theta")
-        require(numbers, "is not a bool", lambda x: type(x) is bool, "tie_word_embeddings")
-        known = f"is not one of {RopeScaling}"
-        require(numbers, known, lambda s: s is None or isinstance(s, RopeScaling), "rope_scaling")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} is odd: rotation works on pairs")
         self._check_layers()
 
     def _check_layers(self) -> None:
@@ -231,6 +231,7 @@ class Qwen2Model(nn.Module):
     def forward(
         self,
         idx: Tensor,
+        *,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         cache: Cache = NO_CACHE,
@@ -243,11 +244,14 @@ class Qwen2Model(nn.Module):
         """
         if idx.dim() != 2:
             raise ValueError(f"idx has shape {tuple(idx.shape)}; it must be (batch, tokens)")
-        return self.forward_embedded(self.embed_tokens(idx), positions, documents, cache)
+        return self.forward_embedded(
+            self.embed_tokens(idx), positions=positions, documents=documents, cache=cache
+        )
 
     def forward_embedded(
         self,
         x: Tensor,
+        *,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         cache: Cache = NO_CACHE,
@@ -297,6 +301,7 @@ class Qwen2ForCausalLM(nn.Module):
     def forward(
         self,
         idx: Tensor,
+        *,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         cache: Cache = NO_CACHE,
@@ -306,5 +311,5 @@ class Qwen2ForCausalLM(nn.Module):
         which are as in :class:`Qwen2Model`. ``keep`` chooses the columns to compute them for:
         ``slice(-1, None)`` is the last, all that generation needs; a tensor of indices works too.
         """
-        x = self.model(idx, positions, documents, cache)
+        x = self.model(idx, positions=positions, documents=documents, cache=cache)
         return self.project(x[:, keep], self.head_weight)

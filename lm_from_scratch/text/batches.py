@@ -47,7 +47,7 @@ class TokenFile:
 
 def text_key(documents: Sequence[Document], tokenizer: Tokenizer) -> str:
     """A digest of the tokenizer and of every document."""
-    digest = hashlib.sha256(tokenizer.backend.to_str().encode())
+    digest = hashlib.sha256(f"{tokenizer.backend.to_str()}{tokenizer.eos_token_id}".encode())
     for document in documents:
         text = document.text.encode()
         digest.update(len(text).to_bytes(8, "big") + text)
@@ -58,8 +58,16 @@ def write_tokens(
     documents: Sequence[Document], tokenizer: Tokenizer, path: str | Path
 ) -> TokenFile:
     """Tokenise the documents once. A file made from the same text and tokenizer is used again, if
-    its bytes are those that were written."""
-    path, key = Path(path), text_key(documents, tokenizer)
+    its bytes are those that were written.
+
+    Raises ``ValueError`` for a tokenizer without an end token.
+    """
+    path, end, key = Path(path), tokenizer.eos_token_id, text_key(documents, tokenizer)
+    if end is None:
+        raise ValueError(
+            "no token ends a document: the tokenizer needs an eos_token in its "
+            "tokenizer_config.json, or Tokenizer(backend, end_token=NAME)"
+        )
     about = path.with_suffix(".json")
     try:
         record = json.loads(about.read_text())
@@ -74,16 +82,16 @@ def write_tokens(
     about.unlink(missing_ok=True)  # without its record the file counts as absent
     n_tokens = 1
     with whole_file(path) as temporary, open(temporary, "wb") as file:
-        file.write(np.array([tokenizer.eos_token_id], dtype=dtype).tobytes())
+        file.write(np.array([end], dtype=dtype).tobytes())
         for start in range(0, len(documents), 256):
             texts = [document.text for document in documents[start : start + 256]]
             for ids in tokenizer.encode_batch(texts):
-                file.write(np.array([*ids, tokenizer.eos_token_id], dtype=dtype).tobytes())
+                file.write(np.array([*ids, end], dtype=dtype).tobytes())
                 n_tokens += len(ids) + 1
     record = dict(
         n_tokens=n_tokens,
         n_bytes=sum(len(document.text.encode()) for document in documents),
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=end,
         dtype=dtype,
         key=key,
     )
@@ -154,7 +162,7 @@ def padded_batch(
         columns = slice(T - n, T) if side == "left" else slice(0, n)
         idx[row, columns] = torch.tensor(sequence)
         positions[row, columns] = torch.arange(n)
-    return Batch(idx, next_token_targets(idx, positions), positions)
+    return Batch(idx, next_token_targets(idx, positions=positions), positions)
 
 
 class PackedBatches:
@@ -251,18 +259,20 @@ def sequential_batches(
 def pieces(documents: Sequence[Document], tokenizer: Tokenizer, length: int, count: int) -> Batch:
     """``count`` pieces of documents, taken evenly from all there are; ``idx`` is (count, length).
 
-    Each piece is read alone and begins as a document does, with end-of-text: a batch without
-    positions, on which models with other caches or other weights are compared.
+    Each piece is read alone and begins as a document does, with the end token if there is one: a
+    batch without positions, on which models with other caches or other weights are compared.
 
     Raises ``ValueError`` for a ``length`` below 1, and if there are fewer pieces than ``count``.
     """
     if length < 1:
         raise ValueError(f"length={length} must be at least 1")
+    first = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    size = length + 1 - len(first)
     found = []
     for document in documents:
         ids = tokenizer.encode(document.text)
-        for i in range(0, len(ids) - length + 1, length):
-            found.append([tokenizer.eos_token_id, *ids[i : i + length]])
+        for i in range(0, len(ids) - size + 1, size):
+            found.append([*first, *ids[i : i + size]])
     if not 1 <= count <= len(found):
         raise ValueError(f"count={count} is not in 1 ... {len(found)}, the pieces of that length")
     chosen = torch.tensor(found)[torch.linspace(0, len(found) - 1, count).long()]

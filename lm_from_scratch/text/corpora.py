@@ -91,35 +91,53 @@ CORPORA: dict[str, Callable[[], list[Document]]] = {
 }
 
 
+#: What the names of text files end with, in letters of either case.
+TEXT_SUFFIXES = (".txt", ".text", ".md", ".markdown", ".rst", ".org", ".adoc", ".tex", ".py")
+
+
 def read_texts(path: str | Path, chunk: int | None = None) -> list[Document]:
     """The reader's own text: each text file of a folder is a document.
 
-    A single file is cut between paragraphs into documents of about ``chunk`` characters: 4000, or
-    less if the file would not give about twenty.
+    A single file is cut into documents of about ``chunk`` characters: 4000, or less if the file
+    would not give about twenty. It is cut between paragraphs; where these are too long, between
+    lines, then between words.
     """
     path = Path(path)
     if path.is_dir():
-        suffixes = {".txt", ".md", ".rst", ".py"}
-        files = sorted(p for p in path.rglob("*") if p.suffix in suffixes and p.is_file())
-        texts = [(_name(p.relative_to(path)), _read(p)) for p in files]
-        documents = [Document(name, name, text) for name, text in texts if text.strip()]
-        if not documents:
-            raise ValueError(f"no text in the folder {path}: it needs {sorted(suffixes)} files")
-        return documents
-    if not path.is_file():
+        files = sorted(p for p in path.rglob("*") if p.suffix.lower() in TEXT_SUFFIXES)
+        texts = {_name(p.relative_to(path)): _read(p) for p in files if p.is_file()}
+        texts = {name: text for name, text in texts.items() if text.strip()}
+        if not texts:
+            raise ValueError(f"no text in the folder {path}: it needs files {TEXT_SUFFIXES}")
+        if len(texts) > 1:
+            return [Document(name, name, text) for name, text in texts.items()]
+        ((name, text),) = texts.items()
+    elif path.is_file():
+        name, text = _name(Path(path.name)), _read(path)
+    else:
         raise ValueError(f"{path} is neither a file nor a folder")
-    text = _read(path)
-    chunk = chunk or min(4000, 1 + len(text) // 20)
-    chunks = [""]
-    for paragraph in text.split("\n\n"):
-        if len(chunks[-1]) >= chunk:
-            chunks.append("")
-        chunks[-1] += paragraph + "\n\n"
-    names = [f"{_name(Path(path.name))}#{i}" for i in range(len(chunks))]
-    found = [Document(n, n, t.strip()) for n, t in zip(names, chunks, strict=True) if t.strip()]
-    if not found:
+    if not text.strip():
         raise ValueError(f"{path} holds no text")
-    return found
+    chunks = cut(text, chunk or min(4000, 1 + len(text) // 20))
+    named = [(f"{name}#{i}", part.strip()) for i, part in enumerate(chunks)]
+    return [Document(name, name, part) for name, part in named if part]
+
+
+def cut(text: str, size: int, ends: Sequence[str] = ("\n\n", "\n", " ", "")) -> list[str]:
+    """The text in pieces that begin after one of the ``ends``, the first that is enough: a piece
+    has ``size`` characters or more, by less than one part. Joined they are the text."""
+    end, *finer = ends
+    parts = text.split(end) if end else list(text)
+    parts = [part + end for part in parts[:-1]] + parts[-1:]
+    pieces = [""]
+    for part in parts:
+        if finer and len(part) > 2 * size:  # a paragraph that would be a document of its own
+            pieces += [*cut(part, size, finer), ""]
+            continue
+        if len(pieces[-1]) >= size:
+            pieces.append("")
+        pieces[-1] += part
+    return [piece for piece in pieces if piece]
 
 
 def _name(path: Path) -> str:
@@ -129,7 +147,7 @@ def _name(path: Path) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # without the mark that some programs put first
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error}") from error
 
@@ -165,8 +183,8 @@ def split(
     places = {document.group: _place(document.group) for document in documents}
     if len(places) < 2:
         raise ValueError(
-            f"{len(documents)} documents of {len(places)} group cannot be split into a training "
-            "and a held-out side: at least two are needed"
+            f"{len(documents)} documents of {len(places)} group {list(places)} cannot be split "
+            "into a training and a held-out side: at least two are needed"
         )
     border = max(held_out, min(places.values()))  # the first group in any case,
     border = min(border, sorted(places.values())[-2])  # and never the last

@@ -6,7 +6,7 @@ from torch import Tensor
 IGNORE = -100  # a target that does not count
 
 
-def next_token_targets(idx: Tensor, positions: Tensor | None = None) -> Tensor:
+def next_token_targets(idx: Tensor, *, positions: Tensor | None = None) -> Tensor:
     """The token that follows each token of ``idx`` (B, T), or -100 where none does.
 
     None follows the last column, a padding token, or the last token of a packed document. All three

@@ -12,16 +12,21 @@ Source: Sennrich, Haddow, Birch, *Neural Machine Translation of Rare Words with 
 2016, arXiv:1508.07909; bytes as the alphabet: Radford et al., 2019.
 """
 
+import copy
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from tokenizers.decoders import DecodeStream
 
-from lm_from_scratch.files import whole_file
+from lm_from_scratch.text import tokenizer_files
+from lm_from_scratch.text.tokenizer_files import NO_FILES, TokenizerFiles, check_texts, one_line
 
 END_OF_TEXT = "<|endoftext|>"  # stands between documents; a model that produces it has finished
 
@@ -83,105 +88,127 @@ def apply_merges(word: str, merges: Iterable[Pair]) -> tuple[str, ...]:
 
 
 class Tokenizer:
-    """Text to token ids and back. ``decode(encode(text)) == text`` for every string.
+    """Text to token ids and back.
 
-    A text that happens to contain ``<|endoftext|>`` is encoded letter by letter: only the program
-    may end a document, not what a document says.
+    Bytes lose nothing: ``decode(encode(text)) == text`` for every string, if the vocabulary has all
+    256 and no *normalizer* rewrites the text first. So it is for those that are made here. Qwen2's
+    composes characters (NFC): an ``e`` and an accent come back as one ``é``.
+
+    ``eos_token_id`` ends a text; it is ``None`` for a tokenizer without such a token.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        self.backend = backend
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        end_token: str | None = None,
+        files: TokenizerFiles = NO_FILES,
+    ) -> None:
+        self.backend, self.files = backend, files
         self.backend.encode_special_tokens = True
-        end = backend.token_to_id(END_OF_TEXT)
-        if end is None:
-            raise ValueError(f"the tokenizer has no {END_OF_TEXT!r} token")
-        self.eos_token_id: int = end
+        end = end_token or files.end_token(END_OF_TEXT)
+        self.eos_token_id: int | None = None if end is None else backend.token_to_id(end)
+        if end_token is not None and self.eos_token_id is None:
+            raise ValueError(f"the tokenizer has no {end_token!r} token")
 
     @classmethod
     def train(
         cls,
         texts: Iterable[str],
         vocab_size: int,
-        special_tokens: Sequence[str] = (END_OF_TEXT,),
+        special_tokens: Sequence[str] = (),
+        end_token: str = END_OF_TEXT,
         show_progress: bool = False,
     ) -> "Tokenizer":
         """Learn a byte-level BPE vocabulary of at most ``vocab_size`` tokens from ``texts``.
 
-        The 256 bytes and the special tokens come first; the rest are merges. A small corpus may run
-        out of pairs before the vocabulary is full.
+        The special tokens and the 256 bytes come before the merges. No merge is learnt from the
+        name of a special token. A small corpus may run out of pairs before the vocabulary is full.
         """
-        smallest = 256 + len(special_tokens)
-        if vocab_size < smallest:
+        special = list(dict.fromkeys([end_token, *special_tokens]))
+        if vocab_size < 256 + len(special):
             raise ValueError(
-                f"vocab_size={vocab_size} is too small: 256 bytes and {len(special_tokens)} "
-                f"special tokens need {smallest}"
+                f"vocab_size={vocab_size} is too small: 256 bytes and {len(special)} "
+                f"special tokens need {256 + len(special)}"
             )
-        if END_OF_TEXT not in special_tokens:
-            raise ValueError(f"special_tokens={list(special_tokens)} must contain {END_OF_TEXT!r}")
+        if "" in special:
+            raise ValueError(f"special tokens need a name: {special}")
         backend = tokenizers.Tokenizer(models.BPE())
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
-            special_tokens=list(special_tokens),
+            special_tokens=special,
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=show_progress,
         )
-        backend.train_from_iterator(texts, trainer)
-        return cls(backend)
+        names = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))))
+        parts = (part for text in texts for part in names.split(text))
+        backend.train_from_iterator(parts, trainer)
+        tokenizer_files.put_in_front(backend, end_token)
+        return cls(backend, end_token)
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
-        """Read a ``tokenizer.json``, or the one inside a folder. Raises ``ValueError`` if there is
-        none that can be read."""
-        path = Path(path)
-        if path.is_dir():
-            path = path / "tokenizer.json"
-        if not path.is_file():
-            raise ValueError(f"no tokenizer at {path}: a tokenizer.json file is needed")
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception for any malformed file
-            raise ValueError(f"{path} is not a tokenizer.json that can be read: {error}") from error
-        return cls(backend)
+        """Read the tokenizer of a folder, or a ``tokenizer.json``. Raises ``ValueError`` if there
+        is none that can be read."""
+        backend, files = tokenizer_files.read(Path(path))
+        return cls(backend, files=files)
 
     def save(self, path: str | Path) -> None:
-        """Write ``tokenizer.json`` into the folder ``path``: all of it, or nothing."""
-        target = Path(path) / "tokenizer.json"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(target) as temporary:
-            temporary.write_text(self.backend.to_str(pretty=True), encoding="utf-8")
+        """Write the tokenizer's files into the folder ``path``, those that came with it too."""
+        tokenizer_files.write(self.backend, self.files, self.eos_token_id, Path(path))
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are."""
-        return self.backend.get_vocab_size()
+        """The largest id and one. A model may have more: published sizes are rounded up."""
+        return 1 + max(self.backend.get_vocab().values(), default=-1)
 
-    def encode(self, text: str) -> list[int]:
-        """The token ids of ``text``. Nothing is added: no token for start or end."""
-        return self.encode_batch([text])[0]
+    @cached_property
+    def _reading_names(self) -> tokenizers.Tokenizer:
+        """The same, but the names of special tokens become their ids."""
+        backend = copy.deepcopy(self.backend)
+        backend.encode_special_tokens = False
+        return backend
 
-    def start(self, prompt: str) -> list[int]:
-        return [self.eos_token_id, *self.encode(prompt)]
+    def encode(self, text: str, special: bool = False) -> list[int]:
+        """The token ids of ``text``. Nothing is added: no token for start or end.
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The token ids of several texts. Raises ``ValueError`` for text that is not Unicode."""
-        for text in texts:
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise ValueError(
-                    f"the text holds half of a surrogate pair, {text[error.start]!r}, at index "
-                    f"{error.start}: it is not Unicode and has no UTF-8 bytes"
-                ) from error
-        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        The name of a special token in the text is spelled letter by letter, so that only the
+        program may end a document, not what a document says. With ``special`` it becomes the token.
+        """
+        return self.encode_batch([text], special)[0]
+
+    def encode_batch(
+        self, texts: Sequence[str], special: bool = False, around: bool = False
+    ) -> list[list[int]]:
+        """The token ids of several texts, with ``around`` as :meth:`start` gives them. Raises
+        ``ValueError`` for what is no Unicode text."""
+        check_texts(texts)
+        backend = self._reading_names if special else self.backend
+        with one_line("the text cannot be encoded"):
+            encodings = backend.encode_batch_fast(list(texts), add_special_tokens=around)
         return [encoding.ids for encoding in encodings]
 
+    def start(self, prompt: str, special: bool = False) -> list[int]:
+        """The token ids that a model starts from: those of ``prompt``, and what the tokenizer's own
+        rule puts in front. Those that are made here put the end token there, others nothing."""
+        return self.encode_batch([prompt], special, around=True)[0]
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
+    ) -> list[int]:
+        """The token ids of ``[{"role": "user", "content": "Hello"}, ...]`` by the tokenizer's own
+        template; special tokens that a message names become tokens too. Raises ``ValueError`` if
+        there is no template, and for messages that it refuses."""
+        from lm_from_scratch.text.chat import render
+
+        return self.encode(render(self.files, messages, add_generation_prompt), special=True)
+
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the token ids, special tokens included."""
+        """The text of the token ids, special tokens included. An id without a token has none."""
         for token in ids:
-            if not 0 <= token < self.vocab_size:
-                raise ValueError(f"token id {token} is not in 0 ... {self.vocab_size - 1}")
+            if not 0 <= token < 2**32:
+                raise ValueError(f"token id {token} is not in 0 ... {2**32 - 1}")
         return self.backend.decode(list(ids), skip_special_tokens=False)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
@@ -195,6 +222,7 @@ class Tokenizer:
         """
         state, arrived, said = DecodeStream(skip_special_tokens=False), [], 0
         for token in ids:
+            self.decode([token])  # an id that cannot be is refused here
             arrived.append(token)
             text = state.step(self.backend, token)
             if text:

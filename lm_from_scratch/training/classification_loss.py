@@ -77,7 +77,7 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
 
 
 def token_classification_loss(
-    logits: Tensor, labels: Tensor, positions: Tensor | None = None
+    logits: Tensor, labels: Tensor, *, positions: Tensor | None = None
 ) -> Tensor:
     """Mean cross-entropy of ``logits`` (B, T, n) and class numbers ``labels`` (B, T).
 

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lm_from_scratch.layers.norm import RMSNorm
-from lm_from_scratch.limits import shares
+from lm_from_scratch.limits import Share, require
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
 
 
@@ -14,7 +14,7 @@ def residual_dropout_(model: Qwen2ForCausalLM, dropout: float) -> None:
     GPT-2 has these three in its config. Qwen2 has none of them, because it sees each text about
     once; a small model that reads a small corpus many times needs them.
     """
-    shares({"dropout": dropout}, "dropout")
+    require(Share, dropout=dropout)
 
     def drop(module: nn.Module, args: object, out: Tensor) -> Tensor:
         return F.dropout(out, dropout, module.training)

@@ -20,13 +20,21 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
-from typing import Any, Literal, cast, get_args, get_origin
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from lm_from_scratch.limits import integers, is_plain, positive, require
+from lm_from_scratch.limits import (
+    Count,
+    Limit,
+    NotNegative,
+    Positive,
+    Whole,
+    check,
+    is_plain,
+)
 from lm_from_scratch.models.blocks import blocks
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.heads import SequenceClassifier
@@ -43,51 +51,39 @@ from lm_from_scratch.training.processes import ALONE, Alone
 #: The numbers of a run that are GaLore's alone.
 GALORE = ("rank", "update_proj_gap", "scale", "projection_type", "moments", "basis")
 
+_BELOW_LR = Limit("must not exceed lr={lr}", lambda x, lr: x <= lr, "lr")
+_SHORTER = Limit("must be shorter than steps={steps}", lambda n, steps: n < steps, "steps")
+_ABOVE_0 = Limit("must be above 0", lambda x: x == math.inf or (is_plain(x) and x > 0))
+_SHARES = Limit("must be in [0, 1)", lambda b: all(is_plain(beta) and 0 <= beta < 1 for beta in b))
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """The numbers that define a run, together with the model's and the data's."""
 
-    steps: int  # length of the run and of its schedule
-    lr: float = 1e-3  # highest learning rate
-    min_lr: float = 0.0  # learning rate of the last step
-    warmup: int = 0  # steps until the highest learning rate
-    betas: tuple[float, float] = (0.9, 0.95)  # of the moments
-    weight_decay: float = 0.1  # shrinks matrices, not biases and norms
-    max_grad_norm: float = 1.0  # math.inf does not clip
+    steps: Count  # length of the run and of its schedule
+    lr: Positive = 1e-3  # highest learning rate
+    min_lr: Annotated[NotNegative, _BELOW_LR] = 0.0  # learning rate of the last step
+    warmup: Annotated[Whole, _SHORTER] = 0  # steps until the highest learning rate
+    betas: Annotated[tuple[float, float], _SHARES] = (0.9, 0.95)  # of the moments
+    weight_decay: NotNegative = 0.1  # shrinks matrices, not biases and norms
+    max_grad_norm: Annotated[float, _ABOVE_0] = 1.0  # math.inf does not clip
     optimizer: Literal["adamw", "galore"] = "adamw"  # galore projects the blocks' matrices
-    rank: int = 128  # galore: directions of each matrix
-    update_proj_gap: int = 200  # galore: steps for one basis
+    rank: Count = 128  # galore: directions of each matrix
+    update_proj_gap: Count = 200  # galore: steps for one basis
     scale: float = 0.25  # galore: factor of the matrices' steps, so lr * scale is their rate
     projection_type: str = "std"  # galore: which side of a matrix is projected
     moments: str = "keep"  # galore: what a new basis does to them
     basis: str = "gram"  # galore: how it is found
     update_in_backward: bool = False  # step within the backward pass: less memory, no clipping
-    grad_accumulation: int = 1  # batches summed up before each step
+    grad_accumulation: Count = 1  # batches summed up before each step
     chunked_loss: bool = False  # a step never holds its logits: for large vocabularies
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the matrix products
-    eval_every: int = 0  # steps between held-out losses; 0 is never
-    seed: int = 0  # of dropout; the order of the data has its own
+    eval_every: Whole = 0  # steps between held-out losses; 0 is never
+    seed: Whole = 0  # of dropout; the order of the data has its own
 
     def __post_init__(self) -> None:
-        numbers = vars(self)
-        integers(numbers, 1, "steps", "grad_accumulation", "rank", "update_proj_gap")
-        integers(numbers, 0, "warmup", "eval_every", "seed")
-        positive(numbers, "lr")
-        not_negative = "must be a finite number, not negative"
-        names = ("min_lr", "weight_decay")
-        require(numbers, not_negative, lambda x: is_plain(x) and x >= 0, *names)
-        require(numbers, "must be above 0", lambda x: x > 0, "max_grad_norm")
-        require(numbers, "must be in [0, 1)", lambda b: all(0 <= beta < 1 for beta in b), "betas")
-        for field in fields(self):
-            if get_origin(field.type) is Literal:
-                known = get_args(field.type)
-                limit = f"must be {' or '.join(map(repr, known))}"
-                require(numbers, limit, known.__contains__, field.name)
-        if self.min_lr > self.lr:
-            raise ValueError(f"min_lr={self.min_lr} must not exceed lr={self.lr}")
-        if self.warmup >= self.steps:
-            raise ValueError(f"warmup={self.warmup} must be shorter than steps={self.steps}")
+        check(self)
         GaLore([torch.zeros(1)], **galore_options(self))  # checks them
         if self.update_in_backward and self.max_grad_norm != math.inf:
             raise ValueError(
@@ -178,6 +174,7 @@ class Loss(nn.Module):
         self,
         idx: Tensor,
         targets: Tensor,
+        *,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
@@ -187,9 +184,9 @@ class Loss(nn.Module):
             if isinstance(self.model, SequenceClassifier):  # one target (B,) for each row
                 return self.loss(self.model(idx, positions=positions), targets)
             if self.chunked:
-                x = self.model.backbone(idx, positions, documents)
+                x = self.model.backbone(idx, positions=positions, documents=documents)
                 return self.chunked_loss(x, self.model.head_weight, targets)
-            return self.loss(self.model(idx, positions, documents), targets)
+            return self.loss(self.model(idx, positions=positions, documents=documents), targets)
 
 
 def loss_module(model: CausalLM | nn.Module, dtype: str, chunked: bool = False) -> nn.Module:
@@ -216,7 +213,9 @@ def evaluate(
     for batch in batches:
         batch = processes.share(batch).to(device)
         with evaluating(loss_of):
-            loss = loss_of(batch.idx, batch.targets, batch.positions, batch.documents)
+            loss = loss_of(
+                batch.idx, batch.targets, positions=batch.positions, documents=batch.documents
+            )
         n = int((batch.targets != IGNORE).sum())
         total += float(loss) * n
         count += n
@@ -326,7 +325,9 @@ def optimizer_step(
         part = processes.share(part).to(device)
         count = int((part.targets != IGNORE).sum())
         with processes.accumulating(loss_of, last=number == len(parts)):
-            loss = loss_of(part.idx, part.targets, part.positions, part.documents)
+            loss = loss_of(
+                part.idx, part.targets, positions=part.positions, documents=part.documents
+            )
             loss = loss * (count / targets)
             (loss * processes.size).backward()  # the mean over processes becomes a sum
         total += float(loss.detach())

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm_from_scratch.limits import integers, positive, require, shares
+from lm_from_scratch.limits import Count, Positive, Share, require
 from lm_from_scratch.weights.quantized_weight import QuantizedWeight
 from lm_from_scratch.weights.swap import swap_parameters_
 
@@ -122,11 +122,10 @@ def add_lora_(
 
 def check_numbers(rank: int, alpha: float, dropout: float, seed: int) -> None:
     """Raises ``ValueError`` for numbers that no adapter can have."""
-    numbers = {"rank": rank, "alpha": alpha, "dropout": dropout, "seed": seed}
-    integers(numbers, 1, "rank")
-    positive(numbers, "alpha")
-    shares(numbers, "dropout")
-    require(numbers, "must be an integer", lambda n: type(n) is int, "seed")
+    require(Count, rank=rank)
+    require(Positive, alpha=alpha)
+    require(Share, dropout=dropout)
+    require(int, seed=seed)
 
 
 def check_linears(model: nn.Module, linears: dict[str, nn.Linear], rank: int) -> None:

@@ -158,10 +158,11 @@ def check(weight: Tensor, group_size: int | None, longest: int = sys.maxsize) ->
     if type(group_size) is not int:
         raise ValueError(f"group_size={group_size!r} must be an integer")
     if group_size < 1 or weight.shape[1] % group_size:
-        divisors = [n for n in range(1, weight.shape[1] + 1) if weight.shape[1] % n == 0]
+        K = weight.shape[1]
+        largest = [K // n for n in range(1, 10_000) if K % n == 0][:6]
         raise ValueError(
             f"rows of {weight.shape[1]} numbers cannot be cut into groups of "
-            f"group_size={group_size}; sizes that fit are {divisors[-6:]}"
+            f"group_size={group_size}; sizes that fit are {largest[::-1]}"
         )
     if not weight.is_meta and not (2 * weight).isfinite().all():  # a range can be twice a number
         raise ValueError("the weight has numbers that are not finite, or too large")

@@ -42,6 +42,11 @@ SHAPES: dict[str, Config] = {
     ),
 }  # fmt: skip
 PROMPT = 64
+#: What the page's first sentence tells of: by dtype and kind.
+HEADLINES = {
+    ("float32", "ours"): "in decoding in float32",
+    ("bfloat16", "ours, packed"): "in decoding in bfloat16 with packed weights",
+}
 THEIRS = "transformers"
 #: Over transformers, and share of the limit: shape, dtype, rows, kind.
 TARGETS: dict[tuple[str, str, int, str], tuple[float, float | None]] = {
@@ -144,6 +149,7 @@ def rows(size: Size) -> Iterator[Row]:
                         title, kind, THEIRS, tokens=batch * n, limit="bandwidth",
                         work=weight_bytes(ours) * n, target=target, target_share=share,
                         note=f"greedy tokens {'equal' if same else 'part at a near-tie'}",
+                        headline=HEADLINES.get((dtype, kind), ""),
                     )  # fmt: skip
                 if "ours, packed" not in runs:
                     yield measure.absent(title, "ours, packed", THEIRS, "tokens/s")
@@ -191,7 +197,8 @@ def context(size: Size) -> Iterator[Row]:
                 target = None
                 if (length, kind) == (2048, "preallocated"):
                     target = {1: 1.6, 8: 3.5}[batch]
-                yield times.row(title, kind, THEIRS, target=target)
+                headline = "for a token after 2048 others" if length == 2048 else ""
+                yield times.row(title, kind, THEIRS, target=target, headline=headline)
             steps[batch, length] = {k: min(seconds) for k, seconds in times.seconds.items()}
             if batch == 1:  # everything again, for one token
                 every = torch.no_grad()(lambda idx=idx: ours(idx, keep=slice(-1, None)))

@@ -75,7 +75,9 @@ def run(
             group["lr"] = peak * learning_rate(step, config)
         batch = batches[step - 1]
         optimizer.zero_grad()
-        causal_lm_loss(model(batch.idx, batch.positions, batch.documents), batch.targets).backward()
+        causal_lm_loss(
+            model(batch.idx, positions=batch.positions, documents=batch.documents), batch.targets
+        ).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     return evaluate(model, held_out)

@@ -656,7 +656,7 @@ def static(
 
         def advance() -> None:
             cache.tracks[0].positions = table
-            logits = step(token[:, None], place, cache=cache)[:, -1]
+            logits = step(token[:, None], positions=place, cache=cache)[:, -1]
             token.copy_(logits.argmax(-1))
             place.add_(1)
             table.copy_(cache.tracks[0].positions)

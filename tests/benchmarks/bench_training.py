@@ -108,4 +108,8 @@ def compare(title: str, shape: tuple[int, ...], size: Size) -> Iterator[Row]:
             yield measure.absent(title, kind, peer, "tokens/s")
             continue
         limit = "matrix product bf16" if "bf16" in kind else "matrix product fp32"
-        yield times.row(title, kind, peer, tokens=B * T, limit=limit, work=work, target=target)
+        same = kind.replace("ours", THEIRS) == peer
+        yield times.row(
+            title, kind, peer, tokens=B * T, limit=limit, work=work, target=target,
+            headline="in training, both with the same switches" if same else "",
+        )  # fmt: skip

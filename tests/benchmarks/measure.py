@@ -60,7 +60,8 @@ class Row:
 
     ``ratio`` and ``share`` are a median, the smallest and the largest of all rounds. ``at_limit``
     is what ``ours`` would be at the physical limit; ``limit`` says what bounds it. A row without
-    ``rounds`` was not measured, and its ``note`` says why.
+    ``rounds`` was not measured, and its ``note`` says why. ``headline`` says what a row counts for
+    in the first sentence of the page, if it does.
     """
 
     setting: str
@@ -77,6 +78,7 @@ class Row:
     target: float | None = None
     target_share: float | None = None
     note: str = ""
+    headline: str = ""
 
     @property
     def beside(self) -> str:

@@ -369,50 +369,27 @@ def test_a_share_above_the_limit_is_never_silent(tmp_path: Path) -> None:
 
 
 def test_the_page_says_how_fast_it_is(tmp_path: Path) -> None:
-    def row(setting: str, kind: str, ratio: float, peer: str = "transformers") -> Row:
-        return dataclasses.replace(ROW, setting=setting, kind=kind, peer=peer, ratio=[ratio] * 3)
+    """Medians of the rows that are part of the headline, whatever the others are."""
 
-    made = report(
-        [
-            row("GPT-2", "ours", 1.2),
-            row("GPT-2", "ours, oneDNN", 50.0),  # theirs does not have it
-            row("GPT-2", "ours bf16", 1.1, "transformers bf16"),
-            row("GPT-2", "ours bf16, compiled", 1.4, "transformers bf16, compiled"),
-            row("GPT-2", "ours bf16, compiled", 50.0),
-        ]
-    )
+    def row(ratio: float, headline: str = "", rounds: int = 3) -> Row:
+        return dataclasses.replace(ROW, ratio=[ratio] * 3, headline=headline, rounds=rounds)
+
+    made = report([row(1.2, "in training"), row(50.0), row(1.1, "in training")])
+    measure.add(made, "decoding", [row(1.9, "in decoding"), row(0.0, "in decoding", 0)], 1.0)
     made["threads"] = 1
-    assert "with the same switches (3 rows, 1.10 to 1.40), not measured in dec" in (
-        benchmarks.answer(made)
-    )
-    decoding = [
-        row("M, float32, batch 1", "ours", 0.7),
-        row("M, float32, batch 8", "ours", 0.9),
-        row("M, float32, batch 1", "ours, packed", 50.0),
-        row("M, bfloat16, batch 1", "ours", 50.0),
-        row("M, bfloat16, batch 1", "ours, packed", 1.9),
-    ]
-    context = [
-        row("M, token 257, batch 1", "growing", 50.0),
-        row("M, token 2049, batch 1", "growing", 1.0),
-        row("M, token 2049, batch 8", "preallocated", 3.0),
-        row("M, token 2049, batch 1", "preallocated", 50.0, "no cache"),
-        row("M, token 2049 over token 257, batch 1", "preallocated", 50.0),
-    ]
-    measure.add(made, "decoding", decoding, 1.0)
-    measure.add(made, "context", context, 1.0)
     expected = (
         "How fast is it? Speed over that of ``transformers``, the median of the rows on 1 thread "
-        "of this machine: **1.20** in training, both with the same switches (3 rows, 1.10 to "
-        "1.40), **0.80** in decoding in float32 (2 rows, 0.70 to 0.90), **1.90** in decoding in "
-        "bfloat16 with packed weights (1 row), **2.00** for a token after 2048 others (2 rows, "
-        "1.00 to 3.00)."
+        "of this machine: **1.15** in training (2 rows, 1.10 to 1.20), **1.90** in decoding "
+        "(1 row)."
     )
     assert expected in benchmarks.page(made, tmp_path).splitlines()[:8]
 
 
-def test_the_stored_results_answer_every_part() -> None:
-    assert "not measured" not in benchmarks.answer(measure.read())
+def test_a_headline_is_a_result_beside_transformers() -> None:
+    stored = measure.read()["benchmarks"].values()
+    rows = [Row(**row) for benchmark in stored for row in benchmark["rows"]]
+    told = [row for row in rows if row.headline]
+    assert told and all(row.peer.startswith("transformers") and row.beside for row in told)
 
 
 @pytest.mark.parametrize("size", [measure.FULL, measure.QUICK])

@@ -71,7 +71,7 @@ def in_chunks(idx, chunks, positions=None, *, model) -> torch.Tensor:
     cache, outputs, start = GrowingCache(model.config.n_layer), [], 0
     for n in chunks:
         part = None if positions is None else positions[:, start : start + n]
-        outputs.append(model(idx[:, start : start + n], part, cache=cache))
+        outputs.append(model(idx[:, start : start + n], positions=part, cache=cache))
         start += n
     assert start == idx.shape[1] == cache.length
     return torch.cat(outputs, dim=1)

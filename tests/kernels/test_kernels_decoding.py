@@ -210,7 +210,7 @@ def test_generation_equals_the_reference(kind: str) -> None:
             for layer in attention_layers(model):  # a prompt is none of its business
                 layer.attend = sdpa_attention if piece.start == 0 else attend
             where = positions[:, piece] if kind == "padded" else None
-            steps.append(model(idx[:, piece], where, cache=cache, keep=slice(-1, None)))
+            steps.append(model(idx[:, piece], positions=where, cache=cache, keep=slice(-1, None)))
         logits[attend] = torch.cat(steps, dim=1)
     want, got = logits.values()
     assert not torch.equal(want[:, 0], want[:, 1])

@@ -236,9 +236,9 @@ def test_generation_equals_paged_cache(P: int) -> None:
         (tiny_qwen2(**changes).to(DEVICE), PagedCache(poisoned_pool(n_blocks=60, P=P))),
         (model_with_pages(**changes), KernelPagedCache(poisoned_pool(n_blocks=60, P=P))),
     ):
-        steps = [model(idx[:, :14], positions[:, :14], cache=cache, keep=slice(-1, None))]
+        steps = [model(idx[:, :14], positions=positions[:, :14], cache=cache, keep=slice(-1, None))]
         for t in range(14, 24):
-            steps.append(model(idx[:, t : t + 1], positions[:, t : t + 1], cache=cache))
+            steps.append(model(idx[:, t : t + 1], positions=positions[:, t : t + 1], cache=cache))
         logits.append(torch.cat(steps, dim=1))
         assert cache.lengths.tolist() == [24, 18]
     torch.testing.assert_close(logits[1], logits[0], atol=1e-4, rtol=1e-4)
@@ -288,10 +288,12 @@ def test_a_row_may_pause() -> None:
     logits = []
     for net, held in ((model, cache), (plain, other)):
         net(idx[:, :6], cache=held)
-        logits.append(net(idx[:, 6:7], places, cache=held))
+        logits.append(net(idx[:, 6:7], positions=places, cache=held))
     torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
     assert cache.lengths.tolist() == [7, 6]
-    got = model(idx[:, 6:7].flip(0), torch.tensor([[7], [6]], device=DEVICE), cache=cache)[1]
+    got = model(
+        idx[:, 6:7].flip(0), positions=torch.tensor([[7], [6]], device=DEVICE), cache=cache
+    )[1]
     want = plain(torch.cat([idx[1:, :6], idx[:1, 6:7]], dim=1))[0, -1:]
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from types import SimpleNamespace
 
-import course
 import exercises
 import gallery
 import landing
@@ -59,18 +58,8 @@ def test_every_page_has_its_facts(name: str) -> None:
 def test_packages_are_those_beyond_the_core() -> None:
     assert page.packages("1_gpt2/1_tokens") == []
     assert page.packages("1_gpt2/2_gpt2") == ["transformers"]
-    assert {"torch", "numpy", "matplotlib", "tokenizers", "lm_from_scratch"} <= page.core()
-
-
-def test_a_page_is_read_again_when_its_strip_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its source is the same, so nothing else tells Sphinx."""
-    documents = {gallery.document(name)[1:] for name in PAGES}
-    env = SimpleNamespace(found_docs={*documents, "index"})
-    assert course.outdated(None, env, set(), set(), set()) == documents
-    assert course.outdated(None, env, set(), set(), set()) == set()
-    given = page.minutes
-    monkeypatch.setattr(page, "minutes", lambda name: given(name) + 5 * (name == PAGES[3]))
-    assert course.outdated(None, env, set(), set(), set()) == {gallery.document(PAGES[3])[1:]}
+    core = {"torch", "numpy", "matplotlib", "tokenizers", "lm_from_scratch"}
+    assert not core & {package for name in PAGES for package in page.packages(name)}
 
 
 def test_only_pages_of_the_course_have_a_strip() -> None:
@@ -86,8 +75,8 @@ def test_only_pages_of_the_course_have_a_strip() -> None:
 @pytest.mark.parametrize("number", teaching.PLANS)
 def test_a_plan_can_be_followed(number: int) -> None:
     """Every page once and in order, after what it needs; exercises after theirs."""
-    plan = teaching.PLANS[number]
-    weeks = teaching.weeks(number, plan)
+    _, hardest = teaching.PLANS[number]
+    weeks = teaching.weeks(number)
     assert len(weeks) == number and all(week.pages for week in weeks)
     taken = [name for week in weeks for name in week.pages]
     assert taken == sorted(set(taken), key=PAGES.index)
@@ -96,12 +85,12 @@ def test_a_plan_can_be_followed(number: int) -> None:
     week_of |= {name: i for i, week in enumerate(weeks) for name in week.pages}
     for one in exercises.written():
         if one.name in week_of:
-            assert one.difficulty <= plan.hardest
+            assert one.difficulty <= hardest
             assert all(week_of[name] <= week_of[one.name] for name in [one.page, *one.after])
 
 
 def test_the_long_plan_has_every_page() -> None:
-    taken = teaching.pages_to(teaching.PLANS[12].goals)
+    taken = teaching.pages_to(teaching.PLANS[12][0])
     assert {name for name in PAGES if not name.startswith("gpu/")} <= set(taken)
 
 
@@ -112,22 +101,22 @@ def test_the_result_is_the_models() -> None:
     """The same each time, and a distribution in each row; the words say what is drawn."""
     result = landing.compute()
     assert result == landing.compute()
-    assert len(result.steps) == len(result.weights) == landing.STEPS
-    for i, (step, row) in enumerate(zip(result.steps, result.weights, strict=True)):
+    assert len(result["steps"]) == len(result["weights"]) == landing.STEPS
+    for i, (step, row) in enumerate(zip(result["steps"], result["weights"], strict=True)):
         probabilities = [probability for _, probability in step]
         assert probabilities == sorted(probabilities, reverse=True) and sum(probabilities) <= 1
-        assert step[0][0] == result.tokens[i - landing.STEPS]
-        assert len(row) == len(result.tokens) - landing.STEPS + i
+        assert step[0][0] == result["tokens"][i - landing.STEPS]
+        assert len(row) == len(result["tokens"]) - landing.STEPS + i
         assert sum(row) == pytest.approx(1, abs=1e-5)
     figure = ET.fromstring(landing.figure(result))
     assert figure.get("role") == "img"
     label = figure.get("aria-label") or ""
     assert landing.PROMPT in label
-    for step in result.steps:
+    for step in result["steps"]:
         for token, probability in step:
             assert f"{landing.spoken(token)} ({probability:.0%})" in label
     cells = [rect for rect in figure.iter("rect") if rect.get("class") == "cell"]
-    assert len(cells) == sum(map(len, result.weights))
+    assert len(cells) == sum(map(len, result["weights"]))
 
 
 def test_a_line_end_has_a_name() -> None:

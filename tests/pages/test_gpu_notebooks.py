@@ -168,7 +168,7 @@ def page(tmp_path: Path) -> Path:
 @needs_triton
 def test_a_page_becomes_a_notebook_that_nbval_compares(page: Path, tmp_path: Path) -> None:
     assert not gpu_notebooks.is_fresh(page)
-    gpu_notebooks.store(gpu_notebooks.execute(page), page)
+    gpu_notebooks.build(page)
     assert gpu_notebooks.is_fresh(page)
     assert {path.name for path in tmp_path.iterdir()} == {"1_page.py", "1_page.ipynb"}
     notebook = stored(page)
@@ -198,20 +198,24 @@ def test_a_page_becomes_a_notebook_that_nbval_compares(page: Path, tmp_path: Pat
 
 
 @needs_triton
-def test_new_words_keep_the_outputs(page: Path) -> None:
+def test_new_words_keep_the_outputs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands around code changes nothing that it prints."""
-    made = gpu_notebooks.execute(page)
-    gpu_notebooks.store(made, page)
-    before = code_cells(made)
-    assert not gpu_notebooks.with_new_words(page)
+    gpu_notebooks.build(page)
+    before = stored(page)
+    gpu_notebooks.build(page)
+    assert stored(page) == before
     page.write_text(PAGE.replace("The end", "An end").replace("And a figure.", "And.\n#\n# Two."))
-    assert gpu_notebooks.is_fresh(page) and gpu_notebooks.with_new_words(page)
-    notebook = stored(page)
-    assert [cell.source for cell in notebook.cells[:-1]] == [
+    assert gpu_notebooks.is_fresh(page)
+    monkeypatch.setattr(gpu_notebooks, "execute", None)
+    gpu_notebooks.build(page)
+    now = stored(page)
+    assert [cell.source for cell in now.cells[:-1]] == [
         cell.source for cell in gpu_notebooks.cells(page)
     ]
-    assert [cell.outputs for cell in code_cells(notebook)] == [cell.outputs for cell in before]
-    assert not gpu_notebooks.with_new_words(page)
+    assert [cell.outputs for cell in code_cells(now)] == [
+        cell.outputs for cell in code_cells(before)
+    ]
+    assert now.metadata == before.metadata
 
 
 @needs_triton
@@ -272,8 +276,8 @@ def test_a_log_is_shown_where_nbval_ends_early(
 def test_the_last_words_name_the_device() -> None:
     provenance = dict(device="NVIDIA H100", torch="2", triton="3", date="2026-01-01")
     assert gpu_notebooks.origin(provenance) == (
-        "The outputs on this page come from the compiled kernels, on a GPU: NVIDIA H100 "
-        "(torch 2, triton 3, 2026-01-01)."
+        "The outputs on this page come from the compiled kernels, on a GPU: NVIDIA H100."
+        "\n\n```text\ntorch 2, triton 3, 2026-01-01\n```"
     )
     assert "interpreter" in gpu_notebooks.origin(
         {**provenance, "device": gpu_notebooks.INTERPRETER}

@@ -103,18 +103,6 @@ def test_first_mentions_in_prose_are_links(tmp_path: Path) -> None:
     assert links(out / "index.html") == links(out / "glossary.html") == []
 
 
-def test_the_glossary_has_a_row_of_its_first_letters(tmp_path: Path) -> None:
-    out, _ = build(tmp_path, "html")
-    page = (out / "glossary.html").read_text(encoding="utf-8")
-    row = re.search(r'<p class="first-letters">(.*?)</p>', page, re.S)
-    assert row and re.findall(r'href="#([^"]+)">(\w)</a>', row[1]) == [
-        ("term-block", "B"),
-        ("term-query", "Q"),
-        ("term-zero-of-a-group", "Z"),
-        ("term-RoPE", "R"),
-    ]
-
-
 def test_search_finds_a_term_on_the_page_that_explains_it(tmp_path: Path) -> None:
     out, _ = build(tmp_path, "html")
     text = (out / "searchindex.js").read_text(encoding="utf-8")

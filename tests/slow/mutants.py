@@ -120,7 +120,7 @@ def full(kind: str) -> None:
 def left(kind: str) -> None:
     idx = token_ids(2, 12)
     mask = torch.tensor([[0] * (12 - n) + [1] * n for n in LENGTHS])
-    found, (_, rows) = built(kind)(idx, positions_from_mask(mask)), oracle()
+    found, (_, rows) = built(kind)(idx, positions=positions_from_mask(mask)), oracle()
     near(found[0, -LENGTHS[0] :], rows[2])
     near(found[1], rows[1])
 

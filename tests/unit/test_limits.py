@@ -1,34 +1,95 @@
 """limits.py: what a config's numbers may be."""
 
 import math
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
 
-from lm_from_scratch.limits import integers, is_number, positive, require, said, shares, token_ids
+from lm_from_scratch.limits import (
+    Computed,
+    Count,
+    NotNegative,
+    Positive,
+    Share,
+    TokenId,
+    TokenIds,
+    Whole,
+    check,
+    is_number,
+    multiple_of,
+    require,
+)
+
+NO_NUMBERS = [None, True, "1", [], [1], {}, math.nan, math.inf, 10**30, 10**400]
 
 
 @pytest.mark.parametrize(
-    ("check", "inside", "outside"),
+    ("kind", "inside", "outside"),
     [
-        (lambda n: integers(n, 1, "x"), [1, 2**70], [0, -1, 1.0, True, "1", None, math.nan]),
-        (lambda n: integers(n, 0, "x"), [0, 1], [-1, False]),
-        (
-            lambda n: positive(n, "x"),
-            [1e-30, 1, 2.5, np.float64(0.5)],
-            [0, -1.0, math.inf, math.nan, np.float32(1), True, "1", None],
-        ),
-        (lambda n: shares(n, "x"), [0, 0.0, 0.999], [1, 1.0, -0.1, math.nan, "0.5", None]),
-        (lambda n: token_ids({**n, "vocab_size": 5}, "x"), [0, 4], [5, -1, 2.0, True, [2], None]),
+        (Count, [1, 2**30], [0, -1, 1.0, 2**31, *NO_NUMBERS]),
+        (Whole, [0, 1, 2**62], [-1, False, *NO_NUMBERS]),
+        (Computed, [1, 2**30, None], [0, 1.0, 2**31, *NO_NUMBERS[1:]]),
+        (Positive, [1e-30, 1, 2.5, np.float64(0.5)], [0, -1.0, np.float32(1), *NO_NUMBERS]),
+        (NotNegative, [0, 0.0, 3], [-1e-9, *NO_NUMBERS]),
+        (Share, [0, 0.0, 0.999], [1, 1.0, -0.1, "0.5", *NO_NUMBERS]),
+        (int, [0, -5], [0.5, *NO_NUMBERS]),
+        (bool, [True, False], [0, 1, None, "true", np.True_]),
+        (str, ["", "a"], [None, 1, ["a"]]),
+        (Literal["a", "b"], ["a", "b"], ["c", None, [], {}]),
     ],
 )
-def test_limits(check, inside, outside) -> None:
+def test_limits(kind: Any, inside: list[Any], outside: list[Any]) -> None:
     for value in inside:
-        check({"x": value, "another": None})
+        require(kind, x=value)
     for value in outside:
         with pytest.raises(ValueError, match=r"^x=") as refused:
-            check({"x": value, "another": None})
-        assert f"x={value!r} " in str(refused.value)
+            require(kind, x=value)
+        assert "\n" not in str(refused.value)
+
+
+@dataclass
+class Config:
+    n_head: Count = 2
+    n_embd: Annotated[Count, multiple_of("n_head")] = 4
+    vocab_size: Count = 5
+    token: TokenId | None = None
+    ends: TokenIds | None = None
+
+    def __post_init__(self) -> None:
+        check(self, "Config: ")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"n_embd": 6}, {"token": 4}, {"ends": 0}, {"ends": (4,)}, {"ends": (0, 4)}],
+)
+def test_a_config_inside_its_limits(given: dict[str, Any]) -> None:
+    Config(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"n_embd": 5}, "Config: n_embd=5 is not a multiple of n_head=2"),
+        ({"n_embd": None}, "Config: n_embd=None must be an integer, at least 1"),
+        ({"n_head": 0}, "Config: n_head=0 must be an integer, at least 1"),  # before dividing by it
+        ({"vocab_size": "5", "token": 4}, "Config: vocab_size='5' must be an integer, at least 1"),
+        *(
+            ({name: value}, f"Config: {name}={value!r} is not below vocab_size=5: ")
+            for name, values in {
+                "token": [5, -1, 2.0, True, [2], (2,), ()],
+                "ends": [5, -1, 2.0, True, [2], (2, 5), (True,), (), ((1,),), "12"],
+            }.items()
+            for value in values
+        ),
+    ],
+)
+def test_a_config_outside_names_field_value_and_limit(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        Config(**given)
+    assert str(refused.value).startswith(message)
 
 
 def test_numpys_numbers_are_numbers_and_truth_is_none() -> None:
@@ -37,8 +98,13 @@ def test_numpys_numbers_are_numbers_and_truth_is_none() -> None:
         assert not is_number(other)
 
 
-def test_the_first_outside_is_named_and_none_is_asked_about_apart() -> None:
-    numbers = {"a": 2, "b": 3, "c": None}
-    with pytest.raises(ValueError, match=r"^b=3 is odd$"):
-        require(numbers, "is odd", lambda n: n % 2 == 0, "a", "b", "c")
-    assert said(numbers, "a", "c") == ["a"]
+def test_whatever_the_value_the_message_is_one_short_line() -> None:
+    nested: Any = 1
+    for _ in range(100_000):
+        nested = [nested]
+    for value in (nested, "a\n" * 10**6, list(range(10**6)), {"a": {"b": {"c": {"d": 1}}}}):
+        with pytest.raises(ValueError) as refused:
+            require(Count, x=value)
+        assert len(str(refused.value)) < 400 and "\n" not in str(refused.value)
+    while isinstance(nested, list):  # freed one by one
+        nested = nested.pop()

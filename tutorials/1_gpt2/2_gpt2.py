@@ -100,7 +100,7 @@ assert len(w) == 4 + 3 * 12
 # something to be equal to. The function ``check`` demands 5e-5, absolute, in float32.
 
 
-def listen(model, *inputs, **options):
+def listen(model, idx, **options):
     entered, left = {}, {}
 
     def keep(name):
@@ -115,7 +115,7 @@ def listen(model, *inputs, **options):
         for name, module in model.transformer.named_modules()
         if name
     ]
-    result = model(*inputs, **options)
+    result = model(idx, **options)
     for hook in hooks:
         hook.remove()
     return result, entered, left
@@ -709,7 +709,7 @@ attention_mask[0, :4] = 0
 positions = positions_from_mask(attention_mask)
 print(positions)
 
-batch = model(idx, positions)
+batch = model(idx, positions=positions)
 alone = model(idx[:1, 4:])
 check("padded row", batch[0, 4:], alone[0])
 check("full row", batch[1], expected.logits[1])
@@ -728,7 +728,7 @@ check("pieces", torch.cat(answers, dim=1), expected.logits)
 
 packed = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5]])
 documents = torch.tensor([[0] * 5 + [1] * 6])
-row = model(idx[:1], packed, documents)
+row = model(idx[:1], positions=packed, documents=documents)
 check("document 0", row[0, :5], model(idx[:1, :5])[0])
 check("document 1", row[0, 5:], model(idx[:1, 5:])[0])
 
@@ -910,7 +910,9 @@ for name, mask in masks.items():
         grown = damaged_copy(model, "h.{}.attn", "attend", attend_with(mask))
         for block in grown.transformer.h:
             block.attn.c_attn.weight.mul_(factor)
-        change = (grown(other, positions) - grown(idx, positions))[0, 4:]
+        change = (
+            grown(other, positions=positions) - grown(idx, positions=positions)
+        )[0, 4:]
         noticed[name, factor] = change.abs().max().item()
     ordinary, large = noticed[name, 1], noticed[name, 100]
     print(f"{name:18} factor 1: {ordinary:.1f}   factor 100: {large:.1f}")

@@ -119,7 +119,8 @@ nano = GPT2Config(
 
 def loss_of(model, batch):
     return causal_lm_loss(
-        model(batch.idx, batch.positions, batch.documents), batch.targets
+        model(batch.idx, positions=batch.positions, documents=batch.documents),
+        batch.targets,
     )
 
 
@@ -127,7 +128,9 @@ torch.manual_seed(0)
 model = GPT2LMHeadModel(nano)
 with torch.no_grad():
     loss = float(loss_of(model, batch))
-    logits = model(batch.idx, batch.positions, batch.documents)  # (B, T, V)
+    logits = model(
+        batch.idx, positions=batch.positions, documents=batch.documents
+    )  # (B, T, V)
 
 print(
     f"loss {loss:.2f}   log V {math.log(V):.2f}   largest logit {logits.abs().max():.1f}"
@@ -218,7 +221,7 @@ print("positions\n", padded.positions.numpy())
 print("targets\n", padded.targets.numpy())
 
 assert torch.equal(
-    padded.targets, next_token_targets(padded.idx, padded.positions)
+    padded.targets, next_token_targets(padded.idx, positions=padded.positions)
 )
 assert int((padded.targets != IGNORE).sum()) == (5 - 1) + (2 - 1)
 print(inspect.getsource(next_token_targets))
@@ -470,7 +473,9 @@ def entropy(p):
 def context_used(model, batch):
     with evaluating(model):
         p = (
-            model(batch.idx, batch.positions, batch.documents)
+            model(
+                batch.idx, positions=batch.positions, documents=batch.documents
+            )
             .softmax(-1)
             .flatten(0, 1)
         )  # (N, V)
@@ -1002,7 +1007,9 @@ for name, shown in [("wrong", wrong), ("right", right)]:
     reported = overfit(pupil, optimizer, shown, steps=15)[-1]
     with torch.no_grad():
         true = float(
-            causal_lm_loss(pupil(right.idx, right.positions), right.targets)
+            causal_lm_loss(
+                pupil(right.idx, positions=right.positions), right.targets
+            )
         )
     said = complete(
         generate(pupil, [sequences[0][:1]], 10, Sampler(temperature=0.0))

@@ -204,8 +204,8 @@ assert L == 256 and len(rows) > 2
 
 exact = copy.deepcopy(trained).double()
 idx = rows[:1, :L]
-here = exact(idx, torch.arange(L)[None])
-there = exact(idx, torch.arange(L)[None] + 100_000)
+here = exact(idx, positions=torch.arange(L)[None])
+there = exact(idx, positions=torch.arange(L)[None] + 100_000)
 print(f"a logit moves by {(there - here).abs().max():.0e}")
 assert (there - here).abs().max() < 1e-7
 

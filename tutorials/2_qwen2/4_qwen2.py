@@ -312,7 +312,7 @@ def pairs(model):
     for (ours,), theirs in zip(maps, expected.attentions, strict=True):
         yield "attention weights", ours, theirs
     left = oracle(idx, **padded).logits
-    yield "left padding", model(idx, positions)[real], left[real]
+    yield "left padding", model(idx, positions=positions)[real], left[real]
     yield "5 + 1 + 3 + 3", in_pieces(model), expected.logits
     last = model(idx, keep=slice(-2, None))
     yield "the last 2", last, expected.logits[:, -2:]
@@ -502,7 +502,12 @@ mistakes = {
 
 def three_passes(model):
     full = (model(idx) - expected).abs().max().item()
-    left = (model(idx, positions) - expected_left)[real].abs().max().item()
+    left = (
+        (model(idx, positions=positions) - expected_left)[real]
+        .abs()
+        .max()
+        .item()
+    )
     cached = (in_pieces(model) - expected).abs().max().item()
     return full, left, cached
 
@@ -867,7 +872,7 @@ assert all(short < 5e-5 for _, short in wrong.values())
 spoilt = []
 planted = plant(model, minus_infinity)
 with record_hidden_states(planted) as states:
-    planted(idx, positions)
+    planted(idx, positions=positions)
 for depth, (state,) in enumerate(states[:-1]):
     bad = state.isnan().any(-1)  # (B, T)
     row = [int(part.sum()) for part in (bad[0, :5], bad[0, 5:], bad[1])]
@@ -887,7 +892,7 @@ from lm_from_scratch.attention.attention import attention_weights
 
 print("hidden =" + inspect.getsource(attention_weights).split("hidden =")[1])
 with record_attention(model) as maps:
-    fine = model(idx, positions)
+    fine = model(idx, positions=positions)
 assert not fine.isnan().any()
 assert maps[0][0][0, :, :5].abs().max() == 0.0
 
@@ -910,12 +915,16 @@ def no_mask_for_one(q, k, v, visibility, dropout=0.0):
 
 def last_step(model):
     cache = GrowingCache(4)
-    model(idx[:, :11], positions[:, :11], cache=cache)
-    return model(idx[:, 11:], positions[:, 11:], cache=cache)
+    model(idx[:, :11], positions=positions[:, :11], cache=cache)
+    return model(idx[:, 11:], positions=positions[:, 11:], cache=cache)
 
 
 places = torch.arange(12).expand(2, -1)
-shift = (model(idx, places + 7) - model(idx, places)).abs().max()
+shift = (
+    (model(idx, positions=places + 7) - model(idx, positions=places))
+    .abs()
+    .max()
+)
 step = last_step(plant(model, no_mask_for_one)) - last_step(model)
 padded_row, full_row = step.abs().amax((1, 2)).tolist()
 print(f"1. moved by {shift:.0e}")

@@ -188,7 +188,7 @@ seen = attention_mask.bool()
 for name, hf, ours in (("GPT-2", hf_gpt2, gpt2), ("Qwen2", hf_qwen2, qwen2)):
     mask_only = hf(idx, attention_mask=attention_mask).logits[seen]
     both = hf(idx, attention_mask=attention_mask, **places).logits[seen]
-    right = ours(idx, real)[seen]
+    right = ours(idx, positions=real)[seen]
     if name == "GPT-2":
         row(
             "positions, left padding",
@@ -382,7 +382,7 @@ assert inspect.signature(padded_batch).parameters["side"].default == "right"
 texts = [idx[0, :7].tolist(), idx[1].tolist()]
 alone = torch.stack([qwen2(torch.tensor([t]))[0, -1] for t in texts])
 right_side = padded_batch(texts, pad_token_id=0)
-logits = qwen2(right_side.idx, right_side.positions)
+logits = qwen2(right_side.idx, positions=right_side.positions)
 last_real = right_side.positions.argmax(dim=1)  # (B,)
 row(
     "logits of the last token",
@@ -393,7 +393,7 @@ row(
 )
 
 left_side = padded_batch(texts, pad_token_id=0, side="left")
-logits = qwen2(left_side.idx, left_side.positions)
+logits = qwen2(left_side.idx, positions=left_side.positions)
 torch.testing.assert_close(logits[:, -1], alone, atol=5e-5, rtol=0)
 
 # %%
@@ -591,7 +591,7 @@ padded_ids = idx.clone()
 padded_ids[0, 7:] = 0  # padding on the right
 mask = (torch.arange(T) < torch.tensor([[7], [T]])).long()
 places = positions_from_mask(mask)
-targets = next_token_targets(padded_ids, places)
+targets = next_token_targets(padded_ids, positions=places)
 labels = padded_ids.masked_fill(mask == 0, IGNORE)
 row(
     "target left out",
@@ -599,7 +599,7 @@ row(
     "-100, padding counts",
     "transformers, labels",
     (
-        causal_lm_loss(qwen2(padded_ids, places), targets),
+        causal_lm_loss(qwen2(padded_ids, positions=places), targets),
         hf_qwen2(padded_ids, attention_mask=mask, labels=padded_ids).loss,
         hf_qwen2(padded_ids, attention_mask=mask, labels=labels).loss,
     ),

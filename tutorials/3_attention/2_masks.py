@@ -85,7 +85,7 @@ def random_model(**changes):
     return model
 
 
-def watch(model, *inputs, layer=0, **options):
+def watch(model, idx, layer=0, **options):
     seen = []
 
     def attend(q, k, v, visibility, dropout=0.0):
@@ -94,7 +94,7 @@ def watch(model, *inputs, layer=0, **options):
 
     part = attention_layers(model)[layer]
     part.attend = attend
-    model(*inputs, **options)
+    model(idx, **options)
     part.attend = sdpa_attention
     return seen[0]
 
@@ -167,10 +167,10 @@ left = padded_batch([five, nine], pad_token_id=0, side="left")
 right = padded_batch([five, nine], pad_token_id=0, side="right")
 pictures = {
     "causal": causal,
-    "left padding": watch(model, left.idx, left.positions),
-    "right padding": watch(model, right.idx, right.positions),
+    "left padding": watch(model, left.idx, positions=left.positions),
+    "right padding": watch(model, right.idx, positions=right.positions),
     "padding on both sides, inside": watch(
-        model, inside, positions_from_mask(both_sides)
+        model, inside, positions=positions_from_mask(both_sides)
     ),
 }
 
@@ -187,7 +187,7 @@ for W in (1, 2, 4):
     print(f"W = {W}: keys per query {counts}")
     if W == 2:
         pictures["left padding, W = 2"] = watch(
-            slides, left.idx, left.positions
+            slides, left.idx, positions=left.positions
         )
 
 # %%
@@ -197,7 +197,9 @@ for W in (1, 2, 4):
 row = torch.tensor([four + five])
 restart = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
 number = torch.tensor([[0] * 4 + [1] * 5])
-pictures["two documents"] = watch(model, row, restart, number)
+pictures["two documents"] = watch(
+    model, row, positions=restart, documents=number
+)
 
 # %%
 # With a cache, the queries are fewer than the keys. The cache remembers the position of every key that it holds, so a
@@ -213,8 +215,8 @@ def watch_last(model, cache, idx, *pieces, positions=None):
     else:
         places = positions.split(pieces, dim=1)
     for part, place in zip(parts[:-1], places[:-1]):
-        model(part, place, cache=cache)
-    return watch(model, parts[-1], places[-1], cache=cache)
+        model(part, positions=place, cache=cache)
+    return watch(model, parts[-1], positions=places[-1], cache=cache)
 
 
 idx = torch.tensor([nine])
@@ -305,7 +307,7 @@ assert alone_a.std() > 1
 
 for side in ("left", "right"):
     batch = padded_batch([b, a], pad_token_id=0, side=side)
-    logits = mixed(batch.idx, batch.positions)
+    logits = mixed(batch.idx, positions=batch.positions)
     check(
         f"padded {side}, short row",
         logits[0][batch.positions[0] >= 0],
@@ -319,7 +321,7 @@ holes = scattered.bool()
 spread = torch.zeros(1, 15, dtype=torch.long).masked_scatter(
     holes, torch.tensor(b)
 )
-logits = mixed(spread, positions_from_mask(scattered))
+logits = mixed(spread, positions=positions_from_mask(scattered))
 check("padding inside", logits[holes], alone_b[0])
 
 # %%
@@ -333,7 +335,8 @@ def in_chunks(model, idx, pieces, cache, positions=None):
     if positions is not None:
         places = positions.split(pieces, dim=1)
     return torch.cat(
-        [model(x, p, cache=cache) for x, p in zip(parts, places)], dim=1
+        [model(x, positions=p, cache=cache) for x, p in zip(parts, places)],
+        dim=1,
     )
 
 
@@ -364,7 +367,9 @@ for name, (first, second) in order.items():
     n, m = len(first), len(second)
     places = torch.tensor([[*range(n), *range(m)]])
     numbers = torch.tensor([[0] * n + [1] * m])
-    logits = mixed(torch.tensor([first + second]), places, numbers)[0]
+    logits = mixed(
+        torch.tensor([first + second]), positions=places, documents=numbers
+    )[0]
     check(f"packed {name}: first", logits[:n], alone[n])
     check(f"packed {name}: second", logits[n:], alone[m])
 
@@ -380,7 +385,7 @@ with tempfile.TemporaryDirectory() as folder:
 mask = (batch.positions >= 0).long()
 given = dict(attention_mask=mask, position_ids=batch.positions.clamp(min=0))
 theirs = oracle(batch.idx, **given).logits
-ours = mixed(batch.idx, batch.positions)
+ours = mixed(batch.idx, positions=batch.positions)
 check("transformers, left padding", ours[0, 3:], theirs[0, 3:])
 check("transformers, full row", ours[1], theirs[1])
 
@@ -531,7 +536,7 @@ planted = {
 
 
 def three_tests(model, wanted_a=alone_a, wanted_b=alone_b):
-    padded = model(batch.idx, batch.positions)
+    padded = model(batch.idx, positions=batch.positions)
     pieces = in_chunks(model, idx, chunks, GrowingCache(4))
     errors = [
         (model(idx) - wanted_a).abs().max(),
@@ -676,7 +681,7 @@ fast = {
     "one query": watch_last(model, GrowingCache(4), idx, 11, 1),
     "chunk of 3": watch_last(model, GrowingCache(4), idx, 9, 3),
     "window of 4": watch(slides, idx),
-    "padded": watch(model, batch.idx, batch.positions),
+    "padded": watch(model, batch.idx, positions=batch.positions),
 }
 for name, seen in fast.items():
     built = seen._mask is not None
@@ -699,11 +704,11 @@ from lm_from_scratch.attention.kinds import use_attention_
 with torch.device("meta"):
     ghost = Qwen2ForCausalLM(mixed.config).eval()
 there = dict(device="meta", dtype=torch.long)
-given = torch.empty(2, 12, **there), torch.empty(2, 12, **there)
-print("sdpa:", ghost(*given).shape)
+ids, places = torch.empty(2, 12, **there), torch.empty(2, 12, **there)
+print("sdpa:", ghost(ids, positions=places).shape)
 use_attention_(ghost, "packed")
 try:
-    ghost(*given)
+    ghost(ids, positions=places)
     read = False
 except (RuntimeError, NotImplementedError) as error:
     read = True
@@ -719,7 +724,7 @@ assert read
 traced = torch.compile(mixed, fullgraph=True, backend="eager")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
-    logits = traced(batch.idx, batch.positions)
+    logits = traced(batch.idx, positions=batch.positions)
 check("traced in one graph", logits[0, 3:], alone_b[0])
 
 # %%
@@ -831,8 +836,8 @@ print("2.", [round(x, 2) for x in hidden_weight.tolist()])
 other = batch.idx.clone()
 other[0, :3] = torch.tensor(nine[:3])  # under the padding
 same = torch.equal(
-    mixed(other, batch.positions)[0, 3:],
-    mixed(batch.idx, batch.positions)[0, 3:],
+    mixed(other, positions=batch.positions)[0, 3:],
+    mixed(batch.idx, positions=batch.positions)[0, 3:],
 )
 print("3.", same)
 strict = causal.key_positions[0] < causal.query_positions[0][:, None]
@@ -850,8 +855,8 @@ assert strict.sum(-1).tolist() == list(range(9))
 # ---------
 #
 # 1. *Easy.* Draw the two packed documents as a windowed layer sees them. Predict first how many keys each query sees.
-#    Hint: ``watch(slides, row, restart, number)``, where ``slides`` has W = 4. A right answer starts again at one key in
-#    the second document.
+#    Hint: ``watch(slides, row, positions=restart, documents=number)``, where ``slides`` has W = 4. A right answer starts
+#    again at one key in the second document.
 # 2. *Easy.* Which of the fifteen pictures stay the same if all positions of a row grow by 7? Hint: padding stays -1. A
 #    right answer says for each condition of the rule why it does not change.
 # 3. *Medium.* A ring gets chunks of n tokens, and every layer has a window of W. How many slots does it need? Hint: the

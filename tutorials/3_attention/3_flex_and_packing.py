@@ -187,7 +187,7 @@ def packed(rows, size):
             positions[r, at] = torch.arange(len(ids))
             documents[r, at] = number
             first += len(ids)
-    targets = next_token_targets(idx, positions)
+    targets = next_token_targets(idx, positions=positions)
     return Batch(idx, targets, positions, documents)
 
 
@@ -243,7 +243,7 @@ def loss_and_gradients(*batches):
     qwen2.zero_grad()
     total = 0.0
     for b, count in zip(batches, counts):
-        logits = qwen2(b.idx, b.positions, b.documents)
+        logits = qwen2(b.idx, positions=b.positions, documents=b.documents)
         loss = causal_lm_loss(logits, b.targets) * count / sum(counts)
         loss.backward()
         total += loss.item()
@@ -287,7 +287,7 @@ versions = {
 nats = {}
 with torch.no_grad():
     for name, (places, numbers) in versions.items():
-        logits = gpt2(batch.idx, places, numbers)
+        logits = gpt2(batch.idx, positions=places, documents=numbers)
         nats[name] = causal_lm_loss(logits, batch.targets).item()
     each = []
     for ids in short:
@@ -317,7 +317,9 @@ pair = packed([[first, second]], 11)
 x = torch.randn(1, 11, 48, generator=generator, dtype=torch.float64)
 for name, numbers in {"with": pair.documents, "without": None}.items():
     leaf = x.clone().requires_grad_()
-    states = qwen2.model.forward_embedded(leaf, pair.positions, numbers)
+    states = qwen2.model.forward_embedded(
+        leaf, positions=pair.positions, documents=numbers
+    )
     states[0, -1].sum().backward()
     leak = leaf.grad[0, :5].norm().item()
     print(f"{name:7} document numbers: gradient {leak:.1f}")
@@ -437,8 +439,8 @@ print(source[source.index("    B, H, T, D = ") :])
 padded = layouts["padded"][0]
 twin = copy.deepcopy(qwen2)
 use_attention_(twin, "packed")
-given = padded.idx, padded.positions
-losses = [causal_lm_loss(m(*given), padded.targets) for m in (qwen2, twin)]
+both = [m(padded.idx, positions=padded.positions) for m in (qwen2, twin)]
+losses = [causal_lm_loss(logits, padded.targets) for logits in both]
 print(f"sdpa {losses[0].item():.6f}   packed {losses[1].item():.6f}")
 twin.zero_grad()
 losses[1].backward()
@@ -651,7 +653,9 @@ pair = {
 
 def step(name):
     b = pair[name]
-    loss = causal_lm_loss(learner(b.idx, b.positions, b.documents), b.targets)
+    loss = causal_lm_loss(
+        learner(b.idx, positions=b.positions, documents=b.documents), b.targets
+    )
     learner.zero_grad()
     loss.backward()
     return loss.item()
@@ -695,12 +699,12 @@ running = torch.where(real, torch.arange(128), -1)
 numbers = batch.documents
 with torch.no_grad():
     for name, model in {"Qwen2": qwen2, "GPT-2": learned}.items():
-        right = model(batch.idx, batch.positions, numbers)
-        wrong = model(batch.idx, running, numbers)
+        right = model(batch.idx, positions=batch.positions, documents=numbers)
+        wrong = model(batch.idx, positions=running, documents=numbers)
         error = (right - wrong)[real].abs().max().item()
         print(f"{name}: logits off by {error:.0e}")
         assert error < 1e-9 if name == "Qwen2" else error > 1
-extra = (next_token_targets(batch.idx, running) != -100).sum()
+extra = (next_token_targets(batch.idx, positions=running) != -100).sum()
 extra = (extra - (batch.targets != -100).sum()).item()
 print("targets across a border:", extra)
 assert extra == len(some) - len(batch.idx)
@@ -762,7 +766,10 @@ assert leak_right[parts[0] :].abs().max() == 0.0
 
 two = [packed([row], 11) for row in ([first, second], [second, first])]
 with torch.no_grad():
-    one, other = (qwen2(b.idx, b.positions, b.documents)[0] for b in two)
+    one, other = (
+        qwen2(b.idx, positions=b.positions, documents=b.documents)[0]
+        for b in two
+    )
 print(f"1. moved by {(one[:5] - other[6:]).abs().max():.0e}")
 mean = statistics.mean(loss for loss, _ in each)
 print(f"2. packed {nats['positions and documents']:.3f}, mean {mean:.3f}")

@@ -257,7 +257,7 @@ def last_two_states(backbone, rows):
     states = torch.zeros(len(rows), 2, backbone.config.n_embd)
     for chosen in by_length(rows):
         batch = padded_batch([rows[i] for i in chosen], END, side="left")
-        states[chosen] = backbone(batch.idx, batch.positions)[:, -2:]
+        states[chosen] = backbone(batch.idx, positions=batch.positions)[:, -2:]
     return states  # (N, 2, C)
 
 
@@ -322,9 +322,9 @@ print("tokens", [len(row) for row in three], "in", tuple(idx.shape))
 with torch.no_grad():
     alone = torch.cat([frozen(torch.tensor([row])) for row in three])
     padded = {
-        "left": frozen(left.idx, left.positions),
-        "right": frozen(right.idx, right.positions),
-        "both": frozen(idx, positions),
+        "left": frozen(left.idx, positions=left.positions),
+        "right": frozen(right.idx, positions=right.positions),
+        "both": frozen(idx, positions=positions),
     }
 for side, logits in padded.items():
     error = (logits - alone).abs().max().item()
@@ -346,10 +346,12 @@ with torch.no_grad():
     for start in range(0, 256, 32):
         rows = [rows_test[i] for i in sample[start : start + 32]]
         batch = padded_batch(rows, END)
-        x = model.backbone(batch.idx, batch.positions)  # (B, T, C)
+        x = model.backbone(batch.idx, positions=batch.positions)  # (B, T, C)
         blind = model.backbone(batch.idx)
         kept.append((batch, x))
-        pooled["last real token"].append(last_token(x, batch.positions))
+        pooled["last real token"].append(
+            last_token(x, positions=batch.positions)
+        )
         pooled["[:, -1], padding hidden"].append(x[:, -1])
         pooled["[:, -1], padding a token"].append(blind[:, -1])
 
@@ -583,7 +585,7 @@ def fine_tune(classifier, rows, y, seed=0):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config)
         batch = padded_batch([rows[i] for i in chosen], END)
-        logits = classifier.train()(batch.idx, batch.positions)
+        logits = classifier.train()(batch.idx, positions=batch.positions)
         loss = classification_loss(logits, y[chosen])
         optimizer.zero_grad()
         loss.backward()
@@ -598,7 +600,7 @@ def predict(classifier, rows):
     logits = torch.zeros(len(rows), K)
     for chosen in by_length(rows):
         batch = padded_batch([rows[i] for i in chosen], END)
-        logits[chosen] = classifier.eval()(batch.idx, batch.positions)
+        logits[chosen] = classifier.eval()(batch.idx, positions=batch.positions)
     return logits
 
 
@@ -742,7 +744,7 @@ for side, mask in masks.items():
     idx = ids.masked_fill(mask == 0, PAD)
     positions = positions_from_mask(mask)
     theirs = oracle(idx, attention_mask=mask, labels=y)
-    ours = tiny(idx, positions)
+    ours = tiny(idx, positions=positions)
     torch.testing.assert_close(ours, theirs.logits, atol=5e-5, rtol=0.0)
     loss = classification_loss(ours, y)
     torch.testing.assert_close(loss, theirs.loss, atol=5e-5, rtol=0.0)
@@ -755,7 +757,7 @@ for side, mask in masks.items():
         torch.testing.assert_close(
             gradient, parameter.grad, atol=1e-4, rtol=1e-4
         )
-    wrong = tiny.score(tiny.backbone(idx, positions)[:, -1])
+    wrong = tiny.score(tiny.backbone(idx, positions=positions)[:, -1])
     off = (wrong - ours).abs().max().item()
     print(f"{side:6} equal; with [:, -1] instead off by {off:.1f}")
     assert off < 5e-5 if side == "left" else off > 1.0
@@ -783,8 +785,8 @@ with tempfile.TemporaryDirectory() as folder:
 
 batch = padded_batch(rows_test[:4], END)
 with torch.no_grad():
-    logits = classifier.eval()(batch.idx, batch.positions)
-    assert torch.equal(again(batch.idx, batch.positions), logits)
+    logits = classifier.eval()(batch.idx, positions=batch.positions)
+    assert torch.equal(again(batch.idx, positions=batch.positions), logits)
     for row, expected in zip(rows_test[:4], logits):
         row = theirs(torch.tensor([row])).logits[0]
         torch.testing.assert_close(row, expected, atol=1e-4, rtol=1e-4)
@@ -855,7 +857,7 @@ assert cost["last real token"] > cost["rightmost_other"]
 
 def real_columns(positions):
     columns = torch.arange(8.0).expand(len(positions), 8)[..., None]
-    return last_token(columns, positions)[:, 0].long()
+    return last_token(columns, positions=positions)[:, 0].long()
 
 
 def old_rule(idx):
@@ -872,9 +874,9 @@ positions = positions_from_mask(mask)
 idx = ids[:1].masked_fill(mask == 0, PAD)
 idx[0, [3, 6]] = PAD  # two tokens of the text
 theirs = oracle(idx, attention_mask=mask).logits
-x = tiny.backbone(idx, positions)
+x = tiny.backbone(idx, positions=positions)
 torch.testing.assert_close(tiny.score(x[:, 5]), theirs, atol=5e-5, rtol=0.0)
-off = (tiny(idx, positions) - theirs).abs().max().item()
+off = (tiny(idx, positions=positions) - theirs).abs().max().item()
 print(
     f"old rule: column {old_rule(idx).item()}, transformers: column 5", end=", "
 )

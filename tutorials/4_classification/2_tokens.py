@@ -304,7 +304,7 @@ def states_of(backbone, examples):
     states = []
     for start in range(0, len(examples), 16):
         batch = padded_batch([ids for ids, _ in examples[start:][:16]], END)
-        x = backbone(batch.idx, batch.positions)
+        x = backbone(batch.idx, positions=batch.positions)
         states.append(x[batch.positions >= 0])  # row by row, without padding
     return torch.cat(states)  # (N, C)
 
@@ -369,8 +369,8 @@ def fine_tune(classifier, examples, seed=0):
             group["lr"] = learning_rate(step, config)
         batch = padded_batch([ids for ids, _ in chosen], END)
         y = padded_labels(chosen, batch.idx.shape[1])
-        logits = classifier.train()(batch.idx, batch.positions)
-        loss = token_classification_loss(logits, y, batch.positions)
+        logits = classifier.train()(batch.idx, positions=batch.positions)
+        loss = token_classification_loss(logits, y, positions=batch.positions)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(classifier.parameters(), 1.0)
@@ -607,8 +607,8 @@ ids = ids.masked_fill(padding, 0)
 y = torch.randint(K, (3, 9), generator=generator)
 
 theirs = oracle(ids, attention_mask=mask, labels=y.masked_fill(padding, IGNORE))
-ours = tiny(ids, positions)
-loss = token_classification_loss(ours, y, positions)
+ours = tiny(ids, positions=positions)
+loss = token_classification_loss(ours, y, positions=positions)
 close = dict(atol=5e-5, rtol=0.0)
 torch.testing.assert_close(ours[~padding], theirs.logits[~padding], **close)
 torch.testing.assert_close(loss, theirs.loss, **close)
@@ -646,7 +646,7 @@ print(inspect.getsource(token_classification_loss))
 def padded_states(examples):
     batch = padded_batch([ids for ids, _ in examples], END)
     y = padded_labels(examples, batch.idx.shape[1])
-    x = model.backbone(batch.idx, batch.positions)
+    x = model.backbone(batch.idx, positions=batch.positions)
     return x.flatten(0, 1), y.flatten(), batch.positions.flatten() >= 0
 
 
@@ -677,8 +677,8 @@ assert abs(reported["left out"] - true["left out"]) < 1e-6
 
 odd = y.masked_fill(padding, 77)
 torch.testing.assert_close(
-    token_classification_loss(ours, odd, positions),
-    token_classification_loss(ours, y, positions),
+    token_classification_loss(ours, odd, positions=positions),
+    token_classification_loss(ours, y, positions=positions),
 )
 
 # %%

@@ -105,7 +105,9 @@ def feed(model, cache, idx, pieces, positions=None):
     if positions is not None:
         places = positions.split(pieces, dim=1)
     steps = zip(parts, places, strict=True)
-    return torch.cat([model(x, p, cache=cache) for x, p in steps], dim=1)
+    return torch.cat(
+        [model(x, positions=p, cache=cache) for x, p in steps], dim=1
+    )
 
 
 runs = {
@@ -374,7 +376,7 @@ class Twin:
         held = torch.tensor([len(row) for row in self.rows])[:, None]
         places = torch.where(real > 0, positions_from_mask(real) + held, -1)
         places = places if self.padded else None
-        logits = self.model(idx, places, cache=self.cache)
+        logits = self.model(idx, positions=places, cache=self.cache)
         for i, row in enumerate(self.rows):
             row += idx[i, real[i] > 0].tolist()
             alone = self.model(torch.tensor([row]))[0, -int(real[i].sum()) :]
@@ -464,7 +466,7 @@ def count_graphs(cache, with_positions):
         piece = slice(t, t + 1) if t else slice(0, 5)
         step = compiled if t else one_layer  # the prompt is not compiled
         place = places[:, piece] if with_positions else None
-        logits = step(text[:, piece], place, cache=cache)
+        logits = step(text[:, piece], positions=place, cache=cache)
     assert error(logits[:, -1], one_layer(text[:, :10])[:, -1]) < 1e-9
     return len(graphs)
 

@@ -371,7 +371,7 @@ assert torch.equal(sides["left"].positions[:, -1], lengths - 1)
 def read_right(model, prompts):
     batch = padded_batch(prompts, pad_token_id=end, side="right")
     cache = GrowingCache(model.config.n_layer)
-    hidden = model.backbone(batch.idx, batch.positions, cache=cache)
+    hidden = model.backbone(batch.idx, positions=batch.positions, cache=cache)
     last = batch.positions.amax(dim=1)  # (B,)
     hidden = hidden[torch.arange(len(prompts)), last]  # (B, C)
     return model.project(hidden, model.head_weight), last, cache
@@ -402,7 +402,7 @@ def filled(cache, side):
     if side == "left":
         batch.idx[0, scattered[0] == 1] = torch.tensor(ids[0])
         batch.positions[:1] = positions_from_mask(scattered)
-    m(batch.idx, batch.positions, cache=cache)
+    m(batch.idx, positions=batch.positions, cache=cache)
     for tokens in new.T:
         decode(m, tokens, cache.lengths, cache)
     return cache
@@ -494,7 +494,7 @@ def trial(model, cache, generator):
         real[:, :1] |= held == 0  # no row stays empty
         idx = torch.randint(97, (3, T), generator=generator)
         positions = (real.long().cumsum(1) - 1 + held).where(real, PADDING)
-        logits = model(idx, positions, cache=cache)
+        logits = model(idx, positions=positions, cache=cache)
         for row, mine, out, keep in zip(rows, idx, logits, real):
             row += mine[keep].tolist()
             if keep.any():
@@ -601,7 +601,7 @@ short = batch.positions[:, 0] < 0
 places = dict(position_ids=batch.positions.clamp(min=0))
 print(f"{'':8}{'mask alone':>12}{'with position_ids':>20}")
 for kind, twin in twins.items():
-    truth = exact[kind](batch.idx, batch.positions)[short, -1]
+    truth = exact[kind](batch.idx, positions=batch.positions)[short, -1]
     wrong = (twin(batch.idx, **given).logits[short, -1] - truth).abs().max()
     fixed = twin(batch.idx, **given, **places).logits[short, -1] - truth
     print(f"{kind:8}{wrong:12.0e}{fixed.abs().max():20.0e}")
@@ -659,7 +659,7 @@ print(f"2. at last {speak_last} of {rows_run[-1]} rows say something")
 assert speak_last < rows_run[-1] == 16
 
 m, cache = tiny["Qwen2"], GrowingCache(3)
-m(sides["left"].idx, sides["left"].positions, cache=cache)
+m(sides["left"].idx, positions=sides["left"].positions, cache=cache)
 places = cache.lengths.clone()
 places[0] = PADDING  # row 0 sits out
 decode(m, fed[:, 0], places, cache)

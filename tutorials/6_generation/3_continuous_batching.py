@@ -406,6 +406,29 @@ def ended(request, said):
 
 print(inspect.getsource(Engine.step))
 
+# %%
+# Each part of a step happens as a whole or not at all. Ctrl-C in the middle of a pass takes back the blocks that it was
+# given and the token that it was about to choose. Here it comes with the fourth token; ``run`` then goes on, and says
+# what it would have said.
+
+presses = iter([False, False, False, True])
+
+
+def press(logits, rows):
+    if next(presses, False):
+        raise KeyboardInterrupt
+    return logits
+
+
+engine = Engine(model, new_pool(64))
+number = engine.submit(replace(load[0], processors=[press]))
+try:
+    list(engine.run())
+except KeyboardInterrupt:
+    print("interrupted after", engine.running[0].said)
+list(engine.run())
+assert engine.results[number] == alone(load[0])
+
 
 def in_engine(requests, n_blocks=512, block_size=16, **options):
     options = dict(share_prefixes=False) | options
@@ -652,7 +675,8 @@ for chunk in (256, 32, 8):
 # ------------------
 #
 # Twelve requests begin with the same 100 tokens, as chats begin with one system prompt. With ``share_prefixes`` the
-# engine remembers every full block under *all tokens up to its end*, and shares it with requests that begin alike.
+# engine remembers every full block under its own tokens and *the number of the prefix before it*, and shares it with
+# requests that begin alike. Link by link, that stands for all tokens up to its end.
 
 print(inspect.getsource(Engine._find))
 
@@ -698,7 +722,7 @@ assert list(runs.values()) == [0, 8 * 96, 11 * 96]
 # * *Swapping.* The system of the paper can also move the blocks of a request that is put back to the memory of the
 #   CPU. The documentation of version 0.17 describes reading again, as here.
 # * *Hashes.* vLLM finds a block by a hash of the hash before it and its own P tokens. SGLang keeps the prefixes in a
-#   radix tree. Our keys are whole prefixes: exact, but the work of a lookup grows with the square of the length.
+#   radix tree. Our chain of numbers is such a tree: exact, since no number is given twice, and linear in the tokens.
 # * *CUDA graphs*, several GPUs, quantised caches, and sampling for all rows at once.
 #
 # Bug museum
@@ -752,8 +776,8 @@ assert right == expected and wrong != expected
 
 
 class OwnTokensOnly(Engine):
-    def _key(self, tokens, end):
-        return tuple(tokens[end - self.pool.block_size : end])
+    def _key(self, before, tokens):
+        return 0, tuple(tokens)
 
 
 a, b, c = ([*words[i : i + 16]] for i in (500, 600, 700))
@@ -780,7 +804,7 @@ for kind in (Engine, OwnTokensOnly):
     assert (wrong > 0) == (kind is OwnTokensOnly)
 
 # %%
-# The wrong engine finds more, so it looks faster. The fixed line is ``tuple(tokens[:end])``. Again the check is the
+# The wrong engine finds more, so it looks faster. The fixed line is ``return before, tuple(tokens)``. Again the check is the
 # answer alone, on prompts that hold the same block after different beginnings.
 #
 # Which sentence is false?

@@ -74,7 +74,9 @@ def fresh_model():
 
 
 def loss_of(model, batch):
-    logits = model(batch.idx, batch.positions, batch.documents)
+    logits = model(
+        batch.idx, positions=batch.positions, documents=batch.documents
+    )
     return causal_lm_loss(logits, batch.targets)
 
 

@@ -85,7 +85,9 @@ gradients = {name: [] for name in weights}
 
 
 def loss_of(model, batch):
-    logits = model(batch.idx, batch.positions, batch.documents)
+    logits = model(
+        batch.idx, positions=batch.positions, documents=batch.documents
+    )
     return causal_lm_loss(logits, batch.targets)
 
 

@@ -301,7 +301,9 @@ schedule = TrainConfig(steps=STEPS, lr=1.0, min_lr=0.1, warmup=10)
 
 
 def loss_of(model, batch):
-    logits = model(batch.idx, batch.positions, batch.documents)
+    logits = model(
+        batch.idx, positions=batch.positions, documents=batch.documents
+    )
     return causal_lm_loss(logits, batch.targets)
 
 

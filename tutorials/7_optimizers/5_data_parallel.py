@@ -282,7 +282,7 @@ assert sum(counts) == n_targets(batch) and counts[0] != counts[1]
 
 def gradient(part, weight=1.0):
     model = small_run.new_model()
-    logits = model(part.idx, part.positions, part.documents)
+    logits = model(part.idx, positions=part.positions, documents=part.documents)
     (weight * causal_lm_loss(logits, part.targets)).backward()
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
@@ -535,7 +535,10 @@ def one_pass(group):
         layer.mlp.register_forward_pre_hook(look)
         layer.mlp.register_full_backward_pre_hook(look)
     part = group.share(batches[0])
-    loss_of(part.idx, part.targets, part.positions, part.documents).backward()
+    loss_of(
+        part.idx, part.targets,
+        positions=part.positions, documents=part.documents,
+    ).backward()  # fmt: skip
     look()
     return model, rows
 
@@ -548,8 +551,9 @@ def between_passes(group):
     for last in (False, True):
         with group.accumulating(loss_of, last):
             loss = loss_of(
-                part.idx, part.targets, part.positions, part.documents
-            )
+                part.idx, part.targets,
+                positions=part.positions, documents=part.documents,
+            )  # fmt: skip
             loss.backward()
         units = [] if last else [loss_of, *blocks(model)]
         for unit in units:

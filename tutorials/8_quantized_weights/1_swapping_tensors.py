@@ -556,8 +556,8 @@ assert swapped(model) == [True] * 3
 # Bug museum
 # ----------
 #
-# The flag left on
-# ~~~~~~~~~~~~~~~~
+# T3: the flag left on
+# ~~~~~~~~~~~~~~~~~~~~
 #
 # Old defects have numbers in this chapter; this is T3. ``Module.to`` and ``load_state_dict`` swap ordinary parameters
 # only if a global flag of PyTorch says so. PyTorch's tutorial on extension points (see Sources) sets the flag, and its

@@ -93,11 +93,14 @@ def test_the_same_logits(name: str) -> None:
     plain, ours, idx = pair(name)
     with poisoned():
         assert_close(ours(idx), plain(idx))
-        logits, want = ours(idx, LEFT_PADDED), plain(idx, LEFT_PADDED)
+        logits, want = ours(idx, positions=LEFT_PADDED), plain(idx, positions=LEFT_PADDED)
     assert_close(logits[LEFT_PADDED >= 0], want[LEFT_PADDED >= 0])
     documents = torch.tensor([[0] * 4 + [1] * 8, [0] * 11 + [1]], device=DEVICE)
     positions = torch.tensor([[*range(4), *range(8)], [*range(11), 0]], device=DEVICE)
-    assert_close(ours(idx, positions, documents), plain(idx, positions, documents))
+    assert_close(
+        ours(idx, positions=positions, documents=documents),
+        plain(idx, positions=positions, documents=documents),
+    )
 
 
 @each_model
@@ -107,8 +110,8 @@ def test_the_same_gradients(name: str) -> None:
         gradients = []
         for model in (plain, ours):
             model.zero_grad()
-            loss = Loss(model, chunked=chunked)(idx, next_token_targets(idx, LEFT_PADDED),
-                                                LEFT_PADDED)  # fmt: skip
+            loss = Loss(model, chunked=chunked)(idx, next_token_targets(idx, positions=LEFT_PADDED),
+                                                positions=LEFT_PADDED)  # fmt: skip
             with poisoned():
                 loss.backward()
             gradients.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
@@ -145,9 +148,9 @@ def test_cached_is_full(name: str, kind: str) -> None:
     for n in (5, 1, 1, 3, 1, 1):
         part = slice(start, start + n)
         with poisoned():
-            logits.append(ours(idx[:, part], LEFT_PADDED[:, part], cache=cache))
+            logits.append(ours(idx[:, part], positions=LEFT_PADDED[:, part], cache=cache))
         start += n
-    got, want = torch.cat(logits, dim=1), plain(idx, LEFT_PADDED)
+    got, want = torch.cat(logits, dim=1), plain(idx, positions=LEFT_PADDED)
     assert_close(got[LEFT_PADDED >= 0], want[LEFT_PADDED >= 0])
 
 

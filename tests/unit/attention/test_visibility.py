@@ -3,10 +3,15 @@ suites/test_conformance.py."""
 
 import pytest
 import torch
-from tiny_models import tiny_gpt2, token_ids
+from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 
 from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
 from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.interop.caches import from_legacy, from_transformers
+from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
+from lm_from_scratch.text.targets import next_token_targets
+from lm_from_scratch.training.classification_loss import token_classification_loss
+from lm_from_scratch.training.train import Loss
 
 
 def arange(n: int, start: int = 0) -> torch.Tensor:
@@ -29,9 +34,39 @@ def test_G33_masks_of_any_integer_or_bool_dtype_become_positions() -> None:
 def test_G33_a_mask_of_another_width_is_refused() -> None:
     model, idx = tiny_gpt2(), token_ids(2, 5)
     with pytest.raises(ValueError, match=r"\(2, 1\), the tokens \(2, 5\)"):
-        model(idx, positions_from_mask(torch.ones(2, 1)))
+        model(idx, positions=positions_from_mask(torch.ones(2, 1)))
     with pytest.raises(ValueError, match="integers"):
-        model(idx, torch.ones(2, 5, dtype=torch.bool))
+        model(idx, positions=torch.ones(2, 5, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("make", [tiny_gpt2, tiny_qwen2])
+def test_P7_a_mask_in_second_place_is_not_taken_for_positions(make) -> None:
+    """All ones as positions would let every token see every other."""
+    model, idx = make(), token_ids(2, 5)
+    mask = torch.ones(2, 5, dtype=torch.long)
+    classifiers = SequenceClassifier(model.backbone, 3), TokenClassifier(model.backbone, 3)
+    for reads in (model, model.backbone, *classifiers, Loss(model)):
+        given = (idx, idx) if isinstance(reads, Loss) else (idx,)
+        with pytest.raises(TypeError, match="positional argument"):
+            reads(*given, mask)
+        assert torch.isfinite(reads(*given, positions=positions_from_mask(mask))).all()
+    states = model.backbone(idx)
+    for function, given in (
+        (classifiers[0].classify, (states,)),
+        (token_classification_loss, (states, idx % 3)),
+        (next_token_targets, (idx,)),
+        (from_transformers, (None,)),
+    ):
+        with pytest.raises(TypeError, match="positional argument"):
+            function(*given, mask)
+
+
+def test_P7_a_mask_is_no_row_of_positions_in_a_cache() -> None:
+    k = torch.zeros(2, 1, 5, 4)
+    for mask in (torch.ones(2, 5), torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])):
+        with pytest.raises(ValueError, match="positions must grow"):
+            from_legacy([(k, k)], mask.long())
+        from_legacy([(k, k)], positions_from_mask(mask))
 
 
 def test_bad_visibility_is_refused() -> None:

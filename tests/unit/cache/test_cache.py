@@ -144,7 +144,11 @@ def test_misuse_is_refused_with_both_values() -> None:
                 cache=GrowingCache(3),
             )
         cache = GrowingCache(3)
-        MODEL(token_ids(1, 4), positions_from_mask(torch.tensor([[0, 1, 1, 1]])), cache=cache)
+        MODEL(
+            token_ids(1, 4),
+            positions=positions_from_mask(torch.tensor([[0, 1, 1, 1]])),
+            cache=cache,
+        )
         with pytest.raises(ValueError, match="positions are needed"):
             MODEL(token_ids(1, 1), cache=cache)
 
@@ -164,19 +168,19 @@ def test_a_forward_that_fails_leaves_the_cache_as_it_was() -> None:
         cache = GrowingCache(3)
         part = None if positions is None else positions[:, :4]
         with torch.no_grad():
-            MODEL(idx[:, :4], part, cache=cache)
+            MODEL(idx[:, :4], positions=part, cache=cache)
             with pytest.raises(IndexError):
                 MODEL(torch.tensor([[5, 97]]), cache=cache) if part is None else MODEL(
-                    torch.tensor([[5, 97]]), positions[:, 4:6], cache=cache
+                    torch.tensor([[5, 97]]), positions=positions[:, 4:6], cache=cache
                 )
             with pytest.raises(ValueError, match="block_size"):
                 far = torch.tensor([[500]])
-                MODEL(idx[:, :1], far, cache=cache)
+                MODEL(idx[:, :1], positions=far, cache=cache)
             with pytest.raises(ValueError, match="holds 1 rows, the tokens 2"):
                 MODEL(token_ids(2, 1), cache=cache)
             assert cache.length == 4
             rest = None if positions is None else positions[:, 4:]
-            got = MODEL(idx[:, 4:], rest, cache=cache)
+            got = MODEL(idx[:, 4:], positions=rest, cache=cache)
         torch.testing.assert_close(got, want[:, 4:], atol=2e-5, rtol=0)
 
 
@@ -197,10 +201,10 @@ def test_dense_ends_with_the_first_explicit_positions() -> None:
     cache, idx = GrowingCache(3), token_ids(1, 9)
     with torch.no_grad():
         MODEL(idx[:, :4], cache=cache)
-        MODEL(idx[:, 4:6], torch.tensor([[4, 5]]), cache=cache)
+        MODEL(idx[:, 4:6], positions=torch.tensor([[4, 5]]), cache=cache)
         with pytest.raises(ValueError, match="positions are needed"):
             MODEL(idx[:, 6:7], cache=cache)
-        got = MODEL(idx[:, 6:], torch.tensor([[6, 7, 8]]), cache=cache)
+        got = MODEL(idx[:, 6:], positions=torch.tensor([[6, 7, 8]]), cache=cache)
     torch.testing.assert_close(got, MODEL(idx)[:, 6:], atol=2e-5, rtol=0)
 
 
@@ -209,12 +213,14 @@ def test_documents_need_positions_of_the_right_kind() -> None:
     with pytest.raises(ValueError, match="documents need positions"):
         MODEL(idx, documents=positions)
     with pytest.raises(ValueError, match=r"shape \(1, 4\)"):
-        MODEL(idx, positions, positions[:1])
+        MODEL(idx, positions=positions, documents=positions[:1])
     with pytest.raises(ValueError, match="integers of shape"):
-        MODEL(idx, positions, positions.float())
+        MODEL(idx, positions=positions, documents=positions.float())
     with pytest.raises(ValueError, match="at least one"):
         MODEL(idx[:, :0])
-    assert torch.equal(MODEL(idx, positions.to(torch.int16)), MODEL(idx, positions))
+    assert torch.equal(
+        MODEL(idx, positions=positions.to(torch.int16)), MODEL(idx, positions=positions)
+    )
 
 
 # --------------------------------------------------------------------------- what is refused
@@ -282,12 +288,12 @@ def test_a_static_cache_that_is_full_says_so_and_stays_as_it_was() -> None:
     mask = positions_from_mask(torch.ones(2, 11))
     for positions in (None, mask):
         cache = StaticCache(3, capacity=10)
-        MODEL(idx[:, :8], None if positions is None else positions[:, :8], cache=cache)
+        MODEL(idx[:, :8], positions=None if positions is None else positions[:, :8], cache=cache)
         late = None if positions is None else positions[:, 8:]
         with pytest.raises(ValueError, match="11 tokens do not fit into a cache of capacity=10"):
-            MODEL(idx[:, 8:], late, cache=cache)
+            MODEL(idx[:, 8:], positions=late, cache=cache)
         assert cache.length == 8
-        got = MODEL(idx[:, 8:10], None if late is None else late[:, :2], cache=cache)
+        got = MODEL(idx[:, 8:10], positions=None if late is None else late[:, :2], cache=cache)
         torch.testing.assert_close(got, MODEL(idx[:, :10])[:, 8:], atol=2e-5, rtol=0)
     with pytest.raises(ValueError, match="capacity=0"):
         StaticCache(3, capacity=0)
@@ -472,7 +478,7 @@ def test_two_rows_that_share_pages_never_see_each_other() -> None:
     want = model(torch.cat([prefix, rest], 1))[:, 6:]
     torch.testing.assert_close(got, want, atol=1e-9, rtol=0)
     both = PagedCache(pool, [first, second])  # side by side, of different lengths
-    got = model(token_ids(2, 1), both.lengths[:, None], cache=both)
+    got = model(token_ids(2, 1), positions=both.lengths[:, None], cache=both)
     assert got[0].isfinite().all() and got[1].isnan().all()
 
 
@@ -503,7 +509,7 @@ def test_rows_of_a_pool_go_on_where_they_end() -> None:
     cache = PagedCache(new_pool(model, 4), [Row(), Row()])
     model(token_ids(2, 3), cache=cache)
     with pytest.raises(ValueError, match=r"row 1 holds 3 tokens and goes on there, not with \[4\]"):
-        model(token_ids(2, 1), torch.tensor([[3], [4]]), cache=cache)
+        model(token_ids(2, 1), positions=torch.tensor([[3], [4]]), cache=cache)
     with pytest.raises(ValueError, match="holds 2 rows, the tokens 3"):
         model(token_ids(3, 1), cache=cache)
     cache.reset()
@@ -564,14 +570,16 @@ def test_reset_clears_what_was_not_a_number(kind: str) -> None:
         buffer.parts[0].fill_(torch.nan)
     cache.reset()
     positions = torch.arange(5)[None]
-    torch.testing.assert_close(model(idx, positions, cache=cache), model(idx), atol=1e-9, rtol=0)
+    torch.testing.assert_close(
+        model(idx, positions=positions, cache=cache), model(idx), atol=1e-9, rtol=0
+    )
 
 
 @torch.no_grad()
 def test_a_ring_knows_what_a_jump_has_pushed_out() -> None:
     model = tiny_qwen2(sliding_window=4, max_window_layers=0)
     cache = SlidingCache(3, 4, slack=2)
-    model(token_ids(1, 5), torch.tensor([[0, 1, 2, 3, 8]]), cache=cache)
+    model(token_ids(1, 5), positions=torch.tensor([[0, 1, 2, 3, 8]]), cache=cache)
     with pytest.raises(ValueError, match="only slack=2"):
         cache.crop(7)
 

@@ -50,7 +50,7 @@ class Twin:
             held = torch.tensor([len(row) for row in self.rows])[:, None]
             positions = positions_from_mask(real.long())
             positions = torch.where(real, positions + held, -1)
-        logits = self.model(idx, positions, cache=self.cache)
+        logits = self.model(idx, positions=positions, cache=self.cache)
         for i, row in enumerate(self.rows):
             new = idx[i, real[i]].tolist()
             row += new

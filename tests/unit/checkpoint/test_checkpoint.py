@@ -130,9 +130,9 @@ def test_everything_wrong_is_named_at_once(folder) -> None:
         assert part in str(error.value)
 
 
-def test_a_checkpoint_of_mixed_dtypes_is_refused(folder) -> None:
+def test_numbers_and_integers_in_one_checkpoint_are_refused(folder) -> None:
     edit_tensors(
-        folder, lambda t: t.update({"transformer.ln_f.bias": torch.zeros(28, dtype=torch.half)})
+        folder, lambda t: t.update({"transformer.ln_f.bias": torch.zeros(28, dtype=torch.long)})
     )
     with pytest.raises(ValueError, match="different dtypes"):
         from_pretrained(folder)
@@ -351,7 +351,7 @@ def test_weights_that_cannot_be_meant_are_refused(folder, edit, message) -> None
 
 
 @pytest.mark.parametrize(
-    "change", [{"n_embd": None}, {"n_layer": "3"}, {"eos_token_id": [2]}, {"vocab_size": 97.5}]
+    "change", [{"n_embd": None}, {"n_layer": "3"}, {"eos_token_id": []}, {"vocab_size": 97.5}]
 )
 def test_config_values_of_another_type_are_refused(folder, change: dict) -> None:
     edit_config(folder, **change)

@@ -53,10 +53,10 @@ def test_P1_a_text_ends_where_the_config_says(folder, capsys) -> None:
     assert capsys.readouterr().out == "Return the" + TOKENIZER.decode(said) + "\n"
 
 
-def test_P1_each_of_several_end_tokens_ends_a_text_and_a_beam(folder, capsys, monkeypatch) -> None:
+def test_P1_each_of_several_end_tokens_ends_a_text_and_a_beam(folder, capsys) -> None:
     said = greedy(TOKENIZER.start("Return the"))
-    ends = [said[5], said[2]]
-    monkeypatch.setattr(command, "end_tokens", lambda model, tokenizer: ends)
+    ends = [said[5], said[2], 10**6]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     want = TOKENIZER.decode(said[: next(i for i in range(12) if said[i] in ends)])
     assert main([*GREEDY, "--model", str(folder)]) == 0
     assert capsys.readouterr().out == f"Return the{want}\n"
@@ -157,3 +157,17 @@ def test_P8_a_chat_that_is_too_long_is_one_line(template, monkeypatch, capsys) -
     monkeypatch.setattr("sys.stdin", io.StringIO("Return " * 300 + "\n"))
     assert main(CHAT) == 2
     assert "the model reads 256: begin a new one" in capsys.readouterr().err
+
+
+def test_P8_a_chat_uses_the_template_of_the_folder(folder, monkeypatch, capsys) -> None:
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|endoftext|>{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    )
+    monkeypatch.setattr("sys.stdin", io.StringIO("Return the\n"))
+    assert main([*CHAT, "--model", str(folder)]) == 0
+    ids = [TOKENIZER.eos_token_id, *TOKENIZER.encode("user: Return the\n")]
+    want = TOKENIZER.decode(greedy(ids, 5)).split("<|endoftext|>")[0]
+    assert capsys.readouterr().out == want + "\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO("Return the\n"))
+    assert main(CHAT) == 2  # the shipped model has none
+    assert capsys.readouterr().err.count("\n") == 1

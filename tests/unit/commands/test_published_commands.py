@@ -82,6 +82,32 @@ def test_P8_a_published_model_goes_on_learning(folder, notes, tmp_path, capsys) 
     )
 
 
+def test_P8_nothing_of_a_published_folder_is_lost(folder, notes, tmp_path) -> None:
+    """Also where the run was killed before its first checkpoint, and by convert."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | {"ours_does_not_know": [1], "torch_dtype": "float32"}
+    path.write_text(json.dumps(config))
+    more = {"generation_config.json": '{"eos_token_id": [1, 5]}', "chat_template.jinja": "{{ 1 }}"}
+    for name, text in more.items():
+        (folder / name).write_text(text)
+    run = [
+        "train",
+        "--from",
+        str(folder),
+        "--corpus",
+        notes,
+        "--out",
+        str(tmp_path / "run"),
+        *SHORT,
+    ]
+    assert main([*run, "--dropout", "0.05"]) == 0
+    assert main(["convert", str(folder), "--out", str(tmp_path / "new")]) == 0
+    for made in (tmp_path / "run" / "model", tmp_path / "new"):
+        assert json.loads((made / "config.json").read_text())["ours_does_not_know"] == [1]
+        assert json.loads((made / "generation_config.json").read_text())["eos_token_id"] == [1, 5]
+        assert (made / "chat_template.jinja").read_text() == "{{ 1 }}"
+
+
 def test_P8_galore_and_dropout_fit_a_published_model(folder, notes, tmp_path) -> None:
     out = tmp_path / "run"
     more = ["--optimizer", "galore", "--dropout", "0.1", "--steps", "4"]

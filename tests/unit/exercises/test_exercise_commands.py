@@ -108,6 +108,16 @@ def test_the_solution_is_shown_where_nothing_can_be_kept(
     assert said(capsys, "solution", "rms_norm") == solution("rms_norm")
 
 
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"rms_norm": {"a":' + "[" * 100_000, "1e", "5", "[]"]
+)
+def test_R10_a_progress_that_makes_no_sense_is_none(text: str) -> None:
+    progress.path().write_text(text)
+    assert progress.load() == {}
+    assert progress.keep("rms_norm", 11.0, True, 0)
+    assert progress.load()["rms_norm"]["points"] == 11.0
+
+
 def test_a_progress_that_cannot_be_kept_is_said(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,11 @@
 """engine.py: every request says what it would say alone, whoever else is there."""
 
+import sys
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
 import pytest
 import torch
 from caches import pool as new_pool
@@ -7,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 
-from lm_from_scratch.generation.engine import Engine, Request
+import lm_from_scratch
+from lm_from_scratch.generation.engine import Before, Engine, Request
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.logit_processors import forbid
 from lm_from_scratch.generation.sampling import GREEDY, Sampler
@@ -17,6 +24,7 @@ MODELS = [
     tiny_qwen2().double(),
     tiny_qwen2(sliding_window=3, max_window_layers=1).double(),
 ]
+PACKAGE = str(Path(lm_from_scratch.__file__).parent)
 SAMPLERS = [GREEDY, Sampler(temperature=1.5, top_k=30, repetition_penalty=1.3)]
 
 
@@ -60,7 +68,7 @@ def test_every_request_says_what_it_says_alone(data) -> None:
         pass
     for number, request in enumerate(requests):
         assert engine.results[number] == alone(model, request)
-    held = set(engine.prefixes.values())
+    held = {prefix.block for prefix in engine.prefixes.values()}
     assert [n > 0 for n in engine.pool.users] == [b in held for b in range(n_blocks)]
     assert len(engine.pool.free) == n_blocks - len(held)
 
@@ -152,6 +160,11 @@ def test_a_request_that_has_finished_in_the_first_pass_of_a_step_is_not_put_back
     assert [engine.results[n] for n in (0, 1)] == [alone(model, r) for r in requests]
 
 
+def known(engine: Engine) -> list[tuple[int, ...]]:
+    """The tokens of the blocks that are remembered, those that are given up first in front."""
+    return [tokens for _, tokens in engine.prefixes]
+
+
 def test_a_request_that_does_not_fit_yet_costs_no_prefix() -> None:
     model = MODELS[1]
     engine = Engine(model, new_pool(model, 2, n_blocks=8))
@@ -160,7 +173,7 @@ def test_a_request_that_does_not_fit_yet_costs_no_prefix() -> None:
     engine.submit(Request(prompt=[20], max_new_tokens=8, sampler=GREEDY))
     engine.submit(Request(prompt=[30] * 13, max_new_tokens=1, sampler=GREEDY))
     engine.step()
-    assert len(engine.waiting) == 1 and list(engine.prefixes) == [(5, 6), (5, 6, 7, 8)]
+    assert len(engine.waiting) == 1 and known(engine) == [(5, 6), (7, 8)]
     assert run_all(engine) == []
 
 
@@ -169,13 +182,13 @@ def test_prefixes_are_given_up_for_memory_the_ones_that_others_build_on_last() -
     engine = Engine(model, new_pool(model, 2, n_blocks=5))
     engine.submit(Request(prompt=[5, 6, 7, 8, 9], max_new_tokens=1, sampler=GREEDY))
     list(engine.run())
-    assert list(engine.prefixes) == [(5, 6), (5, 6, 7, 8)]
+    assert known(engine) == [(5, 6), (7, 8)]
     engine.submit(Request(prompt=[5, 6, 7, 8, 9], max_new_tokens=1, sampler=GREEDY))
     list(engine.run())
-    assert list(engine.prefixes) == [(5, 6, 7, 8), (5, 6)]
+    assert known(engine) == [(7, 8), (5, 6)]
     engine.submit(Request(prompt=[20] * 7, max_new_tokens=1, sampler=GREEDY))
     list(engine.run())
-    assert (5, 6) in engine.prefixes and (5, 6, 7, 8) not in engine.prefixes
+    assert (5, 6) in known(engine) and (7, 8) not in known(engine)
 
 
 def test_bad_requests_are_refused_when_they_are_submitted() -> None:
@@ -232,3 +245,228 @@ def test_an_engine_and_its_pool_belong_together() -> None:
     prompt.append(7)
     list(engine.run())
     assert len(engine.results[0]) == 3
+
+
+# ------------------------------------------------------------------------------- what interrupts
+
+
+@dataclass
+class Interrupts:
+    """Ctrl-C at every line of the package that is reached inside of this, in turn, or at every
+    instruction of the engine.
+
+    ``visits`` are those at which it comes: with (1, 4) the first and the fourth.
+    """
+
+    visits: tuple[int, ...]
+    instructions: bool
+    seen: Counter = field(default_factory=Counter, init=False)
+    raised: int = field(default=0, init=False)
+
+    def __enter__(self) -> None:
+        sys.settrace(self.trace)
+
+    def __exit__(self, *_) -> None:
+        sys.settrace(None)
+
+    def trace(self, frame, event, _):
+        file = frame.f_code.co_filename
+        where = "engine.py" if self.instructions else ".py"
+        if not (file.startswith(PACKAGE) and file.endswith(where)):
+            return None
+        frame.f_trace_opcodes = self.instructions
+        if event == ("opcode" if self.instructions else "line"):
+            place = frame.f_code, frame.f_lasti if self.instructions else frame.f_lineno
+            self.seen[place] += 1
+            if self.seen[place] in self.visits:
+                self.raised += 1
+                raise KeyboardInterrupt
+        return self.trace
+
+
+def a_load() -> tuple[Engine, list[Request]]:
+    """Sampled and greedy requests that share a beginning, in a pool that is too small for all."""
+    pool = new_pool(MODELS[2], 2, n_blocks=11)
+    engine = Engine(MODELS[2], pool, max_batch=3, prefill_chunk=5)
+    beginning = token_ids(5, seed=5).tolist()
+    requests = [
+        Request(
+            prompt=[*beginning[: 5 - i % 2], 20 + i],
+            max_new_tokens=9,
+            sampler=SAMPLERS[i % 2],
+            stop_tokens=range(30, 40),
+            seed=i,
+        )
+        for i in range(4)
+    ]
+    return engine, requests
+
+
+def run_interrupted(engine, requests, interrupts, check) -> list[int]:
+    """Every request, submitted and run in spite of the interrupts: their numbers."""
+    numbers: list[int] = []
+    for request in requests:
+        number = None
+        while number is None:
+            with suppress(KeyboardInterrupt), interrupts:
+                number = engine.submit(request)
+        numbers.append(number)
+    while True:
+        try:
+            with interrupts:
+                for _ in engine.run():
+                    pass
+            return numbers
+        except KeyboardInterrupt:
+            if check:
+                check_blocks(engine)
+
+
+def check_blocks(engine: Engine) -> None:
+    """Each block of the pool is free, or held as often as rows and prefixes stand for it."""
+    held = Counter(prefix.block for prefix in engine.prefixes.values())
+    for running in (*engine.running, *engine.waiting):
+        held.update(running.row.table)
+    users = engine.pool.users
+    assert users == [held[block] for block in range(len(users))]
+    assert sorted(engine.pool.free) == [block for block, n in enumerate(users) if not n]
+
+
+@pytest.mark.parametrize(
+    "interrupts",
+    [Interrupts((1, 7), instructions=False), Interrupts((1,), instructions=True)],
+    ids=["lines", "instructions"],
+)
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "while it goes back, too"])
+def test_R1_an_engine_goes_on_wherever_it_was_interrupted(interrupts, twice, monkeypatch) -> None:
+    interrupts = replace(interrupts)
+    if twice:
+        restore = Before.restore
+
+        def interrupted_again(before, engine) -> None:
+            sys.settrace(interrupts.trace)  # one that has raised is off
+            restore(before, engine)
+
+        monkeypatch.setattr(Before, "restore", interrupted_again)
+    engine, requests = a_load()
+    want = [alone(MODELS[2], request) for request in requests]
+    numbers = run_interrupted(engine, requests, interrupts, check=not twice)
+    assert interrupts.raised > 500
+    assert [engine.results[number] for number in numbers] == want and not engine.errors
+    check_blocks(engine)
+    assert not engine.running and not engine.waiting
+
+
+def test_R1_the_load_that_is_interrupted_shares_blocks_and_runs_out_of_them() -> None:
+    engine, requests = a_load()
+    for request in requests:
+        engine.submit(request)
+    steps = list(engine.run())
+    assert any(step.put_back for step in steps) and any(step.shared for step in steps)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyError, TypeError, ZeroDivisionError])
+def test_R1_a_processor_that_raises_ends_its_own_request_alone(error) -> None:
+    model = MODELS[0]
+    engine = Engine(model, new_pool(model, 4))
+
+    def fails(logits, rows):
+        if len(rows[0]) == 5:
+            raise error("at the fifth token")
+        return logits
+
+    good = Request(prompt=[5, 6, 7], max_new_tokens=6, sampler=GREEDY)
+    bad = Request(prompt=[5, 6, 8], max_new_tokens=6, sampler=GREEDY, processors=[fails])
+    for request in (good, bad, good):
+        engine.submit(request)
+    steps = list(engine.run())
+    assert engine.results == {0: alone(model, good), 2: alone(model, good)}
+    assert type(engine.errors[1]) is error and steps[2].failed == [1]
+    check_blocks(engine)
+
+
+def test_R1_ctrl_c_in_a_processor_goes_out_and_loses_no_token() -> None:
+    model = MODELS[0]
+    engine = Engine(model, new_pool(model, 4))
+    interrupted = []
+
+    def impatient(logits, rows):
+        if len(rows[0]) not in interrupted:
+            interrupted.append(len(rows[0]))
+            raise KeyboardInterrupt
+        return logits
+
+    sampler = SAMPLERS[1]
+    requests = [Request(prompt=[5, 6, 7 + i], max_new_tokens=6, sampler=sampler) for i in range(3)]
+    want = [alone(model, request) for request in requests]
+    requests[1].processors = [impatient]
+    for request in requests:
+        engine.submit(request)
+    said: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    for _ in range(7):
+        with suppress(KeyboardInterrupt):
+            for step in engine.run():
+                for number, token in step.said.items():
+                    said[number].append(token)
+    assert len(interrupted) == 6
+    assert [engine.results[n] for n in range(3)] == want == list(said.values())
+
+
+def test_R1_a_request_is_cancelled_wherever_it_stands() -> None:
+    model = MODELS[0]
+    engine = Engine(model, new_pool(model, 4), max_batch=2)
+    requests = [Request(prompt=[5, 6, 7 + i], max_new_tokens=6, sampler=GREEDY) for i in range(4)]
+    for request in requests:
+        engine.submit(request)
+    engine.step(), engine.step()
+    assert engine.cancel(1) == alone(model, requests[1])[:2]  # it runs
+    assert engine.cancel(3) == []  # it waits
+    check_blocks(engine)
+    list(engine.run())
+    assert engine.results == {n: alone(model, requests[n]) for n in (0, 2)}
+    for number in (0, 1, 3, 4):
+        with pytest.raises(ValueError, match=f"request {number} is not in the engine"):
+            engine.cancel(number)
+
+
+def test_R1_where_the_pass_itself_fails_all_requests_go_on_later(monkeypatch) -> None:
+    engine, requests = a_load()
+    for request in requests:
+        engine.submit(request)
+    next(engine.run())
+    hook = MODELS[2].register_forward_hook(lambda *_: 1 / 0)
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            engine.step()
+        check_blocks(engine)
+    hook.remove()
+    list(engine.run())
+    assert engine.results == dict(enumerate(alone(MODELS[2], request) for request in requests))
+
+
+def test_R11_what_is_remembered_of_prefixes_grows_with_the_tokens() -> None:
+    model = tiny_gpt2(block_size=700).double()
+    size = {}
+    for n in (300, 600):
+        engine = Engine(model, new_pool(model, 4, n_blocks=400))
+        for seed in range(2):
+            prompt = token_ids(n, seed=seed).tolist()
+            engine.submit(Request(prompt=prompt, max_new_tokens=1, sampler=GREEDY))
+            list(engine.run())
+        engine.submit(Request(prompt=prompt, max_new_tokens=1, sampler=GREEDY))
+        assert next(engine.run()).shared == {2: n - 4}
+        size[n] = sum(len(tokens) for tokens in known(engine))
+    assert size[600] == 2 * size[300]
+
+
+def test_R11_a_block_is_not_known_by_its_own_tokens_alone() -> None:
+    """The same block after another beginning, also where that beginning has been given up."""
+    model = MODELS[1]
+    engine = Engine(model, new_pool(model, 2, n_blocks=7), max_batch=1)
+    a, b, c = [5, 6], [7, 8], [9, 10]
+    prompts = [a + c + [1], b + c + [1], c + c + [1], [20] * 9, b + c + [2], a + c + [2]]
+    requests = [Request(prompt=prompt, max_new_tokens=3, sampler=GREEDY) for prompt in prompts]
+    for request in requests:
+        engine.submit(request)
+    list(engine.run())
+    assert engine.results == dict(enumerate(alone(model, request) for request in requests))

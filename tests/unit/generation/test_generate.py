@@ -356,9 +356,9 @@ def test_decoding_through_a_static_cache_is_compiled_once(make) -> None:
     assert graphs == [2, 2, 2]
     cache = StaticCache(3, capacity=6)
     with torch.no_grad():
-        compiled(token_ids(3, 6), torch.arange(6).expand(3, -1), cache=cache)
+        compiled(token_ids(3, 6), positions=torch.arange(6).expand(3, -1), cache=cache)
         with pytest.raises((RuntimeError, IndexError)):  # a graph does not read positions
-            compiled(token_ids(3, 1), torch.full((3, 1), 6), cache=cache)
+            compiled(token_ids(3, 1), positions=torch.full((3, 1), 6), cache=cache)
 
 
 def test_a_cache_serves_one_generation() -> None:

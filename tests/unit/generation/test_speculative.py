@@ -487,9 +487,9 @@ class Passes:
     def __enter__(self):
         def note(module, args, kwargs, output):
             self.shapes.append(tuple(args[0].shape))
-            if len(args) > 1 and args[1] is not None:
-                self.highest = max(self.highest, int(args[1].max()))
-                self.fed += int((args[1] >= 0).sum())
+            if kwargs.get("positions") is not None:
+                self.highest = max(self.highest, int(kwargs["positions"].max()))
+                self.fed += int((kwargs["positions"] >= 0).sum())
 
         self.hook = self.model.register_forward_hook(note, with_kwargs=True)
         return self

@@ -98,7 +98,7 @@ def filled(name: str, kind: str, history: str):
     rows = [token_ids(n, seed=n).tolist() for n in (9, 2, 5)]
     batch = padded_batch(rows, pad_token_id=0, side="left" if history == "padded" else "right")
     for columns in torch.arange(batch.idx.shape[1]).split(4):
-        model(batch.idx[:, columns], batch.positions[:, columns], cache=cache)
+        model(batch.idx[:, columns], positions=batch.positions[:, columns], cache=cache)
     if history == "holes":
         lengths = torch.tensor([8, 1, 5])
         cache.crop(lengths)
@@ -107,7 +107,7 @@ def filled(name: str, kind: str, history: str):
     new = token_ids(3, 2, seed=7)
     for t in range(2):
         place = positions_after(rows, 1)
-        model(new[:, t : t + 1], place, cache=cache)
+        model(new[:, t : t + 1], positions=place, cache=cache)
         rows = [[*row, token] for row, token in zip(rows, new[:, t].tolist(), strict=True)]
     return cache, rows
 
@@ -140,7 +140,7 @@ def go_on_in_ours(model, cache, rows, new) -> torch.Tensor:
     logits = []
     for start, end in ((0, 1), (1, new.shape[1])):
         place = positions_after(rows, end)[:, start:]
-        logits.append(model(new[:, start:end], place, cache=cache))
+        logits.append(model(new[:, start:end], positions=place, cache=cache))
     return torch.cat(logits, dim=1)
 
 
@@ -171,7 +171,7 @@ def test_legacy_round_trips_are_equal(name, kind, history) -> None:
     cache, rows = filled(name, kind, history)
     pairs, positions = to_legacy(cache)
     exact = "by window" if "bits" in kind else kind  # decoded numbers are coded anew elsewhere
-    again = from_legacy(pairs, positions, into=KINDS[exact](MODELS[name]))
+    again = from_legacy(pairs, positions=positions, into=KINDS[exact](MODELS[name]))
     pairs_again, positions_again = to_legacy(again)
     for pair, pair_again in zip(pairs, pairs_again, strict=True):
         for one, other in zip(pair, pair_again, strict=True):
@@ -263,7 +263,7 @@ def test_legacy_misuse_is_refused() -> None:
     with pytest.raises(ValueError, match=r"layer 0 has keys of shape \(2, 5, 4\)"):
         from_legacy([(k[:, 0], k[:, 0])])
     with pytest.raises(ValueError, match=r"positions have shape \(2, 4\), the tokens \(2, 5\)"):
-        from_legacy([(k, k)], torch.zeros(2, 4, dtype=torch.long))
+        from_legacy([(k, k)], positions=torch.zeros(2, 4, dtype=torch.long))
     with pytest.raises(ValueError, match=r"GrowingCache cannot hold .5, 3. keys; cache_for"):
         from_legacy([(k, k), (k[:, :, 2:], k[:, :, 2:])])
     small = StaticCache(1, 4)
@@ -324,7 +324,7 @@ def test_prefill_in_theirs_goes_on_in_ours(name, make, history) -> None:
     theirs, rows, positions = fed_theirs(name, make, history)
     new = token_ids(len(rows), 4, seed=11)
     want = go_on_alone(MODELS[name], rows, new)
-    cache = from_transformers(theirs, positions)
+    cache = from_transformers(theirs, positions=positions)
     torch.testing.assert_close(go_on_in_ours(MODELS[name], cache, rows, new), want, **TOLERANCE)
     # theirs was not touched
     torch.testing.assert_close(go_on_in_theirs(TWINS[name], theirs, rows, new), want, **TOLERANCE)
@@ -339,7 +339,7 @@ def test_theirs_fills_any_kind_of_ours(make, kind) -> None:
         model = MODELS["qwen2, W = 4"]
         theirs, rows, positions = fed_theirs("qwen2, W = 4", make, "padded")
     cache = KINDS[kind](model)
-    assert from_transformers(theirs, positions, into=cache) is cache
+    assert from_transformers(theirs, positions=positions, into=cache) is cache
     new = token_ids(len(rows), 4, seed=11)
     want = go_on_alone(model, rows, new)
     torch.testing.assert_close(go_on_in_ours(model, cache, rows, new), want, **TOLERANCE)
@@ -350,7 +350,7 @@ def test_theirs_fills_any_kind_of_ours(make, kind) -> None:
 @names
 def test_theirs_to_ours_and_back_is_equal(name, make, history) -> None:
     theirs, rows, positions = fed_theirs(name, make, history)
-    cache = from_transformers(theirs, positions)
+    cache = from_transformers(theirs, positions=positions)
     windows = MODELS[name].config.windows
     lost = 3 if make == "dynamic, config" else 4  # what their layers hold: W - 1, or W
     slides = [window is not None and make != "dynamic" for window in windows]
@@ -395,7 +395,7 @@ def test_keys_that_theirs_has_not_kept_are_not_made_up(tokens: int) -> None:
         crop = tokens
     cache.crop(crop)
     place = torch.arange(crop, 9).expand(2, -1)
-    got = MODELS[name](idx[:, crop:], place, cache=cache)
+    got = MODELS[name](idx[:, crop:], positions=place, cache=cache)
     torch.testing.assert_close(got, want[:, crop:], **TOLERANCE)
 
 
@@ -416,13 +416,14 @@ def test_conversions_that_would_lie_are_refused() -> None:
     with pytest.raises(ValueError, match=r"layer 1, Fp8QuantizedLayer, is .* not known"):
         from_transformers(theirs)
     with pytest.raises(ValueError, match=r"positions have shape \(1, 4\), the tokens \(1, 5\)"):
-        from_transformers(DynamicCache([(k, k)]), torch.zeros(1, 4, dtype=torch.long))
+        from_transformers(DynamicCache([(k, k)]), positions=torch.zeros(1, 4, dtype=torch.long))
     with pytest.raises(ValueError, match=r"window of at least 2.*the windows are \[1\]"):
         to_transformers(from_legacy([(k, k)], into=SlidingCache(1, 1)))
     gap = torch.tensor([[0, 1, 2, 5, 6]])
     with pytest.raises(ValueError, match=r"rows without gaps.*5, 6"):
-        to_transformers(from_legacy([(k, k)], gap, into=SlidingCache(1, 9)))
-    assert to_transformers(from_legacy([(k, k)], gap)).get_seq_length() == 5  # masks alone count
+        to_transformers(from_legacy([(k, k)], positions=gap, into=SlidingCache(1, 9)))
+    theirs = to_transformers(from_legacy([(k, k)], positions=gap))
+    assert theirs.get_seq_length() == 5  # masks alone count
 
 
 # ------------------------------------------------------------------------------------------- files
@@ -447,8 +448,9 @@ with torch.no_grad():
         name = file.name.split(" | ")[0]
         cache, new = load_cache(file), recipe[file.name + " new"]
         place = recipe[file.name + " place"]
-        first = models[name](new[:, :1], place[:, :1], cache=cache)
-        out[file.name] = torch.cat([first, models[name](new[:, 1:], place[:, 1:], cache=cache)], 1)
+        first = models[name](new[:, :1], positions=place[:, :1], cache=cache)
+        rest = models[name](new[:, 1:], positions=place[:, 1:], cache=cache)
+        out[file.name] = torch.cat([first, rest], 1)
 save_file(out, folder / "logits")
 """
 

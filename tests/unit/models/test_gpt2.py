@@ -75,7 +75,7 @@ def test_padding_and_chunks_equal_the_row_alone_and_transformers(config, chunks,
     rows = [token_ids(min(n, 14), seed=i, high=high).tolist() for i, n in enumerate(lengths)]
     for side in ("left", "right"):
         batch = padded_batch(rows, 0, side)
-        padded = ours(batch.idx, batch.positions)
+        padded = ours(batch.idx, positions=batch.positions)
         total = batch.idx.shape[1]
         cuts = [min(4, total - i) for i in range(0, total, 4)]
         fed = in_chunks(batch.idx, cuts, batch.positions, model=ours)
@@ -91,10 +91,10 @@ def test_G5_left_padding_counts_positions_from_the_first_real_token() -> None:
     mask = torch.tensor([[0] * 4 + [1] * 9] * 2)
     padded = torch.cat([torch.zeros(2, 4, dtype=torch.long), idx], dim=1)
     alone = model(idx)
-    good = model(padded, positions_from_mask(mask))[:, 4:]
+    good = model(padded, positions=positions_from_mask(mask))[:, 4:]
     torch.testing.assert_close(good, alone, atol=5e-5, rtol=0)
     pads_counted = torch.where(mask.bool(), torch.arange(13), -1)
-    bad = model(padded, pads_counted)[:, 4:]
+    bad = model(padded, positions=pads_counted)[:, 4:]
     assert (bad - alone).abs().max() > 1.0  # what the historic code computed
 
 
@@ -103,14 +103,16 @@ def test_what_stands_in_padding_does_not_matter() -> None:
     positions = positions_from_mask(torch.tensor([[0, 0, 1, 1, 1, 0, 1, 1, 1, 1, 0, 0]] * 2))
     other = torch.where(positions < 0, 50, idx)
     real = positions >= 0
-    assert torch.equal(model(idx, positions)[real], model(other, positions)[real])
+    assert torch.equal(
+        model(idx, positions=positions)[real], model(other, positions=positions)[real]
+    )
 
 
 def test_packed_documents_equal_each_document_alone() -> None:
     model, idx = tiny_gpt2(), token_ids(1, 11)
     documents = torch.tensor([[0] * 4 + [1] * 1 + [2] * 6])
     positions = torch.tensor([[0, 1, 2, 3, 0, 0, 1, 2, 3, 4, 5]])
-    packed = model(idx, positions, documents)
+    packed = model(idx, positions=positions, documents=documents)
     alone = torch.cat([model(part) for part in idx.split([4, 1, 6], dim=1)], dim=1)
     torch.testing.assert_close(packed, alone, atol=2e-5, rtol=0)
 
@@ -210,7 +212,7 @@ def test_G15_a_sequence_beyond_the_positions_is_refused() -> None:
     with pytest.raises(ValueError, match="65 tokens, but block_size=64"):
         model(token_ids(1, 65))
     with pytest.raises(ValueError, match="71 tokens, but block_size=64"):
-        model(token_ids(1, 2), torch.tensor([[0, 70]]))
+        model(token_ids(1, 2), positions=torch.tensor([[0, 70]]))
     with pytest.raises(ValueError, match=r"shape \(5,\)"):
         model(token_ids(5))
 
@@ -265,8 +267,8 @@ def test_targets_and_loss_of_transformers_labels_agree_under_padding() -> None:
     labels = batch.idx.masked_fill(batch.positions < 0, IGNORE)
     mask = (batch.positions >= 0).long()
     want = twin(batch.idx, attention_mask=mask, labels=labels).loss
-    targets = next_token_targets(batch.idx, batch.positions)
-    got = causal_lm_loss(model(batch.idx, batch.positions), targets)
+    targets = next_token_targets(batch.idx, positions=batch.positions)
+    got = causal_lm_loss(model(batch.idx, positions=batch.positions), targets)
     torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
 
 
@@ -301,7 +303,7 @@ def test_positions_do_not_break_a_compiled_graph() -> None:
         warnings.simplefilter("ignore")
         compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
         real = positions >= 0
-        got, want = compiled(idx, positions), model(idx, positions)
+        got, want = compiled(idx, positions=positions), model(idx, positions=positions)
     torch.testing.assert_close(got[real], want[real], atol=2e-5, rtol=0)
 
 

@@ -120,7 +120,7 @@ def same_gradients(model: nn.Module, hf: nn.Module) -> None:
 def test_sequence_logits_equal_transformers(kind: str, padding: str) -> None:
     hf = hf_classifier(kind)
     idx, positions, mask = batch(PADDINGS[padding])
-    got = twin(hf, kind)(idx, positions)
+    got = twin(hf, kind)(idx, positions=positions)
     torch.testing.assert_close(got, run_hf(hf, idx, positions, mask).logits, **CLOSE)
 
 
@@ -128,7 +128,7 @@ def test_sequence_logits_equal_transformers(kind: str, padding: str) -> None:
 def test_token_logits_equal_transformers(padding: str) -> None:
     hf = hf_classifier("qwen2", "Token")
     idx, positions, mask = batch(PADDINGS[padding])
-    got = twin(hf, "qwen2", "Token")(idx, positions)
+    got = twin(hf, "qwen2", "Token")(idx, positions=positions)
     want = run_hf(hf, idx, positions, mask).logits
     real = mask == 1
     torch.testing.assert_close(got[real], want[real], **CLOSE)
@@ -153,7 +153,7 @@ def test_sequence_losses_and_gradients_equal_transformers(
     idx, positions, mask = batch(PADDINGS["both"])
     wide = labels.long() if labels.dtype == torch.int32 else labels  # int32 fails in their loss
     want = run_hf(hf, idx, positions, mask, labels=wide).loss
-    got = classification_loss(model(idx, positions), labels)
+    got = classification_loss(model(idx, positions=positions), labels)
     want.backward()
     got.backward()
     torch.testing.assert_close(got, want, **CLOSE)
@@ -166,7 +166,7 @@ def test_regression_of_several_values_equals_transformers() -> None:
     idx, positions, mask = batch(PADDINGS["left"])
     values = torch.tensor([[0.5, -1.0, 2.0], [0.0, 3.0, 1.0]])
     want = run_hf(hf, idx, positions, mask, labels=values).loss
-    got = classification_loss(twin(hf, "qwen2")(idx, positions), values, "regression")
+    got = classification_loss(twin(hf, "qwen2")(idx, positions=positions), values, "regression")
     torch.testing.assert_close(got, want, **CLOSE)
 
 
@@ -178,7 +178,7 @@ def test_token_loss_and_gradients_equal_transformers_with_padding_labelled_minus
     labels = token_ids(*idx.shape, low=0, high=3)
     theirs = labels.masked_fill(mask == 0, IGNORE)
     want = run_hf(hf, idx, positions, mask, labels=theirs).loss
-    got = token_classification_loss(model(idx, positions), labels, positions)
+    got = token_classification_loss(model(idx, positions=positions), labels, positions=positions)
     want.backward()
     got.backward()
     torch.testing.assert_close(got, want, **CLOSE)
@@ -194,7 +194,7 @@ def test_difference_the_padding_token_may_be_part_of_the_text() -> None:
     model = twin(hf, "qwen2")
     idx, positions, mask = batch(PADDINGS["right"])
     idx[:, 4] = PAD  # the last real token of row 0; row 1 goes on
-    got, want = model(idx, positions), run_hf(hf, idx, positions, mask).logits
+    got, want = model(idx, positions=positions), run_hf(hf, idx, positions, mask).logits
     alone = model(idx[:1, :5])
     torch.testing.assert_close(got[:1], alone, **CLOSE)
     torch.testing.assert_close(got[1], want[1], **CLOSE)
@@ -207,9 +207,9 @@ def test_difference_a_row_that_is_all_padding() -> None:
     hf = hf_classifier("qwen2")
     model = twin(hf, "qwen2")
     idx, positions, mask = batch([[0] * 8, PADDINGS["left"][0]])
-    got = model(idx, positions)
+    got = model(idx, positions=positions)
     torch.testing.assert_close(got, run_hf(hf, idx, positions, mask).logits, **CLOSE)
-    column_0 = model.score(model.backbone(idx, positions)[0, 0])
+    column_0 = model.score(model.backbone(idx, positions=positions)[0, 0])
     torch.testing.assert_close(got[0], column_0, **CLOSE)
     hf.set_attn_implementation("eager")
     eager = run_hf(hf, idx, positions, mask).logits
@@ -223,13 +223,15 @@ def test_difference_padding_has_no_label() -> None:
     idx, positions, mask = batch(PADDINGS["both"])
     labels = token_ids(*idx.shape, low=0, high=3)
     want = run_hf(hf, idx, positions, mask, labels=labels).loss
-    logits = model(idx, positions)
+    logits = model(idx, positions=positions)
     real = mask == 1
     by_hand = nn.functional.cross_entropy(logits[real], labels[real])
-    torch.testing.assert_close(token_classification_loss(logits, labels, positions), by_hand)
+    torch.testing.assert_close(
+        token_classification_loss(logits, labels, positions=positions), by_hand
+    )
     assert (by_hand - want).abs() > 0.05  # transformers count every labelled token
     odd = labels.masked_fill(~real, 77)  # what a padding token is labelled is never looked at
-    torch.testing.assert_close(token_classification_loss(logits, odd, positions), by_hand)
+    torch.testing.assert_close(token_classification_loss(logits, odd, positions=positions), by_hand)
 
 
 # ------------------------------------------------------------------------------ laws of padding
@@ -246,7 +248,7 @@ def some_mask() -> st.SearchStrategy[list[list[int]]]:
 def test_a_padded_row_is_classified_as_it_is_alone(kind: str, mask: list[list[int]]) -> None:
     model = classifier(kind)
     idx, positions, attention_mask = batch(mask)
-    got = model(idx, positions)
+    got = model(idx, positions=positions)
     for row, real in enumerate(attention_mask == 1):
         alone = model(idx[row][real][None])
         torch.testing.assert_close(got[row : row + 1], alone, **CLOSE)
@@ -261,10 +263,12 @@ def test_what_the_padding_holds_changes_nothing(
     tokens = large_(TokenClassifier(backbone(kind), 4))
     idx, positions, attention_mask = batch(mask)
     other = batch(mask, fill)[0]
-    torch.testing.assert_close(model(idx, positions), model(other, positions), **CLOSE)
+    torch.testing.assert_close(
+        model(idx, positions=positions), model(other, positions=positions), **CLOSE
+    )
     real = attention_mask == 1
     torch.testing.assert_close(
-        tokens(idx, positions)[real], tokens(other, positions)[real], **CLOSE
+        tokens(idx, positions=positions)[real], tokens(other, positions=positions)[real], **CLOSE
     )
 
 
@@ -273,10 +277,10 @@ def test_last_token_by_hand() -> None:
     positions = torch.tensor(
         [[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2], [0, 1, -1, -1, -1], [-1, 0, -1, 1, -1]]
     )
-    assert last_token(x, positions).squeeze(1).tolist() == [4.0, 9.0, 11.0, 18.0]
+    assert last_token(x, positions=positions).squeeze(1).tolist() == [4.0, 9.0, 11.0, 18.0]
     assert last_token(x).squeeze(1).tolist() == [4.0, 9.0, 14.0, 19.0]
     all_padding = torch.full((4, 5), -1)
-    assert last_token(x, all_padding).squeeze(1).tolist() == [0.0, 5.0, 10.0, 15.0]
+    assert last_token(x, positions=all_padding).squeeze(1).tolist() == [0.0, 5.0, 10.0, 15.0]
 
 
 @torch.no_grad()
@@ -295,7 +299,7 @@ def test_packed_documents_are_labelled_as_they_are_alone(kind: str) -> None:
     idx = token_ids(1, 7)
     positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
     documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1]])
-    got = model(idx, positions, documents)
+    got = model(idx, positions=positions, documents=documents)
     torch.testing.assert_close(got[:, :3], model(idx[:, :3]), **CLOSE)
     torch.testing.assert_close(got[:, 3:], model(idx[:, 3:]), **CLOSE)
 
@@ -315,17 +319,19 @@ def test_Q17_the_last_token_is_not_the_one_before_the_first_padding_id() -> None
     assert historic(both) == [7]  # a padding token
     columns = torch.arange(8.0).view(1, 8, 1)
     assert last_token(columns).item() == 7.0
-    assert last_token(columns, positions).item() == 5.0
+    assert last_token(columns, positions=positions).item() == 5.0
 
 
 def test_Q18_embeddings_are_pooled_like_ids() -> None:
     model = classifier("qwen2")
     idx, positions, _ = batch(PADDINGS["right"])
     embeddings = model.backbone.embed_tokens(idx)
-    x = model.backbone.forward_embedded(embeddings, positions)
-    torch.testing.assert_close(model.classify(x, positions), model(idx, positions), **CLOSE)
+    x = model.backbone.forward_embedded(embeddings, positions=positions)
+    torch.testing.assert_close(
+        model.classify(x, positions=positions), model(idx, positions=positions), **CLOSE
+    )
     historic = model.score(x[:, -1])
-    assert (historic[0] - model(idx, positions)[0]).abs().max() > 1.0
+    assert (historic[0] - model(idx, positions=positions)[0]).abs().max() > 1.0
 
 
 def test_Q19_one_batch_does_not_decide_for_the_next() -> None:
@@ -337,7 +343,7 @@ def test_Q19_one_batch_does_not_decide_for_the_next() -> None:
     assert hf.config.problem_type == "single_label_classification"  # written by the first batch
     with pytest.raises(ValueError, match="batch_size"):
         run_hf(hf, idx, positions, mask, labels=marks)
-    logits = model(idx, positions)
+    logits = model(idx, positions=positions)
     fresh = classification_loss(logits, marks)
     classification_loss(logits, classes)
     assert classification_loss(logits, marks) == fresh
@@ -365,9 +371,9 @@ def test_Q21_the_hidden_states_of_a_token_classifier_are_at_hand() -> None:
     """The historic result was a tuple cut at a fixed place, and the states fell off."""
     model = large_(TokenClassifier(backbone("qwen2"), 3))
     idx, positions, _ = batch(PADDINGS["left"])
-    x = model.backbone(idx, positions)
+    x = model.backbone(idx, positions=positions)
     assert x.shape == (2, 8, 48)
-    torch.testing.assert_close(model.classify(x), model(idx, positions))
+    torch.testing.assert_close(model.classify(x), model(idx, positions=positions))
 
 
 # ---------------------------------------------------------------------------------- the modules
@@ -383,7 +389,7 @@ def test_only_the_head_is_trained_when_the_backbone_is_frozen(kind: str) -> None
     labels = torch.tensor([2, 0])
     losses = []
     for _ in range(20):
-        loss = classification_loss(model(idx, positions), labels)
+        loss = classification_loss(model(idx, positions=positions), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -424,7 +430,7 @@ def test_G30_no_label_gives_zero_loss_and_zero_gradient(kind: str) -> None:
     model = classifier(kind)
     idx, positions, _ = batch(PADDINGS["left"])
     nothing = torch.full((2,), IGNORE)
-    loss = classification_loss(model(idx, positions), nothing)
+    loss = classification_loss(model(idx, positions=positions), nothing)
     loss.backward()
     assert loss.item() == 0.0
     assert all((p.grad == 0).all() for p in model.parameters())
@@ -438,7 +444,9 @@ def test_G30_an_empty_batch_costs_nothing() -> None:
         loss.backward()
         assert loss.item() == 0.0
     logits = torch.randn(1, 2, 3, requires_grad=True)
-    loss = token_classification_loss(logits, torch.ones(1, 2).long(), torch.full((1, 2), -1))
+    loss = token_classification_loss(
+        logits, torch.ones(1, 2).long(), positions=torch.full((1, 2), -1)
+    )
     loss.backward()
     assert loss.item() == 0.0 and (logits.grad == 0).all()
 
@@ -510,14 +518,14 @@ def test_other_errors() -> None:
     with pytest.raises(ValueError, match=r"n_labels=0 must be an integer, at least 1"):
         SequenceClassifier(backbone("gpt2"), 0)
     with pytest.raises(ValueError, match=r"positions have shape \(2, 4\), the tokens \(2, 5\)"):
-        last_token(torch.zeros(2, 5, 3), torch.zeros(2, 4).long())
+        last_token(torch.zeros(2, 5, 3), positions=torch.zeros(2, 4).long())
     logits, labels = torch.zeros(2, 5, 3), torch.zeros(2, 5).long()
     with pytest.raises(ValueError, match=r"positions have shape \(2, 4\), the tokens \(2, 5\)"):
-        token_classification_loss(logits, labels, labels[:, :4])
+        token_classification_loss(logits, labels, positions=labels[:, :4])
     with pytest.raises(ValueError, match=r"labels have shape \(2, 4\); it must be \(2, 5\)"):
-        token_classification_loss(logits, labels[:, :4], labels[:, :4])
+        token_classification_loss(logits, labels[:, :4], positions=labels[:, :4])
     with pytest.raises(ValueError, match=r"dtype torch.float32; class numbers"):
-        token_classification_loss(logits, labels.float(), labels)
+        token_classification_loss(logits, labels.float(), positions=labels)
 
 
 def test_a_mask_is_not_taken_for_positions_and_a_language_model_not_for_a_backbone() -> None:
@@ -526,8 +534,8 @@ def test_a_mask_is_not_taken_for_positions_and_a_language_model_not_for_a_backbo
     x = model.backbone(idx)
     for bad in (mask, mask.float()):
         with pytest.raises(ValueError, match="must be integers"):
-            last_token(x, bad)
+            last_token(x, positions=bad)
         with pytest.raises(ValueError, match="must be integers"):
-            token_classification_loss(x, idx % 3, bad)
+            token_classification_loss(x, idx % 3, positions=bad)
     with pytest.raises(ValueError, match="GPT2LMHeadModel is no backbone"):
         SequenceClassifier(model, 2)

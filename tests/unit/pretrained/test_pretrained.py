@@ -69,7 +69,11 @@ def test_a_finished_run_becomes_a_shipped_model_and_an_unfinished_one_does_not(
     for _ in range(2):  # the second replaces the first
         make.main(str(out), "shipped")
         names = ["README.md", "config.json", "log.jsonl", "model.safetensors", "record.json"]
-        assert sorted(p.name for p in shipped.iterdir()) == [*names, "tokenizer.json"]
+        assert sorted(p.name for p in shipped.iterdir()) == [
+            *names,
+            "tokenizer.json",
+            "tokenizer_config.json",
+        ]
     model = from_pretrained(shipped)
     assert {p.dtype for p in model.parameters()} == {torch.float16}
     record = json.loads((shipped / "record.json").read_text())

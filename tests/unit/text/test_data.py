@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,6 +100,63 @@ def test_corpora_by_name_repetition_and_path(tmp_path) -> None:
     chunks = read_texts(tmp_path / "long.txt", chunk=4000)
     assert 3 <= len(chunks) <= 5
     assert "\n\n".join(d.text for d in chunks) == long
+
+
+@given(st.text("ab \n", max_size=60), st.integers(1, 20))
+def test_R6_pieces_join_to_the_text_and_none_is_much_too_long(text: str, size: int) -> None:
+    pieces = corpora.cut(text, size)
+    assert "".join(pieces) == text and all(pieces)
+    assert all(len(piece) < 3 * size for piece in pieces)
+
+
+@pytest.mark.parametrize("between", ["\n", " ", "\r\n", ""])
+def test_R6_a_text_without_blank_lines_is_split(tmp_path, between: str) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(between.join(f"line{i:05}" for i in range(4000)).encode())
+    documents = read_texts(path)
+    assert 18 <= len(documents) <= 21 and max(len(d.text) for d in documents) < 2500
+    assert all(d.text.startswith("line") and d.text[-1].isdigit() for d in documents) or not between
+    train, held_out = corpora.load_split([str(path)], 0.05)
+    assert train and held_out
+    named = [(d.name, d.text) for d in documents]
+    assert [(d.name, d.text) for d in read_texts(tmp_path)] == named  # a folder with one file
+    assert named[0][0] == "notes.txt#0"
+
+
+def test_R6_a_text_of_one_piece_is_refused_by_name(tmp_path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("x")
+    for place in (path, tmp_path):
+        with pytest.raises(ValueError, match=r"notes\.txt#0.*cannot be split"):
+            corpora.load_split([str(place)], 0.05)
+    path.write_text("\n\n")
+    for place in (path, tmp_path):
+        with pytest.raises(ValueError, match="no text"):
+            read_texts(place)
+
+
+def test_R11_a_byte_order_mark_is_no_text_and_endings_have_either_case(tmp_path) -> None:
+    (tmp_path / "a.TXT").write_bytes(b"\xef\xbb\xbffirst \xef\xbb\xbf kept")
+    (tmp_path / "b.Markdown").write_text("second")
+    (tmp_path / "c.tex").write_text("third")
+    (tmp_path / "d.txt.png").write_bytes(b"\x89PNG")
+    texts = {d.name: d.text for d in read_texts(tmp_path)}
+    assert texts == {"a.TXT": "first \ufeff kept", "b.Markdown": "second", "c.tex": "third"}
+
+
+def test_P5_without_an_end_token_there_is_no_token_file_but_there_are_pieces(tmp_path) -> None:
+    backend = tokenizers.Tokenizer.from_str(TOKENIZER.backend.to_str())
+    backend.post_processor = None
+    endless = Tokenizer(backend)
+    endless.eos_token_id = None
+    with pytest.raises(
+        ValueError, match="no token ends a document: the tokenizer needs an eos_token"
+    ):
+        write_tokens(TRAIN[:2], endless, tmp_path / "x.bin")
+    assert list(tmp_path.iterdir()) == []
+    batch = batches.pieces(TRAIN[:2], endless, 16, 3)
+    assert batch.idx.shape == batch.targets.shape == (3, 16)
+    assert batch.idx[0].tolist() == endless.encode(TRAIN[0].text)[:16]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="such a name exists on Linux alone")

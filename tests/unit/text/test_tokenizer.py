@@ -64,7 +64,8 @@ def test_a_text_cannot_end_the_document() -> None:
 
 def test_save_and_load_give_the_same_ids(tmp_path) -> None:
     TOKENIZER.save(tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["tokenizer.json"]
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names == ["tokenizer.json", "tokenizer_config.json"]
     for where in (tmp_path, tmp_path / "tokenizer.json"):
         again = Tokenizer.load(where)
         assert again.encode(TEXTS[3]) == TOKENIZER.encode(TEXTS[3])
@@ -76,7 +77,8 @@ def test_transformers_reads_the_file(tmp_path) -> None:
 
     TOKENIZER.save(tmp_path)
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
-    assert theirs.encode(TEXTS[2]) == TOKENIZER.encode(TEXTS[2])
+    assert theirs.encode(TEXTS[2], add_special_tokens=False) == TOKENIZER.encode(TEXTS[2])
+    assert theirs.encode(TEXTS[2]) == TOKENIZER.start(TEXTS[2])
 
 
 def test_special_tokens_and_vocabulary_size() -> None:
@@ -95,11 +97,14 @@ def test_training_is_repeatable() -> None:
 def test_bad_input_is_refused(tmp_path) -> None:
     with pytest.raises(ValueError, match="vocab_size=200 is too small"):
         Tokenizer.train(TEXTS, 200)
-    with pytest.raises(ValueError, match="must contain"):
-        Tokenizer.train(TEXTS, 400, special_tokens=["<s>"])
+    with pytest.raises(ValueError, match="need a name"):
+        Tokenizer.train(TEXTS, 400, special_tokens=[""])
+    for name in ("a:b", "$A"):
+        with pytest.raises(ValueError, match="must not hold ':'"):
+            Tokenizer.train(TEXTS[:1], 300, end_token=name)
     with pytest.raises(ValueError, match=r"surrogate pair.*index 2"):
         TOKENIZER.encode("ab\ud800")
-    for bad in (-1, 600):
+    for bad in (-1, 2**32):
         with pytest.raises(ValueError, match=f"token id {bad}"):
             TOKENIZER.decode([bad])
     with pytest.raises(ValueError, match="no tokenizer at"):
@@ -108,8 +113,27 @@ def test_bad_input_is_refused(tmp_path) -> None:
     with pytest.raises(ValueError, match="can be read"):
         Tokenizer.load(tmp_path)
     other = tokenizers.Tokenizer(models.BPE())
-    with pytest.raises(ValueError, match=r"has no '<\|endoftext\|>' token"):
-        Tokenizer(other)
+    assert Tokenizer(other).eos_token_id is None
+    with pytest.raises(ValueError, match="has no '<s>' token"):
+        Tokenizer(other, "<s>")
+    with pytest.raises(ValueError, match="a list where a text is needed"):
+        TOKENIZER.encode(["a", "b"])
+    with pytest.raises(ValueError, match="encode takes one"):
+        TOKENIZER.encode_batch("ab")
+
+
+def test_P12_any_token_may_end_a_text_and_names_of_tokens_are_not_learnt() -> None:
+    texts = [f"{name}{text}{name}" for name in ("<end>", "<end>x") for text in TEXTS[:5]] * 5
+    made = Tokenizer.train(texts, 500, ["<end>x"], end_token="<end>")
+    assert made.decode([made.eos_token_id]) == "<end>"
+    assert made.start("a") == [made.eos_token_id, *made.encode("a")]
+    plain = Tokenizer.train(TEXTS[:5] * 10, 500, ["<end>x"], end_token="<end>")
+    assert made.backend.to_str() == plain.backend.to_str()
+    text = "a<end>b<end>xc"
+    assert made.decode(made.encode(text)) == made.decode(made.encode(text, special=True)) == text
+    assert made.eos_token_id not in made.encode(text)
+    special = [made.backend.token_to_id(name) for name in ("<end>", "<end>x")]
+    assert [i for i in made.encode(text, special=True) if i in special] == special
 
 
 # ------------------------------------------------------------------ the algorithm, to be read

@@ -29,7 +29,9 @@ def test_G7_padding_is_never_a_target() -> None:
         ("right", [[6, 7, IGNORE], [IGNORE, IGNORE, IGNORE]]),
     ):
         assert padded_batch(rows, 0, side).targets.tolist() == want
-    inside = next_token_targets(torch.tensor([[5, 0, 6, 7]]), torch.tensor([[0, -1, 1, 2]]))
+    inside = next_token_targets(
+        torch.tensor([[5, 0, 6, 7]]), positions=torch.tensor([[0, -1, 1, 2]])
+    )
     assert inside.tolist() == [[IGNORE, IGNORE, 7, IGNORE]]
 
 
@@ -37,7 +39,7 @@ def test_G7_the_loss_of_a_padded_batch_is_the_loss_of_its_real_tokens() -> None:
     model = tiny_gpt2()
     rows = [token_ids(9).tolist(), token_ids(4, seed=2).tolist()]
     batch = padded_batch(rows, 0, "right")
-    got = causal_lm_loss(model(batch.idx, batch.positions), batch.targets)
+    got = causal_lm_loss(model(batch.idx, positions=batch.positions), batch.targets)
     total, n = 0.0, 0
     for row in rows:
         logits = model(torch.tensor([row]))[0, :-1].double().log_softmax(-1)
@@ -48,7 +50,7 @@ def test_G7_the_loss_of_a_padded_batch_is_the_loss_of_its_real_tokens() -> None:
 
 def test_no_target_crosses_from_one_document_to_the_next() -> None:
     idx = torch.tensor([[5, 6, 7, 8, 9]])
-    targets = next_token_targets(idx, torch.tensor([[0, 1, 0, 1, 2]]))
+    targets = next_token_targets(idx, positions=torch.tensor([[0, 1, 0, 1, 2]]))
     assert targets.tolist() == [[6, IGNORE, 8, 9, IGNORE]]
 
 
@@ -148,10 +150,10 @@ def test_the_chunked_loss_trains_a_model_with_a_tied_head_as_the_plain_one_does(
     for chunked in (True, False):
         model.zero_grad()
         if chunked:
-            x = model.transformer(batch.idx, batch.positions)
+            x = model.transformer(batch.idx, positions=batch.positions)
             loss = chunked_causal_lm_loss(x, model.transformer.wte.weight, batch.targets, 10)
         else:
-            loss = causal_lm_loss(model(batch.idx, batch.positions), batch.targets)
+            loss = causal_lm_loss(model(batch.idx, positions=batch.positions), batch.targets)
         loss.backward()
         gradients.append([p.grad.clone() for p in model.parameters()])
     for a, b in zip(*gradients):

@@ -157,7 +157,7 @@ def test_evaluate_is_the_mean_over_tokens_without_dropout(tokens) -> None:
     got = evaluate(model, batches)
     assert model.training and got == evaluate(model, batches)
     model.eval()
-    logits = [model(b.idx, b.positions, b.documents) for b in batches]
+    logits = [model(b.idx, positions=b.positions, documents=b.documents) for b in batches]
     want = causal_lm_loss(torch.cat(logits), torch.cat([b.targets for b in batches]))
     assert got == pytest.approx(want.item(), rel=1e-5)
     with pytest.raises(ValueError, match="no target"):
@@ -359,7 +359,9 @@ def test_train_equals_the_loop_written_by_hand(tokens) -> None:
             group["lr"] = lr
         optimizer.zero_grad()
         parts = [data[2 * i], data[2 * i + 1]]
-        logits = torch.cat([theirs(b.idx, b.positions, b.documents) for b in parts])
+        logits = torch.cat(
+            [theirs(b.idx, positions=b.positions, documents=b.documents) for b in parts]
+        )
         targets = torch.cat([b.targets for b in parts])
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
         loss.backward()

@@ -1,0 +1,245 @@
+"""The files of a published tokenizer: read whole, and written back byte for byte.
+
+``tokenizer.json`` holds the vocabulary and its rules. What stands beside it says which token ends a
+text, which tokens are special, and how a chat becomes text: ``tokenizer_config.json``, and in
+older folders ``special_tokens_map.json`` and ``added_tokens.json``, in newer ones
+``chat_template.jinja``. They are read as ``transformers`` reads them.
+
+No file is trusted: whatever is damaged is a ``ValueError`` of one line that names the file.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, processors
+
+from lm_from_scratch.files import whole_file
+
+#: A tokenizer is these files, or some of them; ``tokenizer.json`` is always there.
+NAMES = (
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "tokenizer_config.json",
+    "tokenizer.json",
+)
+
+#: The special tokens that have a name of their own.
+NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+#: No vocabulary is as large: a greater id is damage, and a model of that size fits nowhere.
+MAX_ID = 2**24
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """What stands beside a ``tokenizer.json``, and that file itself, as it was.
+
+    ``settings`` is ``tokenizer_config.json`` with the older files merged into it.
+    """
+
+    contents: Mapping[str, bytes] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """The special tokens with a name: ``eos_token`` and others, where the files set them."""
+        named = {f"{name}_token": self.settings.get(f"{name}_token") for name in NAMED}
+        return {name: token["content"] for name, token in named.items() if token is not None}
+
+    def end_token(self, usual: str) -> str | None:
+        """The token that ends a text; the ``usual`` one where the files say nothing about it."""
+        return self.special_tokens.get("eos_token", None if "eos_token" in self.settings else usual)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template of a chat, if there is one; of several the one that is called default."""
+        if (written := self.contents.get("chat_template.jinja")) is not None:
+            return written.decode()
+        return self.settings.get("chat_template")
+
+
+NO_FILES = TokenizerFiles()
+
+
+@contextmanager
+def one_line(what: object) -> Iterator[None]:
+    """Makes every error of the library, which raises bare ``Exception`` or panics, a ``ValueError``
+    that begins with ``what``."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(
+            f"{what}: {' '.join(str(error).split()) or type(error).__name__}"
+        ) from error
+
+
+def check_texts(texts: Any) -> None:
+    """Raises ``ValueError`` for anything but a list of texts, and for text that is not Unicode."""
+    if isinstance(texts, str):
+        raise ValueError("one text where several are needed: encode takes one, encode_batch a list")
+    for text in texts:
+        if not isinstance(text, str):
+            raise ValueError(f"a {type(text).__name__} where a text is needed: {str(text)[:60]}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"the text holds half of a surrogate pair, {text[error.start]!r}, at index "
+                f"{error.start}: it is not Unicode and has no UTF-8 bytes"
+            ) from error
+
+
+def read(path: Path) -> tuple[tokenizers.Tokenizer, TokenizerFiles]:
+    """The tokenizer of a folder, or of one file. Raises ``ValueError`` if it cannot be read."""
+    path = path / "tokenizer.json" if path.is_dir() else path
+    if not path.is_file():
+        older = path.with_name("vocab.json").is_file()  # of a slow tokenizer
+        how = ": AutoTokenizer.from_pretrained(folder).save_pretrained(folder) makes one"
+        raise ValueError(
+            f"no tokenizer at {path}: a tokenizer.json file is needed{how if older else ''}"
+        )
+    names = NAMES if path.name == "tokenizer.json" else ()
+    contents = {}
+    for file in [path, *(path.with_name(name) for name in names)]:
+        try:
+            if file.is_file():
+                contents[file.name] = file.read_bytes()
+        except OSError as error:
+            raise ValueError(f"{file} cannot be read: {error.strerror}") from error
+    contents["tokenizer.json"] = contents.pop(path.name)
+    for name in contents:
+        with one_line(f"{path.with_name(name)} is not UTF-8 text"):
+            contents[name].decode()
+    with one_line(path.parent):  # every message names the file itself
+        settings = _settings(contents)
+    files = TokenizerFiles(contents, settings)
+    with one_line(f"{path} is not a tokenizer.json that can be read"):
+        return _backend(files), files
+
+
+def write(backend: tokenizers.Tokenizer, files: TokenizerFiles, eos: int | None, to: Path) -> None:
+    """Write all files into the folder ``to``, each whole or not at all; ``tokenizer.json`` last.
+
+    One that was read and not changed is written as it was. One without a ``tokenizer_config.json``
+    gets a small one, so that ``transformers`` knows the end token and keeps to the file. Beside a
+    Qwen2 its ``AutoTokenizer`` cuts words by Qwen2's own rule all the same:
+    ``PreTrainedTokenizerFast`` does not.
+    """
+    contents = dict(files.contents)
+    if not contents or _backend(files).to_str() != backend.to_str():
+        contents["tokenizer.json"] = backend.to_str(pretty=True).encode()
+    end = None if eos is None else backend.id_to_token(eos)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end}
+    contents.setdefault("tokenizer_config.json", (json.dumps(settings, indent=2) + "\n").encode())
+    to.mkdir(parents=True, exist_ok=True)
+    for name in NAMES:
+        if name not in contents:
+            (to / name).unlink(missing_ok=True)  # of another tokenizer
+            continue
+        with whole_file(to / name) as temporary:
+            temporary.write_bytes(contents[name])
+
+
+def _settings(contents: Mapping[str, bytes]) -> dict[str, Any]:
+    """One set of settings: special tokens as objects with ``content``, all added tokens by id, the
+    chat template as text."""
+    settings = _object(contents, "tokenizer_config.json")
+    added = settings.get("added_tokens_decoder")
+    if added is None:  # an older folder
+        settings |= _object(contents, "special_tokens_map.json")
+        old = _object(contents, "added_tokens.json")
+        added = {i: {"content": token, "normalized": True} for token, i in old.items()}
+    if not isinstance(added, dict):
+        raise ValueError("tokenizer_config.json: added_tokens_decoder is no object")
+    by_id = {int(i): _token("added_tokens_decoder", token) for i, token in added.items()}
+    settings["added_tokens_decoder"] = dict(sorted(by_id.items()))
+    for name in (f"{name}_token" for name in NAMED):
+        if settings.get(name) is not None:
+            settings[name] = {**_token(name, settings[name]), "special": True}
+    more = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
+    more = list(more.values()) if isinstance(more, dict) else more
+    if not isinstance(more, list):
+        raise ValueError("tokenizer_config.json: extra_special_tokens is neither list nor object")
+    settings["extra_special_tokens"] = [
+        {**_token("extra_special_tokens", token), "special": True} for token in more
+    ]
+    template = settings.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        named = [t for t in template if isinstance(t, dict) and t.get("name") == "default"]
+        template = settings["chat_template"] = named[0].get("template") if named else None
+    if template is not None and not isinstance(template, str):
+        raise ValueError("tokenizer_config.json: chat_template is no text")
+    return settings
+
+
+def _object(contents: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    with one_line(f"{name} is not valid JSON"):
+        found = json.loads(contents.get(name, b"{}"))
+    if not isinstance(found, dict):
+        raise ValueError(f"{name} holds no JSON object, but a {type(found).__name__}")
+    return found
+
+
+def _token(name: str, token: Any) -> dict[str, Any]:
+    """A token as the files write it: its text, or an object with flags."""
+    token = {"content": token, "normalized": False} if isinstance(token, str) else token
+    if not isinstance(token, dict) or not isinstance(token.get("content"), str):
+        raise ValueError(f"tokenizer_config.json: {name} is no token: {str(token)[:60]}")
+    flags = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+    return {flag: token[flag] for flag in flags if flag in token}
+
+
+def _backend(files: TokenizerFiles) -> tokenizers.Tokenizer:
+    """The library's tokenizer with all tokens of all files, and no rule that loses text."""
+    text, settings = files.contents["tokenizer.json"].decode(), files.settings
+    written = json.loads(text)
+    model = written["model"]
+    if prefix := model.get("continuing_subword_prefix"):  # the library dies of one that is wrong
+        pairs = (pair.split() if isinstance(pair, str) else pair for pair in model["merges"])
+        if not all(len(pair) == 2 and pair[1].startswith(prefix) for pair in pairs):
+            raise ValueError(f"its merges do not have continuing_subword_prefix={prefix!r}")
+    backend = tokenizers.Tokenizer.from_str(text)
+    backend.no_truncation()
+    backend.no_padding()
+    if dropout := getattr(backend.model, "dropout", None):
+        raise ValueError(f"dropout={dropout} encodes a text in another way each time: set it to 0")
+    added = {token["content"]: token["id"] for token in written.get("added_tokens") or []}
+    for i, token in settings["added_tokens_decoder"].items():
+        if backend.token_to_id(token["content"]) is None:
+            backend.add_tokens([AddedToken(**token)])
+        added[token["content"]] = i
+    special = [settings[f"{name}_token"] for name in NAMED if settings.get(f"{name}_token")]
+    special += settings["extra_special_tokens"]
+    known = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
+    missing = [AddedToken(**token) for token in special if token["content"] not in known]
+    backend.add_special_tokens(missing)
+    ids = Counter(model["vocab"].values() if isinstance(model["vocab"], dict) else ())
+    for i in [i for i, count in ids.items() if count > 1 or i >= MAX_ID]:
+        raise ValueError(f"id {i} is too large, or belongs to two tokens")
+    for token, i in added.items():
+        if (found := backend.token_to_id(token)) != i:
+            raise ValueError(f"token {token!r} is to have the id {i}, and has {found}")
+    backend.encode("a")  # a rule that names a missing token fails here, not at the first prompt
+    return backend
+
+
+def put_in_front(backend: tokenizers.Tokenizer, token: str) -> None:
+    """Make it the tokenizer's rule that ``token`` stands in front of every text."""
+    if ":" in token or token.startswith("$"):  # which mean something in the rule
+        raise ValueError(f"end_token={token!r}: its name must not hold ':' or begin with '$'")
+    backend.post_processor = processors.TemplateProcessing(
+        single=[token, "$A"],
+        pair=[token, "$A", token, "$B:1"],
+        special_tokens=[(token, backend.token_to_id(token))],
+    )

@@ -1,0 +1,189 @@
+"""Files that say what cannot be: one line with the file, before anything is built.
+
+tests/slow/suites/test_damaged_files.py tries thousands of them.
+"""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
+
+from lm_from_scratch.checkpoint import weights
+from lm_from_scratch.checkpoint.folders import read_json
+from lm_from_scratch.checkpoint.weights import (
+    classifier_from_pretrained,
+    from_pretrained,
+    save_pretrained,
+)
+from lm_from_scratch.models.heads import SequenceClassifier
+
+Folders = dict[str, Path]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    root = tmp_path_factory.mktemp("sound")
+    save_pretrained(tiny_gpt2(), root / "gpt2", max_shard_bytes=20_000)
+    save_pretrained(tiny_qwen2(), root / "qwen2")
+    save_pretrained(SequenceClassifier(tiny_gpt2().backbone, 3), root / "labels")
+    return {folder.name: folder for folder in root.iterdir()}
+
+
+def copied(folder: Path, to: Path, **changes: Any) -> Path:
+    shutil.copytree(folder, to / "m")
+    path = to / "m" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return to / "m"
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("gpt2", "activation_function", []),
+        ("gpt2", "activation_function", {"a": 1}),
+        ("gpt2", "activation_function", 5),
+        ("gpt2", "architectures", 5),
+        ("gpt2", "architectures", "GPT2LMHeadModel"),
+        ("gpt2", "architectures", [["GPT2LMHeadModel"]]),
+        ("gpt2", "model_type", ["gpt2"]),
+        ("gpt2", "eos_token_id", []),
+        ("gpt2", "eos_token_id", [[2]]),
+        ("gpt2", "bos_token_id", [2]),
+        ("gpt2", "n_layer", 10**30),
+        ("gpt2", "n_head", None),
+        ("gpt2", "vocab_size", [97]),
+        ("gpt2", "embd_pdrop", "0.1"),
+        ("gpt2", "layer_norm_epsilon", math.nan),
+        ("gpt2", "initializer_range", 10**400),
+        ("gpt2", "scale_attn_weights", []),
+        ("gpt2", "quantization_config", [1]),
+        ("labels", "id2label", ["a"]),
+        ("labels", "id2label", {"a": "b"}),
+        ("labels", "id2label", 3),
+        ("labels", "num_labels", []),
+        ("qwen2", "rope_parameters", {"rope_type": ["yarn"]}),
+        ("qwen2", "rope_parameters", {"rope_type": None}),
+        ("qwen2", "rope_parameters", {"rope_type": "yarn", "rope_theta": []}),
+        ("qwen2", "rope_parameters", {"rope_type": "yarn", "original_max_position_embeddings": ""}),
+        ("qwen2", "rope_parameters", {"partial_rotary_factor": []}),
+        ("qwen2", "rope_scaling", [1]),
+        ("qwen2", "max_position_embeddings", "128"),
+        ("qwen2", "layer_types", 5),
+        ("qwen2", "layer_types", [[], 1]),
+        ("qwen2", "use_sliding_window", "false"),
+        ("qwen2", "hidden_size", "long " * 10**5),
+        ("qwen2", "num_hidden_layers", list(range(10**5))),
+    ],
+)
+def test_R10_an_odd_value_is_refused_in_one_line_with_file_and_key(
+    family: str, key: str, value: Any, sound: Folders, tmp_path: Path
+) -> None:
+    folder = copied(sound[family], tmp_path, **{key: value})
+    read = classifier_from_pretrained if family == "labels" else from_pretrained
+    with pytest.raises(ValueError) as refused:
+        read(folder)
+    message = str(refused.value)
+    assert "\n" not in message and len(message) < 800
+    assert str(folder) in message
+    inner = value if key == "rope_parameters" else {}
+    assert any(name in message for name in [key, *inner])
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("gpt2", {"n_layer": 10**6}, "n_layer=1000000 in config.json, but the weights have 3"),
+        ("qwen2", {"num_hidden_layers": 10**6}, "n_layer=1000000 .* the weights have 3 layers"),
+        ("gpt2", {"n_embd": 10**9}, r"wte.weight has shape \(97, 28\), not \(97, 1000000000\)"),
+        ("gpt2", {"vocab_size": 10**9}, r"has shape \(97, 28\), not \(1000000000, 28\)"),
+        ("qwen2", {"hidden_size": 6 * 10**8}, r"shape \(97, 48\), not \(97, 600000000\)"),
+    ],
+)
+def test_R10_sizes_are_compared_before_anything_is_built(
+    family: str, changes: dict[str, int], message: str, sound: Folders, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(weights, "build", lambda config: pytest.fail("built"))
+    with pytest.raises(ValueError, match=message):
+        from_pretrained(copied(sound[family], tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("gpt2", {"n_positions": 10**9}, r"wpe.weight has shape \(64, 28\), not \(1000000000, 28"),
+        ("gpt2", {"n_inner": 10**9}, r"c_fc.weight has shape \(112, 28\), not \(1000000000, 28"),
+        (
+            "gpt2",
+            {"n_inner": 10**18},
+            "intermediate_size=10+ is larger than any tensor",
+        ),
+        ("qwen2", {"intermediate_size": 10**9}, r"has shape \(56, 48\), not \(1000000000, 48\)"),
+        ("qwen2", {"head_dim": 10**9}, r"has shape \(48, 48\), not \(6000000000, 48\)"),
+        ("qwen2", {"head_dim": 2 * 10**9, "intermediate_size": 2 * 10**9}, "has shape"),
+        ("gpt2", {"n_inner": 10**30}, "intermediate_size=10+ is larger than any tensor"),
+    ],
+)
+def test_R10_other_sizes_take_no_memory(
+    family: str, changes: dict[str, int], message: str, sound: Folders, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_pretrained(copied(sound[family], tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"a":' * 100_000, '{"a":' + "[" * 900 + "]" * 900 + "}", "1" * 5000]
+)
+def test_R10_what_is_nested_too_deep_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"config\.json is (not valid JSON|nested more than)"):
+        read_json(tmp_path / "config.json")
+
+
+def test_R11_shards_and_their_index_agree(sound: Folders, tmp_path: Path) -> None:
+    folder = copied(sound["gpt2"], tmp_path)
+    index = folder / "model.safetensors.index.json"
+    contents = json.loads(index.read_text())
+    places = contents["weight_map"]
+    name = "transformer.ln_f.bias"
+    other = next(file for file in places.values() if file != places[name])
+    want = from_pretrained(folder)(token_ids(1, 5))
+
+    for changed, message in [
+        ({name: other}, f"places '{name}' in {other}, but {places[name]} holds it"),
+        ({"h.9.x": other}, "names 'h.9.x', which no shard holds"),
+        ({name: [other]}, "no shard "),
+        ({name: "config.json/../" + other}, "no shard "),
+        ({name: str(folder / other)}, "no shard "),
+    ]:
+        index.write_text(json.dumps({**contents, "weight_map": places | changed}))
+        with pytest.raises(ValueError) as refused:
+            from_pretrained(folder)
+        assert message in str(refused.value)
+    index.write_text(json.dumps(contents))
+    assert torch.equal(from_pretrained(folder)(token_ids(1, 5)), want)
+    tensors = load_file(folder / other)
+    save_file({**tensors, name: torch.zeros(28)}, folder / other)
+    with pytest.raises(ValueError, match=f"places '{name}' in {places[name]}, but {other} holds"):
+        from_pretrained(folder)
+    index.write_text(json.dumps({"weight_map": {n: f for n, f in places.items() if n != name}}))
+    with pytest.raises(ValueError, match=f"holds '{name}', as another shard does"):
+        from_pretrained(folder)
+
+
+def test_R7_a_file_that_may_not_be_read_is_not_called_damaged(
+    sound: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copied(sound["qwen2"], tmp_path)
+
+    def refuse(self: Path, *args: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read: Permission denied"):
+        weights.read_tensors(folder)
