@@ -74,6 +74,7 @@ def test_a_run_ended_at_random_moments_ends_bit_for_bit_alike(whole, tmp_path, s
         ["generate", "--max-new-tokens", "200"],
         ["generate", "--max-new-tokens", "60", "--num-beams", "3"],
         ["quantize", "qwen2-docs", "--out", "OUT"],
+        ["convert", "qwen2-docs", "--out", "OUT", "--dtype", "float32", "--max-shard", "300k"],
         ["doctor"],
         ["check", "rms_norm", "FILE"],
     ],

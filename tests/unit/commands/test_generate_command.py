@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from tiny_models import tiny_hf_qwen2
 
 from lm_from_scratch.__main__ import main
 from lm_from_scratch.checkpoint.folders import SHIPPED
@@ -62,6 +63,31 @@ def test_P1_each_of_several_end_tokens_ends_a_text_and_a_beam(folder, capsys) ->
     assert capsys.readouterr().out == f"Return the{want}\n"
     assert main([*GREEDY, "--num-beams", "1", "--model", str(folder)]) == 0
     assert capsys.readouterr().out.endswith(f"\nReturn the{want}\n")
+
+
+def test_P1_P3_greedy_text_is_that_of_transformers(tmp_path, capsys) -> None:
+    """Of a Qwen2 whose tokenizer puts nothing in front, and whose texts end with either of two
+    tokens that only generation_config.json names."""
+    from tokenizers.processors import ByteLevel
+    from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
+
+    backend = Tokenizer.train(["the tides turn twice a day " * 20], 290).backend
+    backend.post_processor = ByteLevel(trim_offsets=False)
+    theirs = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")
+    model = tiny_hf_qwen2(vocab_size=310)  # padded: ids without a token
+    ids = theirs("the tides", return_tensors="pt").input_ids
+    free = GenerationConfig(do_sample=False, max_new_tokens=24, pad_token_id=0)
+    new = model.generate(ids, free)[0, ids.shape[1] :].tolist()
+    ends = [new[9], new[5]]
+    model.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=0)
+    for part in (model, theirs):
+        part.save_pretrained(tmp_path / "model")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    out = again.generate(ids, do_sample=False, max_new_tokens=24)[0, ids.shape[1] :].tolist()
+    want = "the tides" + theirs.decode([token for token in out if token not in ends])
+    words = ["--prompt", "the tides", "--temperature", "0", "--max-new-tokens", "24"]
+    assert main(["generate", "--model", str(tmp_path / "model"), *words]) == 0
+    assert capsys.readouterr().out == want + "\n" and len(out) <= 10
 
 
 def test_P3_the_tokenizer_says_what_stands_in_front(folder, capsys, monkeypatch) -> None:
