@@ -1,4 +1,4 @@
-"""The command line: ``python -m lm_from_scratch train | generate | quantize | check | doctor``.
+"""The command line: ``python -m lm_from_scratch train | generate | classify | check | doctor``.
 
 Whatever goes wrong with a value, a file or the output is one line on stderr and exit code 2, and so
 is what a signal ends, with 128 and its number. This file imports nothing large: signals are looked
@@ -20,7 +20,9 @@ from typing import Any
 COMMANDS = {
     "train": "train a GPT-2 or a Qwen2 on text",
     "generate": "let a model continue a text",
+    "classify": "let a model label texts",
     "quantize": "write a model with weights of 8 or 4 bits",
+    "convert": "write a model in another dtype, or in smaller files",
     "doctor": "what runs here, and how to fix what does not",
 }
 

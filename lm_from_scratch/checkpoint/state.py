@@ -26,6 +26,7 @@ from lm_from_scratch.checkpoint.folders import (
 from lm_from_scratch.checkpoint.weights import trained, write_model
 from lm_from_scratch.files import sha256
 from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.heads import Classifier
 from lm_from_scratch.optim.adamw import AdamW
 
 #: What differs between two recipes, where the numbers say nothing to a reader.
@@ -37,7 +38,11 @@ class Damaged(ValueError):
 
 
 def save_training_state(
-    folder: str | Path, model: CausalLM, optimizer: AdamW, recipe: Mapping[str, Any], step: int
+    folder: str | Path,
+    model: CausalLM | Classifier,
+    optimizer: AdamW,
+    recipe: Mapping[str, Any],
+    step: int,
 ) -> None:
     """Write ``step-NNNNNNNN`` inside ``folder``: a model folder plus what training needs.
 
@@ -146,7 +151,7 @@ def latest_checkpoint(folder: str | Path) -> Path | None:
 
 
 def load_training_state(
-    checkpoint: Path, model: CausalLM, optimizer: AdamW, recipe: Mapping[str, Any]
+    checkpoint: Path, model: CausalLM | Classifier, optimizer: AdamW, recipe: Mapping[str, Any]
 ) -> int:
     """Put the checkpoint into the model and the optimizer; return the number of its last step.
 

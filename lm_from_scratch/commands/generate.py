@@ -1,11 +1,16 @@
 """``generate``: a model continues a text."""
 
 import argparse
+import itertools
+import signal
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from lm_from_scratch.checkpoint.folders import local_folder
+from lm_from_scratch.checkpoint.published import end_tokens
 from lm_from_scratch.checkpoint.weights import from_pretrained
 from lm_from_scratch.commands.options import (
     KERNELS_HELP,
@@ -13,19 +18,22 @@ from lm_from_scratch.commands.options import (
     device_named,
     given,
     not_empty,
+    option,
     positive,
     use_kernels,
 )
 from lm_from_scratch.generation.beam_search import beam_search
-from lm_from_scratch.generation.generate import complete, generate, generate_text, until
+from lm_from_scratch.generation.generate import complete, generate, until
 from lm_from_scratch.generation.logit_processors import no_repeat_ngram
 from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.weights.quantize import quantized_weights
 
 
 def run(args: argparse.Namespace) -> int:
     """Load a model and print what it says, as it says it."""
+    refuse_beside(args)
     folder = local_folder(args.model)
     model = from_pretrained(folder).to(device_named(args.device))
     if not quantized_weights(model):  # whose kernels want the dtype of the file
@@ -38,42 +46,127 @@ def run(args: argparse.Namespace) -> int:
             f"the tokenizer in {folder} has {tokenizer.vocab_size} tokens, the model "
             f"{model.config.vocab_size}: they do not belong together"
         )
-    sampler = Sampler(**{**DEFAULTS, **given(args, Sampler)})
-    rules = [no_repeat_ngram(args.no_repeat_ngram)] if args.no_repeat_ngram else []
-    end = tokenizer.eos_token_id
-    prompt = [end, *tokenizer.encode(args.prompt)]
+    speaker = Speaker(model, tokenizer, args)
+    if args.chat:
+        return chat(speaker, args)
+    prompt = beginning(args.prompt, tokenizer, args.start)
     room = model.config.block_size - len(prompt) + 1  # what it was trained for
     max_new_tokens = args.max_new_tokens or max(1, min(100, room))
     if args.num_beams:
-        if args.stop:
-            raise ValueError(
-                f"--stop {args.stop[0]!r} is not for --num-beams, which ranks whole texts"
-            )
         found = beam_search(
             model, [prompt], max_new_tokens, args.num_beams, args.length_penalty,
-            num_return_sequences=args.num_return_sequences, stop_tokens=[end], processors=rules,
+            num_return_sequences=args.num_return_sequences, stop_tokens=speaker.ends,
+            processors=speaker.rules,
         )[0]  # fmt: skip
         for number, hypothesis in enumerate(found, start=1):
-            text = tokenizer.decode([token for token in hypothesis.tokens if token != end])
+            text = speaker.text(hypothesis.tokens)
             print(f"--- {number}, score {hypothesis.score:.3f}\n{args.prompt}{text}")
         return 0
     if args.num_return_sequences == 1:
-        pieces = generate_text(
-            model, tokenizer, args.prompt, max_new_tokens, sampler, args.seed, args.stop, rules
-        )
         print(args.prompt, end="", flush=True)
+        say(speaker.pieces(prompt, max_new_tokens, args.seed))
+        return 0
+    steps = speaker.steps(prompt, max_new_tokens, args.seed, args.num_return_sequences)
+    for number, row in enumerate(complete(steps), start=1):
+        text = "".join(until([speaker.text(row)], args.stop))
+        print(f"--- {number}\n{args.prompt}{text}")
+    return 0
+
+
+def refuse_beside(args: argparse.Namespace) -> None:
+    """Refuse options that mean nothing together."""
+    if args.num_beams and args.stop:
+        raise ValueError(f"--stop {args.stop[0]!r} is not for --num-beams, which ranks whole texts")
+    if args.system and not args.chat:
+        raise ValueError(f"--system {args.system!r} is for --chat")
+    for name, off in (("prompt", ""), ("num_beams", 0), ("num_return_sequences", 1)):
+        if args.chat and getattr(args, name) != off:
+            raise ValueError(f"{option(name)} {getattr(args, name)} is not for --chat")
+
+
+def beginning(text: str, tokenizer: Tokenizer, start: str) -> list[int]:
+    """The token ids that a model goes on from: ``start`` says what stands in front of the text."""
+    ids = tokenizer.start(text) if start == "rule" else tokenizer.encode(text)
+    if start == "end":
+        if tokenizer.eos_token_id is None:
+            raise ValueError("--start end: the tokenizer has no end token")
+        ids = [tokenizer.eos_token_id, *ids]
+    if not ids:
+        raise ValueError("there is nothing to go on from: give a --prompt, or --start end")
+    return ids
+
+
+class Speaker:
+    """A model and how it speaks: all that does not change from prompt to prompt."""
+
+    def __init__(self, model: CausalLM, tokenizer: Tokenizer, args: argparse.Namespace) -> None:
+        self.model, self.tokenizer, self.stop = model, tokenizer, args.stop
+        self.ends = [] if args.ignore_eos else end_tokens(model, tokenizer)
+        self.sampler = Sampler(**{**DEFAULTS, **given(args, Sampler)})
+        self.rules = [no_repeat_ngram(args.no_repeat_ngram)] if args.no_repeat_ngram else []
+
+    def steps(
+        self, prompt: list[int], max_new_tokens: int, seed: int, times: int = 1
+    ) -> Iterator[list[int | None]]:
+        """The tokens after the prompt, step by step."""
+        return generate(
+            self.model, [prompt], max_new_tokens, self.sampler, self.ends, times, seed,
+            processors=self.rules,
+        )  # fmt: skip
+
+    def pieces(self, prompt: list[int], max_new_tokens: int, seed: int) -> Iterator[str]:
+        """The text after the prompt, piece by piece, without the token that ends it."""
+        tokens = (step[0] for step in self.steps(prompt, max_new_tokens, seed))
+        words = (token for token in tokens if token is not None and token not in self.ends)
+        return until(self.tokenizer.stream(words), self.stop)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of finished tokens, without those that end it."""
+        return self.tokenizer.decode([token for token in tokens if token not in self.ends])
+
+
+def say(pieces: Iterable[str], said: list[str] | None = None) -> None:
+    """Print text as it comes, and end the line even if Ctrl-C ends the text. ``said`` collects
+    it."""
+    try:
         for text in pieces:
             print(text, end="", flush=True)
-        print()
-        return 0
-    steps = generate(
-        model, [prompt], max_new_tokens, sampler, [end], args.num_return_sequences, args.seed,
-        processors=rules,
-    )  # fmt: skip
-    for number, row in enumerate(complete(steps), start=1):
-        text = tokenizer.decode([token for token in row if token != end])
-        text = "".join(until([text], args.stop))
-        print(f"--- {number}\n{args.prompt}{text}")
+            if said is not None:
+                said.append(text)
+    finally:
+        print(flush=True)
+
+
+def chat(speaker: Speaker, args: argparse.Namespace) -> int:
+    """Turns by the template of the tokenizer: a line from the terminal, then an answer. Ctrl-C ends
+    an answer, which counts as far as it was said; Ctrl-D or Ctrl-C at the prompt ends the chat."""
+    config, messages = speaker.model.config, []
+    if args.system:
+        messages.append({"role": "system", "content": args.system})
+    sign = "> " if sys.stdin.isatty() else ""
+    for turn in itertools.count():
+        try:
+            line = input(sign)
+        except EOFError:
+            if sign:
+                print()
+            return 0
+        messages.append({"role": "user", "content": line})
+        prompt = speaker.tokenizer.chat(messages)
+        room = config.block_size - len(prompt) + 1
+        if room < 1:
+            raise ValueError(
+                f"the conversation has {len(prompt)} tokens, and the model reads "
+                f"{config.block_size}: begin a new one"
+            )
+        said: list[str] = []
+        pieces = speaker.pieces(prompt, min(args.max_new_tokens or 1000, room), args.seed + turn)
+        try:
+            say(pieces, said)
+        except KeyboardInterrupt as ended:
+            if ended.args not in ((), (signal.SIGINT,)):
+                raise
+        messages.append({"role": "assistant", "content": "".join(said)})
     return 0
 
 
@@ -94,6 +187,7 @@ EXAMPLES = """examples
   python -m lm_from_scratch generate --prompt "The" --num-beams 4 --no-repeat-ngram 3
   python -m lm_from_scratch generate --prompt "The" --stop $'\\n\\n' "Note:"
   python -m lm_from_scratch generate --model path/or/hub-name --prompt "Hello" --top-p 0.9
+  python -m lm_from_scratch generate --model path/or/hub-name --chat --system "Answer in verse."
 
 how to choose
   temperature   0 always takes the likeliest token; 1 draws from the model's own distribution
@@ -108,7 +202,12 @@ DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95}
 
 def add_options(p: argparse.ArgumentParser) -> None:
     """A model, a prompt, and how the next tokens are chosen."""
-    p.description, p.epilog = "Let a model continue a text.", EXAMPLES
+    p.description = (
+        "Let a model continue a text, or talk to one. A text begins as the tokenizer's own rule\n"
+        "says, and ends at the end tokens that the model's folder names; --start and --ignore-eos\n"
+        "change that."
+    )
+    p.epilog = EXAMPLES
     p.add_argument(
         "--model",
         type=not_empty,
@@ -117,7 +216,28 @@ def add_options(p: argparse.ArgumentParser) -> None:
         "or a folder, or a name on the hub",
     )
     p.add_argument("--prompt", default="", help="text to continue; default: a new document")
-    p.add_argument("--max-new-tokens", type=positive, help="default: 100, or what fits the model")
+    p.add_argument(
+        "--start",
+        choices=["rule", "end", "nothing"],
+        default="rule",
+        help="what stands in front of the prompt: what the tokenizer's rule says, the end token, "
+        "as between documents, or nothing; default: rule",
+    )
+    p.add_argument(
+        "--ignore-eos", action="store_true", help="go on after an end token, to --max-new-tokens"
+    )
+    p.add_argument(
+        "--chat",
+        action="store_true",
+        help="turns from the terminal, by the tokenizer's chat template; Ctrl-C ends an answer, "
+        "Ctrl-D the chat",
+    )
+    p.add_argument("--system", default="", metavar="TEXT", help="of a chat: what it is told first")
+    p.add_argument(
+        "--max-new-tokens",
+        type=positive,
+        help="default: 100, in a chat 1000, or what fits the model",
+    )
     add_fields(p, Sampler, [field.name for field in fields(Sampler)], **DEFAULTS)
     p.add_argument("--no-repeat-ngram", type=int, default=0, help="0 is off; default: 0")
     p.add_argument("--stop", nargs="+", default=[], metavar="TEXT", help="end before one of these")

@@ -17,6 +17,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         batch_size=16, steps=3000, lr=2e-3, min_lr=1e-4, warmup=200, eval_every=200,
         dtype="bfloat16",
     ),
+    "finetune": dict(  # for a model that has learnt already: small steps, a short warm-up
+        corpus=["reference"], block_size=128, batch_size=8, steps=300, lr=5e-5, min_lr=5e-6,
+        warmup=30, eval_every=100,
+    ),
 }  # fmt: skip
 
 #: The Qwen2 that ships with the package: as many weights, and all else as for the GPT-2.

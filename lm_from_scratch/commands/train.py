@@ -6,7 +6,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from lm_from_scratch.checkpoint.folders import read_json, write_json
-from lm_from_scratch.checkpoint.state import SAID
-from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
+from lm_from_scratch.checkpoint.published import published_of
+from lm_from_scratch.checkpoint.weights import save_pretrained
 from lm_from_scratch.commands.options import (
     KERNELS_HELP,
     add_fields,
@@ -24,13 +24,21 @@ from lm_from_scratch.commands.options import (
     given,
     not_empty,
     option,
-    use_kernels,
+)
+from lm_from_scratch.commands.prepared import (
+    SIZES,
+    config_in,
+    prepared,
+    read_model,
+    refuse_sizes,
+    source_of,
 )
 from lm_from_scratch.commands.presets import OF_PRESET, OF_PRESETS, PRESETS, presets_text
-from lm_from_scratch.instruments.onednn import bfloat16_is_native, onednn_matmul, use_onednn_
-from lm_from_scratch.models.causal_lm import CausalLM, Config, build
+from lm_from_scratch.instruments.onednn import bfloat16_is_native, onednn_matmul
 from lm_from_scratch.models.gpt2 import GPT2Config
-from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
+from lm_from_scratch.models.heads import SequenceClassifier
+from lm_from_scratch.models.modes import evaluating
+from lm_from_scratch.models.qwen2 import Qwen2Config
 from lm_from_scratch.optim.galore import MOMENTS, GaLore
 from lm_from_scratch.optim.galore_basis import BASES, PROJECTION_TYPES
 from lm_from_scratch.runs.distributed import (
@@ -42,16 +50,8 @@ from lm_from_scratch.runs.distributed import (
 )
 from lm_from_scratch.runs.folder import cut_log, follow, how_to_go_on, only_run_in
 from lm_from_scratch.runs.saved import saved
-from lm_from_scratch.text.batches import (
-    Batch,
-    PackedBatches,
-    sequential_batches,
-    text_key,
-    write_tokens,
-)
-from lm_from_scratch.text.corpora import CORPORA, load_split
-from lm_from_scratch.text.tokenizer import Tokenizer
-from lm_from_scratch.training.dropout import residual_dropout_
+from lm_from_scratch.text.batches import Batch
+from lm_from_scratch.text.corpora import CORPORA
 from lm_from_scratch.training.train import GALORE, TrainConfig, state_numbers, train
 
 
@@ -60,12 +60,18 @@ def run(args: argparse.Namespace) -> int:
     out = Path(args.out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is a file; it must be a folder")
+    refuse_sizes(args)
+    args.preset = args.preset or ("finetune" if "from" in args else "nano")
     preset = PRESETS[args.preset]
+    if "from" in args:
+        preset = {name: value for name, value in preset.items() if name not in SIZES}
     if "dtype" in preset:
         preset = {**preset, "dtype": dtype_here(preset["dtype"], args.device)}
     args = argparse.Namespace(**{**preset, **vars(args)})
     if getattr(args, "optimizer", None) == "galore":
-        args.rank = getattr(args, "rank", max(1, args.n_embd // 4))
+        source = source_of(args)
+        n_embd = config_in(source).n_embd if source else args.n_embd
+        args.rank = getattr(args, "rank", max(1, n_embd // 4))
     args.device = device_named(args.device)
     free = ("run", "out", "quiet", "device", "parallel")
     arguments = {k: v for k, v in vars(args).items() if k not in free}
@@ -109,14 +115,6 @@ def refuse_other_recipe(path: Path, arguments: dict[str, Any]) -> None:
             )
 
 
-def refuse_other_text(path: Path, key: str) -> None:
-    """Refuse to go on with a run whose text, or tokenizer, is no longer what it was."""
-    if path.is_file() and read_json(path).get("text", key) != key:
-        raise ValueError(
-            f"{SAID['text']}, in {path.parent}: give it the text it had, or another --out"
-        )
-
-
 def train_config_of(args: argparse.Namespace) -> TrainConfig:
     """The numbers of the run."""
     numbers = given(args, TrainConfig)
@@ -132,9 +130,9 @@ def train_config_of(args: argparse.Namespace) -> TrainConfig:
         raise ValueError(f"--onednn is for --dtype float32, not {config.dtype}")
     if args.onednn and torch.device(args.device).type != "cpu":
         raise ValueError(f"--onednn is for --device cpu, not {args.device}")
-    if args.kernels and args.dropout and args.architecture == "gpt2":
+    if args.kernels and (dropout := gpt2_dropout(args)):
         raise ValueError(
-            f"--kernels have no attention dropout, but --dropout {args.dropout}: give --dropout 0"
+            f"--kernels have no attention dropout, but --dropout {dropout}: give --dropout 0"
         )
     for other in ("onednn", "parallel"):
         if args.kernels and getattr(args, other):
@@ -142,19 +140,15 @@ def train_config_of(args: argparse.Namespace) -> TrainConfig:
     return config
 
 
-def model_of(config: Config, args: argparse.Namespace, group: Processes) -> CausalLM:
-    """A new model, with all that the options put into it."""
-    torch.manual_seed(args.seed)
-    model = build(config)
-    if group.parallel is None:  # otherwise each process takes its share there
-        model.to(args.device)
-    if isinstance(model, Qwen2ForCausalLM):
-        residual_dropout_(model, args.dropout)
-    if args.onednn:
-        use_onednn_(model)
-    if args.kernels:
-        use_kernels(model)
-    return model
+def gpt2_dropout(args: argparse.Namespace) -> float:
+    """The dropout of a GPT-2, which may come from a folder; 0 for a Qwen2, whose is outside."""
+    source = source_of(args)
+    if source is None:
+        return args.dropout if args.architecture == "gpt2" else 0.0
+    config = config_in(source)
+    if not isinstance(config, GPT2Config):
+        return 0.0
+    return getattr(args, "dropout", max(config.attn_pdrop, config.resid_pdrop))
 
 
 def train_in(
@@ -163,7 +157,12 @@ def train_in(
     """The run itself, in a folder that is its own."""
     config = train_config_of(args)
     group.check(args.batch_size, config.update_in_backward)
-    tokenizer, model, batches, held_out = prepared(out, args, group)
+    ready = prepared(out, args, group)
+    model, batches = ready.model, ready.batches
+    print(
+        f"{ready.said}; {sum(p.numel() for p in model.parameters())} parameters; "
+        f"{batches.batches_per_epoch} batches an epoch"
+    )
     if config.optimizer == "galore":
         numbers = state_numbers(model, config)
         adamw = state_numbers(model, replace(config, optimizer="adamw"))
@@ -172,12 +171,13 @@ def train_in(
         print(
             f"{group.size} processes, {args.batch_size // group.size} rows each: {group.parallel}"
         )
-    run = train(model, batches, config, held_out, group)
+    run = train(model, batches, config, ready.held_out, group)
     if args.onednn and isinstance(run.optimizer, GaLore):
         run.optimizer.matmul = onednn_matmul
     steps = saved(run, out, args.checkpoint_every, group.save_training_state)
     if group.rank == 0:
-        record = {"text": batches.file.key, "arguments": arguments, "model": asdict(model.config)}
+        sizes = asdict(model.backbone.config)
+        record = {"text": batches.recipe()["text"], "arguments": arguments, "model": sizes}
         write_json(out / "recipe.json", record)
     if done := run.step:
         print(f"going on after step {done}")
@@ -195,65 +195,28 @@ def train_in(
         print(f"stopped after step {stop.step}; the same command goes on from there")
         return 128 + stop.signal
     if group.rank == 0:
-        save_pretrained(from_pretrained(out / f"step-{config.steps:08}"), out / "model", tokenizer)
+        trained = read_model(out / f"step-{config.steps:08}")
+        vars(trained)["published"] = published_of(model)  # what else its folder said
+        if isinstance(trained, SequenceClassifier):
+            print(accuracy(trained, ready.held_out))
+        save_pretrained(trained, out / "model", ready.tokenizer)
     print(f"model written to {out / 'model'}")
     model_folder = shlex.quote(str(out / "model"))
-    print(f"try: python -m lm_from_scratch generate --model {model_folder} --prompt The")
+    then = (
+        "classify --model {} 'a text'" if "classify" in args else "generate --model {} --prompt The"
+    )
+    print(f"try: python -m lm_from_scratch {then.format(model_folder)}")
     return 0
 
 
-def prepared(
-    out: Path, args: argparse.Namespace, group: Processes
-) -> tuple[Tokenizer, CausalLM, PackedBatches, list[Batch]]:
-    """Tokenizer, model, and batches of the text, for training and held out."""
-    train_documents, held_out_documents = load_split(args.corpus, args.held_out)
-    isolate = not args.no_isolate
-    with group.first_alone():
-        if (out / "recipe.json").is_file() or group.rank > 0:  # the run goes on
-            tokenizer = Tokenizer.load(out)
-        elif args.tokenizer:
-            tokenizer = Tokenizer.load(args.tokenizer)
-        else:
-            tokenizer = Tokenizer.train([d.text for d in train_documents], args.vocab_size)
-        refuse_other_text(out / "recipe.json", text_key(train_documents, tokenizer))
-        model = model_of(model_config_of(args, tokenizer), args, group)
-        if group.rank == 0:
-            tokenizer.save(out)
-        train_file = write_tokens(train_documents, tokenizer, out / "data" / "train.bin")
-        held_out_file = write_tokens(held_out_documents, tokenizer, out / "data" / "held_out.bin")
-    batches = PackedBatches(train_file, args.batch_size, args.block_size, args.seed, isolate)
-    held_out = list(sequential_batches(held_out_file, args.batch_size, args.block_size, isolate))
-    print(
-        f"{len(train_documents)} documents, {train_file.n_tokens} tokens for training, "
-        f"{held_out_file.n_tokens} held out; {sum(p.numel() for p in model.parameters())} "
-        f"parameters; {batches.batches_per_epoch} batches an epoch"
-    )
-    return tokenizer, model, batches, held_out
-
-
-def model_config_of(args: argparse.Namespace, tokenizer: Tokenizer) -> Config:
-    """The model that the options describe."""
-    sizes: dict[str, Any] = dict(
-        vocab_size=tokenizer.vocab_size,
-        block_size=args.block_size,
-        n_layer=args.n_layer,
-        n_head=args.n_head,
-        n_embd=args.n_embd,
-        bos_token_id=tokenizer.eos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    if hasattr(args, "intermediate_size"):
-        sizes["intermediate_size"] = args.intermediate_size
-    if args.architecture == "qwen2":
-        sizes.setdefault("intermediate_size", 3 * args.n_embd)
-        n_kv_head = getattr(args, "n_kv_head", args.n_head)
-        return Qwen2Config(n_kv_head=n_kv_head, rope_theta=10000.0, **sizes)
-    if hasattr(args, "n_kv_head"):
-        raise ValueError(
-            f"--n-kv-head {args.n_kv_head} (given, or of the preset) is for --architecture qwen2"
-        )
-    dropout = args.dropout
-    return GPT2Config(embd_pdrop=dropout, resid_pdrop=dropout, attn_pdrop=0.0, **sizes)
+def accuracy(model: SequenceClassifier, batches: Sequence[Batch]) -> str:
+    """How many of the texts get the label that they have."""
+    with evaluating(model):
+        right = [
+            int((model(b.idx, positions=b.positions).argmax(1) == b.targets).sum()) for b in batches
+        ]
+    total = sum(len(batch.targets) for batch in batches)
+    return f"held-out accuracy: {sum(right)} of {total} texts, {sum(right) / total:.0%}"
 
 
 EXAMPLES = """examples
@@ -267,6 +230,10 @@ EXAMPLES = """examples
       the GPT-2 that ships with this package; docs-qwen2 makes the Qwen2
   python -m lm_from_scratch train --out run --optimizer galore --rank 16
       Adam's moments in 16 directions of each matrix instead of all
+  python -m lm_from_scratch train --out run --from path/or/hub-name --corpus my-notes/
+      a published GPT-2 or Qwen2 goes on learning, from your text
+  python -m lm_from_scratch train --out run --from path/or/hub-name --classify mails.tsv
+      the same model learns to label texts; without --from, a new one does
 
 several processes: torchrun starts them and stands for python; each takes its rows of every batch,
 so that the run is the same. It goes on in any other number of processes, too. When a run ends
@@ -295,11 +262,20 @@ def add_options(p: argparse.ArgumentParser) -> None:
         "again after\nCtrl-C or a crash, goes on where the run stopped."
     )
     p.epilog = f"presets\n{presets_text()}\n\n{EXAMPLES}"
-    p.add_argument("--preset", choices=PRESETS, default="nano", help="default: nano")
+    p.add_argument("--preset", choices=PRESETS, help="default: nano; with --from: finetune")
     p.add_argument("--out", type=not_empty, required=True, help="folder of the run")
     p.add_argument(
         "--corpus", nargs="+", type=not_empty, metavar="TEXT", default=OF_PRESET,
         help=f"{', '.join(CORPORA)}, or a path; NAME*3 repeats it three times",
+    )  # fmt: skip
+    p.add_argument(
+        "--from", type=not_empty, metavar="FOLDER", default=argparse.SUPPRESS,
+        help="begin with this GPT-2 or Qwen2 and its tokenizer: a folder, or a name on the hub",
+    )  # fmt: skip
+    p.add_argument(
+        "--classify", type=not_empty, metavar="FILE", default=argparse.SUPPRESS,
+        help="learn to label texts: a file of lines TEXT<tab>LABEL, or of objects with text and "
+        "label (.jsonl)",
     )  # fmt: skip
     p.add_argument(
         "--tokenizer", type=not_empty, help="a tokenizer.json to use instead of training one"

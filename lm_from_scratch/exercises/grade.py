@@ -12,9 +12,10 @@ from zlib import crc32
 from lm_from_scratch.exercises.child import Child, Job, Verdict, ready
 from lm_from_scratch.exercises.exercise import Exercise, drafts, exercise, exercises
 from lm_from_scratch.exercises.progress import write_text
-from lm_from_scratch.exercises.submission import read
+from lm_from_scratch.exercises.submission import Submission, read
 
 SUFFIXES = (".py", ".ipynb")
+LINK = "cannot be read: it is a link"
 SEED = 7341  # other numbers than a student sees; the same for all students of a course
 COLUMNS = ["student", "exercise", "points", "of", "passed", "failed", "looks like", "reason",
            "file", "seconds"]  # fmt: skip
@@ -47,7 +48,8 @@ def safe(text: str) -> str:
 def submissions(folder: Path) -> dict[str, list[Path]]:
     """Files by student: FOLDER/student/.../file or FOLDER/student.file, scripts and notebooks.
 
-    Raises ``ValueError`` if there are none.
+    A link counts as a file, never as what it leads to, which may be another's. Raises
+    ``ValueError`` if there are none.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
@@ -55,7 +57,9 @@ def submissions(folder: Path) -> dict[str, list[Path]]:
     for path in sorted(folder.iterdir()):
         if path.name.startswith((".", "__")):  # __MACOSX of a zip file, __pycache__
             continue
-        if path.is_dir():
+        if path.is_dir() and path.is_symlink():
+            found.setdefault(path.name, []).append(path)
+        elif path.is_dir():
             inside = (p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
             found[path.name] = sorted(
                 p for p in inside if not any(x.startswith(".") for x in p.relative_to(path).parts)
@@ -83,10 +87,12 @@ def plan(
     problems: dict[str, str] = {}
     for student, paths in files.items():
         for path in paths:
-            found = read(path)
+            found = read(path) if not path.is_symlink() else Submission(path, problems=[LINK])
             if found.problems:
                 said = f"{path.name}: {found.summary()}"
                 problems[student] = "; ".join(filter(None, (problems.get(student), said)))
+            if path.is_symlink():
+                continue
             text = found.defined | found.imported | found.left_out
             for e in wanted:
                 if e.function in text or path.stem == e.name:

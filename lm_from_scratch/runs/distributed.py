@@ -45,6 +45,7 @@ from lm_from_scratch.checkpoint.state import (
 )
 from lm_from_scratch.checkpoint.weights import trained
 from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.heads import Classifier
 from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.runs.sharded import sharded, whole
 from lm_from_scratch.text.targets import IGNORE
@@ -164,7 +165,7 @@ class Processes(Alone):
     def save_training_state(
         self,
         folder: str | Path,
-        model: CausalLM,
+        model: CausalLM | Classifier,
         optimizer: AdamW,
         recipe: Mapping[str, Any],
         step: int,
@@ -185,7 +186,7 @@ class Processes(Alone):
             if self.rank == 0:
                 if is_trained_whole(model):
                     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-                    config = {**config_to_dict(model.config), "dtype": dtype}
+                    config = {**config_to_dict(model.backbone.config), "dtype": dtype}
                     write_json(temporary / "config.json", config)
                 finish_checkpoint(temporary, target, recipe, step)
         self.meet()

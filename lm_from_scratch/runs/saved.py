@@ -84,15 +84,9 @@ def recipe_of(run: Run) -> dict[str, Any]:
     numbers = asdict(run.config)
     del numbers["eval_every"]  # which does not change them
     recipe: dict[str, Any] = {
-        "model": asdict(run.model.config),
+        "model": asdict(run.model.backbone.config),
         "train": numbers,
-        "data": {
-            "text": run.batches.file.key,
-            "batch_size": run.batches.batch_size,
-            "block_size": run.batches.block_size,
-            "seed": run.batches.seed,
-            "isolate": run.batches.isolate,
-        },
+        "data": run.batches.recipe(),
     }
     if (frozen := frozen_digest(run.model)) is not None:
         recipe["frozen"] = frozen

@@ -198,6 +198,16 @@ class PackedBatches:
         self._epoch = -1
         self._starts = torch.empty(0)
 
+    def recipe(self) -> dict[str, object]:
+        """All that the batches depend on."""
+        return {
+            "text": self.file.key,
+            "batch_size": self.batch_size,
+            "block_size": self.block_size,
+            "seed": self.seed,
+            "isolate": self.isolate,
+        }
+
     def __getitem__(self, i: int) -> Batch:
         if i < 0:
             raise ValueError(f"batch {i}: batches are numbered from 0")

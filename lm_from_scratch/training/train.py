@@ -37,11 +37,13 @@ from lm_from_scratch.limits import (
 )
 from lm_from_scratch.models.blocks import blocks
 from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.heads import SequenceClassifier
 from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.optim.in_backward import update_in_backward
 from lm_from_scratch.text.batches import Batch, PackedBatches
+from lm_from_scratch.text.labelled import LabelledBatches
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.training.loss import causal_lm_loss, chunked_causal_lm_loss
 from lm_from_scratch.training.processes import ALONE, Alone
@@ -127,7 +129,7 @@ def galore_options(config: TrainConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in GALORE}
 
 
-def make_optimizer(model: CausalLM, config: TrainConfig, processes: Alone = ALONE) -> AdamW:
+def make_optimizer(model: nn.Module, config: TrainConfig, processes: Alone = ALONE) -> AdamW:
     """AdamW; or GaLore for the matrices of the blocks, and AdamW for all other weights.
 
     The embedding, the head, the norms and the biases are not projected, as in the paper: the rows
@@ -145,7 +147,7 @@ def make_optimizer(model: CausalLM, config: TrainConfig, processes: Alone = ALON
     return processes.optimizer(GaLore)([galore, matrices, others], **options)
 
 
-def state_numbers(model: CausalLM, config: TrainConfig) -> int:
+def state_numbers(model: nn.Module, config: TrainConfig) -> int:
     """How many numbers the optimizer of a run will keep between two steps."""
     optimizer = make_optimizer(model, config)
     return sum(
@@ -160,7 +162,9 @@ class Loss(nn.Module):
     """A model and its loss in one module: what DDP and FSDP wrap. A model that computes with
     kernels brings its own ``loss`` and ``chunked_loss``."""
 
-    def __init__(self, model: CausalLM, dtype: str = "float32", chunked: bool = False) -> None:
+    def __init__(
+        self, model: CausalLM | SequenceClassifier, dtype: str = "float32", chunked: bool = False
+    ) -> None:
         super().__init__()
         self.model, self.dtype, self.chunked = model, dtype, chunked
         self.loss: Callable[..., Tensor] = getattr(model, "loss", causal_lm_loss)
@@ -177,6 +181,8 @@ class Loss(nn.Module):
         """The mean loss over the targets (B, T) of the tokens ``idx``, at ``positions`` and in
         ``documents`` (B, T)."""
         with autocast(idx.device, self.dtype):
+            if isinstance(self.model, SequenceClassifier):  # one target (B,) for each row
+                return self.loss(self.model(idx, positions=positions), targets)
             if self.chunked:
                 x = self.model.backbone(idx, positions=positions, documents=documents)
                 return self.chunked_loss(x, self.model.head_weight, targets)
@@ -226,13 +232,14 @@ def autocast(device: torch.device, dtype: str) -> torch.autocast:
 
 
 def train(
-    model: CausalLM,
-    batches: PackedBatches,
+    model: CausalLM | SequenceClassifier,
+    batches: PackedBatches | LabelledBatches,
     config: TrainConfig,
     held_out: list[Batch] | None = None,
     processes: Alone = ALONE,
 ) -> "Run":
-    """Train ``model`` in place: a :class:`Run` yields every step as soon as it is done.
+    """Train ``model`` in place: a :class:`Run` yields every step as soon as it is done. A
+    classifier learns from :class:`~lm_from_scratch.text.labelled.LabelledBatches`.
 
     The model is left in training mode, the caller's random state untouched.
 
@@ -256,9 +263,9 @@ class Run(Iterator[Step]):
     """A run between two steps. The next one depends on the weights of the ``model``, the state of
     the ``optimizer`` and the number of the last ``step``: whoever puts these three back goes on."""
 
-    model: CausalLM
+    model: CausalLM | SequenceClassifier
     optimizer: AdamW
-    batches: PackedBatches
+    batches: PackedBatches | LabelledBatches
     config: TrainConfig
     held_out: list[Batch]
     loss_of: nn.Module  # the model and its loss, as the processes wrap them

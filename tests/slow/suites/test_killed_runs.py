@@ -74,6 +74,7 @@ def test_a_run_ended_at_random_moments_ends_bit_for_bit_alike(whole, tmp_path, s
         ["generate", "--max-new-tokens", "200"],
         ["generate", "--max-new-tokens", "60", "--num-beams", "3"],
         ["quantize", "qwen2-docs", "--out", "OUT"],
+        ["convert", "qwen2-docs", "--out", "OUT", "--dtype", "float32", "--max-shard", "300k"],
         ["doctor"],
         ["check", "rms_norm", "FILE"],
     ],
@@ -86,7 +87,7 @@ def test_a_signal_ends_a_command_in_one_line(words, number, tmp_path) -> None:
     subprocess.run(command, check=False, capture_output=True)
     seconds = time.perf_counter() - started
     chance = random.Random(f"{words} {number}")
-    for _ in range(6):
+    for _ in range(3):
         when = chance.uniform(0.1, 1.0) * seconds
         code, error = ended(command, number, when)
         finished = code in (0, 1) and not error

@@ -81,10 +81,18 @@ def test_R3_what_cannot_be_written_leaves_what_was_there(tmp_path, capsys) -> No
     ],
 )
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_R3_an_output_that_is_full_is_one_line(words, tmp_path) -> None:
+def test_R3_an_output_that_is_full_is_one_line(words, tmp_path, monkeypatch) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     words = [str(tmp_path / "new") if word == "OUT" else word for word in words]
     with open("/dev/full", "w") as full:
         one_line(call(words, stdout=full), "the output: No space left on device")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_R3_an_output_without_a_buffer_is_one_line_too(monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    with open("/dev/full", "w") as full:
+        one_line(call(["list"], stdout=full), "the output: No space left on device")
 
 
 def test_R3_a_run_whose_output_is_full_or_closed_goes_on_afterwards(notes, tmp_path) -> None:

@@ -244,6 +244,25 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, dict[str
     return {row["student"]: row for row in rows}, reports
 
 
+def test_R11_a_link_earns_nothing_and_shows_nothing(tmp_path) -> None:
+    folder, secret = tmp_path / "submitted", tmp_path / "secret.py"
+    secret.write_text("password = = 'correct horse'\n")
+    (folder / "alice").mkdir(parents=True)
+    (folder / "alice" / "rms_norm.py").write_text(RIGHT)
+    (folder / "bob").symlink_to(folder / "alice")
+    (folder / "carol").mkdir()
+    (folder / "carol" / "rms_norm.py").symlink_to(folder / "alice" / "rms_norm.py")
+    (folder / "dave").mkdir()
+    (folder / "dave" / "rms_norm.py").symlink_to(secret)
+    (folder / "dave" / "work").symlink_to(folder / "alice")
+    (folder / "erin.py").symlink_to(folder / "alice" / "rms_norm.py")
+    rows = {row.student: row.verdict for _, row in grade(folder, ["rms_norm"], jobs=1)}
+    assert rows.keys() == {"alice", "bob", "carol", "dave", "erin"} and rows["alice"].passed
+    for student in ("bob", "carol", "dave", "erin"):
+        assert rows[student].points == 0 and "it is a link" in rows[student].reason
+    assert "horse" not in rows["dave"].reason + rows["dave"].text
+
+
 def test_every_submission_has_its_points(
     graded: tuple[dict[str, dict[str, str]], Path],
 ) -> None:

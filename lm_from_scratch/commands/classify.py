@@ -1,0 +1,97 @@
+"""``classify``: a model says what a text is."""
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from lm_from_scratch.checkpoint.folders import local_folder
+from lm_from_scratch.checkpoint.published import labels, published_of
+from lm_from_scratch.checkpoint.weights import classifier_from_pretrained
+from lm_from_scratch.commands.generate import tokenizer_of
+from lm_from_scratch.commands.options import device_named, not_empty
+from lm_from_scratch.models.heads import SequenceClassifier
+from lm_from_scratch.models.modes import evaluating
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.weights.quantize import quantized_weights
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a line for each text, as soon as it is known."""
+    if bool(args.texts) == bool(args.file):
+        raise ValueError("give texts, or --file with a text in each line")
+    folder = local_folder(args.model)
+    model = classifier_from_pretrained(folder).to(device_named(args.device))
+    if not isinstance(model, SequenceClassifier):
+        raise ValueError(f"{folder} holds a {type(model).__name__}, which labels tokens, not texts")
+    if not quantized_weights(model):
+        model.float()
+    tokenizer, names = tokenizer_of(folder), labels(model)
+    problem = published_of(model).config.get("problem_type")
+    texts = tqdm(
+        args.texts or lines_of(args.file), unit="text", disable=args.quiet or sys.stdout.isatty()
+    )
+    for logits in answers(model, tokenizer, texts):
+        print(line_of(logits, names, problem), flush=True)
+    return 0
+
+
+def lines_of(file: str) -> Iterator[str]:
+    """The lines of a file, without empty ones; of ``-``, what is typed or piped."""
+    if file == "-":
+        yield from (line.rstrip("\n") for line in sys.stdin if line.strip())
+        return
+    with open(Path(file), encoding="utf-8-sig") as lines:
+        yield from (line.rstrip("\n") for line in lines if line.strip())
+
+
+def answers(
+    model: SequenceClassifier, tokenizer: Tokenizer, texts: Iterable[str]
+) -> Iterator[torch.Tensor]:
+    """The logits (n,) of each text, of which the model reads what fits."""
+    device = model.score.weight.device
+    for text in texts:
+        ids = tokenizer.start(text)[: model.backbone.config.block_size]
+        if not ids:
+            raise ValueError(f"the text {text!r} has no token")
+        with evaluating(model):
+            logits = model(torch.tensor([ids], device=device))[0]
+        yield logits.float()
+
+
+def line_of(logits: torch.Tensor, names: list[str], problem: str | None) -> str:
+    """What logits (n,) say. One label of several and its probability; each of several labels and
+    its own; or, of a regression, the numbers."""
+    if problem == "regression" or len(names) == 1:
+        return "\t".join(f"{value:.4f}" for value in logits.tolist())
+    if problem == "multi_label_classification":
+        shares = logits.sigmoid().tolist()
+        return "\t".join(f"{name}\t{p:.4f}" for name, p in zip(names, shares, strict=True))
+    share, best = logits.softmax(0).max(0)
+    return f"{names[int(best)]}\t{share:.4f}"
+
+
+EXAMPLES = """examples
+  python -m lm_from_scratch classify --model run/model "the parcel never came"
+  python -m lm_from_scratch classify --model path/or/hub-name --file mails.txt > labels.tsv
+
+what is printed for each text
+  a label, a tab, and how sure the model is; of a model whose labels exclude nothing (multi-label)
+  all labels so; of one that gives numbers (regression) the numbers. train --classify makes models
+  that give one label.
+"""
+
+
+def add_options(p: argparse.ArgumentParser) -> None:
+    """A classifier, and texts."""
+    p.description, p.epilog = "Label texts with a GPT-2 or a Qwen2 that classifies.", EXAMPLES
+    p.add_argument("texts", nargs="*", metavar="TEXT", help="a text to label")
+    p.add_argument("--model", required=True, type=not_empty, help="a folder, or a name on the hub")
+    p.add_argument(
+        "--file", type=not_empty, help="with a text in each line; - is what is typed or piped"
+    )
+    p.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
+    p.add_argument("--quiet", action="store_true", help="no progress bar")

@@ -1,0 +1,99 @@
+"""``convert``: a model in another dtype, or in files of another size.
+
+A cache needs no such command: ``load_cache`` reads each file that ``save_cache`` ever wrote, and a
+legacy cache, a tuple of tensors, has no file that can be read without unpickling it.
+"""
+
+import argparse
+import re
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from lm_from_scratch.checkpoint.folders import local_folder
+from lm_from_scratch.checkpoint.weights import MAX_SHARD_BYTES, save_pretrained
+from lm_from_scratch.commands.generate import tokenizer_of
+from lm_from_scratch.commands.options import not_empty
+from lm_from_scratch.commands.prepared import read_model
+from lm_from_scratch.weights.quantize import quantized_weights
+
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the model to a folder of its own."""
+    folder, out = local_folder(args.model), Path(args.out)
+    if out.resolve() == folder.resolve():
+        raise ValueError(f"--out {out} is the model itself; give another folder")
+    model = read_model(folder)
+    was = dtype_of(model)
+    if args.dtype:
+        if quantized_weights(model):
+            raise ValueError(
+                f"{folder} has quantised weights, whose dtype is part of them: quantize --dtype "
+                "makes them anew"
+            )
+        model.to(getattr(torch, args.dtype))
+        refuse_overflow(model, folder)
+    has_tokenizer = any((p / "tokenizer.json").is_file() for p in (folder, folder.parent))
+    tokenizer = tokenizer_of(folder) if has_tokenizer else None
+    save_pretrained(model, out, tokenizer, args.max_shard)
+    files = [file.stat().st_size for file in out.glob("*.safetensors")]
+    print(
+        f"model written to {out}: {dtype_of(model)}, was {was}; {sum(files)} bytes of weights in "
+        f"{len(files)} file{'s' if len(files) > 1 else ''}"
+    )
+    return 0
+
+
+def dtype_of(model: nn.Module) -> str:
+    """The dtype that a model computes in."""
+    return str(next(model.parameters()).dtype).removeprefix("torch.")
+
+
+def refuse_overflow(model: nn.Module, folder: Path) -> None:
+    """Raises ``ValueError`` for a weight that is too large for its new dtype."""
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise ValueError(
+                f"{name} of {folder} has numbers that are not finite in {dtype_of(model)}"
+            )
+
+
+def size(text: str) -> int:
+    """An option's value that must be a number of bytes, like 500M or 2GB."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)B?", text.upper())
+    bytes_ = int(float(found[1]) * UNITS[found[2]]) if found else 0
+    if bytes_ < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size like 500M or 2GB")
+    return bytes_
+
+
+EXAMPLES = """examples
+  python -m lm_from_scratch convert path/or/hub-name --dtype bfloat16 --out build/half
+  python -m lm_from_scratch convert run/model --max-shard 200M --out build/parts
+"""
+
+
+def add_options(p: argparse.ArgumentParser) -> None:
+    """A model, a folder for the new one, and what changes."""
+    p.description = (
+        "Write a model, or a classifier, with its tokenizer and all else that its folder holds,\n"
+        "in another dtype or in files of another size. quantize makes weights of 8 or 4 bits."
+    )
+    p.epilog = EXAMPLES
+    p.add_argument("model", type=not_empty, help="a folder, or a name on the hub")
+    p.add_argument("--out", type=not_empty, required=True, help="folder of the new model")
+    p.add_argument(
+        "--dtype",
+        choices=["bfloat16", "float16", "float32", "float64"],
+        help="of the weights; default: as they are",
+    )
+    p.add_argument(
+        "--max-shard",
+        type=size,
+        metavar="SIZE",
+        default=MAX_SHARD_BYTES,
+        help="largest file of weights, like 500M or 2GB; default: 5GB",
+    )

@@ -1,0 +1,249 @@
+"""What ``train`` trains, and on what: a tokenizer, a model, and batches, made from the options.
+
+A model is new, or comes from a folder (``--from``); it continues texts, or classifies them
+(``--classify``).
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lm_from_scratch.checkpoint.configs import config_to_dict
+from lm_from_scratch.checkpoint.folders import local_folder, read_json
+from lm_from_scratch.checkpoint.published import Published, labels, published_of, read_published
+from lm_from_scratch.checkpoint.state import SAID
+from lm_from_scratch.checkpoint.weights import classifier_from_pretrained, from_pretrained
+from lm_from_scratch.commands.generate import tokenizer_of
+from lm_from_scratch.commands.options import option, use_kernels
+from lm_from_scratch.instruments.onednn import use_onednn_
+from lm_from_scratch.models.causal_lm import CausalLM, Config, build
+from lm_from_scratch.models.gpt2 import GPT2Config
+from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
+from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
+from lm_from_scratch.runs.distributed import Processes
+from lm_from_scratch.text.batches import (
+    Batch,
+    PackedBatches,
+    sequential_batches,
+    text_key,
+    write_tokens,
+)
+from lm_from_scratch.text.corpora import load_split
+from lm_from_scratch.text.labelled import LabelledBatches, read_labelled, split_labelled
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.training.dropout import residual_dropout_
+from lm_from_scratch.weights.quantize import quantized_weights
+
+#: What a folder decides: options that make a new model.
+SIZES = (
+    "architecture", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "intermediate_size",
+    "tokenizer",
+)  # fmt: skip
+
+
+@dataclass
+class Prepared:
+    """All that a run begins with."""
+
+    tokenizer: Tokenizer
+    model: CausalLM | SequenceClassifier
+    batches: PackedBatches | LabelledBatches
+    held_out: list[Batch]
+    said: str  # how much text there is
+
+
+def refuse_sizes(args: argparse.Namespace) -> None:
+    """Refuse options that a folder, or a file of labelled texts, decides."""
+    given = vars(args)
+    for name in SIZES:
+        if "from" in given and given.get(name) is not None:
+            raise ValueError(f"{option(name)} {given[name]} is not for --from: the folder says it")
+    for name, off in (("corpus", None), ("kernels", False), ("chunked_loss", False)):
+        if "classify" in given and given.get(name, off) not in (off, None):
+            raise ValueError(f"{option(name)} is not for --classify")
+
+
+def source_of(args: argparse.Namespace) -> Path | None:
+    """The folder of the model to begin with, if it is not a new one."""
+    return local_folder(vars(args)["from"]) if "from" in args else None
+
+
+def config_in(folder: Path) -> Config:
+    """The sizes of a model on disk."""
+    return read_published(folder)[1]
+
+
+def read_model(folder: Path) -> CausalLM | SequenceClassifier | TokenClassifier:
+    """A model on disk: one that continues texts, or a classifier."""
+    published, _ = read_published(folder)
+    is_classifier = published.architecture.endswith("Classification")
+    return classifier_from_pretrained(folder) if is_classifier else from_pretrained(folder)
+
+
+def prepared(out: Path, args: argparse.Namespace, group: Processes) -> Prepared:
+    """Tokenizer, model, and batches of the text, for training and held out."""
+    return (classification if "classify" in args else continuation)(out, args, group)
+
+
+def continuation(out: Path, args: argparse.Namespace, group: Processes) -> Prepared:
+    """A model that continues texts."""
+    train_documents, held_out_documents = load_split(args.corpus, args.held_out)
+    isolate = not args.no_isolate
+    with group.first_alone():
+        tokenizer = tokenizer_for(out, args, group, [d.text for d in train_documents])
+        refuse_other_text(out, text_key(train_documents, tokenizer))
+        model = model_of(args, tokenizer, group)
+        if group.rank == 0:
+            tokenizer.save(out)
+        train_file = write_tokens(train_documents, tokenizer, out / "data" / "train.bin")
+        held_out_file = write_tokens(held_out_documents, tokenizer, out / "data" / "held_out.bin")
+    batches = PackedBatches(train_file, args.batch_size, args.block_size, args.seed, isolate)
+    held_out = list(sequential_batches(held_out_file, args.batch_size, args.block_size, isolate))
+    said = (
+        f"{len(train_documents)} documents, {train_file.n_tokens} tokens for training, "
+        f"{held_out_file.n_tokens} held out"
+    )
+    return Prepared(tokenizer, model, batches, held_out, said)
+
+
+def classification(out: Path, args: argparse.Namespace, group: Processes) -> Prepared:
+    """A model that classifies texts."""
+    rows = read_labelled(args.classify)
+    sides = split_labelled(rows, args.held_out)
+    with group.first_alone():
+        tokenizer = tokenizer_for(out, args, group, [row.text for row in sides[0]])
+        model = model_of(args, tokenizer, group, sorted({row.label for row in rows}))
+        assert isinstance(model, SequenceClassifier)
+        sizes = (args.batch_size, args.block_size, args.seed)
+        try:
+            batches = LabelledBatches(sides[0], labels(model), tokenizer, *sizes)
+            held_out = LabelledBatches(sides[1], labels(model), tokenizer, 1, args.block_size)
+        except ValueError as error:
+            raise ValueError(f"{args.classify}: {error}") from error
+        held_out.batch_size = args.batch_size
+        refuse_other_text(out, batches.key)
+        if group.rank == 0:
+            tokenizer.save(out)
+    said = f"{len(sides[0])} texts of {len(batches.labels)} labels, {len(sides[1])} held out"
+    return Prepared(tokenizer, model, batches, list(held_out.each_once()), said)
+
+
+def tokenizer_for(
+    out: Path, args: argparse.Namespace, group: Processes, texts: Sequence[str]
+) -> Tokenizer:
+    """The tokenizer of the run: its own if it goes on, else that of the folder or the option, else
+    one that is made for the texts."""
+    source = source_of(args)
+    if (out / "recipe.json").is_file() or group.rank > 0:  # the run goes on
+        return Tokenizer.load(out)
+    if source is not None:
+        return tokenizer_of(source)
+    if args.tokenizer:
+        return Tokenizer.load(args.tokenizer)
+    return Tokenizer.train(texts, args.vocab_size)
+
+
+def refuse_other_text(out: Path, key: str) -> None:
+    """Refuse to go on with a run whose text, or tokenizer, is no longer what it was."""
+    recipe = out / "recipe.json"
+    if recipe.is_file() and read_json(recipe).get("text", key) != key:
+        raise ValueError(f"{SAID['text']}, in {out}: give it the text it had, or another --out")
+
+
+def model_of(
+    args: argparse.Namespace, tokenizer: Tokenizer, group: Processes, names: Sequence[str] = ()
+) -> CausalLM | SequenceClassifier:
+    """The model of the run, with all that the options put into it; with ``names`` of labels, a
+    classifier."""
+    torch.manual_seed(args.seed)
+    source = source_of(args)
+    if source is None:
+        model: Any = build(model_config_of(args, tokenizer))
+    else:
+        model = model_from(source, args, tokenizer, bool(names))
+    dropout = getattr(args, "dropout", 0.0)
+    if isinstance(model, Qwen2ForCausalLM):
+        residual_dropout_(model, dropout)
+    if names and not isinstance(model, SequenceClassifier):
+        base = published_of(model).config or config_to_dict(model.config)
+        model = SequenceClassifier(model.backbone, len(names))
+        named = {
+            "id2label": {str(i): name for i, name in enumerate(names)},
+            "label2id": {name: i for i, name in enumerate(names)},
+        }
+        vars(model)["published"] = Published({**base, **named})
+    if group.parallel is None:  # otherwise each process takes its share there
+        model.to(args.device)
+    if args.onednn:
+        use_onednn_(model)
+    if args.kernels:
+        use_kernels(model)
+    return model
+
+
+def model_from(
+    source: Path, args: argparse.Namespace, tokenizer: Tokenizer, classify: bool
+) -> CausalLM | SequenceClassifier:
+    """The model in a folder, in float32, with the dropout that is asked for."""
+    model: Any = read_model(source)
+    config = model.backbone.config
+    if isinstance(model, TokenClassifier) or (
+        isinstance(model, SequenceClassifier) and not classify
+    ):
+        raise ValueError(
+            f"{source} holds a {type(model).__name__}: --classify goes on with one that labels "
+            "texts, and without it a model of texts is needed"
+        )
+    problem = published_of(model).config.get("problem_type")
+    if classify and problem not in (None, "single_label_classification"):
+        raise ValueError(f"{source} is for {problem}; --classify gives every text one label")
+    if quantized_weights(model):
+        raise ValueError(f"{source} has quantised weights, which cannot be trained")
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ValueError(
+            f"the tokenizer in {source} has {tokenizer.vocab_size} tokens, the model "
+            f"{config.vocab_size}: they do not belong together"
+        )
+    if args.block_size > config.block_size:
+        raise ValueError(
+            f"--block-size {args.block_size} (given, or of the preset) is more than the "
+            f"{config.block_size} tokens that {source} reads"
+        )
+    if isinstance(config, GPT2Config) and "dropout" in args:
+        other = replace(config, embd_pdrop=args.dropout, resid_pdrop=args.dropout, attn_pdrop=0.0)
+        new: Any = build(other)
+        if isinstance(model, SequenceClassifier):
+            new = SequenceClassifier(new.backbone, model.score.out_features)
+        new.load_state_dict(model.state_dict())
+        vars(new)["published"] = published_of(model)
+        model = new
+    return model.float()
+
+
+def model_config_of(args: argparse.Namespace, tokenizer: Tokenizer) -> Config:
+    """The new model that the options describe."""
+    sizes: dict[str, Any] = dict(
+        vocab_size=tokenizer.vocab_size,
+        block_size=args.block_size,
+        n_layer=args.n_layer,
+        n_head=args.n_head,
+        n_embd=args.n_embd,
+        bos_token_id=tokenizer.eos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    if hasattr(args, "intermediate_size"):
+        sizes["intermediate_size"] = args.intermediate_size
+    if args.architecture == "qwen2":
+        sizes.setdefault("intermediate_size", 3 * args.n_embd)
+        n_kv_head = getattr(args, "n_kv_head", args.n_head)
+        return Qwen2Config(n_kv_head=n_kv_head, rope_theta=10000.0, **sizes)
+    if hasattr(args, "n_kv_head"):
+        raise ValueError(
+            f"--n-kv-head {args.n_kv_head} (given, or of the preset) is for --architecture qwen2"
+        )
+    dropout = args.dropout
+    return GPT2Config(embd_pdrop=dropout, resid_pdrop=dropout, attn_pdrop=0.0, **sizes)

@@ -1,0 +1,199 @@
+"""generate: where a text begins and ends, and talking to a model."""
+
+import io
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from tiny_models import tiny_hf_qwen2
+
+from lm_from_scratch.__main__ import main
+from lm_from_scratch.checkpoint.folders import SHIPPED
+from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.commands import generate as command
+from lm_from_scratch.generation.generate import complete, generate
+from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.text.tokenizer import Tokenizer
+
+MODEL, TOKENIZER = load_shipped()
+GREEDY = ["generate", "--temperature", "0", "--prompt", "Return the", "--max-new-tokens", "12"]
+
+
+def greedy(ids: list[int], n: int = 12) -> list[int]:
+    return complete(generate(MODEL, [ids], n, Sampler(temperature=0)))[0]
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """The shipped model, whose texts end at the fourth and the second token that it says."""
+    (tmp_path / "model").mkdir()
+    for file in SHIPPED.iterdir():
+        if file.is_file():
+            shutil.copy(file, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_P1_a_text_ends_where_the_config_says(folder, capsys) -> None:
+    said = greedy(TOKENIZER.start("Return the"))
+    end = next(i for i in range(3, 12) if said[i] not in said[:i])
+    want = "Return the" + TOKENIZER.decode(said[:end])
+    edit_config(folder, eos_token_id=said[end])
+    for several in ([], ["--num-return-sequences", "1"]):
+        assert main([*GREEDY, *several, "--model", str(folder)]) == 0
+        assert capsys.readouterr().out == want + "\n"
+    assert main([*GREEDY, "--num-return-sequences", "2", "--model", str(folder)]) == 0
+    assert capsys.readouterr().out == f"--- 1\n{want}\n--- 2\n{want}\n"
+    assert main([*GREEDY, "--ignore-eos", "--model", str(folder)]) == 0
+    assert capsys.readouterr().out == "Return the" + TOKENIZER.decode(said) + "\n"
+
+
+def test_P1_each_of_several_end_tokens_ends_a_text_and_a_beam(folder, capsys) -> None:
+    said = greedy(TOKENIZER.start("Return the"))
+    ends = [said[5], said[2], 10**6]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    want = TOKENIZER.decode(said[: next(i for i in range(12) if said[i] in ends)])
+    assert main([*GREEDY, "--model", str(folder)]) == 0
+    assert capsys.readouterr().out == f"Return the{want}\n"
+    assert main([*GREEDY, "--num-beams", "1", "--model", str(folder)]) == 0
+    assert capsys.readouterr().out.endswith(f"\nReturn the{want}\n")
+
+
+def test_P1_P3_greedy_text_is_that_of_transformers(tmp_path, capsys) -> None:
+    """Of a Qwen2 whose tokenizer puts nothing in front, and whose texts end with either of two
+    tokens that only generation_config.json names."""
+    from tokenizers.processors import ByteLevel
+    from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
+
+    backend = Tokenizer.train(["the tides turn twice a day " * 20], 290).backend
+    backend.post_processor = ByteLevel(trim_offsets=False)
+    theirs = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")
+    model = tiny_hf_qwen2(vocab_size=310)  # padded: ids without a token
+    ids = theirs("the tides", return_tensors="pt").input_ids
+    free = GenerationConfig(do_sample=False, max_new_tokens=24, pad_token_id=0)
+    new = model.generate(ids, free)[0, ids.shape[1] :].tolist()
+    ends = [new[9], new[5]]
+    model.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=0)
+    for part in (model, theirs):
+        part.save_pretrained(tmp_path / "model")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    out = again.generate(ids, do_sample=False, max_new_tokens=24)[0, ids.shape[1] :].tolist()
+    want = "the tides" + theirs.decode([token for token in out if token not in ends])
+    words = ["--prompt", "the tides", "--temperature", "0", "--max-new-tokens", "24"]
+    assert main(["generate", "--model", str(tmp_path / "model"), *words]) == 0
+    assert capsys.readouterr().out == want + "\n" and len(out) <= 10
+
+
+def test_P3_the_tokenizer_says_what_stands_in_front(folder, capsys, monkeypatch) -> None:
+    ids, end = TOKENIZER.encode("Return the"), TOKENIZER.eos_token_id
+    bare, ended = (TOKENIZER.decode(greedy(start)) for start in (ids, [end, *ids]))
+    assert bare != ended
+    monkeypatch.setattr(Tokenizer, "start", lambda self, text: self.encode(text))
+    for start, want in (("rule", bare), ("end", ended), ("nothing", bare)):
+        assert main([*GREEDY, "--ignore-eos", "--start", start]) == 0
+        assert capsys.readouterr().out == f"Return the{want}\n"
+    assert main(["generate"]) == 2
+    assert "nothing to go on from: give a --prompt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--chat", "--prompt", "Hello"], "--prompt Hello is not for --chat"),
+        (["--chat", "--num-beams", "2"], "--num-beams 2 is not for --chat"),
+        (["--system", "Be brief."], "--system 'Be brief.' is for --chat"),
+    ],
+)
+def test_P8_what_means_nothing_together_is_refused(words, message, capsys) -> None:
+    assert main(["generate", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+class Template:
+    """Every message between end tokens, and what was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[dict[str, str]]] = []
+
+    def __call__(self, tokenizer, messages) -> list[int]:
+        self.asked.append([dict(message) for message in messages])
+        text = "".join(message["content"] + " " for message in messages)
+        return [tokenizer.eos_token_id, *tokenizer.encode(text)]
+
+
+@pytest.fixture
+def template(monkeypatch) -> Template:
+    made = Template()
+    monkeypatch.setattr(Tokenizer, "chat", lambda *args: made(*args), raising=False)
+    return made
+
+
+CHAT = ["generate", "--chat", "--temperature", "0", "--max-new-tokens", "5"]
+
+
+def test_P8_a_chat_takes_turns(template, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("Return the\nwhat else?\n"))
+    assert main([*CHAT, "--system", "Be brief."]) == 0
+    said = capsys.readouterr().out
+    first = template.asked[1][2]["content"]
+    assert said.startswith(first + "\n") and len(said) > len(first) + 2
+    system, hello = {"role": "system", "content": "Be brief."}, {"role": "user"}
+    assert template.asked == [
+        [system, {**hello, "content": "Return the"}],
+        [
+            system,
+            {**hello, "content": "Return the"},
+            {"role": "assistant", "content": first},
+            {**hello, "content": "what else?"},
+        ],
+    ]
+    assert first
+
+
+@pytest.mark.parametrize(("arguments", "goes_on"), [((), True), ((2,), True), ((15,), False)])
+def test_P8_ctrl_c_ends_an_answer_and_other_signals_the_chat(
+    arguments, goes_on, template, monkeypatch, capsys
+) -> None:
+    said = iter([["one ", "two "], ["three"]])
+
+    def pieces(self, prompt, max_new_tokens, seed):
+        texts = next(said)
+        yield from texts
+        if len(texts) > 1:
+            raise KeyboardInterrupt(*arguments)
+
+    monkeypatch.setattr(command.Speaker, "pieces", pieces)
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\nb\n"))
+    code = main(CHAT)
+    out = capsys.readouterr()
+    if goes_on:
+        assert (code, out.out) == (0, "one two \nthree\n")
+        assert template.asked[1][1] == {"role": "assistant", "content": "one two "}
+    else:
+        assert code == 128 + signal.SIGINT and out.err.count("\n") == 1
+
+
+def test_P8_a_chat_that_is_too_long_is_one_line(template, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("Return " * 300 + "\n"))
+    assert main(CHAT) == 2
+    assert "the model reads 256: begin a new one" in capsys.readouterr().err
+
+
+def test_P8_a_chat_uses_the_template_of_the_folder(folder, monkeypatch, capsys) -> None:
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|endoftext|>{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    )
+    monkeypatch.setattr("sys.stdin", io.StringIO("Return the\n"))
+    assert main([*CHAT, "--model", str(folder)]) == 0
+    ids = [TOKENIZER.eos_token_id, *TOKENIZER.encode("user: Return the\n")]
+    want = TOKENIZER.decode(greedy(ids, 5)).split("<|endoftext|>")[0]
+    assert capsys.readouterr().out == want + "\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO("Return the\n"))
+    assert main(CHAT) == 2  # the shipped model has none
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,254 @@
+"""train --from, train --classify, classify and convert: models that come from a folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_run import SMALL
+from tiny_models import tiny_gpt2, tiny_qwen2
+
+from lm_from_scratch.__main__ import main
+from lm_from_scratch.checkpoint.weights import (
+    classifier_from_pretrained,
+    from_pretrained,
+    save_pretrained,
+)
+from lm_from_scratch.models.heads import TokenClassifier
+from lm_from_scratch.text.tokenizer import Tokenizer
+
+FRUIT, STONE = (
+    ["apples and pears", "ripe plums", "a sour cherry"],
+    ["granite", "grey slate", "flint"],
+)
+TOKENIZER = Tokenizer.train(["the tides turn twice a day. ", *FRUIT, *STONE] * 9, 290)
+#: Short, with learning rates as large as such small models need.
+SHORT = [
+    "--block-size", "16", "--batch-size", "4", "--steps", "30", "--warmup", "2", "--lr", "3e-3",
+    "--eval-every", "10", "--quiet",
+]  # fmt: skip
+MODELS = {
+    "gpt2": lambda: tiny_gpt2(vocab_size=300, block_size=32),
+    "qwen2": lambda: tiny_qwen2(vocab_size=300),
+}
+
+
+@pytest.fixture(params=["gpt2", "qwen2"])
+def folder(request, tmp_path) -> Path:
+    save_pretrained(MODELS[request.param](), tmp_path / "published", TOKENIZER)
+    return tmp_path / "published"
+
+
+@pytest.fixture
+def notes(tmp_path) -> str:
+    path = tmp_path / "notes.txt"
+    path.write_text("\n\n".join(f"note {i}: the tides turn {i % 7} times" for i in range(300)))
+    return str(path)
+
+
+@pytest.fixture
+def labelled(tmp_path) -> str:
+    """What grows on trees, and what does not."""
+    path = tmp_path / "things.tsv"
+    rows = [f"{text} number {i}\t{label}" for i in range(12)
+            for label, texts in (("fruit", FRUIT), ("stone", STONE)) for text in texts]  # fmt: skip
+    path.write_text("text\tlabel\n" + "\n".join(rows) + "\n")
+    return str(path)
+
+
+def losses(out: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def test_P8_a_published_model_goes_on_learning(folder, notes, tmp_path, capsys) -> None:
+    out = tmp_path / "run"
+    run = ["train", "--from", str(folder), "--corpus", notes, "--out", str(out), *SHORT]
+    assert main(run) == 0
+    said = losses(out)
+    assert said[-1] < 0.8 * said[0]
+    before, after = from_pretrained(folder), from_pretrained(out / "model")
+    assert after.config == before.config and type(after) is type(before)
+    assert not torch.equal(after.head_weight, before.head_weight)
+    text = "the tides"
+    assert Tokenizer.load(out / "model").encode(text) == TOKENIZER.encode(text)
+    assert main(run) == 0
+    assert "going on after step 30" in capsys.readouterr().out
+    other = tmp_path / "scratch"  # the weights are those of the folder, not new ones
+    assert main([*run[:-len(SHORT) - 2], "--out", str(other), *SHORT, "--lr", "1e-9",
+                 "--min-lr", "0"]) == 0  # fmt: skip
+    torch.testing.assert_close(
+        from_pretrained(other / "model").head_weight, before.head_weight, atol=1e-6, rtol=0
+    )
+
+
+def test_P8_nothing_of_a_published_folder_is_lost(folder, notes, tmp_path) -> None:
+    """Also where the run was killed before its first checkpoint, and by convert."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | {"ours_does_not_know": [1], "torch_dtype": "float32"}
+    path.write_text(json.dumps(config))
+    more = {"generation_config.json": '{"eos_token_id": [1, 5]}', "chat_template.jinja": "{{ 1 }}"}
+    for name, text in more.items():
+        (folder / name).write_text(text)
+    run = [
+        "train",
+        "--from",
+        str(folder),
+        "--corpus",
+        notes,
+        "--out",
+        str(tmp_path / "run"),
+        *SHORT,
+    ]
+    assert main([*run, "--dropout", "0.05"]) == 0
+    assert main(["convert", str(folder), "--out", str(tmp_path / "new")]) == 0
+    for made in (tmp_path / "run" / "model", tmp_path / "new"):
+        assert json.loads((made / "config.json").read_text())["ours_does_not_know"] == [1]
+        assert json.loads((made / "generation_config.json").read_text())["eos_token_id"] == [1, 5]
+        assert (made / "chat_template.jinja").read_text() == "{{ 1 }}"
+
+
+def test_P8_galore_and_dropout_fit_a_published_model(folder, notes, tmp_path) -> None:
+    out = tmp_path / "run"
+    more = ["--optimizer", "galore", "--dropout", "0.1", "--steps", "4"]
+    assert (
+        main(["train", "--from", str(folder), "--corpus", notes, "--out", str(out), *SHORT, *more])
+        == 0
+    )
+    (step,) = out.glob("step-*")
+    n_embd = from_pretrained(folder).config.n_embd
+    recipe = json.loads((step / "training.json").read_text())["recipe"]
+    assert recipe["train"]["rank"] == n_embd // 4
+    if "embd_pdrop" in recipe["model"]:
+        assert (recipe["model"]["embd_pdrop"], recipe["model"]["attn_pdrop"]) == (0.1, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--n-embd", "64"], "--n-embd 64 is not for --from: the folder says it"),
+        (["--vocab-size", "300"], "--vocab-size 300 is not for --from"),
+        (["--architecture", "gpt2"], "--architecture gpt2 is not for --from"),
+        (["--tokenizer", "x"], "--tokenizer x is not for --from"),
+        (["--block-size", "4096"], "is more than the"),
+        (["--classify", "x", "--corpus", "y"], "--corpus is not for --classify"),
+        (["--classify", "/nowhere"], "/nowhere: No such file"),
+    ],
+)
+def test_P8_what_a_folder_decides_is_no_option(more, message, folder, tmp_path, capsys) -> None:
+    assert main(["train", "--from", str(folder), "--out", str(tmp_path / "run"), *more]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_P8_a_model_learns_labels_and_says_them(folder, labelled, tmp_path, capsys) -> None:
+    out = tmp_path / "run"
+    run = ["train", "--from", str(folder), "--classify", labelled, "--out", str(out), *SHORT]
+    assert main([*run, "--held-out", "0.2"]) == 0
+    said = capsys.readouterr().out
+    assert "held-out accuracy: " in said and "classify --model" in said
+    model = classifier_from_pretrained(out / "model")
+    assert model.score.out_features == 2 and losses(out)[-1] < 0.2
+    config = json.loads((out / "model" / "config.json").read_text())
+    assert config["id2label"] == {"0": "fruit", "1": "stone"}
+    assert main(["classify", "--model", str(out / "model"), "ripe plums number 5", "flint"]) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [label for label, _ in lines] == ["fruit", "stone"]
+    assert all(0.5 < float(share) <= 1 for _, share in lines)
+    # the classifier goes on, with its own labels
+    again = ["train", "--from", str(out / "model"), "--classify", labelled, *SHORT]
+    assert main([*again, "--out", str(tmp_path / "again")]) == 0
+    assert losses(tmp_path / "again")[0] < 0.5
+    more = Path(labelled)
+    more.write_text(more.read_text() + "an ant\tanimal\n")
+    assert main([*again, "--out", str(tmp_path / "other")]) == 2
+    assert "the label 'animal' is not one of ['fruit', 'stone']" in capsys.readouterr().err
+
+
+def test_P8_a_run_that_labels_goes_on_bit_for_bit(labelled, tmp_path, capsys) -> None:
+    """A new model, too, and one that is interrupted."""
+    run = ["train", "--classify", labelled, *SMALL, "--checkpoint-every", "2", "--out"]
+    assert main([*run, str(tmp_path / "whole")]) == 0
+    assert main([*run, str(tmp_path / "run")]) == 0
+    (newest,) = (tmp_path / "run").glob("step-00000006")
+    for file in newest.iterdir():
+        file.unlink()
+    newest.rmdir()
+    assert main([*run, str(tmp_path / "run")]) == 0
+    assert "going on after step 4" in capsys.readouterr().out
+    got, want = (
+        load_file(tmp_path / name / "model" / "model.safetensors") for name in ("run", "whole")
+    )
+    assert all(torch.equal(got[name], want[name]) for name in want)
+    text = Path(labelled)
+    text.write_text(text.read_text().replace("granite", "marble"))
+    assert main([*run, str(tmp_path / "run")]) == 2
+    assert "has changed since this run began" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ("no tab here\n", "line 1: it must be a text, a tab and a label"),
+        ("a\tx\n\n\tx\n", "line 3: neither the text nor the label may be empty"),
+        ("text\tlabel\n", "holds no text with a label"),
+        ("a\tx\na\ty\n", "1 text cannot be split"),
+        ("a\tx\nb\ty\n", "1 texts are fewer than batch_size=4"),
+    ],
+)
+def test_labelled_texts_that_cannot_be_read_are_named(contents, message, tmp_path, capsys) -> None:
+    (tmp_path / "x.tsv").write_text(contents)
+    out = ["--out", str(tmp_path / "run"), *SMALL]
+    assert main(["train", "--classify", str(tmp_path / "x.tsv"), *out]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_P8_classify_reads_files_and_refuses_what_is_no_classifier(
+    labelled, folder, tmp_path, capsys, monkeypatch
+) -> None:
+    assert main(["classify", "--model", str(folder), "text"]) == 2
+    assert "no classifier" in capsys.readouterr().err
+    assert main(["train", "--classify", labelled, *SMALL, "--out", str(tmp_path / "run")]) == 0
+    model = str(tmp_path / "run" / "model")
+    capsys.readouterr()
+    (tmp_path / "texts").write_text("flint\n\nripe plums\n")
+    assert main(["classify", "--model", model, "--file", str(tmp_path / "texts"), "--quiet"]) == 0
+    by_file = capsys.readouterr().out
+    assert main(["classify", "--model", model, "flint", "ripe plums", "--quiet"]) == 0
+    assert capsys.readouterr().out == by_file and by_file.count("\n") == 2
+    for words in ([], ["text", "--file", "x"]):
+        assert main(["classify", "--model", model, *words]) == 2
+        assert "give texts, or --file" in capsys.readouterr().err
+    save_pretrained(TokenClassifier(tiny_qwen2().backbone, 3), tmp_path / "tokens", TOKENIZER)
+    assert main(["classify", "--model", str(tmp_path / "tokens"), "text"]) == 2
+    assert "labels tokens, not texts" in capsys.readouterr().err
+    assert main(["train", "--from", str(tmp_path / "tokens"), "--out", str(tmp_path / "x")]) == 2
+    assert "holds a TokenClassifier" in capsys.readouterr().err
+
+
+def test_P8_convert_changes_dtype_and_files_and_nothing_else(folder, tmp_path, capsys) -> None:
+    half, parts, back = (tmp_path / name for name in ("half", "parts", "back"))
+    assert main(["convert", str(folder), "--out", str(half), "--dtype", "bfloat16"]) == 0
+    said = capsys.readouterr().out
+    assert f"written to {half}: bfloat16, was float32; " in said and "in 1 file\n" in said
+    assert main(["convert", str(half), "--out", str(parts), "--max-shard", "20kB"]) == 0
+    assert len([*parts.glob("*.safetensors")]) > 2
+    assert main(["convert", str(parts), "--out", str(back), "--dtype", "float32"]) == 0
+    want, got = from_pretrained(folder).state_dict(), from_pretrained(back).state_dict()
+    assert all(torch.equal(got[name], want[name].bfloat16().float()) for name in want)
+    assert Tokenizer.load(back).encode("tides") == TOKENIZER.encode("tides")
+    assert main(["convert", str(back), "--out", str(back)]) == 2
+    assert "is the model itself" in capsys.readouterr().err
+
+
+def test_P8_convert_refuses_numbers_that_do_not_fit(tmp_path, capsys) -> None:
+    model = tiny_gpt2()
+    with torch.no_grad():
+        model.transformer.ln_f.weight[0] = 1e5
+    save_pretrained(model, tmp_path / "m")
+    out = ["--out", str(tmp_path / "half"), "--dtype", "float16"]
+    assert main(["convert", str(tmp_path / "m"), *out]) == 2
+    assert "transformer.ln_f.weight" in capsys.readouterr().err
+    assert not (tmp_path / "half").exists()
