@@ -120,7 +120,8 @@ class Sampler:
         names = ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty")
         require(numbers, "must be a finite number", is_number, *names)
         require(numbers, "must be 0 (greedy) or more", lambda x: x >= 0, "temperature")
-        require(numbers, "must be 0 (off) or more", lambda k: k >= 0, "top_k")
+        whole = "must be a whole number, 0 (off) or more"
+        require(numbers, whole, lambda k: is_number(k) and k >= 0 and k == int(k), "top_k")
         limit = "must be above 0 and at most 1 (off)"
         require(numbers, limit, lambda p: 0 < p <= 1, "top_p", "typical_p")
         require(numbers, "must be in 0 (off) ... 1", lambda p: 0 <= p <= 1, "min_p")
