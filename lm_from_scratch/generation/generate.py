@@ -291,8 +291,10 @@ def generate_text(
 def until(pieces: Iterable[str], stop: Collection[str]) -> Iterator[str]:
     """The text of ``pieces`` up to the first of the ``stop`` strings, which is not part of it.
 
-    What could be the beginning of a stop string waits until it is known. Raises ``ValueError`` for
-    an empty stop string.
+    The first is the one that ends first; of those that end together, the longest. So the borders of
+    the pieces change nothing: at the moment when it is complete, no other one was. What could be
+    the beginning of a stop string waits until it is known. Raises ``ValueError`` for an empty stop
+    string.
     """
     stop = [stop] if isinstance(stop, str) else stop
     if "" in stop:
@@ -304,10 +306,11 @@ def _until(pieces: Iterable[str], stop: Collection[str]) -> Iterator[str]:
     waiting = ""
     for piece in pieces:
         waiting += piece
-        found = [waiting.find(string) for string in stop if string in waiting]
+        found = [(waiting.find(string), len(string)) for string in stop if string in waiting]
         if found:
-            if min(found):
-                yield waiting[: min(found)]
+            start, _ = min(found, key=lambda at: (sum(at), -at[1]))
+            if start:
+                yield waiting[:start]
             return
         begun = max(
             (n for string in stop for n in range(1, len(string)) if waiting.endswith(string[:n])),

@@ -315,14 +315,33 @@ def test_text_ends_before_the_first_stop_string_wherever_pieces_end(text, stop, 
         pieces.append(text[start : start + size])
         start += size
     said = list(until(pieces, stop))
-    ends = [n for n in range(len(text) + 1) if any(text[:n].endswith(s) for s in stop)]
-    if ends:  # the first moment at which a stop string is complete; the longest that is
-        whole = text[: ends[0]]
-        assert whole.startswith("".join(said))
-        assert any("".join(said) + s == whole for s in stop)
-    else:
-        assert "".join(said) == text
+    assert "".join(said) == ends_before(text, stop)
     assert "" not in said
+
+
+def ends_before(text: str, stop: list[str]) -> str:
+    """Letter by letter: once a stop string is complete the text ends before the longest that is."""
+    for n in range(len(text) + 1):
+        if complete_now := [s for s in stop if text[:n].endswith(s)]:
+            return text[: n - max(map(len, complete_now))]
+    return text
+
+
+@given(st.text("abc", max_size=7), st.lists(st.text("abc", min_size=1, max_size=4), max_size=4))
+def test_R5_no_border_of_a_piece_changes_where_a_text_ends(text, stop) -> None:
+    want = ends_before(text, stop)
+    for cuts in range(2 ** max(len(text) - 1, 0)):  # every way to cut it
+        pieces, start = [], 0
+        for end in range(1, len(text) + 1):
+            if end == len(text) or cuts >> (end - 1) & 1:
+                pieces.append(text[start:end])
+                start = end
+        assert "".join(until(pieces, stop)) == want
+
+
+def test_R5_the_stop_string_that_ends_first_is_the_first() -> None:
+    assert "".join(until(["abcd"], ["b", "abc"])) == "".join(until("abcd", ["b", "abc"])) == "a"
+    assert "".join(until(["ab", "cd"], ["bcd", "cd", "abcde"])) == "a"
 
 
 def test_text_is_held_back_only_while_it_could_begin_a_stop_string() -> None:
