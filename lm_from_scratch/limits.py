@@ -144,6 +144,7 @@ NotNegative = Annotated[
 Share = Annotated[float, Limit("must be in [0, 1)", lambda x: is_plain(x) and 0 <= x < 1)]
 #: What a field of any kind of finite number, also NumPy's, is checked by.
 NUMBER = Limit("must be a finite number", is_number)
+Number = Annotated[float, NUMBER]
 #: A token of the vocabulary.
 TokenId = Annotated[
     int, Limit(_NEVER, lambda n, size: type(n) is int and are_tokens(n, size), "vocab_size")

@@ -21,6 +21,12 @@ from torch import Tensor
 PADDING = -1  # the position of a token that is not there
 
 
+def plain(known: bool) -> bool:
+    """True or False itself, also while a compiler traces lengths that are symbols: it then decides,
+    and notes for which lengths (``bool`` would keep the symbol)."""
+    return True if known else False  # noqa: SIM210
+
+
 def positions_from_mask(attention_mask: Tensor) -> Tensor:
     """The positions (B, T) of an ``attention_mask`` (B, T) of 1 (or True) for tokens and 0 (or
     False) for padding.
@@ -119,17 +125,17 @@ class Visibility:
     @property
     def hides_only_the_future(self) -> bool:
         """Known: nothing is padding, all is one document, and no key is too old for the window."""
-        return self.dense and (self.window is None or self.window >= self.key_length)
+        return plain(self.dense and (self.window is None or self.window >= self.key_length))
 
     @property
     def is_causal(self) -> bool:
         """Known to be the plain lower triangle: as many queries as keys, nothing else hidden."""
-        return self.hides_only_the_future and self.query_length == self.key_length
+        return plain(self.hides_only_the_future and self.query_length == self.key_length)
 
     @property
     def is_full(self) -> bool:
         """Known to hide nothing: the one query is the last token."""
-        return self.hides_only_the_future and self.query_length == 1
+        return plain(self.hides_only_the_future and self.query_length == 1)
 
     @property
     def query_length(self) -> int:

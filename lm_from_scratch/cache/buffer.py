@@ -36,6 +36,7 @@ class Buffer:
             self.check(new)
             self.grow(max(2 * self.slots, slots))
 
+    @torch.inference_mode(False)  # what is kept can be written into later, in whatever mode
     def allocate(self, like: Tensor, slots: int) -> None:
         """Make room for ``slots`` entries like ``like`` (B, H, T, D)."""
         self.held = like.shape[0], like.shape[1], like.shape[3], like.dtype
@@ -45,6 +46,7 @@ class Buffer:
             for part in self.codec.encode(like[:, :, :1])
         ]
 
+    @torch.inference_mode(False)
     def grow(self, slots: int) -> None:
         """The same contents, with room for ``slots`` entries."""
         old, self.parts = self.parts, []
@@ -85,6 +87,7 @@ class Buffer:
         """What is in these slots, (B, Hkv, S, D)."""
         return self.codec.decode([part[:, :, where] for part in self.parts])
 
+    @torch.inference_mode(False)
     def select(self, rows: Tensor) -> None:
         """Keep the ``rows`` (N,), in that order."""
         self.parts = [part[rows] for part in self.parts]

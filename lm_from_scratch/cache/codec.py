@@ -66,7 +66,7 @@ class Quantized:
     def __post_init__(self) -> None:
         if self.bits not in (4, 8):
             raise ValueError(f"bits={self.bits} must be 4 or 8")
-        if self.group < 1 or (self.bits == 4 and self.group % 2):
+        if type(self.group) is not int or self.group < 1 or (self.bits == 4 and self.group % 2):
             raise ValueError(
                 f"group={self.group} must be at least 1, and even for 4 bits (two codes a byte)"
             )

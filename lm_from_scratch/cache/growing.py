@@ -12,6 +12,7 @@ from torch import Tensor
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.buffer import BufferCache, Plan, Track
 from lm_from_scratch.cache.codec import EXACT, Codec
+from lm_from_scratch.limits import Whole, require
 
 
 class CatCache:
@@ -31,8 +32,7 @@ class GrowingTrack(Track):
     """A column for every token that is fed, padding too; ``reserve`` are there from the start."""
 
     def __init__(self, reserve: int = 0) -> None:
-        if reserve < 0:
-            raise ValueError(f"reserve={reserve} must not be negative")
+        require(Whole, reserve=reserve)
         self.reserve = reserve
 
     def plan(self, new: Tensor, start: int | None, windows: Collection[int | None]) -> Plan:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import Cache, place
+from lm_from_scratch.limits import Count, require
 
 
 class Layer:
@@ -42,8 +43,7 @@ class KVCache(Cache):
     dense_length: int | None
 
     def __init__(self, n_layer: int) -> None:
-        if n_layer < 1:
-            raise ValueError(f"n_layer={n_layer} must be at least 1")
+        require(Count, n_layer=n_layer)
         self.layers = [Layer(self, index) for index in range(n_layer)]
         self._pass: tuple[Any, int] | None = None  # its plan, and the layer that is next
 
@@ -229,6 +229,5 @@ class KVCache(Cache):
 
     def repeat(self, times: int) -> None:
         """Every row ``times`` times, side by side: several continuations of one prompt."""
-        if times < 1:
-            raise ValueError(f"times={times} must be at least 1")
+        require(Count, times=times)
         self.select(torch.arange(self.batch or 0).repeat_interleave(times))

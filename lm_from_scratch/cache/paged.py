@@ -23,6 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from lm_from_scratch.attention.visibility import PADDING, Visibility
 from lm_from_scratch.cache.interface import by_layer
 from lm_from_scratch.cache.kv import KVCache
+from lm_from_scratch.limits import Count, require
 
 
 @dataclass(eq=False)
@@ -46,14 +47,19 @@ class BlockPool:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        sizes = dict(n_layer=n_layer, n_kv_head=n_kv_head, head_dim=head_dim)
-        for name, value in {**sizes, "n_blocks": n_blocks, "block_size": block_size}.items():
-            if value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
+        require(
+            Count,
+            n_layer=n_layer,
+            n_kv_head=n_kv_head,
+            head_dim=head_dim,
+            n_blocks=n_blocks,
+            block_size=block_size,
+        )
         self.block_size = block_size
         shape = (n_layer, n_blocks * block_size, n_kv_head, head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        with torch.inference_mode(False):  # it can be written into later, in whatever mode
+            self.keys = torch.zeros(shape, dtype=dtype, device=device)
+            self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.users = [0] * n_blocks  # rows, or others, that hold each block
         self.free = list(range(n_blocks))[::-1]
 

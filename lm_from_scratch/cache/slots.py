@@ -18,6 +18,7 @@ from lm_from_scratch.attention.visibility import PADDING, Visibility
 from lm_from_scratch.cache.buffer import BufferCache, Plan, Track
 from lm_from_scratch.cache.codec import EXACT, Codec
 from lm_from_scratch.cache.growing import GrowingTrack
+from lm_from_scratch.limits import Count, Whole, require
 
 
 class SlotTrack(Track):
@@ -38,8 +39,7 @@ class StaticTrack(SlotTrack):
     below 1, and for a token beyond it."""
 
     def __init__(self, capacity: int) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity={capacity} must be at least 1")
+        require(Count, capacity=capacity)
         self.capacity = self.slots = capacity
 
     def plan(self, new: Tensor, start: int | None, windows: Collection[int | None]) -> Plan:
@@ -73,10 +73,9 @@ class SlidingTrack(SlotTrack):
     slack: int
 
     def __init__(self, window: int, slack: int = 0) -> None:
-        if window < 1:
+        if type(window) is not int or window < 1:
             raise ValueError(f"window={window} must be at least 1: a query sees its own key")
-        if slack < 0:
-            raise ValueError(f"slack={slack} must not be negative")
+        require(Whole, slack=slack)
         self.window, self.slack, self.slots = window, slack, window + slack
 
     def plan(self, new: Tensor, start: int | None, windows: Collection[int | None]) -> Plan:

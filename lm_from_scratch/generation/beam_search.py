@@ -42,9 +42,16 @@ from torch import Tensor
 
 from lm_from_scratch.cache.kv import KVCache
 from lm_from_scratch.cache.slots import cache_for
-from lm_from_scratch.generation.generate import check_empty, check_prompts, decode, prefill
+from lm_from_scratch.generation.generate import (
+    check_empty,
+    check_prompts,
+    decode,
+    prefill,
+    sequence,
+)
 from lm_from_scratch.generation.logit_processors import LogitProcessor
 from lm_from_scratch.generation.sampling import check_logits
+from lm_from_scratch.limits import Count, Number, require
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.text.batches import padded_batch
 
@@ -80,7 +87,8 @@ def beam_search(
     There are fewer where fewer exist. The other arguments are those of :func:`beam_steps`. Raises
     ``ValueError`` for numbers out of range, and as :func:`beam_steps`.
     """
-    if num_beams >= 1 and not 1 <= num_return_sequences <= num_beams:
+    require(Count, num_beams=num_beams)
+    if num_return_sequences not in range(1, num_beams + 1):
         raise ValueError(
             f"num_return_sequences={num_return_sequences} must be in 1 ... num_beams={num_beams}"
         )
@@ -88,8 +96,9 @@ def beam_search(
         model, prompts, max_new_tokens, num_beams, length_penalty, early_stopping,
         stop_tokens, processors, cache,
     )  # fmt: skip
-    finished: list[list[Hypothesis]] = [[] for _ in prompts]
+    finished: list[list[Hypothesis]] = []
     for step in steps:
+        finished = finished or [[] for _ in step]
         for found, candidates in zip(finished, step, strict=True):
             found += [candidate for candidate in candidates if candidate.fate == "finished"]
     for found in finished:
@@ -130,8 +139,8 @@ def beam_steps(
     All arguments are checked here and now; the model runs when the first step is asked for. Raises
     ``ValueError`` for numbers out of range, prompts that the model cannot read, and a cache in use.
     """
-    if num_beams < 1:
-        raise ValueError(f"num_beams={num_beams} must be at least 1")
+    require(Count, num_beams=num_beams)
+    require(Number, length_penalty=length_penalty)
     if early_stopping not in (True, False, "never"):
         raise ValueError(f"early_stopping={early_stopping!r} must be True, False or 'never'")
     prompts = check_prompts(model, prompts, max_new_tokens, stop_tokens)
@@ -145,7 +154,7 @@ def beam_steps(
         cache = cache_for(model.config.windows, reserve=longest + max_new_tokens)
     check_empty(cache)
     rules = _Rules(num_beams, max_new_tokens, length_penalty, early_stopping, set(stop_tokens))
-    return _steps(model, prompts, rules, processors, cache)
+    return _steps(model, prompts, rules, sequence("processors", processors), cache)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
 from lm_from_scratch.generation.generate import Chooser, check_prompts, check_seed, prefill
 from lm_from_scratch.generation.logit_processors import LogitProcessor
 from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.limits import Count, require
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.text.batches import padded_batch
 
@@ -179,9 +180,7 @@ class Engine:
         share_prefixes: bool = True,
         cache_type: type[PagedCache] = PagedCache,
     ) -> None:
-        for name, value in (("max_batch", max_batch), ("prefill_chunk", prefill_chunk)):
-            if value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
+        require(Count, max_batch=max_batch, prefill_chunk=prefill_chunk)
         config = model.config
         heads = getattr(config, "n_kv_head", config.n_head)
         wanted = (config.n_layer, heads, config.head_dim, model.head_weight.dtype)

@@ -10,6 +10,7 @@ hardly ever changes a token; in bfloat16 a near-tie may fall the other way.
 import statistics
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from lm_from_scratch.cache.kv import KVCache
 from lm_from_scratch.cache.slots import StaticCache, cache_for
 from lm_from_scratch.generation.logit_processors import LogitProcessor
 from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.limits import Count, require
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.text.batches import padded_batch
@@ -84,8 +86,7 @@ def generate(
     All arguments are checked here and now; the model runs when the first token is asked for. Raises
     ``ValueError`` for prompts that the model cannot read, and for a cache in use.
     """
-    if num_return_sequences < 1:
-        raise ValueError(f"num_return_sequences={num_return_sequences} must be at least 1")
+    require(Count, num_return_sequences=num_return_sequences)
     prompts = check_prompts(model, prompts, max_new_tokens, stop_tokens)
     check_seed(seed, len(prompts) * num_return_sequences)
     check_chunk("prefill_chunk", prefill_chunk)
@@ -119,6 +120,13 @@ def check_empty(cache: KVCache) -> None:
         raise ValueError(f"the cache holds {cache.length} tokens already; it must be empty")
 
 
+def sequence(name: str, given: Any) -> list[Any]:
+    """What was ``given``, as a list. Raises ``ValueError`` where it is no collection."""
+    if not isinstance(given, Collection) or isinstance(given, str):
+        raise ValueError(f"{name}={given!r} must be a list, as {[given]!r} is")
+    return list(given)
+
+
 def check_prompts(
     model: CausalLM,
     prompts: Sequence[Sequence[int]] | Tensor,
@@ -129,9 +137,10 @@ def check_prompts(
     after them."""
     config = model.config
     if isinstance(prompts, Tensor):
-        prompts = prompts.tolist()
+        prompts = prompts.tolist() if prompts.dim() == 2 else [prompts]
     if type(max_new_tokens) is not int or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens} must be a whole number of at least 1")
+    prompts = [p.tolist() if isinstance(p, Tensor) else p for p in sequence("prompts", prompts)]
     if not all(isinstance(prompt, Sequence) for prompt in prompts):
         raise ValueError("prompts must be lists of token ids, one list for each row")
     if not prompts or any(len(prompt) == 0 for prompt in prompts):
@@ -142,9 +151,9 @@ def check_prompts(
                 raise ValueError(f"token id {token!r} must be an int, not {type(token).__name__}")
             if not 0 <= token < config.vocab_size:
                 raise ValueError(f"token id {token} is not below vocab_size={config.vocab_size}")
-    for token in stop_tokens:
-        if not 0 <= token < config.vocab_size:
-            raise ValueError(f"stop token {token} is not below vocab_size={config.vocab_size}")
+    for token in sequence("stop_tokens", stop_tokens):
+        if type(token) is not int or not 0 <= token < config.vocab_size:
+            raise ValueError(f"stop token {token!r} is no id below vocab_size={config.vocab_size}")
     longest = max(len(prompt) for prompt in prompts)
     # the last token that is generated is never fed back, so it needs no position
     limit = config.position_limit
@@ -167,8 +176,10 @@ class Chooser:
         processors: Sequence[LogitProcessor] = (),
         seed: int = 0,
     ) -> None:
+        if not callable(sampler):
+            raise ValueError(f"sampler={sampler!r} must be a Sampler")
         self.rows = [list(row) for row in rows]
-        self.sampler, self.processors = sampler, tuple(processors)
+        self.sampler, self.processors = sampler, sequence("processors", processors)
         self.generators = [torch.Generator().manual_seed(seed + i) for i in range(len(rows))]
         self.seen: Tensor | None = None  # (B, V), once V is known
 
@@ -280,8 +291,10 @@ def generate_text(
 def until(pieces: Iterable[str], stop: Collection[str]) -> Iterator[str]:
     """The text of ``pieces`` up to the first of the ``stop`` strings, which is not part of it.
 
-    What could be the beginning of a stop string waits until it is known. Raises ``ValueError`` for
-    an empty stop string.
+    The first is the one that ends first; of those that end together, the longest. So the borders of
+    the pieces change nothing: at the moment when it is complete, no other one was. What could be
+    the beginning of a stop string waits until it is known. Raises ``ValueError`` for an empty stop
+    string.
     """
     stop = [stop] if isinstance(stop, str) else stop
     if "" in stop:
@@ -293,10 +306,11 @@ def _until(pieces: Iterable[str], stop: Collection[str]) -> Iterator[str]:
     waiting = ""
     for piece in pieces:
         waiting += piece
-        found = [waiting.find(string) for string in stop if string in waiting]
+        found = [(waiting.find(string), len(string)) for string in stop if string in waiting]
         if found:
-            if min(found):
-                yield waiting[: min(found)]
+            start, _ = min(found, key=lambda at: (sum(at), -at[1]))
+            if start:
+                yield waiting[:start]
             return
         begun = max(
             (n for string in stop for n in range(1, len(string)) if waiting.endswith(string[:n])),
@@ -316,8 +330,7 @@ def forward_seconds(model: CausalLM, idx: Tensor, repeats: int = 5) -> float:
     for memory and kernels that later ones find ready. Raises ``ValueError`` for ``repeats`` below
     1.
     """
-    if repeats < 1:
-        raise ValueError(f"repeats={repeats} must be at least 1")
+    require(Count, repeats=repeats)
     seconds = []
     with evaluating(model):
         for _ in range(repeats + 1):

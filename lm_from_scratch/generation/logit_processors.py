@@ -16,6 +16,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from lm_from_scratch.limits import Count, require
+
 #: Changes the logits (B, V) of the next token, given the tokens of every row so far.
 LogitProcessor = Callable[[Tensor, Sequence[Sequence[int]]], Tensor]
 
@@ -57,8 +59,7 @@ def no_repeat_ngram(n: int) -> LogitProcessor:
 
     Raises ``ValueError`` for ``n`` below 1.
     """
-    if n < 1:
-        raise ValueError(f"n={n} must be at least 1")
+    require(Count, n=n)
 
     def process(logits: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:
         logits = logits.clone()

@@ -107,7 +107,9 @@ def draw(logits: Tensor, u: Tensor) -> Tensor:
 
 
 _FROM_GREEDY = Limit("must be 0 (greedy) or more", lambda x: x >= 0)
-_FROM_OFF = Limit("must be 0 (off) or more", lambda k: isinstance(k, Integral) and int(k) >= 0)
+_FROM_OFF = Limit(
+    "must be a whole number, 0 (off) or more", lambda k: isinstance(k, Integral) and int(k) >= 0
+)
 _TO_OFF = Limit("must be above 0 and at most 1 (off)", lambda p: 0 < p <= 1)
 _SHARE = Limit("must be in 0 (off) ... 1", lambda p: 0 <= p <= 1)
 _ABOVE_0 = Limit("must be above 0", lambda x: x > 0)

@@ -40,9 +40,11 @@ from lm_from_scratch.generation.generate import (
     check_seed,
     decode,
     prefill,
+    sequence,
 )
 from lm_from_scratch.generation.logit_processors import LogitProcessor
 from lm_from_scratch.generation.sampling import Sampler, check_logits, draw
+from lm_from_scratch.limits import Count, require
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.modes import evaluating
 
@@ -233,8 +235,7 @@ def speculate(
     ``ValueError`` as ``generate``, and for a sliding cache with too little slack.
     """
     prompts = check_prompts(model, prompts, max_new_tokens, stop_tokens)
-    if n_draft < 1:
-        raise ValueError(f"n_draft={n_draft} must be at least 1")
+    require(Count, n_draft=n_draft)
     check_seed(seed, len(prompts))
     check_chunk("prefill_chunk", prefill_chunk)
     longest = max(len(prompt) for prompt in prompts) + max_new_tokens
@@ -246,7 +247,9 @@ def speculate(
             f"n_draft={n_draft} tokens may have to be taken back, but the cache has "
             f"slack={cache.slack}"
         )
-    sampler = sampler or Sampler()
+    sampler, processors = sampler or Sampler(), sequence("processors", processors)
+    if not isinstance(sampler, Sampler):
+        raise ValueError(f"sampler={sampler!r} must be a Sampler")
     propose = drafter.start(model, sampler, longest, n_draft)
     ends = frozenset(stop_tokens)
     return _passes(

@@ -4,6 +4,7 @@ suites/test_conformance.py."""
 import pytest
 import torch
 from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
+from torch._dynamo.testing import CompileCounter
 
 from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
 from lm_from_scratch.cache.growing import GrowingCache
@@ -83,3 +84,42 @@ def test_Q22_a_mask_is_exactly_as_wide_as_the_keys() -> None:
     (visibility,) = cache.see(torch.zeros(1, 3))
     assert visibility.mask.shape == (1, 1, 3, 7)
     assert visibility.mask.sum(-1).tolist() == [[[5, 6, 7]]]
+
+
+WINDOW = dict(sliding_window=4, max_window_layers=1)
+MODELS = {"gpt2": tiny_gpt2(), "qwen2": tiny_qwen2(), "qwen2, W = 4": tiny_qwen2(**WINDOW)}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", MODELS)
+def test_P11_a_model_compiles_into_one_graph_for_many_lengths(name) -> None:
+    torch._dynamo.reset()
+    graphs = CompileCounter()
+    compiled = torch.compile(MODELS[name], backend=graphs, fullgraph=True)
+    for T in (9, 12, 17, 21, 30, 3):
+        idx = token_ids(2, T)
+        torch.testing.assert_close(compiled(idx), MODELS[name](idx), atol=2e-5, rtol=0)
+    assert graphs.frame_count <= 3  # one for the first length, one for those that a window cuts
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", MODELS)
+def test_P11_a_model_is_exported_for_many_lengths(name) -> None:
+    model, lengths = MODELS[name], {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    exported = torch.export.export(model, (token_ids(2, 9),), dynamic_shapes={"idx": lengths})
+    for B, T in ((2, 9), (3, 12), (2, 17), (5, 6)):
+        idx = token_ids(B, T)
+        torch.testing.assert_close(exported.module()(idx), model(idx), atol=2e-5, rtol=0)
+
+
+def test_P11_what_is_known_is_a_plain_bool() -> None:
+    known = []
+
+    @torch.compile(backend="eager", dynamic=True, fullgraph=True)
+    def look(places):
+        seen = Visibility(places, places, dense=True, window=7)
+        known.extend([seen.hides_only_the_future, seen.is_causal, seen.is_full])
+        return places + 1
+
+    look(arange(5))
+    assert [type(fact) for fact in known] == [bool] * 3 and known == [True, True, False]

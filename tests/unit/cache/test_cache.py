@@ -257,7 +257,7 @@ def test_bad_input_is_refused_and_changes_nothing(kind: str) -> None:
             (lambda: cache.select(torch.tensor([0, 2])), r"rows=\[0, 2\]"),
             (lambda: cache.select(torch.tensor([])), r"rows=\[\] must be a list"),
             (lambda: cache.reorder(torch.tensor([0])), r"must name 2 rows"),
-            (lambda: cache.repeat(0), "times=0 must be at least 1"),
+            (lambda: cache.repeat(0), "times=0 must be an integer, at least 1"),
             (lambda: cache[3], "layer 3 is not below the cache's 3 layers"),
             (lambda: cache[-1], "layer -1"),
         ):
@@ -615,3 +615,21 @@ def test_a_wide_range_of_half_precision_is_quantised() -> None:
     x = torch.tensor([-40000.0, 40000.0, 1.0, 0.0]).half().reshape(1, 1, 1, 4)
     back = Quantized(8).decode(Quantized(8).encode(x))
     assert (back.float() - x.float()).abs().max() <= 80000 / 255 / 2 * 1.1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_R11_a_cache_that_inference_mode_filled_goes_on_outside(kind) -> None:
+    model, idx = MODELS["qwen2, W = 3" if "sliding" in kind else "qwen2"], token_ids(2, 9)
+    cache, swapped = KINDS[kind](model), idx[[1, 0]]
+    with torch.inference_mode():
+        model(idx[:, :4], cache=cache)
+        cache.select(torch.tensor([1, 0]))
+        model(swapped[:, 4:6], cache=cache)
+    with torch.no_grad():
+        if cache.slack != 0:
+            cache.crop(5)
+        got = model(swapped[:, cache.length :], cache=cache)
+        tolerance = 2.0 if "bits" in kind else 1e-10
+        assert (got - model(swapped)[:, -got.shape[1] :]).abs().max() < tolerance
+        cache.reset()
+        model(idx, cache=cache)

@@ -200,7 +200,7 @@ def test_K7_no_layers_are_not_taken_for_any_number_of_layers() -> None:
         lambda: cache_for([]),
         lambda: BufferCache([], []),
     ):
-        with pytest.raises(ValueError, match="n_layer=0 must be at least 1"):
+        with pytest.raises(ValueError, match="n_layer=0 must be an integer, at least 1"):
             make()
 
 

@@ -452,7 +452,7 @@ def test_a_model_that_gives_nan_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_beams": 0}, "num_beams=0 must be at least 1"),
+        ({"num_beams": 0}, "num_beams=0 must be an integer, at least 1"),
         ({"early_stopping": "always"}, "early_stopping='always' must be True, False or 'never'"),
         ({"early_stopping": None}, "early_stopping=None"),
         ({"length_penalty": math.nan}, "length_penalty=nan"),

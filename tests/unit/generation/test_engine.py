@@ -205,7 +205,7 @@ def test_bad_requests_are_refused_when_they_are_submitted() -> None:
             engine.submit(request)
     assert not engine.waiting
     for bad in (dict(max_batch=0), dict(prefill_chunk=0)):
-        with pytest.raises(ValueError, match="must be at least 1"):
+        with pytest.raises(ValueError, match="must be an integer, at least 1"):
             Engine(model, engine.pool, **bad)
     assert engine.submit(Request(prompt=torch.tensor([5, 6]).tolist(), max_new_tokens=1)) == 0
 

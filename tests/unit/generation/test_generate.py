@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 from tiny_models import hf_twin, tiny_gpt2, tiny_qwen2, token_ids
 from torch._dynamo.testing import CompileCounter
 
+from lm_from_scratch.cache.codec import Quantized
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.interface import NO_CACHE
-from lm_from_scratch.cache.slots import StaticCache, cache_for
+from lm_from_scratch.cache.paged import BlockPool
+from lm_from_scratch.cache.slots import SlidingCache, StaticCache, cache_for
 from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.generation.beam_search import beam_search
+from lm_from_scratch.generation.engine import Engine, Request
 from lm_from_scratch.generation.generate import (
     as_prompts,
     complete,
@@ -24,7 +28,9 @@ from lm_from_scratch.generation.generate import (
     prefill,
     until,
 )
+from lm_from_scratch.generation.logit_processors import forbid, no_repeat_ngram
 from lm_from_scratch.generation.sampling import GREEDY, Sampler
+from lm_from_scratch.generation.speculative import PromptLookup, speculate
 from lm_from_scratch.models.modes import evaluating
 
 MODEL = tiny_gpt2(attn_pdrop=0.3, resid_pdrop=0.3)
@@ -309,14 +315,33 @@ def test_text_ends_before_the_first_stop_string_wherever_pieces_end(text, stop, 
         pieces.append(text[start : start + size])
         start += size
     said = list(until(pieces, stop))
-    ends = [n for n in range(len(text) + 1) if any(text[:n].endswith(s) for s in stop)]
-    if ends:  # the first moment at which a stop string is complete; the longest that is
-        whole = text[: ends[0]]
-        assert whole.startswith("".join(said))
-        assert any("".join(said) + s == whole for s in stop)
-    else:
-        assert "".join(said) == text
+    assert "".join(said) == ends_before(text, stop)
     assert "" not in said
+
+
+def ends_before(text: str, stop: list[str]) -> str:
+    """Letter by letter: once a stop string is complete the text ends before the longest that is."""
+    for n in range(len(text) + 1):
+        if complete_now := [s for s in stop if text[:n].endswith(s)]:
+            return text[: n - max(map(len, complete_now))]
+    return text
+
+
+@given(st.text("abc", max_size=7), st.lists(st.text("abc", min_size=1, max_size=4), max_size=4))
+def test_R5_no_border_of_a_piece_changes_where_a_text_ends(text, stop) -> None:
+    want = ends_before(text, stop)
+    for cuts in range(2 ** max(len(text) - 1, 0)):  # every way to cut it
+        pieces, start = [], 0
+        for end in range(1, len(text) + 1):
+            if end == len(text) or cuts >> (end - 1) & 1:
+                pieces.append(text[start:end])
+                start = end
+        assert "".join(until(pieces, stop)) == want
+
+
+def test_R5_the_stop_string_that_ends_first_is_the_first() -> None:
+    assert "".join(until(["abcd"], ["b", "abc"])) == "".join(until("abcd", ["b", "abc"])) == "a"
+    assert "".join(until(["ab", "cd"], ["bcd", "cd", "abcde"])) == "a"
 
 
 def test_text_is_held_back_only_while_it_could_begin_a_stop_string() -> None:
@@ -405,3 +430,61 @@ def test_prompts_are_lists_in_a_list_and_a_cache_keeps() -> None:
 
 def test_one_stop_string_need_not_be_in_a_list() -> None:
     assert "".join(until(["aEN", "Db"], "END")) == "a"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: generate(m, None, 3), "prompts=None must be a list"),
+        (lambda m: generate(m, 5, 3), "prompts=5 must be a list"),
+        (lambda m: generate(m, "text", 3), "prompts='text' must be a list"),
+        (lambda m: generate(m, [5, 6], 3), "one list for each row"),
+        (lambda m: generate(m, [torch.tensor([0.5])], 3), "token id 0.5 must be an int"),
+        (lambda m: generate(m, [[5]], 3, stop_tokens=5), r"stop_tokens=5 must be a list, as \[5\]"),
+        (lambda m: generate(m, [[5]], 3, stop_tokens=["5"]), "stop token '5' is no id below"),
+        (lambda m: generate(m, [[5]], 3, stop_tokens=[1.0]), "stop token 1.0 is no id below"),
+        (lambda m: generate(m, [[5]], 3, sampler="greedy"), "sampler='greedy' must be a Sampler"),
+        (lambda m: generate(m, [[5]], 3, processors=forbid([5])), "processors=.* must be a list"),
+        (lambda m: generate(m, [[5]], 3, num_return_sequences="2"), "num_return_sequences='2'"),
+        (lambda m: beam_search(m, [[5]], 3, "2"), "num_beams='2' must be an integer"),
+        (lambda m: beam_search(m, [[5]], 3, 2, length_penalty="x"), "length_penalty='x'"),
+        (lambda m: beam_search(m, [[5]], 3, 2, num_return_sequences="x"), "num_return_sequences=x"),
+        (lambda m: beam_search(m, [[5]], 3, 2, stop_tokens=5), "stop_tokens=5 must be a list"),
+        (lambda m: beam_search(m, [[5]], 3, 2, processors=forbid([5])), "processors=.* a list"),
+        (lambda m: speculate(m, PromptLookup(), [[5]], 3, n_draft="x"), "n_draft='x' must be"),
+        (lambda m: speculate(m, PromptLookup(), [[5]], 3, GREEDY, 2, 5), "stop_tokens=5 must be"),
+        (lambda m: speculate(m, PromptLookup(), [[5]], 3, "x"), "sampler='x' must be a Sampler"),
+        (lambda m: no_repeat_ngram("x"), "n='x' must be an integer"),
+        (lambda m: Sampler(temperature="x"), "temperature='x' must be a finite number"),
+        (lambda m: Sampler(top_p=None), "top_p=None must be a finite number"),
+        (lambda m: Sampler(top_k="x"), "top_k='x' must be a whole number"),
+        (lambda m: Sampler(top_k=2.5), "top_k=2.5 must be a whole number"),
+        (lambda m: StaticCache(3, "x"), "capacity='x' must be an integer"),
+        (lambda m: SlidingCache(3, "x"), "window=x must be"),
+        (lambda m: GrowingCache(3, reserve=None), "reserve=None must be an integer"),
+        (lambda m: BlockPool(3, 2, 8, "x"), "n_blocks='x' must be an integer"),
+        (lambda m: Quantized(8, "x"), "group=x must be"),
+    ],
+)
+def test_R11_an_argument_of_another_type_is_refused_in_one_line(call, message) -> None:
+    with pytest.raises(ValueError, match=message) as refused:
+        call(tiny_gpt2())
+    assert "\n" not in str(refused.value)
+
+
+def test_R11_a_request_with_arguments_of_other_types_is_refused() -> None:
+    model = tiny_gpt2()
+    engine = Engine(model, BlockPool(3, 4, 7, 8))
+    for bad in (dict(stop_tokens=5), dict(sampler="x"), dict(processors=len), dict(prompt=5)):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            engine.submit(Request(**{"prompt": [5], "max_new_tokens": 2, **bad}))
+    with pytest.raises(ValueError, match="max_batch='x' must be an integer"):
+        Engine(model, engine.pool, max_batch="x")
+
+
+def test_P13_a_prompt_may_be_a_tensor_of_one_row() -> None:
+    model, ids = tiny_gpt2(), token_ids(1, 5)[0]
+    want = complete(generate(model, [ids.tolist()], 4, GREEDY))
+    for prompts in (ids, [ids], ids[None]):
+        assert complete(generate(model, prompts, 4, GREEDY)) == want
+    assert beam_search(model, ids, 3, 2) == beam_search(model, [ids.tolist()], 3, 2)

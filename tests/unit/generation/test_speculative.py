@@ -669,7 +669,7 @@ def test_drafts_stay_below_the_position_limit() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"n_draft": 0}, "n_draft=0 must be at least 1"),
+        ({"n_draft": 0}, "n_draft=0 must be an integer, at least 1"),
         ({"max_new_tokens": 0}, "max_new_tokens=0"),
         ({"max_new_tokens": 60}, "6 tokens and max_new_tokens=60 do not fit into block_size=64"),
         ({"prompts": [[5], []]}, "at least one token"),
