@@ -101,6 +101,11 @@ def multiple_of(name: str, hint: str = "") -> Limit:
     return Limit(f"is not a multiple of {name}={{{name}}}{hint}", lambda n, of: n % of == 0, name)
 
 
+def above(least: float) -> Limit:
+    """The limit of a number that may come near ``least``, and no nearer."""
+    return Limit(f"must be above {least}", lambda x: x > least)
+
+
 def one_of(words: Collection[str]) -> Limit:
     """The limit of a string that is one of some ``words``."""
     return Limit(

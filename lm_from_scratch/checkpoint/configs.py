@@ -131,6 +131,11 @@ def _layers(config: Mapping[str, Any]) -> dict[str, Any]:
     require(bool, use_sliding_window=slides)
     if not isinstance(types, list | None) or not all(isinstance(t, str) for t in types or ()):
         raise ValueError(f"layer_types={shown(types)} must be a list of words")
+    if types is not None and len(types) != (n_layer := config["num_hidden_layers"]):
+        raise ValueError(
+            f"layer_types={shown(types)} must have a word for each of "
+            f"num_hidden_layers={shown(n_layer)}"
+        )
     types = tuple(types) if types is not None else None
     none = {"sliding_window": None, "layer_types": None, "max_window_layers": None}
     if slides and window is not None:

@@ -19,7 +19,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from lm_from_scratch.limits import NUMBER, Limit, check
+from lm_from_scratch.limits import NUMBER, Limit, above, check
 
 
 def apply_repetition_penalty(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
@@ -112,7 +112,6 @@ _FROM_OFF = Limit(
 )
 _TO_OFF = Limit("must be above 0 and at most 1 (off)", lambda p: 0 < p <= 1)
 _SHARE = Limit("must be in 0 (off) ... 1", lambda p: 0 <= p <= 1)
-_ABOVE_0 = Limit("must be above 0", lambda x: x > 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +123,7 @@ class Sampler:
     top_p: Annotated[float, NUMBER, _TO_OFF] = 1.0  # 1 is off
     min_p: Annotated[float, NUMBER, _SHARE] = 0.0  # 0 is off
     typical_p: Annotated[float, NUMBER, _TO_OFF] = 1.0  # 1 is off
-    repetition_penalty: Annotated[float, NUMBER, _ABOVE_0] = 1.0  # 1 is off
+    repetition_penalty: Annotated[float, NUMBER, above(0)] = 1.0  # 1 is off
 
     def __post_init__(self) -> None:
         check(self)

@@ -33,19 +33,17 @@ from lm_from_scratch.layers.rope import RopeScaling, RotaryEmbedding, apply_rope
 from lm_from_scratch.limits import (
     Computed,
     Count,
-    Limit,
     Positive,
     Share,
     TokenId,
     TokenIds,
     Whole,
+    above,
     check,
     multiple_of,
 )
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # the words of published configs
-
-_ABOVE_1 = Limit("must be above 1", lambda theta: theta > 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +65,7 @@ class Qwen2Config:
     head_dim: Computed = None  # type: ignore[assignment]  # None becomes n_embd / n_head
     activation: Activation = "silu"
     rms_norm_eps: Positive = 1e-6
-    rope_theta: Annotated[Positive, _ABOVE_1] = 1_000_000.0
+    rope_theta: Annotated[Positive, above(1)] = 1_000_000.0
     rope_scaling: RopeScaling | None = None
     sliding_window: Count | None = None
     layer_types: tuple[str, ...] | None = None
