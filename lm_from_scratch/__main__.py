@@ -1,9 +1,13 @@
 """The command line: ``python -m lm_from_scratch train | generate | classify | check | doctor``.
 
 Whatever goes wrong with a value, a file or the output is one line on stderr and exit code 2, and so
-is what a signal ends, with 128 and its number. This file imports nothing large: signals are looked
-after before anything is.
+is what a signal ends, with 128 and its number.
 """
+
+from lm_from_scratch import signals
+
+if __name__ == "__main__":
+    signals.watch()  # before anything larger is imported
 
 import argparse
 import contextlib
@@ -14,8 +18,6 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from types import FrameType
-from typing import Any
 
 COMMANDS = {
     "train": "train a GPT-2 or a Qwen2 on text",
@@ -26,15 +28,8 @@ COMMANDS = {
     "doctor": "what runs here, and how to fix what does not",
 }
 
-#: The signals that ask a program to end: Ctrl-C, `kill`, a closed terminal.
-ENDING = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
-
 #: How writing fails: no room, a file that may not grow, a device or a terminal that is gone.
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
-
-
-class Ended(KeyboardInterrupt):
-    """A signal ends the program; the argument is its number."""
 
 
 def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
@@ -71,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
             if sys.stdout is None:
                 raise ValueError("the output is closed")
             args = parser(words).parse_args(words)
-            handle(raise_ended)
+            signals.handle(signals.raise_ended)
             return args.run(args)
         finally:
             if sys.stdout is not None:
@@ -82,8 +77,8 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, FloatingPointError, OSError) as error:
         return said(f"error: {reason(error)}", 2)
     except KeyboardInterrupt as error:
-        number = error.args[0] if isinstance(error, Ended) else signal.SIGINT
-        return said(ending(number), 128 + number)
+        number = error.args[0] if isinstance(error, signals.Ended) else signal.SIGINT
+        return said(signals.ending(number), 128 + number)
 
 
 def reason(error: Exception) -> str:
@@ -110,63 +105,8 @@ def said(line: str, code: int) -> int:
     return code
 
 
-# ---------------------------------------------------------------------------------------- signals
-
-
-def handle(handler: Any) -> None:
-    """Let ``handler`` take the signals that end a program, where this module looks after them: not
-    those that are ignored, below `nohup` say."""
-    for number in ENDING:
-        if signal.getsignal(number) in HANDLERS:
-            signal.signal(number, handler)
-
-
-def leave(number: int, frame: FrameType | None) -> None:
-    """End at once: while modules are imported nothing is at stake, and not all of them let an
-    exception pass."""
-    os.write(2, f"{ending(number)}\n".encode())
-    os._exit(128 + number)
-
-
-def raise_ended(number: int, frame: FrameType | None) -> None:
-    """End by an exception, so that what has begun is tidied up."""
-    raise Ended(number)
-
-
-def ending(number: int) -> str:
-    """How the last line calls it."""
-    return (
-        "interrupted"
-        if number == signal.SIGINT
-        else f"interrupted by {signal.Signals(number).name}"
-    )
-
-
-def lost(about: Any) -> None:
-    """For exceptions that Python can only print: a signal that came there ends the program."""
-    if isinstance(about.exc_value, Ended):
-        leave(about.exc_value.args[0], None)
-    sys.__unraisablehook__(about)
-
-
-HANDLERS: list[Any] = [leave, raise_ended]
-
-
-def program() -> int:
-    """The command line as a process of its own."""
-    # A process that torchrun started may wait for others where no handler runs: SIGTERM ends it.
-    own = ENDING if "RANK" not in os.environ else [signal.SIGINT]
-    for number in own:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, leave)
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=lambda: handle(signal.SIG_DFL))
-    sys.unraisablehook = lost
+if __name__ == "__main__":
     warnings.formatwarning = lambda message, *about, **more: f"warning: {message}\n"
     code = main()
-    handle(signal.SIG_IGN)  # it is over
-    return code
-
-
-if __name__ == "__main__":
-    sys.exit(program())
+    signals.handle(signal.SIG_IGN)  # it is over
+    sys.exit(code)

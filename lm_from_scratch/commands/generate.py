@@ -27,6 +27,7 @@ from lm_from_scratch.generation.generate import complete, generate, until
 from lm_from_scratch.generation.logit_processors import no_repeat_ngram
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.signals import Ended
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.weights.quantize import quantized_weights
 
@@ -163,8 +164,8 @@ def chat(speaker: Speaker, args: argparse.Namespace) -> int:
         pieces = speaker.pieces(prompt, min(args.max_new_tokens or 1000, room), args.seed + turn)
         try:
             say(pieces, said)
-        except KeyboardInterrupt as ended:
-            if ended.args not in ((), (signal.SIGINT,)):
+        except KeyboardInterrupt as end:
+            if isinstance(end, Ended) and end.args != (signal.SIGINT,):
                 raise
         messages.append({"role": "assistant", "content": "".join(said)})
     return 0

@@ -18,13 +18,11 @@ from tqdm import tqdm
 from lm_from_scratch.checkpoint.state import latest_checkpoint
 from lm_from_scratch.files import naming, whole_file
 from lm_from_scratch.runs.distributed import Processes
+from lm_from_scratch.signals import ENDING
 from lm_from_scratch.training.train import Step
 
 #: Python has no such flag on Windows.
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-
-#: What ends a run between two steps: Ctrl-C, `kill`, a closed terminal.
-ENDING = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.commands import generate as command
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.signals import Ended
 from lm_from_scratch.text.tokenizer import Tokenizer
 
 MODEL, TOKENIZER = load_shipped()
@@ -156,9 +157,16 @@ def test_P8_a_chat_takes_turns(template, monkeypatch, capsys) -> None:
     assert first
 
 
-@pytest.mark.parametrize(("arguments", "goes_on"), [((), True), ((2,), True), ((15,), False)])
+@pytest.mark.parametrize(
+    ("ended", "goes_on"),
+    [
+        (KeyboardInterrupt(), True),
+        (Ended(signal.SIGINT), True),
+        (Ended(signal.SIGTERM), False),
+    ],
+)
 def test_P8_ctrl_c_ends_an_answer_and_other_signals_the_chat(
-    arguments, goes_on, template, monkeypatch, capsys
+    ended, goes_on, template, monkeypatch, capsys
 ) -> None:
     said = iter([["one ", "two "], ["three"]])
 
@@ -166,7 +174,7 @@ def test_P8_ctrl_c_ends_an_answer_and_other_signals_the_chat(
         texts = next(said)
         yield from texts
         if len(texts) > 1:
-            raise KeyboardInterrupt(*arguments)
+            raise ended
 
     monkeypatch.setattr(command.Speaker, "pieces", pieces)
     monkeypatch.setattr("sys.stdin", io.StringIO("a\nb\n"))
@@ -176,7 +184,7 @@ def test_P8_ctrl_c_ends_an_answer_and_other_signals_the_chat(
         assert (code, out.out) == (0, "one two \nthree\n")
         assert template.asked[1][1] == {"role": "assistant", "content": "one two "}
     else:
-        assert code == 128 + signal.SIGINT and out.err.count("\n") == 1
+        assert code == 128 + signal.SIGTERM and out.err.count("\n") == 1
 
 
 def test_P8_a_chat_that_is_too_long_is_one_line(template, monkeypatch, capsys) -> None:
