@@ -1,4 +1,5 @@
-"""Caches in other forms: tuples of tensors, the caches of ``transformers``, and files.
+"""Caches in other forms: tuples of tensors, arrays of other libraries, the caches of
+``transformers``, and files.
 
 The *legacy* form that other code exchanges is a tuple with a pair for each layer: keys and values
 (B, Hkv, S, D) in the order of their positions. A row that holds fewer keys than others is padded on
@@ -11,7 +12,7 @@ are. Nothing is unpickled, and everything is checked before a cache is returned.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,62 @@ def _begin_unequal(cache: KVCache, sizes: Sequence[int], positions: Tensor) -> N
         for number, track in enumerate(cache.tracks)
     ]
     cache._begin(Pass(plans, empty=True, dense_length=None))
+
+
+#: The orders of axes that libraries use (B rows, H heads, S keys, D features), as permutations of
+#: ours, the first. Each undoes itself.
+ORDERS = {"BHSD": (0, 1, 2, 3), "BSHD": (0, 2, 1, 3)}
+
+
+def to_arrays(
+    cache: Cache, give: Callable[[Tensor], Any], order: str = "BHSD"
+) -> tuple[tuple[tuple[Any, Any], ...], Any]:
+    """What :func:`to_legacy` says, as arrays of another library: pairs, and positions (B, S).
+
+    ``give`` is the library's own function that takes a tensor by DLPack: ``numpy.from_dlpack``,
+    ``jax.dlpack.from_dlpack``. Where it lacks the dtype, let it take another one:
+    ``lambda x: numpy.from_dlpack(x.float())``.
+
+    Keys and values are brought into ``order`` (one of :data:`ORDERS`) and laid out in it *before*
+    they are handed over. A library that takes pointer and shape, and forgets the strides, would
+    read a permuted view in the old order, without an error.
+    """
+    axes = _axes(order)
+    pairs, positions = to_legacy(cache)
+    arrays = tuple(
+        (give(k.permute(axes).contiguous()), give(v.permute(axes).contiguous())) for k, v in pairs
+    )
+    return arrays, give(positions)
+
+
+def from_arrays(
+    pairs: Sequence[Sequence[Any]],
+    positions: Any = None,
+    order: str = "BHSD",
+    into: KVCache | None = None,
+) -> KVCache:
+    """The way back: a cache with copies of such arrays, of any library that speaks DLPack, made as
+    :func:`from_legacy` makes it. Raises ``ValueError`` as it does, and for what is no array."""
+    axes = _axes(order)
+    back = []
+    for number, pair in enumerate(pairs):
+        k, v = (_tensor(f"layer {number}", x) for x in pair)
+        if k.dim() != 4 or v.dim() != 4:
+            raise ValueError(f"layer {number} has keys of shape {tuple(k.shape)}, not {order}")
+        back.append((k.permute(axes).contiguous(), v.permute(axes).contiguous()))
+    return from_legacy(back, None if positions is None else _tensor("positions", positions), into)
+
+
+def _axes(order: str) -> tuple[int, ...]:
+    if order not in ORDERS:
+        raise ValueError(f"order={order!r} is not one of {list(ORDERS)}")
+    return ORDERS[order]
+
+
+def _tensor(name: str, array: Any) -> Tensor:
+    if not hasattr(array, "__dlpack__"):
+        raise ValueError(f"{name} holds a {type(array).__name__}, which does not speak DLPack")
+    return torch.asarray(array, copy=True)
 
 
 def to_transformers(cache: Cache) -> Any:

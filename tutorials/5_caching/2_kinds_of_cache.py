@@ -694,6 +694,51 @@ assert off < 5e-5 and loaded.nbytes == cache.nbytes
 # Positions are in the file. The caches of ``transformers`` do not know them, so padded rows need its ``attention_mask`` and
 # ``position_ids`` again.
 #
+# The order of axes
+# -----------------
+#
+# Other tensor libraries read the same numbers through DLPack: a pointer, a shape, and strides, without a copy. Their models
+# may want the axes in another order. Ours is rows, heads, keys, features (*BHSD*); JAX code often has keys before heads
+# (*BSHD*). ``to_arrays`` hands over keys, values and positions, and ``from_arrays`` takes them back. Here the other library
+# is NumPy.
+
+import numpy as np
+
+from lm_from_scratch.interop.caches import from_arrays, to_arrays
+
+arrays, places = to_arrays(cache, np.from_dlpack, order="BSHD")
+k, v = arrays[0]
+print(f"{type(k).__name__} {k.shape}, strides {k.strides}")
+back = from_arrays(
+    arrays, places, order="BSHD", into=cache_for(ours.config.windows)
+)
+last = ours(text[:, 11:12], positions=back.lengths[:, None], cache=back)
+off = error(last, ours(text[:, 11:12], cache=cache))
+print(f"NumPy and back, error {off:.0e}")
+assert k.shape == v.shape and k.shape[1] == 11 and off == 0
+
+# %%
+# A permuted tensor is a view: its numbers stay where they were, and only the strides are new. Some bridges pass on the
+# pointer and the shape alone, and then read the old order under the new shape. An old module (K2) permuted the keys after
+# the bridge and the values before it. Through such a bridge its keys were right and its values were not, and nothing
+# complained. The next lines are that bridge.
+
+
+def without_strides(x):
+    return np.from_dlpack(x.as_strided(x.shape, torch.empty(x.shape).stride()))
+
+
+keys, values, _ = cache.contents(0)
+right = values.transpose(1, 2).numpy()
+wrong = without_strides(values.transpose(1, 2))
+laid_out = without_strides(values.transpose(1, 2).contiguous())
+print(f"{(wrong != right).mean():.0%} of the values are wrong")
+assert (wrong != right).mean() > 0.5 and (laid_out == right).all()
+
+# %%
+# So the order is: permute, lay out anew (``contiguous``), hand over; the same for keys and values. ``to_arrays`` does that,
+# and a bridge without strides reads what NumPy reads.
+#
 # Bug museum
 # ----------
 #

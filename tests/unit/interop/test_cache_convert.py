@@ -1,12 +1,15 @@
 """interop.caches: what another library, or another process, goes on with is what ours would do."""
 
+import ctypes
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -25,10 +28,13 @@ from lm_from_scratch.cache.slots import SlidingCache, StaticCache, StaticTrack, 
 from lm_from_scratch.checkpoint import folders
 from lm_from_scratch.interop import caches
 from lm_from_scratch.interop.caches import (
+    ORDERS,
+    from_arrays,
     from_legacy,
     from_transformers,
     load_cache,
     save_cache,
+    to_arrays,
     to_legacy,
     to_transformers,
 )
@@ -425,6 +431,107 @@ def test_conversions_that_would_lie_are_refused() -> None:
         to_transformers(from_legacy([(k, k)], positions=gap, into=SlidingCache(1, 9)))
     theirs = to_transformers(from_legacy([(k, k)], positions=gap))
     assert theirs.get_seq_length() == 5  # masks alone count
+
+
+# ------------------------------------------------------------------------------------------ arrays
+
+
+class DLTensor(ctypes.Structure):
+    """The layout of ``dlpack.h``; ``dtype`` is code, bits and lanes in one number."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32 * 2),
+        ("ndim", ctypes.c_int32),
+        ("dtype", ctypes.c_uint32),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class Managed(ctypes.Structure):
+    """A tensor, and what its owner is told when nobody reads it any more."""
+
+    _fields_ = (("tensor", DLTensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+READ = ctypes.pythonapi.PyCapsule_GetPointer
+READ.restype, READ.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+WRAP = ctypes.pythonapi.PyCapsule_New
+WRAP.restype = ctypes.py_object
+WRAP.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+GIVEN = []  # what others may still read
+
+
+class Foreign:
+    """A tensor library of its own, in bytes: it takes and gives DLPack, and knows pointer and shape
+    alone. Whatever strides it is handed, it reads numbers one after another, as the exporter of the
+    old defect K2 did."""
+
+    def __init__(self, other) -> None:
+        given = other.__dlpack__()
+        theirs = Managed.from_address(READ(given, b"dltensor")).tensor
+        self.shape, self.dtype = tuple(theirs.shape[: theirs.ndim]), theirs.dtype
+        size = math.prod(self.shape) * (theirs.dtype >> 8 & 0xFF) // 8
+        start = theirs.data + theirs.byte_offset
+        self.bytes = ctypes.create_string_buffer(ctypes.string_at(start, size), size)
+        self.sizes = (ctypes.c_int64 * len(self.shape))(*self.shape)
+
+    def __dlpack_device__(self):
+        return 1, 0  # the CPU
+
+    def __dlpack__(self, **_):
+        start, ndim = ctypes.addressof(self.bytes), len(self.shape)
+        self.managed = Managed(DLTensor(start, (1, 0), ndim, self.dtype, self.sizes, None, 0))
+        GIVEN.append(self)
+        return WRAP(ctypes.addressof(self.managed), b"dltensor", None)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("library", [np.from_dlpack, Foreign], ids=["numpy", "bytes"])
+@pytest.mark.parametrize(("name", "kind"), [("gpt2", "growing"), ("qwen2, W = 4", "by window")])
+@histories
+def test_P9_keys_and_values_go_out_and_come_back(name, kind, library, order, history) -> None:
+    """Bitwise, padding too, also by a library that forgets strides (K2)."""
+    model = MODELS[name]
+    cache, rows = filled(name, kind, history)
+    arrays, places = to_arrays(cache, library, order)
+    pairs, positions = to_legacy(cache)
+    for (k, v), (ours_k, _) in zip(arrays, pairs, strict=True):
+        B, H, S, D = ours_k.shape
+        want = (B, H, S, D) if order == "BHSD" else (B, S, H, D)
+        assert tuple(k.shape) == tuple(v.shape) == want
+    other = from_arrays(arrays, places, order, into=KINDS[kind](model))
+    again, positions_again = to_legacy(other)
+    assert torch.equal(positions, positions_again)
+    for (k, v), (k_again, v_again) in zip(pairs, again, strict=True):
+        assert torch.equal(k, k_again) and torch.equal(v, v_again)
+    new = token_ids(len(rows), 2, seed=3)
+    torch.testing.assert_close(
+        go_on_in_ours(model, other, rows, new), go_on_alone(model, rows, new), **TOLERANCE
+    )
+
+
+def test_P9_a_permuted_view_is_what_the_other_library_misreads() -> None:
+    """The order of K2: handed over first and permuted there, or permuted and not laid out anew."""
+    x = torch.arange(24.0).view(1, 2, 3, 4)
+    view = x.transpose(1, 2)
+    read = torch.from_dlpack(Foreign(view))
+    assert read.shape == view.shape and not torch.equal(read, view)
+    assert torch.equal(torch.from_dlpack(Foreign(view.contiguous())), view)
+
+
+def test_P9_what_is_no_array_is_refused() -> None:
+    k = np.zeros((1, 2, 3, 4))
+    with pytest.raises(ValueError, match="layer 0 holds a list, which does not speak DLPack"):
+        from_arrays([([0.0], [0.0])])
+    with pytest.raises(ValueError, match=r"layer 0 has keys of shape \(2, 3, 4\), not BSHD"):
+        from_arrays([(k[0], k[0])], order="BSHD")
+    with pytest.raises(ValueError, match="order='SBHD' is not one of"):
+        from_arrays([(k, k)], order="SBHD")
+    with pytest.raises(ValueError, match="is empty"):
+        to_arrays(GrowingCache(1), np.from_dlpack)
 
 
 # ------------------------------------------------------------------------------------------- files
