@@ -153,7 +153,7 @@ class Child:
         except EOFError:
             self.process.join(1)
             found.reason = ended(self.process.exitcode, self.seconds)
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             found.reason = "the process sent no verdict"
         finally:
             end.cancel()

@@ -34,8 +34,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lm_from_scratch.checkpoint.configs import config_to_dict
-from lm_from_scratch.checkpoint.folders import temporary_folder, temporary_path, write_json
+from lm_from_scratch.checkpoint.folders import temporary_folder, temporary_path
 from lm_from_scratch.checkpoint.state import (
     checkpoint_folder,
     finish_checkpoint,
@@ -43,7 +42,7 @@ from lm_from_scratch.checkpoint.state import (
     optimizer_tensors,
     save_training_state,
 )
-from lm_from_scratch.checkpoint.weights import trained
+from lm_from_scratch.checkpoint.weights import trained, write_config
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.heads import Classifier
 from lm_from_scratch.optim.adamw import AdamW
@@ -185,9 +184,7 @@ class Processes(Alone):
             write_shares(optimizer_tensors(model, optimizer), temporary)
             if self.rank == 0:
                 if is_trained_whole(model):
-                    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-                    config = {**config_to_dict(model.backbone.config), "dtype": dtype}
-                    write_json(temporary / "config.json", config)
+                    write_config(model, temporary)
                 finish_checkpoint(temporary, target, recipe, step)
         self.meet()
 

@@ -75,7 +75,7 @@ def write_tokens(
         found = TokenFile(path=path, **record)
         if found.key == key and written == sha256(path):
             return found
-    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         pass  # no record, or not a whole one: the file is made again, as is one that has changed
     path.parent.mkdir(parents=True, exist_ok=True)
     dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
