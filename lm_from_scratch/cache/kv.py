@@ -179,9 +179,12 @@ class KVCache(Cache):
     def crop(self, length: int | Tensor) -> None:
         """Forget every token that stands at position ``length`` or after it.
 
-        A number for all rows, or a tensor (B,) with one for each. What follows is as if these
+        A number for all rows, or a tensor (B,) with one for each. A negative number counts from the
+        end of each row: -2 takes back two tokens. What follows is as if these
         tokens had never been fed.
         """
+        if type(length) is int and length < 0:
+            length += self.lengths if self.dense_length is None else self.dense_length
         self.check_crop(length)
         self._pass = None  # one that has begun is over
         if self.batch is not None:

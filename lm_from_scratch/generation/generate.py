@@ -117,7 +117,10 @@ def check_empty(cache: KVCache) -> None:
     if not isinstance(cache, KVCache):
         raise ValueError(f"the cache is a {type(cache).__name__}: it must keep keys and values")
     if cache.batch is not None:
-        raise ValueError(f"the cache holds {cache.length} tokens already; it must be empty")
+        raise ValueError(
+            f"the cache holds {cache.length} tokens already; it must be empty (prefill and decode "
+            "go on from one that is not)"
+        )
 
 
 def sequence(name: str, given: Any) -> list[Any]:

@@ -180,17 +180,22 @@ class GPT2Model(nn.Module):
         documents: Tensor | None = None,
         cache: Cache = NO_CACHE,
     ) -> Tensor:
-        """Hidden states (B, T, C), after the last norm, of the token ids ``idx`` (B, T).
+        """Hidden states (B, T, C), after the last norm, of the token ids ``idx`` (B, T), or of
+        embeddings (B, T, C), which need not be those of tokens.
 
         ``positions`` (B, T) say where each token stands, -1 for padding; without them every row
         continues where the cache ends. ``documents`` (B, T) number the documents packed into a row,
         whose positions start again at 0 in each.
         """
-        if idx.dim() != 2:
-            raise ValueError(f"idx has shape {tuple(idx.shape)}; it must be (batch, tokens)")
+        C, given = self.config.n_embd, idx.is_floating_point()
+        if idx.dim() != 2 + given or (given and idx.shape[2] != C):
+            raise ValueError(
+                f"idx has shape {tuple(idx.shape)}; it must be (batch, tokens), of embeddings "
+                f"(batch, tokens, n_embd={C})"
+            )
         seen = cache.see(idx, positions, documents, self.config.windows)
         self._check_length(positions, cache.length + idx.shape[1] if positions is None else 0)
-        x = self.wte(idx) + self.wpe(seen[0].query_positions.clamp(min=0))
+        x = (idx if given else self.wte(idx)) + self.wpe(seen[0].query_positions.clamp(min=0))
         x = self.drop(x)
         for layer, block in enumerate(self.h):
             x = block(x, seen[layer], cache[layer])

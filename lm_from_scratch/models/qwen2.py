@@ -234,33 +234,20 @@ class Qwen2Model(nn.Module):
         documents: Tensor | None = None,
         cache: Cache = NO_CACHE,
     ) -> Tensor:
-        """Hidden states (B, T, C), after the last norm, of the token ids ``idx`` (B, T).
+        """Hidden states (B, T, C), after the last norm, of the token ids ``idx`` (B, T), or of
+        embeddings (B, T, C), which need not be those of tokens.
 
         ``positions`` (B, T) say where each token stands, -1 for padding; without them every row
         continues where the cache ends. ``documents`` (B, T) number the documents packed into a row,
         whose positions start again at 0 in each.
         """
-        if idx.dim() != 2:
-            raise ValueError(f"idx has shape {tuple(idx.shape)}; it must be (batch, tokens)")
-        return self.forward_embedded(
-            self.embed_tokens(idx), positions=positions, documents=documents, cache=cache
-        )
-
-    def forward_embedded(
-        self,
-        x: Tensor,
-        *,
-        positions: Tensor | None = None,
-        documents: Tensor | None = None,
-        cache: Cache = NO_CACHE,
-    ) -> Tensor:
-        """The same from embeddings ``x`` (B, T, C), which need not be those of tokens, at
-        ``positions`` and in ``documents`` (B, T)."""
-        if x.dim() != 3 or x.shape[2] != self.config.n_embd:
+        C, given = self.config.n_embd, idx.is_floating_point()
+        if idx.dim() != 2 + given or (given and idx.shape[2] != C):
             raise ValueError(
-                f"x has shape {tuple(x.shape)}; it must be (batch, tokens, "
-                f"n_embd={self.config.n_embd})"
+                f"idx has shape {tuple(idx.shape)}; it must be (batch, tokens), of embeddings "
+                f"(batch, tokens, n_embd={C})"
             )
+        x = idx if given else self.embed_tokens(idx)
         seen = cache.see(x, positions, documents, self.config.windows)
         rotation = self.rotary_emb(seen[0].query_positions, x.dtype)
         for layer, block in enumerate(self.layers):

@@ -81,7 +81,7 @@ print(*difference("Block"), sep="\n")
 
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM, Qwen2Model
 
-source = inspect.getsource(Qwen2Model.forward_embedded)
+source = inspect.getsource(Qwen2Model.forward)
 print(source[source.index("        seen =") :])
 source = inspect.getsource(Qwen2ForCausalLM.forward)
 print(source[source.index("        x =") :])
@@ -316,7 +316,7 @@ def pairs(model):
     yield "5 + 1 + 3 + 3", in_pieces(model), expected.logits
     last = model(idx, keep=slice(-2, None))
     yield "the last 2", last, expected.logits[:, -2:]
-    ours = model.model.forward_embedded(embeddings)
+    ours = model.model(embeddings)
     theirs = oracle.model(inputs_embeds=embeddings).last_hidden_state
     yield "embeddings in", ours, theirs
     for kind in ATTENTION_KINDS:

@@ -614,7 +614,7 @@ def reach(L, W, T=24):
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(1, T, 48, generator=generator).requires_grad_()
     with torch.enable_grad():
-        backbone.forward_embedded(x)[0, -1].sum().backward()
+        backbone(x)[0, -1].sum().backward()
     return x.grad[0].norm(dim=-1)  # (T,)
 
 
@@ -864,7 +864,7 @@ assert strict.sum(-1).tolist() == list(range(9))
 #    ``in_chunks`` with ``SlotCache`` agrees with it for W = 4 and n = 1, 2, 3, and fails with one slot less.
 # 4. *Hard.* Let a prompt see itself in both directions, and the answer the prompt and its own past. Hint: the rule needs no
 #    fifth condition. Give the queries of the prompt the position of its last token, and leave the keys as they are. Call the
-#    layers yourself, as ``forward_embedded`` does, with a ``Visibility`` of your own. A right answer shows by a gradient
+#    layers yourself, as the model's ``forward`` does, with a ``Visibility`` of your own. A right answer shows by a gradient
 #    that the first state depends on the last token of the prompt, and on none of the answer.
 #
 # Summary

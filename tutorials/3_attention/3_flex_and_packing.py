@@ -317,9 +317,7 @@ pair = packed([[first, second]], 11)
 x = torch.randn(1, 11, 48, generator=generator, dtype=torch.float64)
 for name, numbers in {"with": pair.documents, "without": None}.items():
     leaf = x.clone().requires_grad_()
-    states = qwen2.model.forward_embedded(
-        leaf, positions=pair.positions, documents=numbers
-    )
+    states = qwen2.model(leaf, positions=pair.positions, documents=numbers)
     states[0, -1].sum().backward()
     leak = leaf.grad[0, :5].norm().item()
     print(f"{name:7} document numbers: gradient {leak:.1f}")

@@ -251,7 +251,7 @@ def test_bad_input_is_refused_and_changes_nothing(kind: str) -> None:
             (lambda: model.float()(two, cache=cache), r"float64.* in torch.float32"),
             (lambda: wide(two, cache=cache), r"heads, D\) = "),
             (lambda: cache.crop(8), r"length=8 is not in 0 ... 7"),
-            (lambda: cache.crop(-1), r"length=-1 is not in 0 ... 7"),
+            (lambda: cache.crop(-8), r"length=-1 is not in 0 ... 7"),
             (lambda: cache.crop(torch.tensor([7])), r"an integer for each of the 2 rows"),
             (lambda: cache.crop(torch.tensor([7, 9])), r"length=\[7, 9\] is not in 0 ... \[7, 7\]"),
             (lambda: cache.select(torch.tensor([0, 2])), r"rows=\[0, 2\]"),
@@ -633,3 +633,21 @@ def test_R11_a_cache_that_inference_mode_filled_goes_on_outside(kind) -> None:
         assert (got - model(swapped)[:, -got.shape[1] :]).abs().max() < tolerance
         cache.reset()
         model(idx, cache=cache)
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_P13_a_negative_length_takes_tokens_back_from_the_end_of_each_row(kind) -> None:
+    model = MODELS["qwen2, W = 3" if "sliding" in kind else "qwen2"]
+    idx, mask = token_ids(2, 7), torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7])
+    for positions in (None, positions_from_mask(mask)):
+        cache = KINDS[kind](model)
+        with torch.no_grad():
+            model(idx, positions=positions, cache=cache)
+            before = cache.lengths
+            if cache.slack is not None and cache.slack < 2:
+                continue
+            cache.crop(-2)
+            assert torch.equal(cache.lengths, before - 2)
+            assert (cache.dense_length is None) == (positions is not None)
+            with pytest.raises(ValueError, match="is not in 0"):
+                cache.crop(-6)

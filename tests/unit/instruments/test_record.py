@@ -80,7 +80,7 @@ def test_hidden_states_are_recorded_from_embeddings_too_and_no_hook_stays() -> N
     model = tiny_qwen2()
     x = torch.randn(1, 5, 48)
     with record_hidden_states(model) as states:
-        final = model.model.forward_embedded(x)
+        final = model.model(x)
     assert torch.equal(states[0][0], x) and torch.equal(states[-1][0], final)
     model(token_ids(1, 5))
     assert len(states[0]) == 1

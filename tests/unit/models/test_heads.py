@@ -326,7 +326,7 @@ def test_Q18_embeddings_are_pooled_like_ids() -> None:
     model = classifier("qwen2")
     idx, positions, _ = batch(PADDINGS["right"])
     embeddings = model.backbone.embed_tokens(idx)
-    x = model.backbone.forward_embedded(embeddings, positions=positions)
+    x = model.backbone(embeddings, positions=positions)
     torch.testing.assert_close(
         model.classify(x, positions=positions), model(idx, positions=positions), **CLOSE
     )

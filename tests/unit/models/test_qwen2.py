@@ -13,7 +13,15 @@ import torch
 from caches import in_chunks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import QWEN2, hf_twin, ours_from_hf, tiny_hf_qwen2, tiny_qwen2, token_ids
+from tiny_models import (
+    QWEN2,
+    hf_twin,
+    ours_from_hf,
+    tiny_gpt2,
+    tiny_hf_qwen2,
+    tiny_qwen2,
+    token_ids,
+)
 
 from lm_from_scratch.attention.kinds import ATTENTION_KINDS, use_attention_
 from lm_from_scratch.attention.visibility import (
@@ -554,19 +562,21 @@ def test_Q30_bad_masks_of_four_dimensions_are_refused() -> None:
 # ------------------------------------------------------------------------------------ capabilities
 
 
-def test_embeddings_may_be_given_instead_of_tokens() -> None:
-    model, idx = tiny_qwen2(), token_ids(2, 9)
-    twin = hf_twin(model)
-    x = torch.randn(2, 9, 48, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("make", [tiny_gpt2, tiny_qwen2])
+def test_P13_embeddings_may_be_given_instead_of_tokens(make) -> None:
+    model, idx = make(), token_ids(2, 9)
+    twin, C = hf_twin(model), model.config.n_embd
+    x = torch.randn(2, 9, C, generator=torch.Generator().manual_seed(0))
     want = twin(inputs_embeds=x).logits
-    got = model.project(model.model.forward_embedded(x), model.head_weight)
-    torch.testing.assert_close(got, want, atol=5e-5, rtol=0)
-    same = model.model.forward_embedded(model.model.embed_tokens(idx))
-    assert torch.equal(same, model.model(idx))
-    with pytest.raises(ValueError, match=r"shape \(2, 9\).*n_embd=48"):
-        model.model.forward_embedded(x[..., 0])
-    with pytest.raises(ValueError, match=r"shape \(2, 9, 48\)"):
-        model(x)
+    torch.testing.assert_close(model(x), want, atol=5e-5, rtol=0)
+    table = twin.get_input_embeddings().weight
+    assert torch.equal(model(table[idx]), model(idx))
+    with pytest.raises(ValueError, match=rf"shape \(2, 9\).*n_embd={C}"):
+        model(x[..., 0])
+    with pytest.raises(ValueError, match=rf"shape \(2, 9, {C - 1}\).*n_embd={C}"):
+        model(x[..., 1:])
+    with pytest.raises(ValueError, match=rf"shape \(2, 9, {C}\)"):
+        model(x.long())
 
 
 @pytest.mark.parametrize("tied", [False, True])
