@@ -53,12 +53,13 @@ def record_attention(model: nn.Module) -> Iterator[list[list[Tensor]]]:
 
 
 @contextmanager
-def record_hidden_states(model: nn.Module) -> Iterator[list[list[Tensor]]]:
+def record_hidden_states(model: nn.Module, detach: bool = True) -> Iterator[list[list[Tensor]]]:
     """Record the hidden states (B, T, C) of every forward pass of a built model.
 
     Yields L + 2 lists: the embeddings, what each of the L blocks returns, and the last of these
     after the final norm. (``transformers`` returns L + 1: the output of the last block before the
-    norm is missing there.) States are detached; each forward appends one to every list::
+    norm is missing there.) Each forward appends one state to every list, detached unless gradients
+    are to flow through it (``detach=False``)::
 
         with record_hidden_states(model) as states:
             model(idx)
@@ -70,10 +71,10 @@ def record_hidden_states(model: nn.Module) -> Iterator[list[list[Tensor]]]:
     states: list[list[Tensor]] = [[] for _ in range(len(layers) + 2)]
 
     def before(module: nn.Module, args: tuple[Any, ...]) -> None:
-        states[0].append(args[0].detach())
+        states[0].append(args[0].detach() if detach else args[0])
 
     def after(kept: list[Tensor]) -> Any:
-        return lambda module, args, out: kept.append(out.detach())
+        return lambda module, args, out: kept.append(out.detach() if detach else out)
 
     handles = [layers[0].register_forward_pre_hook(before)]
     for module, kept in zip([*layers, norm], states[1:], strict=True):

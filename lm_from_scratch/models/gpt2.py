@@ -29,6 +29,7 @@ from lm_from_scratch.attention.attention import AttentionFunction, sdpa_attentio
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import NO_CACHE, Cache, LayerCache
 from lm_from_scratch.layers.activation import ACTIVATIONS, Activation
+from lm_from_scratch.layers.embedding import embedded
 from lm_from_scratch.layers.norm import LayerNorm
 from lm_from_scratch.limits import Count, Positive, Share, TokenId, TokenIds, check, multiple_of
 
@@ -187,16 +188,10 @@ class GPT2Model(nn.Module):
         continues where the cache ends. ``documents`` (B, T) number the documents packed into a row,
         whose positions start again at 0 in each.
         """
-        C, given = self.config.n_embd, idx.is_floating_point()
-        if idx.dim() != 2 + given or (given and idx.shape[2] != C):
-            raise ValueError(
-                f"idx has shape {tuple(idx.shape)}; it must be (batch, tokens), of embeddings "
-                f"(batch, tokens, n_embd={C})"
-            )
+        x = embedded(idx, self.wte)
         seen = cache.see(idx, positions, documents, self.config.windows)
         self._check_length(positions, cache.length + idx.shape[1] if positions is None else 0)
-        x = (idx if given else self.wte(idx)) + self.wpe(seen[0].query_positions.clamp(min=0))
-        x = self.drop(x)
+        x = self.drop(x + self.wpe(seen[0].query_positions.clamp(min=0)))
         for layer, block in enumerate(self.h):
             x = block(x, seen[layer], cache[layer])
         return self.ln_f(x)

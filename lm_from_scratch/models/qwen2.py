@@ -28,6 +28,7 @@ from lm_from_scratch.attention.attention import AttentionFunction, sdpa_attentio
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import NO_CACHE, Cache, LayerCache
 from lm_from_scratch.layers.activation import Activation, GatedMLP
+from lm_from_scratch.layers.embedding import embedded
 from lm_from_scratch.layers.norm import RMSNorm
 from lm_from_scratch.layers.rope import RopeScaling, RotaryEmbedding, apply_rope
 from lm_from_scratch.limits import (
@@ -241,13 +242,7 @@ class Qwen2Model(nn.Module):
         continues where the cache ends. ``documents`` (B, T) number the documents packed into a row,
         whose positions start again at 0 in each.
         """
-        C, given = self.config.n_embd, idx.is_floating_point()
-        if idx.dim() != 2 + given or (given and idx.shape[2] != C):
-            raise ValueError(
-                f"idx has shape {tuple(idx.shape)}; it must be (batch, tokens), of embeddings "
-                f"(batch, tokens, n_embd={C})"
-            )
-        x = idx if given else self.embed_tokens(idx)
+        x = embedded(idx, self.embed_tokens)
         seen = cache.see(x, positions, documents, self.config.windows)
         rotation = self.rotary_emb(seen[0].query_positions, x.dtype)
         for layer, block in enumerate(self.layers):

@@ -105,3 +105,15 @@ def test_saved_bytes_are_counted_once_and_without_the_parameters() -> None:
     assert sum(saved.values()) == x.nbytes + layer.weight.nbytes
     layer(x).exp()
     assert len(saved) == 2  # nothing is counted behind the block
+
+
+def test_P13_hidden_states_may_keep_their_gradients() -> None:
+    model, idx = tiny_qwen2(), token_ids(1, 5)
+    with record_hidden_states(model, detach=False) as states:
+        model(idx).sum().backward(inputs=list(model.parameters()))
+    grown = states[2][0]
+    assert grown.requires_grad
+    with record_hidden_states(model, detach=False) as states:
+        total = model(idx).logsumexp(-1).sum()
+    (gradient,) = torch.autograd.grad(total, states[2][0])
+    assert gradient.shape == grown.shape and gradient.abs().sum() > 0

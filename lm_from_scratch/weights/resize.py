@@ -1,0 +1,40 @@
+"""A vocabulary of another size: rows added to the token embedding of a built model, or cut off."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from lm_from_scratch.limits import integers
+from lm_from_scratch.models.causal_lm import CausalLM
+
+
+@torch.no_grad()
+def resize_token_embeddings_(model: CausalLM, vocab_size: int) -> None:
+    """Give a built model ``vocab_size`` tokens. Those that were there keep their rows; new ones get
+    fresh random numbers, as at the beginning of training.
+
+    A tied head stays tied, an untied one is resized too. The parameters are new objects: build the
+    optimizer afterwards. Raises ``ValueError`` before anything has changed, also for weights that
+    are quantised, and where the config names a token that would be cut off.
+    """
+    integers(locals(), 1, "vocab_size")
+    config: Any = replace(model.config, vocab_size=vocab_size)
+    names = ("wte", "embed_tokens", "lm_head")
+    tables: list[Any] = [m for name, m in model.named_modules() if name.split(".")[-1] in names]
+    for table in tables:
+        if type(table.weight) is not nn.Parameter:
+            raise ValueError(f"the embedding is a {type(table.weight).__name__}: resize it before")
+    for table in tables:
+        old = table.weight
+        new = torch.empty(vocab_size, old.shape[1], dtype=old.dtype, device=old.device)
+        new.normal_(0.0, config.initializer_range)
+        kept = min(vocab_size, len(old))
+        new[:kept] = old[:kept]
+        table.weight = nn.Parameter(new, requires_grad=old.requires_grad)
+        count = "num_embeddings" if isinstance(table, nn.Embedding) else "out_features"
+        setattr(table, count, vocab_size)
+    for module in model.modules():
+        if hasattr(module, "config"):
+            module.config = config

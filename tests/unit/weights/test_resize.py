@@ -1,0 +1,44 @@
+"""resize.py: what was known stays known, and what is tied stays tied."""
+
+import pytest
+import torch
+from tiny_models import hf_twin, tiny_gpt2, tiny_qwen2, token_ids
+
+from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
+from lm_from_scratch.weights.resize import resize_token_embeddings_
+
+MAKE = {
+    "gpt2": tiny_gpt2,
+    "qwen2": tiny_qwen2,
+    "untied": lambda: tiny_qwen2(tie_word_embeddings=False),
+}
+
+
+@pytest.mark.parametrize("size", [90, 97, 110])
+@pytest.mark.parametrize("kind", MAKE)
+def test_P13_a_vocabulary_of_another_size(kind, size, tmp_path) -> None:
+    model, idx = MAKE[kind](), token_ids(2, 7, high=90)
+    twin = hf_twin(model)
+    twin.resize_token_embeddings(size)
+    kept = min(size, 97)
+    want = model(idx)[..., :kept]
+    resize_token_embeddings_(model, size)
+    got = model(idx)
+    assert got.shape[-1] == size == model.config.vocab_size == model.backbone.config.vocab_size
+    assert torch.equal(got[..., :kept], want)
+    torch.testing.assert_close(got[..., :kept], twin(idx).logits[..., :kept], atol=5e-5, rtol=0)
+    assert len(list(model.parameters())) == len(list(twin.parameters()))  # tied as before
+    if size > 97:
+        got[..., 97:].sum().backward()
+        assert model.head_weight.grad[97:].abs().sum() > 0
+    save_pretrained(model, tmp_path / "model")
+    again = from_pretrained(tmp_path / "model")
+    torch.testing.assert_close(again(idx), model(idx), atol=1e-5, rtol=0)
+
+
+def test_P13_a_vocabulary_that_cannot_be_resized_is_left_alone() -> None:
+    model = tiny_qwen2(eos_token_id=96)
+    for size, message in ((0, "vocab_size=0"), ("x", "vocab_size='x'"), (90, "eos_token_id")):
+        with pytest.raises(ValueError, match=message):
+            resize_token_embeddings_(model, size)
+    assert model.config.vocab_size == len(model.head_weight) == 97
