@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lm_from_scratch.limits import integers
+from lm_from_scratch.limits import Count, require
 from lm_from_scratch.models.causal_lm import CausalLM
 
 
@@ -19,7 +19,7 @@ def resize_token_embeddings_(model: CausalLM, vocab_size: int) -> None:
     optimizer afterwards. Raises ``ValueError`` before anything has changed, also for weights that
     are quantised, and where the config names a token that would be cut off.
     """
-    integers(locals(), 1, "vocab_size")
+    require(Count, vocab_size=vocab_size)
     config: Any = replace(model.config, vocab_size=vocab_size)
     names = ("wte", "embed_tokens", "lm_head")
     tables: list[Any] = [m for name, m in model.named_modules() if name.split(".")[-1] in names]
