@@ -140,7 +140,7 @@ def check_prompts(
     after them."""
     config = model.config
     if isinstance(prompts, Tensor):
-        prompts = prompts.tolist() if prompts.dim() == 2 else [prompts]
+        prompts = prompts.tolist() if prompts.dim() == 2 else [prompts.tolist()]
     if type(max_new_tokens) is not int or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens} must be a whole number of at least 1")
     prompts = [p.tolist() if isinstance(p, Tensor) else p for p in sequence("prompts", prompts)]
