@@ -86,7 +86,8 @@ class SwiGLUFunction(torch.autograd.Function):
 
 class GatedMLP(nn.Module):
     """Three maps without biases, of ``x`` (..., C) to (..., F) and back; with ``silu`` as
-    ``activation`` the product is :func:`swiglu`."""
+    ``activation`` the product is :func:`swiglu` (``torch.func`` needs it itself in ``product``, as
+    :class:`~lm_from_scratch.layers.norm.RMSNorm` says)."""
 
     def __init__(self, n_embd: int, intermediate_size: int, activation: str = "silu") -> None:
         super().__init__()

@@ -126,7 +126,9 @@ class RMSNorm(nn.Module):
     """RMSNorm of ``x`` (..., C) over its C = ``n_embd`` features, with a weight (ones) and no bias.
 
     ``normalise`` is the function that computes it, :func:`rms_norm` with a faster gradient; the
-    tests hold the two equal, in value and in gradient.
+    tests hold the two equal, in value and in gradient. ``torch.func`` (``vmap``, ``grad`` of one
+    example each) knows the plain one alone: a Qwen2 for it has ``normalise = rms_norm`` in every
+    norm, and ``product = swiglu`` in every :class:`~lm_from_scratch.layers.activation.GatedMLP`.
     """
 
     normalise: Callable[[Tensor, Tensor, float], Tensor]

@@ -38,7 +38,8 @@ from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.instruments.record import record_attention, record_hidden_states
-from lm_from_scratch.layers.norm import rms_norm
+from lm_from_scratch.layers.activation import GatedMLP, swiglu
+from lm_from_scratch.layers.norm import RMSNorm, rms_norm
 from lm_from_scratch.layers.rope_scaling import LinearScaling
 from lm_from_scratch.models.qwen2 import (
     FULL,
@@ -808,3 +809,23 @@ def test_difference_from_transformers_the_padding_row_of_the_embedding_learns() 
     twin(idx, attention_mask=torch.ones_like(idx)).logits.square().mean().backward()
     assert model.model.embed_tokens.weight.grad[0].abs().max() > 1e-3
     assert (twin.model.embed_tokens.weight.grad[0] == 0).all()
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_P13_two_replacements_let_torch_func_take_a_gradient_for_each_example() -> None:
+    model, idx = tiny_qwen2(), token_ids(3, 7)
+    for module in model.modules():
+        if isinstance(module, RMSNorm):
+            module.normalise = rms_norm
+        elif isinstance(module, GatedMLP):
+            module.product = swiglu
+
+    def loss(parameters, row):
+        return torch.func.functional_call(model, parameters, (row[None],)).logsumexp(-1).sum()
+
+    own = dict(model.named_parameters())
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(own, idx)
+    for i, row in enumerate(idx):
+        want = torch.autograd.grad(loss(own, row), list(own.values()))
+        for gradients, g in zip(each.values(), want, strict=True):
+            torch.testing.assert_close(gradients[i], g, atol=1e-4, rtol=1e-4)
