@@ -20,9 +20,12 @@ if not torch.cuda.is_available():
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
-# A shell makes what it starts in the background deaf to Ctrl-C, and the children of that too.
+# A shell makes what it starts in the background deaf to Ctrl-C, nohup to a closed terminal, and the
+# children of that too. A handler that does nothing keeps us deaf, and is not inherited.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 # A check keeps what was solved: keep it out of the home of whoever runs the tests.
 PROGRESS = tempfile.TemporaryDirectory()  # removed when the process ends
 os.environ["LM_FROM_SCRATCH_PROGRESS"] = os.path.join(PROGRESS.name, "progress.json")

@@ -222,10 +222,10 @@ def test_the_shipped_models_speak(capsys) -> None:
     [
         (["generate", "--device", "nonsense"], "--device nonsense cannot be used here"),
         (["generate", "--seed", str(2**70)], "must be in 0"),
-        (["generate", "--num-beams", "-1"], "num_beams=-1 must be at least 1"),
+        (["generate", "--num-beams", "-1"], "num_beams=-1 must be an integer, at least 1"),
         (["generate", "--num-beams", "2", "--stop", "."], "--stop '.' is not for --num-beams"),
         (["generate", "--min-p", "2"], "min_p=2.0 must be in 0"),
-        (["generate", "--no-repeat-ngram", "-1"], "n=-1 must be at least 1"),
+        (["generate", "--no-repeat-ngram", "-1"], "n=-1 must be an integer, at least 1"),
         (["train", "--out", __file__], "is a file; it must be a folder"),
         (["train", "--out", "OUT", "--device", "nonsense"], "--device nonsense"),
         (["generate", "--temperature", "-1"], "temperature=-1.0"),

@@ -198,14 +198,15 @@ def test_R7_a_missing_permission_is_called_one(tmp_path, monkeypatch, capsys) ->
 # ------------------------------------------------------------------------------------------ signals
 
 
-def end(
-    words: list[str], number: int, seconds: float, **options
-) -> subprocess.CompletedProcess[str]:
-    """A command that gets a signal after so many seconds."""
+def end(words: list[str], number: int, **options) -> subprocess.CompletedProcess[str]:
+    """A command that gets a signal while it imports torch."""
     process = subprocess.Popen(
         [*PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
     )
-    time.sleep(seconds)
+    maps = Path(f"/proc/{process.pid}/maps")
+    while maps.exists() and process.poll() is None and "libtorch" not in maps.read_text():
+        time.sleep(0.005)
+    time.sleep(0.05 if maps.exists() else 0.5)
     process.send_signal(number)
     out, error = process.communicate(timeout=60)
     return subprocess.CompletedProcess(process.args, process.returncode, out, error)
@@ -213,14 +214,14 @@ def end(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_R11_a_signal_while_modules_are_imported_is_one_line(number) -> None:
-    done = end(["generate", "--max-new-tokens", "100"], number, 0.4)
+    done = end(["generate", "--max-new-tokens", "100"], number)
     assert done.returncode == 128 + number and done.stderr.count("\n") == 1
     assert done.stderr.startswith("interrupted")
 
 
 def test_a_signal_that_is_ignored_from_the_start_stays_so() -> None:
     done = end(
-        ["generate", "--max-new-tokens", "3"], signal.SIGHUP, 0.5,
+        ["generate", "--max-new-tokens", "3"], signal.SIGHUP,
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
     )  # fmt: skip
     assert done.returncode == 0 and not done.stderr
