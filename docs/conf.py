@@ -64,12 +64,14 @@ suppress_warnings = ["sphinx_gallery.space_in_filename"]
 nitpicky = True
 nitpick_ignore_regex = [
     # Types of packages whose inventory is not stored here (see intersphinx_mapping).
-    (r"py:.*", r"(torch|triton|np|numpy|tokenizers|safetensors)(\..*)?"),
+    (r"py:.*", r"(torch|triton|np|numpy|tokenizers|safetensors|jinja2)(\..*)?"),
+    (r"py:.*", r"types\.FrameType|lm_from_scratch\.layers\.rope_scaling\._Checked"),
     (r"py:.*", r"(transformers|matplotlib|plt|tqdm)(\..*)?"),
     (r"py:.*", r"(Tensor|nn\.\w+|Tokenizer|Figure|Axes|optional|Path)"),
     (r"py:.*", r"ast\.(Module|expr|stmt)"),  # the standard library's own pages do not list them
+    (r"py:.*", r".*lambda.*"),  # the limits of the numbers of a config
     # A default made by a factory is no Python: its signature is cut at the commas.
-    (r"py:.*", r"(dict|list|tuple)\[.*"),
+    (r"py:.*", r"(collections\.abc\.)?(dict|list|tuple|Mapping)\[.*"),
 ]
 language = os.environ.get("SITE_LANGUAGE", "en")
 locale_dirs = ["locale"]

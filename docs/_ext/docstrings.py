@@ -1,9 +1,11 @@
 """Docstrings on the API pages: columns become lists, and a short name finds its object."""
 
 import re
-from typing import Any
+import sys
+from typing import Annotated, Any, get_args, get_origin
 
 from docutils import nodes
+from sphinx.util import typing
 from sphinx.util.nodes import make_refnode
 
 
@@ -37,8 +39,23 @@ def short_name(app: Any, env: Any, node: Any, contnode: Any) -> nodes.reference 
     return make_refnode(*target, contnode, name)
 
 
+def without_limits(stringify: Any) -> Any:
+    """The function that writes a type, for types as `Annotated[int, ...]`: what it is, an int."""
+
+    def stringified(annotation: Any, *given: Any, **more: Any) -> str:
+        if get_origin(annotation) is Annotated:
+            annotation = get_args(annotation)[0]
+        return stringify(annotation, *given, **more)
+
+    return stringified
+
+
 def setup(app: Any) -> dict[str, bool]:
     app.setup_extension("sphinx.ext.autodoc")
+    plain = typing.stringify_annotation
+    for module in [m for name, m in sys.modules.items() if name.startswith("sphinx.")]:
+        if vars(module).get("stringify_annotation") is plain:
+            module.stringify_annotation = without_limits(plain)
     app.connect("autodoc-process-docstring", list_of_names)
     app.connect("missing-reference", short_name)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
