@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
@@ -20,22 +19,13 @@ import gallery
 import torch
 import triton
 from bench_kernels import ROWS, Row, Setting
+from compile_kernels import kernels_in_the_package
 from tiny_models import tiny_qwen2, token_ids
 
 from lm_from_scratch.instruments.roofline import GPU, Cost, measurements
 
-ROOT = Path(__file__).parents[3]
 #: Kernels of which a part of another row is timed, or nothing: one number is written for each key.
 NOT_TIMED = {"write_kernel"}
-
-
-def kernels_in_the_package() -> set[str]:
-    found = set()
-    for path in (ROOT / "lm_from_scratch" / "kernels").glob("*.py"):
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel"):
-                found.add(node.name)
-    return found
 
 
 def launches(monkeypatch: pytest.MonkeyPatch, instead: Callable[[str], bool]) -> set[str]:

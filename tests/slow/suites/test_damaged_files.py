@@ -96,6 +96,19 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
     return lambda family: (root / family, logits[family])
 
 
+@pytest.fixture
+def copied(
+    sound: Callable[[str], tuple[Path, torch.Tensor]], tmp_path: Path
+) -> Callable[[str], tuple[Path, torch.Tensor]]:
+    """A copy of the folder, to be damaged, and the logits."""
+
+    def copy(family: str) -> tuple[Path, torch.Tensor]:
+        folder, logits = sound(family)
+        return shutil.copytree(folder, tmp_path / "m"), logits
+
+    return copy
+
+
 def refused(folder: Path, want: torch.Tensor, *names: str, may_differ: bool = False) -> str:
     """ "refused" by a ValueError of one line that has the folder and one of the ``names`` in it,
     "same" for the same logits. Anything else is a failure, unless the logits ``may_differ``."""
@@ -134,66 +147,62 @@ MORE = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_R10_no_odd_value_of_a_config_is_a_traceback(
-    family: str, sound: Callable[[str], tuple[Path, torch.Tensor]], tmp_path: Path
+    family: str, copied: Callable[[str], tuple[Path, torch.Tensor]]
 ) -> None:
-    folder, want = sound(family)
-    shutil.copytree(folder, tmp_path / "m")
+    folder, want = copied(family)
     contents = json.loads((folder / "config.json").read_text())
     outcomes = set()
     for key, odd, changed in damaged({**MORE, **contents}):
-        (tmp_path / "m" / "config.json").write_text(json.dumps(changed))
+        (folder / "config.json").write_text(json.dumps(changed))
         may_differ = key in FREE and (odd is None or isinstance(odd, bool | int | float | Path))
         names = {key, OUR_NAMES.get(key, key), RELATED.get(key, key), *OF_WEIGHTS}
-        outcomes.add(refused(tmp_path / "m", want, *names, may_differ=may_differ))
+        outcomes.add(refused(folder, want, *names, may_differ=may_differ))
     assert {"refused", "same"} <= outcomes
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_R10_no_flipped_bit_of_a_header_is_a_traceback(
-    family: str, sound: Callable[[str], tuple[Path, torch.Tensor]], tmp_path: Path
+    family: str, copied: Callable[[str], tuple[Path, torch.Tensor]]
 ) -> None:
     """Names, shapes, dtypes, places: the numbers after the header have no digest."""
-    folder, want = sound(family)
-    shutil.copytree(folder, tmp_path / "m")
-    file = min((tmp_path / "m").glob("*.safetensors"))
+    folder, want = copied(family)
+    file = min(folder.glob("*.safetensors"))
     whole = file.read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
     for bit in random.Random(0).sample(range(8 * header), 250) + list(range(64)):
         flipped = bytearray(whole)
         flipped[bit // 8] ^= 1 << bit % 8
         file.write_bytes(flipped)
-        refused(tmp_path / "m", want)
+        refused(folder, want)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_R10_no_length_of_a_file_is_a_traceback(
-    family: str, sound: Callable[[str], tuple[Path, torch.Tensor]], tmp_path: Path
+    family: str, copied: Callable[[str], tuple[Path, torch.Tensor]]
 ) -> None:
-    folder, want = sound(family)
-    shutil.copytree(folder, tmp_path / "m")
+    folder, want = copied(family)
     draw = random.Random(1)
-    for file in sorted((tmp_path / "m").iterdir()):
+    for file in sorted(folder.iterdir()):
         whole = file.read_bytes()
         for length in [0, 1, 7, 8, 9, *draw.sample(range(len(whole) - 1), 20)]:
             file.write_bytes(whole[:length])
-            outcome = refused(tmp_path / "m", want)
+            outcome = refused(folder, want)
             assert outcome == "refused" or file.name == "config.json" or length > 0
         file.write_bytes(whole + b"x")
-        refused(tmp_path / "m", want)
+        refused(folder, want)
         file.write_bytes(whole)
 
 
 def test_R11_no_fault_of_an_index_is_a_traceback(
-    sound: Callable[[str], tuple[Path, torch.Tensor]], tmp_path: Path
+    copied: Callable[[str], tuple[Path, torch.Tensor]], tmp_path: Path
 ) -> None:
-    folder, want = sound("qwen2")
-    shutil.copytree(folder, tmp_path / "m")
-    index = tmp_path / "m" / "model.safetensors.index.json"
+    folder, want = copied("qwen2")
+    index = folder / "model.safetensors.index.json"
     contents = json.loads(index.read_text())
     places: dict[str, Any] = contents["weight_map"]
     first, last = sorted(set(places.values()))[0], sorted(set(places.values()))[-1]
     name = next(name for name, file in places.items() if file == first)
-    shutil.copy(tmp_path / "m" / first, tmp_path / first)  # one folder up
+    shutil.copy(folder / first, tmp_path / first)  # one folder up
     elsewhere = [last, "../" + first, str(tmp_path / first), "nowhere.safetensors", "..", ".", "/"]
     elsewhere += ["config.json", "\0", "a" * 5000, "model.safetensors.index.json"]
     for odd in [*ODD, *elsewhere]:
@@ -204,23 +213,22 @@ def test_R11_no_fault_of_an_index_is_a_traceback(
         ]
         for fault in faults:
             index.write_text(json.dumps(fault))
-            assert refused(tmp_path / "m", want) == "refused"
+            assert refused(folder, want) == "refused"
     for odd in ODD:  # what nobody reads
         index.write_text(json.dumps({**contents, "metadata": odd, "more": odd}))
-        assert refused(tmp_path / "m", want) == "same"
+        assert refused(folder, want) == "same"
     for text in ["", "[", "[" * 100_000, '{"a":' * 100_000, "\xff", "1" * 5000]:
         index.write_text(text, encoding="latin-1")
-        assert refused(tmp_path / "m", want) == "refused"
+        assert refused(folder, want) == "refused"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_R10_no_odd_tensor_is_a_traceback(
-    family: str, sound: Callable[[str], tuple[Path, torch.Tensor]], tmp_path: Path
+    family: str, copied: Callable[[str], tuple[Path, torch.Tensor]]
 ) -> None:
     """Each tensor renamed, left out, of another shape, of another dtype, or twice."""
-    folder, want = sound(family)
-    shutil.copytree(folder, tmp_path / "m")
-    file = min((tmp_path / "m").glob("*.safetensors"))
+    folder, want = copied(family)
+    file = min(folder.glob("*.safetensors"))
     tensors = load_file(file)
     edits: list[Callable[[str, torch.Tensor], dict[str, torch.Tensor]]] = [
         lambda name, t: {},
@@ -240,7 +248,7 @@ def test_R10_no_odd_tensor_is_a_traceback(
         rest = {other: t for other, t in tensors.items() if other != name}
         for edit in edits:
             save_file({**rest, **edit(name, tensors[name])}, file)
-            assert refused(tmp_path / "m", want) == "refused"
+            assert refused(folder, want) == "refused"
 
 
 def test_no_damage_of_a_tokenizer_is_a_traceback(tmp_path: Path) -> None:

@@ -1,18 +1,12 @@
 """The shipped models read text that they do not know as well as their records say."""
 
-import json
-
 import pytest
+from shipped import RECORDS, each
 
-from lm_from_scratch.checkpoint.folders import PRETRAINED
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.pretrained.make import corpus_of, digest, held_out_losses
-
-NAMES = sorted(path.parent.name for path in PRETRAINED.glob("*/record.json"))
-RECORDS = {name: json.loads((PRETRAINED / name / "record.json").read_text()) for name in NAMES}
-each = pytest.mark.parametrize("name", NAMES)
 
 
 @each

@@ -5,16 +5,13 @@ import math
 
 import pytest
 import torch
+from shipped import NAMES, RECORDS, each
 from small_run import SMALL
 
 from lm_from_scratch.__main__ import main as command
 from lm_from_scratch.checkpoint.folders import PRETRAINED
 from lm_from_scratch.checkpoint.weights import from_pretrained, load_shipped
 from lm_from_scratch.pretrained import make
-
-NAMES = sorted(path.parent.name for path in PRETRAINED.glob("*/record.json"))
-RECORDS = {name: json.loads((PRETRAINED / name / "record.json").read_text()) for name in NAMES}
-each = pytest.mark.parametrize("name", NAMES)
 
 
 @each
