@@ -62,8 +62,8 @@ class NoCache(Cache):
         documents: Tensor | None = None,
         windows: Sequence[int | None] = (None,),
     ) -> list[Visibility]:
-        check_documents(x, positions, documents)
         placed = place(x, positions, start=0)
+        check_documents(x, positions, documents)
         dense = positions is None
         return by_layer(Visibility(placed, placed, documents, documents, dense=dense), windows)
 
@@ -107,7 +107,7 @@ def check_positions(positions: Tensor, x: Tensor) -> None:
     masks of bool or floats.
 
     A mask of integers cannot be told from positions without reading them, and passes: that is why
-    a model takes its positions by name alone.
+    positions are given by name alone, everywhere.
     """
     if positions.shape != x.shape[:2]:
         raise ValueError(
@@ -122,13 +122,26 @@ def check_positions(positions: Tensor, x: Tensor) -> None:
 
 
 def check_documents(x: Tensor, positions: Tensor | None, documents: Tensor | None) -> None:
-    """Raises ``ValueError`` for document numbers that do not fit the tokens ``x`` (B, T, ...)."""
+    """Raises ``ValueError`` for document numbers that do not fit the tokens ``x`` (B, T, ...), and
+    where there are none, for two tokens of a row at one position: they would see each other."""
     if documents is None:
-        return
-    if positions is None:
+        if positions is not None and not torch.compiler.is_compiling():
+            _check_different(positions)
+    elif positions is None:
         raise ValueError("documents need positions, which start again at 0 in each document")
-    if documents.shape != x.shape[:2] or documents.dtype.is_floating_point:
+    elif documents.shape != x.shape[:2] or documents.dtype.is_floating_point:
         raise ValueError(
             f"documents have shape {tuple(documents.shape)} and dtype {documents.dtype}; they must "
             f"be integers of shape {tuple(x.shape[:2])}"
+        )
+
+
+def _check_different(positions: Tensor) -> None:
+    ordered = positions.sort(dim=1).values
+    again = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    if again.any():
+        row, column = again.nonzero()[0].tolist()
+        raise ValueError(
+            f"row {row} has two tokens at position {int(ordered[row, column])}: number the "
+            "documents of a row (documents=), or make positions of a mask (positions_from_mask)"
         )

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from lm_from_scratch.checkpoint.folders import local_folder
 from lm_from_scratch.checkpoint.published import labels, published_of
 from lm_from_scratch.checkpoint.weights import classifier_from_pretrained
-from lm_from_scratch.commands.generate import tokenizer_of
+from lm_from_scratch.commands.generate import check_together, tokenizer_of
 from lm_from_scratch.commands.options import device_named, not_empty
 from lm_from_scratch.models.heads import SequenceClassifier
 from lm_from_scratch.models.modes import evaluating
@@ -30,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     if not quantized_weights(model):
         model.float()
     tokenizer, names = tokenizer_of(folder), labels(model)
+    check_together(tokenizer, model.backbone.config, folder)
     problem = published_of(model).config.get("problem_type")
     texts = tqdm(
         args.texts or lines_of(args.file), unit="text", disable=args.quiet or sys.stdout.isatty()

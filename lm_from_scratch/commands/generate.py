@@ -26,7 +26,7 @@ from lm_from_scratch.generation.beam_search import beam_search
 from lm_from_scratch.generation.generate import complete, generate, until
 from lm_from_scratch.generation.logit_processors import no_repeat_ngram
 from lm_from_scratch.generation.sampling import Sampler
-from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.causal_lm import CausalLM, Config
 from lm_from_scratch.signals import Ended
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.weights.quantize import quantized_weights
@@ -42,11 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if args.kernels:
         use_kernels(model)
     tokenizer = tokenizer_of(folder)
-    if tokenizer.vocab_size > model.config.vocab_size:
-        raise ValueError(
-            f"the tokenizer in {folder} has {tokenizer.vocab_size} tokens, the model "
-            f"{model.config.vocab_size}: they do not belong together"
-        )
+    check_together(tokenizer, model.config, folder)
     speaker = Speaker(model, tokenizer, args)
     if args.chat:
         return chat(speaker, args)
@@ -179,6 +175,15 @@ def tokenizer_of(folder: Path) -> Tokenizer:
     raise ValueError(
         f"{folder} has no tokenizer.json: save_pretrained(model, folder, tokenizer) writes one"
     )
+
+
+def check_together(tokenizer: Tokenizer, config: Config, folder: Path) -> None:
+    """Raises ``ValueError`` for a tokenizer with more tokens than the model has rows."""
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ValueError(
+            f"the tokenizer in {folder} has {tokenizer.vocab_size} tokens, the model "
+            f"{config.vocab_size}: they do not belong together"
+        )
 
 
 EXAMPLES = """examples

@@ -7,6 +7,7 @@ A model is new, or comes from a folder (``--from``); it continues texts, or clas
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from lm_from_scratch.checkpoint.folders import local_folder, read_json
 from lm_from_scratch.checkpoint.published import Published, labels, published_of, read_published
 from lm_from_scratch.checkpoint.state import SAID
 from lm_from_scratch.checkpoint.weights import classifier_from_pretrained, from_pretrained
-from lm_from_scratch.commands.generate import tokenizer_of
+from lm_from_scratch.commands.generate import check_together, tokenizer_of
 from lm_from_scratch.commands.options import option, use_kernels
 from lm_from_scratch.instruments.onednn import use_onednn_
 from lm_from_scratch.models.causal_lm import CausalLM, Config, build
@@ -69,7 +70,11 @@ def refuse_sizes(args: argparse.Namespace) -> None:
 
 def source_of(args: argparse.Namespace) -> Path | None:
     """The folder of the model to begin with, if it is not a new one."""
-    return local_folder(vars(args)["from"]) if "from" in args else None
+    return _found(vars(args)["from"]) if "from" in args else None
+
+
+#: Found once: each time, a name on the hub asks the network.
+_found = cache(local_folder)
 
 
 def config_in(folder: Path) -> Config:
@@ -121,10 +126,12 @@ def classification(out: Path, args: argparse.Namespace, group: Processes) -> Pre
         sizes = (args.batch_size, args.block_size, args.seed)
         try:
             batches = LabelledBatches(sides[0], labels(model), tokenizer, *sizes)
-            held_out = LabelledBatches(sides[1], labels(model), tokenizer, 1, args.block_size)
+            rows_at_once = min(args.batch_size, len(sides[1]))
+            held_out = LabelledBatches(
+                sides[1], labels(model), tokenizer, rows_at_once, args.block_size
+            )
         except ValueError as error:
             raise ValueError(f"{args.classify}: {error}") from error
-        held_out.batch_size = args.batch_size
         refuse_other_text(out, batches.key)
         if group.rank == 0:
             tokenizer.save(out)
@@ -203,11 +210,7 @@ def model_from(
         raise ValueError(f"{source} is for {problem}; --classify gives every text one label")
     if quantized_weights(model):
         raise ValueError(f"{source} has quantised weights, which cannot be trained")
-    if tokenizer.vocab_size > config.vocab_size:
-        raise ValueError(
-            f"the tokenizer in {source} has {tokenizer.vocab_size} tokens, the model "
-            f"{config.vocab_size}: they do not belong together"
-        )
+    check_together(tokenizer, config, source)
     if args.block_size > config.block_size:
         raise ValueError(
             f"--block-size {args.block_size} (given, or of the preset) is more than the "

@@ -219,7 +219,8 @@ def _steps(
     batch = padded_batch(prompts, pad_token_id=0, side="left").to(model.head_weight.device)
     # Rows of one length need no positions; the model then knows that nothing is padding.
     unequal = len({len(prompt) for prompt in prompts}) > 1
-    logits = prefill(model, batch.idx, batch.positions if unequal else None, cache)  # (B, V)
+    places = batch.positions if unequal else None
+    logits = prefill(model, batch.idx, cache, positions=places)  # (B, V)
     beams = [[Hypothesis((), 0.0, 0.0, 0, "kept")] for _ in prompts]
     scores: list[list[float]] = [[] for _ in prompts]
     while True:
@@ -256,4 +257,4 @@ def _steps(
         last = torch.tensor([b.tokens[-1] for own in beams for b in own], device=device)
         ends = [len(p) + len(b.tokens) - 1 for p, own in zip(prompts, beams) for b in own]
         positions = torch.tensor(ends, device=device) if unequal else None
-        logits = decode(model, last, positions, cache)
+        logits = decode(model, last, cache, positions=positions)

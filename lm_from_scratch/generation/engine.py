@@ -353,7 +353,8 @@ class Engine:
         positions = places.masked_fill(batch.positions == PADDING, PADDING)  # (B, T)
         cache = self.cache_type(self.pool, [running.row for running in group])
         device = self.model.head_weight.device
-        logits = prefill(self.model, batch.idx.to(device), positions.to(device), cache)  # (B, V)
+        idx, positions = batch.idx.to(device), positions.to(device)
+        logits = prefill(self.model, idx, cache, positions=positions)  # (B, V)
         done.passes += 1
         done.places += positions.numel()
         for running, piece in zip(group, pieces, strict=True):

@@ -30,12 +30,13 @@ from lm_from_scratch.text.tokenizer import Tokenizer
 def prefill(
     model: CausalLM,
     idx: Tensor,
-    positions: Tensor | None,
     cache: Cache,
+    *,
+    positions: Tensor | None = None,
     chunk: int | None = None,
 ) -> Tensor:
     """Run the prompts ``idx`` (B, T) at ``positions`` (B, T) through the model; the logits (B, V)
-    of the last column.
+    of the last column. The ``cache`` then holds them.
 
     In pieces of ``chunk`` columns, the largest tensors are as wide as a piece, not as the prompt.
     """
@@ -50,7 +51,9 @@ def prefill(
     return logits[:, -1]
 
 
-def decode(model: CausalLM, tokens: Tensor, positions: Tensor | None, cache: Cache) -> Tensor:
+def decode(
+    model: CausalLM, tokens: Tensor, cache: Cache, *, positions: Tensor | None = None
+) -> Tensor:
     """Run one new token of every row, ``tokens`` (B,), at ``positions`` (B,); the logits (B, V)."""
     with evaluating(model):
         place = None if positions is None else positions[:, None]
@@ -238,7 +241,7 @@ def _steps(
     # shapes want them all the same: a length that changes would be compiled into the graph.
     explicit = len({len(prompt) for prompt in prompts}) > 1 or isinstance(cache, StaticCache)
     positions = batch.positions if explicit else None
-    logits = prefill(model, batch.idx, positions, cache, prefill_chunk)
+    logits = prefill(model, batch.idx, cache, positions=positions, chunk=prefill_chunk)
     last = positions[:, -1] if positions is not None else None
     times = len(choose.rows) // len(prompts)
     if times > 1:
@@ -254,7 +257,7 @@ def _steps(
         if all(finished) or not more:
             return
         last = last + 1 if last is not None else None
-        tokens = choose(decode(model, tokens, last, cache), finished)
+        tokens = choose(decode(model, tokens, cache, positions=last), finished)
 
 
 def complete(steps: Iterator[list[int | None]]) -> list[list[int]]:

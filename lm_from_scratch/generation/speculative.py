@@ -178,7 +178,8 @@ class ModelDrafter:
         new = [row[start:] if n else [] for (row, _, n), start in zip(triples, starts, strict=True)]
         device = self.model.head_weight.device
         idx, positions = continued(new, starts, "left", device)
-        logits = prefill(self.model, idx, positions, cache, self.prefill_chunk)  # (B, V)
+        chunk = self.prefill_chunk
+        logits = prefill(self.model, idx, cache, positions=positions, chunk=chunk)  # (B, V)
         seen = seen_before(rows, [[] for _ in rows], logits.shape[-1])[:, 0].to(device)  # (B, V)
         ends, want = torch.tensor([[len(row) for row in rows], wanted], device=device)
         q: list[Tensor] = []
@@ -186,7 +187,7 @@ class ModelDrafter:
         for k, u in enumerate(uniform(generators, wanted).unbind(dim=1)):
             if k > 0:
                 here = torch.where(want > k, ends + k - 1, PADDING)
-                logits = decode(self.model, drawn[-1], here, cache)
+                logits = decode(self.model, drawn[-1], cache, positions=here)
                 seen = seen.scatter(1, drawn[-1][:, None], True)
             q.append(distribution(sampler, logits, seen))
             drawn.append(draw(q[-1].log(), u))
@@ -274,8 +275,8 @@ def _passes(
     check_empty(cache)  # another generation may have begun with it
     device = model.head_weight.device
     idx, positions = continued(rows, [0] * len(rows), "left", device)
-    unequal = len({len(row) for row in rows}) > 1
-    logits = prefill(model, idx, positions if unequal else None, cache, prefill_chunk)[:, None]
+    places = positions if len({len(row) for row in rows}) > 1 else None
+    logits = prefill(model, idx, cache, positions=places, chunk=prefill_chunk)[:, None]
     generators = [Generator().manual_seed(seed + i) for i in range(len(rows))]
     left = [max_new_tokens] * len(rows)  # what each row may still gain; 0 when it has finished
     drafts: list[list[int]] = [[] for _ in rows]

@@ -93,7 +93,7 @@ class TokenClassifier(Classifier):
         return self.score(self.dropout(x))
 
 
-def last_token(x: Tensor, positions: Tensor | None = None) -> Tensor:
+def last_token(x: Tensor, *, positions: Tensor | None = None) -> Tensor:
     """The states (B, C) of the last real token of each row of ``x`` (B, T, C) at ``positions``
     (B, T).
 

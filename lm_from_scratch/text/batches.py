@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lm_from_scratch.attention.visibility import PADDING
 from lm_from_scratch.files import sha256, whole_file
+from lm_from_scratch.limits import Count, require
 from lm_from_scratch.text.document import Document
 from lm_from_scratch.text.targets import IGNORE, next_token_targets
 from lm_from_scratch.text.tokenizer import Tokenizer
@@ -147,8 +148,8 @@ def padded_batch(
     With a ``block_size`` every sequence is cut to its first ``block_size`` tokens. Raises
     ``ValueError`` for an empty sequence, and for another side.
     """
-    if block_size is not None and block_size < 1:
-        raise ValueError(f"block_size={block_size} must be at least 1")
+    if block_size is not None:
+        require(Count, block_size=block_size)
     sequences = [sequence[:block_size] for sequence in sequences]
     if side not in ("left", "right"):
         raise ValueError(f"side={side!r} must be 'left' or 'right'")
@@ -182,9 +183,7 @@ class PackedBatches:
         seed: int = 0,
         isolate: bool = True,
     ) -> None:
-        for name, value in (("batch_size", batch_size), ("block_size", block_size)):
-            if value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
+        require(Count, batch_size=batch_size, block_size=block_size)
         # one row is lost to the random offset, and a row's last target is the next token
         self.rows = (file.n_tokens - 1) // block_size - 1
         if self.rows < batch_size:
@@ -241,9 +240,7 @@ def sequential_batches(
 
     Raises ``ValueError`` for sizes below 1, and for a file that is too short.
     """
-    for name, value in (("batch_size", batch_size), ("block_size", block_size)):
-        if value < 1:
-            raise ValueError(f"{name}={value} must be at least 1")
+    require(Count, batch_size=batch_size, block_size=block_size)
     n_targets = file.n_tokens - 1
     if n_targets < block_size:
         raise ValueError(f"{file.n_tokens} tokens are fewer than block_size={block_size} + 1")
@@ -264,8 +261,7 @@ def pieces(documents: Sequence[Document], tokenizer: Tokenizer, length: int, cou
 
     Raises ``ValueError`` for a ``length`` below 1, and if there are fewer pieces than ``count``.
     """
-    if length < 1:
-        raise ValueError(f"length={length} must be at least 1")
+    require(Count, length=length)
     first = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     size = length + 1 - len(first)
     found = []

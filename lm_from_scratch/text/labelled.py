@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from lm_from_scratch.limits import Count, require
 from lm_from_scratch.text.batches import Batch, padded_batch
 from lm_from_scratch.text.tokenizer import Tokenizer
 
@@ -100,9 +101,7 @@ class LabelledBatches:
         block_size: int,
         seed: int = 0,
     ) -> None:
-        for name, value in (("batch_size", batch_size), ("block_size", block_size)):
-            if value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
+        require(Count, batch_size=batch_size, block_size=block_size)
         if len(rows) < batch_size:
             raise ValueError(f"{len(rows)} texts are fewer than batch_size={batch_size}")
         if unknown := sorted({row.label for row in rows} - set(labels)):

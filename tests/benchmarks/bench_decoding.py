@@ -87,10 +87,10 @@ def twins(config: Config, dtype: torch.dtype) -> tuple[CausalLM, Any]:
 def our_run(model: CausalLM, idx: torch.Tensor, n: int) -> Callable[[], torch.Tensor]:
     def run() -> torch.Tensor:
         cache = cache_for(model.config.windows, reserve=idx.shape[1] + n)
-        tokens = prefill(model, idx, None, cache).argmax(-1)
+        tokens = prefill(model, idx, cache).argmax(-1)
         said = [tokens]
         for _ in range(n - 1):
-            tokens = decode(model, tokens, None, cache).argmax(-1)
+            tokens = decode(model, tokens, cache).argmax(-1)
             said.append(tokens)
         return torch.stack(said, 1)
 
@@ -182,7 +182,7 @@ def context(size: Size) -> Iterator[Row]:
             }
             past = to_transformers(caches["growing"])
             runs: dict[str, Callable[[], object]] = {
-                kind: lambda cache=cache, token=idx[:, -1]: decode(ours, token, None, cache)
+                kind: lambda cache=cache, token=idx[:, -1]: decode(ours, token, cache)
                 for kind, cache in caches.items()
             }
 

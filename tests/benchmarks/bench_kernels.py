@@ -623,11 +623,11 @@ def greedy(model: Any, idx: Tensor, n: int, repetitions: int = 3) -> list[float]
     rates = []
     for _ in range(repetitions + 1):
         cache = GrowingCache(model.config.n_layer, reserve=idx.shape[1] + n)
-        token = prefill(model, idx, None, cache).argmax(-1)
+        token = prefill(model, idx, cache).argmax(-1)
         wait()
         start = time.perf_counter()
         for _ in range(n):
-            token = decode(model, token, None, cache).argmax(-1)
+            token = decode(model, token, cache).argmax(-1)
         wait()
         rates.append(len(idx) * n / (time.perf_counter() - start))
     return rates[1:]
@@ -650,7 +650,7 @@ def static(
     cache = StaticCache(model.config.n_layer, T + n + 8)
     places = torch.arange(T, device=idx.device).expand(B, -1)
     with torch.no_grad():
-        first = prefill(model, idx, places, cache).argmax(-1)
+        first = prefill(model, idx, cache, positions=places).argmax(-1)
         filled = cache.tracks[0].positions.clone()
         token, place, table = first.clone(), places[:, -1:] + 1, filled.clone()
 

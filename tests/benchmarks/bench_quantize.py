@@ -68,10 +68,10 @@ def rows(size: Size) -> Iterator[Row]:
         times = measure.in_turns(runs, size.rows(3), limits, title=title)
         if PACKED not in ours:
             yield from (measure.absent(title, PACKED, peer, "tokens/s") for peer in PEERS)
-        exact = prefill(ours["fp32"], idx, None, cache_for(config.windows))
+        exact = prefill(ours["fp32"], idx, cache_for(config.windows))
         for kind in list(runs)[2:]:
             model = ours[kind]
-            logits = prefill(model, idx, None, cache_for(config.windows)).float()
+            logits = prefill(model, idx, cache_for(config.windows)).float()
             off = ((logits - exact).square().mean().sqrt() / exact.std()).item()
             note = f"logits differ from float32 by {off:.1%} (rms); {where(model, idx, size)}"
             for peer in PEERS:
@@ -86,10 +86,10 @@ def where(model: CausalLM, idx: torch.Tensor, size: Size) -> str:
     """Of one step after ``idx``, what the products with weights and attention take."""
     rounds = size.rows(3)
     cache = cache_for(model.config.windows, reserve=idx.shape[1] + 10 * rounds + 1)
-    prefill(model, idx, None, cache)
+    prefill(model, idx, cache)
 
     def step() -> None:
-        decode(model, idx[:, -1], None, cache)
+        decode(model, idx[:, -1], cache)
 
     step()
     took: dict[str, list[float]] = {"step": [], "products": [], "attention": []}

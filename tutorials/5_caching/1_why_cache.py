@@ -256,8 +256,8 @@ for name, model in {"GPT-2": gpt2.double(), "Qwen2": qwen2.double()}.items():
         pieces = [in_pieces(model, seven, sizes, make()) for sizes in ways]
         worst = (torch.stack(pieces) - full).abs().max().item()
         cache = make()
-        steps = [prefill(model, seven[:, :4], None, cache, chunk=3)]
-        steps += [decode(model, seven[:, t], None, cache) for t in (4, 5, 6)]
+        steps = [prefill(model, seven[:, :4], cache, chunk=3)]
+        steps += [decode(model, seven[:, t], cache) for t in (4, 5, 6)]
         torch.testing.assert_close(torch.stack(steps, 1), full[:, 3:])
         print(f"{name} {kind:12} {len(ways)} ways, largest error {worst:.0e}")
         assert worst < 1e-10 < 1 < full.abs().max()
@@ -462,7 +462,7 @@ token = {}
 print("            KiB a token   GiB of weights   tokens as heavy")
 for name, empty in published.items():
     c, cache = empty.config, GrowingCache(empty.config.n_layer)
-    prefill(empty, blank, None, cache)
+    prefill(empty, blank, cache)
     token[name] = cache.nbytes // 16
     Hkv, b = getattr(c, "n_kv_head", c.n_head), empty.head_weight.itemsize
     assert cache.nbytes == 16 * 2 * c.n_layer * Hkv * c.head_dim * b
@@ -504,7 +504,7 @@ square, tall = torch.randn(1024, 1024), torch.randn(16384, 2048)
 rows = (1, 2, 4, 8)
 caches = {B: GrowingCache(6, reserve=64) for B in rows}
 for B, cache in caches.items():
-    prefill(model, text[:B, :16], None, cache)
+    prefill(model, text[:B, :16], cache)
 assert caches[8].nbytes == 8 * caches[1].nbytes
 rate = {name: [] for name in (*rows, "prefill", "multiply", "read")}
 for t in range(16, 24):

@@ -112,7 +112,7 @@ def read(model, prompts, place=lambda batch: batch.positions):
     batch = padded_batch(prompts, pad_token_id=end, side="left")
     positions = place(batch)
     cache = GrowingCache(model.config.n_layer)
-    logits = prefill(model, batch.idx, positions, cache)  # (B, V)
+    logits = prefill(model, batch.idx, cache, positions=positions)  # (B, V)
     return logits, positions[:, -1], cache
 
 
@@ -122,7 +122,7 @@ def speak(model, start, prompts, n, choose=lambda logits: logits.argmax(-1)):
     for step in range(n):
         if step > 0:
             last = last + 1
-            logits = decode(model, said[-1], last, cache)
+            logits = decode(model, said[-1], cache, positions=last)
         scores.append(logits)
         said.append(choose(logits))
     return torch.stack(said, 1), torch.stack(scores, 1)  # (B, n), (B, n, V)
@@ -404,7 +404,7 @@ def filled(cache, side):
         batch.positions[:1] = positions_from_mask(scattered)
     m(batch.idx, positions=batch.positions, cache=cache)
     for tokens in new.T:
-        decode(m, tokens, cache.lengths, cache)
+        decode(m, tokens, cache, positions=cache.lengths)
     return cache
 
 
@@ -460,7 +460,7 @@ assert places == [30, 30, 39]
 cache = panels["growing cache, batch left"]
 print("next positions:", cache.lengths.tolist())
 try:
-    decode(m, new[:, 0], None, cache)
+    decode(m, new[:, 0], cache)
 except ValueError as error:
     print(error)
 assert cache.lengths.tolist() == [5, 8, 10]
@@ -662,8 +662,8 @@ m, cache = tiny["Qwen2"], GrowingCache(3)
 m(sides["left"].idx, positions=sides["left"].positions, cache=cache)
 places = cache.lengths.clone()
 places[0] = PADDING  # row 0 sits out
-decode(m, fed[:, 0], places, cache)
-got = decode(m, fed[:, 1], cache.lengths, cache)[0]
+decode(m, fed[:, 0], cache, positions=places)
+got = decode(m, fed[:, 1], cache, positions=cache.lengths)[0]
 wanted = m(torch.tensor([few[0] + fed[:1, 1].tolist()]))[0, -1]
 print(f"3. largest error {(got - wanted).abs().max():.0e}")
 assert (got - wanted).abs().max() < 1e-12

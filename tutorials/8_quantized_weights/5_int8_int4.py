@@ -463,7 +463,7 @@ prompt = torch.randint(0, V, (1, 32), generator=generator)
 caches = {}
 for title, model in runners.items():
     caches[title] = cache_for(config.windows, reserve=128)
-    prefill(model, prompt, None, caches[title])
+    prefill(model, prompt, caches[title])
 
 
 def milliseconds(run, times=1):

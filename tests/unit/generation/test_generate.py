@@ -292,7 +292,7 @@ def test_a_prompt_is_read_once_whatever_comes_of_it() -> None:
         with pytest.raises(ValueError, match="prefill_chunk="):
             generate(MODEL, PROMPTS, 3, **bad)
     with pytest.raises(ValueError, match="chunk=0"):
-        prefill(MODEL, token_ids(1, 3), None, GrowingCache(3), chunk=0)
+        prefill(MODEL, token_ids(1, 3), GrowingCache(3), chunk=0)
 
 
 def test_the_default_cache_never_grows_while_it_generates() -> None:

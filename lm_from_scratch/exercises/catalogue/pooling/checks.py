@@ -139,11 +139,11 @@ REAL = "(positions >= 0)[..., None]"
 
 
 def no_default(x: Tensor, positions: Tensor) -> Tensor:
-    return last_token(x, positions)
+    return last_token(x, positions=positions)
 
 
 def in_place(x: Tensor, positions: Tensor | None = None) -> Tensor:
-    states = last_token(x, positions).clone()
+    states = last_token(x, positions=positions).clone()
     if positions is not None:
         x.data[positions < 0] = 0.0
     return states
