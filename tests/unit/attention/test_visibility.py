@@ -8,8 +8,9 @@ from torch._dynamo.testing import CompileCounter
 
 from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
 from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.generation.generate import decode, prefill
 from lm_from_scratch.interop.caches import from_legacy, from_transformers
-from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
+from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier, last_token
 from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.training.classification_loss import token_classification_loss
 from lm_from_scratch.training.train import Loss
@@ -57,9 +58,28 @@ def test_P7_a_mask_in_second_place_is_not_taken_for_positions(make) -> None:
         (token_classification_loss, (states, idx % 3)),
         (next_token_targets, (idx,)),
         (from_transformers, (None,)),
+        (last_token, (states,)),
+        (prefill, (model, idx, GrowingCache(2))),
+        (decode, (model, idx[:, 0], GrowingCache(2))),
     ):
         with pytest.raises(TypeError, match="positional argument"):
             function(*given, mask)
+
+
+@pytest.mark.parametrize("make", [tiny_gpt2, tiny_qwen2])
+def test_P13_documents_packed_by_positions_alone_are_refused(make) -> None:
+    """Their tokens would see each other: a position of a row is one token's, or there are numbers
+    of documents. Padding has no position."""
+    model, idx = make(), token_ids(2, 5)
+    packed = torch.tensor([[0, 1, 2, 3, 4], [0, 1, 0, 1, 2]])
+    with pytest.raises(ValueError, match=r"row 1 has two tokens at position 0: .*documents="):
+        model(idx, positions=packed)
+    with pytest.raises(ValueError, match=r"row 0 has two tokens at position 1: .*_from_mask"):
+        model(idx, positions=torch.ones(2, 5, dtype=torch.long))
+    alone = model(idx[1:, 2:])
+    together = model(idx, positions=packed, documents=(packed == 0).cumsum(dim=1))
+    torch.testing.assert_close(together[1:, 2:], alone)
+    model(idx, positions=torch.tensor([[-1, -1, 0, 1, 2], [4, 2, 0, 1, 3]]))
 
 
 def test_P7_a_mask_is_no_row_of_positions_in_a_cache() -> None:

@@ -15,7 +15,7 @@ from lm_from_scratch.checkpoint.weights import (
     from_pretrained,
     save_pretrained,
 )
-from lm_from_scratch.models.heads import TokenClassifier
+from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
 from lm_from_scratch.text.tokenizer import Tokenizer
 
 FRUIT, STONE = (
@@ -221,6 +221,10 @@ def test_P8_classify_reads_files_and_refuses_what_is_no_classifier(
     for words in ([], ["text", "--file", "x"]):
         assert main(["classify", "--model", model, *words]) == 2
         assert "give texts, or --file" in capsys.readouterr().err
+    smaller = SequenceClassifier(tiny_qwen2(vocab_size=40).backbone, 2)
+    save_pretrained(smaller, tmp_path / "smaller", TOKENIZER)
+    assert main(["classify", "--model", str(tmp_path / "smaller"), "text"]) == 2
+    assert "tokens, the model 40: they do not belong together" in capsys.readouterr().err
     save_pretrained(TokenClassifier(tiny_qwen2().backbone, 3), tmp_path / "tokens", TOKENIZER)
     assert main(["classify", "--model", str(tmp_path / "tokens"), "text"]) == 2
     assert "labels tokens, not texts" in capsys.readouterr().err
