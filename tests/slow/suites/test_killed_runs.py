@@ -65,6 +65,26 @@ def test_a_run_ended_at_random_moments_ends_bit_for_bit_alike(whole, tmp_path, s
     assert steps == list(range(1, 41))
     left = sorted(p.name for p in tmp_path.iterdir() if p.suffix in (".tmp", ".old"))
     assert left == []
+    assert sorted(p.name for p in tmp_path.glob("*step-*")) == ["step-00000039", "step-00000040"]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_run_that_is_ended_leaves_a_checkpoint_and_says_how_to_go_on(
+    whole, tmp_path, number
+) -> None:
+    command, want, _ = whole
+    process = subprocess.Popen([*command, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    log = tmp_path / "log.jsonl"
+    while process.poll() is None and not (log.is_file() and log.read_text().count("\n") >= 4):
+        time.sleep(0.002)
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "the same command goes on from there" in said
+    assert [*tmp_path.glob("step-*")]
+    subprocess.run([*command, str(tmp_path)], check=True, capture_output=True)
+    got = load_file(tmp_path / "model" / "model.safetensors")
+    assert all(torch.equal(got[name], want[name]) for name in want)
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -218,9 +218,8 @@ def test_documents_need_positions_of_the_right_kind() -> None:
         MODEL(idx, positions=positions, documents=positions.float())
     with pytest.raises(ValueError, match="at least one"):
         MODEL(idx[:, :0])
-    assert torch.equal(
-        MODEL(idx, positions=positions.to(torch.int16)), MODEL(idx, positions=positions)
-    )
+    want = MODEL(idx, positions=positions, documents=positions)
+    assert torch.equal(MODEL(idx, positions=positions.to(torch.int16), documents=positions), want)
 
 
 # --------------------------------------------------------------------------- what is refused

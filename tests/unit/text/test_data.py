@@ -412,5 +412,5 @@ def test_pieces_that_are_not_there_are_refused() -> None:
     tokenizer = Tokenizer.train([documents[0].text], 300)
     with pytest.raises(ValueError, match=r"count=3 is not in 1 \.\.\. 0"):
         batches.pieces(documents[:1], tokenizer, 10**6, 3)
-    with pytest.raises(ValueError, match="length=0 must be at least 1"):
+    with pytest.raises(ValueError, match="length=0 must be an integer, at least 1"):
         batches.pieces(documents[:1], tokenizer, 0, 3)

@@ -1,25 +1,16 @@
 """train.py: the schedule, the step, and a run that is killed and goes on as if it had not been."""
 
-import json
 import math
-import os
-import random
 import re
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from tiny_models import TINY, tiny_gpt2, tiny_qwen2, token_ids
 
 from lm_from_scratch.checkpoint.state import latest_checkpoint
-from lm_from_scratch.checkpoint.weights import from_pretrained
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.optim.in_backward import update_in_backward
@@ -438,76 +429,6 @@ def test_other_text_is_another_run(tokens, tmp_path) -> None:
     other = write_tokens(texts, TOKENIZER, tmp_path / "other.bin")
     with pytest.raises(ValueError, match="the text, or its tokenizer, has changed"):
         run(other, tmp_path / "run")
-
-
-# ---------------------------------------------------------------------------- a real SIGKILL
-
-COMMAND = [
-    sys.executable, "-m", "lm_from_scratch", "train", "--corpus", "TEXT", "--vocab-size", "300",
-    "--n-layer", "2", "--n-head", "2", "--n-embd", "16", "--block-size", "32", "--dropout", "0.1",
-    "--batch-size", "4", "--grad-accumulation", "2", "--steps", "60", "--warmup", "5",
-    "--eval-every", "0", "--checkpoint-every", "3", "--held-out", "0.3", "--quiet",
-]  # fmt: skip
-
-
-def command(text: Path, out: Path) -> list[str]:
-    return [str(text) if part == "TEXT" else part for part in COMMAND] + ["--out", str(out)]
-
-
-@pytest.fixture(scope="module")
-def whole_run(tmp_path_factory) -> tuple[Path, dict[str, torch.Tensor]]:
-    root = tmp_path_factory.mktemp("runs")
-    text = root / "text"
-    text.mkdir()
-    for i, document in enumerate(TEXTS):
-        (text / f"{i}.txt").write_text(document.text, encoding="utf-8")
-    subprocess.run(command(text, root / "whole"), check=True, capture_output=True)
-    return text, load_file(root / "whole" / "model" / "model.safetensors")
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_killed_run_goes_on_bit_for_bit(whole_run, tmp_path, seed: int) -> None:
-    text, want = whole_run
-    out, chance = tmp_path / "killed", random.Random(seed)
-    kills = 0
-    for _ in range(3):
-        process = subprocess.Popen(
-            command(text, out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        log, goal = out / "log.jsonl", chance.randint(5, 18)
-        before = len(log.read_text().splitlines()) if log.is_file() else 0
-        while process.poll() is None:
-            if log.is_file() and len(log.read_text().splitlines()) >= before + goal:
-                time.sleep(chance.random() * 0.02)  # any moment: a step, a save, a rename
-                process.send_signal(signal.SIGKILL)
-                break
-            time.sleep(0.002)
-        kills += process.wait() == -signal.SIGKILL
-    assert kills >= 1
-    subprocess.run(command(text, out), check=True, capture_output=True)
-    got = load_file(out / "model" / "model.safetensors")
-    assert all(torch.equal(got[name], want[name]) for name in want)
-    steps = [json.loads(line)["step"] for line in (out / "log.jsonl").read_text().splitlines()]
-    assert steps == list(range(1, 61))  # every step is logged once
-    assert sorted(p.name for p in out.glob("*step-*")) == ["step-00000057", "step-00000060"]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(whole_run, tmp_path, number) -> None:
-    text, want = whole_run
-    out = tmp_path / "run"
-    process = subprocess.Popen(command(text, out), stdout=subprocess.PIPE, text=True)
-    log = out / "log.jsonl"
-    while process.poll() is None and not (log.is_file() and log.read_text().count("\n") >= 4):
-        time.sleep(0.002)
-    os.kill(process.pid, number)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
-    assert "the same command goes on from there" in said
-    assert latest_checkpoint(out) is not None
-    subprocess.run(command(text, out), check=True, capture_output=True)
-    got = from_pretrained(out / "model").state_dict()
-    assert torch.equal(got["transformer.wte.weight"], want["transformer.wte.weight"])
 
 
 def test_residual_dropout_is_where_gpt2_has_it_and_acts_in_training_alone() -> None:

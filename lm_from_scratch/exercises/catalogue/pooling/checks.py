@@ -138,12 +138,16 @@ TAKEN = "x[torch.arange(B), last]"
 REAL = "(positions >= 0)[..., None]"
 
 
-def no_default(x: Tensor, positions: Tensor) -> Tensor:
+def last_state(x: Tensor, positions: Tensor | None = None) -> Tensor:
     return last_token(x, positions=positions)
 
 
+def no_default(x: Tensor, positions: Tensor) -> Tensor:
+    return last_state(x, positions)
+
+
 def in_place(x: Tensor, positions: Tensor | None = None) -> Tensor:
-    states = last_token(x, positions=positions).clone()
+    states = last_state(x, positions).clone()
     if positions is not None:
         x.data[positions < 0] = 0.0
     return states
@@ -222,7 +226,7 @@ EXERCISE = Exercise(
     difficulty=1,
     outcome="Write the pooling of a causal classifier so that it finds the last real token "
     "wherever the padding stands.",
-    reference=last_token,
+    reference=last_state,
     cases=(
         Case(
             "padding on the right",
