@@ -39,7 +39,7 @@ settings.register_profile(
 settings.load_profile("tests")
 
 #: What takes longest begins first, so that two processes end at the same time.
-LONGEST = ("records", "grade", "train", "main", "exercise_notebooks", "gpu_notebooks", "lora")
+LONGEST = ("records", "grade", "main", "trouble", "exercise_notebooks", "gpu_notebooks", "train")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

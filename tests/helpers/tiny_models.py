@@ -58,6 +58,23 @@ def tiny_gpt2(seed: int = 0, std: float = 0.25, **changes: object) -> GPT2LMHead
     return model
 
 
+#: Every kind of RoPE, in the words of transformers.
+ROPES = [
+    {"rope_type": "default", "rope_theta": 10000.0},
+    {"rope_type": "default", "rope_theta": 1e6},
+    {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
+    {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0},
+    {
+        "rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0,
+        "original_max_position_embeddings": 32,
+    },
+    {
+        "rope_type": "llama3", "factor": 4.0, "rope_theta": 10000.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+    },
+]  # fmt: skip
+
+
 def tiny_qwen2(seed: int = 0, std: float = 0.25, **changes: object) -> Qwen2ForCausalLM:
     """A small Qwen2 in evaluation mode, with large random weights."""
     model = Qwen2ForCausalLM(Qwen2Config(**{**QWEN2, **changes})).eval()
