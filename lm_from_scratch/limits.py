@@ -8,7 +8,7 @@ config: ``n_embd: Annotated[Count, multiple_of("n_head")]``. The error names fie
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
-from numbers import Real
+from numbers import Integral, Rational, Real
 from reprlib import Repr
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -74,9 +74,11 @@ def _may_be_none(kind: Any) -> bool:
 
 def is_number(x: Any) -> bool:
     """Whether ``x`` is a finite number, of Python or of NumPy; True and False are none."""
-    if isinstance(x, int):
-        return not isinstance(x, bool) and abs(x) < 2**63
-    return isinstance(x, Real) and math.isfinite(x)
+    if isinstance(x, bool):
+        return False
+    if isinstance(x, Integral):
+        return abs(int(x)) < 2**63
+    return isinstance(x, Real) and not isinstance(x, Rational) and math.isfinite(x)
 
 
 def is_plain(x: Any) -> bool:

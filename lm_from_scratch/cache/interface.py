@@ -40,10 +40,15 @@ class Cache(ABC):
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         windows: Sequence[int | None] = (None,),
+        *,
+        siblings: bool = False,
     ) -> list[Visibility]:
         """Which keys the new tokens ``x`` (B, T, ...) at ``positions`` (B, T) and ``documents``
         (B, T) see in each layer of a model, whose layers have these ``windows``: those held, and
-        one another. Raises ``ValueError`` for tokens that this cache cannot take."""
+        one another. Raises ``ValueError`` for tokens that this cache cannot take.
+
+        Tokens at one position see each other. It is refused, therefore, unless they are known to be
+        ``siblings``, kept apart by a mask."""
 
     @abstractmethod
     def __getitem__(self, layer: int) -> LayerCache:
@@ -61,9 +66,13 @@ class NoCache(Cache):
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         windows: Sequence[int | None] = (None,),
+        *,
+        siblings: bool = False,
     ) -> list[Visibility]:
         placed = place(x, positions, start=0)
         check_documents(x, positions, documents)
+        if positions is not None and documents is None and not siblings:
+            check_different(positions, "documents packed into a row are numbered (documents=)")
         dense = positions is None
         return by_layer(Visibility(placed, placed, documents, documents, dense=dense), windows)
 
@@ -122,26 +131,37 @@ def check_positions(positions: Tensor, x: Tensor) -> None:
 
 
 def check_documents(x: Tensor, positions: Tensor | None, documents: Tensor | None) -> None:
-    """Raises ``ValueError`` for document numbers that do not fit the tokens ``x`` (B, T, ...), and
-    where there are none, for two tokens of a row at one position: they would see each other."""
+    """Raises ``ValueError`` for document numbers that do not fit the tokens ``x`` (B, T, ...)."""
     if documents is None:
-        if positions is not None and not torch.compiler.is_compiling():
-            _check_different(positions)
-    elif positions is None:
+        return
+    if positions is None:
         raise ValueError("documents need positions, which start again at 0 in each document")
-    elif documents.shape != x.shape[:2] or documents.dtype.is_floating_point:
+    if documents.shape != x.shape[:2] or documents.dtype.is_floating_point:
         raise ValueError(
             f"documents have shape {tuple(documents.shape)} and dtype {documents.dtype}; they must "
             f"be integers of shape {tuple(x.shape[:2])}"
         )
 
 
-def _check_different(positions: Tensor) -> None:
+def check_different(positions: Tensor, documents: str) -> None:
+    """Raises ``ValueError`` where two tokens of a row have one of its ``positions`` (B, T): they
+    would see each other. ``documents`` says what to do with several documents."""
     ordered = positions.sort(dim=1).values
     again = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
-    if again.any():
+    if known(again.any(), otherwise=0):
         row, column = again.nonzero()[0].tolist()
         raise ValueError(
-            f"row {row} has two tokens at position {int(ordered[row, column])}: number the "
-            "documents of a row (documents=), or make positions of a mask (positions_from_mask)"
+            f"row {row} has two tokens at position {int(ordered[row, column])}: {documents}; if "
+            "these are no positions but a mask, positions_from_mask makes some"
         )
+
+
+def known(x: Tensor, otherwise: int) -> int:
+    """The number in ``x``, or another where nobody can look: while a graph is traced, in ``vmap``,
+    on the meta device."""
+    if torch.compiler.is_compiling():
+        return otherwise
+    try:
+        return int(x)
+    except RuntimeError:
+        return otherwise

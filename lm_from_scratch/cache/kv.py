@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.cache.interface import Cache, place
+from lm_from_scratch.cache.interface import Cache, check_different, place
 from lm_from_scratch.limits import Count, require
 
 
@@ -55,6 +55,8 @@ class KVCache(Cache):
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         windows: Sequence[int | None] = (None,),
+        *,
+        siblings: bool = False,
     ) -> list[Visibility]:
         """Which keys the new tokens ``x`` (B, T, ...) at ``positions`` (B, T) see in layers with
         these ``windows``: those held, and one another. A pass begins.
@@ -77,6 +79,8 @@ class KVCache(Cache):
                 "rows end is not known"
             )
         new = place(x, positions, start=self.dense_length or 0)
+        if positions is not None and x.shape[1] > 1 and not siblings:
+            check_different(positions, "each document has a row of its own")
         plan, seen = self._plan(new, x.shape[0], dense=positions is None, windows=windows)
         self._begin(plan)
         return seen
@@ -226,6 +230,7 @@ class KVCache(Cache):
 
     def reorder(self, rows: Tensor) -> None:
         """:meth:`select` as beam search needs it: the number of ``rows`` (B,) stays."""
+        rows = torch.as_tensor(rows)
         if self.batch is not None and rows.shape != (self.batch,):
             raise ValueError(f"rows={rows.tolist()} must name {self.batch} rows")
         self.select(rows)

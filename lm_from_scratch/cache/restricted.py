@@ -33,8 +33,10 @@ class Restricted(Cache):
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         windows: Sequence[int | None] = (None,),
+        *,
+        siblings: bool = True,
     ) -> list[Visibility]:
-        seen = self.cache.see(x, positions, documents, windows)
+        seen = self.cache.see(x, positions, documents, windows, siblings=siblings)
         # layers that share one visibility still do
         restricted = {id(visibility): self._restrict(visibility) for visibility in seen}
         return [restricted[id(visibility)] for visibility in seen]

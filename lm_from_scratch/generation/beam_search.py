@@ -43,6 +43,7 @@ from torch import Tensor
 from lm_from_scratch.cache.kv import KVCache
 from lm_from_scratch.cache.slots import cache_for
 from lm_from_scratch.generation.generate import (
+    AHEAD,
     check_empty,
     check_prompts,
     decode,
@@ -87,8 +88,8 @@ def beam_search(
     There are fewer where fewer exist. The other arguments are those of :func:`beam_steps`. Raises
     ``ValueError`` for numbers out of range, and as :func:`beam_steps`.
     """
-    require(Count, num_beams=num_beams)
-    if num_return_sequences not in range(1, num_beams + 1):
+    require(Count, num_beams=num_beams, num_return_sequences=num_return_sequences)
+    if num_return_sequences > num_beams:
         raise ValueError(
             f"num_return_sequences={num_return_sequences} must be in 1 ... num_beams={num_beams}"
         )
@@ -151,7 +152,8 @@ def beam_steps(
         )
     if cache is None:
         longest = max(len(prompt) for prompt in prompts)
-        cache = cache_for(model.config.windows, reserve=longest + max_new_tokens)
+        reserve = longest + min(max_new_tokens, AHEAD)
+        cache = cache_for(model.config.windows, reserve=reserve)
     check_empty(cache)
     rules = _Rules(num_beams, max_new_tokens, length_penalty, early_stopping, set(stop_tokens))
     return _steps(model, prompts, rules, sequence("processors", processors), cache)
@@ -230,6 +232,8 @@ def _steps(
         log_probs = logits.float().log_softmax(dim=-1)
         for process in processors:
             log_probs = process(log_probs, texts)
+        if log_probs.isnan().any():
+            raise ValueError("a processor gives NaN: no token can be chosen")
         sums = [beam.log_probability for own in beams for beam in own]
         totals = log_probs + torch.tensor(sums, device=log_probs.device)[:, None]
         # Of one beam, no more than these can be kept or finished.

@@ -18,6 +18,7 @@ Sources: Yu et al., *Orca: A Distributed Serving System for Transformer-Based Ge
 2022 (batches that change at every step); Kwon et al., 2023, arXiv:2309.06180 (paged memory).
 """
 
+import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import deepcopy
@@ -159,7 +160,8 @@ class Engine:
 
     A prompt is read in pieces of at most ``prefill_chunk`` tokens, one a step, so that a long one
     does not hold up the others. With ``share_prefixes`` full blocks stay in the pool after their
-    request has ended, until the memory is needed. Nothing runs until the steps are asked for::
+    request has ended, until the memory is needed, or the weights have changed and :meth:`forget` is
+    called. Nothing runs until the steps are asked for::
 
         number = engine.submit(Request(prompt=ids, max_new_tokens=50))
         for step in engine.run():
@@ -233,9 +235,17 @@ class Engine:
             for running in requests:
                 if running.number == number:
                     requests.remove(running)
-                    self.pool.cut(running.row, 0)
+                    self._let_go(running)
                     return running.said
         raise ValueError(f"request {number} is not in the engine: it has ended, or was never there")
+
+    @whole
+    def forget(self) -> None:
+        """Give up what is remembered of prompts. Where the weights of the model change between two
+        requests, it was computed by the old ones."""
+        for prefix in self.prefixes.values():
+            self.pool.release(prefix.block)
+        self.prefixes.clear()
 
     def run(self) -> Iterator[Step]:
         """Steps until every request has finished. More may be submitted between two steps."""
@@ -256,6 +266,9 @@ class Engine:
             self._make_room()
             self._run()
         assert self._step is not None
+        for number in self._step.failed:  # what the model said is not kept for the traceback
+            traceback.clear_frames(self.errors[number].__traceback__)
+        self._step.blocks = len(self.pool.users) - len(self.pool.free)
         done, self._step = self._step, None
         return done
 
@@ -264,7 +277,8 @@ class Engine:
         self._step = Step()
         self._admit(self._step)
         ready = [r for r in self.running if len(r.tokens) - r.row.length == 1]
-        self._groups = [[r for r in self.running if r not in ready], ready]
+        reading = [r for r in self.running if r not in ready]
+        self._groups = [group for group in (reading, ready) if group]
 
     @whole
     def _run(self) -> None:
@@ -273,7 +287,6 @@ class Engine:
         if group:
             self._forward(group, self._step)
             self._finish(self._step)
-        self._step.blocks = len(self.pool.users) - len(self.pool.free)
 
     def _take_back(self) -> None:
         """A part that was interrupted has never begun."""
@@ -327,7 +340,7 @@ class Engine:
                     "this engine hold blocks of its pool"
                 )
             youngest = self.running.pop()
-            self.pool.cut(youngest.row, 0)
+            self._let_go(youngest)
             self.waiting.appendleft(youngest)
             self._step.put_back.append(youngest.number)
 
@@ -369,13 +382,18 @@ class Engine:
                     self.errors[running.number] = error
                     done.failed.append(running.number)
                     self.running.remove(running)
-                    self.pool.cut(running.row, 0)
+                    self._let_go(running)
+
+    def _let_go(self, running: Running) -> None:
+        """Give its blocks back. Of those that stay as prefixes, the beginning is given up last."""
+        self.pool.cut(running.row, 0)
+        self._find(running.tokens)
 
     def _finish(self, done: Step) -> None:
         """Let go of those that have finished, at once: what is put back must have more to say."""
         for running in [r for r in self.running if r.finished]:
             self.running.remove(running)
-            self.pool.cut(running.row, 0)
+            self._let_go(running)
             self.results[running.number] = running.said
             done.finished.append(running.number)
 

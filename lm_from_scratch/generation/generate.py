@@ -20,11 +20,14 @@ from lm_from_scratch.cache.kv import KVCache
 from lm_from_scratch.cache.slots import StaticCache, cache_for
 from lm_from_scratch.generation.logit_processors import LogitProcessor
 from lm_from_scratch.generation.sampling import Sampler
-from lm_from_scratch.limits import Count, require
+from lm_from_scratch.limits import Count, is_integer, require, shown
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.text.batches import padded_batch
 from lm_from_scratch.text.tokenizer import Tokenizer
+
+#: A cache begins with room for so many new tokens; who says more makes it grow.
+AHEAD = 1024
 
 
 def prefill(
@@ -95,7 +98,8 @@ def generate(
     check_chunk("prefill_chunk", prefill_chunk)
     if cache is None:
         longest = max(len(prompt) for prompt in prompts)
-        cache = cache_for(model.config.windows, reserve=longest + max_new_tokens)
+        reserve = longest + min(max_new_tokens, AHEAD)
+        cache = cache_for(model.config.windows, reserve=reserve)
     check_empty(cache)
     rows = [prompt for prompt in prompts for _ in range(num_return_sequences)]
     choose = Chooser(rows, sampler or Sampler(), processors, seed)
@@ -153,7 +157,7 @@ def check_prompts(
         raise ValueError("every prompt needs at least one token: start from the end-of-text token")
     for prompt in prompts:
         for token in prompt:
-            if not isinstance(token, int):
+            if not isinstance(token, int) or isinstance(token, bool):
                 raise ValueError(f"token id {token!r} must be an int, not {type(token).__name__}")
             if not 0 <= token < config.vocab_size:
                 raise ValueError(f"token id {token} is not below vocab_size={config.vocab_size}")
@@ -196,7 +200,8 @@ class Chooser:
         """
         logits = logits.float()
         if self.seen is None:
-            self.seen = torch.zeros_like(logits, dtype=torch.bool)
+            with torch.inference_mode(False):  # may be written into outside of it, too
+                self.seen = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
             for seen, row in zip(self.seen, self.rows, strict=True):
                 seen[row] = True
         marks, rows, generators = self.seen, self.rows, self.generators
@@ -205,9 +210,15 @@ class Chooser:
             logits, marks = logits[going], marks[going]
             rows, generators = [rows[i] for i in going], [generators[i] for i in going]
         for process in self.processors:
-            logits = process(logits, rows)
+            logits = process(logits, [list(row) for row in rows])  # what it does to them is its own
         u = [torch.rand(1, generator=g, dtype=torch.float64) for g in generators]
         chosen = self.sampler(logits, marks, torch.cat(u)).tolist()
+        V = self.seen.shape[1]
+        if len(chosen) != len(going) or not all(is_integer(n, 0) and n < V for n in chosen):
+            raise ValueError(
+                f"the sampler chose {shown(chosen)}: it must choose one token below {V} for each "
+                f"of {len(going)} rows"
+            )
         for i, token in zip(going, chosen, strict=True):
             self.rows[i].append(token)
             self.seen[i, token] = True
@@ -302,9 +313,9 @@ def until(pieces: Iterable[str], stop: Collection[str]) -> Iterator[str]:
     the beginning of a stop string waits until it is known. Raises ``ValueError`` for an empty stop
     string.
     """
-    stop = [stop] if isinstance(stop, str) else stop
-    if "" in stop:
-        raise ValueError("a stop string must not be empty")
+    stop = [stop] if isinstance(stop, str) else sequence("stop", stop)
+    if not all(isinstance(string, str) and string for string in stop):
+        raise ValueError(f"stop={stop} must hold strings, none of which is empty")
     return _until(pieces, stop)
 
 

@@ -19,7 +19,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from lm_from_scratch.limits import NUMBER, Limit, above, check
+from lm_from_scratch.limits import NUMBER, Limit, above, check, is_number
 
 
 def apply_repetition_penalty(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
@@ -108,7 +108,8 @@ def draw(logits: Tensor, u: Tensor) -> Tensor:
 
 _FROM_GREEDY = Limit("must be 0 (greedy) or more", lambda x: x >= 0)
 _FROM_OFF = Limit(
-    "must be a whole number, 0 (off) or more", lambda k: isinstance(k, Integral) and int(k) >= 0
+    "must be a whole number, 0 (off) or more",
+    lambda k: isinstance(k, Integral) and is_number(k) and int(k) >= 0,
 )
 _TO_OFF = Limit("must be above 0 and at most 1 (off)", lambda p: 0 < p <= 1)
 _SHARE = Limit("must be in 0 (off) ... 1", lambda p: 0 <= p <= 1)

@@ -34,6 +34,7 @@ from lm_from_scratch.attention.visibility import PADDING
 from lm_from_scratch.cache.kv import KVCache
 from lm_from_scratch.cache.slots import cache_for
 from lm_from_scratch.generation.generate import (
+    AHEAD,
     check_chunk,
     check_empty,
     check_prompts,
@@ -155,7 +156,7 @@ class ModelDrafter:
                 f"rows of {longest} tokens do not fit into the draft model's "
                 f"block_size={own.position_limit}"
             )
-        cache = cache_for(own.windows, reserve=longest, slack=n_draft)
+        cache = cache_for(own.windows, reserve=min(longest, AHEAD), slack=n_draft)
         return partial(self._propose, sampler, cache)
 
     def _propose(
@@ -241,7 +242,8 @@ def speculate(
     check_chunk("prefill_chunk", prefill_chunk)
     longest = max(len(prompt) for prompt in prompts) + max_new_tokens
     if cache is None:
-        cache = cache_for(model.config.windows, reserve=longest, slack=n_draft)
+        reserve = longest - max_new_tokens + min(max_new_tokens, AHEAD)
+        cache = cache_for(model.config.windows, reserve=reserve, slack=n_draft)
     check_empty(cache)
     if cache.slack is not None and cache.slack < n_draft:
         raise ValueError(

@@ -91,10 +91,13 @@ def from_legacy(
                 f"layer {number} has keys of shape {tuple(k.shape)}; they must be (batch, heads, "
                 f"keys, D), and the batch {widest.shape[0]}"
             )
+        if not k.is_floating_point():
+            raise ValueError(f"layer {number} has keys of {k.dtype}; they must be floating point")
     B, _, S, _ = widest.shape
     counted = torch.arange(S, device=widest.device).expand(B, S)
     positions = counted if positions is None else positions.to(widest.device)
     check_positions(positions, counted)
+    positions = positions.long()
     before = positions.cummax(dim=1).values[:, :-1]
     if not ((positions[:, 1:] > before) | (positions[:, 1:] == PADDING)).all():
         raise ValueError(
@@ -172,7 +175,7 @@ def from_arrays(
 
 
 def _axes(order: str) -> tuple[int, ...]:
-    if order not in ORDERS:
+    if order not in list(ORDERS):
         raise ValueError(f"order={order!r} is not one of {list(ORDERS)}")
     return ORDERS[order]
 
@@ -180,7 +183,10 @@ def _axes(order: str) -> tuple[int, ...]:
 def _tensor(name: str, array: Any) -> Tensor:
     if not hasattr(array, "__dlpack__"):
         raise ValueError(f"{name} holds a {type(array).__name__}, which does not speak DLPack")
-    return torch.asarray(array, copy=True)
+    try:
+        return torch.asarray(array, copy=True)
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(f"{name} holds a {type(array).__name__}: {error}") from error
 
 
 def to_transformers(cache: Cache) -> Any:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from lm_from_scratch.attention.attention import AttentionFunction, sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.cache.interface import NO_CACHE, Cache, LayerCache
+from lm_from_scratch.cache.interface import NO_CACHE, Cache, LayerCache, known
 from lm_from_scratch.layers.activation import ACTIVATIONS, Activation
 from lm_from_scratch.layers.embedding import embedded
 from lm_from_scratch.layers.norm import LayerNorm
@@ -197,10 +197,8 @@ class GPT2Model(nn.Module):
         return self.ln_f(x)
 
     def _check_length(self, positions: Tensor | None, length: int) -> None:
-        if positions is not None:
-            if torch.compiler.is_compiling():
-                return  # reading the positions would break the graph; the lookup has its own check
-            length = int(positions.max()) + 1
+        if positions is not None:  # where they are not known, the lookup has its own check
+            length = known(positions.max(), otherwise=-1) + 1
         if length > self.config.block_size:
             raise ValueError(
                 f"the sequence has {length} tokens, but block_size={self.config.block_size}: "

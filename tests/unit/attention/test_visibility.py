@@ -8,6 +8,9 @@ from torch._dynamo.testing import CompileCounter
 
 from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
 from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.interface import NO_CACHE
+from lm_from_scratch.cache.restricted import Restricted
+from lm_from_scratch.cache.slots import StaticCache
 from lm_from_scratch.generation.generate import decode, prefill
 from lm_from_scratch.interop.caches import from_legacy, from_transformers
 from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier, last_token
@@ -67,6 +70,7 @@ def test_P7_a_mask_in_second_place_is_not_taken_for_positions(make) -> None:
 
 
 @pytest.mark.parametrize("make", [tiny_gpt2, tiny_qwen2])
+@torch.no_grad()
 def test_P13_documents_packed_by_positions_alone_are_refused(make) -> None:
     """Their tokens would see each other: a position of a row is one token's, or there are numbers
     of documents. Padding has no position."""
@@ -80,6 +84,36 @@ def test_P13_documents_packed_by_positions_alone_are_refused(make) -> None:
     together = model(idx, positions=packed, documents=(packed == 0).cumsum(dim=1))
     torch.testing.assert_close(together[1:, 2:], alone)
     model(idx, positions=torch.tensor([[-1, -1, 0, 1, 2], [4, 2, 0, 1, 3]]))
+    for cache in (GrowingCache(3), StaticCache(3, 8)):
+        with pytest.raises(
+            ValueError, match=r"row 1 has .* at position 0: each document has a row"
+        ):
+            model(idx, positions=packed, cache=cache)
+        model(idx, positions=torch.tensor([[-1, -1, 0, 1, 2]] * 2), cache=cache)
+
+
+@pytest.mark.parametrize("make", [tiny_gpt2, tiny_qwen2])
+def test_siblings_in_a_tree_of_drafts_share_a_position(make) -> None:
+    """Each says what the path to it says alone."""
+    model, idx = make(), token_ids(1, 5)
+    positions = torch.tensor([[0, 1, 2, 2, 3]])  # token 4 follows token 3
+    allowed = torch.ones(5, 5).tril().bool()
+    allowed[3:, 2] = False
+    for cache in (NO_CACHE, GrowingCache(3)):
+        with torch.no_grad():
+            tree = model(idx, positions=positions, cache=Restricted(cache, allowed[None, None]))
+        for path in ([0, 1, 2], [0, 1, 3, 4]):
+            torch.testing.assert_close(tree[:, path[-1]], model(idx[:, path])[:, -1])
+
+
+@pytest.mark.parametrize("make", [tiny_gpt2, tiny_qwen2])
+def test_positions_that_nobody_can_read_pass(make) -> None:
+    positions = torch.tensor([[-1, 0, 1]])
+    model = make().to("meta")
+    logits = model(
+        torch.zeros(1, 3, dtype=torch.long, device="meta"), positions=positions.to("meta")
+    )
+    assert logits.shape == (1, 3, model.config.vocab_size)
 
 
 def test_P7_a_mask_is_no_row_of_positions_in_a_cache() -> None:

@@ -475,7 +475,7 @@ def test_bad_arguments_are_refused_before_anything_runs(change, message) -> None
 
 @pytest.mark.parametrize("number", [0, 4])
 def test_no_more_results_than_beams(number: int) -> None:
-    with pytest.raises(ValueError, match=rf"num_return_sequences={number} .* num_beams=3"):
+    with pytest.raises(ValueError, match=rf"num_return_sequences={number} must be"):
         beam_search(MODEL, PROMPTS, 5, 3, num_return_sequences=number)
 
 

@@ -1,6 +1,7 @@
 """engine.py: every request says what it would say alone, whoever else is there."""
 
 import sys
+import weakref
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -173,7 +174,7 @@ def test_a_request_that_does_not_fit_yet_costs_no_prefix() -> None:
     engine.submit(Request(prompt=[20], max_new_tokens=8, sampler=GREEDY))
     engine.submit(Request(prompt=[30] * 13, max_new_tokens=1, sampler=GREEDY))
     engine.step()
-    assert len(engine.waiting) == 1 and known(engine) == [(5, 6), (7, 8)]
+    assert len(engine.waiting) == 1 and known(engine) == [(7, 8), (5, 6)]
     assert run_all(engine) == []
 
 
@@ -182,13 +183,75 @@ def test_prefixes_are_given_up_for_memory_the_ones_that_others_build_on_last() -
     engine = Engine(model, new_pool(model, 2, n_blocks=5))
     engine.submit(Request(prompt=[5, 6, 7, 8, 9], max_new_tokens=1, sampler=GREEDY))
     list(engine.run())
-    assert known(engine) == [(5, 6), (7, 8)]
-    engine.submit(Request(prompt=[5, 6, 7, 8, 9], max_new_tokens=1, sampler=GREEDY))
-    list(engine.run())
     assert known(engine) == [(7, 8), (5, 6)]
     engine.submit(Request(prompt=[20] * 7, max_new_tokens=1, sampler=GREEDY))
     list(engine.run())
     assert (5, 6) in known(engine) and (7, 8) not in known(engine)
+
+
+def test_after_the_weights_have_changed_an_engine_forgets_what_it_computed_before() -> None:
+    model = tiny_qwen2().double()
+    engine = Engine(model, new_pool(model, 2))
+    request = Request(prompt=[5, 6, 7, 8, 9], max_new_tokens=4, sampler=GREEDY)
+    engine.submit(request)
+    list(engine.run())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    engine.forget()
+    assert not engine.prefixes and len(engine.pool.free) == len(engine.pool.users)
+    number = engine.submit(request)
+    list(engine.run())
+    assert engine.results[number] == alone(model, request)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(sampler=lambda logits, seen, u: logits.argmax(-1, keepdim=True)),
+        dict(sampler=lambda logits, seen, u: torch.tensor([-1])),
+        dict(sampler=lambda logits, seen, u: torch.tensor([10**6])),
+        dict(sampler=lambda logits, seen, u: torch.tensor([3.0])),
+        dict(sampler=lambda logits, seen, u: torch.tensor([3, 4])),
+    ],
+)
+def test_R1_a_sampler_that_chooses_no_token_ends_its_own_request(options) -> None:
+    model = MODELS[1]
+    engine = Engine(model, new_pool(model, 2))
+    good = Request(prompt=[5, 6, 7], max_new_tokens=5, sampler=GREEDY)
+    bad = engine.submit(Request(prompt=[5, 6, 8], max_new_tokens=5, **options))
+    number = engine.submit(good)
+    list(engine.run())
+    assert list(engine.errors) == [bad] and "the sampler chose" in str(engine.errors[bad])
+    assert engine.results == {number: alone(model, good)}
+
+
+def test_a_processor_may_do_what_it_likes_with_the_rows_that_it_is_given() -> None:
+    def cut(logits, rows):
+        for row in rows:
+            del row[:]
+        return logits
+
+    model = MODELS[0]
+    engine = Engine(model, new_pool(model, 2))
+    request = Request(prompt=[5, 6, 7], max_new_tokens=5, sampler=GREEDY)
+    number = engine.submit(replace(request, processors=[cut]))
+    list(engine.run())
+    assert engine.results[number] == alone(model, request)
+
+
+def test_an_error_keeps_nothing_of_the_pass_in_which_it_happened() -> None:
+    def fail(logits, rows):
+        seen.append(weakref.ref(logits))
+        raise LookupError("no")
+
+    model, seen = MODELS[0], []
+    engine = Engine(model, new_pool(model, 2))
+    for i in range(3):
+        engine.submit(Request(prompt=[5, 6, i], max_new_tokens=5, processors=[fail]))
+    list(engine.run())
+    assert [str(error) for error in engine.errors.values()] == ["no"] * 3
+    assert len(seen) == 3 and all(ref() is None for ref in seen)
 
 
 def test_bad_requests_are_refused_when_they_are_submitted() -> None:

@@ -3,6 +3,8 @@
 A G and a number in a name is a mistake of a real program; the pages use the same numbers.
 """
 
+from fractions import Fraction
+
 import pytest
 import torch
 from caches import KINDS, MODELS
@@ -350,8 +352,9 @@ def test_text_is_held_back_only_while_it_could_begin_a_stop_string() -> None:
     assert next(said) == "x" and next(said) == "STx" and list(said) == []
     assert next(source) == "y"  # nothing was read after the end
     assert list(until(["a", "S", "T"], ["STOP"])) == ["a", "ST"]
-    with pytest.raises(ValueError, match="must not be empty"):
-        until(["a"], [""])
+    for bad in ([""], ["a", ""], [5], None, (word for word in ["a"])):
+        with pytest.raises(ValueError, match="stop="):
+            until(["a"], bad)
 
 
 def test_a_stop_string_across_the_borders_of_tokens() -> None:
@@ -448,7 +451,10 @@ def test_one_stop_string_need_not_be_in_a_list() -> None:
         (lambda m: generate(m, [[5]], 3, num_return_sequences="2"), "num_return_sequences='2'"),
         (lambda m: beam_search(m, [[5]], 3, "2"), "num_beams='2' must be an integer"),
         (lambda m: beam_search(m, [[5]], 3, 2, length_penalty="x"), "length_penalty='x'"),
-        (lambda m: beam_search(m, [[5]], 3, 2, num_return_sequences="x"), "num_return_sequences=x"),
+        (
+            lambda m: beam_search(m, [[5]], 3, 2, num_return_sequences="x"),
+            "num_return_sequences='x'",
+        ),
         (lambda m: beam_search(m, [[5]], 3, 2, stop_tokens=5), "stop_tokens=5 must be a list"),
         (lambda m: beam_search(m, [[5]], 3, 2, processors=forbid([5])), "processors=.* a list"),
         (lambda m: speculate(m, PromptLookup(), [[5]], 3, n_draft="x"), "n_draft='x' must be"),
@@ -459,6 +465,10 @@ def test_one_stop_string_need_not_be_in_a_list() -> None:
         (lambda m: Sampler(top_p=None), "top_p=None must be a finite number"),
         (lambda m: Sampler(top_k="x"), "top_k='x' must be a whole number"),
         (lambda m: Sampler(top_k=2.5), "top_k=2.5 must be a whole number"),
+        (lambda m: Sampler(top_k=True), "top_k=True must be a whole number"),
+        (lambda m: Sampler(temperature=Fraction(1, 2)), "temperature=.* must be a finite number"),
+        (lambda m: generate(m, [[True]], 3), "token id True must be an int"),
+        (lambda m: beam_search(m, [[5]], 3, 2, num_return_sequences=2.0), "sequences=2.0 must be"),
         (lambda m: StaticCache(3, "x"), "capacity='x' must be an integer"),
         (lambda m: SlidingCache(3, "x"), "window=x must be"),
         (lambda m: GrowingCache(3, reserve=None), "reserve=None must be an integer"),
@@ -480,6 +490,20 @@ def test_R11_a_request_with_arguments_of_other_types_is_refused() -> None:
             engine.submit(Request(**{"prompt": [5], "max_new_tokens": 2, **bad}))
     with pytest.raises(ValueError, match="max_batch='x' must be an integer"):
         Engine(model, engine.pool, max_batch="x")
+
+
+def test_R11_a_generation_that_inference_mode_began_goes_on_outside() -> None:
+    sampler = Sampler(repetition_penalty=1.5)
+    with torch.inference_mode():
+        steps = generate(MODEL, [[5, 6]], 6, sampler)
+        first = next(steps)
+    assert [*first, *(t for (t,) in steps)] == complete(generate(MODEL, [[5, 6]], 6, sampler))[0]
+
+
+def test_as_much_is_reserved_as_may_be_said_up_to_a_limit() -> None:
+    model = tiny_qwen2()
+    steps = generate(model, [[5]], 10**9, stop_tokens=range(model.config.vocab_size))
+    assert len(list(steps)) == 1
 
 
 def test_P13_a_prompt_may_be_a_tensor_of_one_row() -> None:
