@@ -509,9 +509,9 @@ assert caches[8].nbytes == 8 * caches[1].nbytes
 rate = {name: [] for name in (*rows, "prefill", "multiply", "read")}
 for t in range(16, 24):
     for B, cache in caches.items():
-        took = seconds(decode, model, text[:B, t], None, cache)
+        took = seconds(decode, model, text[:B, t], cache)
         rate[B].append(B / took)
-    took = seconds(prefill, model, text[:1], None, GrowingCache(6))
+    took = seconds(prefill, model, text[:1], GrowingCache(6))
     rate["prefill"].append(64 / took)
     rate["multiply"].append(1024**3 / seconds(torch.mm, square, square))
     rate["read"].append(tall.nbytes / seconds(torch.mv, tall, tall[0]))

@@ -136,20 +136,19 @@ assert ours[0].tolist() == said[0]
 # Six causes in the model
 # -----------------------
 #
-# Three causes are wrong positions for the prompts. Padding may be **attended**, like a token at position 0. Or it is
-# hidden but **counted**, so that a text starts at its column instead of 0. Or it is **masked by id**, and the text
-# contains that id too: with end-of-text as padding, every document loses its first token.
+# Three causes are wrong positions for the prompts. Padding may be **attended**, like any token: the position of each is
+# its column. Or it is hidden but **counted**, so that a text still starts at its column instead of 0. Or it is **masked by
+# id**, and the text contains that id too: with end-of-text as padding, every document loses its first token.
 
 from lm_from_scratch.attention.visibility import PADDING, positions_from_mask
 
 
 def attended(batch):
-    return batch.positions.clamp(min=0)
+    return torch.arange(batch.idx.shape[1]).expand_as(batch.idx)
 
 
 def counted(batch):
-    columns = torch.arange(batch.idx.shape[1]).expand_as(batch.idx)
-    return columns.where(batch.positions >= 0, PADDING)
+    return attended(batch).where(batch.positions >= 0, PADDING)
 
 
 def masked_by_id(batch):

@@ -478,7 +478,7 @@ for _ in range(9):
     memory = min(milliseconds(lambda: matrix @ vector) for _ in range(2))
     delivered.append(matrix.nbytes / memory)  # bytes in a millisecond
     for title, model in runners.items():
-        token = functools.partial(decode, model, prompt[:, 0], None)
+        token = functools.partial(decode, model, prompt[:, 0])
         token = functools.partial(token, cache=caches[title])
         took[title].append(milliseconds(token, times=5))
 
