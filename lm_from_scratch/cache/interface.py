@@ -47,8 +47,8 @@ class Cache(ABC):
         (B, T) see in each layer of a model, whose layers have these ``windows``: those held, and
         one another. Raises ``ValueError`` for tokens that this cache cannot take.
 
-        Tokens at one position see each other. It is refused, therefore, unless they are known to be
-        ``siblings``, kept apart by a mask."""
+        Tokens of a row at one position would see each other: they are refused, unless they are
+        ``siblings``, which a mask keeps apart."""
 
     @abstractmethod
     def __getitem__(self, layer: int) -> LayerCache:
