@@ -28,9 +28,15 @@ NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 @contextmanager
 def only_run_in(out: Path) -> Iterator[None]:
     """Hold the lock of a folder; a second run in it would destroy the first. Raises ``ValueError``
-    where another run holds it."""
+    where another run holds it, and for a folder with files in which no run has begun."""
     made = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
+    names = sorted(path.name for path in out.iterdir())
+    if names and not {".lock", "recipe.json"} & {*names}:  # a run that was killed leaves its lock
+        raise ValueError(
+            f"{out} is left as it is, because it holds files, and none of a run: {names[:5]}; "
+            "give another --out"
+        )
     lock = out / ".lock"
     if lock.is_symlink():
         raise ValueError(f"{lock} is a link to another file: remove it")
