@@ -142,6 +142,19 @@ def test_P8_what_a_folder_decides_is_no_option(more, message, folder, tmp_path, 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("name", ["gpt2-docs", "someone/gpt2"])
+def test_R4_a_run_has_another_name_than_the_model_to_begin_with(
+    name, tmp_path, monkeypatch, capsys
+) -> None:
+    """Its folder would be taken for the model, by this command or by the next."""
+    monkeypatch.chdir(tmp_path)
+    for out in (name, f"./{name}", str(tmp_path / name)):
+        assert main(["train", "--from", name, "--out", out]) == 2
+        error = capsys.readouterr().err
+        assert "is the model to begin with" in error and error.count("\n") == 1
+    assert not [*tmp_path.iterdir()]
+
+
 def test_P8_a_model_learns_labels_and_says_them(folder, labelled, tmp_path, capsys) -> None:
     out = tmp_path / "run"
     run = ["train", "--from", str(folder), "--classify", labelled, "--out", str(out), *SHORT]
