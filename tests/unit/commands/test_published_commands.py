@@ -16,6 +16,7 @@ from lm_from_scratch.checkpoint.weights import (
     save_pretrained,
 )
 from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
+from lm_from_scratch.text.labelled import read_labelled
 from lm_from_scratch.text.tokenizer import Tokenizer
 
 FRUIT, STONE = (
@@ -208,6 +209,8 @@ def test_P8_a_run_that_labels_goes_on_bit_for_bit(labelled, tmp_path, capsys) ->
         ("text\tlabel\n", "holds no text with a label"),
         ("a\tx\na\ty\n", "1 text cannot be split"),
         ("a\tx\nb\ty\n", "1 texts are fewer than batch_size=4"),
+        ("".join(f"{i}\tx\n" for i in range(99)), "['x'] leaves nothing to learn: two labels"),
+        ("a\tx\nb\ty\x07z\n", "line 2: the label 'y\\x07z' must be plain text"),
     ],
 )
 def test_labelled_texts_that_cannot_be_read_are_named(contents, message, tmp_path, capsys) -> None:
@@ -216,6 +219,23 @@ def test_labelled_texts_that_cannot_be_read_are_named(contents, message, tmp_pat
     assert main(["train", "--classify", str(tmp_path / "x.tsv"), *out]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("label", ["a\tb", "a\nb", "a\u2028b", "\ud800"])
+def test_a_label_that_would_break_a_line_is_refused(label, tmp_path) -> None:
+    (tmp_path / "x.jsonl").write_text(json.dumps({"text": "a", "label": label}))
+    with pytest.raises(ValueError, match="line 1: the label .* must be plain text"):
+        read_labelled(tmp_path / "x.jsonl")
+
+
+@pytest.mark.parametrize(
+    "header", ["text\tlabel", "sentence\tlabel\r", "Text\tLabel", "id\ttext\tLABEL"]
+)
+def test_the_names_of_the_columns_are_no_row(header, tmp_path) -> None:
+    (tmp_path / "x.tsv").write_text(f"{header}\na\tx\nb\tlabel\n")
+    assert [(row.text, row.label) for row in read_labelled(tmp_path / "x.tsv")] == [
+        ("a", "x"), ("b", "label"),
+    ]  # fmt: skip
 
 
 def test_P8_classify_reads_files_and_refuses_what_is_no_classifier(
