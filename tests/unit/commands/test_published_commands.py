@@ -1,5 +1,6 @@
 """train --from, train --classify, classify and convert: models that come from a folder."""
 
+import io
 import json
 from pathlib import Path
 
@@ -251,6 +252,20 @@ def test_P8_classify_reads_files_and_refuses_what_is_no_classifier(
     by_file = capsys.readouterr().out
     assert main(["classify", "--model", model, "flint", "ripe plums", "--quiet"]) == 0
     assert capsys.readouterr().out == by_file and by_file.count("\n") == 2
+    for mark in ("", "\ufeff"):
+        monkeypatch.setattr("sys.stdin", io.StringIO(f"{mark}flint\n\nripe plums\n"))
+        assert main(["classify", "--model", model, "--file", "-"]) == 0
+        assert capsys.readouterr().out == by_file
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stderr", None)
+        assert main(["classify", "--model", model, "flint", "ripe plums"]) == 0
+    assert capsys.readouterr().out == by_file
+    assert main(["classify", "--model", model, "flint", " "]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err == "error: a TEXT is empty: ['flint', ' ']\n"
+    (tmp_path / "latin").write_bytes("Fr\u00fcchte".encode("latin-1"))
+    assert main(["classify", "--model", model, "--file", str(tmp_path / "latin"), "--quiet"]) == 2
+    assert f"{tmp_path / 'latin'} is not UTF-8 text" in capsys.readouterr().err
     for words in ([], ["text", "--file", "x"]):
         assert main(["classify", "--model", model, *words]) == 2
         assert "give texts, or --file" in capsys.readouterr().err
