@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -47,13 +47,13 @@ def run(args: argparse.Namespace) -> int:
 def lines_of(file: str) -> Iterator[str]:
     """The lines of a file, without empty ones; of ``-``, what is typed or piped. Raises
     ``ValueError`` for bytes that are no text."""
-    opened = nullcontext(sys.stdin) if file == "-" else open(Path(file), encoding="utf-8")
     try:
-        with opened as lines:
-            for number, line in enumerate(lines):
-                text = line.rstrip("\n") if number else line.rstrip("\n").removeprefix("\ufeff")
-                if text.strip():
-                    yield text
+        if file == "-":
+            first = sys.stdin.readline().removeprefix("\ufeff")  # which some programs put first
+            yield from (line.rstrip("\n") for line in chain([first], sys.stdin) if line.strip())
+            return
+        with open(Path(file), encoding="utf-8-sig") as lines:
+            yield from (line.rstrip("\n") for line in lines if line.strip())
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not UTF-8 text: {error}") from error
 

@@ -225,7 +225,7 @@ def test_labelled_texts_that_cannot_be_read_are_named(contents, message, tmp_pat
 @pytest.mark.parametrize("label", ["a\tb", "a\nb", "a\u2028b", "\ud800"])
 def test_a_label_that_would_break_a_line_is_refused(label, tmp_path) -> None:
     (tmp_path / "x.jsonl").write_text(json.dumps({"text": "a", "label": label}))
-    with pytest.raises(ValueError, match="line 1: the label .* must be plain text"):
+    with pytest.raises(ValueError, match=r"line 1: the label .* must be plain text"):
         read_labelled(tmp_path / "x.jsonl")
 
 
