@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -23,6 +24,10 @@ def run(args: argparse.Namespace) -> int:
     """Print a line for each text, as soon as it is known."""
     if bool(args.texts) == bool(args.file):
         raise ValueError("give texts, or --file with a text in each line")
+    if not all(text.strip() for text in args.texts):
+        raise ValueError(f"a TEXT is empty: {args.texts}")
+    if args.file == "-" and sys.stdin is None:
+        raise ValueError("--file -: the input is closed")
     folder = local_folder(args.model)
     model = classifier_from_pretrained(folder).to(device_named(args.device))
     if not isinstance(model, SequenceClassifier):
@@ -32,21 +37,25 @@ def run(args: argparse.Namespace) -> int:
     tokenizer, names = tokenizer_of(folder), labels(model)
     check_together(tokenizer, model.backbone.config, folder)
     problem = published_of(model).config.get("problem_type")
-    texts = tqdm(
-        args.texts or lines_of(args.file), unit="text", disable=args.quiet or sys.stdout.isatty()
-    )
+    without_bar = args.quiet or sys.stdout.isatty() or sys.stderr is None
+    texts = tqdm(args.texts or lines_of(args.file), unit="text", disable=without_bar)
     for logits in answers(model, tokenizer, texts):
         print(line_of(logits, names, problem), flush=True)
     return 0
 
 
 def lines_of(file: str) -> Iterator[str]:
-    """The lines of a file, without empty ones; of ``-``, what is typed or piped."""
-    if file == "-":
-        yield from (line.rstrip("\n") for line in sys.stdin if line.strip())
-        return
-    with open(Path(file), encoding="utf-8-sig") as lines:
-        yield from (line.rstrip("\n") for line in lines if line.strip())
+    """The lines of a file, without empty ones; of ``-``, what is typed or piped. Raises
+    ``ValueError`` for bytes that are no text."""
+    try:
+        if file == "-":
+            first = sys.stdin.readline().removeprefix("\ufeff")  # which some programs put first
+            yield from (line.rstrip("\n") for line in chain([first], sys.stdin) if line.strip())
+            return
+        with open(Path(file), encoding="utf-8-sig") as lines:
+            yield from (line.rstrip("\n") for line in lines if line.strip())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 text: {error}") from error
 
 
 def answers(

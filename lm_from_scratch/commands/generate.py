@@ -74,6 +74,8 @@ def refuse_beside(args: argparse.Namespace) -> None:
     """Refuse options that mean nothing together."""
     if args.num_beams and args.stop:
         raise ValueError(f"--stop {args.stop[0]!r} is not for --num-beams, which ranks whole texts")
+    if args.chat and sys.stdin is None:
+        raise ValueError("--chat: the input is closed")
     if args.system and not args.chat:
         raise ValueError(f"--system {args.system!r} is for --chat")
     for name, off in (("prompt", ""), ("num_beams", 0), ("num_return_sequences", 1)):

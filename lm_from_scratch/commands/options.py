@@ -78,7 +78,7 @@ def positive(text: str) -> int:
 def device_named(name: str) -> str:
     """``name`` if torch has such a device here."""
     try:
-        torch.empty(1, device=name)
+        torch.zeros(1, device=name).item()  # of "meta", numbers cannot be read
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"--device {name} cannot be used here: {reason}") from error

@@ -60,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     out = Path(args.out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is a file; it must be a folder")
+    if "from" in args and os.path.realpath(vars(args)["from"]) == os.path.realpath(out):
+        raise ValueError(f"--out {out} is the model to begin with: the run needs another folder")
     refuse_sizes(args)
     args.preset = args.preset or ("finetune" if "from" in args else "nano")
     preset = PRESETS[args.preset]

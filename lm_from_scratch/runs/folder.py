@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -28,9 +29,15 @@ NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 @contextmanager
 def only_run_in(out: Path) -> Iterator[None]:
     """Hold the lock of a folder; a second run in it would destroy the first. Raises ``ValueError``
-    where another run holds it."""
+    where another run holds it, and for a folder with files in which no run has begun."""
     made = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
+    names = sorted(path.name for path in out.iterdir())
+    if names and not {".lock", "recipe.json"} & {*names}:  # a run that was killed leaves its lock
+        raise ValueError(
+            f"{out} is left as it is, because it holds files, and none of a run: {names[:5]}; "
+            "give another --out"
+        )
     lock = out / ".lock"
     if lock.is_symlink():
         raise ValueError(f"{lock} is a link to another file: remove it")
@@ -70,6 +77,7 @@ def follow(
 ) -> Stop | None:
     """Log and show the steps of a run, until the last one or a signal. Whatever ends it, a
     checkpoint of the last whole step is written."""
+    without_bar = quiet or group.rank > 0 or sys.stderr is None
     stop: list[int] = []  # a signal ends the run between two steps, never inside one
     signals = [s for s in ENDING if signal.getsignal(s) is not signal.SIG_IGN]
     previous = {s: signal.signal(s, lambda number, frame: stop.append(number)) for s in signals}
@@ -77,7 +85,7 @@ def follow(
         with (
             contextlib.closing(steps),
             open(log, "a") as file,
-            tqdm(total=total, initial=done, unit="step", disable=quiet or group.rank > 0) as bar,
+            tqdm(total=total, initial=done, unit="step", disable=without_bar) as bar,
         ):
             for step in steps:
                 numbers = {k: None if v != v else v for k, v in asdict(step).items()}  # NaN

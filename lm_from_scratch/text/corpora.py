@@ -14,6 +14,7 @@ The shipped models were trained on this text and this split: with another, the l
 import ast
 import hashlib
 import os
+import re
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -163,8 +164,10 @@ def load_corpus(name: str) -> list[Document]:
     Raises ``ValueError`` if it is neither a corpus nor a path with text.
     """
     name, star, times = name.partition("*")
-    if star and not (times.isascii() and times.isdigit()):
-        raise ValueError(f"corpus {name + star + times!r}: after * a whole number is needed")
+    if star and not re.fullmatch("0*[1-9][0-9]{0,3}", times):
+        raise ValueError(
+            f"corpus {name}*{times[:40]}: after * a whole number is needed, 1 ... 9999"
+        )
     documents = CORPORA[name]() if name in CORPORA else read_texts(name)
     return documents * (int(times) if star else 1)
 

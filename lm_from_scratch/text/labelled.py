@@ -6,6 +6,7 @@ object ``{"text": ..., "label": ...}``.
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,8 @@ class Labelled:
 
 
 def read_labelled(path: str | Path) -> list[Labelled]:
-    """The lines of a file; empty ones are left out, and a first line that says ``text<TAB>label``.
+    """The lines of a file; empty ones are left out, and a first line whose label is ``label``: the
+    names of the columns.
 
     Raises ``ValueError`` with the number of a line that is neither, and for a file without any.
     """
@@ -37,7 +39,8 @@ def read_labelled(path: str | Path) -> list[Labelled]:
         raise ValueError(f"{path} is not UTF-8 text: {error}") from error
     found = []
     for number, line in enumerate(lines, start=1):
-        if not line.strip() or (number == 1 and line.split() == ["text", "label"]):
+        is_header = number == 1 and line.rpartition("\t")[2].strip().lower() == "label"
+        if is_header or not line.strip():
             continue
         try:
             found.append(_row(line, path.suffix.lower() == ".jsonl"))
@@ -62,7 +65,10 @@ def _row(line: str, is_json: bool) -> Labelled:
             raise ValueError("it must be a text, a tab and a label")
     if not (isinstance(text, str) and isinstance(label, str) and text.strip() and label.strip()):
         raise ValueError("neither the text nor the label may be empty, or anything but a text")
-    return Labelled(text, label.strip())
+    label = label.strip()
+    if any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in label):
+        raise ValueError(f"the label {label!r} must be plain text, without tab or line break")
+    return Labelled(text, label)
 
 
 def split_labelled(
@@ -102,6 +108,8 @@ class LabelledBatches:
         seed: int = 0,
     ) -> None:
         require(Count, batch_size=batch_size, block_size=block_size)
+        if len(labels) < 2:
+            raise ValueError(f"{list(labels)} leaves nothing to learn: two labels are needed")
         if len(rows) < batch_size:
             raise ValueError(f"{len(rows)} texts are fewer than batch_size={batch_size}")
         if unknown := sorted({row.label for row in rows} - set(labels)):

@@ -25,6 +25,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from tokenizers.decoders import DecodeStream
 
+from lm_from_scratch.limits import shown
 from lm_from_scratch.text import tokenizer_files
 from lm_from_scratch.text.tokenizer_files import NO_FILES, TokenizerFiles, check_texts, one_line
 
@@ -129,6 +130,11 @@ class Tokenizer:
             raise ValueError(
                 f"vocab_size={vocab_size} is too small: 256 bytes and {len(special)} "
                 f"special tokens need {256 + len(special)}"
+            )
+        if vocab_size > tokenizer_files.MAX_ID:
+            raise ValueError(
+                f"vocab_size={shown(vocab_size)} is larger than any vocabulary: "
+                f"{tokenizer_files.MAX_ID} at most"
             )
         if "" in special:
             raise ValueError(f"special tokens need a name: {special}")

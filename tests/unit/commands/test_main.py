@@ -221,6 +221,20 @@ def test_the_shipped_models_speak(capsys) -> None:
     ("arguments", "message"),
     [
         (["generate", "--device", "nonsense"], "--device nonsense cannot be used here"),
+        (["generate", "--device", "meta"], "--device meta cannot be used here"),
+        (["train", "--out", "OUT", "--device", "meta"], "--device meta cannot be used here"),
+        (
+            ["train", "--out", "OUT", "--vocab-size", str(10**10)],
+            "vocab_size=10000000000 is larger",
+        ),
+        (
+            ["train", "--out", "OUT", "--corpus", "reference*" + "9" * 30],
+            "a whole number is needed, 1 ... 9999",
+        ),
+        (
+            ["train", "--out", "OUT", "--corpus", "reference*0"],
+            "a whole number is needed, 1 ... 9999",
+        ),
         (["generate", "--seed", str(2**70)], "must be in 0"),
         (["generate", "--num-beams", "-1"], "num_beams=-1 must be an integer, at least 1"),
         (["generate", "--num-beams", "2", "--stop", "."], "--stop '.' is not for --num-beams"),

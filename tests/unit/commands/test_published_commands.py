@@ -1,5 +1,6 @@
 """train --from, train --classify, classify and convert: models that come from a folder."""
 
+import io
 import json
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from lm_from_scratch.checkpoint.weights import (
     save_pretrained,
 )
 from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
+from lm_from_scratch.text.labelled import read_labelled
 from lm_from_scratch.text.tokenizer import Tokenizer
 
 FRUIT, STONE = (
@@ -142,6 +144,19 @@ def test_P8_what_a_folder_decides_is_no_option(more, message, folder, tmp_path, 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("name", ["gpt2-docs", "someone/gpt2"])
+def test_R4_a_run_has_another_name_than_the_model_to_begin_with(
+    name, tmp_path, monkeypatch, capsys
+) -> None:
+    """Its folder would be taken for the model, by this command or by the next."""
+    monkeypatch.chdir(tmp_path)
+    for out in (name, f"./{name}", str(tmp_path / name)):
+        assert main(["train", "--from", name, "--out", out]) == 2
+        error = capsys.readouterr().err
+        assert "is the model to begin with" in error and error.count("\n") == 1
+    assert not [*tmp_path.iterdir()]
+
+
 def test_P8_a_model_learns_labels_and_says_them(folder, labelled, tmp_path, capsys) -> None:
     out = tmp_path / "run"
     run = ["train", "--from", str(folder), "--classify", labelled, "--out", str(out), *SHORT]
@@ -195,6 +210,8 @@ def test_P8_a_run_that_labels_goes_on_bit_for_bit(labelled, tmp_path, capsys) ->
         ("text\tlabel\n", "holds no text with a label"),
         ("a\tx\na\ty\n", "1 text cannot be split"),
         ("a\tx\nb\ty\n", "1 texts are fewer than batch_size=4"),
+        ("".join(f"{i}\tx\n" for i in range(99)), "['x'] leaves nothing to learn: two labels"),
+        ("a\tx\nb\ty\x07z\n", "line 2: the label 'y\\x07z' must be plain text"),
     ],
 )
 def test_labelled_texts_that_cannot_be_read_are_named(contents, message, tmp_path, capsys) -> None:
@@ -203,6 +220,23 @@ def test_labelled_texts_that_cannot_be_read_are_named(contents, message, tmp_pat
     assert main(["train", "--classify", str(tmp_path / "x.tsv"), *out]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("label", ["a\tb", "a\nb", "a\u2028b", "\ud800"])
+def test_a_label_that_would_break_a_line_is_refused(label, tmp_path) -> None:
+    (tmp_path / "x.jsonl").write_text(json.dumps({"text": "a", "label": label}))
+    with pytest.raises(ValueError, match=r"line 1: the label .* must be plain text"):
+        read_labelled(tmp_path / "x.jsonl")
+
+
+@pytest.mark.parametrize(
+    "header", ["text\tlabel", "sentence\tlabel\r", "Text\tLabel", "id\ttext\tLABEL"]
+)
+def test_the_names_of_the_columns_are_no_row(header, tmp_path) -> None:
+    (tmp_path / "x.tsv").write_text(f"{header}\na\tx\nb\tlabel\n")
+    assert [(row.text, row.label) for row in read_labelled(tmp_path / "x.tsv")] == [
+        ("a", "x"), ("b", "label"),
+    ]  # fmt: skip
 
 
 def test_P8_classify_reads_files_and_refuses_what_is_no_classifier(
@@ -218,6 +252,20 @@ def test_P8_classify_reads_files_and_refuses_what_is_no_classifier(
     by_file = capsys.readouterr().out
     assert main(["classify", "--model", model, "flint", "ripe plums", "--quiet"]) == 0
     assert capsys.readouterr().out == by_file and by_file.count("\n") == 2
+    for mark in ("", "\ufeff"):
+        monkeypatch.setattr("sys.stdin", io.StringIO(f"{mark}flint\n\nripe plums\n"))
+        assert main(["classify", "--model", model, "--file", "-"]) == 0
+        assert capsys.readouterr().out == by_file
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stderr", None)
+        assert main(["classify", "--model", model, "flint", "ripe plums"]) == 0
+    assert capsys.readouterr().out == by_file
+    assert main(["classify", "--model", model, "flint", " "]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err == "error: a TEXT is empty: ['flint', ' ']\n"
+    (tmp_path / "latin").write_bytes("Fr\u00fcchte".encode("latin-1"))
+    assert main(["classify", "--model", model, "--file", str(tmp_path / "latin"), "--quiet"]) == 2
+    assert f"{tmp_path / 'latin'} is not UTF-8 text" in capsys.readouterr().err
     for words in ([], ["text", "--file", "x"]):
         assert main(["classify", "--model", model, *words]) == 2
         assert "give texts, or --file" in capsys.readouterr().err

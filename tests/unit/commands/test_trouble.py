@@ -112,6 +112,22 @@ def test_R3_a_run_whose_output_is_full_or_closed_goes_on_afterwards(notes, tmp_p
     assert main(run) == 0
 
 
+def test_R3_a_run_without_a_place_for_errors_trains(notes, tmp_path, monkeypatch) -> None:
+    notes.remove("--quiet")
+    monkeypatch.setattr("sys.stderr", None)
+    assert main([*notes, "--out", str(tmp_path / "run")]) == 0
+
+
+@pytest.mark.parametrize(
+    "words", [["generate", "--chat"], ["classify", "--model", "x", "--file", "-"]]
+)
+def test_R3_an_input_that_is_closed_is_one_line(words, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error == f"error: {' '.join(words[3:] or words[1:])}: the input is closed\n"
+
+
 @pytest.mark.parametrize("words", [["train", *SMALL], ["quantize", "gpt2-docs"]])
 def test_R3_a_place_that_is_none_is_named(words, tmp_path, capsys) -> None:
     (tmp_path / "file").write_text("mine")

@@ -1,6 +1,7 @@
 """runs: the folder of a run, and what is made of files that have changed in it."""
 
 import json
+import shutil
 import warnings
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from small_run import SMALL
 
 from lm_from_scratch.__main__ import main
+from lm_from_scratch.checkpoint.folders import SHIPPED
 from lm_from_scratch.checkpoint.state import Damaged, checkpoints
 from lm_from_scratch.checkpoint.weights import from_pretrained
 from lm_from_scratch.runs.folder import only_run_in
@@ -122,3 +124,28 @@ def test_an_empty_folder_of_the_user_survives_a_run_that_was_refused(tmp_path) -
         with only_run_in(tmp_path / name):
             pass
     assert [*tmp_path.iterdir()] == [tmp_path / "mine"] and not [*(tmp_path / "mine").iterdir()]
+
+
+@pytest.mark.parametrize("more", [[], ["--batch-size", "100000"], ["--from", "gpt2-docs"]])
+def test_R4_a_folder_with_files_of_no_run_is_left_as_it_is(more, tmp_path, capsys) -> None:
+    out = tmp_path / "published"
+    shutil.copytree(SHIPPED, out)
+    (out / "chat_template.jinja").write_text("{{ messages }}")
+    (out / "log.jsonl").write_text("mine")
+    before = {p: p.read_bytes() for p in out.rglob("*")}
+    sizes = SMALL[SMALL.index("--block-size") :] if "--from" in more else SMALL
+    words = ["train", *own_text(tmp_path / "text"), "--out", str(out), *sizes, *more]
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert f"{out} is left as it is" in error and error.count("\n") == 1
+    assert {p: p.read_bytes() for p in out.rglob("*")} == before
+
+
+def test_R9_a_run_that_was_killed_before_its_recipe_goes_on(whole, tmp_path) -> None:
+    out = tmp_path / "run"
+    for path in out.iterdir():
+        if path.name not in (".lock", "tokenizer.json", "tokenizer_config.json", "data"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert again(tmp_path) == 0
+    got = from_pretrained(out / "model").state_dict()
+    assert all(torch.equal(got[name], want) for name, want in whole.items())

@@ -181,6 +181,9 @@ def test_bad_corpora_are_refused(tmp_path) -> None:
         load_corpus(str(tmp_path / "empty.txt"))
     with pytest.raises(ValueError, match=r"reference\*x"):
         load_corpus("reference*x")
+    for times in ("", "0", "10000", "9" * 30, "9" * 5000, "\u0663"):
+        with pytest.raises(ValueError, match=r"whole number is needed, 1 \.\.\. 9999"):
+            load_corpus(f"reference*{times}")
     with pytest.raises(ValueError, match=r"held_out=1\.5"):
         split(DOCUMENTS, 1.5)
     with pytest.raises(ValueError, match="at least two are needed"):
