@@ -114,6 +114,64 @@ def test_P4_P5_odd_settings_open_and_come_back(name: str, tmp_path: Path) -> Non
         assert torch.equal(again(IDX).logits, theirs(IDX).logits)
 
 
+DEFAULT = {"rope_type": "default", "rope_theta": 1e6}
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("family", "removed", "changes"),
+    [
+        ("GPT2", ["n_head"], {"num_attention_heads": 2}),
+        ("GPT2", [], {"num_attention_heads": 2}),  # which goes before n_head
+        ("GPT2", ["n_embd", "n_layer"], {"hidden_size": 28, "num_hidden_layers": 3}),
+        ("GPT2", ["n_positions"], {"max_position_embeddings": 64}),
+        ("Qwen2", [], {"rope_parameters": DEFAULT, "rope_scaling": YARN | {"rope_theta": 500.0}}),
+        ("Qwen2", [], {"rope_parameters": DEFAULT, "rope_scaling": YARN, "rope_theta": 1e6}),
+        ("Qwen2", [], {"rope_parameters": DEFAULT, "rope_scaling": {}}),
+        (
+            "Qwen2",
+            [],
+            {
+                "rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 500.0},
+                "original_max_position_embeddings": 16,
+            },
+        ),
+        (
+            "Qwen2",
+            ["rope_parameters"],
+            {"rope_scaling": YARN, "original_max_position_embeddings": 8},
+        ),
+        (
+            "Qwen2",
+            ["rope_parameters"],
+            {"rope_scaling": YARN | {"type": "linear"}, "original_max_position_embeddings": 8},
+        ),
+    ],
+)
+def test_P5_keys_under_other_names_mean_what_they_mean_to_transformers(
+    family: str, removed: list[str], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    made(tmp_path / "m", family, eos_token_id=2, bos_token_id=1)
+    contents = {key: value for key, value in read(tmp_path / "m").items() if key not in removed}
+    (tmp_path / "m" / "config.json").write_text(json.dumps(contents | changes))
+    kind = getattr(transformers, f"{family}{HEADS[family]}")
+    theirs = kind.from_pretrained(tmp_path / "m").eval()
+    ours = from_pretrained(tmp_path / "m")
+    idx = token_ids(2, 40)
+    torch.testing.assert_close(ours(idx), theirs(idx).logits, atol=5e-5, rtol=0)
+    comes_back(ours, tmp_path / "m", tmp_path / "again")
+
+
+def test_P5_a_theta_that_a_second_dictionary_would_hide_is_refused(tmp_path: Path) -> None:
+    made(tmp_path / "m", "Qwen2", rope_parameters=DEFAULT)
+    edit(tmp_path / "m", rope_scaling=YARN)  # transformers would take 10000 for theta
+    with pytest.raises(
+        ValueError, match=r"config\.json: rope_scaling=.* rope_theta=1000000\.0 must"
+    ):
+        from_pretrained(tmp_path / "m")
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", ["Sequence", "Token"])
