@@ -102,7 +102,7 @@ def classifier_from_pretrained(folder: str | Path) -> SequenceClassifier | Token
     """
     folder = local_folder(folder)
     published, config = read_published(folder)
-    architecture, n_labels = published.architecture, len(published.labels)
+    architecture, n_labels = published.architecture, published.n_labels
 
     def classifier() -> SequenceClassifier | TokenClassifier:
         backbone = build(config).backbone
