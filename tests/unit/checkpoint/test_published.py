@@ -313,6 +313,46 @@ def test_P5_weights_of_several_dtypes_become_one(
     assert read(tmp_path / "again")["dtype"] == str(want).removeprefix("torch.")
 
 
+CONSTANTS = {
+    "GPT2": {
+        "transformer.h.0.attn.bias": torch.ones(1, 1, 64, 64).tril().bool(),
+        "transformer.h.0.attn.masked_bias": torch.tensor(-1e4),
+    },
+    "Qwen2": {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_P5_constants_that_are_dropped_have_no_say_in_the_dtype(
+    family: str, tmp_path: Path
+) -> None:
+    made(tmp_path / "m", family, dtype=torch.bfloat16, eos_token_id=2, bos_token_id=1)
+    file = tmp_path / "m" / "model.safetensors"
+    tensors = load_file(file) | CONSTANTS[family]
+    save_file(tensors, file, metadata={"format": "pt"})
+    edit(tmp_path / "m", dtype=None)
+    ours = from_pretrained(tmp_path / "m")
+    assert {p.dtype for p in ours.parameters()} == {torch.bfloat16}
+    norm = next(name for name in tensors if name.endswith(("ln_1.weight", "layernorm.weight")))
+    save_file(tensors | {norm: tensors[norm].float()}, file, metadata={"format": "pt"})
+    edit(tmp_path / "m", dtype="bfloat16")
+    kind = getattr(transformers, f"{family}{HEADS[family]}")
+    theirs = kind.from_pretrained(tmp_path / "m").eval().float()
+    ours = from_pretrained(tmp_path / "m").float()
+    torch.testing.assert_close(ours(IDX), theirs(IDX).logits, atol=5e-5, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["Sequence", "Token"])
+def test_P5_a_classifier_has_no_head_that_could_be_untied(kind: str, tmp_path: Path) -> None:
+    settings = dict(tie_word_embeddings=False, pad_token_id=0, eos_token_id=2, bos_token_id=1)
+    theirs = made(tmp_path / "m", "GPT2", f"For{kind}Classification", **settings)
+    ours = classifier_from_pretrained(tmp_path / "m")
+    torch.testing.assert_close(ours(IDX), theirs(IDX).logits, atol=5e-5, rtol=0)
+    comes_back(ours, tmp_path / "m", tmp_path / "again")
+
+
 @pytest.mark.parametrize(
     ("config", "generation", "want"),
     [
