@@ -101,7 +101,10 @@ def model_to_dict(model: CausalLM | Classifier) -> dict[str, Any]:
     family = config["architectures"][0].removesuffix("LMHeadModel").removesuffix("ForCausalLM")
     was: dict[str, Any] = {}
     if published.config:
-        was = config_to_dict(config_from_dict(published.config))
+        size = config_from_dict(published.config).vocab_size
+        # read with today's vocabulary, in which a token id that meant none may be a token
+        resized = published.config | {"vocab_size": config["vocab_size"]}
+        was = config_to_dict(config_from_dict(resized)) | {"vocab_size": size}
         config = {key: value for key, value in config.items() if value != was.get(key)}
     config = {**published.config, **config}
     if not isinstance(model, Classifier):
