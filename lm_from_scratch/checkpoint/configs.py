@@ -29,6 +29,14 @@ GPT2_NAMES = {
     "layer_norm_eps": "layer_norm_epsilon",
 }
 
+#: Other names that ``transformers`` has for keys of GPT-2; they go before the usual ones.
+GPT2_ALIASES = {
+    "block_size": "max_position_embeddings",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_embd": "hidden_size",
+}
+
 QWEN2_NAMES = {
     "block_size": "max_position_embeddings",
     "n_layer": "num_hidden_layers",
@@ -95,10 +103,12 @@ def config_to_dict(config: Config) -> dict[str, Any]:
 
 def gpt2_config_from_dict(config: Mapping[str, Any]) -> GPT2Config:
     """The config of a GPT-2 ``config.json``."""
+    headless = "Classification" in str(config.get("architectures"))  # so nothing could be tied
     for key, off in NOT_SUPPORTED.items():
-        if config.get(key, off) != off:
+        if config.get(key, off) != off and not (headless and key == "tie_word_embeddings"):
             raise ValueError(f"{key}={shown(config[key])} is not supported, only {key}={off}")
-    return _make(GPT2Config, GPT2_NAMES, config)
+    aliases = {our: alias for our, alias in GPT2_ALIASES.items() if alias in config}
+    return _make(GPT2Config, GPT2_NAMES | aliases, config)
 
 
 def gpt2_config_to_dict(config: GPT2Config) -> dict[str, Any]:
@@ -112,15 +122,32 @@ def qwen2_config_from_dict(config: Mapping[str, Any]) -> Qwen2Config:
     that slide are listed in new ones, and follow from two numbers and a switch in old ones.
     """
     config = {**QWEN2_ABSENT, **config}
-    rope: dict[str, Any] = {}
+    theta, scaling = _rotation(config)
+    layers = _layers(config)
+    return _make(Qwen2Config, QWEN2_NAMES, config, rope_theta=theta, rope_scaling=scaling, **layers)
+
+
+def _rotation(config: Mapping[str, Any]) -> tuple[Any, RopeScaling | None]:
+    """Theta and scaling. Of two dictionaries ``rope_scaling`` counts, and the other not at all, as
+    in ``transformers``: so a theta that only the other has would be lost, and is refused."""
     for key in ("rope_scaling", "rope_parameters"):
         if not isinstance(config[key] or {}, Mapping):
             raise ValueError(f"{key}={shown(config[key])} must be an object")
-        rope |= config[key] or {}
+    parameters = config["rope_parameters"] or {}
+    rope = {**(config["rope_scaling"] or parameters)}
+    length = config.get("original_max_position_embeddings")
+    if length is not None and rope.get("rope_type", rope.get("type")) in ("yarn", "llama3"):
+        rope["original_max_position_embeddings"] = length  # which goes before the one inside
     theta, scaling = scaling_from_dict(rope, config["max_position_embeddings"])
-    theta = config["rope_theta"] if theta is None else theta
-    layers = _layers(config)
-    return _make(Qwen2Config, QWEN2_NAMES, config, rope_theta=theta, rope_scaling=scaling, **layers)
+    if theta is not None:
+        return theta, scaling
+    lost = parameters.get("rope_theta", config["rope_theta"])
+    if lost not in (None, config["rope_theta"]):
+        raise ValueError(
+            f"rope_scaling={shown(rope)} takes the place of rope_parameters={shown(parameters)}: "
+            f"rope_theta={shown(lost)} must stand in it too"
+        )
+    return config["rope_theta"], scaling
 
 
 def _layers(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,11 +34,15 @@ class Published:
         return (self.config.get("architectures") or [""])[0]
 
     @property
+    def n_labels(self) -> int:
+        """How many labels a classifier has: two, where nothing is said."""
+        return len(self.config.get("id2label") or {}) or self.config.get("num_labels") or 2
+
+    @property
     def labels(self) -> list[str]:
         """The names of a classifier's labels; ``LABEL_i`` for those without one."""
         names = {int(key): str(name) for key, name in (self.config.get("id2label") or {}).items()}
-        number = len(names) or self.config.get("num_labels") or 2  # transformers leaves out two
-        return [names.get(i, f"LABEL_{i}") for i in range(number)]
+        return [names.get(i, f"LABEL_{i}") for i in range(self.n_labels)]
 
     @property
     def dropout(self) -> float:
@@ -97,7 +101,10 @@ def model_to_dict(model: CausalLM | Classifier) -> dict[str, Any]:
     family = config["architectures"][0].removesuffix("LMHeadModel").removesuffix("ForCausalLM")
     was: dict[str, Any] = {}
     if published.config:
-        was = config_to_dict(config_from_dict(published.config))
+        size = config_from_dict(published.config).vocab_size
+        # read with today's vocabulary, in which a token id that meant none may be a token
+        resized = published.config | {"vocab_size": config["vocab_size"]}
+        was = config_to_dict(config_from_dict(resized)) | {"vocab_size": size}
         config = {key: value for key, value in config.items() if value != was.get(key)}
     config = {**published.config, **config}
     if not isinstance(model, Classifier):
@@ -105,7 +112,7 @@ def model_to_dict(model: CausalLM | Classifier) -> dict[str, Any]:
         return config
     kind = "Sequence" if isinstance(model, SequenceClassifier) else "Token"
     config["architectures"] = [f"{family}For{kind}Classification"]
-    if not was or len(published.labels) != model.score.out_features:
+    if not was or published.n_labels != model.score.out_features:
         config["id2label"] = {str(i): label for i, label in enumerate(labels(model))}
         config["label2id"] = {label: i for i, label in enumerate(labels(model))}
     if isinstance(model, TokenClassifier) and (not was or published.dropout != model.dropout.p):
@@ -116,8 +123,10 @@ def model_to_dict(model: CausalLM | Classifier) -> dict[str, Any]:
 def labels(model: Classifier) -> list[str]:
     """What the logits of a classifier stand for: the labels of its ``config.json``, or ``LABEL_0``
     and so on."""
-    known, n_labels = published_of(model).labels, model.score.out_features
-    return known if len(known) == n_labels else [f"LABEL_{i}" for i in range(n_labels)]
+    published, n_labels = published_of(model), model.score.out_features
+    if published.n_labels == n_labels:
+        return published.labels
+    return [f"LABEL_{i}" for i in range(n_labels)]
 
 
 def end_tokens(model: CausalLM, tokenizer: Tokenizer | None = None) -> list[int]:

@@ -102,7 +102,7 @@ def classifier_from_pretrained(folder: str | Path) -> SequenceClassifier | Token
     """
     folder = local_folder(folder)
     published, config = read_published(folder)
-    architecture, n_labels = published.architecture, len(published.labels)
+    architecture, n_labels = published.architecture, published.n_labels
 
     def classifier() -> SequenceClassifier | TokenClassifier:
         backbone = build(config).backbone
@@ -238,7 +238,7 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of ``model.safetensors``, or of the shards that its index names."""
+    """The tensors of ``model.safetensors``, or of the shards that its index names; no constants."""
     index = folder / "model.safetensors.index.json"
     weight_map: dict[str, str] = {}
     if (folder / "model.safetensors").is_file():
@@ -265,7 +265,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
             tensors[name] = tensor
     if missing := [name for name in weight_map if name not in tensors]:
         raise ValueError(f"{index} names {shown(missing[0])}, which no shard holds")
-    return tensors
+    return {name: tensor for name, tensor in tensors.items() if not CONSTANTS.search(name)}
 
 
 def read_file(path: Path) -> dict[str, Tensor]:
@@ -320,8 +320,6 @@ def rename(tensors: Mapping[str, Tensor], model: CausalLM | Classifier) -> dict[
     tied = not isinstance(model, Classifier) and not hasattr(model, "lm_head")
     renamed = {}
     for name, tensor in tensors.items():
-        if CONSTANTS.search(name):
-            continue
         name = _our_name(name, model)
         if name in renamed:
             raise ValueError(f"{name} is there twice, with and without the prefix")

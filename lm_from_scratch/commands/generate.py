@@ -180,10 +180,15 @@ def tokenizer_of(folder: Path) -> Tokenizer:
 
 
 def check_together(tokenizer: Tokenizer, config: Config, folder: Path) -> None:
-    """Raises ``ValueError`` for a tokenizer with more tokens than the model has rows."""
-    if tokenizer.vocab_size > config.vocab_size:
+    """Raises ``ValueError`` for a tokenizer that gives a text tokens without a row in the model. A
+    special token that no text begins or ends with, as for padding, may lie above the rows."""
+    added = tokenizer.backend.get_added_tokens_decoder()
+    special = {token for token, name in added.items() if name.special}
+    given = {*tokenizer.backend.get_vocab().values()} - special
+    given |= {*tokenizer.start(""), tokenizer.eos_token_id or 0}
+    if max(given) >= config.vocab_size:
         raise ValueError(
-            f"the tokenizer in {folder} has {tokenizer.vocab_size} tokens, the model "
+            f"the tokenizer in {folder} has {max(given) + 1} tokens, the model "
             f"{config.vocab_size}: they do not belong together"
         )
 

@@ -8,10 +8,11 @@ from torch import nn
 
 from lm_from_scratch.limits import Count, require
 from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.heads import Classifier
 
 
 @torch.no_grad()
-def resize_token_embeddings_(model: CausalLM, vocab_size: int) -> None:
+def resize_token_embeddings_(model: CausalLM | Classifier, vocab_size: int) -> None:
     """Give a built model ``vocab_size`` tokens. Those that were there keep their rows; new ones get
     fresh random numbers, as at the beginning of training.
 
@@ -20,7 +21,7 @@ def resize_token_embeddings_(model: CausalLM, vocab_size: int) -> None:
     are quantised, and where the config names a token that would be cut off.
     """
     require(Count, vocab_size=vocab_size)
-    config: Any = replace(model.config, vocab_size=vocab_size)
+    config: Any = replace(model.backbone.config, vocab_size=vocab_size)
     names = ("wte", "embed_tokens", "lm_head")
     tables: list[Any] = [m for name, m in model.named_modules() if name.split(".")[-1] in names]
     for table in tables:

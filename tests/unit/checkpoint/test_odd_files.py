@@ -6,6 +6,7 @@ tests/slow/suites/test_damaged_files.py tries thousands of them.
 import json
 import math
 import shutil
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,19 @@ def test_R10_other_sizes_take_no_memory(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         from_pretrained(copied(sound[family], tmp_path, **changes))
+
+
+def test_R10_labels_that_the_weights_do_not_have_take_no_memory(
+    sound: Folders, tmp_path: Path
+) -> None:
+    changes = {"id2label": None, "label2id": None, "num_labels": 2 * 10**9}
+    folder = copied(sound["labels"], tmp_path, **changes)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"score.weight has shape \(3, 28\), not \(2000000000, 28"):
+        classifier_from_pretrained(folder)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10**7
 
 
 @pytest.mark.parametrize(

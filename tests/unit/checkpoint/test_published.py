@@ -114,6 +114,64 @@ def test_P4_P5_odd_settings_open_and_come_back(name: str, tmp_path: Path) -> Non
         assert torch.equal(again(IDX).logits, theirs(IDX).logits)
 
 
+DEFAULT = {"rope_type": "default", "rope_theta": 1e6}
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("family", "removed", "changes"),
+    [
+        ("GPT2", ["n_head"], {"num_attention_heads": 2}),
+        ("GPT2", [], {"num_attention_heads": 2}),  # which goes before n_head
+        ("GPT2", ["n_embd", "n_layer"], {"hidden_size": 28, "num_hidden_layers": 3}),
+        ("GPT2", ["n_positions"], {"max_position_embeddings": 64}),
+        ("Qwen2", [], {"rope_parameters": DEFAULT, "rope_scaling": YARN | {"rope_theta": 500.0}}),
+        ("Qwen2", [], {"rope_parameters": DEFAULT, "rope_scaling": YARN, "rope_theta": 1e6}),
+        ("Qwen2", [], {"rope_parameters": DEFAULT, "rope_scaling": {}}),
+        (
+            "Qwen2",
+            [],
+            {
+                "rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 500.0},
+                "original_max_position_embeddings": 16,
+            },
+        ),
+        (
+            "Qwen2",
+            ["rope_parameters"],
+            {"rope_scaling": YARN, "original_max_position_embeddings": 8},
+        ),
+        (
+            "Qwen2",
+            ["rope_parameters"],
+            {"rope_scaling": YARN | {"type": "linear"}, "original_max_position_embeddings": 8},
+        ),
+    ],
+)
+def test_P5_keys_under_other_names_mean_what_they_mean_to_transformers(
+    family: str, removed: list[str], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    made(tmp_path / "m", family, eos_token_id=2, bos_token_id=1)
+    contents = {key: value for key, value in read(tmp_path / "m").items() if key not in removed}
+    (tmp_path / "m" / "config.json").write_text(json.dumps(contents | changes))
+    kind = getattr(transformers, f"{family}{HEADS[family]}")
+    theirs = kind.from_pretrained(tmp_path / "m").eval()
+    ours = from_pretrained(tmp_path / "m")
+    idx = token_ids(2, 40)
+    torch.testing.assert_close(ours(idx), theirs(idx).logits, atol=5e-5, rtol=0)
+    comes_back(ours, tmp_path / "m", tmp_path / "again")
+
+
+def test_P5_a_theta_that_a_second_dictionary_would_hide_is_refused(tmp_path: Path) -> None:
+    made(tmp_path / "m", "Qwen2", rope_parameters=DEFAULT)
+    edit(tmp_path / "m", rope_scaling=YARN)  # transformers would take 10000 for theta
+    with pytest.raises(
+        ValueError, match=r"config\.json: rope_scaling=.* rope_theta=1000000\.0 must"
+    ):
+        from_pretrained(tmp_path / "m")
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", ["Sequence", "Token"])
@@ -253,6 +311,46 @@ def test_P5_weights_of_several_dtypes_become_one(
         torch.testing.assert_close(ours(IDX), theirs(IDX).logits, atol=bound, rtol=0)
     save_pretrained(ours, tmp_path / "again")
     assert read(tmp_path / "again")["dtype"] == str(want).removeprefix("torch.")
+
+
+CONSTANTS = {
+    "GPT2": {
+        "transformer.h.0.attn.bias": torch.ones(1, 1, 64, 64).tril().bool(),
+        "transformer.h.0.attn.masked_bias": torch.tensor(-1e4),
+    },
+    "Qwen2": {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_P5_constants_that_are_dropped_have_no_say_in_the_dtype(
+    family: str, tmp_path: Path
+) -> None:
+    made(tmp_path / "m", family, dtype=torch.bfloat16, eos_token_id=2, bos_token_id=1)
+    file = tmp_path / "m" / "model.safetensors"
+    tensors = load_file(file) | CONSTANTS[family]
+    save_file(tensors, file, metadata={"format": "pt"})
+    edit(tmp_path / "m", dtype=None)
+    ours = from_pretrained(tmp_path / "m")
+    assert {p.dtype for p in ours.parameters()} == {torch.bfloat16}
+    norm = next(name for name in tensors if name.endswith(("ln_1.weight", "layernorm.weight")))
+    save_file(tensors | {norm: tensors[norm].float()}, file, metadata={"format": "pt"})
+    edit(tmp_path / "m", dtype="bfloat16")
+    kind = getattr(transformers, f"{family}{HEADS[family]}")
+    theirs = kind.from_pretrained(tmp_path / "m").eval().float()
+    ours = from_pretrained(tmp_path / "m").float()
+    torch.testing.assert_close(ours(IDX), theirs(IDX).logits, atol=5e-5, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["Sequence", "Token"])
+def test_P5_a_classifier_has_no_head_that_could_be_untied(kind: str, tmp_path: Path) -> None:
+    settings = dict(tie_word_embeddings=False, pad_token_id=0, eos_token_id=2, bos_token_id=1)
+    theirs = made(tmp_path / "m", "GPT2", f"For{kind}Classification", **settings)
+    ours = classifier_from_pretrained(tmp_path / "m")
+    torch.testing.assert_close(ours(IDX), theirs(IDX).logits, atol=5e-5, rtol=0)
+    comes_back(ours, tmp_path / "m", tmp_path / "again")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """__main__.py: the commands, as a newcomer would type them."""
 
+import io
 import json
 import shlex
 import subprocess
@@ -360,6 +361,24 @@ def test_a_few_notes_are_enough_to_train(tmp_path) -> None:
     text.write_text("\n\n".join(f"note {i}: the tides turn twice a day" for i in range(400)))
     out = ["--corpus", str(text), "--out", str(tmp_path / "run")]
     assert main(["train", *out, *SMALL]) == 0
+
+
+def test_P5_a_padding_token_above_the_rows_stands_in_no_text(tmp_path, capsys, monkeypatch) -> None:
+    tokenizer = Tokenizer.train(["some text"], 270)
+    rows, folder = tokenizer.vocab_size, tmp_path / "m"
+    tokenizer.backend.add_special_tokens(["[PAD]"])
+    assert tokenizer.vocab_size == rows + 1
+    save_pretrained(tiny_gpt2(vocab_size=rows), folder, tokenizer)
+    assert main(["generate", "--model", str(folder), "--prompt", "[PAD] some"]) == 0
+    assert capsys.readouterr().out.startswith("[PAD] some")
+    (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    monkeypatch.setattr("sys.stdin", io.StringIO("[PAD]\n"))  # in a chat the name is the token
+    assert main(["generate", "--model", str(folder), "--chat"]) == 2
+    assert f"token id {rows} is not below vocab_size={rows}" in capsys.readouterr().err
+    tokenizer.backend.add_tokens(["plum"])  # which text does become
+    save_pretrained(tiny_gpt2(vocab_size=rows), folder, tokenizer)
+    assert main(["generate", "--model", str(folder), "--prompt", "x"]) == 2
+    assert f"has {rows + 2} tokens, the model {rows}: they do not" in capsys.readouterr().err
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path, capsys) -> None:
