@@ -128,10 +128,12 @@ def temporary_folder(target: Path) -> Iterator[Path]:
 
 def check_replaceable(folder: Path, written: str) -> None:
     """Raises ``ValueError`` for a file, and for a folder with files whose names ``written``, a
-    pattern, does not match."""
+    pattern, does not match; ``PermissionError`` for a folder that is read-only."""
     if folder.exists():
         if not folder.is_dir():
             raise ValueError(f"{folder} is a file, not a folder")
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
         others = [p.name for p in folder.iterdir() if not re.fullmatch(written, p.name)]
         if others:
             raise ValueError(
@@ -143,8 +145,8 @@ def replace_folder(temporary: Path, target: Path) -> None:
     """Give the finished folder its name; what stood there before goes away afterwards.
 
     No system renames a folder over another one. A program that is killed between the two renames
-    leaves the earlier contents as ``.NAME.old`` beside the target. An empty folder is filled
-    instead, because someone may stand in it, and gets its ``config.json`` last.
+    leaves the earlier contents as ``.NAME.old`` beside the target. An empty folder, and the one in
+    which the program stands, get new files instead, ``config.json`` last: a shell may stand there.
     """
     for file in temporary.iterdir():
         to_disk(file)  # the contents must be there before the name is
@@ -153,17 +155,20 @@ def replace_folder(temporary: Path, target: Path) -> None:
     if not target.exists():
         temporary.rename(target)
         return
-    if not any(target.iterdir()):
-        for file in sorted(temporary.iterdir(), key=lambda file: file.name == "config.json"):
-            file.rename(target / file.name)
-        return
-    here = os.path.exists(".") and target.samefile(".")
-    target.rename(old)
+    renames = [(target, old), (temporary, target)]
+    if not any(target.iterdir()) or (os.path.exists(".") and target.samefile(".")):
+        old.mkdir()
+        last = sorted(temporary.iterdir(), key=lambda file: file.name == "config.json")
+        renames = [(file, old / file.name) for file in target.iterdir()]
+        renames += [(file, target / file.name) for file in last]
     try:
-        temporary.rename(target)
-    except OSError:
-        old.rename(target)
+        for source, to in renames:
+            source.rename(to)
+    except BaseException:  # Ctrl-C, too
+        for source, to in reversed(renames):
+            if not os.path.lexists(source):
+                to.rename(source)
+        if old.exists():
+            old.rmdir()
         raise
-    if here:
-        os.chdir(target)  # the folder in which the program stands is the one that goes away
     shutil.rmtree(old, ignore_errors=True)

@@ -141,6 +141,34 @@ def test_R4_an_empty_folder_that_one_stands_in_is_filled(tmp_path, monkeypatch) 
     from_pretrained(".")
 
 
+def test_R4_a_full_folder_that_one_stands_in_gets_new_files(tmp_path, monkeypatch) -> None:
+    folder = tmp_path / "here"
+    assert main(["convert", "gpt2-docs", "--max-shard", "200K", "--out", str(folder)]) == 0
+    number = folder.stat().st_ino
+    monkeypatch.chdir(folder)
+    assert main(["quantize", "qwen2-docs", "--out", "."]) == 0
+    assert folder.stat().st_ino == number and Path("config.json").is_file()
+    assert [p.name for p in tmp_path.iterdir()] == ["here"]
+    assert [p.name for p in folder.glob("*.safetensors")] == ["model.safetensors"]
+    assert type(from_pretrained(".")).__name__ == "Qwen2ForCausalLM"
+
+
+def test_R4_a_folder_that_is_read_only_is_left_alone(tmp_path, monkeypatch, capsys) -> None:
+    model = tmp_path / "model"
+    assert main(["quantize", "gpt2-docs", "--out", str(model)]) == 0
+    before = (model / "model.safetensors").read_bytes()
+    model.chmod(0o555)
+    if os.access(model, os.W_OK):  # root may write everywhere
+        access = os.access
+        monkeypatch.setattr(os, "access", lambda path, mode: path != model and access(path, mode))
+    capsys.readouterr()
+    assert main(["quantize", "qwen2-docs", "--out", str(model)]) == 2
+    model.chmod(0o755)
+    assert capsys.readouterr().err == f"error: {model}: Permission denied\n"
+    assert (model / "model.safetensors").read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
 @pytest.mark.parametrize(
     "words",
     [
