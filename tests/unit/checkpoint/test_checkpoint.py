@@ -416,16 +416,20 @@ def test_R4_ctrl_c_after_any_rename_leaves_the_old_model(tmp_path, monkeypatch, 
     monkeypatch.chdir(folder if here else tmp_path)
     real, calls = Path.rename, []
 
-    def rename(self, target):
-        real(self, target)
-        calls.append(target)
-        if len(calls) == ends_after:
-            raise KeyboardInterrupt
-
-    for ends_after in range(1, len(files) + 3 if here else 3):
+    def ending_after(count: int):
         calls.clear()
+
+        def rename(self, target):
+            real(self, target)
+            calls.append(target)
+            if len(calls) == count:
+                raise KeyboardInterrupt
+
+        return rename
+
+    for count in range(1, len(files) + 3 if here else 3):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(Path, "rename", rename)
+            patch.setattr(Path, "rename", ending_after(count))
             save_pretrained(tiny_gpt2(seed=1), folder)
         assert sorted(p.name for p in folder.iterdir()) == files
         assert torch.equal(from_pretrained(folder)(idx), tiny_gpt2()(idx))
