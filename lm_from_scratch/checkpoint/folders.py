@@ -128,13 +128,19 @@ def temporary_folder(target: Path) -> Iterator[Path]:
 
 def check_replaceable(folder: Path, written: str) -> None:
     """Raises ``ValueError`` for a file, and for a folder with files whose names ``written``, a
-    pattern, does not match; ``PermissionError`` for a folder that is read-only."""
+    pattern, does not match (below a name that it does match, only templates may be);
+    ``PermissionError`` for a folder that is read-only."""
+
+    def is_ours(path: Path) -> bool:
+        named = re.fullmatch(written, path.name) is not None
+        return named and all(inner.suffix == ".jinja" for inner in path.rglob("*"))
+
     if folder.exists():
         if not folder.is_dir():
             raise ValueError(f"{folder} is a file, not a folder")
         if not os.access(folder, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
-        others = [p.name for p in folder.iterdir() if not re.fullmatch(written, p.name)]
+        others = [path.name for path in folder.iterdir() if not is_ours(path)]
         if others:
             raise ValueError(
                 f"{folder} is left as it is, because it holds other files too: {sorted(others)[:5]}"
@@ -148,8 +154,9 @@ def replace_folder(temporary: Path, target: Path) -> None:
     leaves the earlier contents as ``.NAME.old`` beside the target. An empty folder, and the one in
     which the program stands, get new files instead, ``config.json`` last: a shell may stand there.
     """
-    for file in temporary.iterdir():
-        to_disk(file)  # the contents must be there before the name is
+    for file in temporary.rglob("*"):
+        if file.is_file():
+            to_disk(file)  # the contents must be there before the name is
     old = target.parent / f".{target.name}.old"
     shutil.rmtree(old, ignore_errors=True)
     if not target.exists():

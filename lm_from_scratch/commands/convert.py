@@ -13,9 +13,11 @@ from torch import nn
 
 from lm_from_scratch.checkpoint.folders import local_folder
 from lm_from_scratch.checkpoint.weights import MAX_SHARD_BYTES, save_pretrained
-from lm_from_scratch.commands.generate import tokenizer_of
+from lm_from_scratch.commands.generate import tokenizer_folder
 from lm_from_scratch.commands.options import not_empty
 from lm_from_scratch.commands.prepared import read_model
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.text.tokenizer_files import files_in, read_bytes, write_bytes
 from lm_from_scratch.weights.quantize import quantized_weights
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
@@ -36,13 +38,15 @@ def run(args: argparse.Namespace) -> int:
             )
         model.to(getattr(torch, args.dtype))
         refuse_overflow(model, folder)
-    has_tokenizer = any((p / "tokenizer.json").is_file() for p in (folder, folder.parent))
-    tokenizer = tokenizer_of(folder) if has_tokenizer else None
+    files = files_in(tokenizer_folder(folder))
+    tokenizer = Tokenizer.load(files["tokenizer.json"]) if "tokenizer.json" in files else None
     save_pretrained(model, out, tokenizer, args.max_shard)
-    files = [file.stat().st_size for file in out.glob("*.safetensors")]
+    if tokenizer is None:  # older files perhaps, vocab.json and merges.txt, which are not read here
+        write_bytes(read_bytes(files), out)
+    sizes = [file.stat().st_size for file in out.glob("*.safetensors")]
     print(
-        f"model written to {out}: {dtype_of(model)}, was {was}; {sum(files)} bytes of weights in "
-        f"{len(files)} file{'s' if len(files) > 1 else ''}"
+        f"model written to {out}: {dtype_of(model)}, was {was}; {sum(sizes)} bytes of weights in "
+        f"{len(sizes)} file{'s' if len(sizes) > 1 else ''}"
     )
     return 0
 
@@ -79,8 +83,9 @@ EXAMPLES = """examples
 def add_options(p: argparse.ArgumentParser) -> None:
     """A model, a folder for the new one, and what changes."""
     p.description = (
-        "Write a model, or a classifier, with its tokenizer and all else that its folder holds,\n"
-        "in another dtype or in files of another size. quantize makes weights of 8 or 4 bits."
+        "Write a model, or a classifier, in another dtype or in files of another size, with its\n"
+        "tokenizer, its chat templates and all that its config files say; other files, a README\n"
+        "say, stay behind. quantize makes weights of 8 or 4 bits."
     )
     p.epilog = EXAMPLES
     p.add_argument("model", type=not_empty, help="a folder, or a name on the hub")
