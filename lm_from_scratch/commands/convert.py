@@ -6,10 +6,12 @@ legacy cache, a tuple of tensors, has no file that can be read without unpicklin
 
 import argparse
 import re
+from fractions import Fraction
 from pathlib import Path
 
 import torch
 from torch import nn
+from tqdm import tqdm
 
 from lm_from_scratch.checkpoint.folders import local_folder
 from lm_from_scratch.checkpoint.weights import MAX_SHARD_BYTES, save_pretrained
@@ -36,8 +38,7 @@ def run(args: argparse.Namespace) -> int:
                 f"{folder} has quantised weights, whose dtype is part of them: quantize --dtype "
                 "makes them anew"
             )
-        model.to(getattr(torch, args.dtype))
-        refuse_overflow(model, folder)
+        to_dtype(model, getattr(torch, args.dtype), folder, args.quiet)
     files = files_in(tokenizer_folder(folder))
     tokenizer = Tokenizer.load(files["tokenizer.json"]) if "tokenizer.json" in files else None
     save_pretrained(model, out, tokenizer, args.max_shard)
@@ -56,10 +57,12 @@ def dtype_of(model: nn.Module) -> str:
     return str(next(model.parameters()).dtype).removeprefix("torch.")
 
 
-def refuse_overflow(model: nn.Module, folder: Path) -> None:
-    """Raises ``ValueError`` for a weight that is too large for its new dtype."""
-    for name, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
+def to_dtype(model: nn.Module, dtype: torch.dtype, folder: Path, quiet: bool) -> None:
+    """Give all weights another dtype. Raises ``ValueError`` for one that is too large for it."""
+    weights = [*model.named_parameters()]
+    for name, weight in tqdm(weights, unit="weight", delay=1, disable=quiet):
+        weight.data = weight.data.to(dtype)
+        if not weight.isfinite().all():
             raise ValueError(
                 f"{name} of {folder} has numbers that are not finite in {dtype_of(model)}"
             )
@@ -68,7 +71,7 @@ def refuse_overflow(model: nn.Module, folder: Path) -> None:
 def size(text: str) -> int:
     """An option's value that must be a number of bytes, like 500M or 2GB."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)B?", text.upper())
-    bytes_ = int(float(found[1]) * UNITS[found[2]]) if found else 0
+    bytes_ = int(Fraction(found[1]) * UNITS[found[2]]) if found else 0
     if bytes_ < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no size like 500M or 2GB")
     return bytes_
@@ -102,3 +105,4 @@ def add_options(p: argparse.ArgumentParser) -> None:
         default=MAX_SHARD_BYTES,
         help="largest file of weights, like 500M or 2GB; default: 5GB",
     )
+    p.add_argument("--quiet", action="store_true", help="no progress bar")

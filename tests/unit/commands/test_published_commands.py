@@ -1,6 +1,7 @@
 """train --from, train --classify, classify and convert: models that come from a folder."""
 
 import json
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from lm_from_scratch.checkpoint.weights import (
     from_pretrained,
     save_pretrained,
 )
+from lm_from_scratch.commands.convert import size
 from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
 from lm_from_scratch.text.tokenizer import Tokenizer
 
@@ -297,6 +299,14 @@ def test_R4_only_a_checkpoint_has_the_tokenizer_of_the_folder_around_it(tmp_path
         words = ["generate", "--model", str(folder), "--max-new-tokens", "2"]
         assert main(words) == (0 if found else 2)
     assert "sub has no tokenizer.json" in capsys.readouterr().err
+
+
+def test_R3_a_size_may_have_any_number_of_digits() -> None:
+    assert [size(text) for text in ("1.5G", "500mb", "7")] == [1_500_000_000, 500_000_000, 7]
+    assert size("9" * 400) == int("9" * 400) and size("0.1" + "0" * 400 + "G") == 10**8
+    for text in ("0.5", "-1", "1T", "9" * 5000):
+        with pytest.raises((ArgumentTypeError, ValueError)):
+            size(text)
 
 
 def test_P8_convert_refuses_numbers_that_do_not_fit(tmp_path, capsys) -> None:
