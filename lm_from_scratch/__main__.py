@@ -12,6 +12,7 @@ if __name__ == "__main__":
 import argparse
 import contextlib
 import errno
+import io
 import os
 import signal
 import sys
@@ -46,6 +47,7 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     commands = top.add_subparsers(required=True, metavar="command")
     for name, text in COMMANDS.items():
         p = commands.add_parser(name, help=text, formatter_class=keep)
+        p.register("type", None, as_text)  # of options without a type: paths have one
         if not words or words[0] == name:
             command = import_module(f"lm_from_scratch.commands.{name}")
             p.set_defaults(run=command.run)
@@ -55,6 +57,25 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
 
         add_commands(commands, keep)
     return top
+
+
+def as_text(word: str) -> str:
+    """An argument as UTF-8, where the locale has made something else of it; a path must stay as it
+    is. What is no UTF-8 stays too: the tokenizer says so."""
+    with contextlib.suppress(UnicodeError):
+        return os.fsencode(word).decode()
+    return word
+
+
+def take_any_text() -> None:
+    """Read UTF-8, whatever the locale says, and print what the output has no character for as a
+    question mark. Without stderr, nothing is said there."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8-sig")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -106,6 +127,7 @@ def said(line: str, code: int) -> int:
 
 
 if __name__ == "__main__":
+    take_any_text()
     warnings.formatwarning = lambda message, *about, **more: f"warning: {message}\n"
     code = main()
     signals.handle(signal.SIG_IGN)  # it is over

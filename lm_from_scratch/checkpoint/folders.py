@@ -128,11 +128,19 @@ def temporary_folder(target: Path) -> Iterator[Path]:
 
 def check_replaceable(folder: Path, written: str) -> None:
     """Raises ``ValueError`` for a file, and for a folder with files whose names ``written``, a
-    pattern, does not match."""
+    pattern, does not match (below a name that it does match, only templates may be);
+    ``PermissionError`` for a folder that is read-only."""
+
+    def is_ours(path: Path) -> bool:
+        named = re.fullmatch(written, path.name) is not None
+        return named and all(inner.suffix == ".jinja" for inner in path.rglob("*"))
+
     if folder.exists():
         if not folder.is_dir():
             raise ValueError(f"{folder} is a file, not a folder")
-        others = [p.name for p in folder.iterdir() if not re.fullmatch(written, p.name)]
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        others = [path.name for path in folder.iterdir() if not is_ours(path)]
         if others:
             raise ValueError(
                 f"{folder} is left as it is, because it holds other files too: {sorted(others)[:5]}"
@@ -143,27 +151,31 @@ def replace_folder(temporary: Path, target: Path) -> None:
     """Give the finished folder its name; what stood there before goes away afterwards.
 
     No system renames a folder over another one. A program that is killed between the two renames
-    leaves the earlier contents as ``.NAME.old`` beside the target. An empty folder is filled
-    instead, because someone may stand in it, and gets its ``config.json`` last.
+    leaves the earlier contents as ``.NAME.old`` beside the target. An empty folder, and the one in
+    which the program stands, get new files instead, ``config.json`` last: a shell may stand there.
     """
-    for file in temporary.iterdir():
-        to_disk(file)  # the contents must be there before the name is
+    for file in temporary.rglob("*"):
+        if file.is_file():
+            to_disk(file)  # the contents must be there before the name is
     old = target.parent / f".{target.name}.old"
     shutil.rmtree(old, ignore_errors=True)
     if not target.exists():
         temporary.rename(target)
         return
-    if not any(target.iterdir()):
-        for file in sorted(temporary.iterdir(), key=lambda file: file.name == "config.json"):
-            file.rename(target / file.name)
-        return
-    here = os.path.exists(".") and target.samefile(".")
-    target.rename(old)
+    renames = [(target, old), (temporary, target)]
+    if not any(target.iterdir()) or (os.path.exists(".") and target.samefile(".")):
+        old.mkdir()
+        last = sorted(temporary.iterdir(), key=lambda file: file.name == "config.json")
+        renames = [(file, old / file.name) for file in target.iterdir()]
+        renames += [(file, target / file.name) for file in last]
     try:
-        temporary.rename(target)
-    except OSError:
-        old.rename(target)
+        for source, to in renames:
+            source.rename(to)
+    except BaseException:  # Ctrl-C, too
+        for source, to in reversed(renames):
+            if not os.path.lexists(source):
+                to.rename(source)
+        if old.exists():
+            old.rmdir()
         raise
-    if here:
-        os.chdir(target)  # the folder in which the program stands is the one that goes away
     shutil.rmtree(old, ignore_errors=True)

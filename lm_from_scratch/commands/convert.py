@@ -6,16 +6,20 @@ legacy cache, a tuple of tensors, has no file that can be read without unpicklin
 
 import argparse
 import re
+from fractions import Fraction
 from pathlib import Path
 
 import torch
 from torch import nn
+from tqdm import tqdm
 
 from lm_from_scratch.checkpoint.folders import local_folder
 from lm_from_scratch.checkpoint.weights import MAX_SHARD_BYTES, save_pretrained
-from lm_from_scratch.commands.generate import tokenizer_of
+from lm_from_scratch.commands.generate import tokenizer_folder
 from lm_from_scratch.commands.options import not_empty
 from lm_from_scratch.commands.prepared import read_model
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.text.tokenizer_files import files_in, read_bytes, write_bytes
 from lm_from_scratch.weights.quantize import quantized_weights
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
@@ -34,15 +38,16 @@ def run(args: argparse.Namespace) -> int:
                 f"{folder} has quantised weights, whose dtype is part of them: quantize --dtype "
                 "makes them anew"
             )
-        model.to(getattr(torch, args.dtype))
-        refuse_overflow(model, folder)
-    has_tokenizer = any((p / "tokenizer.json").is_file() for p in (folder, folder.parent))
-    tokenizer = tokenizer_of(folder) if has_tokenizer else None
+        to_dtype(model, getattr(torch, args.dtype), folder, args.quiet)
+    files = files_in(tokenizer_folder(folder))
+    tokenizer = Tokenizer.load(files["tokenizer.json"]) if "tokenizer.json" in files else None
     save_pretrained(model, out, tokenizer, args.max_shard)
-    files = [file.stat().st_size for file in out.glob("*.safetensors")]
+    if tokenizer is None:  # older files perhaps, vocab.json and merges.txt, which are not read here
+        write_bytes(read_bytes(files), out)
+    sizes = [file.stat().st_size for file in out.glob("*.safetensors")]
     print(
-        f"model written to {out}: {dtype_of(model)}, was {was}; {sum(files)} bytes of weights in "
-        f"{len(files)} file{'s' if len(files) > 1 else ''}"
+        f"model written to {out}: {dtype_of(model)}, was {was}; {sum(sizes)} bytes of weights in "
+        f"{len(sizes)} file{'s' if len(sizes) > 1 else ''}"
     )
     return 0
 
@@ -52,10 +57,12 @@ def dtype_of(model: nn.Module) -> str:
     return str(next(model.parameters()).dtype).removeprefix("torch.")
 
 
-def refuse_overflow(model: nn.Module, folder: Path) -> None:
-    """Raises ``ValueError`` for a weight that is too large for its new dtype."""
-    for name, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
+def to_dtype(model: nn.Module, dtype: torch.dtype, folder: Path, quiet: bool) -> None:
+    """Give all weights another dtype. Raises ``ValueError`` for one that is too large for it."""
+    weights = [*model.named_parameters()]
+    for name, weight in tqdm(weights, unit="weight", delay=1, disable=quiet):
+        weight.data = weight.data.to(dtype)
+        if not weight.isfinite().all():
             raise ValueError(
                 f"{name} of {folder} has numbers that are not finite in {dtype_of(model)}"
             )
@@ -64,7 +71,7 @@ def refuse_overflow(model: nn.Module, folder: Path) -> None:
 def size(text: str) -> int:
     """An option's value that must be a number of bytes, like 500M or 2GB."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)B?", text.upper())
-    bytes_ = int(float(found[1]) * UNITS[found[2]]) if found else 0
+    bytes_ = int(Fraction(found[1]) * UNITS[found[2]]) if found else 0
     if bytes_ < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no size like 500M or 2GB")
     return bytes_
@@ -79,8 +86,9 @@ EXAMPLES = """examples
 def add_options(p: argparse.ArgumentParser) -> None:
     """A model, a folder for the new one, and what changes."""
     p.description = (
-        "Write a model, or a classifier, with its tokenizer and all else that its folder holds,\n"
-        "in another dtype or in files of another size. quantize makes weights of 8 or 4 bits."
+        "Write a model, or a classifier, in another dtype or in files of another size, with its\n"
+        "tokenizer, its chat templates and all that its config files say; other files, a README\n"
+        "say, stay behind. quantize makes weights of 8 or 4 bits."
     )
     p.epilog = EXAMPLES
     p.add_argument("model", type=not_empty, help="a folder, or a name on the hub")
@@ -97,3 +105,4 @@ def add_options(p: argparse.ArgumentParser) -> None:
         default=MAX_SHARD_BYTES,
         help="largest file of weights, like 500M or 2GB; default: 5GB",
     )
+    p.add_argument("--quiet", action="store_true", help="no progress bar")

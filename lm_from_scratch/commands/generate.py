@@ -11,6 +11,7 @@ from typing import Any
 
 from lm_from_scratch.checkpoint.folders import local_folder
 from lm_from_scratch.checkpoint.published import end_tokens
+from lm_from_scratch.checkpoint.state import checkpoints
 from lm_from_scratch.checkpoint.weights import from_pretrained
 from lm_from_scratch.commands.options import (
     KERNELS_HELP,
@@ -170,13 +171,20 @@ def chat(speaker: Speaker, args: argparse.Namespace) -> int:
 
 
 def tokenizer_of(folder: Path) -> Tokenizer:
-    """The tokenizer of a model, which a run keeps beside its checkpoints."""
-    for place in (folder, folder.parent):
-        if (place / "tokenizer.json").is_file():
-            return Tokenizer.load(place)
-    raise ValueError(
-        f"{folder} has no tokenizer.json: save_pretrained(model, folder, tokenizer) writes one"
-    )
+    """The tokenizer of a model."""
+    place = tokenizer_folder(folder)
+    if not (place / "tokenizer.json").is_file():
+        raise ValueError(
+            f"{place} has no tokenizer.json: save_pretrained(model, folder, tokenizer) writes one"
+        )
+    return Tokenizer.load(place)
+
+
+def tokenizer_folder(folder: Path) -> Path:
+    """The folder of a model's tokenizer, which a run keeps beside its checkpoints."""
+    run = folder.resolve().parent
+    beside = folder.resolve() in checkpoints(run) and not (folder / "tokenizer.json").is_file()
+    return run if beside else folder
 
 
 def check_together(tokenizer: Tokenizer, config: Config, folder: Path) -> None:

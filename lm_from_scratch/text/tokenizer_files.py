@@ -3,7 +3,8 @@
 ``tokenizer.json`` holds the vocabulary and its rules. What stands beside it says which token ends a
 text, which tokens are special, and how a chat becomes text: ``tokenizer_config.json``, and in
 older folders ``special_tokens_map.json`` and ``added_tokens.json``, in newer ones
-``chat_template.jinja``. They are read as ``transformers`` reads them.
+``chat_template.jinja``, and ``additional_chat_templates`` with more of them. They are read as
+``transformers`` reads them.
 
 No file is trusted: whatever is damaged is a ``ValueError`` of one line that names the file.
 """
@@ -21,15 +22,19 @@ from tokenizers import AddedToken, processors
 
 from lm_from_scratch.files import whole_file
 
+#: A folder of further templates, ``NAME.jinja``; they are not used here, but not lost either.
+TEMPLATES = "additional_chat_templates"
+
 #: A tokenizer is these files, or some of them; ``tokenizer.json`` is always there.
 NAMES = (
+    "tokenizer.json",
     "vocab.json",
     "merges.txt",
     "added_tokens.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    TEMPLATES,
     "tokenizer_config.json",
-    "tokenizer.json",
 )
 
 #: The special tokens that have a name of their own.
@@ -109,27 +114,21 @@ def read(path: Path) -> tuple[tokenizers.Tokenizer, TokenizerFiles]:
         raise ValueError(
             f"no tokenizer at {path}: a tokenizer.json file is needed{how if older else ''}"
         )
-    names = NAMES if path.name == "tokenizer.json" else ()
-    contents = {}
-    for file in [path, *(path.with_name(name) for name in names)]:
-        try:
-            if file.is_file():
-                contents[file.name] = file.read_bytes()
-        except OSError as error:
-            raise ValueError(f"{file} cannot be read: {error.strerror}") from error
-    contents["tokenizer.json"] = contents.pop(path.name)
+    alone = path.name != "tokenizer.json"
+    files = {"tokenizer.json": path} if alone else files_in(path.parent)
+    contents = read_bytes(files)
     for name in contents:
-        with one_line(f"{path.with_name(name)} is not UTF-8 text"):
+        with one_line(f"{files[name]} is not UTF-8 text"):
             contents[name].decode()
     with one_line(path.parent):  # every message names the file itself
         settings = _settings(contents)
-    files = TokenizerFiles(contents, settings)
+    found = TokenizerFiles(contents, settings)
     with one_line(f"{path} is not a tokenizer.json that can be read"):
-        return _backend(files), files
+        return _backend(found), found
 
 
 def write(backend: tokenizers.Tokenizer, files: TokenizerFiles, eos: int | None, to: Path) -> None:
-    """Write all files into the folder ``to``, each whole or not at all; ``tokenizer.json`` last.
+    """Write all files into the folder ``to``.
 
     One that was read and not changed is written as it was. One without a ``tokenizer_config.json``
     gets a small one, so that ``transformers`` knows the end token and keeps to the file. Beside a
@@ -142,11 +141,35 @@ def write(backend: tokenizers.Tokenizer, files: TokenizerFiles, eos: int | None,
     end = None if eos is None else backend.id_to_token(eos)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end}
     contents.setdefault("tokenizer_config.json", (json.dumps(settings, indent=2) + "\n").encode())
-    to.mkdir(parents=True, exist_ok=True)
-    for name in NAMES:
+    write_bytes(contents, to)
+
+
+def files_in(folder: Path) -> dict[str, Path]:
+    """The tokenizer's files that a folder has, by name; ``additional_chat_templates/NAME.jinja``
+    is a name, too."""
+    paths = [*(folder / name for name in NAMES), *(folder / TEMPLATES).glob("*.jinja")]
+    return {path.relative_to(folder).as_posix(): path for path in paths if path.is_file()}
+
+
+def read_bytes(files: Mapping[str, Path]) -> dict[str, bytes]:
+    """What the files hold. Raises ``ValueError`` for one that cannot be read."""
+    contents = {}
+    for name, path in files.items():
+        try:
+            contents[name] = path.read_bytes()
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    return contents
+
+
+def write_bytes(contents: Mapping[str, bytes], to: Path) -> None:
+    """Write these files into the folder ``to``, each whole or not at all; ``tokenizer.json`` last.
+    Those of another tokenizer go away."""
+    for name, path in files_in(to).items():
         if name not in contents:
-            (to / name).unlink(missing_ok=True)  # of another tokenizer
-            continue
+            path.unlink()
+    for name in sorted(contents, key=lambda name: name == "tokenizer.json"):
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
         with whole_file(to / name) as temporary:
             temporary.write_bytes(contents[name])
 

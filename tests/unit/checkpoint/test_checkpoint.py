@@ -408,6 +408,36 @@ def test_a_rename_that_fails_leaves_the_old_model(tmp_path, monkeypatch, fails_a
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
 
 
+@pytest.mark.parametrize("here", [False, True])
+def test_R4_ctrl_c_after_any_rename_leaves_the_old_model(tmp_path, monkeypatch, here) -> None:
+    folder, idx = tmp_path / "m", token_ids(1, 5)
+    save_pretrained(tiny_gpt2(), folder, max_shard_bytes=20_000)
+    files = sorted(p.name for p in folder.iterdir())
+    monkeypatch.chdir(folder if here else tmp_path)
+    real, calls = Path.rename, []
+
+    def ending_after(count: int):
+        calls.clear()
+
+        def rename(self, target):
+            real(self, target)
+            calls.append(target)
+            if len(calls) == count:
+                raise KeyboardInterrupt
+
+        return rename
+
+    for count in range(1, len(files) + 3 if here else 3):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Path, "rename", ending_after(count))
+            save_pretrained(tiny_gpt2(seed=1), folder)
+        assert sorted(p.name for p in folder.iterdir()) == files
+        assert torch.equal(from_pretrained(folder)(idx), tiny_gpt2()(idx))
+        assert [p.name for p in tmp_path.iterdir()] == ["m"]
+    save_pretrained(tiny_gpt2(seed=1), folder)
+    assert torch.equal(from_pretrained(folder)(idx), tiny_gpt2(seed=1)(idx))
+
+
 def test_compiled_models_save_under_their_own_names_and_mixed_dtypes_are_refused(tmp_path) -> None:
     save_pretrained(torch.compile(tiny_gpt2()), tmp_path / "m")
     assert not from_pretrained(tmp_path / "m").training

@@ -2,6 +2,7 @@
 
 import io
 import json
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from lm_from_scratch.checkpoint.weights import (
     from_pretrained,
     save_pretrained,
 )
+from lm_from_scratch.commands.convert import size
 from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
 from lm_from_scratch.text.labelled import read_labelled
 from lm_from_scratch.text.tokenizer import Tokenizer
@@ -293,6 +295,66 @@ def test_P8_convert_changes_dtype_and_files_and_nothing_else(folder, tmp_path, c
     assert Tokenizer.load(back).encode("tides") == TOKENIZER.encode("tides")
     assert main(["convert", str(back), "--out", str(back)]) == 2
     assert "is the model itself" in capsys.readouterr().err
+
+
+def test_P8_convert_carries_the_files_of_a_slow_tokenizer(tmp_path) -> None:
+    transformers = pytest.importorskip("transformers")
+    old, new = tmp_path / "old", tmp_path / "new"
+    save_pretrained(tiny_gpt2(vocab_size=300), old, TOKENIZER)
+    model = json.loads((old / "tokenizer.json").read_text())["model"]
+    (old / "tokenizer.json").unlink()
+    (old / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = (pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"])
+    (old / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    (old / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    assert main(["convert", str(old), "--out", str(new)]) == 0
+    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
+        assert (new / name).read_bytes() == (old / name).read_bytes()
+    theirs = transformers.AutoTokenizer.from_pretrained(new)
+    assert theirs("the tides")["input_ids"] == TOKENIZER.encode("the tides")
+    assert main(["convert", str(old), "--out", str(new)]) == 0  # replaces what it wrote
+
+
+def test_P8_convert_carries_every_chat_template(tmp_path, capsys) -> None:
+    transformers = pytest.importorskip("transformers")
+    old, new = tmp_path / "old", tmp_path / "new"
+    save_pretrained(tiny_gpt2(vocab_size=300), old, TOKENIZER)
+    theirs = transformers.AutoTokenizer.from_pretrained(old)
+    theirs.chat_template = {"default": "{{ 1 }}", "rag": "{{ 2 }}"}
+    theirs.save_pretrained(old)
+    assert (old / "additional_chat_templates" / "rag.jinja").is_file()
+    for _ in range(2):
+        assert main(["convert", str(old), "--out", str(new)]) == 0
+        assert Tokenizer.load(new).files.chat_template == "{{ 1 }}"
+        both = transformers.AutoTokenizer.from_pretrained(new).chat_template
+        assert both == {"default": "{{ 1 }}", "rag": "{{ 2 }}"}
+    TOKENIZER.save(old)  # another one, with no templates
+    assert not [*old.rglob("*.jinja")]
+    capsys.readouterr()
+    (new / "additional_chat_templates" / "notes.txt").write_text("mine")
+    assert main(["convert", str(old), "--out", str(new)]) == 2
+    assert "['additional_chat_templates']" in capsys.readouterr().err
+    assert (new / "additional_chat_templates" / "notes.txt").read_text() == "mine"
+
+
+def test_R4_only_a_checkpoint_has_the_tokenizer_of_the_folder_around_it(tmp_path, capsys) -> None:
+    TOKENIZER.save(tmp_path)
+    for name, found in (("sub", False), ("step-00000010", True)):
+        folder, out = tmp_path / name, tmp_path / f"new-{name}"
+        save_pretrained(tiny_gpt2(vocab_size=300), folder)
+        assert main(["convert", str(folder), "--out", str(out)]) == 0
+        assert (out / "tokenizer.json").is_file() == found
+        words = ["generate", "--model", str(folder), "--max-new-tokens", "2"]
+        assert main(words) == (0 if found else 2)
+    assert "sub has no tokenizer.json" in capsys.readouterr().err
+
+
+def test_R3_a_size_may_have_any_number_of_digits() -> None:
+    assert [size(text) for text in ("1.5G", "500mb", "7")] == [1_500_000_000, 500_000_000, 7]
+    assert size("9" * 400) == int("9" * 400) and size("0.1" + "0" * 400 + "G") == 10**8
+    for text in ("0.5", "-1", "1T", "9" * 5000):
+        with pytest.raises((ArgumentTypeError, ValueError)):
+            size(text)
 
 
 def test_P8_convert_refuses_numbers_that_do_not_fit(tmp_path, capsys) -> None:

@@ -157,6 +157,34 @@ def test_R4_an_empty_folder_that_one_stands_in_is_filled(tmp_path, monkeypatch) 
     from_pretrained(".")
 
 
+def test_R4_a_full_folder_that_one_stands_in_gets_new_files(tmp_path, monkeypatch) -> None:
+    folder = tmp_path / "here"
+    assert main(["convert", "gpt2-docs", "--max-shard", "200K", "--out", str(folder)]) == 0
+    number = folder.stat().st_ino
+    monkeypatch.chdir(folder)
+    assert main(["quantize", "qwen2-docs", "--out", "."]) == 0
+    assert folder.stat().st_ino == number and Path("config.json").is_file()
+    assert [p.name for p in tmp_path.iterdir()] == ["here"]
+    assert [p.name for p in folder.glob("*.safetensors")] == ["model.safetensors"]
+    assert type(from_pretrained(".")).__name__ == "Qwen2ForCausalLM"
+
+
+def test_R4_a_folder_that_is_read_only_is_left_alone(tmp_path, monkeypatch, capsys) -> None:
+    model = tmp_path / "model"
+    assert main(["quantize", "gpt2-docs", "--out", str(model)]) == 0
+    before = (model / "model.safetensors").read_bytes()
+    model.chmod(0o555)
+    if os.access(model, os.W_OK):  # root may write everywhere
+        access = os.access
+        monkeypatch.setattr(os, "access", lambda path, mode: path != model and access(path, mode))
+    capsys.readouterr()
+    assert main(["quantize", "qwen2-docs", "--out", str(model)]) == 2
+    model.chmod(0o755)
+    assert capsys.readouterr().err == f"error: {model}: Permission denied\n"
+    assert (model / "model.safetensors").read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -172,6 +200,46 @@ def test_R4_an_empty_name_is_refused(words, tmp_path, monkeypatch, capsys) -> No
         main(words)
     assert stop.value.code == 2 and "an empty name" in capsys.readouterr().err
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    "locale",
+    [{"PYTHONIOENCODING": "cp1252"}, {"PYTHONIOENCODING": "ascii"},
+     {"LC_ALL": "C", "PYTHONUTF8": "0"}],
+)  # fmt: skip
+def test_R3_what_the_output_cannot_show_is_a_question_mark(locale, tmp_path) -> None:
+    options = {"env": {**os.environ, **locale}, "capture_output": True, "check": False}
+    generate = [*PROGRAM, "generate", "--max-new-tokens", "2", "--prompt", "Größe: ☃".encode()]
+    done = subprocess.run(generate, **options)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(b"Gr") and b"e: ?" in done.stdout
+    out = os.fsencode(tmp_path) + "/rün☃".encode()  # a path keeps its name
+    done = subprocess.run([*PROGRAM, "convert", "gpt2-docs", "--out", out], **options)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert os.path.isfile(out + b"/config.json")
+
+
+@pytest.mark.parametrize("locale", [{}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
+def test_R3_what_is_piped_in_is_utf_8_and_what_is_not_is_one_line(locale) -> None:
+    code = """if True:
+        from lm_from_scratch import __main__
+        __main__.take_any_text()
+        print(ascii(input()))
+    """
+    options = {"env": {**os.environ, **locale}, "capture_output": True, "check": False}
+    echo = [sys.executable, "-c", code]
+    done = subprocess.run(echo, input="\ufeffGröße".encode(), **options)
+    assert done.stdout == b"'Gr\\xf6\\xdfe'\n"
+    generate = [*PROGRAM, "generate", "--prompt", b"\xff"]
+    done = subprocess.run(generate, **options)
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1
+
+
+def test_R3_a_command_without_stderr_does_its_work(tmp_path) -> None:
+    words = ["convert", "gpt2-docs", "--dtype", "bfloat16", "--out", str(tmp_path / "m")]
+    done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *PROGRAM, *words], check=False)
+    assert done.returncode == 0
+    from_pretrained(tmp_path / "m")
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
