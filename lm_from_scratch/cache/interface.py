@@ -157,8 +157,8 @@ def check_different(positions: Tensor, documents: str) -> None:
 
 
 def known(x: Tensor, otherwise: int) -> int:
-    """The number in ``x``, or another where nobody can look: while a graph is traced, in ``vmap``,
-    on the meta device."""
+    """What ``x`` (one number) holds, or another where nobody can look: while a graph is traced, in
+    ``vmap``, on the meta device."""
     if torch.compiler.is_compiling():
         return otherwise
     try:
