@@ -95,6 +95,11 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, `head` say, has seen enough
         throw_away_output()
         return 0
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.startswith(__package__):
+            raise
+        here = f"error: this Python, {sys.executable}, has no {error.name}"
+        return said(f"{here}: activate the environment that make install has made, .venv", 2)
     except (ValueError, FloatingPointError, OSError) as error:
         return said(f"error: {reason(error)}", 2)
     except KeyboardInterrupt as error:

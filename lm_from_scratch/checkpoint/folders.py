@@ -36,8 +36,10 @@ def local_folder(name: str | Path) -> Path:
     """
     folder = Path(name)
     if folder.is_dir():
-        if not (folder / "config.json").is_file() and (folder / "model" / "config.json").is_file():
-            raise ValueError(f"{folder} is a run, no model; its model is {folder / 'model'}")
+        if not (folder / "config.json").is_file():
+            for model in [folder / "model", *sorted(folder.glob("step-*"), reverse=True)]:
+                if (model / "config.json").is_file():
+                    raise ValueError(f"{folder} is a run, no model; its model is {model}")
         return folder
     if (PRETRAINED / folder / "config.json").is_file():
         return PRETRAINED / folder

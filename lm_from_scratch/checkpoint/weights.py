@@ -90,7 +90,8 @@ def from_pretrained(folder: str | Path) -> CausalLM:
     published, config = read_published(folder)
     if published.architecture.endswith("Classification"):
         raise ValueError(
-            f"{folder} holds a {published.architecture}: classifier_from_pretrained reads it"
+            f"{folder} holds a {published.architecture}: classifier_from_pretrained reads it, and "
+            "the command classify"
         )
     return _fill(lambda: build(config), config, folder, published)
 

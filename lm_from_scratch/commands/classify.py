@@ -40,30 +40,33 @@ def run(args: argparse.Namespace) -> int:
     without_bar = args.quiet or sys.stdout.isatty() or sys.stderr is None
     texts = tqdm(args.texts or lines_of(args.file), unit="text", disable=without_bar)
     for logits in answers(model, tokenizer, texts):
-        print(line_of(logits, names, problem), flush=True)
+        print("" if logits is None else line_of(logits, names, problem), flush=True)
     return 0
 
 
 def lines_of(file: str) -> Iterator[str]:
-    """The lines of a file, without empty ones; of ``-``, what is typed or piped. Raises
+    """The lines of a file; of ``-``, what is typed or piped. Raises
     ``ValueError`` for bytes that are no text."""
     try:
         if file == "-":
             first = sys.stdin.readline().removeprefix("\ufeff")  # which some programs put first
-            yield from (line.rstrip("\n") for line in chain([first], sys.stdin) if line.strip())
+            yield from (line.rstrip("\n") for line in chain([first], sys.stdin) if line)
             return
         with open(Path(file), encoding="utf-8-sig") as lines:
-            yield from (line.rstrip("\n") for line in lines if line.strip())
+            yield from (line.rstrip("\n") for line in lines)
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not UTF-8 text: {error}") from error
 
 
 def answers(
     model: SequenceClassifier, tokenizer: Tokenizer, texts: Iterable[str]
-) -> Iterator[torch.Tensor]:
-    """The logits (n,) of each text, of which the model reads what fits."""
+) -> Iterator[torch.Tensor | None]:
+    """The logits (n,) of each text, of which the model reads what fits; None for a blank one."""
     device = model.score.weight.device
     for text in texts:
+        if not text.strip():
+            yield None
+            continue
         ids = tokenizer.start(text)[: model.backbone.config.block_size]
         if not ids:
             raise ValueError(f"the text {text!r} has no token")
@@ -88,7 +91,7 @@ EXAMPLES = """examples
   python -m lm_from_scratch classify --model run/model "the parcel never came"
   python -m lm_from_scratch classify --model path/or/hub-name --file mails.txt > labels.tsv
 
-what is printed for each text
+what is printed for each text, a line for each line of the file
   a label, a tab, and how sure the model is; of a model whose labels exclude nothing (multi-label)
   all labels so; of one that gives numbers (regression) the numbers. train --classify makes models
   that give one label.

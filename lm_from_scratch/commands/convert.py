@@ -16,7 +16,7 @@ from tqdm import tqdm
 from lm_from_scratch.checkpoint.folders import local_folder
 from lm_from_scratch.checkpoint.weights import MAX_SHARD_BYTES, save_pretrained
 from lm_from_scratch.commands.generate import tokenizer_folder
-from lm_from_scratch.commands.options import not_empty
+from lm_from_scratch.commands.options import new_folder, not_empty
 from lm_from_scratch.commands.prepared import read_model
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.text.tokenizer_files import files_in, read_bytes, write_bytes
@@ -27,9 +27,8 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 def run(args: argparse.Namespace) -> int:
     """Write the model to a folder of its own."""
-    folder, out = local_folder(args.model), Path(args.out)
-    if out.resolve() == folder.resolve():
-        raise ValueError(f"--out {out} is the model itself; give another folder")
+    folder = local_folder(args.model)
+    out = new_folder(args.out, folder)
     model = read_model(folder)
     was = dtype_of(model)
     if args.dtype:
@@ -103,6 +102,7 @@ def add_options(p: argparse.ArgumentParser) -> None:
         type=size,
         metavar="SIZE",
         default=MAX_SHARD_BYTES,
-        help="largest file of weights, like 500M or 2GB; default: 5GB",
+        help="largest file of weights, like 500M or 2GB (K is 1000; a tensor stays whole); "
+        "default: 5GB",
     )
     p.add_argument("--quiet", action="store_true", help="no progress bar")

@@ -61,8 +61,9 @@ def run(args: argparse.Namespace) -> int:
             print(f"--- {number}, score {hypothesis.score:.3f}\n{args.prompt}{text}")
         return 0
     if args.num_return_sequences == 1:
+        pieces = speaker.pieces(prompt, max_new_tokens, args.seed)  # checked before a word is said
         print(args.prompt, end="", flush=True)
-        say(speaker.pieces(prompt, max_new_tokens, args.seed))
+        say(pieces)
         return 0
     steps = speaker.steps(prompt, max_new_tokens, args.seed, args.num_return_sequences)
     for number, row in enumerate(complete(steps), start=1):
@@ -143,6 +144,8 @@ def chat(speaker: Speaker, args: argparse.Namespace) -> int:
     config, messages = speaker.model.config, []
     if args.system:
         messages.append({"role": "system", "content": args.system})
+    # what the template refuses is said before the first turn
+    speaker.tokenizer.chat([*messages, {"role": "user", "content": "Hello"}])
     sign = "> " if sys.stdin.isatty() else ""
     for turn in itertools.count():
         try:

@@ -2,13 +2,16 @@
 
 import argparse
 import inspect
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 import torch
 
+from lm_from_scratch.checkpoint.folders import shipped
 from lm_from_scratch.models.causal_lm import CausalLM
 
 KERNELS_HELP = "compute with Triton kernels, on a CUDA device"
@@ -94,3 +97,13 @@ def use_kernels(model: CausalLM) -> None:
             f"--kernels need Triton (pip install triton, on Linux): {error}"
         ) from error
     use_kernels_(model)
+
+
+def new_folder(out: str, source: str | Path | None = None) -> Path:
+    """The folder of a new model. Raises ``ValueError`` for that of its ``source``, and for a name
+    that models of the package have: a folder here would stand in their place."""
+    if source is not None and os.path.realpath(source) == os.path.realpath(out):
+        raise ValueError(f"--out {out} is the model itself; give another folder")
+    if out in shipped():
+        raise ValueError(f"--out {out}: a model of the package has that name; give another")
+    return Path(out)

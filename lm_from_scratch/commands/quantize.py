@@ -2,22 +2,20 @@
 
 import argparse
 import shlex
-from pathlib import Path
 
 import torch
 
 from lm_from_scratch.checkpoint.folders import local_folder
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.commands.generate import tokenizer_of
-from lm_from_scratch.commands.options import not_empty, positive
+from lm_from_scratch.commands.options import new_folder, not_empty, positive
 from lm_from_scratch.weights.quantize import WEIGHTS, quantize_
 
 
 def run(args: argparse.Namespace) -> int:
     """Write a model with weights of 8 or 4 bits to a folder of its own."""
-    folder, out = local_folder(args.model), Path(args.out)
-    if out.resolve() == folder.resolve():
-        raise ValueError(f"--out {out} is the model itself; give another folder")
+    folder = local_folder(args.model)
+    out = new_folder(args.out, folder)
     model, tokenizer = from_pretrained(folder), tokenizer_of(folder)
     before = sum(p.nbytes for p in model.parameters())
     was = str(model.head_weight.dtype).removeprefix("torch.")

@@ -22,6 +22,7 @@ from lm_from_scratch.commands.options import (
     add_fields,
     device_named,
     given,
+    new_folder,
     not_empty,
     option,
 )
@@ -60,8 +61,7 @@ def run(args: argparse.Namespace) -> int:
     out = Path(args.out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is a file; it must be a folder")
-    if "from" in args and os.path.realpath(vars(args)["from"]) == os.path.realpath(out):
-        raise ValueError(f"--out {out} is the model to begin with: the run needs another folder")
+    new_folder(args.out, vars(args).get("from"))
     refuse_sizes(args)
     args.preset = args.preset or ("finetune" if "from" in args else "nano")
     preset = PRESETS[args.preset]
@@ -69,6 +69,9 @@ def run(args: argparse.Namespace) -> int:
         preset = {name: value for name, value in preset.items() if name not in SIZES}
     if "dtype" in preset:
         preset = {**preset, "dtype": dtype_here(preset["dtype"], args.device)}
+    steps = getattr(args, "steps", preset["steps"])
+    if preset["warmup"] >= steps:  # of a run that was made shorter
+        preset = {**preset, "warmup": steps // 10}
     args = argparse.Namespace(**{**preset, **vars(args)})
     if getattr(args, "optimizer", None) == "galore":
         source = source_of(args)
@@ -268,7 +271,8 @@ def add_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--out", type=not_empty, required=True, help="folder of the run")
     p.add_argument(
         "--corpus", nargs="+", type=not_empty, metavar="TEXT", default=OF_PRESET,
-        help=f"{', '.join(CORPORA)}, or a path; NAME*3 repeats it three times",
+        help=f"{', '.join(CORPORA)}, or a file or folder of text, of which whole files are held "
+        "out (of a single one: pieces); NAME*3 repeats it three times",
     )  # fmt: skip
     p.add_argument(
         "--from", type=not_empty, metavar="FOLDER", default=argparse.SUPPRESS,
@@ -276,8 +280,8 @@ def add_options(p: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     p.add_argument(
         "--classify", type=not_empty, metavar="FILE", default=argparse.SUPPRESS,
-        help="learn to label texts: a file of lines TEXT<tab>LABEL, or of objects with text and "
-        "label (.jsonl)",
+        help="learn to label texts: a file of lines TEXT<tab>LABEL (a first line that says label "
+        "is left out), or of objects with text and label (.jsonl)",
     )  # fmt: skip
     p.add_argument(
         "--tokenizer", type=not_empty, help="a tokenizer.json to use instead of training one"

@@ -59,7 +59,10 @@ def render(
     if [*map(int, re.findall(r"\d+", version("jinja2"))[:3])] < [3, 1, 6]:
         raise ValueError("jinja2 3.1.6 or newer is needed: in older ones a template can break out")
     if (template := files.chat_template) is None:
-        raise ValueError("the tokenizer has no chat template: its model was not made for chats")
+        raise ValueError(
+            "the tokenizer has no chat template: its model was not made for chats (published ones "
+            "have Instruct or Chat in their names)"
+        )
     if isinstance(messages, str | Mapping) or not messages:
         raise ValueError("a chat is a list of messages, at least one")
     for message in messages:

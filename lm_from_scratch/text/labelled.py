@@ -30,7 +30,8 @@ def read_labelled(path: str | Path) -> list[Labelled]:
     """The lines of a file; empty ones are left out, and a first line whose label is ``label``: the
     names of the columns.
 
-    Raises ``ValueError`` with the number of a line that is neither, and for a file without any.
+    Raises ``ValueError`` with the number of a line that is neither, for a file without any, and for
+    one in which most labels stand once: its columns may be exchanged.
     """
     path = Path(path)
     try:
@@ -48,6 +49,11 @@ def read_labelled(path: str | Path) -> list[Labelled]:
             raise ValueError(f"{path}, line {number}: {error}") from error
     if not found:
         raise ValueError(f"{path} holds no text with a label")
+    labels = {row.label for row in found}
+    if len(found) > 4 and len(labels) > len(found) / 2:
+        raise ValueError(
+            f"{path} has {len(labels)} labels for {len(found)} texts: does each line end in one?"
+        )
     return found
 
 

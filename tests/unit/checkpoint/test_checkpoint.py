@@ -584,6 +584,10 @@ def test_classifiers_make_the_journey_to_transformers_and_back(
 
 
 def test_a_run_is_no_model_but_names_it(tmp_path) -> None:
+    for step in (8, 12):
+        save_pretrained(tiny_qwen2(), tmp_path / "run" / f"step-{step:08}")
+    with pytest.raises(ValueError, match=r"its model is .*run/step-00000012"):
+        from_pretrained(tmp_path / "run")
     save_pretrained(tiny_qwen2(), tmp_path / "run" / "model")
     with pytest.raises(ValueError, match=r"run is a run, no model; its model is .*run/model"):
         from_pretrained(tmp_path / "run")

@@ -142,10 +142,11 @@ def test_P8_a_chat_takes_turns(template, monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("Return the\nwhat else?\n"))
     assert main([*CHAT, "--system", "Be brief."]) == 0
     said = capsys.readouterr().out
-    first = template.asked[1][2]["content"]
+    first = template.asked[2][2]["content"]
     assert said.startswith(first + "\n") and len(said) > len(first) + 2
     system, hello = {"role": "system", "content": "Be brief."}, {"role": "user"}
     assert template.asked == [
+        [system, {**hello, "content": "Hello"}],  # whether it can be asked at all
         [system, {**hello, "content": "Return the"}],
         [
             system,
@@ -182,7 +183,7 @@ def test_P8_ctrl_c_ends_an_answer_and_other_signals_the_chat(
     out = capsys.readouterr()
     if goes_on:
         assert (code, out.out) == (0, "one two \nthree\n")
-        assert template.asked[1][1] == {"role": "assistant", "content": "one two "}
+        assert template.asked[2][1] == {"role": "assistant", "content": "one two "}
     else:
         assert code == 128 + signal.SIGTERM and out.err.count("\n") == 1
 

@@ -249,7 +249,7 @@ def test_the_shipped_models_speak(capsys) -> None:
         (["train", "--out", "OUT", "--corpus", "/nowhere.txt"], "neither a file nor a folder"),
         (["train", "--out", "OUT", "--checkpoint-every", "-1"], "-1 must not be negative"),
         (["train", "--out", "OUT", "--n-embd", "30"], "n_embd=30 is not a multiple of n_head=4"),
-        (["train", "--out", "OUT", "--steps", "10"], "warmup=50 must be shorter than steps=10"),
+        (["train", "--out", "OUT", "--steps", "10", "--warmup", "10"], "warmup=10 must be shorter"),
         (["train", "--out", "OUT", "--onednn", "--dtype", "bfloat16"], "--onednn is for --dtype"),
         (["train", "--out", "OUT", "--dropout", "1"], "embd_pdrop=1.0 must be in [0, 1)"),
         (["train", "--out", "OUT", "--n-kv-head", "2"], "is for --architecture qwen2"),
@@ -457,3 +457,25 @@ def test_a_gpt2_takes_the_width_of_its_mlp_from_the_command_line(tmp_path) -> No
     out = tmp_path / "run"
     assert main(["train", "--out", str(out), *SMALL, "--intermediate-size", "24"]) == 0
     assert from_pretrained(out / "model").config.intermediate_size == 24
+
+
+def test_a_run_made_shorter_has_a_shorter_warmup(tmp_path) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "--out", str(out), "--steps", "20", "--quiet", "--eval-every", "0"]) == 0
+    assert json.loads((out / "recipe.json").read_text())["arguments"]["warmup"] == 2
+
+
+def test_a_python_without_a_library_is_told_so(monkeypatch, capsys) -> None:
+    def lacking(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'safetensors'", name="safetensors")
+
+    monkeypatch.setattr("lm_from_scratch.__main__.import_module", lacking)
+    assert main(["convert", "gpt2-docs", "--out", "x"]) == 2
+    error = capsys.readouterr().err
+    assert "has no safetensors: activate the environment" in error and error.count("\n") == 1
+
+
+def test_nothing_is_said_before_the_numbers_are_checked(capsys) -> None:
+    assert main(["generate", "--prompt", "Return", "--max-new-tokens", "5000"]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "do not fit into block_size=256" in said.err
