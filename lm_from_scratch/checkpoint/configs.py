@@ -135,6 +135,8 @@ def _rotation(config: Mapping[str, Any]) -> tuple[Any, RopeScaling | None]:
             raise ValueError(f"{key}={shown(config[key])} must be an object")
     parameters = config["rope_parameters"] or {}
     rope = {**(config["rope_scaling"] or parameters)}
+    if config["rope_scaling"] and parameters and not {"rope_type", "type"} & rope.keys():
+        raise ValueError(f"rope_scaling={shown(rope)} names no rope_type")
     length = config.get("original_max_position_embeddings")
     if length is not None and rope.get("rope_type", rope.get("type")) in ("yarn", "llama3"):
         rope["original_max_position_embeddings"] = length  # which goes before the one inside
