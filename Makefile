@@ -11,6 +11,7 @@ STAMP := .venv/.installed
 # On shared cores the threads of torch cost more than they bring; two test processes use both cores.
 export OMP_NUM_THREADS := 1
 export PYTHONDONTWRITEBYTECODE := 1
+export MYPY_NUM_WORKERS := 2
 
 help: ## say what each target does
 	@echo "lm_from_scratch"

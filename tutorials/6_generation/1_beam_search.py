@@ -278,7 +278,7 @@ functions = [
     "clock.Alarm.ring\n\nCalled when", "paint.mix\n\nIf",
 ]  # fmt: skip
 docs = [[end, *tokenizer.encode(f)] for f in functions]
-widths = (1, 2, 4, 8, 16)
+widths = (1, 2, 4, 8)
 lengths, sums = {}, {}
 for alpha in (0, 1, 2):
     for n in widths:
@@ -302,7 +302,7 @@ plt.show()
 
 for a, b in itertools.pairwise(widths):
     assert lengths[0, a] > lengths[0, b] and sums[0, a] < sums[0, b]
-assert lengths[0, 1] > 2 * lengths[0, 16] and lengths[2, 16] == 30
+assert lengths[0, 1] > 2 * lengths[0, 8] and lengths[2, 8] == 30
 
 # %%
 # With more beams, a search for the largest sum finds larger ones, and its texts shrink. The cure is to compare by
@@ -674,7 +674,7 @@ assert lost and not rises and abs(four) < 1e-3
 #   every log-probability. For one other prompt and length they found a less likely one.
 # * A step ranks :math:`n V` candidates, and the rows of the cache follow the beams.
 # * With all texts of a tiny vocabulary as the oracle, :math:`V^{t-1}` beams were always right.
-# * Under sums, 16 beams gave texts less than half as long as one beam did, and the records of a search proved a text of
+# * Under sums, 8 beams gave texts less than half as long as one beam did, and the records of a search proved a text of
 #   six tokens to be the likeliest of all up to 30.
 # * ``transformers`` gave the same tokens and scores, and placeholders at -1e9 where nothing was left to find.
 # * Every search said likelier and more repetitive text than the held-out documents; n beams ran :math:`T + n (t - 1)`
