@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def lines_of(file: str) -> Iterator[str]:
-    """The lines of a file; of ``-``, what is typed or piped. Raises
-    ``ValueError`` for bytes that are no text."""
+    """The lines of a file; of ``-``, what is typed or piped. Raises ``ValueError`` for bytes that
+    are no text."""
     try:
         if file == "-":
             first = sys.stdin.readline().removeprefix("\ufeff")  # which some programs put first

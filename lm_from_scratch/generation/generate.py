@@ -26,7 +26,7 @@ from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.text.batches import padded_batch
 from lm_from_scratch.text.tokenizer import Tokenizer
 
-#: A cache begins with room for so many new tokens; who says more makes it grow.
+#: A cache begins with room for so many new tokens, and grows if more are said.
 AHEAD = 1024
 
 
