@@ -40,8 +40,8 @@ def reference() -> list[Document]:
     ]
 
 
-def _modules() -> Iterator[tuple[str, str, ast.Module]]:
-    """Name, source and syntax tree of every module of the standard library; nothing is imported."""
+def _modules() -> Iterator[tuple[str, str]]:
+    """Name and source of every module of the standard library; nothing is imported."""
     library = Path(sysconfig.get_path("stdlib"))
     for path in sorted(library.rglob("*.py")):
         parts = path.relative_to(library).with_suffix("").parts
@@ -49,10 +49,9 @@ def _modules() -> Iterator[tuple[str, str, ast.Module]]:
             continue
         try:
             source = path.read_text(encoding="utf-8")
-            tree = ast.parse(source)
-        except (SyntaxError, UnicodeDecodeError):
-            continue  # a file that is broken on purpose, or not UTF-8
-        yield ".".join(parts).removesuffix(".__init__"), source, tree
+        except UnicodeDecodeError:
+            continue
+        yield ".".join(parts).removesuffix(".__init__"), source
 
 
 def docstrings() -> list[Document]:
@@ -69,10 +68,11 @@ def docstrings() -> list[Document]:
                 text = f"{name}{signature}\n\n{text.strip()}"
                 documents.append(Document(f"docstrings/{name}", f"module/{module}", text))
         for child in ast.iter_child_nodes(node):
-            visit(child, f"{name}.{child.name}" if hasattr(child, "name") else name, module)
+            if not isinstance(child, ast.expr):  # no definition stands in an expression
+                visit(child, f"{name}.{child.name}" if hasattr(child, "name") else name, module)
 
-    for module, _, tree in _modules():
-        visit(tree, module, module)
+    for module, source in _modules():
+        visit(ast.parse(source), module, module)
     return documents
 
 
@@ -80,7 +80,7 @@ def source() -> list[Document]:
     """The source of every module of the standard library."""
     return [
         Document(f"source/{name}", f"module/{name}", text)
-        for name, text, _ in _modules()
+        for name, text in _modules()
         if text.strip()
     ]
 
