@@ -458,7 +458,7 @@ from lm_from_scratch.training.train import (
     parameter_groups,
 )
 
-STEPS = 600
+STEPS = 500
 config = TrainConfig(steps=STEPS, lr=3e-3, min_lr=3e-3, warmup=30)
 shape = dict(vocab_size=V, block_size=LENGTH, n_layer=3, n_head=2, n_embd=48)
 rest = dict(
@@ -488,11 +488,13 @@ def examine(model):
     return loss, {name: score(maps, where) for name, where in marked.items()}
 
 
+texts = circle_text(24 * STEPS, generator)  # all at once: 24 for each step
+batches = zip(texts.idx.split(24), texts.targets.split(24))
 history = {0: examine(specimen)}
-for step in range(1, STEPS + 1):
+for step, batch in enumerate(batches, start=1):
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(step, config)
-    optimizer_step(specimen, optimizer, [circle_text(24, generator)], config)
+    optimizer_step(specimen, optimizer, [Batch(*batch)], config)
     if step % 20 == 0:
         history[step] = examine(specimen)
 
@@ -687,17 +689,18 @@ plt.show()
 # The brightest map and the most needed head
 # ------------------------------------------
 #
-# Now do the same to the real model: silence each of its 32 heads in turn, and measure the loss on held-out
-# text. If a sharp map were a sign of importance, the sharp heads would do the most damage.
+# Now do the same to the real model: silence each of its 32 heads in turn, and measure the loss on 16
+# rows of held-out text. If a sharp map were a sign of importance, the sharp heads would do the most damage.
 
-plain = surprise(model, rows)
+some = rows[:16]
+plain = surprise(model, some)
 added = torch.zeros(
-    L, H, len(rows)
+    L, H, len(some)
 )  # for each row of text, so that the noise can be seen
 for l in range(L):
     for h in range(H):
         with without(model, [(l, h)]):
-            added[l, h] = (surprise(model, rows) - plain).mean(1)
+            added[l, h] = (surprise(model, some) - plain).mean(1)
 damage = added.mean(-1)
 
 
@@ -710,7 +713,7 @@ order = torch.corrcoef(torch.stack([ranks(1 - spread), ranks(damage)]))[0, 1]
 for name, best in [("sharpest", sharpest), ("flattest", flattest)]:
     print(f"{name} head {best}: loss {damage[best]:+.3f}")
 difference = added[flattest] - added[sharpest]
-error = float(difference.std()) / math.sqrt(len(rows))
+error = float(difference.std()) / math.sqrt(len(some))
 print(
     f"flattest - sharpest: {difference.mean():.3f}, standard error {error:.3f}"
 )

@@ -516,11 +516,11 @@ for name, m in tiny.items():
 # ------------------------------
 #
 # A larger matrix product may add its terms in another order, and then the errors of batch and row differ. Where two
-# tokens are nearly equally likely, that can decide. Qwen2 says 32 greedy texts of 20 tokens: how many differ between
+# tokens are nearly equally likely, that can decide. Qwen2 says 20 greedy texts of 20 tokens: how many differ between
 # *batch* and row alone, and how many differ between the row alone in this *dtype* and in float64? At the first
 # difference between batch and row, the *gap* is how far apart the two best logits are; *median* is that of all steps.
 
-many = [[end, *text[:cut]] for text, cut in zip(texts, cuts)][:32]
+many = [[end, *text[:cut]] for text, cut in zip(texts, cuts)][:20]
 truth, _ = speak(exact["Qwen2"], read, many, 20)
 print(f"{'':8}{'batch':>8}{'dtype':>8}{'largest gap':>14}{'median':>9}")
 for dtype in (torch.float32, torch.bfloat16):
@@ -537,7 +537,7 @@ for dtype in (torch.float32, torch.bfloat16):
     rounded = (said != truth).any(1).sum()
     name = str(dtype).removeprefix("torch.")
     print(f"{name:8}{len(ties):8}{rounded:8}{largest:>14}{gap.median():9.2f}")
-    assert ties.le(gap.median() / 3).all() and len(ties) < 16
+    assert ties.le(gap.median() / 3).all() and len(ties) < 10
 assert rounded > 0  # in bfloat16
 
 # %%
@@ -651,7 +651,7 @@ rows_run = []
 hook = model.register_forward_pre_hook(
     lambda _, args: rows_run.append(args[0].shape[0])
 )
-steps = list(generate(model, prompts, 100, Sampler(top_p=0.9), [end]))
+steps = list(generate(model, prompts, 40, Sampler(top_p=0.9), [end]))
 hook.remove()
 speak_last = sum(token is not None for token in steps[-1])
 print(f"2. at last {speak_last} of {rows_run[-1]} rows say something")
