@@ -389,7 +389,7 @@ assert total == sum(p.numel() for p in model.parameters())
 
 from lm_from_scratch.training.train import TrainConfig, learning_rate
 
-config = TrainConfig(steps=500, lr=3e-3, min_lr=3e-4, warmup=50, eval_every=25)
+config = TrainConfig(steps=500, lr=3e-3, min_lr=3e-4, warmup=50, eval_every=50)
 steps = range(1, config.steps + 1)
 rates = [learning_rate(step, config) for step in steps]
 
@@ -447,7 +447,7 @@ model.zero_grad()
 
 # %%
 # Now the loop runs. ``train`` is a generator: it does one step, yields what it measured, and waits. So
-# the loop below belongs to you, and between two steps you can look at the model. Every 25 steps the
+# the loop below belongs to you, and between two steps you can look at the model. Every 50 steps the
 # generator measures the held-out loss; we add samples, and a number that is explained below.
 
 from lm_from_scratch.generation.generate import complete, generate
@@ -489,7 +489,7 @@ history, context, samples = (
 )
 for step in train(model, batches, config, held_out):
     history.append(step)
-    if step.step % 10 == 0:
+    if step.step == 30 or step.step % 25 == 0:
         context[step.step] = context_used(model, held_out[0])
     if step.step in (30, 100, 500):
         samples[step.step] = speak(model)
@@ -933,12 +933,11 @@ for name, net, files in [
 ]:
     block = net.config.block_size
     sides = [
-        (files[0], every(files[0], block, 10)),
+        (files[0], every(files[0], block, 20)),
         (files[1], every(files[1], block, 1)),
     ]
-    known, new = (
-        bits_per_byte(evaluate(net, batches), file) for file, batches in sides
-    )
+    known = bits_per_byte(evaluate(net, sides[0][1]), files[0])
+    new = bpb[f"{name} model"]  # measured above
     easy, hard = (
         bits_per_byte(unigram_loss(files[0], b), file) for file, b in sides
     )
