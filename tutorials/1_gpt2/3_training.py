@@ -389,7 +389,7 @@ assert total == sum(p.numel() for p in model.parameters())
 
 from lm_from_scratch.training.train import TrainConfig, learning_rate
 
-config = TrainConfig(steps=500, lr=3e-3, min_lr=3e-4, warmup=50, eval_every=50)
+config = TrainConfig(steps=400, lr=3e-3, min_lr=3e-4, warmup=50, eval_every=50)
 steps = range(1, config.steps + 1)
 rates = [learning_rate(step, config) for step in steps]
 
@@ -398,7 +398,7 @@ assert math.isclose(
 )  # one 50th of the highest
 assert rates[49] == max(rates) == config.lr  # the end of the warm-up
 assert math.isclose(
-    learning_rate(275, config), (config.lr + config.min_lr) / 2
+    learning_rate(225, config), (config.lr + config.min_lr) / 2
 )  # half-way down
 assert math.isclose(rates[-1], config.min_lr)  # it ends where it says
 
@@ -491,9 +491,9 @@ for step in train(model, batches, config, held_out):
     history.append(step)
     if step.step == 30 or step.step % 25 == 0:
         context[step.step] = context_used(model, held_out[0])
-    if step.step in (30, 100, 500):
+    if step.step in (30, 100, 400):
         samples[step.step] = speak(model)
-    if step.step in (1, 30, 100, 250, 500):
+    if step.step in (1, 30, 100, 200, 400):
         print(
             f"step {step.step:3}  loss {step.loss:.2f}  gradient norm {step.grad_norm:.2f}"
         )
@@ -557,19 +557,19 @@ ax.plot(
     markersize=3,
 )
 ax.text(
-    508,
+    408,
     np.mean([s.loss for s in history[-50:]]),
     "batch",
     va="center",
     color=GREY,
 )
-ax.text(508, final, "held out", va="center", color=COLOURS[0])
+ax.text(408, final, "held out", va="center", color=COLOURS[0])
 for colour, (name, level) in zip(
     (COLOURS[2], COLOURS[3], COLOURS[7]), levels.items()
 ):
     ax.axhline(level, linestyle="--", linewidth=1.2, color=colour)
-    ax.text(508, level + 0.02, name, va="bottom", color=colour)
-ax.set(xlabel="step", ylabel="loss, nats per token", xlim=(0, 625))
+    ax.text(408, level + 0.02, name, va="bottom", color=colour)
+ax.set(xlabel="step", ylabel="loss, nats per token", xlim=(0, 500))
 ax.set_title("A model learns: the loss and three baselines")
 plt.show()
 
@@ -597,11 +597,11 @@ plt.show()
 print(
     f"step 30:  loss {early:.2f}, unigram {levels['unigram']:.2f}, context {context[30]:.3f}"
 )
-print(f"step 500: context {context[500]:.2f}")
+print(f"step 400: context {context[400]:.2f}")
 assert min(context.values()) > -1e-4  # never negative, up to rounding
 assert abs(early - levels["unigram"]) < 0.3
 assert context[30] < context[0] < 0.2 and context[30] < 0.05
-assert context[500] > 1.0
+assert context[400] > 1.0
 
 # %%
 # At step 30 the loss is within 0.3 nats of the unigram, and :math:`I` is below 0.05 nats: less than in the
@@ -626,10 +626,10 @@ for number, texts in samples.items():
     share[number] = sum(word in known for word in words) / len(words)
     print(f"--- step {number}: {share[number]:.0%} of the words are known")
     print(textwrap.fill(ascii(texts[0][:140]), 72))
-assert share[500] > share[0] + 0.2
+assert share[400] > share[0] + 0.2
 
 # %%
-# Five hundred steps do not make an author. A later section looks at a model that had more of them.
+# Four hundred steps do not make an author. A later section looks at a model that had more of them.
 #
 # Overfit one batch first
 # -----------------------
