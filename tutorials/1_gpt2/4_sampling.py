@@ -403,7 +403,7 @@ real_surprise = mean(
 )
 
 measured = {}
-for tau in (0.0, 0.3, 0.5, 0.7, 0.85, 1.0, 1.3):
+for tau in (0.0, 0.3, 0.5, 0.7, 1.0, 1.3):
     rows = complete(
         generate(
             model,
