@@ -60,7 +60,7 @@ preview: $(STAMP) ## build the site again; only changed tutorials run (for autho
 catalogues: $(STAMP) ## for translators: the text of the built site in build/catalogues
 	@test -f "$(SITE)/index.html" || { echo "There is no site yet. Run: make docs" >&2; exit 1; }
 	rm -rf build/catalogues
-	SOURCE_DATE_EPOCH=0 "$(PY)" -m sphinx -q -b gettext -d docs/_build/gettext docs build/catalogues
+	SOURCE_DATE_EPOCH=0 "$(PY)" -m sphinx -q -t catalogues -b gettext -d docs/_build/gettext docs build/catalogues
 	"$(PY)" tests/helpers/catalogues.py build/catalogues
 
 serve: $(STAMP) ## show the built site on this machine (PORT=8000)
