@@ -60,7 +60,7 @@ preview: $(STAMP) ## build the site again; only changed tutorials run (for autho
 catalogues: $(STAMP) ## for translators: the text of the built site in build/catalogues
 	@test -f "$(SITE)/index.html" || { echo "There is no site yet. Run: make docs" >&2; exit 1; }
 	rm -rf build/catalogues
-	SOURCE_DATE_EPOCH=0 "$(PY)" -m sphinx -q -b gettext -d docs/_build/gettext docs build/catalogues
+	SOURCE_DATE_EPOCH=0 "$(PY)" -m sphinx -q -t catalogues -b gettext -d docs/_build/gettext docs build/catalogues
 	"$(PY)" tests/helpers/catalogues.py build/catalogues
 
 serve: $(STAMP) ## show the built site on this machine (PORT=8000)
@@ -79,7 +79,8 @@ check: lint ## lint, and the tests of the files that git says have changed
 
 # What takes minutes and finds the same each time is recorded in tests/slow/recorded, with a digest of
 # all that it depends on. A record that is not current is proved again; under CI=true it is an error.
-PYTEST := "$(PY)" -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+# (The plugin of nbval takes seconds in every process; the tests that need it start one of their own.)
+PYTEST := "$(PY)" -m pytest -p no:nbval -n 2 --dist loadgroup --no-loadscope-reorder
 
 test: lint ## lint, then the test suite; proofs whose records are current are not repeated
 	$(PYTEST)
@@ -92,7 +93,7 @@ test-all: lint ## the test suite with every proof repeated and compared with its
 
 check-site: $(STAMP) ## check the built site in a browser: links, mathematics, accessibility (EVERY_VIEW=1: more)
 	@test -f "$(SITE)/index.html" || { echo "There is no site yet. Run: make docs" >&2; exit 1; }
-	"$(PY)" -m pytest tests/site -n 2
+	"$(PY)" -m pytest -p no:nbval tests/site -n 2
 
 lab: $(STAMP) ## open tutorials and exercises as notebooks in JupyterLab
 	"$(PY)" docs/_ext/notebooks.py build/notebooks

@@ -86,6 +86,11 @@ editions = {"en": "English"}
 
 # -- API pages -------------------------------------------------------------------------------
 autosummary_generate = ["generated/api.rst"]
+# Pages on code are not translated: the catalogues do without them, and without links to them.
+if tags.has("catalogues"):  # noqa: F821
+    autosummary_generate, nitpicky = [], False
+    exclude_patterns.append("api/lm_from_scratch*")
+    suppress_warnings += ["toc.excluded", "toc.not_included", "ref.doc"]
 autosummary_context = {
     "folders": [name for name, path in api.listed().items() if path.stem == "__init__"]
 }

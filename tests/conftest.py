@@ -39,7 +39,11 @@ settings.register_profile(
 settings.load_profile("tests")
 
 #: What takes longest begins first, so that two processes end at the same time.
-LONGEST = ("records", "grade", "main", "trouble", "exercise_notebooks", "gpu_notebooks", "train")
+LONGEST = (
+    "records", "train", "trouble", "speculative", "kernels_attention", "grade", "lora", "main",
+    "qwen2", "visibility", "engine", "kernels_galore", "bench", "data", "generate", "cache_laws",
+    "quantized_checkpoint", "gpu_notebooks", "cache_convert", "exercise_notebooks",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

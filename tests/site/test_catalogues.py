@@ -13,8 +13,8 @@ import gallery
 
 def test_every_page_has_a_catalogue_and_it_stays(site: Path, tmp_path: Path) -> None:
     """A process of its own writes them; nothing in them is of one day or one machine."""
-    command = [sys.executable, "-m", "sphinx", "-q", "-b", "gettext", "-d", str(tmp_path / "trees")]
-    command += [str(gallery.DOCS), str(tmp_path / "pot")]
+    command = [sys.executable, "-m", "sphinx", "-q", "-t", "catalogues", "-b", "gettext"]
+    command += ["-d", str(tmp_path / "trees"), str(gallery.DOCS), str(tmp_path / "pot")]
     environment = {**os.environ, "SOURCE_DATE_EPOCH": "0"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr

@@ -264,18 +264,14 @@ assert right[6**3] == 40 and right[1] < 40
 # Sums favour short texts
 # -----------------------
 #
-# Each further token adds a number that is not positive, so a text that ends early has an advantage. Sixteen beginnings
+# Each further token adds a number that is not positive, so a text that ends early has an advantage. Eight beginnings
 # of docstrings now have 30 tokens to come to their end, which is the end-of-text token.
 
 functions = [
     "garden.Plant.water\n\nReturn the", "music.Song.play\n\nThis",
-    "shop.Basket.count\n\nReturn the number of", "shop.Basket.add\n\nAdd a",
-    "music.tempo\n\nSet the", "weather.Forecast\n\nA class",
-    "weather.read\n\nRead a", "letters.Envelope.seal\n\nClose the",
-    "letters.stamp\n\nCreate a new", "maps.Route.length\n\nThe",
-    "maps.find\n\nFind", "kitchen.Oven\n\nAbstract base class for",
-    "kitchen.bake\n\nRaise", "clock.now\n\nReturn True if",
-    "clock.Alarm.ring\n\nCalled when", "paint.mix\n\nIf",
+    "shop.Basket.count\n\nReturn the number of", "weather.read\n\nRead a",
+    "letters.Envelope.seal\n\nClose the", "maps.Route.length\n\nThe",
+    "clock.now\n\nReturn True if", "paint.mix\n\nIf",
 ]  # fmt: skip
 docs = [[end, *tokenizer.encode(f)] for f in functions]
 widths = (1, 2, 4, 8)
@@ -284,8 +280,8 @@ for alpha in (0, 1, 2):
     for n in widths:
         results = beam_search(model, docs, 30, n, alpha, stop_tokens=[end])
         first = [own[0] for own in results]
-        lengths[alpha, n] = sum(len(h.tokens) for h in first) / 16
-        sums[alpha, n] = sum(h.log_probability for h in first) / 16
+        lengths[alpha, n] = sum(len(h.tokens) for h in first) / len(docs)
+        sums[alpha, n] = sum(h.log_probability for h in first) / len(docs)
 
 made, axes = figure(6.4, 3.4, columns=2)
 for i, (ax, data) in enumerate(zip(axes, (lengths, sums))):
@@ -368,7 +364,7 @@ for early in (True, False, "never"):
     print(f"{early!s:6} score {scores[early].mean():.3f}, steps {cost[early]}")
 for more, less in ((False, True), ("never", False)):
     gain = scores[more] - scores[less]
-    print(f"{more!s} is better for {int((gain > 1e-3).sum())} of 16")
+    print(f"{more!s} is better for {int((gain > 1e-3).sum())} of 8")
     assert (gain > -1e-4).all() and (gain > 1e-3).any()
     assert cost[more] > cost[less]
 for early in (True, False):
@@ -383,7 +379,7 @@ assert examples[False].score > examples[True].score + 0.01
 # Equal to transformers
 # ---------------------
 #
-# The library's ``generate`` with ``num_beams`` reads the same weights. All sixteen prompts go in as one batch with
+# The library's ``generate`` with ``num_beams`` reads the same weights. All eight prompts go in as one batch with
 # padding on the left, and all n results come back.
 
 from lm_from_scratch.text.batches import padded_batch
@@ -448,19 +444,19 @@ assert scores[0] == -1e9 and real.score < -1e10 and len(real.tokens) == 20
 # Likelier is not better
 # ----------------------
 #
-# Pieces of documents that the model was not trained on give a prompt of 8 tokens each, and the 100 tokens that really
+# Pieces of documents that the model was not trained on give a prompt of 8 tokens each, and the 60 tokens that really
 # follow. What do the searches say there? Three numbers describe a text: the mean log-probability of its tokens, the
 # share of its groups of four tokens that repeat an earlier group, and the count of its different tokens. End-of-text
-# is forbidden, so that all say 100 tokens.
+# is forbidden, so that all say 60 tokens.
 
 from lm_from_scratch.text import corpora
 
 _, held_out = corpora.split(corpora.reference())
 pieces = [tokenizer.encode(document.text) for document in held_out]
 pieces = [
-    ids[i : i + 108]
+    ids[i : i + 68]
     for ids in pieces
-    for i in range(0, min(len(ids) - 107, 216), 108)
+    for i in range(0, min(len(ids) - 67, 136), 68)
 ][:8]
 given = [[end, *piece[:8]] for piece in pieces]
 no_end = [forbid([end])]
@@ -472,12 +468,12 @@ def repeated(row, n=4):
 
 
 def beams(n, processors=no_end):
-    results = beam_search(model, given, 100, n, processors=processors)
+    results = beam_search(model, given, 60, n, processors=processors)
     return [own[0].tokens for own in results]
 
 
 def drawn(sampler):
-    return complete(generate(model, given, 100, sampler, processors=no_end))
+    return complete(generate(model, given, 60, sampler, processors=no_end))
 
 
 said = {"held-out text": [piece[8:] for piece in pieces]}
@@ -491,7 +487,7 @@ print(len(given), "pieces")
 assert len(given) > 3
 print(f"{'':26}{'log p':>7}{'repeated':>10}{'different':>11}")
 for name, rows in said.items():
-    mean = [log_probability(model, p, r) / 100 for p, r in zip(given, rows)]
+    mean = [log_probability(model, p, r) / 60 for p, r in zip(given, rows)]
     share = [repeated(row) for row in rows]
     kinds = sum(len(set(row)) for row in rows) / len(rows)
     measured[name] = sum(mean) / len(rows), sum(share) / len(rows), kinds

@@ -33,7 +33,7 @@ Decoding multiplies each weight with one number per token. A pass over T tokens 
 times: the multiplications grow with T, the reading does not.
 
 A GPT-2 of 40 million random weights shows what that means in time. The 64 tokens before are in the cache, and ``crop``
-takes the new ones back. Each width is timed in turn, seven times, in seconds of the processor.
+takes the new ones back. Each width is timed in turn, five times, in seconds of the processor.
 """
 
 # sphinx_gallery_thumbnail_number = 2
@@ -89,7 +89,7 @@ cache = GrowingCache(12, reserve=80)
 large(idx[:, :64], cache=cache)
 widths = (1, 2, 3, 4, 6, 8, 12, 16)
 seconds = {T: [] for T in widths}
-for _ in range(7):
+for _ in range(5):
     for T in widths:
         begin = time.process_time()
         large(idx[:, 64 : 64 + T], cache=cache)
@@ -247,7 +247,7 @@ torch.testing.assert_close(1 - overlap, distances["always accept"])
 # sampling gives it.
 #
 # A model with four tokens has 256 sequences of length four, and each probability can be computed. Pearson's test
-# compares them with 4,000 rows. The drafter is another random model.
+# compares them with 2,000 rows. The drafter is another random model.
 
 
 def tiny(seed, **changes):
@@ -289,7 +289,7 @@ def p_value(rows):
 
 
 def sampled(drafter):
-    return list(speculate(model, drafter, [prompt] * 4000, length, n_draft=2))
+    return list(speculate(model, drafter, [prompt] * 2000, length, n_draft=2))
 
 
 def always(p, q, draft, u):
@@ -301,7 +301,7 @@ def from_p(p, q, draft, u):
     return n, draw(p[torch.arange(len(n)), n].log(), u[:, 0])
 
 
-plain = complete(generate(model, [prompt] * 4000, length))
+plain = complete(generate(model, [prompt] * 2000, length))
 found = {"plain sampling": p_value(plain)}
 passes = sampled(ModelDrafter(other))
 found["speculate"] = p_value(rows_of(passes))
@@ -324,18 +324,16 @@ assert found["replacement from p"] < 1e-6 and found["always accept"] < 1e-6
 # -------------
 #
 # The package ships two trained models with one tokenizer: a GPT-2 and a Qwen2, of about equal size. Here the GPT-2 writes.
-# Both are converted to float64, so that the rounding of a wider pass does not turn a token.
 #
 # One drafter is the other model. Two are the GPT-2 with its first 1 or 4 of 8 blocks, its last norm and its head,
 # without any training. The fourth copies from the text so far: prompt look-up.
 
 gpt2, tokenizer = load_shipped()
 qwen2, _ = load_shipped("qwen2-docs")
-gpt2, qwen2 = gpt2.double(), qwen2.double()
 
 
 def first_blocks(model, n):
-    short = build(replace(model.config, n_layer=n)).double()
+    short = build(replace(model.config, n_layer=n))
     weights = model.state_dict()
     short.load_state_dict({name: weights[name] for name in short.state_dict()})
     return short.eval()
@@ -387,17 +385,15 @@ drafters = {
 }
 
 # %%
-# The prompts are the beginnings of twelve topics, 41 tokens each; 40 tokens are added to each. ``speculate`` yields,
+# The prompts are the beginnings of six topics, 41 tokens each; 40 tokens are added to each. ``speculate`` yields,
 # for every pass, the new tokens of each row, how many were proposed, and how many of these were accepted.
 #
 # Three numbers are counted, in passes where a row still wanted all K drafts: the share of the *judged* drafts that was
 # accepted, where drafts behind a rejection are not judged; the tokens per pass; and the cost c of one draft, in weights
 # read, as a share of what the model reads. A table or a copy reads next to nothing, and c counts as 0.
 
-words = (
-    "assert assignment for if import lambda raise return try while with yield"
-)
-prompts = [topics[f"reference/{word}"][:41] for word in words.split()]
+words = ("assert", "for", "import", "raise", "while", "yield")
+prompts = [topics[f"reference/{word}"][:41] for word in words]
 new = 40
 
 
@@ -446,6 +442,22 @@ for name, drafter in drafters.items():
 # All greedy texts are those of plain decoding, token for token, whatever the drafter. A bad one costs time and nothing
 # else.
 #
+# That is a fact of these texts, too. A wider pass adds in another order, so its logits are rounded otherwise, and where
+# two tokens are as good as level, rounding may choose. Here no token is: the best leads by a hundred times more.
+
+rows = torch.tensor([[*prompt, *said] for prompt, said in zip(prompts, texts)])
+logits = gpt2(rows)[:, 40:-1]  # (B, 40, V), in one wide pass
+first, second = logits.topk(2).values.unbind(-1)
+cache, narrow = GrowingCache(gpt2.config.n_layer), []
+gpt2(rows[:, :40], cache=cache)
+for k in range(40, 80):
+    narrow.append(gpt2(rows[:, k : k + 1], cache=cache))
+rounding = (torch.cat(narrow, 1) - logits).abs().max()
+print(f"the best token leads by at least {(first - second).min():.1g}", end="")
+print(f", rounding is at most {rounding:.0e}")
+assert (first - second).min() > 100 * rounding
+
+# %%
 # The more blocks, the better the draft, but equal size is no promise: Qwen2 learnt from the same text, and where the
 # text is sampled, 30 to 60 per cent of its judged drafts are rejected. Look-up lives from repetition. Greedy text of so
 # small a model loops, and there it is good; sampled text does not.
@@ -583,7 +595,7 @@ assert in_repeats > 2.5 and sampled_tokens < 1.3
 # With c as the share of weights read, this can be counted. More drafts give more tokens, but each is less likely to be
 # reached than the one before, while its price stays.
 
-drafts = (1, 2, 4, 8)
+drafts = (1, 4, 8)
 shown = {"Qwen2": "sampled", "bigrams": "sampled", "look-up": "greedy"}
 points = {}
 for name, kind in shown.items():
@@ -652,11 +664,10 @@ for rate, K in product((0.1, 0.3, 0.5, 0.9), range(1, 20)):
 # to gain. It soon repeats one token, so that look-up is nearly always right: an upper limit, not a typical case.
 
 assert 0.3 < draft_cost("first 1 block") < 0.4
-float_gpt2, float_qwen2 = load_shipped()[0], load_shipped("qwen2-docs")[0]
 random_prompt = torch.randint(0, 4096, (1, 32)).tolist()
 cases = {
-    "shipped, Qwen2": (float_gpt2, ModelDrafter(float_qwen2), prompts[:1]),
-    "shipped, look-up": (float_gpt2, PromptLookup(), prompts[:1]),
+    "shipped, Qwen2": (gpt2, ModelDrafter(qwen2), prompts[:1]),
+    "shipped, look-up": (gpt2, PromptLookup(), prompts[:1]),
     "large, look-up": (large, PromptLookup(), random_prompt),
 }
 ratio = {}
@@ -664,9 +675,9 @@ for name, (writer, drafter, start) in cases.items():
     quotients = []
     for _ in range(3):
         t0 = time.process_time()
-        complete(generate(writer, start, 40, GREEDY))
+        complete(generate(writer, start, 24, GREEDY))
         t1 = time.process_time()
-        steps = list(speculate(writer, drafter, start, 40, GREEDY, n_draft=7))
+        steps = list(speculate(writer, drafter, start, 24, GREEDY, n_draft=7))
         quotients.append((time.process_time() - t1) / (t1 - t0))
     ratio[name] = statistics.median(quotients)
     low, high = min(quotients), max(quotients)
@@ -674,7 +685,7 @@ for name, (writer, drafter, start) in cases.items():
     print(f" ({low:.2f} ... {high:.2f})")
 assert ratio["shipped, Qwen2"] > 1.5
 assert ratio["large, look-up"] < 0.8
-assert rates(steps, 7, 40)[0] > 0.7  # of the large model
+assert rates(steps, 7, 24)[0] > 0.7  # of the large model
 
 # %%
 # The shipped model loses time with the drafts of the other, by more than half. The large one gains.
@@ -888,7 +899,7 @@ assert honest > 0.01  # from the museum: drawn at 0.1, reported as drawn
 #
 # * A pass over eight tokens costs less than four times as much as one over one token; weights are read once.
 # * Accept with :math:`\min(1, p/q)`, replace from :math:`\max(0, p - q)`: the token has the distribution p. In closed form
-#   this holds to 1e-14 for 1,000 random pairs, and 4,000 sampled rows agree with the exact probabilities.
+#   this holds to 1e-14 for 1,000 random pairs, and 2,000 sampled rows agree with the exact probabilities.
 # * The rate of acceptance is :math:`\sum \min(p, q)`, one minus the total variation between p and q. Greedy text was the
 #   same for every drafter.
 # * The formula for tokens per pass holds within 10 per cent for drafters that always propose, with the rate of judged
