@@ -11,7 +11,6 @@ The logits (N, V) are often the largest tensor of a training step. :func:`chunke
 gives the same loss and gradients without ever holding them.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -43,27 +42,28 @@ def causal_lm_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return total / (targets != IGNORE).sum().clamp(min=1)
 
 
-def chunked_causal_lm_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: int = 1024) -> Tensor:
+def chunked_causal_lm_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: int = 256) -> Tensor:
     r"""``causal_lm_loss(F.linear(x, weight), targets)`` without holding the logits (N, V).
 
     ``x`` (B, T, C) are hidden states, ``weight`` (V, C) the head, ``targets`` (B, T) token ids. For
-    one token with state :math:`x`, target y and logits :math:`z = W x`,
+    one of the N tokens that count, with state :math:`x`, target y and logits :math:`z = W x`,
 
     .. math::
 
        \mathcal{L} = \log \sum_j e^{z_j} - z_y, \qquad
        \frac{\partial \mathcal{L}}{\partial z_j} = \mathrm{softmax}(z)_j - [j = y]
 
-    The sum runs over the vocabulary, and so may be taken ``chunk`` rows of W at a time: the log-sum
-    of two chunks together is the ``logaddexp`` of their log-sums. Backward computes the logits of
-    each chunk again; with their gradient :math:`G` (N, chunk), :math:`G W` is the chunk's share of
-    the gradient of x, and :math:`G^\top x` is the gradient of its rows of W. Tokens whose target is
-    -100 are left out from the start. Raises ``ValueError`` for other shapes, targets outside the
-    vocabulary, and a ``chunk`` below 1.
+    No token needs the logits of another one, and the gradient of z needs nothing that z does not
+    say. So ``chunk`` tokens at a time give their logits, their loss, and at once the gradient
+    :math:`G` (chunk, V) of their logits, with :math:`G W` for their states and their share
+    :math:`G^\top x` of the gradient of W; the logits are then gone. Backward finds both gradients
+    finished. Where none is wanted, only the loss is computed. Tokens whose target is -100 are left
+    out from the start. Raises ``ValueError`` for other shapes, targets outside the vocabulary, and
+    a ``chunk`` below 1.
 
-    Sources: Milakov, Gimelshein, *Online normalizer calculation for softmax*, 2018,
-    arXiv:1805.02867; Wijmans et al., *Cut Your Losses in Large-Vocabulary Language Models*, 2024,
-    arXiv:2411.09009.
+    Sources: Wijmans et al., *Cut Your Losses in Large-Vocabulary Language Models*, 2024,
+    arXiv:2411.09009; Hsu et al., *Liger Kernel: Efficient Triton Kernels for LLM Training*, 2024,
+    arXiv:2410.10989 (the gradient in the forward pass).
     """
     if chunk < 1:
         raise ValueError(f"chunk={chunk} must be at least 1")
@@ -79,52 +79,56 @@ def chunked_causal_lm_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: in
             f"targets run from {targets.min()} to {targets.max()}; they must be below the "
             f"{len(weight)} rows of the weight, and not negative"
         )
+    if not torch.is_grad_enabled():
+        x, weight = x.detach(), weight.detach()
     # autocast may ask for products in bfloat16
     dtype = F.linear(x[:0], weight[:0]).dtype
-    total = _ChunkedCrossEntropy.apply(x.to(dtype), weight, targets, chunk)
-    return total / max(len(targets), 1)
+    return _ChunkedCrossEntropy.apply(x.to(dtype), weight, targets, chunk)
+
+
+#: Rows of W whose gradient is added up at once: their product stays in a processor's cache.
+ROWS = 4096
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """The sum of the cross-entropies of N tokens; products in the dtype of x, sums in float32."""
+    """The mean cross-entropy of N tokens; products in the dtype of x, sums in float32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:
-        work = torch.promote_types(x.dtype, torch.float32)
-        log_sum = torch.full_like(x[:, 0], -torch.inf, dtype=work)  # (N,)
-        target_logit = torch.zeros_like(log_sum)
-        for _, _, logits, hits in _logits_in_chunks(x, weight, targets, chunk):
-            log_sum = torch.logaddexp(log_sum, logits.logsumexp(dim=1))
-            target_logit[hits[0]] = logits[hits]
-        ctx.save_for_backward(x, weight, targets, log_sum)
-        ctx.chunk = chunk
-        return (log_sum - target_logit).sum()
+        of_x, of_weight = ctx.needs_input_grad[:2]
+        work, share = torch.promote_types(x.dtype, torch.float32), 1 / max(len(x), 1)
+        W = weight[:].to(x.dtype)  # a slice of a quantised weight is decoded
+        loss = x.new_zeros((), dtype=work)
+        grad_x = torch.empty_like(x) if of_x else None
+        grad_weight = torch.zeros_like(weight, dtype=work) if of_weight else None
+        memory = x.new_empty(min(chunk, len(x)), len(W))  # for one chunk after another
+        for start in range(0, len(x), chunk):
+            x_, y = x[start : start + chunk], targets[start : start + chunk]
+            hits = torch.arange(len(y), device=y.device), y
+            logits = torch.mm(x_, W.T, out=memory[: len(y)])
+            z = logits.to(work)  # in float32 the same memory
+            z -= z.amax(dim=1, keepdim=True)
+            z_target = z[hits]
+            total = z.exp_().sum(dim=1)
+            loss += share * (total.log() - z_target).sum()
+            if not (of_x or of_weight):
+                continue
+            z /= total[:, None]  # the softmax
+            z[hits] -= 1.0
+            dlogits = logits.copy_(z)
+            del z  # in bfloat16 twice as large as what is still needed
+            if grad_x is not None:
+                grad_x[start : start + chunk] = share * (dlogits @ W)
+            if grad_weight is not None:
+                for some, dz in zip(grad_weight.split(ROWS), dlogits.split(ROWS, 1), strict=True):
+                    some.add_(dz.T @ x_, alpha=share)
+        ctx.save_for_backward(grad_x, None if grad_weight is None else grad_weight.to(weight.dtype))
+        return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        x, weight, targets, log_sum = ctx.saved_tensors
-        grad_x = torch.zeros_like(x, dtype=log_sum.dtype) if ctx.needs_input_grad[0] else None
-        grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
-        for rows, W, logits, hits in _logits_in_chunks(x, weight, targets, ctx.chunk):
-            dlogits = logits.sub_(log_sum[:, None]).exp_()  # the softmax
-            dlogits[hits] -= 1.0
-            dlogits = dlogits.mul_(grad).to(x.dtype)
-            if grad_x is not None:
-                grad_x += dlogits @ W
-            if grad_weight is not None:
-                grad_weight[rows] = dlogits.T @ x
-        return grad_x if grad_x is None else grad_x.to(x.dtype), grad_weight, None, None
-
-
-def _logits_in_chunks(
-    x: Tensor, weight: Tensor, targets: Tensor, chunk: int
-) -> Iterator[tuple[slice, Tensor, Tensor, tuple[Tensor, Tensor]]]:
-    """For each chunk of the vocabulary: its rows of W, as a slice and as a matrix; the logits
-    (N, chunk); and where among these the logits of targets stand."""
-    for start in range(0, len(weight), chunk):
-        rows = slice(start, start + chunk)
-        W = weight[rows].to(x.dtype)
-        tokens = ((targets >= start) & (targets < start + chunk)).nonzero().squeeze(1)
-        logits = (x @ W.T).to(torch.promote_types(x.dtype, torch.float32))
-        yield rows, W, logits, (tokens, targets[tokens] - start)
+        grads = ctx.saved_tensors
+        if grad != 1:
+            grads = [g if g is None else grad * g for g in grads]
+        return *grads, None, None
