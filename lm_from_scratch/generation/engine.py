@@ -39,7 +39,6 @@ from lm_from_scratch.limits import Count, require
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.text.batches import padded_batch
 
-
 #: What a pass over prompts costs besides its places, in places: the weights are read once more.
 #: From 16 to 64 it makes no difference.
 PASS = 32
@@ -166,9 +165,9 @@ class Engine:
     """Runs requests over one pool, at most ``max_batch`` at a time.
 
     A prompt is read in pieces of at most ``prefill_chunk`` tokens, one a step. Smaller ones let the
-    others wait less for their next token, and read the weights more often. With ``share_prefixes`` full blocks stay in the pool after their
-    request has ended, until the memory is needed, or the weights have changed and :meth:`forget` is
-    called. Nothing runs until the steps are asked for::
+    others wait less for their next token, and read the weights more often. With ``share_prefixes``
+    full blocks stay in the pool after their request has ended, until the memory is needed, or the
+    weights have changed and :meth:`forget` is called. Nothing runs until the steps are asked for::
 
         number = engine.submit(Request(prompt=ids, max_new_tokens=50))
         for step in engine.run():
@@ -297,8 +296,8 @@ class Engine:
         self._make_room(self._step)  # now: nothing more is written into blocks in this part
 
     def _alike(self, reading: list[Running]) -> list[list[Running]]:
-        """The prompts in groups, each of which is padded by at most ``PASS`` places: every one reads
-        its piece in this step, the long pieces first."""
+        """The prompts in groups, of which padding takes at most ``PASS`` places each. Every one of
+        them reads its piece in this step, the long pieces first."""
         groups: list[list[Running]] = []
         longest = padding = 0
         for running in sorted(reading, key=lambda r: -len(self._piece(r))):
