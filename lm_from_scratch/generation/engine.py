@@ -161,13 +161,22 @@ def whole(method: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def computed_dtype(model: CausalLM) -> torch.dtype:
+    """In what keys and values are computed: under autocast not the dtype of the weights."""
+    weight = model.head_weight
+    if torch.is_autocast_enabled(weight.device.type) and weight.dtype != torch.float64:
+        return torch.get_autocast_dtype(weight.device.type)
+    return weight.dtype
+
+
 class Engine:
     """Runs requests over one pool, at most ``max_batch`` at a time.
 
     A prompt is read in pieces of at most ``prefill_chunk`` tokens, one a step. Smaller ones let the
     others wait less for their next token, and read the weights more often. With ``share_prefixes``
     full blocks stay in the pool after their request has ended, until the memory is needed, or the
-    weights have changed and :meth:`forget` is called. Nothing runs until the steps are asked for::
+    weights have changed and :meth:`forget` is called. Under autocast, the pool has its dtype.
+    Nothing runs until the steps are asked for::
 
         number = engine.submit(Request(prompt=ids, max_new_tokens=50))
         for step in engine.run():
@@ -191,7 +200,7 @@ class Engine:
         require(Count, max_batch=max_batch, prefill_chunk=prefill_chunk)
         config = model.config
         heads = getattr(config, "n_kv_head", config.n_head)
-        wanted = (config.n_layer, heads, config.head_dim, model.head_weight.dtype)
+        wanted = (config.n_layer, heads, config.head_dim, computed_dtype(model))
         given = (len(pool.keys), *pool.keys.shape[2:], pool.keys.dtype)
         if wanted != given:
             raise ValueError(

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 
 import lm_from_scratch
+from lm_from_scratch.cache.paged import BlockPool
 from lm_from_scratch.generation import engine as engine_module
 from lm_from_scratch.generation.engine import PASS, Before, Engine, Request
 from lm_from_scratch.generation.generate import complete, generate
@@ -349,6 +350,34 @@ def test_an_engine_and_its_pool_belong_together() -> None:
     prompt.append(7)
     list(engine.run())
     assert len(engine.results[0]) == 3
+
+
+@pytest.mark.parametrize("model", [tiny_gpt2(), tiny_qwen2()], ids=["gpt2", "qwen2"])
+def test_an_engine_runs_under_autocast_over_a_pool_of_its_dtype(model) -> None:
+    config, request = model.config, Request(prompt=[5, 6, 7], max_new_tokens=5, sampler=GREEDY)
+    sizes = config.n_layer, getattr(config, "n_kv_head", config.n_head), config.head_dim, 40, 4
+    with torch.autocast("cpu", torch.bfloat16):
+        engine = Engine(model, BlockPool(*sizes, torch.bfloat16))
+        engine.submit(request)
+        list(engine.run())
+        assert engine.results[0] == alone(model, request)
+        with pytest.raises(ValueError, match=r"float32\), the model has .*bfloat16"):
+            Engine(model, BlockPool(*sizes, torch.float32))
+    with pytest.raises(ValueError, match=r"bfloat16.*the model has .*float32"):
+        Engine(model, BlockPool(*sizes, torch.bfloat16))
+
+
+def test_a_gather_uses_the_same_memory_again_in_whatever_mode() -> None:
+    pool = BlockPool(2, 3, 5, n_blocks=6, block_size=4)
+    pool.keys.normal_(), pool.values.normal_()
+    slots = torch.tensor([[3, 4, 9], [20, 20, 0]])
+    with torch.inference_mode():
+        first = [x.data_ptr() for x in pool.gather(0, slots)]
+    for part in (slots, slots[:1]):
+        keys, values = pool.gather(1, part)
+        assert torch.equal(keys, pool.keys[1, part].transpose(1, 2))
+        assert torch.equal(values, pool.values[1, part].transpose(1, 2))
+        assert [keys.data_ptr(), values.data_ptr()] == first
 
 
 # ------------------------------------------------------------------------------- what interrupts
