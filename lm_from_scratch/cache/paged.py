@@ -60,6 +60,7 @@ class BlockPool:
         with torch.inference_mode(False):  # it can be written into later, in whatever mode
             self.keys = torch.zeros(shape, dtype=dtype, device=device)
             self.values = torch.zeros(shape, dtype=dtype, device=device)
+            self._gathered = self.keys.new_empty(2, 0)
         self.users = [0] * n_blocks  # rows, or others, that hold each block
         self.free = list(range(n_blocks))[::-1]
 
@@ -116,6 +117,21 @@ class BlockPool:
         for block in row.table[needed:]:
             self.release(block)
         row.table, row.length = row.table[:needed], length
+
+    def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and the values in ``slots`` (B, S), each (B, H, S, D), in memory that the next
+        call writes over: fresh memory for every layer would cost more time than the copy."""
+        memory, (H, D) = self.keys, self.keys.shape[2:]
+        size = slots.numel() * H * D
+        if self._gathered.shape[1] < size:
+            with torch.inference_mode(False):
+                self._gathered = memory.new_empty(2, size)
+        seen = []
+        for memory, out in zip((self.keys, self.values), self._gathered, strict=True):
+            out = out[:size].view(-1, H * D)
+            torch.index_select(memory[layer].flatten(1), 0, slots.flatten(), out=out)
+            seen.append(out.view(*slots.shape, H, D).transpose(1, 2))
+        return seen[0], seen[1]
 
     @property
     def nbytes(self) -> int:
@@ -240,7 +256,6 @@ class PagedCache(KVCache):
             row.table += [pool.allocate() for _ in range(more)]
 
     def _store(self, plan: PagedPlan, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        seen = []
         for memory, new in ((self.pool.keys[layer], k), (self.pool.values[layer], v)):
             _, H, D = memory.shape
             if new.dtype != memory.dtype or (new.shape[1], new.shape[3]) != (H, D):
@@ -249,8 +264,7 @@ class PagedCache(KVCache):
                     f"{(new.shape[1], new.shape[3])} in {new.dtype}"
                 )
             memory[plan.write] = new.transpose(1, 2)[plan.real]  # (N, H, D)
-            seen.append(memory[plan.read].transpose(1, 2))  # (B, Hkv, S, D)
-        return seen[0], seen[1]
+        return self.pool.gather(layer, plan.read)
 
     def _commit(self, plan: PagedPlan) -> None:
         for row, n in zip(self.rows, plan.counts, strict=True):

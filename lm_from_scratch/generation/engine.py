@@ -1,8 +1,10 @@
 """Continuous batching: requests join and leave a running batch.
 
 A batch that starts and ends together wastes most of its rows: the short answers wait for the
-longest. An engine decides anew at every step which requests it runs. Three ideas make that cheap:
+longest. An engine decides anew at every step which requests it runs. Four ideas make that cheap:
 
+* prompts are read in pieces, so that a long one does not hold up the others, and pieces of similar
+  length together, so that few places of a pass are padding;
 * rows live in a paged cache (:mod:`lm_from_scratch.cache.paged`), so a request needs no memory of
   a fixed length, and gives its blocks back the moment it ends;
 * requests that begin alike share blocks: the tokens in a full block, and the block before it, are
@@ -36,6 +38,10 @@ from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.limits import Count, require
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.text.batches import padded_batch
+
+#: What a pass over prompts costs besides its places, in places: the weights are read once more.
+#: From 16 to 64 it makes no difference.
+PASS = 32
 
 
 @dataclass(eq=False, kw_only=True)
@@ -155,13 +161,22 @@ def whole(method: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def computed_dtype(model: CausalLM) -> torch.dtype:
+    """In what keys and values are computed: under autocast not the dtype of the weights."""
+    weight = model.head_weight
+    if torch.is_autocast_enabled(weight.device.type) and weight.dtype != torch.float64:
+        return torch.get_autocast_dtype(weight.device.type)
+    return weight.dtype
+
+
 class Engine:
     """Runs requests over one pool, at most ``max_batch`` at a time.
 
-    A prompt is read in pieces of at most ``prefill_chunk`` tokens, one a step, so that a long one
-    does not hold up the others. With ``share_prefixes`` full blocks stay in the pool after their
-    request has ended, until the memory is needed, or the weights have changed and :meth:`forget` is
-    called. Nothing runs until the steps are asked for::
+    A prompt is read in pieces of at most ``prefill_chunk`` tokens, one a step. Smaller ones let the
+    others wait less for their next token, and read the weights more often. With ``share_prefixes``
+    full blocks stay in the pool after their request has ended, until the memory is needed, or the
+    weights have changed and :meth:`forget` is called. Under autocast, the pool has its dtype.
+    Nothing runs until the steps are asked for::
 
         number = engine.submit(Request(prompt=ids, max_new_tokens=50))
         for step in engine.run():
@@ -178,14 +193,14 @@ class Engine:
         model: CausalLM,
         pool: BlockPool,
         max_batch: int = 16,
-        prefill_chunk: int = 256,
+        prefill_chunk: int = 64,
         share_prefixes: bool = True,
         cache_type: type[PagedCache] = PagedCache,
     ) -> None:
         require(Count, max_batch=max_batch, prefill_chunk=prefill_chunk)
         config = model.config
         heads = getattr(config, "n_kv_head", config.n_head)
-        wanted = (config.n_layer, heads, config.head_dim, model.head_weight.dtype)
+        wanted = (config.n_layer, heads, config.head_dim, computed_dtype(model))
         given = (len(pool.keys), *pool.keys.shape[2:], pool.keys.dtype)
         if wanted != given:
             raise ValueError(
@@ -263,7 +278,6 @@ class Engine:
         if self._step is None:
             self._begin()
         while self._groups:
-            self._make_room()
             self._run()
         assert self._step is not None
         for number in self._step.failed:  # what the model said is not kept for the traceback
@@ -278,7 +292,8 @@ class Engine:
         self._admit(self._step)
         ready = [r for r in self.running if len(r.tokens) - r.row.length == 1]
         reading = [r for r in self.running if r not in ready]
-        self._groups = [group for group in (reading, ready) if group]
+        self._groups = self._alike(reading) + ([ready] if ready else [])
+        self._make_room(self._step)
 
     @whole
     def _run(self) -> None:
@@ -287,6 +302,20 @@ class Engine:
         if group:
             self._forward(group, self._step)
             self._finish(self._step)
+        self._make_room(self._step)  # now: nothing more is written into blocks in this part
+
+    def _alike(self, reading: list[Running]) -> list[list[Running]]:
+        """The prompts in groups, of which padding takes at most ``PASS`` places each. Every one of
+        them reads its piece in this step, the long pieces first."""
+        groups: list[list[Running]] = []
+        longest = padding = 0
+        for running in sorted(reading, key=lambda r: -len(self._piece(r))):
+            padding += longest - len(self._piece(running))
+            if not groups or padding > PASS:
+                longest, padding = len(self._piece(running)), 0
+                groups.append([])
+            groups[-1].append(running)
+        return groups
 
     def _take_back(self) -> None:
         """A part that was interrupted has never begun."""
@@ -305,7 +334,7 @@ class Engine:
     def _admit(self, done: Step) -> None:
         while self.waiting and len(self.running) < self.max_batch:
             running = self.waiting[0]
-            found = self._find(running.tokens)
+            found = self._use(running.tokens)
             running.row = Row(
                 [self.pool.share(prefix.block) for prefix in found],
                 len(found) * self.pool.block_size,
@@ -321,12 +350,11 @@ class Engine:
             if found:
                 done.shared[running.number] = running.row.length
 
-    @whole
-    def _make_room(self) -> None:
-        """See that there are blocks for the next group; the youngest requests may lose theirs, also
-        those of the group, of which some may have been put back for the pass before."""
-        assert self._step is not None
-        while True:
+    def _make_room(self, done: Step) -> None:
+        """See that there are blocks for the next group, if there is one; the youngest requests may
+        lose theirs, also those of the group, of which some may have been put back for the pass
+        before."""
+        while self._groups:
             group = [running for running in self._groups[0] if running in self.running]
             ends = [running.row.length + len(self._piece(running)) for running in group]
             held = sum(len(running.row.table) for running in group)
@@ -342,7 +370,7 @@ class Engine:
             youngest = self.running.pop()
             self._let_go(youngest)
             self.waiting.appendleft(youngest)
-            self._step.put_back.append(youngest.number)
+            done.put_back.append(youngest.number)
 
     def _free(self, blocks: int) -> bool:
         """Whether so many blocks can be had. For that, and no further, prefixes that only the
@@ -385,9 +413,9 @@ class Engine:
                     self._let_go(running)
 
     def _let_go(self, running: Running) -> None:
-        """Give its blocks back. Of those that stay as prefixes, the beginning is given up last."""
+        """Give its blocks back. Those that stay as prefixes were used last by it."""
         self.pool.cut(running.row, 0)
-        self._find(running.tokens)
+        self._use(running.tokens)
 
     def _finish(self, done: Step) -> None:
         """Let go of those that have finished, at once: what is put back must have more to say."""
@@ -402,8 +430,8 @@ class Engine:
         for which the number of their prefix stands."""
         return before, tuple(tokens)
 
-    def _find(self, tokens: list[int]) -> list[Prefix]:
-        """The blocks that hold the longest known beginning; one token is always left to run."""
+    def _find(self, tokens: list[int]) -> list[tuple[int, tuple[int, ...]]]:
+        """The keys of the longest known beginning; one token is always left to run."""
         P, number, found = self.pool.block_size, 0, []
         for end in range(P, len(tokens), P):
             key = self._key(number, tokens[end - P : end])
@@ -411,7 +439,13 @@ class Engine:
                 break
             found.append(key)
             number = self.prefixes[key].number
-        for key in reversed(found):  # the last to be given up: what others build on
+        return found
+
+    def _use(self, tokens: list[int]) -> list[Prefix]:
+        """The blocks that hold the longest known beginning. They are now the last to be given up,
+        and of them the last the first, on which the others build."""
+        found = self._find(tokens)
+        for key in reversed(found):
             self.prefixes[key] = self.prefixes.pop(key)
         return [self.prefixes[key] for key in found]
 

@@ -245,8 +245,7 @@ class KernelPagedCache(PagedCache):
         memories = self.pool.keys[layer], self.pool.values[layer]
         write_pages(k, v, *memories, plan.slots_or_padding)
         if k.shape[2] > 1:
-            gathered = [memory[plan.read].transpose(1, 2) for memory in memories]
-            return gathered[0], gathered[1]
+            return self.pool.gather(layer, plan.read)
         longest = plan.keys.shape[1]
         pages = [
             Paged(memory, plan.pages, plan.lengths, plan.block_size, longest) for memory in memories

@@ -26,6 +26,7 @@ BENCHMARKS = {
     "layers": "bench_layers.rows",
     "decoding": "bench_decoding.rows",
     "context": "bench_decoding.context",
+    "engine": "bench_engine.rows",
     "quantize": "bench_quantize.rows",
     "galore": "bench_galore.rows",
     "pages": "bench_pages.rows",

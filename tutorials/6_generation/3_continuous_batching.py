@@ -30,7 +30,7 @@ Letters name axes: B rows, S keys, H heads, D features of a head, P slots of a b
 A load of requests
 ------------------
 
-Sixty-four prompts are pieces of the Python language reference, 3 to 32 tokens long, for the small GPT-2 that comes
+Forty-eight prompts are pieces of the Python language reference, 3 to 32 tokens long, for the small GPT-2 that comes
 with the package. Each request has its own limit, drawn so that it is at least :math:`x` with the probability
 :math:`10 / x`, and at most 96: most are short, a few are long. An answer may end earlier, with the end of the document or
 with a blank line.
@@ -91,8 +91,10 @@ def alone(r):
     return complete(generate(model, [r.prompt], *how, seed=r.seed))[0]
 
 
-load = [draw_request(seed) for seed in range(64)]
+load = [draw_request(seed) for seed in range(48)]
+begin = time.process_time()
 answers = [alone(request) for request in load]
+base = time.process_time() - begin
 lengths = sorted(len(said) for said in answers)
 stopped = sum(len(a) < r.max_new_tokens for a, r in zip(answers, load))
 print("tokens of the answers, shortest first:", *lengths)
@@ -302,7 +304,7 @@ assert dense.nbytes == 3 * before
 # ------------------
 #
 # The attention of this package wants keys (B, H, S, D) in one tensor. A ``GrowingCache`` gives a view of its memory. A
-# paged one gathers the blocks of every row into a new tensor, in every layer, for every token: a copy of all that it
+# paged one gathers the blocks of every row into one tensor, in every layer, for every token: a copy of all that it
 # holds. The times are those of the processor, quartiles in brackets.
 
 B, S = 8, 160
@@ -518,50 +520,46 @@ model.float()
 print("float64: all answers equal, in batches, in the engine, and alone")
 
 # %%
-# Sixty-four requests, three ways
-# -------------------------------
+# Forty-eight requests, three ways
+# --------------------------------
 #
 # Passes and places are counted. A place is useful if it runs a token of a prompt or of an answer, for the first time.
 # The answers are compared with those alone, in float32. The speed is that of the processor's seconds, relative to one
-# by one, each way twice and in turn.
+# by one.
 
 ways = {
-    "one by one": lambda: [alone(request) for request in load],
     "batches of 8": lambda: in_batches(load, 8),
     "engine, 8 rows": lambda: in_engine(load, max_batch=8),
 }
-results, seconds = {}, {name: [] for name in ways}
-for _ in range(2):
-    for name, way in ways.items():
-        begin = time.process_time()
-        results[name] = way()
-        seconds[name].append(time.process_time() - begin)
+results, seconds = {}, {"one by one": base}
+for name, way in ways.items():
+    begin = time.process_time()
+    results[name] = way()
+    seconds[name] = time.process_time() - begin
 
 useful = sum(len(r.prompt) + len(a) - 1 for r, a in zip(load, answers))
 batch_said, passes, batch_places = results["batches of 8"]
 engine_said, steps = results["engine, 8 rows"]
 engine_passes = sum(step.passes for step in steps)
 engine_places = sum(step.places for step in steps)
-base = min(seconds["one by one"])
 print("                passes  places  useful  as alone  speed")
 for name, said, n_passes, places in (
     ("one by one", answers, sum(lengths), useful),
     ("batches of 8", batch_said, sum(passes), batch_places),
     ("engine, 8 rows", engine_said, engine_passes, engine_places),
 ):
-    low, high = base / max(seconds[name]), base / min(seconds[name])
     same = sum(a == b for a, b in zip(said, answers))
     counted = f"{n_passes:7}{places:8}{useful / places:8.2f}{same:10}"
-    print(f"{name:15}{counted}  {low:.2f} to {high:.2f}")
-    assert same >= 58
+    print(f"{name:15}{counted}{base / seconds[name]:7.2f}")
+    assert same >= 44
 
-assert useful < 0.6 * batch_places and useful > 0.8 * engine_places
+assert useful < 0.6 * batch_places and useful > 0.9 * engine_places
 assert 1.3 * engine_passes < sum(passes) < sum(lengths) / 2
-assert min(seconds["engine, 8 rows"]) < 0.85 * base
+assert seconds["engine, 8 rows"] < 0.85 * base
 
 # %%
 # One by one, no place is empty, but nearly every pass reads all weights for one token. Padded batches need less than
-# half of the passes, and leave more than four in ten places empty. The engine leaves less than two in ten empty, and
+# half of the passes, and leave more than four in ten places empty. The engine leaves less than one in ten empty, and
 # needs fewer passes still.
 #
 # The speeds belong to one CPU and a tiny model, where Python has a part in every step. The counts do not depend on the
@@ -572,12 +570,12 @@ assert min(seconds["engine, 8 rows"]) < 0.85 * base
 #
 # How many rows should run together? Three quantities answer differently: the tokens of all requests per second, the
 # time between two tokens of one request, and the wait for its first token when all requests arrive at once. The first
-# half of the requests is enough to see them.
+# third of the requests is enough to see them.
 
-batches, measured = [1, 4, 16, 32], []
+batches, measured = [1, 4, 8, 16], []
 for max_batch in batches:
     engine = Engine(model, new_pool(512), max_batch, share_prefixes=False)
-    for request in load[:32]:
+    for request in load[:16]:
         engine.submit(request)
     now, gaps, first, said = 0.0, [], {}, 0
     while engine.waiting or engine.running:
@@ -609,7 +607,7 @@ plt.show()
 for name, values in zip(names, zip(*measured)):
     print(f"{name:20}", *(f"{v / values[0]:6.2f}" for v in values))
 rates, gaps, waits = zip(*measured)
-assert rates[2] > 1.3 * rates[0] and gaps[3] > 1.3 * gaps[0]
+assert rates[3] > 1.3 * rates[0] and gaps[3] > 1.2 * gaps[0]
 assert waits[3] < 0.5 * waits[0]
 
 # %%
@@ -620,18 +618,20 @@ assert waits[3] < 0.5 * waits[0]
 # ------------------
 #
 # No row can run without memory. Give the engine 1024 slots: four rows of 256, or 64 blocks of 16. Then make the pool
-# smaller, down to the blocks of the longest single request.
+# smaller, down to the blocks of the longest single request. Half of the requests shows it.
 
-least = max(-(-(len(r.prompt) + r.max_new_tokens - 1) // 16) for r in load)
+half, told = load[:24], answers[:24]
+needed = sum(len(r.prompt) + len(a) - 1 for r, a in zip(half, told))
+least = max(-(-(len(r.prompt) + r.max_new_tokens - 1) // 16) for r in half)
 print("blocks  most rows  put back  read again  as if alone")
 for n_blocks in (64, 32, least):
-    said, steps = in_engine(load, n_blocks, max_batch=64)
+    said, steps = in_engine(half, n_blocks, max_batch=24)
     most = max(len(step.fed) for step in steps)
     back = sum(len(step.put_back) for step in steps)
-    again = sum(sum(step.fed.values()) for step in steps) - useful
-    same = sum(a == b for a, b in zip(said, answers))
+    again = sum(sum(step.fed.values()) for step in steps) - needed
+    same = sum(a == b for a, b in zip(said, told))
     print(f"{n_blocks:6}{most:11}{back:10}{again:12}{same:13}")
-    assert same >= 58 and (n_blocks < 64 or most > 8)
+    assert same >= 22 and (n_blocks < 64 or most > 8)
 assert back > 0 and again > 0
 
 # %%
@@ -671,6 +671,51 @@ for chunk in (256, 32, 8):
 # %%
 # The three wait for 203 places, or for 35, or for 11. The price is paid by the long prompt, which needs 1, 7 or 25
 # steps to its first token.
+#
+# Prompts that are read at the same time are seldom equally long, and the longest of a pass pads all others. The engine
+# therefore sorts the pieces of a step by length, and begins another pass where more than 32 places would be padding,
+# about what a pass costs by itself. Every prompt still reads its piece in every step. Here are 24 prompts of up to 200
+# tokens, in pieces of 64 (the default) and similar lengths together, beside one pass for all of them. Each way runs
+# three times, in turn; in brackets are the smallest and the largest ratio of the processor's seconds.
+
+
+class AllTogether(Engine):
+    def _alike(self, reading):
+        return [reading] if reading else []
+
+
+model.float()
+prompts = [[end, *words[i : i + integer(1, 200)]] for i in range(24)]
+passes, seconds = {}, {"engine": [], "one pass for all": []}
+for _ in range(3):
+    for name, kind, chunk in (
+        ("engine", Engine, 64),
+        ("one pass for all", AllTogether, 256),
+    ):
+        engine = kind(model, new_pool(512), 24, chunk, share_prefixes=False)
+        for prompt in prompts:
+            engine.submit(Request(prompt=prompt, max_new_tokens=1))
+        begin = time.process_time()
+        steps = list(engine.run())
+        seconds[name].append(time.process_time() - begin)
+        places = sum(step.places for step in steps)
+        passes[name] = sum(step.passes for step in steps), places
+tokens = sum(len(prompt) for prompt in prompts)
+for name, (n_passes, places) in passes.items():
+    padding = 1 - tokens / places
+    print(
+        f"{name:17}{n_passes:3} passes{places:6} places, {padding:.0%} padding"
+    )
+ratios = [a / b for b, a in zip(*seconds.values())]
+low, ratio, high = sorted(ratios)
+print(
+    f"time, one pass over the engine's: {ratio:.2f} ({low:.2f} to {high:.2f})"
+)
+assert passes["engine"][1] * 1.3 < passes["one pass for all"][1]
+model.double()
+
+# %%
+# Fewer places take less time, although there are more passes.
 #
 # A common beginning
 # ------------------
@@ -718,7 +763,7 @@ assert list(runs.values()) == [0, 8 * 96, 11 * 96]
 # * *A kernel that follows the table.* The paper reports that its attention alone is 20 to 26 % slower than a kernel
 #   for rows in one piece, and that larger batches make up for it.
 # * *One pass for reading and writing.* Orca and vLLM lay the tokens of all requests end to end, without padding, and
-#   vLLM gives each step a budget of tokens. Our engine runs two padded passes, and its pieces are limited by request.
+#   vLLM gives each step a budget of tokens. Our engine runs padded passes, and its pieces are limited by request.
 #   Sarathi-Serve studies how large a piece should be.
 # * *Swapping.* The system of the paper can also move the blocks of a request that is put back to the memory of the
 #   CPU. The documentation of version 0.17 describes reading again, as here.
@@ -839,7 +884,7 @@ assert pool.nbytes == cache.nbytes == 64 * per_token
 #    Hint: reorder ``engine.waiting`` between two steps. A right answer shows a better mean, and that the eight largest
 #    requests pay for it.
 # 4. *Hard.* Give a step a budget of tokens instead of a piece for each request: every writing request takes one, and
-#    the rest goes to the oldest prompts. Hint: ``_piece``, and the two groups in ``step``. A right answer bounds the
+#    the rest goes to the oldest prompts. Hint: ``_piece``, and the groups in ``_begin``. A right answer bounds the
 #    tokens of a step when three long prompts arrive at once, where ``prefill_chunk`` does not, and every answer is
 #    still the one alone.
 #
@@ -850,7 +895,7 @@ assert pool.nbytes == cache.nbytes == 64 * per_token
 # * A block table says where a position lies. Rows share blocks, count their users, and copy one before they write
 #   into it; a copied row and a reordered batch move no key.
 # * Gathering copied more bytes in a step than the model has weights. A kernel follows the table and copies nothing.
-# * Padded batches left more than four in ten places empty, the engine less than two in ten, with fewer passes.
+# * Padded batches left more than four in ten places empty, the engine less than one in ten, with fewer passes.
 # * In float64 every answer was what the request says alone, with requests put back, prompts in pieces, and shared
 #   beginnings.
 # * More rows raised the throughput and the time between two tokens.

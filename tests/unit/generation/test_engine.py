@@ -6,6 +6,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 
 import lm_from_scratch
-from lm_from_scratch.generation.engine import Before, Engine, Request
+from lm_from_scratch.cache.paged import BlockPool
+from lm_from_scratch.generation import engine as engine_module
+from lm_from_scratch.generation.engine import PASS, Before, Engine, Request
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.logit_processors import forbid
 from lm_from_scratch.generation.sampling import GREEDY, Sampler
@@ -47,6 +50,11 @@ def test_every_request_says_what_it_says_alone(data) -> None:
         model, new_pool(model, block_size, n_blocks), draw(st.integers(1, 5)),
         draw(st.sampled_from([2, 5, 64])), draw(st.booleans()),
     )  # fmt: skip
+    with patch.object(engine_module, "PASS", draw(st.sampled_from([0, 2, PASS]))):
+        run_while_they_arrive(engine, model, n_blocks, draw)
+
+
+def run_while_they_arrive(engine: Engine, model, n_blocks: int, draw) -> None:
     beginnings = [token_ids(n, seed=n).tolist() for n in (9, 5)]
     requests, steps = [], engine.run()
     for i in range(draw(st.integers(1, 8))):
@@ -82,6 +90,40 @@ def test_requests_join_and_leave_between_two_steps() -> None:
     fed = [dict(step.fed) for step in engine.run()]
     assert [sorted(step) for step in fed] == [[0, 1], [0, 1], [1, 2], [1, 2], [1, 2]]
     assert [len(engine.results[n]) for n in range(3)] == [2, 5, 3]
+
+
+@pytest.mark.parametrize("most", [0, 5, PASS])
+def test_similar_pieces_are_read_together_and_nobody_waits_for_it(most, monkeypatch) -> None:
+    """Every prompt in the engine is read on in every step, whichever the others are."""
+    monkeypatch.setattr(engine_module, "PASS", most)
+    model = MODELS[1]
+    engine = Engine(model, new_pool(model, 4, n_blocks=400), max_batch=6, prefill_chunk=8)
+    lengths = [3, 30, 1, 17, 8, 9, 25, 2, 2, 40]
+    requests = [
+        Request(prompt=token_ids(n, seed=n).tolist(), max_new_tokens=4, sampler=GREEDY)
+        for n in lengths
+    ]
+    for request in requests:
+        engine.submit(request)
+    steps = list(engine.run())
+    assert engine.results == {n: alone(model, request) for n, request in enumerate(requests)}
+    came = {n: min(i for i, step in enumerate(steps) if n in step.fed) for n in range(10)}
+    spoke = {n: min(i for i, step in enumerate(steps) if n in step.said) for n in range(10)}
+    for number, n in enumerate(lengths):
+        assert spoke[number] - came[number] + 1 == -(-n // 8)  # pieces of 8, one a step
+    assert sorted(came.values()) == [came[n] for n in range(10)]  # in the order of arrival
+    padding = [(step.places - sum(step.fed.values()), step.passes) for step in steps]
+    assert all(places <= most * passes for places, passes in padding)
+    assert (max(passes for _, passes in padding) > 2) == (most < PASS)
+
+
+def test_prompts_are_read_in_pieces_unless_asked_otherwise() -> None:
+    model = tiny_gpt2(block_size=300).double()
+    engine = Engine(model, new_pool(model, 16))
+    request = Request(prompt=token_ids(150, seed=1).tolist(), max_new_tokens=2, sampler=GREEDY)
+    engine.submit(request)
+    assert [step.fed[0] for step in engine.run()] == [64, 64, 22, 1]
+    assert engine.results[0] == alone(model, request)
 
 
 def test_a_shared_beginning_is_computed_once() -> None:
@@ -310,6 +352,34 @@ def test_an_engine_and_its_pool_belong_together() -> None:
     assert len(engine.results[0]) == 3
 
 
+@pytest.mark.parametrize("model", [tiny_gpt2(), tiny_qwen2()], ids=["gpt2", "qwen2"])
+def test_an_engine_runs_under_autocast_over_a_pool_of_its_dtype(model) -> None:
+    config, request = model.config, Request(prompt=[5, 6, 7], max_new_tokens=5, sampler=GREEDY)
+    sizes = config.n_layer, getattr(config, "n_kv_head", config.n_head), config.head_dim, 40, 4
+    with torch.autocast("cpu", torch.bfloat16):
+        engine = Engine(model, BlockPool(*sizes, torch.bfloat16))
+        engine.submit(request)
+        list(engine.run())
+        assert engine.results[0] == alone(model, request)
+        with pytest.raises(ValueError, match=r"float32\), the model has .*bfloat16"):
+            Engine(model, BlockPool(*sizes, torch.float32))
+    with pytest.raises(ValueError, match=r"bfloat16.*the model has .*float32"):
+        Engine(model, BlockPool(*sizes, torch.bfloat16))
+
+
+def test_a_gather_uses_the_same_memory_again_in_whatever_mode() -> None:
+    pool = BlockPool(2, 3, 5, n_blocks=6, block_size=4)
+    pool.keys.normal_(), pool.values.normal_()
+    slots = torch.tensor([[3, 4, 9], [20, 20, 0]])
+    with torch.inference_mode():
+        first = [x.data_ptr() for x in pool.gather(0, slots)]
+    for part in (slots, slots[:1]):
+        keys, values = pool.gather(1, part)
+        assert torch.equal(keys, pool.keys[1, part].transpose(1, 2))
+        assert torch.equal(values, pool.values[1, part].transpose(1, 2))
+        assert [keys.data_ptr(), values.data_ptr()] == first
+
+
 # ------------------------------------------------------------------------------- what interrupts
 
 
@@ -403,6 +473,7 @@ def check_blocks(engine: Engine) -> None:
 @pytest.mark.parametrize("twice", [False, True], ids=["once", "while it goes back, too"])
 def test_R1_an_engine_goes_on_wherever_it_was_interrupted(interrupts, twice, monkeypatch) -> None:
     interrupts = replace(interrupts)
+    monkeypatch.setattr(engine_module, "PASS", 0)  # as many groups as there are lengths
     if twice:
         restore = Before.restore
 
