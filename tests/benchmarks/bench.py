@@ -1,7 +1,7 @@
 """Every benchmark beside its peers, in one run: ``make bench``.
 
-Writes ``docs/benchmarks.json``, from which the site draws its page. A finished benchmark is written
-at once: stop with Ctrl-C whenever you like, and go on with ``--resume``. ``make gpu`` times the
+Writes a file for this processor into ``docs/benchmarks``, from which the site draws its page. A
+finished benchmark is written at once: stop with Ctrl-C whenever you like, and go on with ``--resume``. ``make gpu`` times the
 kernels of the GPU; ``bench_galore_loss.py`` takes an hour, and is run by hand.
 """
 
@@ -85,12 +85,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--quick", action="store_true", help="fewer rounds and models, in build/bench"
     )
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: only whether it runs")
-    parser.add_argument("--out", type=Path, help="default docs/benchmarks.json, or in build/bench")
+    parser.add_argument("--out", type=Path, help="default in docs/benchmarks, or in build/bench")
     args = parser.parse_args(argv)
     size = measure.SMOKE if args.smoke else measure.QUICK if args.quick else measure.FULL
     out = args.out
     if out is None and size is measure.FULL:
-        out = measure.STORED
+        out = measure.stored(measure.new_report(size))
     elif out is None:
         out = measure.ROOT / "build" / "bench" / f"{size.name}.json"
     sys.path.append(str(PEERS))
