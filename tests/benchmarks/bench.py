@@ -1,8 +1,9 @@
 """Every benchmark beside its peers, in one run: ``make bench``.
 
 Writes a file for this processor into ``docs/benchmarks``, from which the site draws its page. A
-finished benchmark is written at once: stop with Ctrl-C whenever you like, and go on with ``--resume``. ``make gpu`` times the
-kernels of the GPU; ``bench_galore_loss.py`` takes an hour, and is run by hand.
+finished benchmark is written at once: stop with Ctrl-C whenever you like, and go on with
+``--resume``. ``make gpu`` times the kernels of the GPU; ``bench_galore_loss.py`` takes an hour, and
+is run by hand.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ BENCHMARKS = {
 }
 #: Their results are stored elsewhere.
 BY_HAND = ("bench_galore_loss", "bench_kernels")
-PEERS = measure.ROOT / "build" / "bench" / "peers"
 
 
 def run(
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         out = measure.stored(measure.new_report(size))
     elif out is None:
         out = measure.ROOT / "build" / "bench" / f"{size.name}.json"
-    sys.path.append(str(PEERS))
+    sys.path.append(str(measure.PEERS))
     report = started(args, size, out)
     names = args.only or list(BENCHMARKS)
     if args.resume:

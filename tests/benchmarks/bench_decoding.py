@@ -11,10 +11,11 @@ two moments at which a growing one doubles. What a cache holds does not change i
 filled with random numbers.
 """
 
+import contextlib
 import copy
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import measure
@@ -27,7 +28,7 @@ from lm_from_scratch.cache.slots import cache_for
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.generation.generate import decode, generate, prefill
 from lm_from_scratch.generation.sampling import Sampler
-from lm_from_scratch.instruments.onednn import multiplies, use_packed_weights_
+from lm_from_scratch.instruments.onednn import use_packed_weights_
 from lm_from_scratch.interop.caches import from_legacy, to_transformers
 from lm_from_scratch.models.causal_lm import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import SIZES, GPT2Config
@@ -36,15 +37,21 @@ from lm_from_scratch.models.qwen2 import Qwen2Config
 from lm_from_scratch.weights.quantize import quantize_
 
 try:
-    from lm_from_scratch.instruments.layout import lay_out_
+    from lm_from_scratch.instruments.layout import LAYOUTS, lay_out_
 except ModuleNotFoundError:  # a stand-in, until there is one
+    LAYOUTS = ("rows", "columns", "packed")
 
-    def lay_out_(model: CausalLM, rows: int = 1) -> str:  # type: ignore[misc]
-        if model.head_weight.dtype == torch.float32:
-            by_columns_(model)
-        return "weights by columns"
+    def lay_out_(model, rows, layouts=LAYOUTS):  # type: ignore[no-untyped-def,misc]
+        if "packed" in layouts:
+            use_packed_weights_(model, rows)
+        return ", ".join(layouts)
 
 
+#: Every layout by its name, and the one that is chosen by measuring, as a newcomer runs it.
+KINDS: dict[str, Sequence[str]] = {
+    "ours": LAYOUTS,
+    **{f"ours, {layout}": (layout,) for layout in LAYOUTS},
+}
 SHAPES: dict[str, Config] = {
     "10 M parameters": GPT2Config(
         vocab_size=8192, block_size=2304, n_layer=10, n_head=8, n_embd=256, bos_token_id=0,
@@ -123,26 +130,21 @@ def our_step(model: CausalLM, idx: torch.Tensor, n: int, rounds: int) -> Callabl
     return run
 
 
-def by_columns_(model: CausalLM) -> None:
-    """Weights with more outputs than inputs lie column by column: MKL reads long ones faster."""
-    for name, weight in model.named_parameters():
-        if weight.dim() == 2 and weight.shape[0] > weight.shape[1] and "wpe" not in name:
-            weight.data = weight.data.t().contiguous().t()
+def kinds_of(dtype: torch.dtype) -> dict[str, Sequence[str]]:
+    """The layouts by name. In bfloat16 torch reads columns ten times slower: not measured."""
+    slow = "ours, columns" if dtype == torch.bfloat16 else ""
+    return {kind: layouts for kind, layouts in KINDS.items() if kind != slow}
 
 
 def laid_out(model: CausalLM, rows: int) -> dict[str, tuple[CausalLM, str]]:
-    """The model as a newcomer runs it, and with each layout of its weights, with what to note."""
-    chosen = copy.deepcopy(model)
-    choice = str(lay_out_(chosen, rows=rows))
-    kinds = {"ours": (chosen, choice), "ours, as is": (model, "")}
-    if model.head_weight.dtype == torch.float32:  # in bfloat16 they take ten times as long
-        columns = copy.deepcopy(model)
-        by_columns_(columns)
-        kinds["ours, columns"] = columns, ""
-    if multiplies(model.head_weight.dtype):
-        packed = copy.deepcopy(model)
-        use_packed_weights_(packed, rows=rows)
-        kinds["ours, packed"] = packed, ""
+    """The model as a newcomer runs it, and with each layout that its weights can have here, with
+    what to note."""
+    kinds = {}
+    for kind, layouts in kinds_of(model.head_weight.dtype).items():
+        copied = copy.deepcopy(model)
+        with contextlib.suppress(ValueError):  # oneDNN packs no bfloat16 on this processor
+            choice = lay_out_(copied, rows, layouts)
+            kinds[kind] = copied, str(choice) if kind == "ours" else ""
     return kinds
 
 
@@ -185,7 +187,7 @@ def steps(
     """One token with a filled cache, for every layout of the weights."""
     shape, dtype, batch = where
     title = f"{shape}, {dtype}, batch {batch}, a token"
-    ours = kinds["ours, as is"][0]
+    ours = kinds["ours, rows"][0]
     idx = prompt(ours.config, batch)
     n, rounds = 2 if size.smoke else 8, size.rows(3) + 2
     runs = {kind: our_step(model, idx, n, rounds + 1) for kind, (model, _) in kinds.items()}
@@ -196,8 +198,8 @@ def steps(
             title, kind, THEIRS, tokens=batch * n, limit="bandwidth", work=weight_bytes(ours) * n,
             target_share=SHARES.get(where) if kind == "ours" else None, note=note,
         )  # fmt: skip
-    if "ours, packed" not in kinds:
-        yield measure.absent(title, "ours, packed", THEIRS, "tokens/s")
+    for kind in [kind for kind in kinds_of(getattr(torch, dtype)) if kind not in kinds]:
+        yield measure.absent(title, kind, THEIRS, "tokens/s")
 
 
 def generating(where: Where, kind: tuple[CausalLM, str], theirs: Any, size: Size) -> Iterator[Row]:
@@ -228,7 +230,7 @@ def in_int8(shape: str, ours: CausalLM, theirs: Any, size: Size) -> Iterator[Row
         fp32 = f"{THEIRS} fp32"
         runs = {"ours": our_run(model, idx, n), fp32: peers.transformers_run(theirs, idx, n)}
         absent = peers.add_engines(runs, theirs, idx, n, "int8")
-        if peers.missing(peers.TORCHAO):
+        if not (measure.APART / "torchao").is_dir():
             absent.append(peers.TORCHAO)
         else:
             runs[peers.TORCHAO] = our_run(peers.torchao_model(ours), idx, n)

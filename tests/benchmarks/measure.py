@@ -18,6 +18,7 @@ import os
 import platform
 import re
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -30,6 +31,9 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[2]
 #: The results of each processor, in a file of its own.
 STORED = ROOT / "docs" / "benchmarks"
+#: Where ``make bench`` installs peers, and one that transformers must not find.
+PEERS = ROOT / "build" / "bench" / "peers"
+APART = PEERS / "apart"
 Run = Callable[[], object]
 
 
@@ -323,10 +327,9 @@ def processor() -> str:
 
 
 def version_of(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    places = [*sys.path, str(APART)]
+    found = importlib.metadata.distributions(name=package, path=places)
+    return next((distribution.version for distribution in found), None)
 
 
 def huge_pages() -> str | None:
@@ -338,7 +341,7 @@ def huge_pages() -> str | None:
 
 #: Packages whose versions decide: ours, what it stands on, and the peers.
 PACKAGES = ("torch", "transformers", "lm_from_scratch", "galore-torch", "pytorch_optimizer",
-            "ctranslate2", "llama-cpp-python", "torchao")  # fmt: skip
+            "ctranslate2", "xllamacpp", "torchao")  # fmt: skip
 #: With these a processor is treated as an older one, library by library.
 CAPS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "CT2_FORCE_CPU_ISA")
 

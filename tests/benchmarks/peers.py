@@ -1,38 +1,35 @@
 """Engines that people use on a CPU, each behind a function that decodes greedily.
 
-``make bench`` installs CTranslate2 and torchao into ``build/bench/peers``. llama.cpp has no wheel on
-the package index; built from source, in a quarter of an hour, it is measured, too:
-``pip install --target build/bench/peers --no-deps llama-cpp-python gguf``.
+``make bench`` installs them into ``build/bench/peers``: CTranslate2, and llama.cpp as xllamacpp
+carries it. (Its own Python package has no wheel; built on the spot it would use AVX-512, too.)
+torchao lies apart: where transformers finds it, it imports it.
 """
 
 import copy
 import importlib.util
+import sys
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+from measure import APART
 from torch import Tensor
 
 Run = Callable[[], Tensor]
 TRANSFORMERS = "transformers"
 STATIC = "transformers, static cache, compiled"
 CTRANSLATE2, LLAMA, TORCHAO = "CTranslate2", "llama.cpp", "torchao"
-PACKAGES = {CTRANSLATE2: "ctranslate2", LLAMA: "llama_cpp", TORCHAO: "torchao"}
+PACKAGES = {CTRANSLATE2: "ctranslate2", LLAMA: "xllamacpp"}
 
 
 def add_engines(runs: dict[str, Run], model: Any, idx: Tensor, n: int, dtype: str) -> list[str]:
-    """CTranslate2 and, for one row, llama.cpp; the names of those that are not installed."""
-    engines = {CTRANSLATE2: ctranslate2_run} | ({LLAMA: llama_run} if len(idx) == 1 else {})
+    """Those made for a CPU; the names of those that are not installed."""
+    engines = {CTRANSLATE2: ctranslate2_run, LLAMA: llama_run}
     for name, engine in engines.items():
-        if not missing(name):
+        if importlib.util.find_spec(PACKAGES[name]):
             runs[name] = engine(model, idx, n, dtype)
-    return [name for name in engines if missing(name)]
-
-
-def missing(peer: str) -> bool:
-    return importlib.util.find_spec(PACKAGES[peer]) is None
+    return [name for name in engines if name not in runs]
 
 
 def transformers_run(model: Any, idx: Tensor, n: int, **switches: Any) -> Run:
@@ -96,29 +93,75 @@ def ctranslate2_run(model: Any, idx: Tensor, n: int, dtype: str) -> Run:
     return run
 
 
+def llama_run(model: Any, idx: Tensor, n: int, dtype: str) -> Run:
+    """GPT-2 of transformers in a GGUF file. The engine is a server, called without a network; each
+    row is a request, all are sent at once."""
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.n_parallel, params.n_ctx = len(idx), len(idx) * (idx.shape[1] + n)
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = torch.get_num_threads()
+    params.verbosity, params.cache_ram_mib = -1, 0
+    if dtype == "float32":
+        params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    with tempfile.TemporaryDirectory() as folder:
+        params.model.path = f"{folder}/model.gguf"
+        write_gguf(model, params.model.path, dtype)
+        engine = xllamacpp.Server(params)
+    request = {"prompt": idx.tolist(), "n_predict": n, "temperature": 0.0, "ignore_eos": True,
+               "cache_prompt": False}  # fmt: skip
+
+    def run() -> Tensor:
+        said = engine.handle_completions(request)["choices"]
+        texts = [choice["text"] for choice in sorted(said, key=lambda choice: choice["index"])]
+        return torch.tensor([[int(token) for token in text.split(",")[:n]] for text in texts])
+
+    return run
+
+
+def write_gguf(model: Any, path: str, dtype: str) -> None:
+    """The file of llama.cpp: ``token_embd.weight``, ``blk.0.attn_qkv.weight``, ... in float32, or
+    the matrices in blocks of 32 numbers of 8 bits. A token's text is its number and a comma."""
+    import gguf
+    from gguf.quants import quantize
+
+    config = model.config
+    writer = gguf.GGUFWriter(path, "gpt2")
+    writer.add_context_length(config.n_positions)
+    writer.add_embedding_length(config.n_embd)
+    writer.add_block_count(config.n_layer)
+    writer.add_feed_forward_length(4 * config.n_embd)
+    writer.add_head_count(config.n_head)
+    writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([f"{token}," for token in range(config.vocab_size)])
+    writer.add_token_scores([0.0] * config.vocab_size)
+    writer.add_token_types([gguf.TokenType.NORMAL] * config.vocab_size)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, config.n_layer)
+    q8 = gguf.GGMLQuantizationType.Q8_0
+    for name, parameter in model.named_parameters():
+        weight = parameter.detach()
+        if ".h." in name and weight.dim() == 2:  # which transformers holds as (in, out)
+            weight = weight.T
+        numbers = weight.contiguous().numpy()
+        stem, _, end = name.rpartition(".")
+        matrix = dtype == "int8" and weight.dim() == 2 and "wpe" not in name
+        writer.add_tensor(
+            f"{names.get_name(stem)}.{end}", quantize(numbers, q8) if matrix else numbers,
+            raw_dtype=q8 if matrix else None,
+        )  # fmt: skip
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def torchao_model(model: Any) -> Any:
-    """A copy of ours whose linear maps torchao has quantised: int8, activations too."""
+    """A copy of ours with linear maps that torchao has quantised: weights and activations."""
+    sys.path.append(str(APART))
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 
+    sys.path.remove(str(APART))
     model = copy.deepcopy(model)
     quantize_(model, Int8DynamicActivationInt8WeightConfig())
     return model
-
-
-def llama_run(model: Any, idx: Tensor, n: int, dtype: str) -> Run:
-    """GPT-2 of transformers, one row, in a GGUF file."""
-    from llama_cpp import Llama
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.gguf"
-        write_gguf(model, path, dtype)
-        engine = Llama(
-            str(path), n_ctx=idx.shape[1] + n, n_threads=torch.get_num_threads(), verbose=False,
-            n_threads_batch=torch.get_num_threads(), use_mmap=False,
-        )  # fmt: skip
-
-    def run() -> Tensor:
-        tokens = engine.generate(idx[0].tolist(), temp=0.0, reset=True, repeat_penalty=1.0)
-        return torch.tensor([[token for _, token in zip(range(n), tokens)]])
-
-    return run
