@@ -119,10 +119,11 @@ def cell(row: Row | None) -> str:
     """What one processor says of a row, in short paragraphs."""
     if row is None or not row.rounds:
         return row.note if row else NOTHING
-    numbers = f"{number(row.ours)} and {number(row.theirs)} {row.unit}"
+    joint = "of" if row.peer == measure.BUDGET else "and"
+    numbers = f"{number(row.ours)} {joint} {number(row.theirs)} {row.unit}"
     if row.peer == measure.BUDGET:
         said = "within" if row.aim == "met" else "**over its budget**"
-        return f"{number(row.ours)} {row.unit}, {row.ours / row.theirs:.0%}: {said}"
+        return f"{numbers}, {row.ours / row.theirs:.0%}: {said}"
     ratio = f"{row.ratio[0]:.2f}"
     if row.rounds > 1:
         ratio += f" ({row.ratio[1]:.2f} to {row.ratio[2]:.2f}, {row.rounds} rounds)"
@@ -136,13 +137,10 @@ def cell(row: Row | None) -> str:
 def cells(line: list[Row | None]) -> list[str]:
     """A row of the table: what is compared, and what each processor says of it."""
     row = next(filter(None, line))
-    aims = [f"{row.target:g}"] if row.target else []
+    aims = [f"{row.target:g}"] if row.target and row.peer != measure.BUDGET else []
     if row.target_share:
         aims.append(f"{row.target_share:.0%} of the limit")
-    if row.peer == measure.BUDGET:
-        aims = [f"{number(row.theirs)} {row.unit}"]
-    told = [f"{row.kind}", f"{row.peer}", " and ".join(aims) or NOTHING]
-    return [row.setting, *told, *map(cell, line)]
+    return [row.setting, row.kind, row.peer, " and ".join(aims) or NOTHING, *map(cell, line)]
 
 
 def count(rows: list[Row]) -> str:
@@ -171,19 +169,12 @@ def answer(rows: list[Row]) -> str:
     return ", ".join(parts)
 
 
-def each(say: Any, reports: list[Report], table: list[list[Row | None]]) -> str:
-    """What there is to say of each processor's rows, with its name if there are several."""
-    columns = [[row for row in column if row] for column in zip(*table, strict=True)]
-    said = {measure.name_of(report): say(rows) for report, rows in zip(reports, columns)}
-    found = {name: text for name, text in said.items() if text}
-    return " ".join(f"{name}: {text}" if len(reports) > 1 else text for name, text in found.items())
-
-
-def over(rows: list[Row]) -> str:
-    """The same of what has a budget and no peer."""
-    return (
-        f"Over the budget: {sum(row.aim == 'missed' for row in rows)} of {some(len(rows), 'row')}."
-    )
+def counted(reports: list[Report], table: list[list[Row | None]]) -> str:
+    """What the rows of each processor count up to, with its name if there are several."""
+    columns = zip(*table, strict=True)
+    found = [count([row for row in column if row]) for column in columns]
+    names = [f"{measure.name_of(report)}: " if len(reports) > 1 else "" for report in reports]
+    return " ".join(name + text for name, text in zip(names, found, strict=True) if text)
 
 
 def section(name: str, reports: list[Report], folder: Path) -> str:
@@ -191,7 +182,7 @@ def section(name: str, reports: list[Report], folder: Path) -> str:
     reports = [report for report in reports if name in report["benchmarks"]]
     names = [measure.name_of(report) for report in reports]
     table = side_by_side(name, reports)
-    header = ["what", "ours", "peer", "target", *(names if len(names) > 1 else ["result"])]
+    header = ["what", "ours", "peer", "target", *names]
     rows = [row for line in table for row in line if row]
     if name != "pages" and any(row.rounds for row in rows):
         figure(table, names, folder / f"{name}.svg")
@@ -200,43 +191,24 @@ def section(name: str, reports: list[Report], folder: Path) -> str:
         name=name,
         days=" and ".join(dict.fromkeys(report["benchmarks"][name]["date"] for report in reports)),
         rows=rows,
-        count=each(over if name == "pages" else count, reports, table) if rows else "",
+        count=counted(reports, table) if rows else "",
         cells=[header, *map(cells, table)],
         above=any(row.above_limit for row in rows),
     )
 
 
 def run_of(report: Report) -> dict[str, Any]:
-    """What the page says of one processor: how fast it is there, and when that was measured."""
+    """A report, with what the page says of it: how fast, and when and how long it was measured."""
     found = report["benchmarks"]
     days = sorted({report["date"], *(benchmark["date"] for benchmark in found.values())})
     rows = [row for name in found if name != "pages" for row in measure.rows_of(report, name)]
-    return {
+    return report | {
         "name": measure.name_of(report),
         "answer": answer(rows),
         "count": count(rows),
-        "threads": some(report["threads"], "thread"),
         "day": " to ".join(dict.fromkeys([days[0], days[-1]])),
         "seconds": f"{sum(benchmark['seconds'] for benchmark in found.values()):,.0f}",
-        "size": report["size"],
     }
-
-
-def setup(report: Report) -> dict[str, str]:
-    """The machine, and what was installed on it."""
-    machine, capped = report["machine"], report["machine"]["capped"]
-    newer = [name for name in machine["instructions"] if not name.startswith(("sse", "ssse"))]
-    pages = "huge pages" if report["limit_on_huge_pages"] else "ordinary pages"
-    return {
-        "processor": f"{machine['processor']}, {machine['architecture']}",
-        "cores": f"{machine['cores']}, {some(report['threads'], 'thread')} used",
-        "torch's kernels": machine["capability"],
-        "treated as an older one by": ", ".join(map("=".join, capped.items())) or "no setting",
-        "instructions": ", ".join(newer) or "not stored",
-        "memory": f"{machine['memory_gb']} GB, huge pages: {machine['huge_pages'] or 'not stored'}",
-        "limit of memory read on": pages,
-        "system": machine["system"],
-    } | {name: version or "not installed" for name, version in report["versions"].items()}
 
 
 def page(reports: list[Report], folder: Path) -> str:
@@ -247,12 +219,9 @@ def page(reports: list[Report], folder: Path) -> str:
         left.discard(name)
         return section(name, reports, folder)
 
-    gpu = (gallery.GPU / "measurements.json").is_file()
     runs = [run_of(report) for report in reports]
-    setups = [setup(report) for report in reports]
-    machines = [["what", *(run["name"] for run in runs)]]
-    machines += [[key, *(one[key] for one in setups)] for key in setups[0]]
-    text = rst.render("benchmarks.rst", runs=runs, machines=machines, rows=rows, gpu=gpu)
+    gpu = (gallery.GPU / "measurements.json").is_file()
+    text = rst.render("benchmarks.rst", runs=runs, rows=rows, gpu=gpu, some=some)
     if left:
         raise ValueError(f"docs/_pages/benchmarks.rst says nothing about {sorted(left)}")
     return text
