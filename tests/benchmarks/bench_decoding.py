@@ -42,7 +42,7 @@ except ModuleNotFoundError:  # a stand-in, until there is one
     LAYOUTS = ("rows", "columns", "packed")
 
     def lay_out_(model, rows, layouts=LAYOUTS):  # type: ignore[no-untyped-def,misc]
-        if "packed" in layouts:
+        if [*layouts] == ["packed"]:
             use_packed_weights_(model, rows)
         return ", ".join(layouts)
 
