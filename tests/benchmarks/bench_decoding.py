@@ -28,7 +28,6 @@ from lm_from_scratch.cache.slots import cache_for
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.generation.generate import decode, generate, prefill
 from lm_from_scratch.generation.sampling import Sampler
-from lm_from_scratch.instruments.onednn import use_packed_weights_
 from lm_from_scratch.interop.caches import from_legacy, to_transformers
 from lm_from_scratch.models.causal_lm import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import SIZES, GPT2Config
@@ -43,6 +42,8 @@ except ModuleNotFoundError:  # a stand-in, until there is one
 
     def lay_out_(model, rows, layouts=LAYOUTS):  # type: ignore[no-untyped-def,misc]
         if [*layouts] == ["packed"]:
+            from lm_from_scratch.instruments.onednn import use_packed_weights_
+
             use_packed_weights_(model, rows)
         return ", ".join(layouts)
 
