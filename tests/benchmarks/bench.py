@@ -63,6 +63,8 @@ def line(row: measure.Row) -> str:
         text += f", {row.share[0]:.0%} of the limit ({row.limit})"
     if row.target:
         text += f", target {row.target:g}x"
+    if row.note:
+        text += f" ({row.note})"
     return text
 
 
