@@ -104,13 +104,19 @@ exercises: $(STAMP) ## for teachers: notebooks in build/exercises (WEEKS=12: wee
 
 PEERS := build/bench/peers
 
-bench: $(STAMP) $(PEERS) ## every benchmark beside its peers, for docs/benchmarks.json (BENCH=--quick to try)
-	"$(PY)" tests/benchmarks/bench.py $(BENCH)
+bench: $(STAMP) $(PEERS) ## every benchmark beside its peers, for docs/benchmarks (BENCH=--quick to try; ISA=avx2)
+	$(if $(filter avx2,$(ISA)),$(AVX2)) "$(PY)" tests/benchmarks/bench.py $(BENCH)
 
-# Without what they require: galore-torch asks for a library of CUDA that no benchmark needs.
+# With these every library treats the processor as one without AVX-512.
+AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 CT2_FORCE_CPU_ISA=AVX2
+
+# Without what they require: galore-torch asks for a library of CUDA that no benchmark needs. One
+# that this system has no wheel of is not measured. transformers imports torchao where it finds it.
+PIP = "$(PY)" -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all:
 $(PEERS):
-	-"$(PY)" -m pip install --quiet --disable-pip-version-check --no-deps --target "$@" \
-		galore-torch==1.0 pytorch_optimizer==4.1.0
+	-for peer in galore-torch==1.0 pytorch_optimizer==4.1.0 ctranslate2==4.8.5 gguf==0.19.0 \
+		xllamacpp==2026.10.11549; do $(PIP) --target "$@" $$peer; done
+	-$(PIP) --target "$@/apart" torchao==0.18.0
 
 # make gpu PY=python3 takes that Python as it is, where torch and Triton are installed already.
 gpu: $(if $(filter .venv/bin/python,$(PY)),$(STAMP)) ## on a GPU: test, check and time every kernel, run the pages (PY=python3)

@@ -21,7 +21,7 @@ import teaching
 def texts(docs: Path) -> dict[Path, str | bytes]:
     """What is in each file; whole pages first, then what a page includes."""
     pages = {
-        "benchmarks.rst": benchmarks.page(measure.read(), docs / "generated"),
+        "benchmarks.rst": benchmarks.page(measure.all_stored(), docs / "generated"),
         "museum.rst": museum.index(),
         "exercises/index.md": rst.render("exercises.md", exercises=exercises),
         "exercises/proof.md": exercise_pages.proof(),

@@ -1,8 +1,9 @@
 """Every benchmark beside its peers, in one run: ``make bench``.
 
-Writes ``docs/benchmarks.json``, from which the site draws its page. A finished benchmark is written
-at once: stop with Ctrl-C whenever you like, and go on with ``--resume``. ``make gpu`` times the
-kernels of the GPU; ``bench_galore_loss.py`` takes an hour, and is run by hand.
+Writes a file for this processor into ``docs/benchmarks``, from which the site draws its page. A
+finished benchmark is written at once: stop with Ctrl-C whenever you like, and go on with
+``--resume``. ``make gpu`` times the kernels of the GPU; ``bench_galore_loss.py`` takes an hour, and
+is run by hand.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ BENCHMARKS = {
 }
 #: Their results are stored elsewhere.
 BY_HAND = ("bench_galore_loss", "bench_kernels")
-PEERS = measure.ROOT / "build" / "bench" / "peers"
 
 
 def run(
@@ -64,6 +64,8 @@ def line(row: measure.Row) -> str:
         text += f", {row.share[0]:.0%} of the limit ({row.limit})"
     if row.target:
         text += f", target {row.target:g}x"
+    if row.note:
+        text += f" ({row.note})"
     return text
 
 
@@ -86,15 +88,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--quick", action="store_true", help="fewer rounds and models, in build/bench"
     )
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: only whether it runs")
-    parser.add_argument("--out", type=Path, help="default docs/benchmarks.json, or in build/bench")
+    parser.add_argument("--out", type=Path, help="default in docs/benchmarks, or in build/bench")
     args = parser.parse_args(argv)
     size = measure.SMOKE if args.smoke else measure.QUICK if args.quick else measure.FULL
     out = args.out
     if out is None and size is measure.FULL:
-        out = measure.STORED
+        out = measure.stored(measure.new_report(size))
     elif out is None:
         out = measure.ROOT / "build" / "bench" / f"{size.name}.json"
-    sys.path.append(str(PEERS))
+    sys.path.append(str(measure.PEERS))
     report = started(args, size, out)
     names = args.only or list(BENCHMARKS)
     if args.resume:

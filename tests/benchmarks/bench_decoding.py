@@ -1,36 +1,58 @@
-"""Decoding beside transformers, and beside the limit that memory sets; cost as the context grows.
+"""Decoding beside transformers and other engines, and beside the limit that memory sets; cost as
+the context grows.
 
 One token reads every weight once, so no step can be faster than the bytes of the weights divided by
-the bandwidth of a large matrix-vector product. Ours and theirs have the same random weights. A run
-reads its prompt, too, so the share of the limit is a little more than what is shown. Equal greedy
-tokens are expected in float32; in bfloat16 a near-tie may part them.
+the bandwidth of memory. A *step* is one token with a filled cache, the model alone; *generating* is
+all of it, with the prompt and the choice of each token. Ours and theirs have the same random
+weights. Equal greedy tokens are expected in float32; in bfloat16 a near-tie may part them.
 
 The second benchmark measures one token at several lengths of the context, for each cache, between
 two moments at which a growing one doubles. What a cache holds does not change its time, so it is
 filled with random numbers.
 """
 
+import contextlib
 import copy
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import measure
+import peers
 import torch
 from measure import Row, Size
 
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.slots import cache_for
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
-from lm_from_scratch.generation.generate import decode, prefill
-from lm_from_scratch.instruments.onednn import multiplies, use_packed_weights_
+from lm_from_scratch.generation.generate import decode, generate, prefill
+from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.interop.caches import from_legacy, to_transformers
 from lm_from_scratch.models.causal_lm import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import SIZES, GPT2Config
 from lm_from_scratch.models.qwen2 import SIZES as QWEN2_SIZES
 from lm_from_scratch.models.qwen2 import Qwen2Config
+from lm_from_scratch.weights.quantize import quantize_
 
+try:
+    from lm_from_scratch.instruments.layout import LAYOUTS, lay_out_
+except ModuleNotFoundError:  # a stand-in, until there is one
+    LAYOUTS = ("rows", "columns", "packed")
+
+    def lay_out_(model, rows, layouts=LAYOUTS):  # type: ignore[no-untyped-def,misc]
+        if [*layouts] == ["packed"]:
+            from lm_from_scratch.instruments.onednn import use_packed_weights_
+
+            use_packed_weights_(model, rows)
+        return ", ".join(layouts)
+
+
+#: Every layout by its name, and the one that is chosen by measuring, as a newcomer runs it.
+KINDS: dict[str, Sequence[str]] = {
+    "ours": LAYOUTS,
+    **{f"ours, {layout}": (layout,) for layout in LAYOUTS},
+}
 SHAPES: dict[str, Config] = {
     "10 M parameters": GPT2Config(
         vocab_size=8192, block_size=2304, n_layer=10, n_head=8, n_embd=256, bos_token_id=0,
@@ -42,23 +64,31 @@ SHAPES: dict[str, Config] = {
     ),
 }  # fmt: skip
 PROMPT = 64
-#: What the page's first sentence tells of: by dtype and kind.
+#: What the page's first sentence tells of.
 HEADLINES = {
-    ("float32", "ours"): "in decoding in float32",
-    ("bfloat16", "ours, packed"): "in decoding in bfloat16 with packed weights",
+    "float32": "in generating in float32",
+    "bfloat16": "in generating in bfloat16",
 }
-THEIRS = "transformers"
-#: Over transformers, and share of the limit: shape, dtype, rows, kind.
-TARGETS: dict[tuple[str, str, int, str], tuple[float, float | None]] = {
-    ("10 M parameters", "float32", 1, "ours"): (1.65, None),
-    ("GPT-2 small", "float32", 1, "ours, packed"): (1.15, 0.9),
-    ("GPT-2 small", "float32", 8, "ours, packed"): (1.9, None),
-    ("GPT-2 small", "bfloat16", 1, "ours, packed"): (1.9, None),
-    ("GPT-2 small", "bfloat16", 8, "ours, packed"): (1.7, None),
-    ("Qwen2-0.5B", "float32", 1, "ours, packed"): (1.08, 0.9),
-    ("Qwen2-0.5B", "float32", 8, "ours, packed"): (1.9, None),
-    ("Qwen2-0.5B", "bfloat16", 1, "ours, packed"): (1.55, 0.8),
-    ("Qwen2-0.5B", "bfloat16", 8, "ours, packed"): (1.45, None),
+THEIRS = peers.TRANSFORMERS
+#: Of generating, as a newcomer runs it, over transformers: shape, dtype, rows.
+TARGETS = {
+    ("10 M parameters", "float32", 1): 1.65,
+    ("GPT-2 small", "float32", 1): 1.25,
+    ("GPT-2 small", "float32", 8): 1.9,
+    ("GPT-2 small", "bfloat16", 1): 1.9,
+    ("GPT-2 small", "bfloat16", 8): 1.7,
+    ("GPT-2 small", "int8", 1): 2.5,
+    ("GPT-2 small", "int8", 8): 3.3,
+    ("Qwen2-0.5B", "float32", 1): 1.35,
+    ("Qwen2-0.5B", "float32", 8): 1.9,
+    ("Qwen2-0.5B", "bfloat16", 1): 1.55,
+    ("Qwen2-0.5B", "bfloat16", 8): 1.45,
+}
+#: Of a step, of the limit.
+SHARES = {
+    ("GPT-2 small", "float32", 1): 0.6,
+    ("Qwen2-0.5B", "float32", 1): 0.72,
+    ("Qwen2-0.5B", "bfloat16", 1): 0.8,
 }
 
 
@@ -85,27 +115,38 @@ def twins(config: Config, dtype: torch.dtype) -> tuple[CausalLM, Any]:
 
 
 def our_run(model: CausalLM, idx: torch.Tensor, n: int) -> Callable[[], torch.Tensor]:
-    def run() -> torch.Tensor:
-        cache = cache_for(model.config.windows, reserve=idx.shape[1] + n)
-        tokens = prefill(model, idx, cache).argmax(-1)
-        said = [tokens]
-        for _ in range(n - 1):
-            tokens = decode(model, tokens, cache).argmax(-1)
-            said.append(tokens)
-        return torch.stack(said, 1)
+    greedy = Sampler(temperature=0.0)
+    return lambda: torch.tensor([*generate(model, idx, n, greedy)]).T  # (B, n)
+
+
+def our_step(model: CausalLM, idx: torch.Tensor, n: int, rounds: int) -> Callable[[], None]:
+    """``n`` tokens after a prompt, one at a time."""
+    cache = cache_for(model.config.windows, reserve=idx.shape[1] + n * rounds)
+    prefill(model, idx, cache)
+
+    def run() -> None:
+        for _ in range(n):
+            decode(model, idx[:, -1], cache)
 
     return run
 
 
-def their_run(model, idx: torch.Tensor, n: int) -> Callable[[], torch.Tensor]:
-    def run() -> torch.Tensor:
-        out = model.generate(
-            idx, attention_mask=torch.ones_like(idx), max_new_tokens=n, min_new_tokens=n,
-            do_sample=False, pad_token_id=0, eos_token_id=None,
-        )  # fmt: skip
-        return out[:, idx.shape[1] :]
+def kinds_of(dtype: torch.dtype) -> dict[str, Sequence[str]]:
+    """The layouts by name. In bfloat16 torch reads columns ten times slower: not measured."""
+    slow = "ours, columns" if dtype == torch.bfloat16 else ""
+    return {kind: layouts for kind, layouts in KINDS.items() if kind != slow}
 
-    return run
+
+def laid_out(model: CausalLM, rows: int) -> dict[str, tuple[CausalLM, str]]:
+    """The model as a newcomer runs it, and with each layout that its weights can have here, with
+    what to note."""
+    kinds = {}
+    for kind, layouts in kinds_of(model.head_weight.dtype).items():
+        copied = copy.deepcopy(model)
+        with contextlib.suppress(ValueError):  # oneDNN packs no bfloat16 on this processor
+            choice = lay_out_(copied, rows, layouts)
+            kinds[kind] = copied, str(choice) if kind == "ours" else ""
+    return kinds
 
 
 def weight_bytes(model: CausalLM) -> int:
@@ -128,31 +169,98 @@ def rows(size: Size) -> Iterator[Row]:
         for dtype in ("float32", "bfloat16"):
             ours, theirs = twins(config, getattr(torch, dtype))
             for batch in (1, 8):
-                n = 4 if size.smoke else 16 if shape == "Qwen2-0.5B" or batch > 1 else 32
-                idx = prompt(config, batch)
-                runs: dict[str, Callable[[], torch.Tensor]] = {
-                    THEIRS: their_run(theirs, idx, n),
-                    "ours": our_run(ours, idx, n),
-                }
-                if multiplies(ours.head_weight.dtype):
-                    packed = copy.deepcopy(ours)
-                    use_packed_weights_(packed, rows=batch)
-                    runs["ours, packed"] = our_run(packed, idx, n)
-                texts = {kind: run() for kind, run in runs.items()}  # which warms up, too
-                title = f"{shape}, {dtype}, batch {batch}"
-                limits = {"bandwidth": measure.bandwidth(size)}
-                times = measure.in_turns(runs, size.rows(3), limits, warm_up=False, title=title)
-                for kind in list(runs)[1:]:
-                    same = torch.equal(texts[kind], texts[THEIRS])
-                    target, share = TARGETS.get((shape, dtype, batch, kind), (None, None))
-                    yield times.row(
-                        title, kind, THEIRS, tokens=batch * n, limit="bandwidth",
-                        work=weight_bytes(ours) * n, target=target, target_share=share,
-                        note=f"greedy tokens {'equal' if same else 'part at a near-tie'}",
-                        headline=HEADLINES.get((dtype, kind), ""),
-                    )  # fmt: skip
-                if "ours, packed" not in runs:
-                    yield measure.absent(title, "ours, packed", THEIRS, "tokens/s")
+                where = shape, dtype, batch
+                kinds = laid_out(ours, batch)
+                yield from steps(where, kinds, theirs, size)
+                yield from generating(where, kinds["ours"], theirs, size)
+                del kinds
+            if dtype == "float32" and shape in ("GPT-2 small", "smoke"):
+                yield from in_int8(shape, ours, theirs, size)
+            del ours, theirs
+
+
+Where = tuple[str, str, int]  # shape, dtype, rows
+
+
+def steps(
+    where: Where, kinds: dict[str, tuple[CausalLM, str]], theirs: Any, size: Size
+) -> Iterator[Row]:
+    """One token with a filled cache, for every layout of the weights."""
+    shape, dtype, batch = where
+    title = f"{shape}, {dtype}, batch {batch}, a token"
+    ours = kinds["ours, rows"][0]
+    idx = prompt(ours.config, batch)
+    n, rounds = 2 if size.smoke else 8, size.rows(3) + 2
+    runs = {kind: our_step(model, idx, n, rounds + 1) for kind, (model, _) in kinds.items()}
+    runs[THEIRS] = peers.transformers_step(theirs, idx, n)
+    times = measure.in_turns(runs, rounds, {"bandwidth": measure.bandwidth(size)}, title=title)
+    for kind, (_, note) in kinds.items():
+        yield times.row(
+            title, kind, THEIRS, tokens=batch * n, limit="bandwidth", work=weight_bytes(ours) * n,
+            target_share=SHARES.get(where) if kind == "ours" else None, note=note,
+        )  # fmt: skip
+    for kind in [kind for kind in kinds_of(getattr(torch, dtype)) if kind not in kinds]:
+        yield measure.absent(title, kind, THEIRS, "tokens/s")
+
+
+def generating(where: Where, kind: tuple[CausalLM, str], theirs: Any, size: Size) -> Iterator[Row]:
+    """Prompt and new tokens, beside transformers and, for GPT-2 small, engines made for a CPU."""
+    shape, dtype, batch = where
+    model, note = kind
+    idx, n = prompt(model.config, batch), length(shape, batch, size)
+    title = f"{shape}, {dtype}, batch {batch}, {PROMPT} + {n} tokens"
+    runs = {"ours": our_run(model, idx, n), THEIRS: peers.transformers_run(theirs, idx, n)}
+    absent: list[str] = []
+    if dtype == "float32" and shape in ("GPT-2 small", "smoke"):
+        if size.name != "quick":  # a minute to compile
+            backend = "eager" if size.smoke else "inductor"
+            runs[peers.STATIC] = peers.compiled_run(theirs, idx, n, backend)
+        absent = peers.add_engines(runs, theirs, idx, n, dtype)
+    yield from against(title, "ours", runs, absent, batch * n, size, {
+        THEIRS: dict(target=TARGETS.get(where), headline=HEADLINES[dtype], note=note),
+    })  # fmt: skip
+
+
+def in_int8(shape: str, ours: CausalLM, theirs: Any, size: Size) -> Iterator[Row]:
+    """Weights and activations of 8 bits, beside engines that have them, too."""
+    model = copy.deepcopy(ours)
+    quantize_(model, bits=8)
+    for batch in (1, 8):
+        idx, n = prompt(model.config, batch), length(shape, batch, size)
+        title = f"{shape}, int8, batch {batch}, {PROMPT} + {n} tokens"
+        fp32 = f"{THEIRS} fp32"
+        runs = {"ours": our_run(model, idx, n), fp32: peers.transformers_run(theirs, idx, n)}
+        absent = peers.add_engines(runs, theirs, idx, n, "int8")
+        if not (measure.APART / "torchao").is_dir():
+            absent.append(peers.TORCHAO)
+        else:
+            runs[peers.TORCHAO] = our_run(peers.torchao_model(ours), idx, n)
+        target = TARGETS.get((shape, "int8", batch))
+        yield from against(title, "ours", runs, absent, batch * n, size, {fp32: {"target": target}})
+
+
+def against(
+    title: str, kind: str, runs: dict[str, Callable[[], torch.Tensor]], absent: list[str],
+    tokens: int, size: Size, more: dict[str, dict[str, Any]],
+) -> Iterator[Row]:  # fmt: skip
+    """A row beside each peer. Greedy tokens are those of the peer, but for near-ties."""
+    said = {name: run() for name, run in runs.items()}  # which warms up, too
+    times = measure.in_turns(runs, size.rows(3), warm_up=False, title=title)
+    for peer in [name for name in runs if name != kind]:
+        same = (said[kind] == said[peer]).float().mean().item()
+        found = dict(more.get(peer, {}))
+        notes = [found.pop("note", ""), f"greedy tokens: {same:.0%} equal"]
+        note = "; ".join(filter(None, notes))
+        yield times.row(title, kind, peer, tokens=tokens, note=note, **found)
+    for peer in absent:
+        yield measure.absent(title, kind, peer, "tokens/s", "not installed")
+
+
+def length(shape: str, batch: int, size: Size) -> int:
+    """How many new tokens, so that a run takes seconds."""
+    if size.smoke:
+        return 4
+    return 32 if size.quick or batch > 1 or shape == "Qwen2-0.5B" else 128
 
 
 def filled(config: Config, batch: int, length: int, reserve: int = 0) -> GrowingCache:

@@ -17,8 +17,9 @@ from typing import Any
 
 import measure
 import torch
-from bench_decoding import our_run, prompt, shapes, their_run, twins, weight_bytes
+from bench_decoding import our_run, prompt, shapes, twins, weight_bytes
 from measure import Row, Size, seconds_of
+from peers import transformers_run
 from torch.profiler import ProfilerActivity, profile
 
 from lm_from_scratch.cache.slots import cache_for
@@ -61,7 +62,9 @@ def rows(size: Size) -> Iterator[Row]:
             continue
         ours, theirs = models_of(config)
         idx = prompt(config, 1)
-        runs: dict[str, Callable[[], object]] = {k: their_run(m, idx, n) for k, m in theirs.items()}
+        runs: dict[str, Callable[[], object]] = {
+            k: transformers_run(m, idx, n) for k, m in theirs.items()
+        }
         runs |= {k: our_run(model, idx, n) for k, model in ours.items() if k != "fp32"}
         limits = {"bandwidth": measure.bandwidth(size)}
         title = f"{shape}, batch 1"

@@ -7,14 +7,18 @@ smallest and the largest. The limit of the machine is measured in the same round
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib
 import importlib.metadata
 import json
+import mmap
 import multiprocessing
 import os
 import platform
+import re
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -25,7 +29,11 @@ import torch
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[2]
-STORED = ROOT / "docs" / "benchmarks.json"
+#: The results of each processor, in a file of its own.
+STORED = ROOT / "docs" / "benchmarks"
+#: Where ``make bench`` installs peers, and one that transformers must not find.
+PEERS = ROOT / "build" / "bench" / "peers"
+APART = PEERS / "apart"
 Run = Callable[[], object]
 
 
@@ -147,11 +155,14 @@ def compare(
     )  # fmt: skip
 
 
-def absent(setting: str, kind: str, peer: str, unit: str) -> Row:
-    """The row of what this processor cannot do, or only many times slower than others."""
+def absent(
+    setting: str, kind: str, peer: str, unit: str, note: str = "not on this processor"
+) -> Row:
+    """The row of what this processor cannot do, or only many times slower than others; or of a peer
+    that is not installed."""
     return Row(
         setting=setting, kind=kind, peer=peer, unit=unit, ours=0.0, theirs=0.0,
-        ratio=[0.0, 0.0, 0.0], rounds=0, note="not on this processor",
+        ratio=[0.0, 0.0, 0.0], rounds=0, note=note,
     )  # fmt: skip
 
 
@@ -221,11 +232,31 @@ def compiled(function: Callable[..., Any], size: Size) -> Callable[..., Any]:
 # ------------------------------------------------------------------------------------- limits
 
 
+def on_huge_pages(count: int) -> torch.Tensor:
+    """So many ones in float32, on pages of 2 MiB where the system gives them for the asking: they
+    save the processor most of its look-ups of addresses."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):  # not Linux
+        return torch.ones(count)
+    memory = mmap.mmap(-1, 4 * count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a system that was built without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.float32).fill_(1)
+
+
+def huge_megabytes() -> float:
+    """What this process holds on huge pages. (Linux)"""
+    rollup = Path("/proc/self/smaps_rollup")
+    held = rollup.read_text().split("AnonHugePages:") if rollup.is_file() else []
+    return int(held[1].split()[0]) / 1024 if len(held) > 1 else 0.0
+
+
 def bandwidth(size: Size = FULL) -> Callable[[], float]:
-    """Bytes a second that a matrix-vector product over 1 GiB reads."""
+    """Bytes a second that one pass over 1 GiB reads, by the faster of a matrix-vector product and a
+    sum, on huge pages where the system has them."""
     n = 2**8 if size.smoke else 2**14
-    matrix, vector = torch.ones(n, n), torch.ones(n)
-    return lambda: matrix.nbytes / min(seconds_of(lambda: matrix @ vector) for _ in range(3))
+    matrix, vector = on_huge_pages(n * n).view(n, n), torch.ones(n)
+    ways: list[Run] = [lambda: matrix @ vector, lambda: matrix.sum()]
+    return lambda: matrix.nbytes / min(seconds_of(way) for way in ways for _ in range(3))
 
 
 def copying(nbytes: int) -> Callable[[], float]:
@@ -296,31 +327,60 @@ def processor() -> str:
 
 
 def version_of(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    places = [*sys.path, str(APART)]
+    found = importlib.metadata.distributions(name=package, path=places)
+    return next((distribution.version for distribution in found), None)
+
+
+def huge_pages() -> str | None:
+    """When this system lays memory on huge pages: ``always``, ``madvise`` (when asked), ``never``;
+    ``None`` if it does not say."""
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return setting.read_text().split("[")[1].split("]")[0] if setting.is_file() else None
+
+
+#: Packages whose versions decide: ours, what it stands on, and the peers.
+PACKAGES = ("torch", "transformers", "lm_from_scratch", "galore-torch", "pytorch_optimizer",
+            "ctranslate2", "xllamacpp", "torchao")  # fmt: skip
+#: With these a processor is treated as an older one, library by library.
+CAPS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "CT2_FORCE_CPU_ISA")
 
 
 def new_report(size: Size) -> dict[str, Any]:
     """A report without results: the machine, what is installed, and the day."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    packages = ("torch", "transformers", "lm_from_scratch", "galore-torch", "pytorch_optimizer")
+    has = torch.cpu.get_capabilities()
+    before, probe = huge_megabytes(), on_huge_pages(2**23)
     return {
         "machine": {
             "processor": processor(),
+            "capability": torch.backends.cpu.get_cpu_capability(),
+            "instructions": sorted(name for name, value in has.items() if value is True),
+            "capped": {name: os.environ[name] for name in CAPS if name in os.environ},
             "architecture": platform.machine(),
             "cores": os.cpu_count(),
             "memory_gb": round(memory / 1e9),
+            "huge_pages": huge_pages(),
             "system": platform.system(),
         },
+        "limit_on_huge_pages": huge_megabytes() - before > probe.nbytes / 2**21,
         "versions": {"python": platform.python_version()}
-        | {package: version_of(package) for package in packages},
+        | {package: version_of(package) for package in PACKAGES},
         "threads": torch.get_num_threads(),
         "date": datetime.date.today().isoformat(),
         "size": size.name,
         "benchmarks": {},
     }
+
+
+def name_of(report: dict[str, Any]) -> str:
+    """A processor in words. Its maker and model do not tell what it can do, its capability does."""
+    return f"{report['machine']['processor']}, {report['machine']['capability']}"
+
+
+def stored(report: dict[str, Any]) -> Path:
+    """Where the results of this processor are kept."""
+    return STORED / f"{re.sub('[^a-z0-9]+', '-', name_of(report).lower())}.json"
 
 
 def same_setup(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -344,7 +404,7 @@ def write(report: dict[str, Any], path: Path) -> None:
     temporary.replace(path)
 
 
-def read(path: Path = STORED) -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
     """A report whose fields are all there, or a :class:`ValueError` that names what is wrong."""
     report = json.loads(path.read_text(encoding="utf-8"))
     for key, kind in new_report(FULL).items():
@@ -388,3 +448,8 @@ def _check_row(row: dict[str, Any], where: str) -> None:
 def rows_of(report: dict[str, Any], name: str) -> Iterator[Row]:
     for row in report["benchmarks"][name]["rows"]:
         yield Row(**row)
+
+
+def all_stored() -> list[dict[str, Any]]:
+    """The reports of all processors."""
+    return [read(path) for path in sorted(STORED.glob("*.json"))]
