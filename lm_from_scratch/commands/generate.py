@@ -23,6 +23,7 @@ from lm_from_scratch.commands.options import (
     positive,
     use_kernels,
 )
+from lm_from_scratch.commands.speed import add_layout_options, in_dtype, make_fast
 from lm_from_scratch.generation.beam_search import beam_search
 from lm_from_scratch.generation.generate import complete, generate, until
 from lm_from_scratch.generation.logit_processors import no_repeat_ngram
@@ -30,7 +31,6 @@ from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.models.causal_lm import CausalLM, Config
 from lm_from_scratch.signals import Ended
 from lm_from_scratch.text.tokenizer import Tokenizer
-from lm_from_scratch.weights.quantize import quantized_weights
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,13 +38,14 @@ def run(args: argparse.Namespace) -> int:
     refuse_beside(args)
     folder = local_folder(args.model)
     model = from_pretrained(folder).to(device_named(args.device))
-    if not quantized_weights(model):  # whose kernels want the dtype of the file
-        model.float()
+    rows = args.num_beams or args.num_return_sequences
+    in_dtype(model, args.dtype, rows)
     if args.kernels:
         use_kernels(model)
     tokenizer = tokenizer_of(folder)
     check_together(tokenizer, model.config, folder)
     speaker = Speaker(model, tokenizer, args)
+    make_fast(model, args, rows)
     if args.chat:
         return chat(speaker, args)
     prompt = beginning(args.prompt, tokenizer, args.start)
@@ -275,4 +276,5 @@ def add_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--length-penalty", type=float, default=1.0, help="of beam search; default: 1")
     p.add_argument("--seed", type=int, default=0, help="same seed, same text; default: 0")
     p.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
+    add_layout_options(p)
     p.add_argument("--kernels", action="store_true", help=KERNELS_HELP)
