@@ -84,51 +84,51 @@ def add_products_options(p: argparse.ArgumentParser) -> None:
 
 def choose_products(
     model: nn.Module, args: argparse.Namespace, begun: Mapping[str, Any], group: Processes
-) -> tuple[str, str]:
+) -> Way:
     """The dtype of a run's matrix products, and the library that computes them: as the options say,
     else as the run has ``begun``, else as it is fastest here. The first process decides."""
-    said = [
-        value if value != "auto" else begun.get(name, "auto")
-        for name, value in (("dtype", args.dtype), ("library", args.library))
-    ]
-    ways = [
-        way
-        for way in TRAINING
-        if all(word in (part, "auto") for word, part in zip(said, way, strict=True))
-    ]
-    if not ways:
-        raise ValueError(f"--library {said[1]} is for --dtype float32, not {said[0]}")
-    on_cpu = torch.device(args.device).type == "cpu"
-    if not on_cpu or args.kernels:
-        if args.library == "onednn":
-            other = f"--device {args.device}" if not on_cpu else "--kernels"
-            raise ValueError(f"--library onednn does not work with {other}")
-        ways = [("bfloat16", "torch")] if said[0] == "auto" else [(said[0], "torch")]
-    chosen = ways[0]
-    asked_for_bfloat16 = chosen[0] == "bfloat16" and not begun
-    if group.rank == 0 and on_cpu and (len(ways) > 1 or asked_for_bfloat16):
+    ways = possible_ways(args, begun)
+    chosen, on_cpu = ways[0], torch.device(args.device).type == "cpu"
+    new_in_bfloat16 = args.dtype == "bfloat16" and not begun
+    if group.rank == 0 and on_cpu and (len(ways) > 1 or new_in_bfloat16):
         times = time_products(model, args.batch_size * args.block_size)
         if able := {way: times[way] for way in ways if way in times}:
             chosen = simplest_fast(able)
-        say_products(times, ways, chosen)
+            say_products(times, able, chosen)
     (number,) = group.total(TRAINING.index(chosen) if group.rank == 0 else 0)
     return TRAINING[int(number)]
 
 
-def say_products(times: Mapping[Way, float], ways: list[Way], chosen: Way) -> None:
+def possible_ways(args: argparse.Namespace, begun: Mapping[str, Any] | None = None) -> list[Way]:
+    """What the options, and a run that has ``begun``, leave to choose from. Raises ``ValueError``
+    where that is nothing."""
+    begun = begun or {}
+    dtype = begun.get("dtype", "auto") if args.dtype == "auto" else args.dtype
+    library = begun.get("library", "auto") if args.library == "auto" else args.library
+    on_cpu = torch.device(args.device).type == "cpu"
+    for other, so in ((f"--device {args.device}", not on_cpu), ("--kernels", args.kernels)):
+        if library == "onednn" and so:
+            raise ValueError(f"--library onednn does not work with {other}")
+    ways = [w for w in TRAINING if dtype in (w[0], "auto") and library in (w[1], "auto")]
+    if not ways:
+        raise ValueError(f"--library {library} is for --dtype float32, not {dtype}")
+    if not on_cpu or args.kernels:  # a GPU is faster in bfloat16, and has no oneDNN
+        ways = [way for way in ways if way[1] == "torch"][-1:]
+    return ways
+
+
+def say_products(times: Mapping[Way, float], able: Mapping[Way, float], chosen: Way) -> None:
     """One line: what multiplies, and what that brings or costs."""
-    if chosen not in times:
-        return
-    text = f"matrix products: {chosen[0]} by {chosen[1]}"
-    if len(ways) > 1:
-        slowest = max((way for way in ways if way in times), key=times.__getitem__)
-        text += f", {times[slowest] / times[chosen]:.2f}x as fast as {slowest[0]} by {slowest[1]}"
+    text = f"matrix products in {chosen[0]} by {chosen[1]}"
+    if len(able) > 1:
+        slowest = max(able, key=able.__getitem__)
+        gain = able[slowest] / able[chosen]
+        text += f", {gain:.2f}x as fast as in {slowest[0]} by {slowest[1]}"
     print(text)
     best = min(times, key=times.__getitem__)
-    if len(ways) == 1 and times[chosen] > 1.2 * times[best] and sys.stderr is not None:
-        cost = times[chosen] / times[best]
+    if chosen[0] != best[0] and len(able) == 1 and sys.stderr is not None:
         print(
-            f"warning: --dtype {chosen[0]} is slow on this processor: its products take "
-            f"{cost:.1f} times as long as in {best[0]}",
+            f"warning: on this processor products in {chosen[0]} take {times[chosen] / times[best]:.1f} "
+            f"times as long as in {best[0]}",
             file=sys.stderr,
         )

@@ -33,7 +33,7 @@ from lm_from_scratch.commands.prepared import (
     source_of,
 )
 from lm_from_scratch.commands.presets import OF_PRESET, OF_PRESETS, PRESETS, presets_text
-from lm_from_scratch.commands.speed import add_products_options, choose_products
+from lm_from_scratch.commands.speed import add_products_options, choose_products, possible_ways
 from lm_from_scratch.instruments.onednn import onednn_matmul, use_onednn_
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.heads import SequenceClassifier
@@ -126,6 +126,7 @@ def train_config_of(args: argparse.Namespace) -> TrainConfig:
     for name in GALORE:
         if name in numbers and config.optimizer != "galore":
             raise ValueError(f"{option(name)} {numbers[name]} is for --optimizer galore")
+    possible_ways(args)
     if args.kernels and (dropout := gpt2_dropout(args)):
         raise ValueError(
             f"--kernels have no attention dropout, but --dropout {dropout}: give --dropout 0"

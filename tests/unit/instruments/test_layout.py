@@ -5,7 +5,6 @@ import io
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +25,7 @@ from lm_from_scratch.instruments.layout import (
     simplest_fast,
     time_products,
 )
-from lm_from_scratch.instruments.onednn import PackedLinear, multiplies, use_onednn_
+from lm_from_scratch.instruments.onednn import Packed, PackedLinear, multiplies, use_onednn_
 from lm_from_scratch.text.batches import Batch
 from lm_from_scratch.training.train import TrainConfig, optimizer_step
 from lm_from_scratch.weights.quantize import multiplied, quantize_
@@ -131,7 +130,7 @@ def test_what_cannot_be_laid_out_is_left_alone() -> None:
 
 def test_wrong_arguments() -> None:
     for bad, words in (
-        (dict(rows=0), "rows=0 must be at least 1"),
+        (dict(rows=0), "rows=0 must be an integer, at least 1"),
         (dict(rows=1.5), "rows=1.5"),
         (dict(layouts=[]), r"layouts=\[\] must be some of \['rows', 'columns', 'packed'\]"),
         (dict(layouts="rows"), "layouts='rows' must be some of"),
@@ -189,23 +188,24 @@ def test_a_way_that_is_far_behind_costs_three_rounds() -> None:
     assert calls == 3
 
 
-def slowed(function: Callable[..., Tensor], slow: Callable[[Tensor], bool]) -> Callable[..., Any]:
-    def call(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-        if slow(weight):
-            time.sleep(0.003)
-        return function(x, weight, *rest)
-
-    return call
-
-
 @pytest.mark.parametrize("best", LAYOUTS)
 def test_what_is_fast_is_chosen(best: str, monkeypatch) -> None:
     """On processors of three kinds, which delay all layouts but one."""
+    linear, packed = F.linear, Packed.__call__
+
+    def delayed_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if best != ("rows" if weight.is_contiguous() else "columns"):
+            time.sleep(0.003)
+        return linear(x, weight, bias)
+
+    def delayed_packed(self: Packed, *tensors: Tensor) -> Tensor:
+        if best != "packed":
+            time.sleep(0.003)
+        return packed(self, *tensors)
+
+    monkeypatch.setattr(F, "linear", delayed_linear)
+    monkeypatch.setattr(Packed, "__call__", delayed_packed)
     model = nn.Sequential(nn.Linear(64, 48), nn.Linear(48, 64))
-    linear = slowed(F.linear, lambda w: best != ("rows" if w.is_contiguous() else "columns"))
-    monkeypatch.setattr(layout.F, "linear", linear)
-    packed = slowed(layout.Packed.__call__, lambda w: best != "packed")
-    monkeypatch.setattr(layout.Packed, "__call__", lambda self, x, w, b=None: packed(self, w, x, b))
     assert lay_out_(model).chosen == {best: 2}
 
 
