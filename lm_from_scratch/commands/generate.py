@@ -23,7 +23,7 @@ from lm_from_scratch.commands.options import (
     positive,
     use_kernels,
 )
-from lm_from_scratch.commands.speed import add_layout_options, in_dtype, make_fast
+from lm_from_scratch.commands.speed import add_layout_options, in_dtype, make_fast, note
 from lm_from_scratch.generation.beam_search import beam_search
 from lm_from_scratch.generation.generate import complete, generate, until
 from lm_from_scratch.generation.logit_processors import no_repeat_ngram
@@ -45,31 +45,12 @@ def run(args: argparse.Namespace) -> int:
     tokenizer = tokenizer_of(folder)
     check_together(tokenizer, model.config, folder)
     speaker = Speaker(model, tokenizer, args)
-    make_fast(model, args, rows)
+    layout = make_fast(model, args, rows)
     if args.chat:
-        return chat(speaker, args)
-    prompt = beginning(args.prompt, tokenizer, args.start)
-    room = model.config.block_size - len(prompt) + 1  # what it was trained for
-    max_new_tokens = args.max_new_tokens or max(1, min(100, room))
-    if args.num_beams:
-        found = beam_search(
-            model, [prompt], max_new_tokens, args.num_beams, args.length_penalty,
-            num_return_sequences=args.num_return_sequences, stop_tokens=speaker.ends,
-            processors=speaker.rules,
-        )[0]  # fmt: skip
-        for number, hypothesis in enumerate(found, start=1):
-            text = speaker.text(hypothesis.tokens)
-            print(f"--- {number}, score {hypothesis.score:.3f}\n{args.prompt}{text}")
-        return 0
-    if args.num_return_sequences == 1:
-        pieces = speaker.pieces(prompt, max_new_tokens, args.seed)  # checked before a word is said
-        print(args.prompt, end="", flush=True)
-        say(pieces)
-        return 0
-    steps = speaker.steps(prompt, max_new_tokens, args.seed, args.num_return_sequences)
-    for number, row in enumerate(complete(steps), start=1):
-        text = "".join(until([speaker.text(row)], args.stop))
-        print(f"--- {number}\n{args.prompt}{text}")
+        chat(speaker, args)
+    else:
+        answer(speaker, args)
+    note(layout)
     return 0
 
 
@@ -127,6 +108,33 @@ class Speaker:
         return self.tokenizer.decode([token for token in tokens if token not in self.ends])
 
 
+def answer(speaker: Speaker, args: argparse.Namespace) -> None:
+    """Print what the model says after the prompt."""
+    model, tokenizer = speaker.model, speaker.tokenizer
+    prompt = beginning(args.prompt, tokenizer, args.start)
+    room = model.config.block_size - len(prompt) + 1  # what it was trained for
+    max_new_tokens = args.max_new_tokens or max(1, min(100, room))
+    if args.num_beams:
+        found = beam_search(
+            model, [prompt], max_new_tokens, args.num_beams, args.length_penalty,
+            num_return_sequences=args.num_return_sequences, stop_tokens=speaker.ends,
+            processors=speaker.rules,
+        )[0]  # fmt: skip
+        for number, hypothesis in enumerate(found, start=1):
+            text = speaker.text(hypothesis.tokens)
+            print(f"--- {number}, score {hypothesis.score:.3f}\n{args.prompt}{text}")
+        return
+    if args.num_return_sequences == 1:
+        pieces = speaker.pieces(prompt, max_new_tokens, args.seed)  # checked before a word is said
+        print(args.prompt, end="", flush=True)
+        say(pieces)
+        return
+    steps = speaker.steps(prompt, max_new_tokens, args.seed, args.num_return_sequences)
+    for number, row in enumerate(complete(steps), start=1):
+        text = "".join(until([speaker.text(row)], args.stop))
+        print(f"--- {number}\n{args.prompt}{text}")
+
+
 def say(pieces: Iterable[str], said: list[str] | None = None) -> None:
     """Print text as it comes, and end the line even if Ctrl-C ends the text. ``said`` collects
     it."""
@@ -139,7 +147,7 @@ def say(pieces: Iterable[str], said: list[str] | None = None) -> None:
         print(flush=True)
 
 
-def chat(speaker: Speaker, args: argparse.Namespace) -> int:
+def chat(speaker: Speaker, args: argparse.Namespace) -> None:
     """Turns by the template of the tokenizer: a line from the terminal, then an answer. Ctrl-C ends
     an answer, which counts as far as it was said; Ctrl-D or Ctrl-C at the prompt ends the chat."""
     config, messages = speaker.model.config, []
@@ -154,7 +162,7 @@ def chat(speaker: Speaker, args: argparse.Namespace) -> int:
         except EOFError:
             if sign:
                 print()
-            return 0
+            return
         messages.append({"role": "user", "content": line})
         prompt = speaker.tokenizer.chat(messages)
         room = config.block_size - len(prompt) + 1
@@ -171,7 +179,6 @@ def chat(speaker: Speaker, args: argparse.Namespace) -> int:
             if isinstance(end, Ended) and end.args != (signal.SIGINT,):
                 raise
         messages.append({"role": "assistant", "content": "".join(said)})
-    return 0
 
 
 def tokenizer_of(folder: Path) -> Tokenizer:

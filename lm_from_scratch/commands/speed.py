@@ -22,6 +22,9 @@ from lm_from_scratch.weights.quantize import quantized_weights
 
 # ------------------------------------------------------------------------------- inference
 
+#: Rows at once beyond which a layout is made for no more.
+MANY = 64
+
 
 def add_layout_options(p: argparse.ArgumentParser) -> None:
     """``--dtype`` and ``--layout`` of a model that answers."""
@@ -41,13 +44,20 @@ def add_layout_options(p: argparse.ArgumentParser) -> None:
     )
 
 
-def make_fast(model: nn.Module, args: argparse.Namespace, rows: int = 1) -> None:
-    """Lay out a model for inference as ``--layout`` says, and say how on stderr."""
-    if args.layout == "off" or args.device != "cpu":
-        return
+def make_fast(model: nn.Module, args: argparse.Namespace, rows: int = 1) -> str:
+    """Lay out a model for inference as ``--layout`` says; a line about it, empty if nothing was
+    done."""
+    if args.layout == "off":
+        return ""
+    rows = min(max(rows, 1), MANY)  # it is checked later
     layout = lay_out_(model, rows, LAYOUTS if args.layout == "measured" else [args.layout])
-    if layout.chosen and sys.stderr is not None:
-        print(f"{layout} (--layout)", file=sys.stderr)
+    return f"{layout} (--layout off leaves them)" if layout.chosen else ""
+
+
+def note(line: str) -> None:
+    """Say a line beside the output, where there is a place for it."""
+    if line and sys.stderr is not None:
+        print(line, file=sys.stderr)
 
 
 def in_dtype(model: nn.Module, wanted: str, rows: int = 1) -> None:
@@ -58,7 +68,7 @@ def in_dtype(model: nn.Module, wanted: str, rows: int = 1) -> None:
     dtype = torch.bfloat16 if wanted == "bfloat16" else torch.float32
     stored = {p.dtype for p in model.parameters()}
     if wanted == "auto" and stored == {torch.bfloat16}:
-        dtype = faster_dtype(model, rows)
+        dtype = faster_dtype(model, min(max(rows, 1), MANY))
     model.to(dtype)
 
 
@@ -126,9 +136,9 @@ def say_products(times: Mapping[Way, float], able: Mapping[Way, float], chosen: 
         text += f", {gain:.2f}x as fast as in {slowest[0]} by {slowest[1]}"
     print(text)
     best = min(times, key=times.__getitem__)
-    if chosen[0] != best[0] and len(able) == 1 and sys.stderr is not None:
-        print(
-            f"warning: on this processor products in {chosen[0]} take {times[chosen] / times[best]:.1f} "
-            f"times as long as in {best[0]}",
-            file=sys.stderr,
+    if chosen[0] != best[0] and len(able) == 1:
+        cost = times[chosen] / times[best]
+        note(
+            f"warning: on this processor products in {chosen[0]} take {cost:.1f} times as long as "
+            f"in {best[0]}"
         )
