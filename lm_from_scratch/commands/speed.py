@@ -55,8 +55,8 @@ def make_fast(model: nn.Module, args: argparse.Namespace, rows: int = 1) -> str:
 
 
 def note(line: str) -> None:
-    """Say a line beside the output, where there is a place for it."""
-    if line and sys.stderr is not None:
+    """Say a line beside the output, to whoever sits at a terminal."""
+    if line and sys.stderr is not None and sys.stderr.isatty():
         print(line, file=sys.stderr)
 
 
@@ -136,9 +136,10 @@ def say_products(times: Mapping[Way, float], able: Mapping[Way, float], chosen: 
         text += f", {gain:.2f}x as fast as in {slowest[0]} by {slowest[1]}"
     print(text)
     best = min(times, key=times.__getitem__)
-    if chosen[0] != best[0] and len(able) == 1:
+    if chosen[0] != best[0] and len(able) == 1 and sys.stderr is not None:
         cost = times[chosen] / times[best]
-        note(
+        print(
             f"warning: on this processor products in {chosen[0]} take {cost:.1f} times as long as "
-            f"in {best[0]}"
+            f"in {best[0]}",
+            file=sys.stderr,
         )

@@ -120,7 +120,8 @@ def test_onednn_trains(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["measured", "rows", "columns", "packed", "off"])
-def test_a_layout_changes_no_word(layout: str, capsys) -> None:
+def test_a_layout_changes_no_word(layout: str, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     words = ["generate", "--prompt", "Return the", "--max-new-tokens", "12"]
     assert main([*words, "--layout", "off"]) == 0
     want = capsys.readouterr()
