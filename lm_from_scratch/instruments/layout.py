@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +41,7 @@ T = TypeVar("T")
 #: The simplest first.
 LAYOUTS = ("rows", "columns", "packed")
 #: How training can multiply: a dtype, and the library, torch's own choice or oneDNN.
-Way = tuple[str, str]
+Way = tuple[Literal["float32", "bfloat16"], Literal["torch", "onednn"]]
 TRAINING: tuple[Way, ...] = (("float32", "torch"), ("float32", "onednn"), ("bfloat16", "torch"))
 #: What must be gained to leave a simpler way: less is chance.
 WORTH = 1.05
