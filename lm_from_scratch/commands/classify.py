@@ -14,10 +14,10 @@ from lm_from_scratch.checkpoint.published import labels, published_of
 from lm_from_scratch.checkpoint.weights import classifier_from_pretrained
 from lm_from_scratch.commands.generate import check_together, tokenizer_of
 from lm_from_scratch.commands.options import device_named, not_empty
+from lm_from_scratch.commands.speed import MANY, add_layout_options, in_dtype, make_fast, note
 from lm_from_scratch.models.heads import SequenceClassifier
 from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.text.tokenizer import Tokenizer
-from lm_from_scratch.weights.quantize import quantized_weights
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,8 +32,8 @@ def run(args: argparse.Namespace) -> int:
     model = classifier_from_pretrained(folder).to(device_named(args.device))
     if not isinstance(model, SequenceClassifier):
         raise ValueError(f"{folder} holds a {type(model).__name__}, which labels tokens, not texts")
-    if not quantized_weights(model):
-        model.float()
+    in_dtype(model, args.dtype, MANY)  # about as many as a text has tokens
+    layout = make_fast(model, args, MANY)
     tokenizer, names = tokenizer_of(folder), labels(model)
     check_together(tokenizer, model.backbone.config, folder)
     problem = published_of(model).config.get("problem_type")
@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     texts = tqdm(args.texts or lines_of(args.file), unit="text", disable=without_bar)
     for logits in answers(model, tokenizer, texts):
         print("" if logits is None else line_of(logits, names, problem), flush=True)
+    note(layout)
     return 0
 
 
@@ -107,4 +108,5 @@ def add_options(p: argparse.ArgumentParser) -> None:
         "--file", type=not_empty, help="with a text in each line; - is what is typed or piped"
     )
     p.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
+    add_layout_options(p)
     p.add_argument("--quiet", action="store_true", help="no progress bar")

@@ -15,7 +15,7 @@ import torch
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.generation.generate import forward_seconds, generate_text
-from lm_from_scratch.instruments.onednn import bfloat16_is_native
+from lm_from_scratch.instruments.layout import time_products
 from lm_from_scratch.models.causal_lm import CausalLM
 
 #: What is installed, for what, and the extra that brings it; without one, the package itself does.
@@ -100,9 +100,13 @@ def machine() -> Iterator[Finding]:
         yield note("no triton, which exists for Linux: everything but the kernels works")
     a = torch.randn(64, 64)
     error = (a.bfloat16() @ a.bfloat16() - a @ a).abs().max().item()
-    slower = "" if bfloat16_is_native() else ", slower than float32 on this processor"
-    works = f"bfloat16 matrix products work (--dtype bfloat16){slower}"
-    yield Finding(math.isfinite(error), works)
+    yield Finding(math.isfinite(error), "bfloat16 matrix products work (--dtype bfloat16)")
+    layer = torch.nn.Linear(1024, 1024)
+    rates = [
+        f"{dtype} by {library} {6 * 128 * 1024**2 / seconds / 1e9:.0f}"
+        for (dtype, library), seconds in time_products(layer, 128).items()
+    ]
+    yield note(f"GFLOP/s of matrix products in training: {', '.join(rates)}")
     here = Path.cwd()
     free = shutil.disk_usage(here).free / 2**30
     fix = "the environment and the site need about 3 GiB"

@@ -23,6 +23,7 @@ from lm_from_scratch.commands.options import (
     positive,
     use_kernels,
 )
+from lm_from_scratch.commands.speed import add_layout_options, in_dtype, make_fast, note
 from lm_from_scratch.generation.beam_search import beam_search
 from lm_from_scratch.generation.generate import complete, generate, until
 from lm_from_scratch.generation.logit_processors import no_repeat_ngram
@@ -30,7 +31,6 @@ from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.models.causal_lm import CausalLM, Config
 from lm_from_scratch.signals import Ended
 from lm_from_scratch.text.tokenizer import Tokenizer
-from lm_from_scratch.weights.quantize import quantized_weights
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,37 +38,19 @@ def run(args: argparse.Namespace) -> int:
     refuse_beside(args)
     folder = local_folder(args.model)
     model = from_pretrained(folder).to(device_named(args.device))
-    if not quantized_weights(model):  # whose kernels want the dtype of the file
-        model.float()
+    rows = args.num_beams or args.num_return_sequences
+    in_dtype(model, args.dtype, rows)
     if args.kernels:
         use_kernels(model)
     tokenizer = tokenizer_of(folder)
     check_together(tokenizer, model.config, folder)
     speaker = Speaker(model, tokenizer, args)
+    layout = make_fast(model, args, rows)
     if args.chat:
-        return chat(speaker, args)
-    prompt = beginning(args.prompt, tokenizer, args.start)
-    room = model.config.block_size - len(prompt) + 1  # what it was trained for
-    max_new_tokens = args.max_new_tokens or max(1, min(100, room))
-    if args.num_beams:
-        found = beam_search(
-            model, [prompt], max_new_tokens, args.num_beams, args.length_penalty,
-            num_return_sequences=args.num_return_sequences, stop_tokens=speaker.ends,
-            processors=speaker.rules,
-        )[0]  # fmt: skip
-        for number, hypothesis in enumerate(found, start=1):
-            text = speaker.text(hypothesis.tokens)
-            print(f"--- {number}, score {hypothesis.score:.3f}\n{args.prompt}{text}")
-        return 0
-    if args.num_return_sequences == 1:
-        pieces = speaker.pieces(prompt, max_new_tokens, args.seed)  # checked before a word is said
-        print(args.prompt, end="", flush=True)
-        say(pieces)
-        return 0
-    steps = speaker.steps(prompt, max_new_tokens, args.seed, args.num_return_sequences)
-    for number, row in enumerate(complete(steps), start=1):
-        text = "".join(until([speaker.text(row)], args.stop))
-        print(f"--- {number}\n{args.prompt}{text}")
+        chat(speaker, args)
+    else:
+        answer(speaker, args)
+    note(layout)
     return 0
 
 
@@ -126,6 +108,33 @@ class Speaker:
         return self.tokenizer.decode([token for token in tokens if token not in self.ends])
 
 
+def answer(speaker: Speaker, args: argparse.Namespace) -> None:
+    """Print what the model says after the prompt."""
+    model, tokenizer = speaker.model, speaker.tokenizer
+    prompt = beginning(args.prompt, tokenizer, args.start)
+    room = model.config.block_size - len(prompt) + 1  # what it was trained for
+    max_new_tokens = args.max_new_tokens or max(1, min(100, room))
+    if args.num_beams:
+        found = beam_search(
+            model, [prompt], max_new_tokens, args.num_beams, args.length_penalty,
+            num_return_sequences=args.num_return_sequences, stop_tokens=speaker.ends,
+            processors=speaker.rules,
+        )[0]  # fmt: skip
+        for number, hypothesis in enumerate(found, start=1):
+            text = speaker.text(hypothesis.tokens)
+            print(f"--- {number}, score {hypothesis.score:.3f}\n{args.prompt}{text}")
+        return
+    if args.num_return_sequences == 1:
+        pieces = speaker.pieces(prompt, max_new_tokens, args.seed)  # checked before a word is said
+        print(args.prompt, end="", flush=True)
+        say(pieces)
+        return
+    steps = speaker.steps(prompt, max_new_tokens, args.seed, args.num_return_sequences)
+    for number, row in enumerate(complete(steps), start=1):
+        text = "".join(until([speaker.text(row)], args.stop))
+        print(f"--- {number}\n{args.prompt}{text}")
+
+
 def say(pieces: Iterable[str], said: list[str] | None = None) -> None:
     """Print text as it comes, and end the line even if Ctrl-C ends the text. ``said`` collects
     it."""
@@ -138,7 +147,7 @@ def say(pieces: Iterable[str], said: list[str] | None = None) -> None:
         print(flush=True)
 
 
-def chat(speaker: Speaker, args: argparse.Namespace) -> int:
+def chat(speaker: Speaker, args: argparse.Namespace) -> None:
     """Turns by the template of the tokenizer: a line from the terminal, then an answer. Ctrl-C ends
     an answer, which counts as far as it was said; Ctrl-D or Ctrl-C at the prompt ends the chat."""
     config, messages = speaker.model.config, []
@@ -153,7 +162,7 @@ def chat(speaker: Speaker, args: argparse.Namespace) -> int:
         except EOFError:
             if sign:
                 print()
-            return 0
+            return
         messages.append({"role": "user", "content": line})
         prompt = speaker.tokenizer.chat(messages)
         room = config.block_size - len(prompt) + 1
@@ -170,7 +179,6 @@ def chat(speaker: Speaker, args: argparse.Namespace) -> int:
             if isinstance(end, Ended) and end.args != (signal.SIGINT,):
                 raise
         messages.append({"role": "assistant", "content": "".join(said)})
-    return 0
 
 
 def tokenizer_of(folder: Path) -> Tokenizer:
@@ -275,4 +283,5 @@ def add_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--length-penalty", type=float, default=1.0, help="of beam search; default: 1")
     p.add_argument("--seed", type=int, default=0, help="same seed, same text; default: 0")
     p.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
+    add_layout_options(p)
     p.add_argument("--kernels", action="store_true", help=KERNELS_HELP)

@@ -20,7 +20,6 @@ from lm_from_scratch.checkpoint.state import SAID
 from lm_from_scratch.checkpoint.weights import classifier_from_pretrained, from_pretrained
 from lm_from_scratch.commands.generate import check_together, tokenizer_of
 from lm_from_scratch.commands.options import option, use_kernels
-from lm_from_scratch.instruments.onednn import use_onednn_
 from lm_from_scratch.models.causal_lm import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
@@ -185,8 +184,6 @@ def model_of(
         vars(model)["published"] = Published({**base, **named})
     if group.parallel is None:  # otherwise each process takes its share there
         model.to(args.device)
-    if args.onednn:
-        use_onednn_(model)
     if args.kernels:
         use_kernels(model)
     return model

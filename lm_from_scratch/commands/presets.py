@@ -15,7 +15,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         architecture="gpt2", corpus=["reference*2", "docstrings"], vocab_size=4096,
         n_layer=8, n_head=4, n_embd=128, block_size=256, dropout=0.1,
         batch_size=16, steps=3000, lr=2e-3, min_lr=1e-4, warmup=200, eval_every=200,
-        dtype="bfloat16",
+        dtype="auto",
     ),
     "finetune": dict(  # for a model that has learnt already: small steps, a short warm-up
         corpus=["reference"], block_size=128, batch_size=8, steps=300, lr=5e-5, min_lr=5e-6,

@@ -12,8 +12,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lm_from_scratch.checkpoint.folders import read_json, write_json
 from lm_from_scratch.checkpoint.published import published_of
 from lm_from_scratch.checkpoint.weights import save_pretrained
@@ -35,7 +33,8 @@ from lm_from_scratch.commands.prepared import (
     source_of,
 )
 from lm_from_scratch.commands.presets import OF_PRESET, OF_PRESETS, PRESETS, presets_text
-from lm_from_scratch.instruments.onednn import bfloat16_is_native, onednn_matmul
+from lm_from_scratch.commands.speed import add_products_options, choose_products, possible_ways
+from lm_from_scratch.instruments.onednn import onednn_matmul, use_onednn_
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.heads import SequenceClassifier
 from lm_from_scratch.models.modes import evaluating
@@ -67,12 +66,10 @@ def run(args: argparse.Namespace) -> int:
     preset = PRESETS[args.preset]
     if "from" in args:
         preset = {name: value for name, value in preset.items() if name not in SIZES}
-    if "dtype" in preset:
-        preset = {**preset, "dtype": dtype_here(preset["dtype"], args.device)}
     steps = getattr(args, "steps", preset["steps"])
     if preset["warmup"] >= steps:  # of a run that was made shorter
         preset = {**preset, "warmup": steps // 10}
-    args = argparse.Namespace(**{**preset, **vars(args)})
+    args = argparse.Namespace(**{"dtype": "float32", **preset, **vars(args)})
     if getattr(args, "optimizer", None) == "galore":
         source = source_of(args)
         n_embd = config_in(source).n_embd if source else args.n_embd
@@ -85,20 +82,16 @@ def run(args: argparse.Namespace) -> int:
             args.device = group.device
             with only_run_in(out) if group.rank == 0 else silence():
                 recipe = out / "recipe.json"
+                begun = {}
                 if recipe.is_file():
-                    refuse_other_recipe(recipe, arguments)
-                return train_in(out, args, arguments, group)
+                    begun = read_json(recipe).get("arguments", {})
+                    refuse_other_recipe(out, begun, arguments)
+                return train_in(out, args, arguments, begun, group)
     except ProcessLost as lost:
         print(f"error: {lost}; {how_to_go_on(out)}", file=sys.stderr)
         return 2
     except BrokenPipeError as error:
         raise ValueError(f"the output was closed; {how_to_go_on(out)}") from error
-
-
-def dtype_here(dtype: str, device: str) -> str:
-    """A preset's ``dtype``, or float32 on a processor where bfloat16 would only be slower."""
-    slow = dtype == "bfloat16" and device.startswith("cpu") and not bfloat16_is_native()
-    return "float32" if slow else dtype
 
 
 @contextmanager
@@ -108,14 +101,14 @@ def silence() -> Iterator[None]:
         yield
 
 
-def refuse_other_recipe(path: Path, arguments: dict[str, Any]) -> None:
+def refuse_other_recipe(out: Path, begun: dict[str, Any], arguments: dict[str, Any]) -> None:
     """Refuse to go on with a run under other numbers, before any of its files is touched."""
     free = {"preset", "checkpoint_every", "eval_every"}  # they do not change the weights
-    stored = read_json(path).get("arguments", {})
-    for name in sorted({*stored, *arguments} - free):
-        if stored.get(name) != arguments.get(name):
+    free |= {name for name in ("dtype", "library") if arguments[name] == "auto"}
+    for name in sorted({*begun, *arguments} - free):
+        if begun.get(name) != arguments.get(name):
             raise ValueError(
-                f"{path.parent} holds a run with {option(name)} {stored.get(name)}, not "
+                f"{out} holds a run with {option(name)} {begun.get(name)}, not "
                 f"{arguments.get(name)}: give the same numbers to go on, or another --out"
             )
 
@@ -123,6 +116,8 @@ def refuse_other_recipe(path: Path, arguments: dict[str, Any]) -> None:
 def train_config_of(args: argparse.Namespace) -> TrainConfig:
     """The numbers of the run."""
     numbers = given(args, TrainConfig)
+    if args.dtype == "auto":
+        del numbers["dtype"]  # is chosen later
     if args.update_in_backward:
         numbers["max_grad_norm"] = math.inf
     config = TrainConfig(**numbers)
@@ -131,17 +126,13 @@ def train_config_of(args: argparse.Namespace) -> TrainConfig:
     for name in GALORE:
         if name in numbers and config.optimizer != "galore":
             raise ValueError(f"{option(name)} {numbers[name]} is for --optimizer galore")
-    if args.onednn and config.dtype != "float32":
-        raise ValueError(f"--onednn is for --dtype float32, not {config.dtype}")
-    if args.onednn and torch.device(args.device).type != "cpu":
-        raise ValueError(f"--onednn is for --device cpu, not {args.device}")
+    possible_ways(args)
     if args.kernels and (dropout := gpt2_dropout(args)):
         raise ValueError(
             f"--kernels have no attention dropout, but --dropout {dropout}: give --dropout 0"
         )
-    for other in ("onednn", "parallel"):
-        if args.kernels and getattr(args, other):
-            raise ValueError(f"--kernels and --{other} do not work together: give one of them")
+    if args.kernels and args.parallel:
+        raise ValueError("--kernels and --parallel do not work together: give one of them")
     return config
 
 
@@ -157,9 +148,13 @@ def gpt2_dropout(args: argparse.Namespace) -> float:
 
 
 def train_in(
-    out: Path, args: argparse.Namespace, arguments: dict[str, Any], group: Processes
+    out: Path,
+    args: argparse.Namespace,
+    arguments: dict[str, Any],
+    begun: dict[str, Any],
+    group: Processes,
 ) -> int:
-    """The run itself, in a folder that is its own."""
+    """The run itself, in a folder that is its own, perhaps one that has ``begun``."""
     config = train_config_of(args)
     group.check(args.batch_size, config.update_in_backward)
     ready = prepared(out, args, group)
@@ -176,12 +171,17 @@ def train_in(
         print(
             f"{group.size} processes, {args.batch_size // group.size} rows each: {group.parallel}"
         )
+    dtype, library = choose_products(model, args, begun, group)
+    config = replace(config, dtype=dtype)
+    if library == "onednn":
+        use_onednn_(model)
     run = train(model, batches, config, ready.held_out, group)
-    if args.onednn and isinstance(run.optimizer, GaLore):
+    if library == "onednn" and isinstance(run.optimizer, GaLore):
         run.optimizer.matmul = onednn_matmul
     steps = saved(run, out, args.checkpoint_every, group.save_training_state)
     if group.rank == 0:
         sizes = asdict(model.backbone.config)
+        arguments = {**arguments, "dtype": dtype, "library": library}
         record = {"text": batches.recipe()["text"], "arguments": arguments, "model": sizes}
         write_json(out / "recipe.json", record)
     if done := run.step:
@@ -309,7 +309,7 @@ def add_step_options(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--batch-size", type=int, default=OF_PRESET, help="rows in a batch, over all processes"
     )
-    names = "grad_accumulation steps lr min_lr warmup weight_decay dtype chunked_loss optimizer"
+    names = "grad_accumulation steps lr min_lr warmup weight_decay chunked_loss optimizer"
     add_fields(p, TrainConfig, names.split(), **OF_PRESETS)
     words = {"projection_type": PROJECTION_TYPES, "basis": BASES, "moments": MOMENTS}
     add_fields(p, TrainConfig, [*GALORE, "update_in_backward"], words, rank="n-embd / 4")
@@ -317,9 +317,7 @@ def add_step_options(p: argparse.ArgumentParser) -> None:
 
 def add_run_options(p: argparse.ArgumentParser) -> None:
     """How the run goes: engines, checkpoints, devices."""
-    p.add_argument(
-        "--onednn", action="store_true", help="float32 products by oneDNN: faster on AMD processors"
-    )
+    add_products_options(p)
     p.add_argument("--kernels", action="store_true", help=KERNELS_HELP)
     add_fields(p, TrainConfig, ["eval_every"], **OF_PRESETS)
     p.add_argument("--checkpoint-every", type=int, default=100, help="default: 100 steps")

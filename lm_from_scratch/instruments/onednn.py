@@ -5,16 +5,17 @@ of a processor by another maker. torch also carries oneDNN, and uses it for bflo
 :func:`use_onednn_` sends the float32 products of a model's linear maps there: forward, and
 both products of the backward pass. Numbers stay float32; only the order of the sums differs.
 
-On an AMD EPYC the products take about half the time. Other processors were not measured: let
-``tests/benchmarks/bench_training.py`` say whether it pays. A GPU or another dtype is refused.
+On one processor the products take half the time, on another they take longer:
+:mod:`~lm_from_scratch.instruments.layout` measures. A GPU or another dtype is refused.
 
-For decoding, :func:`use_packed_weights_` goes one step further: oneDNN lays the weights out for
-itself once, instead of reading them as they are in every step.
+For inference :class:`Packed` goes one step further: oneDNN lays a weight out for itself once,
+instead of reading it as it is in every step.
 """
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lm_from_scratch.weights.quantize import quantized_weights
@@ -28,16 +29,6 @@ def multiplies(dtype: torch.dtype) -> bool:
     if dtype == torch.bfloat16:
         return torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return dtype == torch.float32
-
-
-def bfloat16_is_native() -> bool:
-    """Whether this processor has instructions that multiply bfloat16: without them float32 is
-    faster, by up to 15 times."""
-    has = torch.cpu.get_capabilities()
-    return multiplies(torch.bfloat16) and any(
-        has.get(name, False)
-        for name in ("avx512_bf16", "amx_bf16", "bf16")  # the last one is Arm's
-    )
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -130,77 +121,40 @@ def refuse_quantized(model: nn.Module) -> None:
 
 
 class Packed:
-    """A weight (out, in) in oneDNN's own layout, and the map it stands for.
+    """The product with a weight (out, in) that oneDNN has laid out for itself, for inference.
 
-    Raises ``ValueError`` when it is called with another weight or dtype, or with gradients.
+    The layout is made for a number of ``rows`` of ``x``; others work, too. The weight stays beside
+    it: when that has changed, and where gradients are wanted, the product is ``F.linear``, and so
+    it is in a copy. (torch does not count a change through ``weight.data``, and neither does
+    this.) Raises ``ValueError`` for a dtype that oneDNN does not :func:`multiply <multiplies>`.
     """
 
     def __init__(self, weight: Tensor, rows: int) -> None:
+        if not multiplies(weight.dtype):
+            raise ValueError(f"oneDNN does not multiply {weight.dtype} here: it packs no such one")
         self.layout = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
         self.source = weight.detach()  # held, so that no other weight can get its address
         self.version = weight._version
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        same = weight.data_ptr() == self.source.data_ptr() and weight.dtype == self.source.dtype
-        if not same or weight._version != self.version:
-            raise ValueError(
-                "the weight has changed since it was packed: use_packed_weights_ again"
-            )
-        if torch.is_grad_enabled():
-            raise ValueError(
-                "packed weights have no gradients: call the model under torch.no_grad()"
-            )
-        if x.dtype != weight.dtype:
-            raise ValueError(f"x is {x.dtype}, the packed weight {weight.dtype}: they must agree")
+        same = weight.data_ptr() == self.source.data_ptr() and weight._version == self.version
+        if not same or x.dtype != self.source.dtype or torch.is_grad_enabled():
+            return F.linear(x, weight, bias)
         return torch.ops.mkldnn._linear_pointwise(x, self.layout, bias, "none", [], "")
+
+    def __reduce__(self) -> Any:
+        return plain, ()  # a copy has weights of its own
+
+
+def plain() -> Any:
+    """What a :class:`Packed` weight is in a copy."""
+    return F.linear
 
 
 class PackedLinear(nn.Linear):
-    """A linear layer for inference, for ``x`` (..., in), whose weight oneDNN has laid out for
-    itself, once."""
+    """A linear layer for ``x`` (..., in) that computes with a :class:`Packed` weight."""
 
     packed: Packed
 
     def forward(self, x: Tensor) -> Tensor:
         return self.packed(x, self.weight, self.bias)
-
-
-def use_packed_weights_(model: nn.Module, rows: int = 1) -> None:
-    """Pack the weight of every ``nn.Linear`` and of the tied head of a built model, for decoding.
-
-    ``F.linear`` reads a weight as it lies; a product of few rows then waits for memory, and in
-    bfloat16 for the conversion of every number. oneDNN reads its own layout as fast as memory
-    delivers it. Every product then costs some microseconds more, whatever its size, so a model of a
-    few million parameters gets slower: ``tests/benchmarks/bench_decoding.py`` measures. ``rows``
-    says for how many rows, batch times tokens, the layout is made; others work, too.
-
-    The parameters stay where they are, for saving and for packing again, so the weights are held
-    twice, and a packed model cannot be copied. It refuses to run where gradients are enabled, or
-    when its weights have changed (torch does not count a change through ``weight.data``, and
-    neither does this). For float32 on a CPU, and for bfloat16 on one that oneDNN
-    :func:`multiplies` it on. Raises ``ValueError``, and changes nothing, for any other model.
-    """
-    if rows < 1:
-        raise ValueError(f"rows={rows} must be at least 1")
-    if not torch.backends.mkldnn.is_available():
-        raise ValueError("this torch was built without oneDNN")
-    refuse_quantized(model)
-    for name, parameter in model.named_parameters():
-        if parameter.device.type != "cpu" or parameter.dtype not in (torch.float32, torch.bfloat16):
-            raise ValueError(
-                f"{name} is {parameter.dtype} on {parameter.device}: weights are packed for "
-                "float32 and bfloat16 on cpu"
-            )
-        if not multiplies(parameter.dtype):
-            raise ValueError(
-                f"{name} is {parameter.dtype}, which oneDNN does not multiply on this processor: "
-                "weights are packed for float32 here"
-            )
-    modules: list[Any] = list(model.modules())
-    for module in modules:
-        head = getattr(module, "weight", None) is getattr(model, "head_weight", model)
-        if type(module) in (nn.Linear, OneDNNLinear, PackedLinear) and not head:
-            module.__class__ = PackedLinear
-            module.packed = Packed(module.weight, rows)
-        elif hasattr(module, "project"):
-            module.project = Packed(module.head_weight, rows)

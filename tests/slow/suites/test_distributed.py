@@ -333,7 +333,8 @@ def test_what_cannot_be_shared_is_refused(tokens) -> None:
 # --------------------------------------------------------------------------------- the command
 
 TRAIN = [
-    "-m", "lm_from_scratch", "train", "--vocab-size", "300", "--n-layer", "1", "--n-head", "2",
+    "-m", "lm_from_scratch", "train", "--library", "torch",
+    "--vocab-size", "300", "--n-layer", "1", "--n-head", "2",
     "--n-embd", "16", "--block-size", "32", "--batch-size", "4", "--grad-accumulation", "2",
     "--steps", "150", "--warmup", "5", "--eval-every", "0", "--checkpoint-every", "4", "--quiet",
     "--dropout", "0.1", "--held-out", "0.3", "--optimizer", "galore", "--rank", "4",

@@ -296,7 +296,7 @@ def test_commands_take_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("options", "words"),
     [
         (["--dropout", "0.1"], "give --dropout 0"),
-        (["--onednn"], "--kernels and --onednn do not work together"),
+        (["--library", "onednn"], "--library onednn does not work with --kernels"),
         (["--dropout", "0", "--dtype", "bfloat16"], "interpreter computes wrongly"),
     ],
 )

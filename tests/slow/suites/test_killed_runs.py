@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 PROGRAM = [sys.executable, "-m", "lm_from_scratch"]
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 RUN = [
-    "train", "--vocab-size", "300", "--n-layer", "2", "--n-head", "2", "--n-embd", "16",
+    "train", "--library", "torch",
+    "--vocab-size", "300", "--n-layer", "2", "--n-head", "2", "--n-embd", "16",
     "--block-size", "32", "--dropout", "0.1", "--batch-size", "4", "--steps", "40", "--warmup", "5",
     "--eval-every", "0", "--checkpoint-every", "1", "--held-out", "0.3", "--quiet",
 ]  # fmt: skip

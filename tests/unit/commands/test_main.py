@@ -16,7 +16,9 @@ from tiny_models import tiny_gpt2
 import lm_from_scratch
 from lm_from_scratch.__main__ import main, parser
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
+from lm_from_scratch.commands import speed
 from lm_from_scratch.commands.presets import PRESETS
+from lm_from_scratch.instruments.layout import TRAINING
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
 from lm_from_scratch.runs.folder import only_run_in
 from lm_from_scratch.text.tokenizer import Tokenizer
@@ -71,32 +73,76 @@ def test_the_two_docs_presets_differ_in_the_architecture_alone() -> None:
     assert other == {"architecture", "n_kv_head", "intermediate_size"}
 
 
-def test_C4_a_preset_takes_bfloat16_where_the_processor_has_it(
-    tmp_path, capsys, monkeypatch
+@pytest.mark.parametrize("best", TRAINING)
+def test_C4_a_run_multiplies_as_it_is_fastest_here_and_stays_so(
+    best, tmp_path, capsys, monkeypatch
 ) -> None:
-    def begin(out: str, *more: str) -> int:
-        short = [*SMALL, "--corpus", "reference"]
-        return main(["train", "--preset", "docs", "--out", str(tmp_path / out), *short, *more])
+    def begin(*more: str) -> int:
+        short = [*SMALL, "--corpus", "reference", "--library", "auto"]
+        return main(["train", "--preset", "docs", "--out", str(tmp_path / "run"), *short, *more])
 
-    for native, dtype in ((True, "bfloat16"), (False, "float32")):
-        has = {"avx512_bf16": native}
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda has=has: has)
-        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda yes=native: yes)
-        assert begin(dtype) == 0
-        recipe = json.loads((tmp_path / dtype / "recipe.json").read_text())
-        assert recipe["arguments"]["dtype"] == dtype
-        step = json.loads((tmp_path / dtype / "step-00000006" / "training.json").read_text())
-        assert step["recipe"]["train"]["dtype"] == dtype
-        assert begin(dtype) == 0 and "going on after step 6" in capsys.readouterr().out
-    # no run goes on in another dtype unnoticed, and what is asked for is done
-    assert begin("bfloat16") == 2
-    assert "holds a run with --dtype bfloat16, not float32" in capsys.readouterr().err
-    assert begin("bfloat16", "--dtype", "bfloat16") == 0
-    assert "going on after step 6" in capsys.readouterr().out
+    times = {way: 1.0 + (way != best) for way in TRAINING}
+    monkeypatch.setattr(speed, "time_products", lambda model, rows: times)
+    used = []
+    monkeypatch.setattr("lm_from_scratch.commands.train.use_onednn_", used.append)
+    assert begin("--steps", "6") == 0
+    said = f"matrix products in {best[0]} by {best[1]}, 2.00x as fast as in "
+    assert said in capsys.readouterr().out and bool(used) == (best[1] == "onednn")
+    arguments = json.loads((tmp_path / "run" / "recipe.json").read_text())["arguments"]
+    assert (arguments["dtype"], arguments["library"]) == best
+    step = json.loads((tmp_path / "run" / "step-00000006" / "training.json").read_text())
+    assert step["recipe"]["train"]["dtype"] == best[0]
+    # the run goes on as it began, whatever is faster now, and in no other way unnoticed
+    monkeypatch.setattr(speed, "time_products", lambda *_: pytest.fail("measured again"))
+    for more in ([], ["--dtype", best[0]], ["--library", best[1]]):
+        assert begin(*more) == 0 and "going on after step 6" in capsys.readouterr().out
+    dtype = "float32" if best[0] == "bfloat16" else "bfloat16"
+    assert begin("--dtype", dtype) == 2
+    assert f"holds a run with --dtype {best[0]}, not {dtype}" in capsys.readouterr().err
+    if best[0] == "float32":
+        other = "torch" if best[1] == "onednn" else "onednn"
+        assert begin("--library", other) == 2
+        assert f"holds a run with --library {best[1]}, not {other}" in capsys.readouterr().err
+
+
+def test_bfloat16_that_is_slow_here_is_warned_about(tmp_path, capsys, monkeypatch) -> None:
+    times = dict(zip(TRAINING, (1.0, 2.0, 15.0), strict=True))
+    monkeypatch.setattr(speed, "time_products", lambda model, rows: times)
+    wanted = ["train", "--out", str(tmp_path / "run"), *SMALL, "--dtype", "bfloat16"]
+    assert main(wanted) == 0
+    warning = "warning: on this processor products in bfloat16 take 15.0 times as long as in float"
+    assert warning in capsys.readouterr().err
+    assert main(wanted) == 0 and "warning" not in capsys.readouterr().err
 
 
 def test_onednn_trains(tmp_path) -> None:
-    assert main(["train", "--out", str(tmp_path / "run"), *SMALL, "--onednn"]) == 0
+    assert main(["train", "--out", str(tmp_path / "run"), *SMALL, "--library", "onednn"]) == 0
+
+
+@pytest.mark.parametrize("layout", ["measured", "rows", "columns", "packed", "off"])
+def test_a_layout_changes_no_word(layout: str, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    words = ["generate", "--prompt", "Return the", "--max-new-tokens", "12"]
+    assert main([*words, "--layout", "off"]) == 0
+    want = capsys.readouterr()
+    assert want.err == ""
+    assert main([*words, "--layout", layout]) == 0
+    found = capsys.readouterr()
+    assert found.out == want.out
+    assert found.err.startswith("weights in ") or layout == "off"
+
+
+def test_a_model_stored_in_bfloat16_is_run_so_where_it_is_faster(tmp_path, monkeypatch) -> None:
+    half = tmp_path / "half"
+    assert main(["convert", "gpt2-docs", "--dtype", "bfloat16", "--out", str(half)]) == 0
+    model = from_pretrained(half)
+    for fast in (torch.bfloat16, torch.float32):
+        monkeypatch.setattr(speed, "faster_dtype", lambda model, rows, fast=fast: fast)
+        for wanted, dtype in (("auto", fast), ("float32", torch.float32)):
+            speed.in_dtype(model.bfloat16(), wanted)
+            assert {p.dtype for p in model.parameters()} == {dtype}
+        speed.in_dtype(model.float(), "auto")  # as it is stored
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
 def test_onednn_multiplies_in_galore_too(tmp_path, monkeypatch) -> None:
@@ -108,7 +154,7 @@ def test_onednn_multiplies_in_galore_too(tmp_path, monkeypatch) -> None:
 
     monkeypatch.setattr("lm_from_scratch.commands.train.onednn_matmul", product)
     galore = ["--optimizer", "galore", "--rank", "4"]
-    for onednn in ([], ["--onednn"]):
+    for onednn in ([], ["--library", "onednn"]):
         assert shapes == []
         out = str(tmp_path / f"run{len(onednn)}")
         assert main(["train", "--out", out, *SMALL, *galore, *onednn]) == 0
@@ -250,7 +296,10 @@ def test_the_shipped_models_speak(capsys) -> None:
         (["train", "--out", "OUT", "--checkpoint-every", "-1"], "-1 must not be negative"),
         (["train", "--out", "OUT", "--n-embd", "30"], "n_embd=30 is not a multiple of n_head=4"),
         (["train", "--out", "OUT", "--steps", "10", "--warmup", "10"], "warmup=10 must be shorter"),
-        (["train", "--out", "OUT", "--onednn", "--dtype", "bfloat16"], "--onednn is for --dtype"),
+        (
+            ["train", "--out", "OUT", "--library", "onednn", "--dtype", "bfloat16"],
+            "--library onednn is for --dtype float32, not bfloat16",
+        ),
         (["train", "--out", "OUT", "--dropout", "1"], "embd_pdrop=1.0 must be in [0, 1)"),
         (["train", "--out", "OUT", "--n-kv-head", "2"], "is for --architecture qwen2"),
         (["train", "--out", "OUT", "--rank", "8"], "--rank 8 is for --optimizer galore"),

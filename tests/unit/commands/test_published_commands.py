@@ -30,7 +30,7 @@ TOKENIZER = Tokenizer.train(["the tides turn twice a day. ", *FRUIT, *STONE] * 9
 #: Short, with learning rates as large as such small models need.
 SHORT = [
     "--block-size", "16", "--batch-size", "4", "--steps", "30", "--warmup", "2", "--lr", "3e-3",
-    "--eval-every", "10", "--quiet",
+    "--eval-every", "10", "--quiet", "--library", "torch",
 ]  # fmt: skip
 MODELS = {
     "gpt2": lambda: tiny_gpt2(vocab_size=300, block_size=32),

@@ -1,27 +1,23 @@
 """onednn.py: the same linear map, forward and backward, with another order of sums."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from small_run import SMALL
-from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
+from tiny_models import tiny_gpt2, token_ids
 
 from lm_from_scratch.__main__ import main
-from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
-from lm_from_scratch.generation.generate import complete, generate
-from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.instruments.onednn import (
     OneDNNLinear,
-    PackedLinear,
-    bfloat16_is_native,
+    Packed,
     multiplies,
     onednn_linear,
     onednn_matmul,
     product,
     use_onednn_,
-    use_packed_weights_,
 )
 from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.text.batches import Batch
@@ -87,46 +83,18 @@ def test_what_it_cannot_do_is_refused() -> None:
 # ------------------------------------------------------------------------------ packed weights
 
 
-def tied_qwen2():
-    return tiny_qwen2(tie_word_embeddings=True)
-
-
-BFLOAT16 = pytest.mark.skipif(not multiplies(torch.bfloat16), reason="not on this processor")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=BFLOAT16)])
-@pytest.mark.parametrize("make", [tiny_gpt2, tiny_qwen2, tied_qwen2])
-def test_packed_weights_give_the_same_logits_and_text(make, dtype: torch.dtype) -> None:
-    plain, packed = make().to(dtype), make().to(dtype)
-    before = {name: (id(p), p.clone()) for name, p in packed.named_parameters()}
-    use_packed_weights_(packed, rows=2)
-    assert all(torch.equal(p, before[name][1]) for name, p in packed.named_parameters())
-    assert all(id(p) == before[name][0] for name, p in packed.named_parameters())
-    idx = token_ids(2, 9)
-    with torch.no_grad():
-        atol = 5e-5 if dtype == torch.float32 else 0.3
-        torch.testing.assert_close(packed(idx), plain(idx), atol=atol, rtol=0.02)
-    if dtype == torch.float32:
-        prompts = [[5, 6, 7], [8]]
-        assert complete(generate(packed, prompts, 20, GREEDY)) == complete(
-            generate(plain, prompts, 20, GREEDY)
-        )
-
-
 def test_C2_bfloat16_is_packed_or_refused_in_one_line(monkeypatch) -> None:
     for supported in (multiplies(torch.bfloat16), False):  # what torch says here, and elsewhere
         monkeypatch.setattr(
             torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda yes=supported: yes
         )
         assert multiplies(torch.bfloat16) == supported and multiplies(torch.float32)
-        model = tiny_gpt2().bfloat16()
         if supported:
-            use_packed_weights_(model)
+            Packed(torch.ones(4, 8).bfloat16(), 1)
             continue
-        with pytest.raises(ValueError, match=r"bfloat16, which oneDNN does not .* this processor"):
-            use_packed_weights_(model)
-        assert not any(isinstance(module, PackedLinear) for module in model.modules())
-        use_packed_weights_(tiny_gpt2())  # float32 goes on
+        with pytest.raises(ValueError, match=r"oneDNN does not multiply torch\.bfloat16 here"):
+            Packed(torch.ones(4, 8).bfloat16(), 1)
+        Packed(torch.ones(4, 8), 1)  # float32 goes on
 
 
 def test_C1_oneDNN_multiplies_what_it_says_it_does() -> None:
@@ -140,61 +108,22 @@ def test_C1_oneDNN_multiplies_what_it_says_it_does() -> None:
     assert not multiplies(torch.float64)
 
 
-@pytest.mark.parametrize("name", [None, "avx512_bf16", "amx_bf16", "bf16"])
-def test_C4_bfloat16_is_native_where_the_processor_and_oneDNN_have_it(name, monkeypatch) -> None:
-    has = {"architecture": "any", "avx2": True} | ({name: True} if name else {})
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
-    for supported in (True, False):
-        monkeypatch.setattr(
-            torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda yes=supported: yes
-        )
-        assert bfloat16_is_native() == (supported and name is not None)
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    assert not bfloat16_is_native() and not multiplies(torch.float32)
+@torch.no_grad()
+def test_a_packed_weight_gives_way_to_one_that_has_changed() -> None:
+    weight, x, bias = torch.randn(5, 16), torch.randn(3, 16), torch.randn(5)
+    packed = Packed(weight, 3)
+    torch.testing.assert_close(packed(x, weight, bias), F.linear(x, weight, bias))
+    weight.mul_(2)
+    assert torch.equal(packed(x, weight, bias), F.linear(x, weight, bias))
+    for other in (torch.randn(5, 16), weight.double(), weight.bfloat16()):
+        assert torch.equal(packed(x.to(other), other), F.linear(x.to(other), other))
+    assert copy.deepcopy(packed)(x, weight).equal(F.linear(x, weight))
 
 
-def test_packed_weights_that_changed_are_refused_until_they_are_packed_again() -> None:
-    model, idx = tiny_gpt2(), token_ids(1, 4)
-    use_packed_weights_(model)
-    other = tiny_gpt2(seed=1)
-    with torch.no_grad():
-        old = model(idx)
-        model.load_state_dict(other.state_dict())
-        with pytest.raises(ValueError, match="has changed since it was packed"):
-            model(idx)
-        use_packed_weights_(model)
-        torch.testing.assert_close(model(idx), other(idx), atol=5e-5, rtol=0)
-        assert not torch.allclose(model(idx), old)
-        model.bfloat16()
-        with pytest.raises(ValueError, match="has changed since it was packed"):
-            model(idx)
-
-
-def test_packed_weights_are_for_inference() -> None:
-    model = tiny_gpt2()
-    use_packed_weights_(model)
-    with pytest.raises(ValueError, match="no gradients"):
-        model(token_ids(1, 4))
-    layer = model.transformer.h[0].attn.c_attn
-    with torch.no_grad(), pytest.raises(ValueError, match=r"bfloat16, the packed weight .*float32"):
-        layer(torch.ones(1, 28).bfloat16())
-    for bad, message in (
-        (lambda: use_packed_weights_(tiny_gpt2(), rows=0), "rows=0"),
-        (lambda: use_packed_weights_(tiny_gpt2().double()), "float64 on cpu"),
-        (lambda: use_packed_weights_(tiny_gpt2().to("meta")), "on meta"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            bad()
-
-
-def test_a_packed_model_is_saved_like_any_other(tmp_path) -> None:
-    model = tiny_gpt2()
-    use_packed_weights_(model)
-    save_pretrained(model, tmp_path / "m")
-    want = tiny_gpt2().state_dict()
-    assert all(
-        torch.equal(want[k], t) for k, t in from_pretrained(tmp_path / "m").state_dict().items()
-    )
+def test_a_packed_weight_has_gradients_where_they_are_wanted() -> None:
+    weight = torch.randn(5, 16, requires_grad=True)
+    (ours,) = torch.autograd.grad(Packed(weight, 3)(torch.ones(3, 16), weight).sum(), weight)
+    assert torch.equal(ours, torch.full((5, 16), 3.0))
 
 
 def test_onednn_matmul_is_a_matrix_product_and_leaves_what_it_cannot_do_to_torch() -> None:
@@ -228,7 +157,9 @@ def test_galore_takes_the_same_steps_with_it(projection_type: str, fused: bool) 
         torch.testing.assert_close(ours, want, atol=2e-4, rtol=0)
 
 
-@pytest.mark.parametrize(("more", "want"), [([], torch.matmul), (["--onednn"], onednn_matmul)])
+@pytest.mark.parametrize(
+    ("more", "want"), [([], torch.matmul), (["--library", "onednn"], onednn_matmul)]
+)
 def test_a_run_with_onednn_has_an_optimizer_that_uses_it(tmp_path, monkeypatch, more, want) -> None:
     step, used = GaLore.step, set()
 
@@ -245,7 +176,5 @@ def test_a_run_with_onednn_has_an_optimizer_that_uses_it(tmp_path, monkeypatch, 
 def test_a_quantised_model_is_refused() -> None:
     model = tiny_gpt2()
     quantize_(model, select=lambda name: "mlp" in name)
-    for change in (use_onednn_, use_packed_weights_):
-        with pytest.raises(ValueError, match=r"h\.0\.mlp\.c_fc\.weight is quantised"):
-            change(model)
-    assert all(type(module) is not PackedLinear for module in model.modules())
+    with pytest.raises(ValueError, match=r"h\.0\.mlp\.c_fc\.weight is quantised"):
+        use_onednn_(model)

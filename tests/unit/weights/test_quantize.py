@@ -22,7 +22,8 @@ from unchanged import assert_same, assert_unchanged, held, snapshot
 
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY
-from lm_from_scratch.instruments.onednn import use_onednn_, use_packed_weights_
+from lm_from_scratch.instruments.layout import lay_out_
+from lm_from_scratch.instruments.onednn import use_onednn_
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
 from lm_from_scratch.weights import int4
@@ -541,6 +542,10 @@ def test_backward_keeps_codes(kind: type[QuantizedWeight]) -> None:
 
 
 @kinds
+def pack(model: nn.Module) -> None:
+    lay_out_(model, 1, ["packed"])
+
+
 @pytest.mark.parametrize("rows", [3, 40])
 def test_autocast(kind: type[QuantizedWeight], rows: int) -> None:
     weight = make(kind, 64, 64)
@@ -1026,8 +1031,8 @@ def alive_view(model: nn.Module) -> None:
         (quantize_, {}, r"wte\.weight: .* Int8Weight already"),
         (lambda m: quantize_(m, 8, select=lambda n: "h.2" in n), {}, "Int8Weight already"),
         (use_onednn_, {}, "c_attn is a OneDNNLinear: what else reads its weight"),
-        (use_packed_weights_, {}, "c_attn is a PackedLinear: what else reads its weight"),
-        (use_packed_weights_, {"select": lambda n: "wte" in n}, "head computes with .*Packed"),
+        (pack, {}, "c_attn is a PackedLinear: what else reads its weight"),
+        (pack, {"select": lambda n: "wte" in n}, "head computes with .*Packed"),
         (alive_view, {}, r"h\.2\.mlp\.c_proj\.weight cannot be swapped"),
     ],
 )
@@ -1036,7 +1041,7 @@ def test_all_or_none(
 ) -> None:
     # 72 is no multiple of 64, which is the default of 4 bits
     model = tiny_gpt2(n_embd=32, intermediate_size=72)
-    if prepare is use_packed_weights_:
+    if prepare is pack:
         model.requires_grad_(False)
     prepare(model)
     before = snapshot(model)

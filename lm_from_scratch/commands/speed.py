@@ -1,0 +1,145 @@
+"""What commands do to be fast here: measure, choose, and say so in one line."""
+
+import argparse
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from lm_from_scratch.instruments.layout import (
+    LAYOUTS,
+    TRAINING,
+    Way,
+    faster_dtype,
+    lay_out_,
+    simplest_fast,
+    time_products,
+)
+from lm_from_scratch.runs.distributed import Processes
+from lm_from_scratch.weights.quantize import quantized_weights
+
+# ------------------------------------------------------------------------------- inference
+
+#: Rows at once beyond which a layout is made for no more.
+MANY = 64
+
+
+def add_layout_options(p: argparse.ArgumentParser) -> None:
+    """``--dtype`` and ``--layout`` of a model that answers."""
+    p.add_argument(
+        "--dtype",
+        choices=["auto", "float32", "bfloat16"],
+        default="auto",
+        help="auto: float32, or bfloat16 if the model is stored so and is measured to be faster; "
+        "default: auto",
+    )
+    p.add_argument(
+        "--layout",
+        choices=["measured", *LAYOUTS, "off"],
+        default="measured",
+        help="how weights lie in memory: what is measured to be the fastest, or one for all, or "
+        "off: as they come; default: measured",
+    )
+
+
+def make_fast(model: nn.Module, args: argparse.Namespace, rows: int = 1) -> str:
+    """Lay out a model for inference as ``--layout`` says; a line about it, empty if nothing was
+    done."""
+    if args.layout == "off":
+        return ""
+    rows = min(max(rows, 1), MANY)  # it is checked later
+    layout = lay_out_(model, rows, LAYOUTS if args.layout == "measured" else [args.layout])
+    return f"{layout} (--layout off leaves them)" if layout.chosen else ""
+
+
+def note(line: str) -> None:
+    """Say a line beside the output, to whoever sits at a terminal."""
+    if line and sys.stderr is not None and sys.stderr.isatty():
+        print(line, file=sys.stderr)
+
+
+def in_dtype(model: nn.Module, wanted: str, rows: int = 1) -> None:
+    """Put a model into the dtype that is ``wanted``: with ``auto`` float32, or bfloat16 if the
+    model is stored in it and multiplies faster so."""
+    if quantized_weights(model):  # whose kernels want the dtype of the file
+        return
+    dtype = torch.bfloat16 if wanted == "bfloat16" else torch.float32
+    stored = {p.dtype for p in model.parameters()}
+    if wanted == "auto" and stored == {torch.bfloat16}:
+        dtype = faster_dtype(model, min(max(rows, 1), MANY))
+    model.to(dtype)
+
+
+# -------------------------------------------------------------------------------- training
+
+
+def add_products_options(p: argparse.ArgumentParser) -> None:
+    """``--dtype`` and ``--library``."""
+    dtypes, libraries = (list(dict.fromkeys(words)) for words in zip(*TRAINING, strict=True))
+    p.add_argument(
+        "--dtype",
+        choices=["auto", *dtypes],
+        default=argparse.SUPPRESS,
+        help="of the matrix products; auto: what is measured to be faster; default: float32",
+    )
+    p.add_argument(
+        "--library",
+        choices=["auto", *libraries],
+        default="auto",
+        help="of float32 products on a CPU; default: auto, what is measured to be faster",
+    )
+
+
+def choose_products(
+    model: nn.Module, args: argparse.Namespace, begun: Mapping[str, Any], group: Processes
+) -> Way:
+    """The dtype of a run's matrix products, and the library that computes them: as the options say,
+    else as the run has ``begun``, else as it is fastest here. The first process decides."""
+    ways = possible_ways(args, begun)
+    chosen, on_cpu = ways[0], torch.device(args.device).type == "cpu"
+    new_in_bfloat16 = args.dtype == "bfloat16" and not begun
+    if group.rank == 0 and on_cpu and (len(ways) > 1 or new_in_bfloat16):
+        times = time_products(model, args.batch_size * args.block_size)
+        if able := {way: times[way] for way in ways if way in times}:
+            chosen = simplest_fast(able)
+            say_products(times, able, chosen)
+    (number,) = group.total(TRAINING.index(chosen) if group.rank == 0 else 0)
+    return TRAINING[int(number)]
+
+
+def possible_ways(args: argparse.Namespace, begun: Mapping[str, Any] | None = None) -> list[Way]:
+    """What the options, and a run that has ``begun``, leave to choose from. Raises ``ValueError``
+    where that is nothing."""
+    begun = begun or {}
+    dtype = begun.get("dtype", "auto") if args.dtype == "auto" else args.dtype
+    library = begun.get("library", "auto") if args.library == "auto" else args.library
+    on_cpu = torch.device(args.device).type == "cpu"
+    for other, so in ((f"--device {args.device}", not on_cpu), ("--kernels", args.kernels)):
+        if library == "onednn" and so:
+            raise ValueError(f"--library onednn does not work with {other}")
+    ways = [w for w in TRAINING if dtype in (w[0], "auto") and library in (w[1], "auto")]
+    if not ways:
+        raise ValueError(f"--library {library} is for --dtype float32, not {dtype}")
+    if not on_cpu or args.kernels:  # a GPU is faster in bfloat16, and has no oneDNN
+        ways = [way for way in ways if way[1] == "torch"][-1:]
+    return ways
+
+
+def say_products(times: Mapping[Way, float], able: Mapping[Way, float], chosen: Way) -> None:
+    """One line: what multiplies, and what that brings or costs."""
+    text = f"matrix products in {chosen[0]} by {chosen[1]}"
+    if len(able) > 1:
+        slowest = max(able, key=able.__getitem__)
+        gain = able[slowest] / able[chosen]
+        text += f", {gain:.2f}x as fast as in {slowest[0]} by {slowest[1]}"
+    print(text)
+    best = min(times, key=times.__getitem__)
+    if chosen[0] != best[0] and len(able) == 1 and sys.stderr is not None:
+        cost = times[chosen] / times[best]
+        print(
+            f"warning: on this processor products in {chosen[0]} take {cost:.1f} times as long as "
+            f"in {best[0]}",
+            file=sys.stderr,
+        )
