@@ -222,16 +222,16 @@ def test_G9_G10_the_penalty_equals_transformers_over_a_whole_generation() -> Non
 def test_each_module_gets_its_own_mode_back() -> None:
     model = tiny_gpt2(resid_pdrop=0.5)
     model.train()
-    model.transformer.drop.eval()
+    model.transformer.h[1].eval()
     with evaluating(model):
         assert not any(module.training for module in model.modules())
-    assert not model.transformer.drop.training
+    assert not model.transformer.h[1].mlp.training
     assert model.training and model.transformer.h[0].training
     model.eval()
-    model.transformer.h[0].mlp.dropout.train()
+    model.transformer.h[0].mlp.train()
     with evaluating(model):
-        assert not model.transformer.h[0].mlp.dropout.training
-    assert model.transformer.h[0].mlp.dropout.training and not model.training
+        assert not model.transformer.h[0].mlp.training
+    assert model.transformer.h[0].mlp.training and not model.training
 
 
 def test_the_sampler_sees_float32_logits_of_a_half_precision_model() -> None:
