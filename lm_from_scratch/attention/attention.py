@@ -79,13 +79,13 @@ def sdpa_attention(
     (B, H, T, D), Hkv = q.shape, k.shape[1]
     if T > 1:
         return F.scaled_dot_product_attention(
-            q, k, v, mask, dropout, is_causal=visibility.is_causal, enable_gqa=H != Hkv
+            q, k, v, mask, dropout, is_causal=visibility.is_causal, enable_gqa=Hkv != H
         )
-    if H > Hkv:  # the query heads of a key head are queries of one head, which reads its keys once
+    if Hkv < H:  # the query heads of a key head are queries of one head, which reads its keys once
         q = q.reshape(B, Hkv, -1, D)
     elif q.dtype == torch.bfloat16 and q.device.type == "cpu":
         return one_query_in_float32(q, k, v, mask, dropout)
-    return F.scaled_dot_product_attention(q, k, v, mask, dropout).view(B, H, 1, -1)
+    return F.scaled_dot_product_attention(q, k, v, mask, dropout).reshape(B, H, 1, -1)
 
 
 def one_query_in_float32(
@@ -97,7 +97,7 @@ def one_query_in_float32(
     time of its bfloat16 kernel; some heads at a time, whose copies stay in the processor's cache.
     """
     (B, H, S, D), heads = k.shape, max(1, IN_CACHE // k[0, 0].numel())
-    if B * H <= heads:
+    if heads >= B * H:
         y = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), mask, dropout)
         return y.to(q.dtype)
     mask = torch.ones(1, dtype=torch.bool, device=q.device) if mask is None else mask

@@ -14,7 +14,6 @@ without Cross-contamination*, 2021, arXiv:2107.02027.
 """
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -128,12 +127,12 @@ class Visibility:
         """Known: nothing is padding, all is one document, and no key is too old for the window."""
         return plain(self.dense and (self.window is None or self.window >= self.key_length))
 
-    @cached_property
+    @property
     def is_causal(self) -> bool:
         """Known to be the plain lower triangle: as many queries as keys, nothing else hidden."""
         return plain(self.hides_only_the_future and self.query_length == self.key_length)
 
-    @cached_property
+    @property
     def is_full(self) -> bool:
         """Known to hide nothing: the one query is the last token."""
         return plain(self.hides_only_the_future and self.query_length == 1)

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from lm_from_scratch.limits import NUMBER, Limit, above, check, is_number
 
-
 #: The likeliest tokens, which most often have the mass that top-p asks for.
 HEAD = 1024
 #: So many tokens of each row are added up at a time: their numbers stay in a processor's cache.

@@ -17,8 +17,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     training, floor = [], [model]
     while floor:
         training += [vars(module) for module in floor if module.training]
-        children = [child for module in floor for child in module._modules.values()]
-        floor = [child for child in children if child is not None]
+        floor = [
+            child for module in floor for child in module._modules.values() if child is not None
+        ]
     try:
         for attributes in training:
             attributes["training"] = False
