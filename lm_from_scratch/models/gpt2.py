@@ -93,8 +93,7 @@ class Attention(nn.Module):
         self.n_head, self.head_dim = config.n_head, config.head_dim
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
-        self.attn_pdrop = config.attn_pdrop
-        self.resid_pdrop = config.resid_pdrop
+        self.attn_pdrop, self.resid_pdrop = config.attn_pdrop, config.resid_pdrop
         self.attend = sdpa_attention
 
     def forward(self, x: Tensor, visibility: Visibility, cache: LayerCache) -> Tensor:
