@@ -33,10 +33,9 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility) -> Non
             f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: q must be (B, H, T, D), "
             "k and v (B, Hkv, S, D)"
         )
-    B, H, T, D = q.shape
-    Hkv, S = k.shape[1:3]
-    if (k.shape[0], k.shape[3]) != (B, D):
-        raise ValueError(f"q has (B, D) = {(B, D)}, k and v have {(k.shape[0], k.shape[3])}")
+    (B, H, T, D), (rows, Hkv, S, features) = q.shape, k.shape
+    if rows != B or features != D:
+        raise ValueError(f"q has (B, D) = {(B, D)}, k and v have {(rows, features)}")
     if H % Hkv != 0:
         raise ValueError(f"{H} query heads cannot share {Hkv} key heads evenly")
     if (visibility.query_length, visibility.key_length) != (T, S):

@@ -28,7 +28,7 @@ class Buffer:
     def make_room(self, new: Tensor, slots: int, empty: bool) -> None:
         """So many slots at least, for entries like ``new`` (B, H, T, D). What is held is kept, in
         buffers that double; an ``empty`` one has nothing to keep."""
-        if self.fits(new) and self.slots >= slots:
+        if self.slots >= slots and self.fits(new):
             return
         if empty or self.held is None:
             self.allocate(new, slots)
@@ -57,7 +57,8 @@ class Buffer:
 
     def fits(self, new: Tensor) -> bool:
         """Whether ``new`` (B, H, T, D) has the batch, heads, features and dtype that are held."""
-        return self.held == (new.shape[0], new.shape[1], new.shape[3], new.dtype)
+        B, H, _, D = new.shape
+        return self.held == (B, H, D, new.dtype)
 
     def check(self, new: Tensor) -> None:
         """Raises ``ValueError`` for ``new`` (B, H, T, D) unlike what is held."""
@@ -86,6 +87,11 @@ class Buffer:
     def read(self, where: slice) -> Tensor:
         """What is in these slots, (B, Hkv, S, D)."""
         return self.codec.decode([part[:, :, where] for part in self.parts])
+
+    def read_beside(self, where: slice, new: Tensor) -> Tensor:
+        """The same, and behind it ``new`` (B, H, T, D) as it will be read later."""
+        new = self.codec.decode(self.codec.encode(new))
+        return torch.cat([self.read(where), new], dim=2) if where.stop else new
 
     @torch.inference_mode(False)
     def select(self, rows: Tensor) -> None:
@@ -185,30 +191,26 @@ class BufferCache(KVCache):
     ) -> tuple[Pass, list[Visibility]]:
         start = self.dense_length if dense else None
         layers = list(zip(self.owner, windows, strict=True))
+        kinds = set(layers)
         plans = [
-            track.plan(new, start, {window for owner, window in layers if owner == number})
+            track.plan(new, start, {window for owner, window in kinds if owner == number})
             for number, track in enumerate(self.tracks)
         ]
         # layers that are alike share one visibility, and so its mask
-        seen = {(owner, w): plans[owner].visibility.within(w) for owner, w in set(layers)}
+        seen = {(owner, w): plans[owner].visibility.within(w) for owner, w in kinds}
         end = None if start is None else start + new.shape[1]
         return Pass(plans, self.batch is None, end), [seen[layer] for layer in layers]
 
     def _store(self, plan: Pass, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        own, seen = plan.plans[self.owner[layer]], []
-        pairs = [(self.keys[layer], k), (self.values[layer], v)]
-        for buffer, new in pairs:  # both, before the first is written
-            buffer.make_room(new, own.room, plan.empty)
-        for buffer, new in pairs:
-            if own.read_first:
-                plan.waiting.append((buffer, own.write, new))
-                new = self.codec.decode(self.codec.encode(new))  # as later queries will see it
-                old = [buffer.read(own.read)] if own.read.stop else []
-                seen.append(torch.cat([*old, new], dim=2))
-            else:
-                buffer.write(own.write, new)
-                seen.append(buffer.read(own.read))
-        return seen[0], seen[1]
+        own, keys, values = plan.plans[self.owner[layer]], self.keys[layer], self.values[layer]
+        keys.make_room(k, own.room, plan.empty)  # both, before the first is written
+        values.make_room(v, own.room, plan.empty)
+        if not own.read_first:
+            keys.write(own.write, k)
+            values.write(own.write, v)
+            return keys.read(own.read), values.read(own.read)
+        plan.waiting += [(keys, own.write, k), (values, own.write, v)]
+        return keys.read_beside(own.read, k), values.read_beside(own.read, v)
 
     def _commit(self, plan: Pass) -> None:
         for buffer, where, new in plan.waiting:  # a pass that failed has pushed nothing out

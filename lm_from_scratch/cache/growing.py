@@ -37,8 +37,11 @@ class GrowingTrack(Track):
 
     def plan(self, new: Tensor, start: int | None, windows: Collection[int | None]) -> Plan:
         """Tokens at ``new`` (B, T) get columns behind the old ones; all columns are read."""
-        table = new.clone()  # the caller may go on writing into the positions
-        if self.positions is not None:
+        if start is not None:
+            table = torch.arange(start + new.shape[1], device=new.device)[None]
+        elif self.positions is None:
+            table = new.clone()  # the caller may go on writing into the positions
+        else:
             rows = max(self.positions.shape[0], new.shape[0])
             table = torch.cat([self.positions.expand(rows, -1), new.expand(rows, -1)], dim=1)
         end = table.shape[1]

@@ -102,7 +102,7 @@ class KVCache(Cache):
             )
         if (k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
             raise ValueError("a cache keeps no gradients: call the model under torch.no_grad()")
-        if k.dtype != v.dtype or k.shape[:3] != v.shape[:3]:
+        if k.dtype != v.dtype or (k.shape != v.shape and k.shape[:3] != v.shape[:3]):
             raise ValueError(
                 f"the keys are {tuple(k.shape)} in {k.dtype}, the values {tuple(v.shape)} in "
                 f"{v.dtype}: they must agree"

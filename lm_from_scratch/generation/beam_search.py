@@ -41,9 +41,8 @@ import torch
 from torch import Tensor
 
 from lm_from_scratch.cache.kv import KVCache
-from lm_from_scratch.cache.slots import cache_for
 from lm_from_scratch.generation.generate import (
-    AHEAD,
+    cache_with_room,
     check_empty,
     check_prompts,
     decode,
@@ -151,9 +150,7 @@ def beam_steps(
             "be a finite number above 0"
         )
     if cache is None:
-        longest = max(len(prompt) for prompt in prompts)
-        reserve = longest + min(max_new_tokens, AHEAD)
-        cache = cache_for(model.config.windows, reserve=reserve)
+        cache = cache_with_room(model, prompts, max_new_tokens)
     check_empty(cache)
     rules = _Rules(num_beams, max_new_tokens, length_penalty, early_stopping, set(stop_tokens))
     return _steps(model, prompts, rules, sequence("processors", processors), cache)

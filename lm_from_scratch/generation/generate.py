@@ -48,19 +48,20 @@ def prefill(
     places = [None] * len(pieces)
     if positions is not None:
         places = positions.split(chunk or idx.shape[1], dim=1)
-    with evaluating(model):
+    with evaluating(model), torch.inference_mode():
         for piece, place in zip(pieces, places, strict=True):
             logits = model(piece, positions=place, cache=cache, keep=slice(-1, None))  # (B, 1, V)
-    return logits[:, -1]
+    return logits[:, -1].clone()  # a tensor as any other: one that may be written into
 
 
 def decode(
     model: CausalLM, tokens: Tensor, cache: Cache, *, positions: Tensor | None = None
 ) -> Tensor:
     """Run one new token of every row, ``tokens`` (B,), at ``positions`` (B,); the logits (B, V)."""
-    with evaluating(model):
-        place = None if positions is None else positions[:, None]
-        return model(tokens[:, None], positions=place, cache=cache)[:, -1]
+    place = None if positions is None else positions[:, None]
+    with evaluating(model), torch.inference_mode():  # which spares every tensor its bookkeeping
+        logits = model(tokens[:, None], positions=place, cache=cache)  # (B, 1, V)
+    return logits[:, -1].clone()  # a tensor as any other: one that may be written into
 
 
 def generate(
@@ -97,14 +98,21 @@ def generate(
     check_seed(seed, len(prompts) * num_return_sequences)
     check_chunk("prefill_chunk", prefill_chunk)
     if cache is None:
-        longest = max(len(prompt) for prompt in prompts)
-        reserve = longest + min(max_new_tokens, AHEAD)
-        cache = cache_for(model.config.windows, reserve=reserve)
+        cache = cache_with_room(model, prompts, max_new_tokens)
     check_empty(cache)
     rows = [prompt for prompt in prompts for _ in range(num_return_sequences)]
     choose = Chooser(rows, sampler or Sampler(), processors, seed)
     ends = frozenset(stop_tokens)
     return _steps(model, prompts, max_new_tokens, choose, ends, cache, prefill_chunk)
+
+
+def cache_with_room(
+    model: CausalLM, prompts: Sequence[Sequence[int]], max_new_tokens: int, slack: int = 0
+) -> KVCache:
+    """The smallest cache that loses nothing of ``prompts`` and the tokens that follow them; so many
+    can be taken back as it has ``slack``."""
+    reserve = max(len(prompt) for prompt in prompts) + min(max_new_tokens, AHEAD)
+    return cache_for(model.config.windows, reserve=reserve, slack=slack)
 
 
 def check_seed(seed: int, rows: int) -> None:

@@ -35,6 +35,7 @@ from lm_from_scratch.cache.kv import KVCache
 from lm_from_scratch.cache.slots import cache_for
 from lm_from_scratch.generation.generate import (
     AHEAD,
+    cache_with_room,
     check_chunk,
     check_empty,
     check_prompts,
@@ -242,8 +243,7 @@ def speculate(
     check_chunk("prefill_chunk", prefill_chunk)
     longest = max(len(prompt) for prompt in prompts) + max_new_tokens
     if cache is None:
-        reserve = longest - max_new_tokens + min(max_new_tokens, AHEAD)
-        cache = cache_for(model.config.windows, reserve=reserve, slack=n_draft)
+        cache = cache_with_room(model, prompts, max_new_tokens, slack=n_draft)
     check_empty(cache)
     if cache.slack is not None and cache.slack < n_draft:
         raise ValueError(

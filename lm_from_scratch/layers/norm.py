@@ -61,7 +61,8 @@ class LayerNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        weight = self.weight
+        return torch.layer_norm(x, weight.shape, weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}"
@@ -116,9 +117,13 @@ class RMSNormFunction(torch.autograd.Function):
 
 
 def fast_rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    """:func:`rms_norm` of ``x`` (..., C) and ``weight`` (C,) through :class:`RMSNormFunction`."""
+    """:func:`rms_norm` of ``x`` (..., C) and ``weight`` (C,): through :class:`RMSNormFunction`
+    where a backward pass may follow or numbers are rounded, else through torch's own kernel (which
+    rounds half precision *after* the weight)."""
     if x.shape[-1] != weight.shape[0]:
         raise ValueError(f"x has {x.shape[-1]} features, and the weight {weight.shape[0]}")
+    if not torch.is_grad_enabled() and x.dtype == weight.dtype and x.itemsize >= 4:
+        return F.rms_norm(x, weight.shape, weight, eps)
     return RMSNormFunction.apply(x, weight, eps)
 
 

@@ -93,18 +93,17 @@ class Attention(nn.Module):
         self.n_head, self.head_dim = config.n_head, config.head_dim
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
-        self.attn_pdrop = config.attn_pdrop
-        self.resid_dropout = nn.Dropout(config.resid_pdrop)
+        self.attn_pdrop, self.resid_pdrop = config.attn_pdrop, config.resid_pdrop
         self.attend = sdpa_attention
 
     def forward(self, x: Tensor, visibility: Visibility, cache: LayerCache) -> Tensor:
         B, T, C = x.shape
         qkv = self.c_attn(x).view(B, T, 3, self.n_head, self.head_dim)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()  # each (B, H, T, D)
         k, v = cache.update(k, v)  # (B, H, S, D)
         y = self.attend(q, k, v, visibility, self.attn_pdrop if self.training else 0.0)
-        y = y.transpose(1, 2).reshape(B, T, C)
-        return self.resid_dropout(self.c_proj(y))
+        y = self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+        return F.dropout(y, self.resid_pdrop) if self.training else y
 
 
 class MLP(nn.Module):
@@ -117,10 +116,11 @@ class MLP(nn.Module):
         self.c_fc = nn.Linear(config.n_embd, intermediate_size)
         self.act = ACTIVATIONS[config.activation]
         self.c_proj = nn.Linear(intermediate_size, config.n_embd)
-        self.dropout = nn.Dropout(config.resid_pdrop)
+        self.resid_pdrop = config.resid_pdrop
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.c_proj(self.act(self.c_fc(x))))
+        y = self.c_proj(self.act(self.c_fc(x)))
+        return F.dropout(y, self.resid_pdrop) if self.training else y
 
 
 class Block(nn.Module):
@@ -152,7 +152,6 @@ class GPT2Model(nn.Module):
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.block_size, config.n_embd)
-        self.drop = nn.Dropout(config.embd_pdrop)
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = LayerNorm(config.n_embd, config.layer_norm_eps)
         self.init_weights()
@@ -191,7 +190,8 @@ class GPT2Model(nn.Module):
         x = embedded(idx, self.wte)
         seen = cache.see(idx, positions, documents, self.config.windows)
         self._check_length(positions, cache.length + idx.shape[1] if positions is None else 0)
-        x = self.drop(x + self.wpe(seen[0].query_positions.clamp(min=0)))
+        x = x + self.wpe(seen[0].query_positions.clamp(min=0))
+        x = F.dropout(x, self.config.embd_pdrop) if self.training else x
         for layer, block in enumerate(self.h):
             x = block(x, seen[layer], cache[layer])
         return self.ln_f(x)

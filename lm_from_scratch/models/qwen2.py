@@ -165,10 +165,10 @@ class Attention(nn.Module):
         cache: LayerCache,
     ) -> Tensor:
         B, T, _ = x.shape
-        q = self.q_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
-        k = self.k_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, Hkv, T, D)
-        v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)
-        q, k = self.rotate(q, *rotation), self.rotate(k, *rotation)
+        qk = torch.cat([self.q_proj(x), self.k_proj(x)], dim=-1).view(B, T, -1, self.head_dim)
+        v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, Hkv, T, D)
+        qk = self.rotate(qk.transpose(1, 2), *rotation)  # (B, H + Hkv, T, D): one turn for both
+        q, k = qk.tensor_split([-v.shape[1]], dim=1)
         k, v = cache.update(k, v)  # (B, Hkv, S, D)
         y = self.attend(q, k, v, visibility, self.attention_dropout if self.training else 0.0)
         return self.o_proj(y.transpose(1, 2).reshape(B, T, -1))

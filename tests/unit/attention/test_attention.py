@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import tiny_gpt2, token_ids
 
+from lm_from_scratch.attention import attention
 from lm_from_scratch.attention.attention import attention_weights, sdpa_attention
 from lm_from_scratch.attention.gqa import check_shapes, repeat_kv
 from lm_from_scratch.attention.kinds import ATTENTION_KINDS, use_attention_
@@ -274,9 +275,11 @@ def test_a_window_that_hides_nothing_needs_no_mask() -> None:
 
 @pytest.mark.parametrize("hidden", [0, 4], ids=["all keys", "left padding"])
 @pytest.mark.parametrize("S", [1, 33])
-@pytest.mark.parametrize("shared", [1, 2, 4])
-def test_one_query_in_bfloat16(shared: int, S: int, hidden: int) -> None:
-    """Computed in another dtype or layout; value, shape, dtype and gradients are the formula's."""
+@pytest.mark.parametrize(("shared", "room"), [(1, 2**18), (1, 5 * 33), (1, 1), (2, 1), (4, 1)])
+def test_one_query_in_bfloat16(shared: int, room: int, S: int, hidden: int, monkeypatch) -> None:
+    """Computed in another dtype, layout, or a few heads at a time; value, shape, dtype and
+    gradients are the formula's."""
+    monkeypatch.setattr(attention, "IN_CACHE", room)
     q, k, v = (x.requires_grad_() for x in tensors(B=2, H=4, T=1, S=S, dtype=torch.bfloat16))
     shared_k, shared_v = k[:, ::shared], v[:, ::shared]  # so many query heads for each of them
     keys = arange(S).repeat(2, 1)

@@ -24,6 +24,7 @@ from lm_from_scratch.generation.engine import Engine, Request
 from lm_from_scratch.generation.generate import (
     as_prompts,
     complete,
+    decode,
     forward_seconds,
     generate,
     generate_text,
@@ -222,16 +223,16 @@ def test_G9_G10_the_penalty_equals_transformers_over_a_whole_generation() -> Non
 def test_each_module_gets_its_own_mode_back() -> None:
     model = tiny_gpt2(resid_pdrop=0.5)
     model.train()
-    model.transformer.drop.eval()
+    model.transformer.h[1].eval()
     with evaluating(model):
         assert not any(module.training for module in model.modules())
-    assert not model.transformer.drop.training
+    assert not model.transformer.h[1].mlp.training
     assert model.training and model.transformer.h[0].training
     model.eval()
-    model.transformer.h[0].mlp.dropout.train()
+    model.transformer.h[0].mlp.train()
     with evaluating(model):
-        assert not model.transformer.h[0].mlp.dropout.training
-    assert model.transformer.h[0].mlp.dropout.training and not model.training
+        assert not model.transformer.h[0].mlp.training
+    assert model.transformer.h[0].mlp.training and not model.training
 
 
 def test_the_sampler_sees_float32_logits_of_a_half_precision_model() -> None:
@@ -512,3 +513,18 @@ def test_P13_a_prompt_may_be_a_tensor_of_one_row() -> None:
     for prompts in (ids, [ids], ids[None]):
         assert complete(generate(model, prompts, 4, GREEDY)) == want
     assert beam_search(model, ids, 3, 2) == beam_search(model, [ids.tolist()], 3, 2)
+
+
+def test_what_a_decoder_gets_is_a_tensor_as_any_other() -> None:
+    """Decoding skips bookkeeping inside; logits can be written into, the cache goes on outside."""
+    cache = cache_for(MODEL.config.windows)
+    logits = prefill(MODEL, torch.tensor([[1, 2, 3], [4, 5, 6]]), cache)
+    more = decode(MODEL, logits.argmax(dim=-1), cache, positions=torch.tensor([3, 3]))
+    for x in (logits, more):
+        assert not x.is_inference()
+        x[:, 0] = 0.0
+        (torch.ones((), requires_grad=True) * x).sum().backward()
+    cache.crop(torch.tensor([2, 3]))
+    with torch.no_grad():
+        MODEL(torch.tensor([[7], [8]]), positions=torch.tensor([[2], [3]]), cache=cache)
+    assert cache.lengths.tolist() == [3, 4]

@@ -13,6 +13,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from lm_from_scratch.generation import sampling
 from lm_from_scratch.generation.sampling import (
     GREEDY,
     Sampler,
@@ -181,3 +182,31 @@ def test_the_tail_is_drawn_in_float64() -> None:
     logits = torch.tensor([[0.0, -25.0, -60.0]])  # the second has a probability of 1.4e-11
     u = torch.tensor([1 - 5e-12], dtype=torch.float64)
     assert draw(logits, u).item() == 1
+
+
+@given(st.integers(0, 10**6), st.integers(1, 60), st.sampled_from([1, 7, 64]))
+def test_blocks_draw_the_token_that_the_whole_line_has_there(seed: int, V: int, block: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = random_logits(seed, V=V).round()  # some are equal
+    hidden = torch.rand(3, V, generator=generator) < 0.5
+    logits = logits.masked_fill(hidden & (logits < logits.amax(dim=-1, keepdim=True)), -math.inf)
+    line = logits.double().softmax(dim=-1).cumsum(dim=-1)
+    u = torch.rand(3, generator=generator, dtype=torch.float64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "BLOCK", block)
+        token = draw(logits, u)[:, None]
+        assert torch.equal(token, torch.searchsorted(line, u[:, None], right=True))
+        possible = logits.isfinite()
+        first, last = draw(logits, torch.zeros(3)), draw(logits, torch.full((3,), 1 - 2.0**-53))
+        assert torch.equal(first, possible.long().argmax(dim=-1))
+        assert possible.gather(1, last[:, None]).all()
+
+
+@given(st.integers(0, 10**6), st.integers(1, 60), st.floats(0.01, 0.99))
+def test_top_p_sorts_no_more_than_it_needs_and_keeps_the_same(seed: int, V: int, p: float) -> None:
+    logits = random_logits(seed, V=V)
+    with pytest.MonkeyPatch.context() as patch:
+        kept = [keep_top_p(logits, p)]
+        patch.setattr(sampling, "HEAD", 3)
+        kept.append(keep_top_p(logits, p))
+    assert torch.equal(kept[0], kept[1])
