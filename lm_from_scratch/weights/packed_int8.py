@@ -15,9 +15,10 @@ with a step that is 254 times finer, and takes part as one more row. Three such 
 float32 does. One token waits for the weights, and three rows cost it hardly more than one; many
 rows cost three times as much.
 
-The kernel is torch's, of its library FBGEMM, which has a layout of its own for the codes. Elsewhere
-(another processor or device, a compiled graph, float64) the codes are decoded, and activations stay
-as they are.
+torch has two kernels. That of its library FBGEMM is the faster one for large matrices. It has a
+layout of its own, which fills rows up to a multiple of 512 numbers. Where that would cost too much,
+``torch._int_mm`` multiplies the codes as they lie. Elsewhere (another processor or device, a
+compiled graph, float64) the codes are decoded, and activations stay as they are.
 
 Source: Khudia et al., *FBGEMM: Enabling High-Performance Low-Precision Deep Learning Inference*,
 2021, arXiv:2101.05615. The digits: Ootomo et al., *DGEMM on Integer Matrix Multiplication Unit*,
@@ -41,8 +42,8 @@ TINY = torch.finfo(torch.float32).smallest_normal
 
 
 class PackedInt8Weight(Int8Weight):
-    """An :class:`~lm_from_scratch.weights.int8.Int8Weight`, with one group a row, whose codes lie
-    as the kernel reads them.
+    """An :class:`~lm_from_scratch.weights.int8.Int8Weight`, with one group a row, that is
+    multiplied in 8 bits, with its codes as the kernel reads them.
 
     ``weight_only`` says that activations keep their precision. Files hold the same parts.
     """
@@ -77,16 +78,15 @@ class PackedInt8Weight(Int8Weight):
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """``x @ W.T + bias`` of ``x`` (..., K) and ``bias`` (N,)."""
-        kernel = self.packed.kernel
-        elsewhere = x.device.type != "cpu" or x.dtype == torch.float64
-        if kernel is None or elsewhere or not x.numel() or torch.compiler.is_compiling():
+        here = self.packed.multiplies and x.device.type == "cpu" and x.dtype != torch.float64
+        if not here or not x.numel() or torch.compiler.is_compiling():
             self.packed.keep()
             return super().product(x, bias)
         rows, top = x.reshape(-1, x.shape[-1]), largest_code()
         longest = torch.linalg.vector_norm(rows, math.inf, 1, True, dtype=torch.float32)
         step = longest.div_(top).clamp_(min=TINY)  # (M, 1)
         count = digits_of(x.dtype, top) if self.weight_only else 1
-        y = sum_of_digits(kernel, rows / step, count, top)  # (M, N)
+        y = sum_of_digits(self.packed, rows / step, count, top)  # (M, N)
         y = y.mul_(step).mul_(self.scale.T)
         y = y if bias is None else y.add_(bias)
         return y.to(x.dtype).view(*x.shape[:-1], -1)
@@ -119,7 +119,7 @@ class PackedInt8Weight(Int8Weight):
 
 
 class Packed:
-    """Codes (N, K) in the kernel's layout; and plainly where there is no kernel, or if kept."""
+    """Codes (N, K) in FBGEMM's layout; and as they are, where that does not pay, or if kept."""
 
     def __init__(self, codes: Tensor, keep: bool = False) -> None:
         self.shape, self.kept = codes.shape, codes if keep else None
@@ -127,10 +127,18 @@ class Packed:
 
     def fill(self, codes: Tensor) -> None:
         """Hold other ``codes`` (N, K)."""
-        plain = type(codes) is Tensor and codes.device.type == "cpu"
-        packs = plain and not torch.compiler.is_compiling() and largest_code() > 0
+        # of a matrix with one column torch._int_mm computes another product
+        plain = type(codes) is Tensor and codes.device.type == "cpu" and codes.shape[1] > 1
+        self.multiplies = plain and not torch.compiler.is_compiling() and largest_code() > 0
+        packs = self.multiplies and filled_up(codes.shape[1]) <= 1.5 * codes.shape[1]
         self.kernel: Any = pack(codes) if packs else None
         self.kept = codes if self.kernel is None or self.kept is not None else None
+
+    def multiply(self, x: Tensor, top: int) -> Tensor:
+        """The integers that ``x`` (M, K) is nearest to, -top to top, times the codes: (M, N)."""
+        if self.kernel is not None:
+            return by_fbgemm(self.kernel, x, top)
+        return by_int_mm(self.codes, x)
 
     @property
     def codes(self) -> Tensor:
@@ -144,10 +152,9 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both. The kernel fills up rows to a multiple of 512 numbers, on most
-        processors."""
+        """Bytes of both."""
         N, K = self.shape
-        packed = 0 if self.kernel is None else N * (K + -K % 512)
+        packed = 0 if self.kernel is None else N * filled_up(K)
         return packed + (0 if self.kept is None else self.kept.nbytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -194,24 +201,36 @@ def pack(codes: Tensor) -> Any:
         torch.backends.quantized.engine = before
 
 
-def multiply(kernel: Any, x: Tensor, top: int) -> Tensor:
-    """The integers that ``x`` (M, K) is nearest to, -top to top, times packed codes: (M, N)."""
+def filled_up(K: int) -> int:
+    """The length of a row of K numbers in that layout, on most processors."""
+    return K + -K % 512
+
+
+def by_fbgemm(kernel: Any, x: Tensor, top: int) -> Tensor:
+    """Integers ``x`` (M, K), rounded here, from -top to top, times packed codes: (M, N)."""
     # bytes of x have no sign there: the kernel adds top + 1, and takes it off the sum
     linear = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
     return linear(x, 1.0, top + 1, kernel)
 
 
+def by_int_mm(codes: Tensor, x: Tensor) -> Tensor:
+    """The same, of ``codes`` (N, K) as they lie: (M, N)."""
+    # the codes first: with them second, sums are wrong on processors without AVX-512
+    return torch._int_mm(codes, x.round().to(torch.int8).T).T.float().contiguous()
+
+
 @functools.cache
 def largest_code() -> int:
-    """127 where the kernel's sums are exact; 63 on a processor whose sum of two products has 16
-    bits only (AVX2); 0 where there is no kernel."""
+    """127 where the sums of the kernels are exact; 63 on a processor whose sum of two products has
+    16 bits only (AVX2); 0 where there is no such kernel."""
+    codes = torch.tensor([[127], [-127]], dtype=torch.int8).expand(2, 64).contiguous()
     for top in (127, 63):
+        x = torch.tensor([[1.0], [-1.0], [1.0]]).expand(3, 64) * top
         try:
-            kernel = pack(torch.full((64, 64), 127, dtype=torch.int8))
-            y = multiply(kernel, torch.full((1, 64), float(top)), top)
+            found = [by_fbgemm(pack(codes), x, top), by_int_mm(codes, x)]
         except (AttributeError, RuntimeError):
             return 0
-        if (y == 64 * 127 * top).all():
+        if all(torch.equal(y, x @ codes.float().T) for y in found):
             return top
     return 0
 
@@ -222,15 +241,15 @@ def digits_of(dtype: torch.dtype, top: int) -> int:
     return dtype.itemsize // 2 + (1 if top == 127 else 2)
 
 
-def sum_of_digits(kernel: Any, x: Tensor, count: int, top: int) -> Tensor:
+def sum_of_digits(packed: Packed, x: Tensor, count: int, top: int) -> Tensor:
     """``x`` (M, K), numbers from -top to top, times packed codes: (M, N), by ``count`` digits."""
     if count == 1:
-        return multiply(kernel, x, top)
+        return packed.multiply(x, top)
     finer, rows = 2 * top, []
     for _ in range(count):
         rows.append(x.round())
         x = (x - rows[-1]) * finer
-    y, *others = multiply(kernel, torch.cat(rows), top).chunk(count)[::-1]
+    y, *others = packed.multiply(torch.cat(rows), top).chunk(count)[::-1]
     for other in others:
         y = y / finer + other
     return y
