@@ -147,7 +147,7 @@ def check(weight: Tensor, group_size: int | None, longest: int = sys.maxsize) ->
     """``group_size``, or by default a row or ``longest``, if it can cut ``weight`` (N, K) into
     groups. Raises ``ValueError`` if it cannot."""
     if isinstance(weight, QuantizedWeight):
-        raise ValueError(f"the weight is of class {type(weight).__name__} already")
+        raise ValueError(f"the weight is an Int{weight.bits}Weight already")
     if weight.dim() != 2 or not weight.is_floating_point() or 0 in weight.shape:
         raise ValueError(
             f"a weight of {weight.dtype} and shape {tuple(weight.shape)} cannot be quantised: it "

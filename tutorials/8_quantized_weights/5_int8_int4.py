@@ -510,7 +510,9 @@ held = {
 }
 for title, size in read.items():
     less = read["float32"] / size
-    print(f"{title:12}reads{size / 1e6:7.1f} MB, {less:.2f} times less;", end=" ")
+    print(
+        f"{title:12}reads{size / 1e6:7.1f} MB, {less:.2f} times less;", end=" "
+    )
     print(f"holds {held[title] / 1e6:.1f} MB")
 
 C, V, L = config.n_embd, config.vocab_size, config.n_layer
@@ -566,7 +568,9 @@ losses_of = {
     "weight only": "int8",
     "int4": "int4 in bf16",
 }
-print("             MB held  over float32 (range)  of limit  GB/s  rise of loss")
+print(
+    "             MB held  over float32 (range)  of limit  GB/s  rise of loss"
+)
 for title, each in took.items():
     over = [a / b for a, b in zip(took["float32"], each, strict=True)]
     share = [read[title] / d / t for d, t in zip(delivered, each, strict=True)]
@@ -627,7 +631,9 @@ for (title, (weight, dtype)), look in zip(
         x = torch.randn(M, 768)
         ours = functools.partial(F.linear, x.to(dtype), weight)
         theirs = functools.partial(F.linear, x, plain)
-        turns = [[milliseconds(run) for run in (ours, theirs)] for _ in range(5)]
+        turns = [
+            [milliseconds(run) for run in (ours, theirs)] for _ in range(5)
+        ]
         found.append(statistics.median(a / b for a, b in turns))
     print(f"{title:18}", *(f"{M}: {r:.2f} " for M, r in zip(rows, found)))
     ax.loglog(rows, found, look, label=title)
@@ -647,7 +653,9 @@ x = torch.randn(5, 768)
 for title, (weight, dtype) in weights.items():
     wanted = F.linear(x.to(dtype).double(), weight.dequantize().double())
     error = (F.linear(x.to(dtype), weight).double() - wanted).abs().max()
-    print(f"{title:18} largest error {error / wanted.abs().max():.1e} of the largest")
+    print(
+        f"{title:18} largest error {error / wanted.abs().max():.1e} of the largest"
+    )
     assert error < 0.03 * wanted.abs().max()
 
 # %%
@@ -698,7 +706,9 @@ held_in_8 = PackedInt8Weight.of(Int8Weight.quantize(plain))
 before = F.linear(x, held_in_8)
 x[1, 7] = 1e6
 after = F.linear(x, held_in_8)
-print("rows that changed:", (before != after).any(1).nonzero().flatten().tolist())
+print(
+    "rows that changed:", (before != after).any(1).nonzero().flatten().tolist()
+)
 assert torch.equal(after[[0, 2, 3]], before[[0, 2, 3]])
 
 # %%

@@ -21,7 +21,6 @@ from lm_from_scratch.checkpoint.weights import (
 from lm_from_scratch.models.heads import Classifier, SequenceClassifier, TokenClassifier
 from lm_from_scratch.weights import int4
 from lm_from_scratch.weights.int4 import Int4Weight
-from lm_from_scratch.weights.int8 import Int8Weight
 from lm_from_scratch.weights.packed_int8 import PackedInt8Weight
 from lm_from_scratch.weights.quantize import quantize_
 from lm_from_scratch.weights.quantized_weight import QuantizedWeight

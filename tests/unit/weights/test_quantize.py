@@ -1023,7 +1023,7 @@ def alive_view(model: nn.Module) -> None:
             {"select": lambda name: "wpe" in name},
             "select chose none of the weights .*wte",
         ),
-        (quantize_, {}, r"wte\.weight: .* PackedInt8Weight already"),
+        (quantize_, {}, r"wte\.weight: .* Int8Weight already"),
         (lambda m: quantize_(m, 8, select=lambda n: "h.2" in n), {}, "Int8Weight already"),
         (use_onednn_, {}, "c_attn is a OneDNNLinear: what else reads its weight"),
         (use_packed_weights_, {}, "c_attn is a PackedLinear: what else reads its weight"),
