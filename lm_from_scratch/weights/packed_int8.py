@@ -16,7 +16,7 @@ float32 does. One token waits for the weights, and three rows cost it hardly mor
 rows cost three times as much.
 
 torch has two kernels. That of its library FBGEMM is the faster one for large matrices. It has a
-layout of its own, which fills rows up to a multiple of 512 numbers. Where that would cost too much,
+layout of its own, which fills rows up to a multiple of 512 numbers. Where that costs more than a third,
 ``torch._int_mm`` multiplies the codes as they lie. Elsewhere (another processor or device, a
 compiled graph, float64) the codes are decoded, and activations stay as they are.
 
@@ -130,7 +130,7 @@ class Packed:
         # of a matrix with one column torch._int_mm computes another product
         plain = type(codes) is Tensor and codes.device.type == "cpu" and codes.shape[1] > 1
         self.multiplies = plain and not torch.compiler.is_compiling() and largest_code() > 0
-        packs = self.multiplies and filled_up(codes.shape[1]) <= 1.5 * codes.shape[1]
+        packs = self.multiplies and 3 * filled_up(codes.shape[1]) <= 4 * codes.shape[1]
         self.kernel: Any = pack(codes) if packs else None
         self.kept = codes if self.kernel is None or self.kept is not None else None
 

@@ -11,9 +11,8 @@ that the code in the middle stands for:
    \hat W = z + s \, (c - 8) \quad (\text{int4}, \; 0 \le c \le 15, \;
    s = (\max W - \min W) / 15)
 
-Only weights are quantised; activations stay as they are. Decoding reads every weight once for each
-token, so a fourth of the bytes can be close to four times the speed.
-
+Decoding reads every weight once for each token, so a fourth of the bytes can be close to four times
+the speed. Activations stay as they are, but in :mod:`~lm_from_scratch.weights.packed_int8`.
 
 :class:`QuantizedWeight` is a tensor: it has the shape and the dtype of the matrix it stands for,
 and torch moves, copies, saves and loads it with its own functions. It knows the operators that a
