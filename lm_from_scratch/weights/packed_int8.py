@@ -16,8 +16,8 @@ float32 does. One token waits for the weights, and three rows cost it hardly mor
 rows cost three times as much.
 
 torch has two kernels. That of its library FBGEMM is the faster one for large matrices. It has a
-layout of its own, which fills rows up to a multiple of 512 numbers. Where that costs more than a third,
-``torch._int_mm`` multiplies the codes as they lie. Elsewhere (another processor or device, a
+layout of its own, which fills rows up to a multiple of 512 numbers. Where that costs more than a
+third, ``torch._int_mm`` multiplies the codes as they lie. Elsewhere (another processor or device, a
 compiled graph, float64) the codes are decoded, and activations stay as they are.
 
 Source: Khudia et al., *FBGEMM: Enabling High-Performance Low-Precision Deep Learning Inference*,
