@@ -87,7 +87,7 @@ class PackedInt8Weight(Int8Weight):
         step = longest.div_(top).clamp_(min=TINY)  # (M, 1)
         count = digits_of(x.dtype, top) if self.weight_only else 1
         y = sum_of_digits(self.packed, rows / step, count, top)  # (M, N)
-        y = y.mul_(step).mul_(self.scale.T)
+        y = y.mul_(self.scale.T).mul_(step)
         y = y if bias is None else y.add_(bias)
         return y.to(x.dtype).view(*x.shape[:-1], -1)
 
