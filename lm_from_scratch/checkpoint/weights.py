@@ -43,6 +43,7 @@ from lm_from_scratch.models.gpt2 import GPT2Model
 from lm_from_scratch.models.heads import Classifier, SequenceClassifier, TokenClassifier
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.text.tokenizer_files import NAMES as TOKENIZER_FILES
+from lm_from_scratch.weights.packed_int8 import PackedInt8Weight, use_packed_int8_
 from lm_from_scratch.weights.quantize import WEIGHTS
 from lm_from_scratch.weights.quantized_weight import QuantizedWeight
 from lm_from_scratch.weights.swap import swap_parameters_
@@ -142,6 +143,9 @@ def _fill(
             parts = {part: loaded.pop(f"{name}.{part}") for part in weight.parts()}
             loaded[name] = weight.from_parts(parts)
     model.load_state_dict(loaded, assign=True)
+    use_packed_int8_(
+        model, (published.config.get("quantization_config") or {}).get("weight_only") is True
+    )
     model.eval()
     vars(model)["published"] = published
     return model
@@ -412,6 +416,8 @@ def describe(quantized: Mapping[str, QuantizedWeight]) -> dict[str, Any]:
     described: dict[str, Any] = {"format": FORMAT}
     for name, weight in quantized.items():
         described.setdefault(f"int{weight.bits}", {})[name] = weight.group_size
+        if isinstance(weight, PackedInt8Weight) and weight.weight_only:
+            described["weight_only"] = True
     return described
 
 

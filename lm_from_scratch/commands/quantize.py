@@ -6,10 +6,12 @@ import shlex
 import torch
 
 from lm_from_scratch.checkpoint.folders import local_folder
-from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
+from lm_from_scratch.checkpoint.weights import from_pretrained, plain_tensors, save_pretrained
 from lm_from_scratch.commands.generate import tokenizer_of
 from lm_from_scratch.commands.options import new_folder, not_empty, positive
-from lm_from_scratch.weights.quantize import WEIGHTS, quantize_
+from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.weights.packed_int8 import PackedInt8Weight, largest_code
+from lm_from_scratch.weights.quantize import WEIGHTS, quantize_, quantized_weights
 
 
 def run(args: argparse.Namespace) -> int:
@@ -19,13 +21,25 @@ def run(args: argparse.Namespace) -> int:
     model, tokenizer = from_pretrained(folder), tokenizer_of(folder)
     before = sum(p.nbytes for p in model.parameters())
     was = str(model.head_weight.dtype).removeprefix("torch.")
-    quantize_(model.to(getattr(torch, args.dtype)), args.bits, args.group_size)
+    model.to(getattr(torch, args.dtype))
+    quantize_(model, args.bits, args.group_size, weight_only=args.weight_only)
     save_pretrained(model, out, tokenizer)
-    after = sum(p.nbytes for p in model.parameters())
+    after = sum(t.nbytes for t in plain_tensors(dict(model.named_parameters())).values())
     print(f"{before} bytes of weights before, in {was}; {after} after: {after / before:.0%}")
+    print(f"products: {products_of(model)}")
     print(f"model written to {out}")
     print(f"try: python -m lm_from_scratch generate --model {shlex.quote(str(out))} --prompt The")
     return 0
+
+
+def products_of(model: CausalLM) -> str:
+    """How the quantised weights of a model are multiplied on this processor."""
+    packed = [w for w in quantized_weights(model).values() if isinstance(w, PackedInt8Weight)]
+    if not packed or not packed[0].packed.multiplies:
+        return "activations as they are, weights decoded"
+    if packed[0].weight_only:
+        return "activations as they are, in several digits of 8 bits"
+    return f"in 8 bits, activations rounded row by row to codes of at most {largest_code()}"
 
 
 EXAMPLES = """examples
@@ -47,6 +61,11 @@ def add_options(p: argparse.ArgumentParser) -> None:
         "--group-size",
         type=positive,
         help="numbers that share a scale; default: a row with 8 bits, 64 with 4",
+    )
+    p.add_argument(
+        "--weight-only",
+        action="store_true",
+        help="with 8 bits: do not round activations; as fast for one token, slower for many",
     )
     p.add_argument(
         "--dtype",

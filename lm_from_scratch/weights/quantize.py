@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lm_from_scratch.weights.int4 import Int4Weight
 from lm_from_scratch.weights.int8 import Int8Weight
+from lm_from_scratch.weights.packed_int8 import use_packed_int8_
 from lm_from_scratch.weights.quantized_weight import QuantizedWeight
 from lm_from_scratch.weights.swap import swap_parameters_
 
@@ -24,6 +25,7 @@ def quantize_(
     bits: int = 8,
     group_size: int | None = None,
     select: Callable[[str], bool] = lambda name: True,
+    weight_only: bool = False,
 ) -> None:
     """Quantise the weights of a built model that a token is multiplied with, in place.
 
@@ -33,6 +35,10 @@ def quantize_(
     goes on holding it. They need no gradient. All are quantised, or none.
 
     ``group_size`` is the length of a group; by default a row with 8 bits and 64 with 4 bits.
+
+    With 8 bits and rows as groups, products are computed in 8 bits where the processor has a kernel
+    for that: activations are rounded, too. With ``weight_only`` they are not, and many rows take
+    longer (:mod:`~lm_from_scratch.weights.packed_int8`). With 4 bits they never are.
 
     A result of the model that still has a graph holds the weights: free it first, or compute it
     under ``torch.no_grad()``. Raises ``ValueError``, and changes nothing, for other ``bits``, a
@@ -58,6 +64,7 @@ def quantize_(
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
     swap_parameters_(model, new)
+    use_packed_int8_(model, weight_only, new)
 
 
 def dequantize_(model: nn.Module) -> None:

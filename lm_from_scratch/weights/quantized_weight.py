@@ -11,9 +11,8 @@ that the code in the middle stands for:
    \hat W = z + s \, (c - 8) \quad (\text{int4}, \; 0 \le c \le 15, \;
    s = (\max W - \min W) / 15)
 
-Only weights are quantised; activations stay as they are. Decoding reads every weight once for each
-token, so a fourth of the bytes can be close to four times the speed.
-
+Decoding reads every weight once for each token, so a fourth of the bytes can be close to four times
+the speed. Activations stay as they are, but in :mod:`~lm_from_scratch.weights.packed_int8`.
 
 :class:`QuantizedWeight` is a tensor: it has the shape and the dtype of the matrix it stands for,
 and torch moves, copies, saves and loads it with its own functions. It knows the operators that a
@@ -87,8 +86,8 @@ class QuantizedWeight(Tensor):
     @classmethod
     def wrap(cls, shape: Sequence[int], group_size: int, **held: Tensor) -> Self:
         """The weight of that shape that holds these tensors, the codes first, the scales last."""
-        codes, *_, scale = held.values()
-        self = Tensor._make_wrapper_subclass(cls, shape, dtype=scale.dtype, device=codes.device)
+        *_, scale = held.values()
+        self = Tensor._make_wrapper_subclass(cls, shape, dtype=scale.dtype, device=scale.device)
         self.group_size = group_size
         for name, tensor in held.items():
             setattr(self, name, tensor)
@@ -147,7 +146,7 @@ def check(weight: Tensor, group_size: int | None, longest: int = sys.maxsize) ->
     """``group_size``, or by default a row or ``longest``, if it can cut ``weight`` (N, K) into
     groups. Raises ``ValueError`` if it cannot."""
     if isinstance(weight, QuantizedWeight):
-        raise ValueError(f"the weight is an {type(weight).__name__} already")
+        raise ValueError(f"the weight is an Int{weight.bits}Weight already")
     if weight.dim() != 2 or not weight.is_floating_point() or 0 in weight.shape:
         raise ValueError(
             f"a weight of {weight.dtype} and shape {tuple(weight.shape)} cannot be quantised: it "
@@ -260,7 +259,7 @@ def embedding(
     if idx.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"the indices are {idx.dtype}: they must be int64 or int32")
     if max_norm is not None:
-        raise ValueError(f"max_norm={max_norm} would change an {type(weight).__name__}")
+        raise ValueError(f"max_norm={max_norm} would change codes of {type(weight).__name__}")
     check_frozen(weight)
     # reading the indices would break a compiled graph
     readable = idx.numel() and not torch.compiler.is_compiling()
@@ -280,7 +279,7 @@ def check_frozen(weight: QuantizedWeight) -> None:
     """Raises ``ValueError`` for a weight that requires a gradient."""
     if weight.requires_grad and torch.is_grad_enabled():
         raise ValueError(
-            f"an {type(weight).__name__} has no gradient: give it requires_grad_(False), and train "
+            f"{type(weight).__name__} has no gradient: give it requires_grad_(False), and train "
             "adapters (lm_from_scratch.weights.lora)"
         )
 
@@ -309,7 +308,7 @@ def to_copy(
     Raises ``ValueError`` for an integer dtype.
     """
     if dtype is not None and not dtype.is_floating_point:
-        raise ValueError(f"an {type(weight).__name__} cannot stand for a matrix of {dtype}")
+        raise ValueError(f"{type(weight).__name__} cannot stand for a matrix of {dtype}")
     return weight.apply_to_held(
         lambda t: t.to(device, dtype if t.is_floating_point() else None, copy=True)
     )
@@ -332,7 +331,7 @@ def copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     elif any(getattr(source, name).shape != getattr(target, name).shape for name in target.held):
         source = type(target).from_parts(source.parts())  # it had another processor's blocks
     for name in target.held:
-        getattr(target, name).copy_(getattr(source, name))
+        setattr(target, name, getattr(target, name).copy_(getattr(source, name)))
     return target
 
 
@@ -350,7 +349,7 @@ def empty_like(
 
 def share_memory_(weight: QuantizedWeight) -> QuantizedWeight:
     """With other processes. torch's own would look for the memory of the wrapper, and crash."""
-    for name in weight.held:
+    for name in weight.__tensor_flatten__()[0]:
         getattr(weight, name).share_memory_()
     return weight
 

@@ -28,25 +28,13 @@ from lm_from_scratch.cache.slots import cache_for
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.generation.generate import decode, generate, prefill
 from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.instruments.layout import LAYOUTS, lay_out_
 from lm_from_scratch.interop.caches import from_legacy, to_transformers
 from lm_from_scratch.models.causal_lm import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import SIZES, GPT2Config
 from lm_from_scratch.models.qwen2 import SIZES as QWEN2_SIZES
 from lm_from_scratch.models.qwen2 import Qwen2Config
 from lm_from_scratch.weights.quantize import quantize_
-
-try:
-    from lm_from_scratch.instruments.layout import LAYOUTS, lay_out_
-except ModuleNotFoundError:  # a stand-in, until there is one
-    LAYOUTS = ("rows", "columns", "packed")
-
-    def lay_out_(model, rows, layouts=LAYOUTS):  # type: ignore[no-untyped-def,misc]
-        if [*layouts] == ["packed"]:
-            from lm_from_scratch.instruments.onednn import use_packed_weights_
-
-            use_packed_weights_(model, rows)
-        return ", ".join(layouts)
-
 
 #: Every layout by its name, and the one that is chosen by measuring, as a newcomer runs it.
 KINDS: dict[str, Sequence[str]] = {

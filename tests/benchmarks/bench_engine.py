@@ -1,7 +1,8 @@
 """Many requests at a time, beside transformers' continuous batching and its padded batches.
 
-Thirty-two requests of random prompts and limits, greedy, with at most 8 or 32 of them running. Ours
-and theirs have the same weights and say the same tokens, or there is no row.
+Thirty-two requests of random prompts and limits, greedy, with at most 8 or 32 of them running. Ours,
+laid out for so many rows, and theirs have the same weights and say the same tokens, or there is no
+row.
 
 Their continuous batching gets what it needs on a CPU: a pool that holds every running request, none
 of it kept free, pages and a budget of tokens for a pass (the best of six pairs that were tried with
@@ -23,6 +24,7 @@ from measure import Row, Size
 from lm_from_scratch.cache.paged import BlockPool
 from lm_from_scratch.generation.engine import Engine, Request
 from lm_from_scratch.generation.sampling import GREEDY
+from lm_from_scratch.instruments.layout import lay_out_
 from lm_from_scratch.models.causal_lm import CausalLM, Config
 
 BATCHING, PADDED = "transformers, continuous batching", "transformers, padded batches"
@@ -136,6 +138,7 @@ def rows(size: Size) -> Iterator[Row]:
         tokens = sum(new for _, new in requests)
         for batch in (8, 32):
             title = f"{shape}, float32, 32 requests, at most {batch} at a time"
+            lay_out_(ours, batch)
             manager = their_manager(theirs, requests, batch)
             runs = {
                 "ours": our_run(ours, requests, batch),

@@ -15,6 +15,7 @@ from measure import Row, Size
 from transformers import GPT2Config as HFConfig
 from transformers import GPT2LMHeadModel as HFModel
 
+from lm_from_scratch.instruments.layout import time_products
 from lm_from_scratch.instruments.onednn import multiplies, use_onednn_
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
@@ -26,14 +27,6 @@ from lm_from_scratch.training.train import (
     optimizer_step,
     parameter_groups,
 )
-
-try:
-    from lm_from_scratch.instruments.layout import time_products
-except ModuleNotFoundError:  # a stand-in, until there is one
-
-    def time_products(model, rows):  # type: ignore[no-untyped-def,misc]
-        return {("float32", "torch"): 1.0, ("float32", "onednn"): 1.0}
-
 
 #: vocabulary, tokens, rows, layers, heads, width
 SHAPES = {

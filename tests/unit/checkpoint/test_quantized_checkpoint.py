@@ -21,7 +21,7 @@ from lm_from_scratch.checkpoint.weights import (
 from lm_from_scratch.models.heads import Classifier, SequenceClassifier, TokenClassifier
 from lm_from_scratch.weights import int4
 from lm_from_scratch.weights.int4 import Int4Weight
-from lm_from_scratch.weights.int8 import Int8Weight
+from lm_from_scratch.weights.packed_int8 import PackedInt8Weight
 from lm_from_scratch.weights.quantize import quantize_
 from lm_from_scratch.weights.quantized_weight import QuantizedWeight
 
@@ -150,7 +150,7 @@ def test_weights_of_several_forms_in_one_model(tmp_path) -> None:
     assert torch.equal(again(IDX), model(IDX))
     kinds = {name: type(p) for name, p in again.named_parameters()}
     assert kinds["model.layers.0.mlp.up_proj.weight"] is Int4Weight
-    assert kinds["lm_head.weight"] is Int8Weight
+    assert kinds["lm_head.weight"] is PackedInt8Weight
     assert kinds["model.layers.0.self_attn.k_proj.weight"] is torch.nn.Parameter
 
 
