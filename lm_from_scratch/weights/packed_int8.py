@@ -60,7 +60,7 @@ class PackedInt8Weight(Int8Weight):
             self.packed.keep()
         return self
 
-    @property  # type: ignore[override]
+    @property
     def codes(self) -> Tensor:
         return self.packed.codes
 
