@@ -60,7 +60,7 @@ class PackedInt8Weight(Int8Weight):
             self.packed.keep()
         return self
 
-    @property  # type: ignore[override]
+    @property
     def codes(self) -> Tensor:
         return self.packed.codes
 
@@ -175,9 +175,10 @@ def use_packed_int8_(
     looks up is held twice.
     """
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    new = {
+    named: dict[str, Any] = dict(model.named_parameters())
+    new: dict[str, Tensor] = {
         name: PackedInt8Weight.of(weight, weight_only, keep=id(weight) in looked_up)
-        for name, weight in model.named_parameters()
+        for name, weight in named.items()
         if type(weight) in (Int8Weight, PackedInt8Weight)
         and weight.scale.shape[1] == 1
         and (names is None or name in names)

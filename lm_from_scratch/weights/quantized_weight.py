@@ -84,7 +84,7 @@ class QuantizedWeight(Tensor):
     # ------------------------------------------------------------------------- being a tensor
 
     @classmethod
-    def wrap(cls, shape: Sequence[int], group_size: int, **held: Tensor) -> Self:
+    def wrap(cls, shape: Sequence[int], group_size: int, **held: Any) -> Self:
         """The weight of that shape that holds these tensors, the codes first, the scales last."""
         *_, scale = held.values()
         self = Tensor._make_wrapper_subclass(cls, shape, dtype=scale.dtype, device=scale.device)
