@@ -1,7 +1,7 @@
 """Many requests at a time, beside transformers' continuous batching and its padded batches.
 
-Thirty-two requests of random prompts and limits, greedy, with at most 8 or 32 of them running. Ours,
-laid out for so many rows, and theirs have the same weights and say the same tokens, or there is no
+Thirty-two requests of random prompts and limits, greedy, with at most 8 or 32 of them running. Ours
+(laid out for so many rows) and theirs have the same weights and say the same tokens, or there is no
 row.
 
 Their continuous batching gets what it needs on a CPU: a pool that holds every running request, none
