@@ -195,7 +195,8 @@ def lies_in(weight: Tensor) -> str:
 
 
 def possible(dtype: torch.dtype, layouts: Collection[str]) -> list[str]:
-    """Those of the ``layouts`` that weights of a dtype can have here, the simplest first."""
+    """Those of the ``layouts`` that weights of a dtype can have here, the simplest first. Raises
+    ``ValueError`` if there is none."""
     able = [way for way in LAYOUTS if way in layouts]
     if "packed" in able and not multiplies(dtype):
         able.remove("packed")
@@ -288,7 +289,8 @@ def time_products(model: nn.Module, rows: int) -> dict[Way, float]:
 
 
 def there_and_back(way: Way, x: Tensor, weight: Tensor) -> None:
-    """The three products of a linear map in a training step."""
+    """The three products of a linear map in a training step: ``x`` (rows, in), ``weight``
+    (out, in)."""
     with torch.enable_grad(), torch.autocast("cpu", torch.bfloat16, enabled=way[0] == "bfloat16"):
         y = onednn_linear(x, weight) if way[1] == "onednn" else F.linear(x, weight)
     torch.autograd.grad(y, (x, weight), torch.ones_like(y))

@@ -72,7 +72,7 @@ class OneDNNFunction(torch.autograd.Function):
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Like ``F.linear`` of ``x`` (..., in), ``weight`` (out, in) and ``bias`` (out,), in value and
-    gradient; of float32 on a CPU alone."""
+    gradient. Raises ``ValueError`` for what is not float32 on a CPU."""
     for name, tensor in (("x", x), ("weight", weight)):
         if tensor.device.type != "cpu" or tensor.dtype != torch.float32:
             raise ValueError(

@@ -62,10 +62,12 @@ class PackedInt8Weight(Int8Weight):
 
     @property
     def codes(self) -> Tensor:
+        """(N, K), as they were before they were packed."""
         return self.packed.codes
 
     @codes.setter
     def codes(self, codes: Tensor) -> None:
+        """Pack ``codes`` (N, K)."""
         if "packed" in self.__dict__:
             self.packed.fill(codes)  # others that share them see it
         else:

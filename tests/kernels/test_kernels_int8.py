@@ -199,7 +199,7 @@ def test_refuses(x: Tensor, weight: Tensor, words: str) -> None:
 def pair() -> tuple[nn.Module, nn.Module, Tensor]:
     """A model with 8-bit weights and a tied head, the same with the kernel, and tokens."""
     plain = tiny_qwen2(n_layer=1, tie_word_embeddings=True).to(DEVICE)
-    quantize_(plain, 8)
+    quantize_(plain, 8, weight_only=True)  # as the kernel is
     ours = copy.deepcopy(plain)
     assert use_int8_kernel_(ours) == 8
     return plain, ours, token_ids(2, 5).to(DEVICE)
@@ -303,7 +303,7 @@ def make_like(weight: Int8Weight) -> Int8Weight:
 
 def test_all_or_none() -> None:
     model = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 4)).to(DEVICE)
-    quantize_(model, 8, select=lambda name: name == "0.weight")
+    quantize_(model, 8, select=lambda name: name == "0.weight", weight_only=True)
     quantize_(model, 8, group_size=8, select=lambda name: name == "1.weight")
     with pytest.raises(ValueError, match=r"1\.weight has group_size=8; the kernel takes"):
         use_int8_kernel_(model)

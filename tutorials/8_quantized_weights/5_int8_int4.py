@@ -13,9 +13,8 @@ You will learn
 * what a group of weights costs in bytes, scales included,
 * how far a weight moves, and what one outlier does to its group,
 * what 8 and 4 bits do to logits and loss, and which matrices that comes from,
-* how many bytes a token reads, and how close decoding comes to that limit,
 * why activations are rounded, too, and why a row of a batch does not notice the others,
-* where int4 is slow, though it reads the least.
+* how many bytes a token reads, how close decoding comes to that limit, and where int4 is slow.
 
 Before you start
 ----------------

@@ -541,11 +541,11 @@ def test_backward_keeps_codes(kind: type[QuantizedWeight]) -> None:
     assert sum(tensor.nbytes for tensor in kept) == weight.nbytes < 128 * 128 * 4 / 3
 
 
-@kinds
 def pack(model: nn.Module) -> None:
     lay_out_(model, 1, ["packed"])
 
 
+@kinds
 @pytest.mark.parametrize("rows", [3, 40])
 def test_autocast(kind: type[QuantizedWeight], rows: int) -> None:
     weight = make(kind, 64, 64)
