@@ -607,7 +607,7 @@ plt.show()
 for name, values in zip(names, zip(*measured)):
     print(f"{name:20}", *(f"{v / values[0]:6.2f}" for v in values))
 rates, gaps, waits = zip(*measured)
-assert rates[3] > 1.3 * rates[0] and gaps[3] > 1.2 * gaps[0]
+assert rates[3] > 1.3 * rates[0] and gaps[3] > 1.3 * gaps[0]
 assert waits[3] < 0.5 * waits[0]
 
 # %%
