@@ -75,6 +75,11 @@ def least_seconds(
     return least
 
 
+def numbers(*shape: int) -> Tensor:
+    """Random numbers to multiply. The random state of the program is left alone."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
 def simplest_fast(seconds: Mapping[T, float]) -> T:
     """The fastest way, or the first one that is as good as that."""
     best = min(seconds.values())
@@ -122,11 +127,13 @@ def places(model: nn.Module) -> list[Place]:
     """Where a built model multiplies with a plain weight in float32 or bfloat16 on a CPU."""
     modules: list[Any] = list(model.modules())
     heads = {id(module.head_weight) for module in modules if hasattr(module, "project")}
+    products = (F.linear, onednn_linear)  # a head with another, a kernel, keeps that
     layers = (nn.Linear, OneDNNLinear, PackedLinear)
     found = []
     for module in modules:
         if hasattr(module, "project"):
-            found.append(Place(module, module.head_weight, is_head=True))
+            if module.project in products or isinstance(module.project, Packed):
+                found.append(Place(module, module.head_weight, is_head=True))
         elif type(module) in layers and id(module.weight) not in heads:
             found.append(Place(module, module.weight))
     return [place for place in found if can_lie_anywhere(place.weight)]
@@ -231,7 +238,7 @@ def time_layouts(
 
 def tries_of(weight: Tensor, rows: int, layouts: Collection[str]) -> dict[str, Callable[[], Any]]:
     """A product of ``weight`` (out, in) with ``rows`` rows in each of the layouts."""
-    x = torch.randn(rows, weight.shape[1]).to(weight.dtype)
+    x = numbers(rows, weight.shape[1]).to(weight.dtype)
     tries: dict[str, Callable[[], Any]] = {}
     for way in layouts:
         if way == "packed":
@@ -247,7 +254,7 @@ def faster_dtype(model: nn.Module, rows: int = 1) -> torch.dtype:
     kinds = Counter(place.kind[0] for place in places(model))
     tries: list[dict[tuple[torch.dtype, str], Callable[[], Any]]] = []
     for shape in kinds:
-        weight = torch.randn(shape)[: max(1, ENOUGH_OF_ONE // (4 * shape[1]))]
+        weight = numbers(min(shape[0], max(1, ENOUGH_OF_ONE // (4 * shape[1]))), shape[1])
         tries.append({})
         for dtype in (torch.float32, torch.bfloat16):
             made = tries_of(weight.to(dtype), rows, possible(dtype, LAYOUTS))
@@ -276,9 +283,9 @@ def time_products(model: nn.Module, rows: int) -> dict[Way, float]:
     able = [TRAINING[0], *TRAINING[1:2] * has_onednn, *TRAINING[2:] * has_bfloat16]
     tries, parts = [], []
     for (shape, _), count in kinds.items():
-        weight = torch.randn(min(shape[0], 4096), shape[1], requires_grad=True)
+        weight = numbers(min(shape[0], 4096), shape[1]).requires_grad_()
         few = min(rows, max(128, 10**9 // (6 * weight.numel())))
-        x = torch.randn(few, shape[1], requires_grad=True)
+        x = numbers(few, shape[1]).requires_grad_()
         tries.append({way: partial(there_and_back, way, x, weight) for way in able})
         parts.append(count * shape[0] / len(weight) * rows / few)
     seconds = dict.fromkeys(able if tries else [], 0.0)

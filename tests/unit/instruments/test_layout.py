@@ -46,8 +46,10 @@ ONE_LAYOUT = pytest.mark.parametrize("layouts", [["rows"], ["columns"], ["packed
 def test_values_names_and_text_stay(make: Callable[[], nn.Module], layouts) -> None:
     plain, model = make(), make()
     before = {name: (id(p), p.clone()) for name, p in model.named_parameters()}
+    state = torch.get_rng_state()
     said = lay_out_(model, 2, layouts)
     assert sum(said.chosen.values()) == len(multiplied(plain))
+    assert torch.equal(torch.get_rng_state(), state)
     for name, p in model.named_parameters():
         assert id(p) == before[name][0] and torch.equal(p, before[name][1])
     with torch.no_grad():
@@ -122,6 +124,9 @@ def test_what_cannot_be_laid_out_is_left_alone() -> None:
     assert sum(lay_out_(mixed, 1, ["columns"]).chosen.values()) == 2 * 3 + 1
     with torch.inference_mode():
         assert not lay_out_(nn.Linear(2, 3)).chosen
+    other = tiny_gpt2()
+    other.project = head = lambda x, weight: F.linear(x, weight)
+    assert sum(lay_out_(other, 1, ["packed"]).chosen.values()) == 4 * 3 and other.project is head
     with torch.no_grad():
         plain = tiny_gpt2()
         quantize_(plain, select=lambda name: "mlp" in name)
@@ -222,7 +227,9 @@ def test_weights_of_one_shape_lie_alike_and_a_large_one_is_tried_in_part(monkeyp
 def test_products_of_training_are_timed_by_dtype_and_library() -> None:
     model = tiny_gpt2()
     ways = [way for way in TRAINING if way[0] == "float32" or multiplies(torch.bfloat16)]
+    state = torch.get_rng_state()
     times = time_products(model, 8)
+    assert torch.equal(torch.get_rng_state(), state)
     assert list(times) == ways and all(took > 0 for took in times.values())
     use_onednn_(model)
     assert list(time_products(model, 8)) == ways
