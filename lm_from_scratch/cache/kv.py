@@ -49,6 +49,7 @@ class KVCache(Cache):
 
     # ---------------------------------------------------------------------------- a forward pass
 
+    @torch.inference_mode(False)  # what it notes of positions can be changed later, in any mode
     def see(
         self,
         x: Tensor,
