@@ -107,7 +107,7 @@ class Step:
     finished: list[int] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)  # no next token could be chosen
     put_back: list[int] = field(default_factory=list)  # lost their blocks, and wait again
-    passes: int = 0  # of the model: one that reads prompts, one that writes, or both
+    passes: int = 0  # of the model: one for each group of prompts, one for the rows that write
     places: int = 0  # rows times columns of these passes, padding included
     blocks: int = 0  # of the pool, in use at the end
 

@@ -489,7 +489,7 @@ def examine(model):
 
 
 texts = circle_text(24 * STEPS, generator)  # all at once: 24 for each step
-batches = zip(texts.idx.split(24), texts.targets.split(24))
+batches = list(zip(texts.idx.split(24), texts.targets.split(24)))
 history = {0: examine(specimen)}
 for step, batch in enumerate(batches, start=1):
     for group in optimizer.param_groups:

@@ -638,9 +638,9 @@ print(inspect.getsource(token_classification_loss))
 # The page on training showed G7 in a language model. Here the mistake is a tensor of labels that begins as
 # ``torch.zeros``: padding then says ``keyword``.
 #
-# Two probes are trained on the states of the 96 shortest pieces, padded to one length, one with such labels. Both are
-# measured on the shortest half of the test pieces, as their authors would: the first over all columns with a label, the
-# second over real tokens.
+# Two probes are trained on the states of the 96 shortest pieces, padded to one length. The first gets such labels for
+# its padding, the second ignores padding. Both are measured on the shorter half of the test pieces, each as its author
+# would: the first over all columns with a label, the second over real tokens.
 
 
 @torch.no_grad()

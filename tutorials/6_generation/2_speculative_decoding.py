@@ -442,8 +442,9 @@ for name, drafter in drafters.items():
 # All greedy texts are those of plain decoding, token for token, whatever the drafter. A bad one costs time and nothing
 # else.
 #
-# That is a fact of these texts, too. A wider pass adds in another order, so its logits are rounded otherwise, and where
-# two tokens are as good as level, rounding may choose. Here no token is: the best leads by a hundred times more.
+# It is also a matter of these texts. A wider pass adds numbers in another order, so its logits are rounded differently,
+# and where two tokens are nearly level, rounding may decide. Here it never does: at every place the best token leads the
+# second by more than a hundred times the rounding.
 
 rows = torch.tensor([[*prompt, *said] for prompt, said in zip(prompts, texts)])
 logits = gpt2(rows)[:, 40:-1]  # (B, 40, V), in one wide pass

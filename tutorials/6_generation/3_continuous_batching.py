@@ -402,8 +402,9 @@ def ended(request, said):
 # One step of an engine
 # ---------------------
 #
-# The engine decides anew at every step which requests it runs. It admits what fits, runs one pass over the prompts that
-# are not read yet, and one over the others, a token each. A request that has finished gives its row and its blocks back
+# The engine decides anew at every step which requests it runs. It admits what fits, and reads a piece of each prompt
+# that is not read yet, pieces of similar length together in a pass. Then it runs one pass over the other requests, a
+# token each. A request that has finished gives its row and its blocks back
 # at once.
 
 print(inspect.getsource(Engine.step))
@@ -505,7 +506,8 @@ assert put_back == [7] and now < sum(passes) and engine_places < places
 
 # %%
 # In the batches, rows that have finished are held until the last one has ended. In the engine the next request takes
-# the row. A prompt of more than 16 tokens is read in pieces, and a step that reads and writes is two passes wide.
+# the row. A prompt of more than 16 tokens is read in pieces, and a step that both reads and writes is at least two passes
+# wide.
 #
 # The pool ran out once. The youngest request, number 7, gave its blocks back, waited, and then read its prompt again,
 # together with what it had said before.
@@ -715,7 +717,8 @@ assert passes["engine"][1] * 1.3 < passes["one pass for all"][1]
 model.double()
 
 # %%
-# Fewer places take less time, although there are more passes.
+# The engine makes more passes and fills far fewer places. A ratio above 1 in the last line means that this also saved
+# time here.
 #
 # A common beginning
 # ------------------

@@ -1020,7 +1020,7 @@ assert sends == sorted(sends) and sends[-1] < 2  # 4
 #    weights, and twice the bytes of all-reduce in a step. Hint: a subclass in ``engines.py``.
 # 3. *Medium.* Wrap the whole model as one unit, without the blocks. A right answer shows a figure with all blocks whole
 #    in every row but the last, and one gather for each batch. Hint: give ``wrap`` an empty ``ModuleList``.
-# 4. *Hard.* Kill process 0 while the checkpoint of step 6 is written. A right answer shows that the run goes on from
+# 4. *Hard.* Take out the kill after step 5, and kill process 0 while the checkpoint of step 6 is written. A right answer shows that the run goes on from
 #    step 3, and names the line that makes it so. Hint: put a function that kills at its second call in the place of
 #    ``lm_from_scratch.checkpoint.folders.replace_folder``.
 #

@@ -530,9 +530,9 @@ assert isinstance(embedding, Int8Weight) and model.head_weight is embedding
 assert [id(p) for p in model.parameters()] == objects == inside
 
 # %%
-# ``weight_only`` keeps activations as they are; by default products with 8-bit weights round them, too, which is faster,
-# and which the page on `int8 and int4 <5_int8_int4.ipynb>`_ measures. The logits are those of a plain model whose
-# weights were rounded. ``dequantize_`` makes that model: it swaps each
+# ``weight_only`` leaves activations as they are. By default, where the processor has a kernel for it, products with
+# 8-bit weights round activations too, which is faster; the page on `int8 and int4 <5_int8_int4.ipynb>`_ measures both.
+# The logits are those of a plain model whose weights were rounded. ``dequantize_`` makes that model: it swaps each
 # weight for the matrix that it stands for.
 
 for title in ("8 bits", "4 bits"):

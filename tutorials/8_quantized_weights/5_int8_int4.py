@@ -280,11 +280,10 @@ for name in models:
     assert abs(evaluate(models[name], [batch]) - loss) < 1e-4
 
 # %%
-# With 8 bits a model moves about as little as one that computes in bfloat16, and the loss stays within 0.005 nats.
-# Rounded activations move it further, and the loss stays within 0.01 nats; the best int4 row moves more than twice as
-# far. With
-# 4 bits and groups of 64 the divergence is more than 50 times as large, and the loss moves by less than 0.1 nats.
-# Smaller groups lower the divergence at every step, and cost bytes at every step. They do not make up for bits: with
+# With weights of 8 bits and activations as they are, a model moves about as little as one that computes in bfloat16,
+# and the loss stays within 0.005 nats. Rounding the activations too keeps the loss within 0.01 nats, at less than half
+# the divergence of the best int4 row. With 4 bits and groups of 64 the divergence is more than 50 times that of 8-bit
+# weights alone, and the loss moves by less than 0.1 nats. Smaller groups lower the divergence at every step, and cost bytes at every step. They do not make up for bits: with
 # groups of 16 the float32 model holds nearly the bytes of int8, at more than 30 times its divergence.
 #
 # The rise of the loss is noisy on so little text: its standard error is of its own size in many rows. The divergence
@@ -433,8 +432,8 @@ for name in models:
 #    s_m = \max_k |x_{mk}| / 127
 #
 # and the sum is one of integers, which is exact in any order. One step for the whole batch would be simpler, and an
-# outlier in one text would coarsen the others. (On a processor without instructions for bytes the largest code is 63: a
-# sum of two products has 16 bits there. ``largest_code`` tries it out.)
+# outlier in one text would coarsen the others. (On a processor with AVX2 alone the largest code is 63, because the sum of
+# two products must fit into 16 bits there. ``largest_code`` tries it out.)
 
 top = largest_code()
 print("largest code of an activation here:", top or "no kernel")
@@ -455,8 +454,8 @@ for m in range(len(x)):
 print("each row is what it is alone, beside one that is 1e20 times as large")
 
 # %%
-# What rounding leaves over can be rounded again, with a step that is 254 times finer, and multiplied as one more row.
-# Each digit of 8 bits takes the error down by that factor:
+# What rounding leaves over is at most half a step. It can be rounded again, with a step that is 254 times finer (126
+# where the largest code is 63), and multiplied as one more row. Watch the error fall with each digit:
 
 if top:
     wanted = F.linear(x.double(), dynamic.dequantize().double())
@@ -466,8 +465,9 @@ if top:
         print(f"{count} digits: largest error {error.max():.1e} steps")
 
 # %%
-# Three digits hold what float32 holds; that is what ``weight_only`` computes with, where the processor has the kernel.
-# While a token waits for the weights, three rows cost it hardly more than one. A batch pays for them.
+# Three digits hold what float32 holds, and two are enough for bfloat16. That is how ``weight_only`` computes where the
+# processor has the kernel. While a token waits for the weights, two or three rows cost hardly more than one; a batch
+# pays for them.
 #
 # A token reads every weight
 # --------------------------
@@ -583,11 +583,12 @@ for title, each in took.items():
 # %%
 # The last two columns are the rise of the held-out loss of ``gpt2-docs`` and ``qwen2-docs``, from the table above.
 #
-# Below 100 % memory waits. int4's kernel must turn each code into a number again before it can multiply. On a processor
+# A share below 100 % means that something other than memory takes time. int4's kernel must turn each code into a number again before it can multiply. On a processor
 # with wide registers that is quick enough for one row; on others its arithmetic takes longer than the bytes it saves,
 # and memory is its point, not speed. int8 multiplies codes as they are. Attention, norms and Python do not shrink with
 # the codes. float32 has no codes, but torch's product of one row need not reach the
-# bandwidth either; weights packed into oneDNN's own layout can come closer.
+# bandwidth either. Another order of the weights in memory can come closer;
+# ``instruments.layout.lay_out_`` chooses one by measuring.
 
 made, (ax,) = figure(6.2, 2.8)
 where = torch.arange(len(took)) * 1.0
@@ -645,8 +646,8 @@ ax.legend(frameon=False)
 plt.show()
 
 # %%
-# Below the line at 1 a product is faster than float32's. The dotted line is int4's ``few_rows``. Its bytes are the
-# fewest at any number of rows; its time is not.
+# Below the line at 1 a product is faster than float32's. The dotted line is int4's ``few_rows``. int4 always
+# reads the fewest bytes, but the more rows there are, the more arithmetic counts and the less bytes do.
 
 x = torch.randn(5, 768)
 for title, (weight, dtype) in weights.items():
@@ -737,13 +738,15 @@ assert torch.equal(after[[0, 2, 3]], before[[0, 2, 3]])
 # * In float64 a weight moves by at most half a step, and the extremes of its group set the step. Groups keep an
 #   outlier's damage to itself.
 # * int4 with groups of 64 takes 0.5625 bytes a number in bfloat16, scales and zeros included.
-# * With 8 bits the held-out loss of both models moves by less than 0.005 nats, with 4 bits by less than 0.1. The
-#   divergence tells more, and grows more than 50 times.
+# * With 8-bit weights alone the held-out loss of both models moves by less than 0.005 nats, with activations rounded
+#   too by less than 0.01, with 4 bits by less than 0.1. The divergence tells more: from 8-bit weights alone to 4 bits it
+#   grows more than 50 times.
 # * Divergences of the kinds of matrices add up within a quarter, and the embedding has more than its share.
 # * A token reads every weight: int4 reads less than a seventh of float32. What is left of that factor in speed is
 #   measured, not derived.
 # * int8 is fast because products are computed in 8 bits, with activations rounded row by row; a row of a batch is what
-#   it is alone. ``weight_only`` keeps activations, in three digits, and many rows pay for it.
+#   it is alone. ``weight_only`` keeps the precision of activations by splitting them into two or three digits; with many
+#   rows that costs time.
 # * int4's kernel decodes in every product. Where arithmetic binds, memory is its point, not speed.
 #
 # These weights cannot be trained. The next page puts small matrices beside them that can.

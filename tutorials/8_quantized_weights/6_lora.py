@@ -391,8 +391,8 @@ assert way["and norms"] > way["LoRA, 4 bits"] - 0.05
 
 # %%
 # Six per cent of the numbers go most of the way, and it makes little difference that the weights beside them have 4
-# bits: another seed changes about as much or more, so the difference between the two means nothing. Rank 1, with less than one per cent, falls
-# behind. The norms add few numbers, and change little here.
+# bits: the difference is less than twice what another seed changes, so do not read anything into it. Rank 1, with less
+# than one per cent, falls behind. Training the norms as well adds few numbers, and does no harm here.
 #
 # These are twenty steps on one text. Which rank is enough depends on the task; compare with full training before you
 # believe a small one.

@@ -542,7 +542,8 @@ for capped in (False, True):
 # 4. The gradients of a row of logits add up to 0.
 #
 # For the third, PyTorch counts the operations of products as they are called, forward and backward. It cannot look into a Triton
-# kernel: there, the backward pass computes the logits once more. The package's loss in plain PyTorch holds no logits, either.
+# kernel, so the fused loss is counted by hand: its backward pass computes the logits once more. The package's loss in plain
+# PyTorch never holds all logits either, and PyTorch can count it.
 
 from torch.utils.flop_counter import FlopCounterMode
 

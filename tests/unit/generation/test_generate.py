@@ -528,3 +528,18 @@ def test_what_a_decoder_gets_is_a_tensor_as_any_other() -> None:
     with torch.no_grad():
         MODEL(torch.tensor([[7], [8]]), positions=torch.tensor([[2], [3]]), cache=cache)
     assert cache.lengths.tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("positions", [None, torch.tensor([[-1, 0, 1], [0, 1, 2]])])
+def test_what_prefill_leaves_can_be_written_into(positions) -> None:
+    model = tiny_gpt2()
+    cache = cache_for(model.config.windows)
+    logits = prefill(model, token_ids(2, 3), cache, positions=positions)
+    place = None if positions is None else positions[:, -1] + 1
+    logits = logits + decode(model, logits.argmax(dim=1), cache, positions=place)
+    logits.zero_()
+    cache.tracks[0].positions.clamp_(min=0)
+    for layer in range(model.config.n_layer):
+        keys, values, _ = cache.contents(layer)
+        keys.add_(1.0)
+        values.add_(1.0)
