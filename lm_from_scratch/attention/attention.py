@@ -96,7 +96,7 @@ def one_query_in_float32(
     For a query alone torch's float32 kernel for a CPU, and the copies for it, take a third of the
     time of its bfloat16 kernel; some heads at a time, whose copies stay in the processor's cache.
     """
-    (B, H, S, D), heads = k.shape, max(1, IN_CACHE // k[0, 0].numel())
+    (B, H, S, _), heads = k.shape, max(1, IN_CACHE // k[0, 0].numel())
     if heads >= B * H:
         y = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), mask, dropout)
         return y.to(q.dtype)
@@ -107,4 +107,4 @@ def one_query_in_float32(
         F.scaled_dot_product_attention(q.float(), k.float(), v.float(), m, dropout)
         for q, k, v, m in parts
     ]
-    return torch.cat(some, dim=1).to(q.dtype).view(B, H, 1, D)
+    return torch.cat(some, dim=1).to(q.dtype).view(B, H, 1, -1)

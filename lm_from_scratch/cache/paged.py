@@ -125,7 +125,7 @@ class BlockPool:
         size = slots.numel() * H * D
         if self._gathered.shape[1] < size:
             with torch.inference_mode(False):
-                self._gathered = memory.new_empty(2, size)
+                self._gathered = memory.new_empty(2, 2 * size)  # rows grow
         seen = []
         for memory, out in zip((self.keys, self.values), self._gathered, strict=True):
             out = out[:size].view(-1, H * D)
@@ -135,7 +135,7 @@ class BlockPool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pool, used or not."""
+        """Bytes of the pool, used or not, without what a pass gathers."""
         return self.keys.nbytes + self.values.nbytes
 
 

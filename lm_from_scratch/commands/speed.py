@@ -116,15 +116,15 @@ def possible_ways(args: argparse.Namespace, begun: Mapping[str, Any] | None = No
     dtype = begun.get("dtype", "auto") if args.dtype == "auto" else args.dtype
     library = begun.get("library", "auto") if args.library == "auto" else args.library
     on_cpu = torch.device(args.device).type == "cpu"
+    if args.library == "auto" and (not on_cpu or args.kernels):
+        library = "torch"
     for other, so in ((f"--device {args.device}", not on_cpu), ("--kernels", args.kernels)):
         if library == "onednn" and so:
             raise ValueError(f"--library onednn does not work with {other}")
     ways = [w for w in TRAINING if dtype in (w[0], "auto") and library in (w[1], "auto")]
     if not ways:
         raise ValueError(f"--library {library} is for --dtype float32, not {dtype}")
-    if not on_cpu or args.kernels:  # a GPU is faster in bfloat16, and has no oneDNN
-        ways = [way for way in ways if way[1] == "torch"][-1:]
-    return ways
+    return ways if on_cpu else ways[-1:]  # a GPU is faster in bfloat16
 
 
 def say_products(times: Mapping[Way, float], able: Mapping[Way, float], chosen: Way) -> None:

@@ -10,6 +10,7 @@ hardly ever changes a token; in bfloat16 a near-tie may fall the other way.
 import statistics
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -48,10 +49,17 @@ def prefill(
     places = [None] * len(pieces)
     if positions is not None:
         places = positions.split(chunk or idx.shape[1], dim=1)
-    with evaluating(model), torch.inference_mode():
+    with evaluating(model), without_bookkeeping():
         for piece, place in zip(pieces, places, strict=True):
             logits = model(piece, positions=place, cache=cache, keep=slice(-1, None))  # (B, 1, V)
     return logits[:, -1].clone()  # a tensor as any other: one that may be written into
+
+
+def without_bookkeeping() -> AbstractContextManager[Any]:
+    """Inference mode, which spares every tensor the notes that autograd makes. Not among several
+    processes: there FSDP keeps tensors of a pass, which training needs as well."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.no_grad() if distributed else torch.inference_mode()
 
 
 def decode(
@@ -59,7 +67,7 @@ def decode(
 ) -> Tensor:
     """Run one new token of every row, ``tokens`` (B,), at ``positions`` (B,); the logits (B, V)."""
     place = None if positions is None else positions[:, None]
-    with evaluating(model), torch.inference_mode():  # which spares every tensor its bookkeeping
+    with evaluating(model), without_bookkeeping():
         logits = model(tokens[:, None], positions=place, cache=cache)  # (B, 1, V)
     return logits[:, -1].clone()  # a tensor as any other: one that may be written into
 

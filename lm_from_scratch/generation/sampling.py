@@ -56,15 +56,23 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     A token stays while the mass *before* it is below ``p``, so the most likely one always stays.
     """
     probabilities = logits.float().softmax(dim=-1)
-    V = logits.shape[-1]
-    for k in (min(HEAD, V), V):  # sorting all of them takes twenty times as long
-        order = logits.topk(k, dim=-1).indices
-        ordered = probabilities.gather(-1, order)
-        before = ordered.cumsum(dim=-1) - ordered
-        if (before[..., -1] >= p).all():
-            break
-    removed = torch.ones_like(logits, dtype=torch.bool).scatter(-1, order, before >= p)
+    removed, enough = beyond(logits, probabilities, p, HEAD)
+    if (
+        logits.shape[-1] > HEAD and not enough.all()
+    ):  # these rows alone: sorting all tokens takes twenty times as long
+        rows = ~enough
+        removed[rows], _ = beyond(logits[rows], probabilities[rows], p, logits.shape[-1])
     return logits.masked_fill(removed, -math.inf)
+
+
+def beyond(logits: Tensor, probabilities: Tensor, p: float, k: int) -> tuple[Tensor, Tensor]:
+    """Which tokens (..., V) are not among the likeliest ones with mass ``p``, of the first ``k``;
+    and whether these have that mass, (...)."""
+    order = logits.topk(min(k, logits.shape[-1]), dim=-1).indices
+    ordered = probabilities.gather(-1, order)
+    before = ordered.cumsum(dim=-1) - ordered
+    removed = torch.ones_like(logits, dtype=torch.bool).scatter(-1, order, before >= p)
+    return removed, before[..., -1] >= p
 
 
 def keep_min_p(logits: Tensor, p: float) -> Tensor:

@@ -107,6 +107,7 @@ def use_onednn_(model: nn.Module) -> None:
     for module in modules:
         if type(module) in (nn.Linear, PackedLinear):
             module.__class__ = OneDNNLinear
+            vars(module).pop("packed", None)
         elif hasattr(module, "project"):
             module.project = onednn_linear
 
@@ -124,9 +125,9 @@ class Packed:
     """The product with a weight (out, in) that oneDNN has laid out for itself, for inference.
 
     The layout is made for a number of ``rows`` of ``x``; others work, too. The weight stays beside
-    it: when that has changed, and where gradients are wanted, the product is ``F.linear``, and so
-    it is in a copy. (torch does not count a change through ``weight.data``, and neither does
-    this.) Raises ``ValueError`` for a dtype that oneDNN does not :func:`multiply <multiplies>`.
+    it: when that has changed, under autocast, and where gradients are wanted, the product is
+    ``F.linear``, and so it is in a copy. (torch does not count a change through ``weight.data``,
+    and neither does this.) Raises ``ValueError`` for a dtype that oneDNN does not :func:`multiply <multiplies>`.
     """
 
     def __init__(self, weight: Tensor, rows: int) -> None:
@@ -138,7 +139,8 @@ class Packed:
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         same = weight.data_ptr() == self.source.data_ptr() and weight._version == self.version
-        if not same or x.dtype != self.source.dtype or torch.is_grad_enabled():
+        as_packed = x.dtype == self.source.dtype and not torch.is_autocast_enabled("cpu")
+        if not same or not as_packed or torch.is_grad_enabled():
             return F.linear(x, weight, bias)
         return torch.ops.mkldnn._linear_pointwise(x, self.layout, bias, "none", [], "")
 

@@ -129,6 +129,6 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         grads = ctx.saved_tensors
-        if grad != 1:
-            grads = [g if g is None else grad * g for g in grads]
+        if grad.device.type != "cpu" or grad != 1:  # reading it would make a GPU wait
+            grads = [g if g is None else (grad * g.to(grad.dtype)).to(g.dtype) for g in grads]
         return *grads, None, None

@@ -81,8 +81,9 @@ class PackedInt8Weight(Int8Weight):
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """``x @ W.T + bias`` of ``x`` (..., K) and ``bias`` (N,)."""
         here = self.packed.multiplies and x.device.type == "cpu" and x.dtype != torch.float64
-        if not here or not x.numel() or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             self.packed.keep()
+        if not here or not x.numel() or torch.compiler.is_compiling():
             return super().product(x, bias)
         rows, top = x.reshape(-1, x.shape[-1]), largest_code()
         longest = torch.linalg.vector_norm(rows, math.inf, 1, True, dtype=torch.float32)
@@ -102,7 +103,7 @@ class PackedInt8Weight(Int8Weight):
             new = type(self).wrap(self.shape, self.group_size, packed=self.packed, scale=self.scale)
         else:
             new = super().apply_to_held(function)
-            if self.packed.kept is not None:
+            if self.packed.keeps:
                 new.packed.keep()
         new.weight_only = self.weight_only
         return new
@@ -124,7 +125,7 @@ class Packed:
     """Codes (N, K) in FBGEMM's layout; and as they are, where that does not pay, or if kept."""
 
     def __init__(self, codes: Tensor, keep: bool = False) -> None:
-        self.shape, self.kept = codes.shape, codes if keep else None
+        self.shape, self.keeps = codes.shape, keep
         self.fill(codes)
 
     def fill(self, codes: Tensor) -> None:
@@ -134,7 +135,7 @@ class Packed:
         self.multiplies = plain and not torch.compiler.is_compiling() and largest_code() > 0
         packs = self.multiplies and 3 * filled_up(codes.shape[1]) <= 4 * codes.shape[1]
         self.kernel: Any = pack(codes) if packs else None
-        self.kept = codes if self.kernel is None or self.kept is not None else None
+        self.kept = codes if self.kernel is None or self.keeps else None
 
     def multiply(self, x: Tensor, top: int) -> Tensor:
         """The integers that ``x`` (M, K) is nearest to, -top to top, times the codes: (M, N)."""
@@ -150,7 +151,7 @@ class Packed:
 
     def keep(self) -> None:
         """Have the codes at hand: to unpack them takes as long as many products."""
-        self.kept = self.codes
+        self.keeps, self.kept = True, self.codes
 
     @property
     def nbytes(self) -> int:
@@ -161,7 +162,7 @@ class Packed:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and files take the codes; the kernel lays them out again where they arrive."""
-        return Packed, (self.codes, self.kept is not None)
+        return Packed, (self.codes, self.keeps)
 
 
 torch.serialization.add_safe_globals([PackedInt8Weight, Packed])  # for weights_only=True
@@ -226,14 +227,16 @@ def by_int_mm(codes: Tensor, x: Tensor) -> Tensor:
 def largest_code() -> int:
     """127 where the sums of the kernels are exact; 63 on a processor whose sum of two products has
     16 bits only (AVX2); 0 where there is no such kernel."""
-    codes = torch.tensor([[127], [-127]], dtype=torch.int8).expand(2, 64).contiguous()
+    cpu: Any = dict(device="cpu", dtype=torch.float32)  # whatever is the default when this is asked
+    codes = torch.tensor([[127], [-127]], device="cpu", dtype=torch.int8).expand(2, 64).contiguous()
     for top in (127, 63):
-        x = torch.tensor([[1.0], [-1.0], [1.0]]).expand(3, 64) * top
+        x = torch.tensor([[1.0], [-1.0], [1.0]], **cpu).expand(3, 64) * top
+        right = torch.tensor([[1.0, -1.0], [-1.0, 1.0], [1.0, -1.0]], **cpu) * (64 * 127 * top)
         try:
             found = [by_fbgemm(pack(codes), x, top), by_int_mm(codes, x)]
         except (AttributeError, RuntimeError):
             return 0
-        if all(torch.equal(y, x @ codes.float().T) for y in found):
+        if all(torch.equal(y, right) for y in found):
             return top
     return 0
 

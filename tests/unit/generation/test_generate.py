@@ -3,6 +3,9 @@
 A G and a number in a name is a mistake of a real program; the pages use the same numbers.
 """
 
+import os
+import subprocess
+import sys
 from fractions import Fraction
 
 import pytest
@@ -543,3 +546,24 @@ def test_what_prefill_leaves_can_be_written_into(positions) -> None:
         keys, values, _ = cache.contents(layer)
         keys.add_(1.0)
         values.add_(1.0)
+
+
+def test_an_fsdp_model_trains_after_it_has_generated(tmp_path) -> None:
+    code = """if True:
+        import torch, torch.distributed as dist
+        from torch.distributed.fsdp import fully_shard
+        from tiny_models import tiny_gpt2, token_ids
+        from lm_from_scratch.generation.generate import complete, generate
+        from lm_from_scratch.generation.sampling import GREEDY
+        want = complete(generate(tiny_gpt2(), [[1, 2, 3]], 3, GREEDY))
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        model = tiny_gpt2()
+        for block in model.transformer.h:
+            fully_shard(block)
+        fully_shard(model)
+        assert complete(generate(model, [[1, 2, 3]], 3, GREEDY)) == want
+        model(token_ids(1, 4)).sum().backward()
+        dist.destroy_process_group()
+    """
+    path = os.pathsep.join(sys.path)
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, check=True)

@@ -210,3 +210,14 @@ def test_top_p_sorts_no_more_than_it_needs_and_keeps_the_same(seed: int, V: int,
         patch.setattr(sampling, "HEAD", 3)
         kept.append(keep_top_p(logits, p))
     assert torch.equal(kept[0], kept[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_top_p_of_a_row_does_not_depend_on_the_others(dtype: torch.dtype) -> None:
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        steep = (torch.randn(2, 5000, generator=generator) * 4).to(dtype)  # many ties in bfloat16
+        flat = torch.zeros(1, 5000, dtype=dtype)
+        together = keep_top_p(torch.cat([steep, flat]), 0.9)
+        for row, alone in enumerate([steep[:1], steep[1:], flat]):
+            assert torch.equal(together[row : row + 1], keep_top_p(alone, 0.9))

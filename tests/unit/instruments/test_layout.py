@@ -236,3 +236,27 @@ def test_products_of_training_are_timed_by_dtype_and_library() -> None:
     assert time_products(model.double(), 8) == {} == time_products(nn.LayerNorm(2), 8)
     assert faster_dtype(tiny_gpt2().bfloat16()) in (torch.float32, torch.bfloat16)
     assert faster_dtype(nn.LayerNorm(2)) == torch.float32
+
+
+def test_the_faster_dtype_is_that_of_all_products(monkeypatch) -> None:
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(10)), nn.Linear(64, 4096)).bfloat16()
+    seconds = {64: (1.0, 2.0), 4096: (4.0, 3.0)}  # a product in float32, and in bfloat16
+
+    def timed(tries):
+        both = (torch.float32, torch.bfloat16)
+        return [
+            {way: seconds[rows][both.index(way[0])] for way in calls}
+            for rows, calls in zip((64, 4096), tries, strict=True)
+        ]
+
+    monkeypatch.setattr(layout, "least_seconds", timed)
+    assert faster_dtype(model) == torch.float32  # 14 seconds against 23
+    seconds[64] = (1.0, 0.5)
+    assert faster_dtype(model) == torch.bfloat16
+
+
+def test_the_way_back_gives_the_memory_back() -> None:
+    model = tiny_gpt2()
+    lay_out_(model, 1, ["packed"])
+    lay_out_(model, 1, ["rows"])
+    assert not any("packed" in vars(module) for module in model.modules())

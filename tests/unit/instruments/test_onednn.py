@@ -178,3 +178,10 @@ def test_a_quantised_model_is_refused() -> None:
     quantize_(model, select=lambda name: "mlp" in name)
     with pytest.raises(ValueError, match=r"h\.0\.mlp\.c_fc\.weight is quantised"):
         use_onednn_(model)
+
+
+def test_a_packed_weight_knows_autocast() -> None:
+    weight, x = torch.randn(5, 16), torch.randn(3, 16)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        y = Packed(weight, 3)(x, weight)
+        assert y.dtype == torch.bfloat16 and torch.equal(y, F.linear(x, weight))

@@ -356,3 +356,19 @@ def test_the_chunked_loss_refuses_targets_outside_the_vocabulary(bad: int, messa
     targets = torch.tensor([[0, bad, IGNORE]])
     with pytest.raises(ValueError, match=f"targets run {message}; they must be below the 9 rows"):
         chunked_causal_lm_loss(torch.zeros(1, 3, 4), torch.zeros(9, 4), targets, 5)
+
+
+def test_a_scaled_float16_loss_has_finite_gradients() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.randn(1, 6, 8, generator=generator) * 0.01).half().requires_grad_()
+    weight = (torch.randn(11, 8, generator=generator) * 0.01).half().requires_grad_()
+    targets = torch.randint(0, 11, (1, 6), generator=generator)
+    found = []
+    for loss in (
+        chunked_causal_lm_loss(x, weight, targets, 4),
+        causal_lm_loss(F.linear(x, weight), targets),
+    ):
+        found.append(torch.autograd.grad(loss * 2.0**16, [x, weight]))
+    for ours, want in zip(*found, strict=True):
+        assert ours.isfinite().all()
+        torch.testing.assert_close(ours, want, rtol=0.02, atol=0.02 * want.abs().max().item())

@@ -296,3 +296,29 @@ def test_groups_and_4_bits_are_not_packed() -> None:
     quantize_(model, 8, select=lambda name: ".2." in name)
     for name, weight in quantized_weights(model).items():
         assert isinstance(weight, PackedInt8Weight) == (".2." in name)
+
+
+@pytest.mark.parametrize("where", ["autocast", "float64", "bfloat16", "meta"])
+def test_the_largest_code_is_that_of_the_processor(where: str) -> None:
+    before, largest_code_here = torch.get_default_dtype(), largest_code()
+    largest_code.cache_clear()
+    try:
+        if where == "autocast":
+            with torch.autocast("cpu", torch.bfloat16):
+                assert largest_code() == largest_code_here
+        elif where == "meta":
+            with torch.device("meta"):
+                assert largest_code() == largest_code_here
+        else:
+            torch.set_default_dtype(getattr(torch, where))
+            assert largest_code() == largest_code_here
+    finally:
+        torch.set_default_dtype(before)
+        largest_code.cache_clear()
+
+
+def test_a_product_in_another_dtype_keeps_no_second_copy() -> None:
+    weight = PackedInt8Weight.of(Int8Weight.quantize(torch.randn(32, 512)))
+    held = weight.nbytes
+    F.linear(torch.randn(2, 512, dtype=torch.float64), weight)
+    assert weight.nbytes == held == weight.clone().nbytes
