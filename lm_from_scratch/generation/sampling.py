@@ -66,8 +66,8 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
 
 
 def beyond(logits: Tensor, probabilities: Tensor, p: float, k: int) -> tuple[Tensor, Tensor]:
-    """Which tokens (..., V) are not among the likeliest ones with mass ``p``, of the first ``k``;
-    and whether these have that mass, (...)."""
+    """Which tokens are not among the likeliest ones with mass ``p``, of the first ``k``, for
+    ``logits`` and ``probabilities`` (..., V); and whether these have that mass, (...)."""
     order = logits.topk(min(k, logits.shape[-1]), dim=-1).indices
     ordered = probabilities.gather(-1, order)
     before = ordered.cumsum(dim=-1) - ordered

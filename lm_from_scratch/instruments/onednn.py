@@ -127,7 +127,8 @@ class Packed:
     The layout is made for a number of ``rows`` of ``x``; others work, too. The weight stays beside
     it: when that has changed, under autocast, and where gradients are wanted, the product is
     ``F.linear``, and so it is in a copy. (torch does not count a change through ``weight.data``,
-    and neither does this.) Raises ``ValueError`` for a dtype that oneDNN does not :func:`multiply <multiplies>`.
+    and neither does this.) Raises ``ValueError`` for a dtype that oneDNN does not
+    :func:`multiply <multiplies>`.
     """
 
     def __init__(self, weight: Tensor, rows: int) -> None:

@@ -318,7 +318,7 @@ def test_the_largest_code_is_that_of_the_processor(where: str) -> None:
 
 
 def test_a_product_in_another_dtype_keeps_no_second_copy() -> None:
-    weight = PackedInt8Weight.of(Int8Weight.quantize(torch.randn(32, 512)))
+    weight = PackedInt8Weight.of(Int8Weight.quantize(torch.randn(32, 512).double()))
     held = weight.nbytes
-    F.linear(torch.randn(2, 512, dtype=torch.float64), weight)
+    F.linear(torch.randn(2, 512).double(), weight)
     assert weight.nbytes == held == weight.clone().nbytes
