@@ -57,10 +57,8 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     """
     probabilities = logits.float().softmax(dim=-1)
     removed, enough = beyond(logits, probabilities, p, HEAD)
-    if (
-        logits.shape[-1] > HEAD and not enough.all()
-    ):  # these rows alone: sorting all tokens takes twenty times as long
-        rows = ~enough
+    if logits.shape[-1] > HEAD and not enough.all():
+        rows = ~enough  # alone: sorting all tokens takes twenty times as long
         removed[rows], _ = beyond(logits[rows], probabilities[rows], p, logits.shape[-1])
     return logits.masked_fill(removed, -math.inf)
 
