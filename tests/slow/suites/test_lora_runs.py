@@ -58,7 +58,8 @@ def tokens(tmp_path_factory) -> TokenFile:
 def small(name: str, bits: int, seed: int = 0) -> CausalLM:
     model = MODELS[name](seed, vocab_size=300, n_layer=2)
     if bits:
-        quantize_(model, bits, GROUP[name] if bits == 4 else None)
+        # rounding activations would turn the last bit of a sum into a step of a code
+        quantize_(model, bits, GROUP[name] if bits == 4 else None, weight_only=bits == 8)
     return model
 
 
