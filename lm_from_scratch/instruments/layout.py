@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -35,8 +35,6 @@ from lm_from_scratch.instruments.onednn import (
     onednn_linear,
 )
 from lm_from_scratch.limits import Count, require
-
-T = TypeVar("T")
 
 #: The simplest first.
 LAYOUTS = ("rows", "columns", "packed")
@@ -52,8 +50,8 @@ ENOUGH, ENOUGH_OF_ONE = 2**28, 2**23
 
 
 def least_seconds(
-    tries: Sequence[Mapping[T, Callable[[], object]]], seconds: float = 0.5, most: int = 30
-) -> list[dict[T, float]]:
+    tries: Sequence[Mapping[Any, Callable[[], object]]], seconds: float = 0.5, most: int = 30
+) -> list[dict[Any, float]]:
     """The seconds that each call takes, for calls that do the same thing in several ways.
 
     Way after way, each goes through the whole list in its order, so that what it reads is as cold
@@ -80,7 +78,7 @@ def numbers(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def simplest_fast(seconds: Mapping[T, float], worth: float = WORTH) -> T:
+def simplest_fast(seconds: Mapping[Any, float], worth: float = WORTH) -> Any:
     """The fastest way, or the first one from which there is less than ``worth`` to be gained."""
     best = min(seconds.values())
     return next(way for way, took in seconds.items() if took <= worth * best)
@@ -276,7 +274,7 @@ def faster_dtype(model: nn.Module, rows: int = 1) -> torch.dtype:
 
 def time_products(model: nn.Module, rows: int) -> dict[Way, float]:
     """How many seconds the products of a training step take, forward and backward, for ``rows``
-    rows of activations, by each :data:`way <TRAINING>` that this processor has.
+    rows of activations, by each way of ``TRAINING`` that this processor has.
 
     A float32 weight of each shape is tried, with as many rows as a billion operations allow, and
     128 at least. Without such weights on a CPU there are no ways.
