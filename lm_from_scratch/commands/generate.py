@@ -23,7 +23,7 @@ from lm_from_scratch.commands.options import (
     positive,
     use_kernels,
 )
-from lm_from_scratch.commands.speed import add_layout_options, in_dtype, make_fast, note
+from lm_from_scratch.commands.speed import MANY, add_layout_options, in_dtype, make_fast, note
 from lm_from_scratch.generation.beam_search import beam_search
 from lm_from_scratch.generation.generate import complete, generate, until
 from lm_from_scratch.generation.logit_processors import no_repeat_ngram
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     refuse_beside(args)
     folder = local_folder(args.model)
     model = from_pretrained(folder).to(device_named(args.device))
-    rows = args.num_beams or args.num_return_sequences
+    rows = min(max(args.num_beams or args.num_return_sequences, 1), MANY)  # checked later
     in_dtype(model, args.dtype, rows)
     if args.kernels:
         use_kernels(model)

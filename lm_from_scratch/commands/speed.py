@@ -22,7 +22,7 @@ from lm_from_scratch.weights.quantize import quantized_weights
 
 # ------------------------------------------------------------------------------- inference
 
-#: Rows at once beyond which a layout is made for no more.
+#: Rows beyond which more of them want no other layout.
 MANY = 64
 
 
@@ -44,12 +44,11 @@ def add_layout_options(p: argparse.ArgumentParser) -> None:
     )
 
 
-def make_fast(model: nn.Module, args: argparse.Namespace, rows: int = 1) -> str:
+def make_fast(model: nn.Module, args: argparse.Namespace, rows: int) -> str:
     """Lay out a model for inference as ``--layout`` says; a line about it, empty if nothing was
     done."""
     if args.layout == "off":
         return ""
-    rows = min(max(rows, 1), MANY)  # it is checked later
     layout = lay_out_(model, rows, LAYOUTS if args.layout == "measured" else [args.layout])
     return f"{layout} (--layout off leaves them)" if layout.chosen else ""
 
@@ -60,7 +59,7 @@ def note(line: str) -> None:
         print(line, file=sys.stderr)
 
 
-def in_dtype(model: nn.Module, wanted: str, rows: int = 1) -> None:
+def in_dtype(model: nn.Module, wanted: str, rows: int) -> None:
     """Put a model into the dtype that is ``wanted``: with ``auto`` float32, or bfloat16 if the
     model is stored in it and multiplies faster so."""
     if quantized_weights(model):  # whose kernels want the dtype of the file
@@ -68,7 +67,7 @@ def in_dtype(model: nn.Module, wanted: str, rows: int = 1) -> None:
     dtype = torch.bfloat16 if wanted == "bfloat16" else torch.float32
     stored = {p.dtype for p in model.parameters()}
     if wanted == "auto" and stored == {torch.bfloat16}:
-        dtype = faster_dtype(model, min(max(rows, 1), MANY))
+        dtype = faster_dtype(model, rows)
     model.to(dtype)
 
 

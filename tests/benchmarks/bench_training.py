@@ -15,7 +15,7 @@ from measure import Row, Size
 from transformers import GPT2Config as HFConfig
 from transformers import GPT2LMHeadModel as HFModel
 
-from lm_from_scratch.instruments.layout import time_products
+from lm_from_scratch.instruments.layout import simplest_fast, time_products
 from lm_from_scratch.instruments.onednn import multiplies, use_onednn_
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
@@ -41,7 +41,7 @@ EQUAL = "in training in bfloat16, both with the same switches"
 def faster_library(model: CausalLM, rows: int) -> str:
     """``torch`` or ``onednn``: by which the float32 products of a step are faster here."""
     took = {way[1]: s for way, s in time_products(model, rows).items() if way[0] == "float32"}
-    return min(took, key=took.__getitem__)
+    return simplest_fast(took)
 
 
 def rows(size: Size) -> Iterator[Row]:

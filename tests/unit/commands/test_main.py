@@ -139,9 +139,9 @@ def test_a_model_stored_in_bfloat16_is_run_so_where_it_is_faster(tmp_path, monke
     for fast in (torch.bfloat16, torch.float32):
         monkeypatch.setattr(speed, "faster_dtype", lambda model, rows, fast=fast: fast)
         for wanted, dtype in (("auto", fast), ("float32", torch.float32)):
-            speed.in_dtype(model.bfloat16(), wanted)
+            speed.in_dtype(model.bfloat16(), wanted, 1)
             assert {p.dtype for p in model.parameters()} == {dtype}
-        speed.in_dtype(model.float(), "auto")  # as it is stored
+        speed.in_dtype(model.float(), "auto", 1)  # as it is stored
         assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
