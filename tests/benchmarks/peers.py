@@ -73,7 +73,8 @@ def ctranslate2_run(model: Any, idx: Tensor, n: int, dtype: str) -> Run:
     import ctranslate2
     from ctranslate2.converters.transformers import _MODEL_LOADERS
 
-    spec = _MODEL_LOADERS["GPT2Config"].get_model_spec(model)
+    copied = copy.deepcopy(model)  # whose weights are rounded in place
+    spec = _MODEL_LOADERS["GPT2Config"].get_model_spec(copied)
     spec.register_vocabulary([str(token) for token in range(model.config.vocab_size)])
     spec.config.bos_token = spec.config.eos_token = spec.config.unk_token = "0"
     with tempfile.TemporaryDirectory() as folder:
