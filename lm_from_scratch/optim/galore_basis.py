@@ -16,6 +16,8 @@ from torch import Tensor
 
 PROJECTION_TYPES = ("std", "reverse_std", "left", "right", "full", "random")
 BASES = ("svd", "gram", "subspace")
+#: Of subspace iteration: the share of a gradient's energy at which it ends, and its end without it.
+ENOUGH, MOST_ROUNDS = 0.999, 3
 Matmul = Callable[[Tensor, Tensor], Tensor]
 Bases = tuple[Tensor | None, Tensor | None]  # left (m, r) and right (n, r); not every one is there
 
@@ -83,8 +85,8 @@ def singular_basis(
     * ``gram``: the leading eigenvectors of the smaller one of G G^T and G^T G. The same space, in
       exact arithmetic. Squaring loses directions that are 3000 times weaker than the strongest
       (in float32), which hold no more than 1e-7 of the gradient's energy each.
-    * ``subspace``: two rounds of subspace iteration on the same small matrix, from the basis
-      ``start``, the one that is being replaced. Nearly the same space. Without ``start``, ``gram``.
+    * ``subspace``: a few rounds of subspace iteration from the basis ``start``, the one that is
+      being replaced. Nearly the same space. Without a ``start`` of this rank, ``gram``.
 
     The sign of a singular vector is arbitrary. It is fixed here, so that rounding flips it only
     where two entries tie: the largest entry is positive, or, after subspace iteration, the vector
@@ -108,18 +110,27 @@ def leading_left(
 ) -> Tensor:
     """An orthonormal basis (m, r) of the leading left singular vectors of ``grad`` (m, n), from the
     basis ``start`` (m, r)."""
+    if method == "subspace" and start is not None and start.shape[1] == rank:
+        return iterated(grad, start.to(grad.dtype), matmul)
     m, n = grad.shape
     gram = matmul(grad, grad.mT) if m <= n else matmul(grad.mT, grad)  # (s, s), s the smaller side
-    if method == "subspace" and start is not None:
-        basis = start.to(grad.dtype) if m <= n else matmul(grad.mT, start.to(grad.dtype))  # (s, r)
-        # a little of every direction: iteration alone cannot leave a space for a better one
-        generator = torch.Generator().manual_seed(0)
-        basis = basis + 1e-3 * torch.randn(basis.shape, generator=generator).to(basis)
-        for _ in range(2):
-            basis = orthonormal(matmul(gram, basis))
-        return orthonormal(matmul(grad, basis)) if m > n else basis  # (m, r)
     basis = torch.linalg.eigh(gram).eigenvectors[:, -rank:].flip(1)  # (s, r), largest first
     return signed(orthonormal(matmul(grad, basis)) if m > n else basis)  # (m, r)
+
+
+def iterated(grad: Tensor, basis: Tensor, matmul: Matmul = torch.matmul) -> Tensor:
+    """Subspace iteration: each round multiplies the ``basis`` (m, r) with G G^T, ``grad`` (m, n)
+    being G, and so turns it towards the strongest directions. One that holds ``ENOUGH`` of the
+    gradient's energy is done; no other space of this rank could hold much more."""
+    # a little of every direction: iteration alone cannot leave a space for a better one
+    generator = torch.Generator().manual_seed(0)
+    basis = basis + 1e-3 * torch.randn(basis.shape, generator=generator).to(basis)
+    for number in range(MOST_ROUNDS):
+        low = matmul(basis.mT, grad)  # (r, n)
+        if number > 0 and low.square().sum() >= ENOUGH * grad.square().sum():
+            break
+        basis = orthonormal(matmul(low, grad.mT).mT)  # (m, r)
+    return basis
 
 
 def orthonormal(columns: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.optim.galore_basis import (
     captured_energy,
-    leading_left,
+    iterated,
     project,
     random_basis,
     sides,
@@ -458,10 +458,12 @@ for _ in range(4):
 
 # %%
 # The inequality also says what a warm start is worth: if the leading space has moved little since the old basis was
-# made, the angle is small from the beginning, and few rounds suffice. This is the whole function; ``start`` is the
-# basis that is being replaced.
+# made, the angle is small from the beginning, and few rounds suffice. Often one does. How would the loop know? The
+# gradient's energy is known, and so is what the basis holds of it: ``low`` is computed anyway. A basis that holds 99.9
+# per cent is good enough, because no other could hold more than the rest. This is the whole function; it begins with
+# the basis that is being replaced.
 
-print(inspect.getsource(leading_left))
+print(inspect.getsource(iterated))
 
 # %%
 # How good is it on real gradients? Here are those of the AdamW run: the old basis is 20 steps old.
@@ -489,7 +491,7 @@ print("energy captured, as a share of the best basis of rank 32")
 for name, values in energies.items():
     middle = sorted(values)[len(values) // 2]
     print(f"  {name:23} least {min(values):.4f}, median {middle:.4f}")
-assert min(energies["gram"]) > 0.9999 and min(energies["subspace"]) > 0.98
+assert min(energies["gram"]) > 0.9999 and min(energies["subspace"]) > 0.99
 assert min(energies["new basis, reverse_std"]) > 0.9999
 assert all(
     a < b for a, b in zip(energies["random basis"], energies["old basis"])
@@ -509,11 +511,12 @@ for method in ("gram", "subspace"):
         singular_basis(G, r, True, False, method, start)
     products[method] = counter.get_total_flops()
 assert products["gram"] == 2 * s * s * l
-assert products["subspace"] == 2 * s * s * l + 2 * 2 * s * s * r
+rounds = products["subspace"] // (2 * 2 * s * l * r)
+assert 1 <= rounds <= 3
 flops = {
     "svd": 6 * l * s**2 + 20 * s**3,
     "gram": products["gram"] + 9 * s**3,
-    "subspace": products["subspace"] + 2 * (4 * s * r**2 - 4 * r**3 / 3),
+    "subspace": products["subspace"] + rounds * (4 * s * r**2 - 4 * r**3 / 3),
 }
 seconds = {method: [] for method in flops}
 for _ in range(6):  # in turn, so that a busy machine slows all of them
@@ -798,8 +801,8 @@ assert torch.equal(*vectors) and not torch.equal(p, q)  # 3
 #   matrix. The state of the 7B model shrinks by more than 64 per cent, that of the 60M model by less than 32.
 # * At equal tokens, rank 32 of 128 kept more than half of what training the matrices gives. Rank 8 kept a
 #   smaller part than rank 32. One seed supports no finer order.
-# * The Gram matrix gives the space of an SVD in less time; two rounds from the old basis kept over 98 per cent of the
-#   best energy on every matrix of our run.
+# * The Gram matrix gives the space of an SVD in less time; a few rounds from the old basis kept over 99 per cent of
+#   the best energy on every matrix of our run.
 # * Gradient and activations stay as large as they were. The state is tensors alone, so that a checkpoint is safe to
 #   load.
 #
