@@ -251,7 +251,8 @@ class GaLore(AdamW):
     def make_basis(self, p: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         """A new basis for ``p`` from its ``grad`` (m, n), and what that means for the moments."""
         state = self.state[p]
-        found = bool(grad.any())  # no direction of a gradient of zeros is better than another
+        # no direction of a gradient of zeros is better than another
+        found = bool(torch.linalg.vector_norm(grad, math.inf))
         if "age" in state and not found:
             return  # the basis stays, and is due in the next step too
         old = state.get("left"), state.get("right")
@@ -278,12 +279,13 @@ class GaLore(AdamW):
 
     def carry_moments(self, p: Tensor, old: Bases, new: Bases, group: dict[str, Any]) -> None:
         """The moments in a new basis: kept, rotated, or begun anew where they do not fit it."""
-        state, fresh = self.state[p], self.new_state(p, group)
+        state, shape = self.state[p], self.shapes_in(group, p)["exp_avg"]
         # the group's options may have been changed since the last basis
         same_sides = [basis is None for basis in old] == [basis is None for basis in new]
-        same_shape = "exp_avg" in state and state["exp_avg"].shape == fresh["exp_avg"].shape
+        same_shape = "exp_avg" in state and state["exp_avg"].shape == shape
         usable = same_sides and (same_shape or group["moments"] == "rotate")
         if not state.get("step") or not usable or group["moments"] == "reset":
+            fresh = self.new_state(p, group)
             state.update({name: fresh[name] for name in ("step", "exp_avg", "exp_avg_sq")})
         elif group["moments"] == "rotate":
             t = state["step"].item()

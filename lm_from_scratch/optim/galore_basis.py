@@ -9,6 +9,7 @@ Sources: Halko, Martinsson, Tropp, *Finding Structure with Randomness*, 2011, ar
 (subspace iteration); Robert et al., *LDAdam*, 2025, arXiv:2410.16103 (rotated moments).
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -125,9 +126,10 @@ def iterated(grad: Tensor, basis: Tensor, matmul: Matmul = torch.matmul) -> Tens
     # a little of every direction: iteration alone cannot leave a space for a better one
     generator = torch.Generator().manual_seed(0)
     basis = basis + 1e-3 * torch.randn(basis.shape, generator=generator).to(basis)
+    enough = math.sqrt(ENOUGH) * torch.linalg.vector_norm(grad)
     for number in range(MOST_ROUNDS):
         low = matmul(basis.mT, grad)  # (r, n)
-        if number > 0 and low.square().sum() >= ENOUGH * grad.square().sum():
+        if number > 0 and torch.linalg.vector_norm(low) >= enough:
             break
         basis = orthonormal(matmul(low, grad.mT).mT)  # (m, r)
     return basis
