@@ -26,7 +26,6 @@ Source: Khudia et al., *FBGEMM: Enabling High-Performance Low-Precision Deep Lea
 """
 
 import functools
-import math
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Self
@@ -86,7 +85,7 @@ class PackedInt8Weight(Int8Weight):
         if not here or not x.numel() or torch.compiler.is_compiling():
             return super().product(x, bias)
         rows, top = x.reshape(-1, x.shape[-1]), largest_code()
-        longest = torch.linalg.vector_norm(rows, math.inf, 1, True, dtype=torch.float32)
+        longest = rows.abs().amax(1, keepdim=True).float()  # many times faster than a norm along 1
         step = longest.div_(top).clamp_(min=TINY)  # (M, 1)
         count = digits_of(x.dtype, top) if self.weight_only else 1
         y = sum_of_digits(self.packed, rows / step, count, top)  # (M, N)
