@@ -1,0 +1,48 @@
+"""Run the pages of all chapters in one pool of processes.
+
+The gallery fills its pool chapter by chapter, and at the end of each a core waits for the longest
+page. But it takes a page that has run, and has not changed, as it is: so a parallel build runs all
+pages here first. A page that fails runs again there, and is reported.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import gallery
+from sphinx_gallery.gen_rst import generate_file_rst
+
+
+def run(app: Any) -> None:
+    conf = app.config.sphinx_gallery_conf
+    if not (conf["parallel"] and conf["plot_gallery"]):
+        return
+    from joblib import Parallel, delayed
+
+    pages = gallery.scripts()
+    targets = [Path(app.srcdir, "auto_tutorials", page.parent.name) for page in pages]
+    for target in targets:
+        (target / "images" / "thumb").mkdir(parents=True, exist_ok=True)
+    results = Parallel(n_jobs=conf["parallel"], batch_size=1)(
+        delayed(generate_file_rst)(page.name, target, page.parent, conf)
+        for page, target in zip(pages, targets, strict=True)
+    )
+    passed = [str(page) for page, (*_, out) in zip(pages, results, strict=True) if "passing" in out]
+    conf["passing_examples"] += passed
+
+
+def ran_here(app: Any) -> None:
+    """What has run in this build is not what an earlier one left."""
+    conf = app.config.sphinx_gallery_conf
+    if conf["passing_examples"]:
+        docs = Path(app.srcdir, "auto_tutorials")
+        passed = {
+            str(docs / Path(page).relative_to(gallery.TUTORIALS))
+            for page in conf["passing_examples"]
+        }
+        conf["stale_examples"] = [page for page in conf["stale_examples"] if page not in passed]
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.connect("builder-inited", run, priority=400)  # the gallery comes at 500
+    app.connect("builder-inited", ran_here, priority=600)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
