@@ -38,7 +38,7 @@ extensions = [
     "sphinxext.opengraph",
     # Those of this site, in docs/_ext.
     "generated",
-    "one_pool",
+    "quicker",
     "course",
     "landing",
     "docstrings",
@@ -53,7 +53,7 @@ exclude_patterns = [
     "_pages",
     "locale",
     "generated",
-    "one_pool",
+    "quicker",
     "inventories",
     # The gallery writes a page and a notebook of each script; the page is the one to show.
     "auto_tutorials/**/*.ipynb",
