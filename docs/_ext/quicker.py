@@ -1,8 +1,8 @@
 """What makes the build quicker, and leaves the site as it is.
 
-* One pool for all pages. The gallery fills its pool chapter by chapter, and at the end of each a core
-  waits for the longest page. But it takes a page that has run, and has not changed, as it is: so a
-  parallel build runs all pages here first. A page that fails runs again there, and is reported.
+* One pool for all pages. The gallery fills its pool chapter by chapter, and at the end of each a
+  core waits for the longest page. But it takes a page that has run, and has not changed, as it is:
+  so a parallel build runs all pages here first. A page that fails runs again there, and is reported.
 * The gallery cuts code into its words, a node each, to link them. It does so last here, since every
   other step of a page walks over all nodes.
 * Documents are trees with links back, which Python's collector searches again and again for what
