@@ -2,9 +2,9 @@
 
 * One pool for all pages. The gallery fills its pool chapter by chapter, and at the end of each a
   core waits for the longest page. But it takes a page that has run, and has not changed, as it is:
-  so a parallel build runs all pages here first. A page that fails runs again there, and is reported.
-* The gallery cuts code into its words, a node each, to link them. It does so last here, since every
-  other step of a page walks over all nodes.
+  so a parallel build runs all pages here first. One that fails runs again there, and is reported.
+* The gallery cuts code into its words, a node each, to link them. It does so last here, since
+  every other step of a page walks over all nodes.
 * Documents are trees with links back, which Python's collector searches again and again for what
   nothing refers to. It does so less often here.
 """
