@@ -71,8 +71,9 @@ def docstrings() -> list[Document]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
             text = ast.get_docstring(node)
             if text:
-                function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-                signature = f"({ast.unparse(node.args)})" if function else ""
+                signature = ""
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    signature = f"({ast.unparse(node.args)})"
                 text = f"{name}{signature}\n\n{text.strip()}"
                 documents.append(Document(f"docstrings/{name}", f"module/{module}", text))
         for child in ast.iter_child_nodes(node):
