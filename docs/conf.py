@@ -53,7 +53,6 @@ exclude_patterns = [
     "_pages",
     "locale",
     "generated",
-    "quicker",
     "inventories",
     # The gallery writes a page and a notebook of each script; the page is the one to show.
     "auto_tutorials/**/*.ipynb",
