@@ -38,6 +38,7 @@ extensions = [
     "sphinxext.opengraph",
     # Those of this site, in docs/_ext.
     "generated",
+    "quicker",
     "course",
     "landing",
     "docstrings",

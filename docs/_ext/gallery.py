@@ -93,7 +93,7 @@ def sphinx_gallery_conf() -> dict[str, Any]:
         "filename_pattern": r"[/\\][0-9][^/\\]*[/\\][0-9][^/\\]*\.py$",
         "ignore_pattern": r"(^|[/\\])[^0-9/\\][^/\\]*\.py$",
         "junit": "../gallery_junit.xml",
-        # On two shared cores the serial build is the fastest; set it where there are more.
+        # Processes that run pages; with more than one see quicker.py.
         "parallel": int(os.environ.get("GALLERY_JOBS", "0")) or False,
         "reset_modules": ("matplotlib", "gallery.reset_state"),
         "reset_modules_order": "both",

@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from lm_from_scratch.checkpoint.folders import (
     check_replaceable,
@@ -124,7 +125,7 @@ def _fill(
     tensors = read_tensors(folder)  # mapped into memory: no number is read before it is needed
     check_sizes(config, tensors, folder)
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _NothingDrawn():
             model = make()
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
@@ -149,6 +150,18 @@ def _fill(
     model.eval()
     vars(model)["published"] = published
     return model
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """No weights are drawn where there is no place for numbers. There, torch would import its
+    compiler to draw them: as long as all the rest of loading a small model."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in (nn.init.normal_, Tensor.normal_):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs or {})
 
 
 def load_shipped(name: str = "gpt2-docs") -> tuple[CausalLM, Tokenizer]:

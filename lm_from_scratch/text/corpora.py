@@ -43,9 +43,9 @@ def reference() -> list[Document]:
 def _modules() -> Iterator[tuple[str, str]]:
     """Name and source of every module of the standard library; nothing is imported."""
     library = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(library.rglob("*.py")):
+    for path in sorted(_files(library)):
         parts = path.relative_to(library).with_suffix("").parts
-        if NOT_READ.intersection(parts) or parts[0].startswith(("config-", "_sysconfigdata")):
+        if path.stem in NOT_READ or parts[0].startswith(("config-", "_sysconfigdata")):
             continue
         try:
             source = path.read_text(encoding="utf-8")
@@ -54,21 +54,30 @@ def _modules() -> Iterator[tuple[str, str]]:
         yield ".".join(parts).removesuffix(".__init__"), source
 
 
+def _files(folder: Path) -> Iterator[Path]:
+    """The Python files below a folder, but for those in folders that are not read."""
+    for path in folder.iterdir():
+        if path.suffix == ".py":
+            yield path
+        elif path.name not in NOT_READ and path.is_dir():
+            yield from _files(path)
+
+
 def docstrings() -> list[Document]:
     """Every docstring of the standard library, below the signature that it describes."""
     documents: list[Document] = []
 
     def visit(node: ast.AST, name: str, module: str) -> None:
-        signature = ""
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            signature = f"({ast.unparse(node.args)})"
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
             text = ast.get_docstring(node)
             if text:
+                signature = ""
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    signature = f"({ast.unparse(node.args)})"
                 text = f"{name}{signature}\n\n{text.strip()}"
                 documents.append(Document(f"docstrings/{name}", f"module/{module}", text))
         for child in ast.iter_child_nodes(node):
-            if not isinstance(child, ast.expr):  # no definition stands in an expression
+            if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
                 visit(child, f"{name}.{child.name}" if hasattr(child, "name") else name, module)
 
     for module, source in _modules():

@@ -196,7 +196,7 @@ rows = [
     for ids in texts
     for start in list(range(0, len(ids) - 4 * L, 4 * L))[:3]
 ]
-rows = torch.stack(rows[:6])  # (B, 4 L + 1)
+rows = torch.stack(rows[:4])  # (B, 4 L + 1)
 print(f"{len(rows)} rows of {4 * L} tokens and the token after")
 assert L == 256 and len(rows) > 2
 

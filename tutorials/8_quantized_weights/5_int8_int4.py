@@ -249,13 +249,15 @@ def losses(logits):
 
 
 exact = {name: model(idx) for name, model in models.items()}
+log_exact = {name: logits.log_softmax(-1) for name, logits in exact.items()}
 
 
 def judge(name, model):
-    logits, log_p = model(idx).float(), exact[name].log_softmax(-1)
+    logits = model(idx).float()
     moved = logits - exact[name]
-    kl = (log_p.exp() * (log_p - logits.log_softmax(-1))).sum(-1).mean()
-    rise = losses(logits) - losses(exact[name])
+    apart = log_exact[name] - logits.log_softmax(-1)  # (B, T, V)
+    kl = (log_exact[name].exp() * apart).sum(-1).mean()
+    rise = apart.gather(-1, targets[..., None])
     return {
         "bytes": sum(map(bytes_read, model.parameters())),
         "largest": moved.abs().max().item(),
