@@ -8,8 +8,9 @@ SITE := docs/_build/html
 DOCTREES := docs/_build/doctrees
 STAMP := .venv/.installed
 
-# On shared cores the threads of torch cost more than they bring; two test processes use both cores.
+# On shared cores the threads of torch cost more than they bring; two processes use both cores.
 export OMP_NUM_THREADS := 1
+export GALLERY_JOBS ?= 2
 export PYTHONDONTWRITEBYTECODE := 1
 export MYPY_NUM_WORKERS := 2
 
@@ -50,7 +51,7 @@ $(STAMP): pyproject.toml constraints.txt $(shell test -x .venv/bin/python || ech
 
 docs: $(STAMP) ## build the site from nothing; every tutorial runs, a warning is an error
 	rm -rf docs/_build docs/auto_tutorials docs/api docs/generated docs/gpu docs/exercises
-	"$(PY)" -m sphinx -W --keep-going -j $(or $(filter-out 0,$(GALLERY_JOBS)),1) -b html -d "$(DOCTREES)" docs "$(SITE)"
+	"$(PY)" -m sphinx -W --keep-going -j $(GALLERY_JOBS) -b html -d "$(DOCTREES)" docs "$(SITE)"
 	@echo "The site is in $(SITE). Open $(SITE)/index.html, or run: make serve"
 
 preview: $(STAMP) ## build the site again; only changed tutorials run (for authors)
