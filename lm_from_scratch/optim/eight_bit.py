@@ -19,6 +19,9 @@ which is kept in float32, and every quotient becomes the nearest value. An outli
 precision in its own block alone. Together this is 8 + 32 / 256 = 8.125 bits a number.
 
 The step is the same as ever: the moments of one parameter are decoded, used, and encoded again.
+What is lost are changes of less than half the distance to the next value. At :math:`\beta_2 = 0.95`
+there are few. At 0.999 a second moment that falls by 0.1 % a step may stand still: it follows a
+gradient that has become smaller only as far as the largest number of its block does.
 
 Sources: Dettmers, Lewis, Shleifer, Zettlemoyer, *8-bit Optimizers via Block-wise Quantization*,
 2022, arXiv:2110.02861 (with blocks of 2048; bitsandbytes has 256 today); Dettmers, *8-Bit

@@ -24,8 +24,8 @@ from lm_from_scratch.optim.eight_bit import (
     stored,
     table_for,
 )
-from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.optim.galore import MOMENTS as AT_A_NEW_BASIS
+from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.optim.in_backward import update_in_backward
 from lm_from_scratch.training.loss import causal_lm_loss
 
@@ -279,7 +279,7 @@ def go_on(model: nn.Module, optimizer: AdamW, first: int, last: int) -> list[flo
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, F64], ids=str)
 @pytest.mark.parametrize("kind", ["adamw", "galore"])
-def test_a_run_that_was_saved_goes_on_bit_for_bit(kind: str, dtype: torch.dtype, fused: bool) -> None:
+def test_a_saved_run_goes_on_bit_for_bit(kind: str, dtype: torch.dtype, fused: bool) -> None:
     model, optimizer = model_and(kind, fused=fused, optim_bits=8)
     model.to(dtype)
     go_on(model, optimizer, 0, 3)
