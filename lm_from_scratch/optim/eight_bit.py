@@ -60,18 +60,18 @@ def dynamic_values(signed: bool) -> Tensor:
 
 class Table(NamedTuple):
     """Values, and what finds the nearest one: a search among ``middles`` is slow on a CPU, so
-    ``first`` has the code of the smallest number that begins with the same 17 bits. Among the
-    numbers that do there is at most one middle."""
+    ``first`` has the code of the smallest number whose first 16 bits are the same (of float32:
+    what bfloat16 keeps). Among the numbers that share them there is at most one middle."""
 
     values: Tensor  # (V,), sorted
     middles: Tensor  # (V,), between a value and the next; the last is infinite
-    first: Tensor  # (2**17,)
+    first: Tensor  # (2**16,)
 
     @classmethod
     def of(cls, values: Tensor) -> "Table":
         middles = torch.cat([(values[:-1] + values[1:]) / 2, values.new_tensor([torch.inf])])
-        bits = torch.arange(2**17, device=values.device) << 15  # sign, exponent, 8 bits behind it
-        smallest = (bits | (bits >> 31) * (2**15 - 1)).to(torch.int32).view(torch.float32)
+        bits = torch.arange(2**16, device=values.device) << 16
+        smallest = (bits | (bits >> 31) * (2**16 - 1)).to(torch.int32).view(torch.float32)
         first = torch.bucketize(smallest, middles).clamp(max=len(values) - 1)
         return cls(values, middles, first.to(torch.uint8))
 
@@ -84,24 +84,39 @@ def table_for(moment: str, device: torch.device) -> Table:
     return Table.of(values.to(device))
 
 
+def pieces(x: Tensor) -> tuple[Tensor, ...]:
+    """Flat ``x`` (any shape) in pieces of whole blocks, whose intermediate results fit into the
+    cache of a CPU, or take little of a GPU's memory."""
+    return x.reshape(-1).split(2**18 if x.is_cpu else 2**24)
+
+
 def encode(x: Tensor, table: Table) -> tuple[Tensor, Tensor]:
     """The codes of ``x``, uint8 of the same shape (any), and the largest absolute value of every
     block in float32, shape (blocks,). Blocks go row by row, and the last may be shorter."""
-    blocks = pad(x.reshape(-1), (0, -x.numel() % BLOCK)).view(-1, BLOCK).float()
-    largest = blocks.abs().amax(1).clamp(max=torch.finfo(torch.float32).max)
-    quotients = blocks / torch.where(largest == 0, 1.0, largest)[:, None]  # (blocks, BLOCK)
-    quotients = quotients.view(-1)
-    begin = (quotients.view(torch.int32) >> 15) & (2**17 - 1)
-    codes = table.first.index_select(0, begin)
-    codes += quotients > table.middles.index_select(0, codes.int())
-    return codes[: x.numel()].clone().view(x.shape), largest  # a view would keep the padding
+    codes, scales = [], []
+    for piece in pieces(x):
+        n = len(piece)
+        blocks = pad(piece, (0, -n % BLOCK)).view(-1, BLOCK).float()
+        largest = blocks.abs().amax(1).clamp(max=torch.finfo(torch.float32).max)
+        quotients = blocks / torch.where(largest == 0, 1.0, largest)[:, None]  # (blocks, BLOCK)
+        quotients = quotients.view(-1)[:n]
+        begin = (quotients.view(torch.int32) >> 16) & (2**16 - 1)
+        nearest = table.first.index_select(0, begin)
+        nearest += quotients > table.middles.index_select(0, nearest.int())
+        codes.append(nearest)
+        scales.append(largest)
+    return torch.cat(codes).view(x.shape), torch.cat(scales)
 
 
 def decode(codes: Tensor, largest: Tensor, table: Table) -> Tensor:
     """The numbers behind the ``codes`` (any shape), in float32."""
-    blocks = pad(codes.reshape(-1), (0, -codes.numel() % BLOCK))
-    numbers = table.values.index_select(0, blocks.int()).view(-1, BLOCK) * largest[:, None]
-    return numbers.view(-1)[: codes.numel()].view(codes.shape)
+    numbers = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
+    done = 0
+    for part, piece in zip(pieces(numbers), pieces(codes), strict=True):
+        scales = largest[done // BLOCK :][: -(-len(piece) // BLOCK)].repeat_interleave(BLOCK)
+        torch.mul(table.values.index_select(0, piece.int()), scales[: len(piece)], out=part)
+        done += len(piece)
+    return numbers
 
 
 def is_coded(state: dict[str, Tensor], bits: int) -> bool:
