@@ -86,10 +86,10 @@ class AdamW(torch.optim.Optimizer):
     then. A parameter without a gradient is left alone. ``fused`` calls torch's kernel instead, with
     the same result within rounding: all parameters at once, one pass over memory.
 
-    ``optim_bits``, named as in bitsandbytes, is 32, or 8 for moments of one byte a number where
-    there are at least 4096: :mod:`lm_from_scratch.optim.eight_bit`. They are in full only while the
-    parameter is updated, one after another, and in no less than float32. Such a state is not one
-    for torch's AdamW. An option that is changed takes effect with the next step.
+    ``optim_bits``, named as in bitsandbytes, is 32, or 8 for moments of one byte a number
+    (:mod:`lm_from_scratch.optim.eight_bit`) where they have at least 4096 numbers. They are decoded
+    for one parameter at a time, into float32 at least. torch's AdamW cannot use such a state. An
+    option that is changed takes effect with the next step.
 
     Raises ``ValueError`` for a sparse gradient and ``FloatingPointError`` for one that is not
     finite, before any parameter or state is changed. The check of finiteness reads one number back
@@ -195,11 +195,12 @@ class AdamW(torch.optim.Optimizer):
         for p in params:
             if not self.state[p]:
                 self.state[p].update(self.new_state(p, group))
-        codes = [is_coded(self.state[p], group["optim_bits"]) for p in params]
-        self.update_all([p for p, coded in zip(params, codes, strict=True) if not coded], group)
-        for p in (p for p, coded in zip(params, codes, strict=True) if coded):
+        bits = group["optim_bits"]
+        coded = [p for p in params if is_coded(self.state[p], bits)]
+        self.update_all([p for p in params if not is_coded(self.state[p], bits)], group)
+        for p in coded:
             wide = torch.promote_types(p.dtype, torch.float32)
-            with decoded(self.state[p], group["optim_bits"], wide):
+            with decoded(self.state[p], bits, wide):
                 # torch's kernel wants the weight and its moments in one dtype
                 self.update_all([p], {**group, "fused": group["fused"] and p.dtype == wide})
 

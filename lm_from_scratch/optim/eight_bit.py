@@ -109,7 +109,8 @@ def encode(x: Tensor, table: Table) -> tuple[Tensor, Tensor]:
 
 
 def decode(codes: Tensor, largest: Tensor, table: Table) -> Tensor:
-    """The numbers behind the ``codes`` (any shape), in float32."""
+    """The numbers behind the ``codes`` (any shape) of blocks with these ``largest`` (blocks,), in
+    float32."""
     numbers = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
     done = 0
     for part, piece in zip(pieces(numbers), pieces(codes), strict=True):

@@ -14,8 +14,7 @@ You will learn
 * what the held-out loss does at equal tokens, and how little one seed proves,
 * the same moments in one byte a number: what that saves, and what it costs,
 * three ways to find a basis, and what each gives up,
-* when GaLore does not pay,
-* what belongs into a checkpoint.
+* when GaLore does not pay, and what belongs into a checkpoint.
 
 Before you start
 ----------------
