@@ -92,13 +92,13 @@ def pieces(x: Tensor) -> tuple[Tensor, ...]:
 
 def encode(x: Tensor, table: Table) -> tuple[Tensor, Tensor]:
     """The codes of ``x``, uint8 of the same shape (any), and the largest absolute value of every
-    block in float32, shape (blocks,). Blocks go row by row, and the last may be shorter."""
+    block in float32, shape (B,) for B blocks. They go row by row, and the last may be shorter."""
     codes, scales = [], []
     for piece in pieces(x):
         n = len(piece)
         blocks = pad(piece, (0, -n % BLOCK)).view(-1, BLOCK).float()
         largest = blocks.abs().amax(1).clamp(max=torch.finfo(torch.float32).max)
-        quotients = blocks / torch.where(largest == 0, 1.0, largest)[:, None]  # (blocks, BLOCK)
+        quotients = blocks / torch.where(largest == 0, 1.0, largest)[:, None]  # (B, BLOCK)
         quotients = quotients.view(-1)[:n]
         begin = (quotients.view(torch.int32) >> 16) & (2**16 - 1)
         nearest = table.first.index_select(0, begin)
@@ -109,7 +109,7 @@ def encode(x: Tensor, table: Table) -> tuple[Tensor, Tensor]:
 
 
 def decode(codes: Tensor, largest: Tensor, table: Table) -> Tensor:
-    """The numbers behind the ``codes`` (any shape) of blocks with these ``largest`` (blocks,), in
+    """The numbers behind the ``codes`` (any shape) of B blocks with these ``largest`` (B,), in
     float32."""
     numbers = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
     done = 0
