@@ -84,17 +84,17 @@ def table_for(moment: str, device: torch.device) -> Table:
     return Table.of(values.to(device))
 
 
-def pieces(x: Tensor) -> tuple[Tensor, ...]:
-    """Flat ``x`` (any shape) in pieces of whole blocks, whose intermediate results fit into the
-    cache of a CPU, or take little of a GPU's memory."""
-    return x.reshape(-1).split(2**18 if x.is_cpu else 2**24)
+def numbers_at_once(device: torch.device) -> int:
+    """Whole blocks whose intermediate results fit into the cache of a CPU, or take little of a
+    GPU's memory."""
+    return 2**18 if device.type == "cpu" else 2**24
 
 
 def encode(x: Tensor, table: Table) -> tuple[Tensor, Tensor]:
     """The codes of ``x``, uint8 of the same shape (any), and the largest absolute value of every
     block in float32, shape (B,) for B blocks. They go row by row, and the last may be shorter."""
     codes, scales = [], []
-    for piece in pieces(x):
+    for piece in x.reshape(-1).split(numbers_at_once(x.device)):
         n = len(piece)
         blocks = pad(piece, (0, -n % BLOCK)).view(-1, BLOCK).float()
         largest = blocks.abs().amax(1).clamp(max=torch.finfo(torch.float32).max)
@@ -112,11 +112,11 @@ def decode(codes: Tensor, largest: Tensor, table: Table) -> Tensor:
     """The numbers behind the ``codes`` (any shape) of B blocks with these ``largest`` (B,), in
     float32."""
     numbers = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
-    done = 0
-    for part, piece in zip(pieces(numbers), pieces(codes), strict=True):
-        scales = largest[done // BLOCK :][: -(-len(piece) // BLOCK)].repeat_interleave(BLOCK)
-        torch.mul(table.values.index_select(0, piece.int()), scales[: len(piece)], out=part)
-        done += len(piece)
+    n = numbers_at_once(codes.device)
+    parts = numbers.view(-1).split(n), codes.reshape(-1).split(n), largest.split(n // BLOCK)
+    for part, piece, scales in zip(*parts, strict=True):
+        quotients = table.values.index_select(0, piece.int())
+        torch.mul(quotients, scales.repeat_interleave(BLOCK)[: len(piece)], out=part)
     return numbers
 
 

@@ -121,6 +121,19 @@ def test_the_short_cut_finds_what_a_search_finds(seed: int) -> None:
         assert torch.equal(encode(x, table)[0].long(), torch.bucketize(x, table.middles))
 
 
+def test_a_large_tensor_is_its_blocks_alone() -> None:
+    table = table_for("exp_avg", CPU)
+    x = wide_range(2**18 + 3 * BLOCK + 7)
+    codes, largest = encode(x, table)
+    found = decode(codes, largest, table)
+    for i in (0, 2**18 - BLOCK, 2**18, 2**18 + 3 * BLOCK):
+        block = x[i : i + BLOCK]
+        alone = encode(block, table)
+        assert torch.equal(codes[i : i + BLOCK], alone[0])
+        assert torch.equal(found[i : i + BLOCK], decode(*alone, table))
+    assert largest.shape == (2**10 + 4,)
+
+
 def test_blocks_of_zeros_and_blocks_with_one_number() -> None:
     for moment in MOMENTS:
         table = table_for(moment, CPU)
