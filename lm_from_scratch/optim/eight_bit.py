@@ -164,6 +164,4 @@ class decoded:  # a context, and so in small letters, as torch.no_grad
     def __exit__(
         self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
-            self.state.clear()
         self.state.update(stored(self.state, self.bits) if kind is None else self.before)
