@@ -540,8 +540,10 @@ assert max(differences) < min(0.02, max(spreads) / 2)
 
 # %%
 # Each column is one seed. What 8 bits change is far less than what another seed changes, and goes both ways. Dettmers
-# and his co-authors found no loss in long runs either. It is not free, though:
+# and his co-authors report no loss in long runs. It is not free, though:
 #
+# * **Your model decides.** Where gradients of very different sizes share a block, the small ones are known less well. So
+#   compare before a long run: ``python -m lm_from_scratch train`` takes ``--optim-bits 8`` for both optimizers.
 # * **Time.** Decoding and encoding go over the moments several times. The command
 #   ``python tests/benchmarks/bench_galore.py`` times it.
 # * **Small changes** of a moment, less than half the distance to the next value, are lost. At :math:`\beta_2 = 0.95`
