@@ -16,7 +16,8 @@ values from the smallest to the largest.
 
 A moment is cut into blocks of 256 numbers. Each block is divided by its largest absolute value,
 which is kept in float32, and every quotient becomes the nearest value. An outlier then costs
-precision in its own block alone; numbers of very different sizes that share a block do pay. Together this is 8 + 32 / 256 = 8.125 bits a number.
+precision in its own block alone; numbers of very different sizes that share a block do pay.
+Together this is 8 + 32 / 256 = 8.125 bits a number.
 
 The step is the same as ever: the moments of one parameter are decoded, used, and encoded again.
 What is lost are changes of less than half the distance to the next value. At :math:`\beta_2 = 0.95`
