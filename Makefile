@@ -115,8 +115,8 @@ AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS
 # that this system has no wheel of is not measured. transformers imports torchao where it finds it.
 PIP = "$(PY)" -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all:
 $(PEERS):
-	-for peer in galore-torch==1.0 pytorch_optimizer==4.1.0 ctranslate2==4.8.5 gguf==0.19.0 \
-		xllamacpp==2026.10.11549; do $(PIP) --target "$@" $$peer; done
+	-for peer in galore-torch==1.0 pytorch_optimizer==4.1.0 bitsandbytes==0.50.2 ctranslate2==4.8.5 \
+		gguf==0.19.0 xllamacpp==2026.10.11549; do $(PIP) --target "$@" $$peer; done
 	-$(PIP) --target "$@/apart" torchao==0.18.0
 
 # make gpu PY=python3 takes that Python as it is, where torch and Triton are installed already.

@@ -52,7 +52,7 @@ from lm_from_scratch.runs.folder import cut_log, follow, how_to_go_on, only_run_
 from lm_from_scratch.runs.saved import saved
 from lm_from_scratch.text.batches import Batch
 from lm_from_scratch.text.corpora import CORPORA
-from lm_from_scratch.training.train import GALORE, TrainConfig, state_numbers, train
+from lm_from_scratch.training.train import GALORE, TrainConfig, state_bytes, train
 
 
 def run(args: argparse.Namespace) -> int:
@@ -163,10 +163,10 @@ def train_in(
         f"{ready.said}; {sum(p.numel() for p in model.parameters())} parameters; "
         f"{batches.batches_per_epoch} batches an epoch"
     )
-    if config.optimizer == "galore":
-        numbers = state_numbers(model, config)
-        adamw = state_numbers(model, replace(config, optimizer="adamw"))
-        print(f"GaLore keeps {numbers} numbers, AdamW would keep {adamw}")
+    if config.optimizer == "galore" or config.optim_bits != 32:
+        adamw = replace(config, optimizer="adamw", optim_bits=32)
+        kept, whole = (state_bytes(model, c) / 1e6 for c in (config, adamw))
+        print(f"the optimizer keeps {kept:.1f} MB, AdamW in 32 bits would keep {whole:.1f} MB")
     if group.parallel:
         print(
             f"{group.size} processes, {args.batch_size // group.size} rows each: {group.parallel}"
@@ -257,6 +257,7 @@ how to choose the numbers
   lr                 the first thing to try to change: halve it if the loss jumps
   rank               of galore: a quarter of n-embd loses little, and less saves more
   galore-scale       its matrices move by lr * scale: at 0.25 they want a larger lr than AdamW
+  optim-bits         8 keeps the optimizer's moments in a quarter of the memory, for longer steps
 """
 
 
@@ -310,7 +311,7 @@ def add_step_options(p: argparse.ArgumentParser) -> None:
         "--batch-size", type=int, default=OF_PRESET, help="rows in a batch, over all processes"
     )
     names = "grad_accumulation steps lr min_lr warmup weight_decay chunked_loss optimizer"
-    add_fields(p, TrainConfig, names.split(), **OF_PRESETS)
+    add_fields(p, TrainConfig, [*names.split(), "optim_bits"], **OF_PRESETS)
     words = {"projection_type": PROJECTION_TYPES, "basis": BASES, "moments": MOMENTS}
     add_fields(p, TrainConfig, [*GALORE, "update_in_backward"], words, rank="n-embd / 4")
 

@@ -202,8 +202,9 @@ class AdamW(reference.AdamW):
         """Raises ``ValueError`` also for an option that needs another step."""
         super().check_group(group)
         use = "use lm_from_scratch.optim.adamw.AdamW"
-        if group["fused"]:
-            raise ValueError(f"fused={group['fused']}: the kernel cannot do that; {use}")
+        for name, other in (("fused", group["fused"]), ("optim_bits", group["optim_bits"] != 32)):
+            if other:
+                raise ValueError(f"{name}={group[name]}: the kernel cannot do that; {use}")
         if any(isinstance(beta, Tensor) for beta in group["betas"]):
             raise ValueError(f"betas={group['betas']}: the kernel takes numbers; {use}")
         for p in reference.tensors_of(group):

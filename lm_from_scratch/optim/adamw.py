@@ -35,6 +35,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw as torch_adamw
 
+from lm_from_scratch.optim.eight_bit import decoded, is_coded, stored, stored_shapes
+
 Number = float | Tensor
 
 
@@ -84,6 +86,11 @@ class AdamW(torch.optim.Optimizer):
     then. A parameter without a gradient is left alone. ``fused`` calls torch's kernel instead, with
     the same result within rounding: all parameters at once, one pass over memory.
 
+    ``optim_bits``, named as in bitsandbytes, is 32, or 8 for moments of one byte a number
+    (:mod:`lm_from_scratch.optim.eight_bit`) where they have at least 4096 numbers. They are decoded
+    for one parameter at a time, into float32 at least. torch's AdamW cannot use such a state. An
+    option that is changed takes effect with the next step.
+
     Raises ``ValueError`` for a sparse gradient and ``FloatingPointError`` for one that is not
     finite, before any parameter or state is changed. The check of finiteness reads one number back
     from the device.
@@ -101,8 +108,12 @@ class AdamW(torch.optim.Optimizer):
         weight_decay: float = 1e-2,
         *,
         fused: bool | None = None,
+        optim_bits: int = 32,
     ) -> None:
-        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused)
+        defaults = dict(
+            lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused,
+            optim_bits=optim_bits,
+        )  # fmt: skip
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -131,6 +142,8 @@ class AdamW(torch.optim.Optimizer):
                 raise ValueError(f"{name}={group[name]} must be finite and not negative")
         if len(group["betas"]) != 2 or not all(0.0 <= beta < 1.0 for beta in group["betas"]):
             raise ValueError(f"betas={group['betas']} must be two numbers in [0, 1)")
+        if group["optim_bits"] not in (8, 32):
+            raise ValueError(f"optim_bits={group['optim_bits']!r} must be 8 or 32")
         for p in tensors_of(group):
             if p.is_complex():
                 raise ValueError(f"a parameter is {p.dtype}; {type(self).__name__} takes real ones")
@@ -182,6 +195,17 @@ class AdamW(torch.optim.Optimizer):
         for p in params:
             if not self.state[p]:
                 self.state[p].update(self.new_state(p, group))
+        bits = group["optim_bits"]
+        coded = [p for p in params if is_coded(self.state[p], bits)]
+        self.update_all([p for p in params if not is_coded(self.state[p], bits)], group)
+        for p in coded:
+            wide = torch.promote_types(p.dtype, torch.float32)
+            with decoded(self.state[p], bits, wide):
+                # torch's kernel wants the weight and its moments in one dtype
+                self.update_all([p], {**group, "fused": group["fused"] and p.dtype == wide})
+
+    def update_all(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        """The step of ``params``, whose moments are numbers."""
         if group["fused"]:
             grads = [p.grad for p in params if p.grad is not None]
             fused_step(params, grads, [self.state[p] for p in params], group)
@@ -195,8 +219,9 @@ class AdamW(torch.optim.Optimizer):
         assert grad is not None
         state["step"] += 1
         old = p, state["exp_avg"], state["exp_avg_sq"]
+        wide = state["exp_avg"].dtype  # that of p, unless the moments were codes
         new = adamw(
-            p, grad, state["exp_avg"], state["exp_avg_sq"], state["step"].item(),
+            p.to(wide), grad.to(wide), state["exp_avg"], state["exp_avg_sq"], state["step"].item(),
             group["lr"], group["betas"], group["eps"], group["weight_decay"],
         )  # fmt: skip
         for tensor, value in zip(old, new, strict=True):
@@ -214,7 +239,8 @@ class AdamW(torch.optim.Optimizer):
             name: torch.zeros_like(p, memory_format=torch.preserve_format)
             for name in ("exp_avg", "exp_avg_sq")
         }
-        return {"step": torch.zeros((), device=p.device if group["fused"] else "cpu"), **zeros}
+        step = torch.zeros((), device=p.device if group["fused"] else "cpu")
+        return stored({"step": step, **zeros}, group["optim_bits"])
 
     def state_shapes(self, p: Tensor) -> dict[str, torch.Size]:
         """The names and shapes of the state that a parameter has after its first step."""
@@ -222,7 +248,8 @@ class AdamW(torch.optim.Optimizer):
 
     def shapes_in(self, group: dict[str, Any], p: Tensor) -> dict[str, torch.Size]:
         """:meth:`state_shapes` of a parameter with the options of any group."""
-        return {"step": torch.Size(), "exp_avg": p.shape, "exp_avg_sq": p.shape}
+        shapes = {"step": torch.Size(), "exp_avg": p.shape, "exp_avg_sq": p.shape}
+        return stored_shapes(shapes, group["optim_bits"])
 
     def group_of(self, p: Tensor) -> dict[str, Any]:
         """The group that a parameter belongs to."""
@@ -256,6 +283,12 @@ class AdamW(torch.optim.Optimizer):
                             f"shape {shapes[0]}, expected {shapes[1]}"
                         )
         super().load_state_dict(state_dict)
+        # torch gives all state the dtype of the parameter, which is right for some of it
+        for p, group, state in self.pairs(state_dict):
+            like = self.new_state(p, group) if state else {}
+            for name, value in (state or {}).items():
+                x = like.get(name, value)
+                self.state[p][name] = value.detach().to(x.device, x.dtype, copy=True)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -289,7 +322,8 @@ def without_switches(group: dict[str, Any]) -> dict[str, Any]:
     theirs = {
         "decoupled_weight_decay", "amsgrad", "maximize", "foreach", "capturable", "differentiable"
     }  # fmt: skip
-    return {name: value for name, value in group.items() if name not in theirs}
+    kept = {name: value for name, value in group.items() if name not in theirs}
+    return {"optim_bits": 32, **kept}  # what torch's AdamW has
 
 
 def fused_step(

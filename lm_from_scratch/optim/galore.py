@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from lm_from_scratch.optim.adamw import AdamW, Number, adam_direction, fused_step
+from lm_from_scratch.optim.eight_bit import decoded, stored, stored_shapes
 from lm_from_scratch.optim.galore_basis import (
     BASES,
     PROJECTION_TYPES,
@@ -115,7 +116,8 @@ class GaLore(AdamW):
     (how many were made), and with ``max_drift`` the ``energy`` that the basis captured at first. It
     is kept in float32 for weights of lower precision: in bfloat16 the second moment would never
     decay, because 0.999 v rounds to v. (The state of the others has the dtype of the weight, as in
-    torch.) Every entry is a tensor, so that a checkpoint loads with
+    torch.) With ``optim_bits=8`` the moments are kept in one byte a number, as in AdamW; the bases
+    stay as they are. Every entry is a tensor, so that a checkpoint loads with
     ``weights_only=True``.
 
     For parameters that are spread over several processes there is
@@ -144,11 +146,13 @@ class GaLore(AdamW):
         moments: str = "keep",
         seed: int = 0,
         fused: bool | None = None,
+        optim_bits: int = 32,
     ) -> None:
         defaults = dict(
             lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused, rank=rank,
             update_proj_gap=update_proj_gap, max_drift=max_drift, scale=scale,
             projection_type=projection_type, basis=basis, moments=moments, seed=seed,
+            optim_bits=optim_bits,
         )  # fmt: skip
         torch.optim.Optimizer.__init__(self, params, defaults)
 
@@ -201,17 +205,23 @@ class GaLore(AdamW):
         """The step of one matrix from its projected gradient ``low`` (r or m, r or n)."""
         state = self.state[p]
         state["age"] += 1
-        if group["fused"]:  # the direction is what a weight of 0 becomes, at a learning rate of -1
-            direction = torch.zeros_like(low)
-            fused_step([direction], [low], [state], {**group, "lr": -1.0, "weight_decay": 0.0})
-        else:
-            state["step"] += 1
-            direction, state["exp_avg"], state["exp_avg_sq"] = adam_direction(
-                low, state["exp_avg"], state["exp_avg_sq"], state["step"].item(), group["betas"],
-                group["eps"],
-            )  # fmt: skip
+        with decoded(state, group["optim_bits"], low.dtype):
+            direction = self.direction(low, state, group)
         kept, length = 1 - group["lr"] * group["weight_decay"], group["lr"] * group["scale"]
         self.move(p, direction, state, kept, length)
+
+    def direction(self, low: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> Tensor:
+        """Adam's direction for the projected gradient ``low`` (r or m, r or n)."""
+        if group["fused"]:  # it is what a weight of 0 becomes, at a learning rate of -1
+            direction = torch.zeros_like(low)
+            fused_step([direction], [low], [state], {**group, "lr": -1.0, "weight_decay": 0.0})
+            return direction
+        state["step"] += 1
+        direction, state["exp_avg"], state["exp_avg_sq"] = adam_direction(
+            low, state["exp_avg"], state["exp_avg_sq"], state["step"].item(), group["betas"],
+            group["eps"],
+        )  # fmt: skip
+        return direction
 
     def coordinates(self, grad: Tensor, state: dict[str, Tensor]) -> Tensor:
         """The ``grad`` (m, n) in the coordinates of the basis."""
@@ -284,10 +294,14 @@ class GaLore(AdamW):
         same_sides = [basis is None for basis in old] == [basis is None for basis in new]
         same_shape = "exp_avg" in state and state["exp_avg"].shape == shape
         usable = same_sides and (same_shape or group["moments"] == "rotate")
-        if not state.get("step") or not usable or group["moments"] == "reset":
-            fresh = self.new_state(p, group)
-            state.update({name: fresh[name] for name in ("step", "exp_avg", "exp_avg_sq")})
-        elif group["moments"] == "rotate":
+        anew = not state.get("step") or not usable or group["moments"] == "reset"
+        if not anew and group["moments"] == "keep":
+            return
+        fresh = self.new_state(p, {**group, "optim_bits": 32})
+        with decoded(state, group["optim_bits"], fresh["exp_avg"].dtype):
+            if anew:
+                state.update({name: fresh[name] for name in ("step", "exp_avg", "exp_avg_sq")})
+                return
             t = state["step"].item()
             beta1, beta2 = group["betas"]
             state["exp_avg"], state["exp_avg_sq"] = rotate_moments(
@@ -311,7 +325,8 @@ class GaLore(AdamW):
         shapes |= {"exp_avg": low, "exp_avg_sq": low}
         shapes |= {"left": torch.Size((m, rank))} if left else {}
         shapes |= {"right": torch.Size((n, rank))} if right else {}
-        return shapes | ({} if group["max_drift"] is None else {"energy": torch.Size()})
+        shapes |= {} if group["max_drift"] is None else {"energy": torch.Size()}
+        return stored_shapes(shapes, group["optim_bits"])
 
     def new_state(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         """The state before the first step: zeros, and a basis that is due."""
@@ -320,22 +335,11 @@ class GaLore(AdamW):
         wide = torch.promote_types(p.dtype, torch.float32)
         state = {
             name: torch.zeros(shape, dtype=wide, device=p.device) if shape else torch.zeros(())
-            for name, shape in self.shapes_in(group, p).items()
+            for name, shape in self.shapes_in({**group, "optim_bits": 32}, p).items()
         }
         step = torch.zeros((), device=p.device if group["fused"] else "cpu")
-        return {**state, "step": step, "age": torch.tensor(math.inf)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        # torch casts all state to the dtype of the parameter, which is wrong for bfloat16
-        for p, group, state in self.pairs(state_dict):
-            if state and is_projected(p, group):
-                wide = torch.promote_types(p.dtype, torch.float32)
-                for name, value in state.items():
-                    with_p = value.dim() > 0 or (name == "step" and group["fused"])
-                    device = p.device if with_p else torch.device("cpu")
-                    dtype = wide if value.dim() > 0 else value.dtype
-                    self.state[p][name] = value.detach().to(device, dtype, copy=True)
+        state |= {"step": step, "age": torch.tensor(math.inf)}
+        return stored(state, group["optim_bits"])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "matmul": self.matmul}

@@ -11,13 +11,20 @@ from typing import Any
 
 from torch import Tensor
 
-from lm_from_scratch.optim.adamw import AdamW, Number
+from lm_from_scratch.optim.adamw import AdamW, Number, tensors_of
 from lm_from_scratch.optim.galore import GaLore, is_projected, move_
 from lm_from_scratch.optim.galore_basis import Bases, project_back
 
 
 class ShardedAdamW(AdamW):
     """AdamW whose parameters may be spread over the processes."""
+
+    def check_group(self, group: dict[str, Any]) -> None:
+        """Raises ``ValueError`` also for moments in 8 bits: a block of them would lie in several
+        processes."""
+        super().check_group(group)
+        if group["optim_bits"] == 8 and any(is_spread(p) for p in tensors_of(group)):
+            raise ValueError("optim_bits=8 is for whole parameters, not for those of FSDP: use 32")
 
     def whole(self, x: Tensor) -> Tensor:
         """What was computed from gradients, ``x``, the same in every process."""

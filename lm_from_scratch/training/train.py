@@ -69,6 +69,7 @@ class TrainConfig:
     weight_decay: NotNegative = 0.1  # shrinks matrices, not biases and norms
     max_grad_norm: Annotated[float, _ABOVE_0] = 1.0  # math.inf does not clip
     optimizer: Literal["adamw", "galore"] = "adamw"  # galore projects the blocks' matrices
+    optim_bits: int = 32  # of each number in the optimizer's moments: 32, or 8 for less memory
     rank: Count = 128  # galore: directions of each matrix
     update_proj_gap: Count = 200  # galore: steps for one basis
     scale: float = 0.25  # galore: factor of the matrices' steps, so lr * scale is their rate
@@ -84,7 +85,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        GaLore([torch.zeros(1)], **galore_options(self))  # checks them
+        GaLore([torch.zeros(1)], optim_bits=self.optim_bits, **galore_options(self))  # checks them
         if self.update_in_backward and self.max_grad_norm != math.inf:
             raise ValueError(
                 f"max_grad_norm={self.max_grad_norm} must be inf with update_in_backward: the norm "
@@ -136,7 +137,9 @@ def make_optimizer(model: nn.Module, config: TrainConfig, processes: Alone = ALO
     of an embedding each have a gradient of their own.
     """
     groups = parameter_groups(model, config.weight_decay)
-    options: dict[str, Any] = dict(lr=config.lr, betas=config.betas, fused=True)
+    options: dict[str, Any] = dict(
+        lr=config.lr, betas=config.betas, fused=True, optim_bits=config.optim_bits
+    )
     if config.optimizer == "adamw":
         return processes.optimizer(AdamW)(groups, **options)
     of_blocks = {id(parameter) for parameter in blocks(model).parameters()}
@@ -147,14 +150,14 @@ def make_optimizer(model: nn.Module, config: TrainConfig, processes: Alone = ALO
     return processes.optimizer(GaLore)([galore, matrices, others], **options)
 
 
-def state_numbers(model: nn.Module, config: TrainConfig) -> int:
-    """How many numbers the optimizer of a run will keep between two steps."""
+def state_bytes(model: nn.Module, config: TrainConfig) -> int:
+    """How many bytes the optimizer of a run will keep between two steps."""
     optimizer = make_optimizer(model, config)
     return sum(
-        shape.numel()
+        value.nbytes
         for group in optimizer.param_groups
         for p in group["params"]
-        for shape in optimizer.shapes_in(group, p).values()
+        for value in optimizer.new_state(p.to("meta"), group).values()
     )
 
 

@@ -53,6 +53,7 @@ SIXTY_M = dict(
 )  # fmt: skip
 TINY = SIXTY_M | dict(vocab_size=1024, n_embd=160, intermediate_size=192, n_layer=1)
 THEIRS, OTHERS, PLAIN = "galore-torch 1.0", "pytorch_optimizer 4.1", "torch's fused AdamW"
+EIGHT = "bitsandbytes 0.50, AdamW, 8 bits"
 
 
 def rows(size: Size) -> Iterator[Row]:
@@ -60,6 +61,7 @@ def rows(size: Size) -> Iterator[Row]:
     yield from correct_cells(kinds, size)
     model, kept = real_gradients(2 if size.smoke else 6 if size.quick else 8, size)
     yield from step_times(kinds, model, kept, size)
+    yield from eight_bits(model, kept[-1], size)
     if measure.has_peak():
         kinds_of_step = ("AdamW", "GaLore", "AdamW in backward", "GaLore in backward")
         held = {
@@ -291,6 +293,35 @@ def step_times(
             ours, theirs = ([1e3 * s for s in both[kind]] for kind in (label, peer))
             title = f"a step with its part of the new bases, one in {GAP} steps"
             yield measure.compare(title, label, peer, "ms", ours, theirs, target=aim)
+
+
+def eight_bits(model: Qwen2ForCausalLM, grads: dict[str, Tensor], size: Size) -> Iterator[Row]:
+    """A step with moments of one byte a number beside the same in 32 bits, and the bytes."""
+    names = matrices_of(model)
+    made: dict[str, Any] = {}
+    kinds = ["AdamW, 32 bits", "AdamW, 8 bits", "GaLore, 32 bits", "GaLore, 8 bits"]
+    for kind in kinds + ([EIGHT] if importlib.util.find_spec("bitsandbytes") else []):
+        params = {n: nn.Parameter(grads[n].clone()) for n in grads}
+        for n, p in params.items():
+            p.grad = grads[n]
+        options = dict(fused=True, optim_bits=32 if "32" in kind else 8)
+        if kind == EIGHT:
+            made[kind] = importlib.import_module("bitsandbytes.optim").AdamW8bit(params.values())
+        elif "AdamW" in kind:
+            made[kind] = AdamW(params.values(), **options)
+        else:
+            matrices = [p for n, p in params.items() if n in names]
+            others = [p for n, p in params.items() if n not in names]
+            group = dict(rank=RANK, update_proj_gap=None)
+            made[kind] = build("ours", GaLore, matrices, others, group, **options)
+        made[kind].step()
+    steps = {kind: optimizer.step for kind, optimizer in made.items()}
+    times = measure.in_turns(steps, size.rounds, title="moments in 8 bits")
+    pairs = [(kinds[1], EIGHT)] if EIGHT in made else []
+    for ours, peer in [*pairs, (kinds[1], kinds[0]), (kinds[3], kinds[2])]:
+        bytes_of = ([held(made[kind]) / 1e6] for kind in (ours, peer))
+        yield times.row("a step with moments in 8 bits", ours, peer)
+        yield measure.compare("bytes of state with moments in 8 bits", ours, peer, "MB", *bytes_of)
 
 
 def renewal(name: str, optimizer: Any) -> Callable[[], None]:

@@ -501,6 +501,9 @@ def bad_step(mesh: object) -> None:
         grad[-1, -1] = last
         params.append(torch.nn.Parameter(distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)])))
         params[-1].grad = distribute_tensor(grad, mesh, [Shard(0)])
+    for kind in (ShardedAdamW, ShardedGaLore):
+        with pytest.raises(ValueError, match="optim_bits=8 is for whole parameters"):
+            kind(params, optim_bits=8)
     ShardedAdamW(params).step()
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_models import TINY, tiny_gpt2, tiny_qwen2, token_ids
 
 from lm_from_scratch.checkpoint.state import latest_checkpoint
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
+from lm_from_scratch.optim import eight_bit
 from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.optim.in_backward import update_in_backward
 from lm_from_scratch.runs.distributed import Processes
@@ -29,6 +31,7 @@ from lm_from_scratch.training.train import (
     make_optimizer,
     optimizer_step,
     parameter_groups,
+    state_bytes,
     train,
 )
 
@@ -260,6 +263,7 @@ def test_an_error_inside_a_step_writes_no_checkpoint(tokens, tmp_path) -> None:
         ({"projection_type": "diagonal"}, "projection_type='diagonal'"),
         ({"moments": "forget"}, "moments='forget'"),
         ({"basis": "lu"}, "basis='lu'"),
+        ({"optim_bits": 4}, "optim_bits=4 must be 8 or 32"),
         ({"update_in_backward": True}, r"max_grad_norm=1\.0 must be inf with update_in_backward"),
         ({"steps": 2.5}, r"steps=2\.5 must be an integer"),
         ({"warmup": 0.5}, r"warmup=0\.5 must be an integer"),
@@ -306,6 +310,37 @@ def test_galore_trains_and_a_stopped_run_goes_on_bit_for_bit(tokens, tmp_path) -
     assert not same_weights(galore_run(tokens, rank=5), whole)
     with pytest.raises(ValueError, match="rank was 4, now it is 5"):
         galore_run(tokens, tmp_path, rank=5)
+
+
+@pytest.mark.parametrize("make", [run, galore_run])
+def test_a_run_with_moments_in_8_bits_goes_on_bit_for_bit(
+    tokens, tmp_path, monkeypatch, make
+) -> None:
+    monkeypatch.setattr(eight_bit, "SMALLEST", 64)  # the model is small
+    whole = make(tokens, None, optim_bits=8)
+    make(tokens, tmp_path, stop_after=5, optim_bits=8)
+    state = load_file(latest_checkpoint(tmp_path) / "optimizer.safetensors")
+    coded = [name for name, value in state.items() if value.dtype == torch.uint8]
+    assert coded and all(name.replace("/", "_absmax/") in state for name in coded)
+    assert same_weights(make(tokens, tmp_path, optim_bits=8), whole)
+    assert not same_weights(make(tokens, None), whole)
+    with pytest.raises(ValueError, match="optim_bits was 8, now it is 32"):
+        make(tokens, tmp_path)
+
+
+def test_bytes_of_the_state_are_those_that_are_held(monkeypatch) -> None:
+    monkeypatch.setattr(eight_bit, "SMALLEST", 64)
+    sizes = []
+    for changes in ({}, {"optim_bits": 8}, {"optimizer": "galore", "rank": 4, "optim_bits": 8}):
+        model, config = fresh(), TrainConfig(steps=1, **changes)
+        optimizer = make_optimizer(model, config)
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        held = sum(x.nbytes for state in optimizer.state.values() for x in state.values())
+        assert state_bytes(model, config) == held
+        sizes.append(held)
+    assert sizes == sorted(sizes, reverse=True)
 
 
 @pytest.mark.parametrize("make", [run, galore_run])
