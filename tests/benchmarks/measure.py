@@ -318,12 +318,19 @@ def in_a_process(module: str, function: str, *arguments: Any) -> Any:
 
 
 def processor() -> str:
+    """Its name, with the numbers that tell apart generations of one name. (Linux)"""
     info = Path("/proc/cpuinfo")
+    facts: dict[str, str] = {}
     if info.is_file():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+        first = info.read_text().split("\n\n")[0]
+        facts = dict(re.findall(r"^(.+?)\s*: (.+)$", first, re.MULTILINE))
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    numbers = [f"{key} {facts[at]}" for key, at in GENERATION if at in facts]
+    return f"{name} ({', '.join(numbers)})" if numbers else name
+
+
+#: How the numbers of a processor's generation are called, by us and by Linux.
+GENERATION = (("family", "cpu family"), ("model", "model"))
 
 
 def version_of(package: str) -> str | None:
