@@ -20,9 +20,9 @@ precision in its own block alone; numbers of very different sizes that share a b
 Together this is 8 + 32 / 256 = 8.125 bits a number.
 
 The step is the same as ever: the moments of one parameter are decoded, used, and encoded again.
-What is lost are changes of less than half the distance to the next value. So a moment whose gradient
-has become 0 falls with every step, but not to 0 while the largest number of its block stays: a
-first moment with :math:`\beta_1 = 0.9` stops at 0.2 % of it, a second moment with
+What is lost are changes of less than half the distance to the next value. So a moment whose
+gradient has become 0 falls with every step, but not to 0 while the largest number of its block
+stays: a first moment with :math:`\beta_1 = 0.9` stops at 0.2 % of it, a second moment with
 :math:`\beta_2 = 0.95` at 1.4 %. With :math:`\beta_2 = 0.999` it may not fall at all.
 
 Sources: Dettmers, Lewis, Shleifer, Zettlemoyer, *8-bit Optimizers via Block-wise Quantization*,
