@@ -51,7 +51,7 @@ $(STAMP): pyproject.toml constraints.txt $(shell test -x .venv/bin/python || ech
 
 docs: $(STAMP) ## build the site from nothing; every tutorial runs, a warning is an error
 	rm -rf docs/_build docs/auto_tutorials docs/api docs/generated docs/gpu docs/exercises
-	"$(PY)" -m sphinx -W --keep-going -j $(GALLERY_JOBS) -b html -d "$(DOCTREES)" docs "$(SITE)"
+	"$(PY)" -m sphinx -W --keep-going -j $(or $(filter-out 0,$(GALLERY_JOBS)),1) -b html -d "$(DOCTREES)" docs "$(SITE)"
 	@echo "The site is in $(SITE). Open $(SITE)/index.html, or run: make serve"
 
 preview: $(STAMP) ## build the site again; only changed tutorials run (for authors)

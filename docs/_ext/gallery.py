@@ -94,7 +94,7 @@ def sphinx_gallery_conf() -> dict[str, Any]:
         "ignore_pattern": r"(^|[/\\])[^0-9/\\][^/\\]*\.py$",
         "junit": "../gallery_junit.xml",
         # Processes that run pages; with more than one see quicker.py.
-        "parallel": int(os.environ.get("GALLERY_JOBS", "0")) or False,
+        "parallel": int(os.environ.get("GALLERY_JOBS") or 0) or False,
         "reset_modules": ("matplotlib", "gallery.reset_state"),
         "reset_modules_order": "both",
         "remove_config_comments": True,

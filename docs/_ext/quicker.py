@@ -2,7 +2,7 @@
 
 * One pool for all pages. The gallery fills its pool chapter by chapter, and at the end of each a
   core waits for the longest page. But it takes a page that has run, and has not changed, as it is:
-  so a parallel build runs all pages here first. One that fails runs again there, and is reported.
+  so a parallel build runs all pages here first. One that fails is reported, and runs again there.
 * The gallery cuts code into its words, a node each, to link them. It does so last here, since
   every other step of a page walks over all nodes.
 * Documents are trees with links back, which Python's collector searches again and again for what
@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import gallery
+from sphinx.util import logging
 from sphinx_gallery._doctree_links import CodeLinksTransform
 from sphinx_gallery.gen_rst import generate_file_rst
+
+logger = logging.getLogger(__name__)
 
 
 def run(app: Any) -> None:
@@ -32,6 +35,9 @@ def run(app: Any) -> None:
         delayed(generate_file_rst)(page.name, target, page.parent, conf)
         for page, target in zip(pages, targets, strict=True)
     )
+    for page, (*_, out) in zip(pages, results, strict=True):
+        if "formatted_exception" in out:
+            logger.warning("%s failed:\n%s", page, out["formatted_exception"])
     passed = [str(page) for page, (*_, out) in zip(pages, results, strict=True) if "passing" in out]
     conf["passing_examples"] += passed
 

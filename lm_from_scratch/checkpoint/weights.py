@@ -153,8 +153,9 @@ def _fill(
 
 
 class _NothingDrawn(TorchFunctionMode):
-    """No weights are drawn where there is no place for numbers. There, torch would import its
-    compiler to draw them: as long as all the rest of loading a small model."""
+    """No weights are drawn: for a model on the meta device, which has no place for them. torch
+    would import its compiler to draw them there, and that takes as long as the rest of loading a
+    small model."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -22,7 +22,7 @@ from lm_from_scratch.weights.quantize import quantized_weights
 
 # ------------------------------------------------------------------------------- inference
 
-#: Rows beyond which more of them want no other layout.
+#: More rows than this want no other layout.
 MANY = 64
 
 

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw as torch_adamw
 
-from lm_from_scratch.optim.eight_bit import decoded, is_coded, stored, stored_shapes
+from lm_from_scratch.optim.eight_bit import MOMENTS, decoded, is_coded, stored, stored_shapes
 
 Number = float | Tensor
 
@@ -88,8 +88,8 @@ class AdamW(torch.optim.Optimizer):
 
     ``optim_bits``, named as in bitsandbytes, is 32, or 8 for moments of one byte a number
     (:mod:`lm_from_scratch.optim.eight_bit`) where they have at least 4096 numbers. They are decoded
-    for one parameter at a time, into float32 at least. torch's AdamW cannot use such a state. An
-    option that is changed takes effect with the next step.
+    for one parameter at a time, into float32 at least. torch's AdamW takes the codes
+    for numbers, and ruins the weights. An option that is changed takes effect with the next step.
 
     Raises ``ValueError`` for a sparse gradient and ``FloatingPointError`` for one that is not
     finite, before any parameter or state is changed. The check of finiteness reads one number back
@@ -200,9 +200,12 @@ class AdamW(torch.optim.Optimizer):
         self.update_all([p for p in params if not is_coded(self.state[p], bits)], group)
         for p in coded:
             wide = torch.promote_types(p.dtype, torch.float32)
+            # torch's kernel wants the weight and its moments in one dtype, and in one order
+            alike = p.dtype == wide and p.is_contiguous()
             with decoded(self.state[p], bits, wide):
-                # torch's kernel wants the weight and its moments in one dtype
-                self.update_all([p], {**group, "fused": group["fused"] and p.dtype == wide})
+                self.update_all([p], {**group, "fused": group["fused"] and alike})
+            for name in MOMENTS if bits == 32 else ():  # as those that never were codes
+                self.state[p][name] = torch.empty_like(p).copy_(self.state[p][name])
 
     def update_all(self, params: list[Tensor], group: dict[str, Any]) -> None:
         """The step of ``params``, whose moments are numbers."""
@@ -283,7 +286,7 @@ class AdamW(torch.optim.Optimizer):
                             f"shape {shapes[0]}, expected {shapes[1]}"
                         )
         super().load_state_dict(state_dict)
-        # torch gives all state the dtype of the parameter, which is right for some of it
+        # torch has given all of it the dtype of the parameter; codes and scales have their own
         for p, group, state in self.pairs(state_dict):
             like = self.new_state(p, group) if state else {}
             for name, value in (state or {}).items():

@@ -3,7 +3,7 @@ r"""Moments in 8 bits: one byte a number, and one scale for every 256 numbers.
 AdamW's two moments take eight bytes a weight. Two digits of each would do: a moment is a mean over
 many noisy gradients. What it needs is range, because inside one matrix the moments differ by a
 factor of a million and more. So the 256 values of a byte stand close together near 1, and reach
-down to :math:`10^{-7}`. The leading zeros of the byte tell the decade, and the bits behind the
+below :math:`10^{-6}`. The leading zeros of the byte tell the decade, and the bits behind the
 first one divide the decade into equal parts, of which the middle is taken. Without a sign:
 
 .. math::
@@ -20,9 +20,10 @@ precision in its own block alone; numbers of very different sizes that share a b
 Together this is 8 + 32 / 256 = 8.125 bits a number.
 
 The step is the same as ever: the moments of one parameter are decoded, used, and encoded again.
-What is lost are changes of less than half the distance to the next value. At :math:`\beta_2 = 0.95`
-there are few. At 0.999 a second moment that falls by 0.1 % a step may stand still: it follows a
-gradient that has become smaller only as far as the largest number of its block does.
+What is lost are changes of less than half the distance to the next value. So a moment whose
+gradient has become 0 falls with every step, but not to 0 while the largest number of its block
+stays: a first moment with :math:`\beta_1 = 0.9` stops at 0.2 % of it, a second moment with
+:math:`\beta_2 = 0.95` at 1.4 %. With :math:`\beta_2 = 0.999` it may not fall at all.
 
 Sources: Dettmers, Lewis, Shleifer, Zettlemoyer, *8-bit Optimizers via Block-wise Quantization*,
 2022, arXiv:2110.02861 (with blocks of 2048; bitsandbytes has 256 today); Dettmers, *8-Bit
@@ -64,7 +65,7 @@ class Table(NamedTuple):
     ``first`` has the code of the smallest number whose first 16 bits are the same (of float32:
     what bfloat16 keeps). Among the numbers that share them there is at most one middle."""
 
-    values: Tensor  # (V,), sorted
+    values: Tensor  # (256,), sorted
     middles: Tensor  # (V,), between a value and the next; the last is infinite
     first: Tensor  # (2**16,)
 
@@ -74,6 +75,7 @@ class Table(NamedTuple):
         bits = torch.arange(2**16, device=values.device) << 16
         smallest = (bits | (bits >> 31) * (2**16 - 1)).to(torch.int32).view(torch.float32)
         first = torch.bucketize(smallest, middles).clamp(max=len(values) - 1)
+        values = torch.cat([values, values[-1:].expand(256 - len(values))])  # one for every byte
         return cls(values, middles, first.to(torch.uint8))
 
 
@@ -149,8 +151,8 @@ def stored_shapes(shapes: dict[str, torch.Size], bits: int) -> dict[str, torch.S
 
 class decoded:  # a context, and so in small letters, as torch.no_grad
     """Inside this context the moments in ``state`` are numbers, of the dtype ``wide`` where they
-    were codes; behind it they are kept in ``bits``, whatever they were. After an exception the
-    moments are what they were."""
+    were codes; behind it they are kept in ``bits``, whatever they were. After an exception
+    codes are what they were."""
 
     def __init__(self, state: dict[str, Tensor], bits: int, wide: torch.dtype) -> None:
         self.state, self.bits, self.wide = state, bits, wide

@@ -9,6 +9,7 @@ tensor as it is.
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lm_from_scratch.optim.adamw import AdamW, Number, tensors_of
@@ -23,8 +24,12 @@ class ShardedAdamW(AdamW):
         """Raises ``ValueError`` also for moments in 8 bits: a block of them would lie in several
         processes."""
         super().check_group(group)
-        if group["optim_bits"] == 8 and any(is_spread(p) for p in tensors_of(group)):
-            raise ValueError("optim_bits=8 is for whole parameters, not for those of FSDP: use 32")
+        for p in tensors_of(group):
+            refuse_codes(p, group)
+
+    def shapes_in(self, group: dict[str, Any], p: Tensor) -> dict[str, torch.Size]:
+        refuse_codes(p, group)  # those of a file, too
+        return super().shapes_in(group, p)
 
     def whole(self, x: Tensor) -> Tensor:
         """What was computed from gradients, ``x``, the same in every process."""
@@ -80,6 +85,11 @@ class ShardedGaLore(ShardedAdamW, GaLore):
 def sharded(kind: type[AdamW]) -> type[AdamW]:
     """The optimizer that takes the steps of ``kind`` on parameters that are spread."""
     return {AdamW: ShardedAdamW, GaLore: ShardedGaLore}[kind]
+
+
+def refuse_codes(p: Tensor, group: dict[str, Any]) -> None:
+    if group["optim_bits"] == 8 and is_spread(p):
+        raise ValueError("optim_bits=8 is for whole parameters, not for those of FSDP: use 32")
 
 
 def is_spread(tensor: Tensor) -> bool:

@@ -59,7 +59,7 @@ def _files(folder: Path) -> Iterator[Path]:
     for path in folder.iterdir():
         if path.suffix == ".py":
             yield path
-        elif path.name not in NOT_READ and path.is_dir():
+        elif path.name not in NOT_READ and path.is_dir() and not path.is_symlink():
             yield from _files(path)
 
 

@@ -14,7 +14,7 @@ You will learn
 * what the held-out loss does at equal tokens, and how little one seed proves,
 * the same moments in one byte a number: what that saves, and what it costs,
 * three ways to find a basis, and what each gives up,
-* when GaLore does not pay, and what belongs into a checkpoint.
+* when GaLore does not pay, and what belongs in a checkpoint.
 
 Before you start
 ----------------
@@ -421,10 +421,8 @@ for optimizer in (
     for group in optimizer.param_groups:
         for p in group["params"]:
             shapes = optimizer.shapes_in(group, p)
-            for (
-                name,
-                shape,
-            ) in shapes.items():  # codes have their scales beside them
+            for name, shape in shapes.items():
+                # codes have their scales beside them
                 coded = f"{name}_absmax" in shapes
                 size += shape.numel() * (1 if coded else 4)
     eighth.append(size / 1e9)
@@ -437,7 +435,7 @@ assert abs((eighth[1] - bases) / (whole[1] - bases) - 8.125 / 32) < 1e-3
 
 # %%
 # The moments shrink to a quarter and a little: 8.125 bits a number. The bases stay in float32, and are now half of
-# what GaLore holds. The moments of norms and biases stay, too: below 4096 numbers there is nothing to save.
+# what GaLore holds. Moments of fewer than 4096 numbers stay, too: there is little to save.
 #
 # How can a byte be enough? A moment is a mean over noisy gradients, so two digits of it will do. But the numbers of
 # one matrix differ by many powers of ten. The usual 8 bits, 256 values at equal distances from -1 to 1, round
@@ -539,15 +537,16 @@ print(
 assert max(differences) < min(0.02, max(spreads) / 2)
 
 # %%
-# Each column is one seed. What 8 bits change is far less than what another seed changes, and goes both ways. Dettmers
-# and his co-authors report no loss in long runs. It is not free, though:
+# Each column is one seed. What 8 bits change is less than half of what another seed changes. Dettmers and his
+# co-authors report no loss in long runs. It is not free, though:
 #
 # * **Your model decides.** Where gradients of very different sizes share a block, the small ones are known less well. So
 #   compare before a long run: ``python -m lm_from_scratch train`` takes ``--optim-bits 8`` for both optimizers.
 # * **Time.** Decoding and encoding go over the moments several times. The command
 #   ``python tests/benchmarks/bench_galore.py`` times it.
-# * **Small changes** of a moment, less than half the distance to the next value, are lost. At :math:`\beta_2 = 0.95`
-#   they are rare. At 0.999 a second moment falls by at most 0.1 per cent in a step, and may stand still: exercise 5.
+# * **Small changes** of a moment, less than half the distance to the next value, are lost. So a moment that should fall
+#   to 0 stops on its way. At :math:`\beta_2 = 0.999`, where it falls by at most 0.1 per cent in a step, it may not even
+#   begin: exercise 5.
 #
 # Three ways to a basis
 # ---------------------

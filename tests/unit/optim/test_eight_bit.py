@@ -440,3 +440,31 @@ def test_a_model_learns_as_with_32_bits(kind: str) -> None:
     first = ends[32][0]
     assert first == ends[8][0] and ends[32][-1] < 0.7 * first
     assert abs(ends[8][-1] - ends[32][-1]) < 0.05 * (first - ends[32][-1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_order_in_memory_and_a_switch_of_bits_change_nothing(dtype, fused) -> None:
+    """A weight that lies column by column, and 8 bits switched on and off again."""
+    numbers = torch.randn(64, 128, generator=torch.Generator().manual_seed(0)).to(dtype)
+    weights = [nn.Parameter(numbers.clone()), nn.Parameter(numbers.T.contiguous().T)]
+    optimizers = [AdamW([p], fused=fused, optim_bits=8) for p in weights]
+    for step, bits in enumerate((8, 8, 32, 32, 8, 32)):
+        grad = torch.randn(64, 128, generator=torch.Generator().manual_seed(step + 1)).to(dtype)
+        for p, optimizer in zip(weights, optimizers, strict=True):
+            optimizer.param_groups[0]["optim_bits"] = bits
+            p.grad = torch.empty_like(p).copy_(grad)
+            optimizer.step()
+        if bits == 32:
+            moments = [o.state[p]["exp_avg"] for p, o in zip(weights, optimizers, strict=True)]
+            assert [m.dtype for m in moments] == [dtype] * 2
+            assert moments[1].stride() == weights[1].stride()
+        near = dict(rtol=0, atol=1e-5) if dtype == torch.float32 else dict(rtol=0, atol=2e-2)
+        torch.testing.assert_close(*(p.detach() for p in weights), **near)
+
+
+def test_every_byte_is_the_code_of_a_number() -> None:
+    codes = torch.arange(256, dtype=torch.uint8)
+    for moment in MOMENTS:
+        decoded_codes = decode(codes, torch.ones(1), table_for(moment, torch.device("cpu")))
+        assert decoded_codes.isfinite().all() and decoded_codes.diff().ge(0).all()
