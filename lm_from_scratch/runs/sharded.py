@@ -88,6 +88,7 @@ def sharded(kind: type[AdamW]) -> type[AdamW]:
 
 
 def refuse_codes(p: Tensor, group: dict[str, Any]) -> None:
+    """Raises ``ValueError`` for moments in 8 bits of a parameter that is spread."""
     if group["optim_bits"] == 8 and is_spread(p):
         raise ValueError("optim_bits=8 is for whole parameters, not for those of FSDP: use 32")
 
