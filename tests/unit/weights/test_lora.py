@@ -45,10 +45,13 @@ def some(name: str) -> bool:
     return name.endswith(("c_attn", "c_proj", "q_proj", "o_proj", "down_proj"))
 
 
-def built(name: str, bits: int = 0, dtype: torch.dtype = torch.float64) -> CausalLM:
+def built(
+    name: str, bits: int = 0, dtype: torch.dtype = torch.float64, weight_only: bool = False
+) -> CausalLM:
     model = MODELS[name]().to(dtype)
     if bits:
-        quantize_(model, bits, GROUP[name] if bits == 4 else None)
+        group_size = GROUP[name] if bits == 4 else None
+        quantize_(model, bits, group_size, weight_only=weight_only)
     return model
 
 
@@ -61,8 +64,10 @@ def shift_(model: nn.Module) -> None:
             parameter += torch.randn(parameter.shape, generator=generator).to(parameter) * 0.2
 
 
-def adapted(name: str, bits: int = 0, also_train=nothing, **options) -> CausalLM:
-    model = built(name, bits)
+def adapted(
+    name: str, bits: int = 0, also_train=nothing, weight_only: bool = False, **options
+) -> CausalLM:
+    model = built(name, bits, weight_only=weight_only)
     add_lora_(model, **{"rank": 3, "alpha": 7.0, "select": some, **options}, also_train=also_train)
     shift_(model)
     return model
@@ -521,11 +526,13 @@ def test_gradient_checkpointing(name, bits) -> None:
 @both
 @pytest.mark.parametrize("bits", [0, 8, 4])
 def test_bfloat16_and_autocast(name, bits) -> None:
+    """With activations as they are: rounded to 7 bits, as on a processor without AVX-512, they
+    alone turn a gradient further than this allows."""
     idx = token_ids(2, 11)
-    exact = adapted(name, bits).float()
+    exact = adapted(name, bits, weight_only=bits == 8).float()
     expected = backward(exact, idx)
     for dtype in (torch.bfloat16, torch.float32):
-        model = adapted(name, bits).to(dtype)
+        model = adapted(name, bits, weight_only=bits == 8).to(dtype)
         loss = Loss(model, "float32" if dtype == torch.bfloat16 else "bfloat16")
         value = loss(idx, next_token_targets(idx))
         value.backward()
