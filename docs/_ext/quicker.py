@@ -38,8 +38,8 @@ def run(app: Any) -> None:
     for page, (*_, out) in zip(pages, results, strict=True):
         if "formatted_exception" in out:
             logger.warning("%s failed:\n%s", page, out["formatted_exception"])
-    passed = [str(page) for page, (*_, out) in zip(pages, results, strict=True) if "passing" in out]
-    conf["passing_examples"] += passed
+        elif "passing" in out:
+            conf["passing_examples"].append(str(page))
 
 
 def ran_here(app: Any) -> None:

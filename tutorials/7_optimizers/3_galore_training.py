@@ -417,14 +417,12 @@ for optimizer in (
     AdamW(model.parameters(), optim_bits=8),
     GaLore(groups, optim_bits=8),
 ):
-    size = 0
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            shapes = optimizer.shapes_in(group, p)
-            for name, shape in shapes.items():
-                # codes have their scales beside them
-                coded = f"{name}_absmax" in shapes
-                size += shape.numel() * (1 if coded else 4)
+    size = sum(
+        value.nbytes
+        for group in optimizer.param_groups
+        for p in group["params"]
+        for value in optimizer.new_state(p, group).values()
+    )
     eighth.append(size / 1e9)
 bases = 4 * parts["7B"][1] / 1e9
 for name, full, less in zip(("AdamW", "GaLore"), whole, eighth):

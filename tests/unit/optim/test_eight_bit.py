@@ -376,11 +376,17 @@ def test_an_option_that_is_changed_takes_effect_with_the_next_step(kind: str) ->
             assert {k: v.shape for k, v in state.items()} == optimizer.state_shapes(p)
 
 
-def test_a_step_that_fails_leaves_the_moments() -> None:
-    p = nn.Parameter(normal(64, 64))
+def after_one_step(*shape: int) -> tuple[nn.Parameter, AdamW]:
+    """A weight whose moments are codes, and its optimizer."""
+    p = nn.Parameter(normal(*shape))
     optimizer = AdamW([p], optim_bits=8)
-    p.grad = normal(64, 64, seed=1)
+    p.grad = normal(*shape, seed=1)
     optimizer.step()
+    return p, optimizer
+
+
+def test_a_step_that_fails_leaves_the_moments() -> None:
+    p, optimizer = after_one_step(64, 64)
     before = dict(optimizer.state[p])
 
     def fail(*_: object) -> None:
@@ -404,10 +410,7 @@ def test_other_numbers_of_bits_are_refused(bits: object) -> None:
 
 
 def test_a_damaged_state_is_refused_before_anything_changes() -> None:
-    p = nn.Parameter(normal(64, 65))
-    optimizer = AdamW([p], optim_bits=8)
-    p.grad = normal(64, 65, seed=1)
-    optimizer.step()
+    p, optimizer = after_one_step(64, 65)
     before = dict(optimizer.state[p])
     for name, value in (("exp_avg_absmax", torch.zeros(3)), ("exp_avg_sq_absmax", None)):
         state = optimizer.state_dict()
