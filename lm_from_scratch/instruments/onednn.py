@@ -33,9 +33,16 @@ def multiplies(dtype: torch.dtype) -> bool:
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x @ weight.T + bias`` by oneDNN, for ``x`` (..., in), ``weight`` (out, in) and ``bias``
-    (out,) on a CPU, with any strides, of a dtype that it :func:`multiplies`."""
+    (out,) on a CPU, with strides that it can :func:`follow`, of a dtype that it
+    :func:`multiplies`."""
     # torch's own compiler emits this operator; it has no public name, so the tests watch over it
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+def follow(x: Tensor) -> Tensor:
+    """``x`` (..., m, n), copied where no two of its numbers are neighbours: there are strides, like
+    (1376, 7), that oneDNN refuses."""
+    return x if 1 in x.stride()[-2:] else x.contiguous()
 
 
 def onednn_matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -47,7 +54,7 @@ def onednn_matmul(a: Tensor, b: Tensor) -> Tensor:
     """
     suits = a.dtype == b.dtype == torch.float32 and a.device.type == "cpu" and a.dim() == 2
     plain = not hasattr(a, "full_tensor") and not hasattr(b, "full_tensor")
-    return product(a, b.mT) if suits and plain else a @ b
+    return product(follow(a), follow(b.mT)) if suits and plain else a @ b
 
 
 class OneDNNFunction(torch.autograd.Function):
@@ -56,11 +63,11 @@ class OneDNNFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return product(x, weight, bias)
+        return product(follow(x), follow(weight), bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
+        x, weight, grad = (follow(tensor) for tensor in (*ctx.saved_tensors, grad))
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         rows = grad.flatten(0, -2)  # (N, out)
         return (

@@ -55,6 +55,21 @@ def test_strided_inputs_and_expanded_gradients() -> None:
     torch.testing.assert_close(ours, want, atol=2e-5, rtol=1e-5)
 
 
+def test_strides_that_onednn_does_not_follow() -> None:
+    x = torch.randn(3, 5, 1376)[..., ::7].requires_grad_()
+    w = torch.randn(4, 1376)[:, ::7].requires_grad_()
+    want = F.linear(x, w)
+    torch.testing.assert_close(onednn_linear(x, w), want, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(onednn_matmul(x[0].detach(), w.detach().T), want[0].detach())
+    grad = torch.randn(3, 5, 40)[..., ::11]
+    for ours, theirs in zip(
+        torch.autograd.grad(onednn_linear(x, w), (x, w), grad),
+        torch.autograd.grad(want, (x, w), grad),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-5)
+
+
 def test_the_model_computes_and_trains_as_before() -> None:
     plain, fast = tiny_gpt2(), tiny_gpt2()
     before = [id(p) for p in fast.parameters()]
