@@ -44,7 +44,7 @@ TRAINING: tuple[Way, ...] = (("float32", "torch"), ("float32", "onednn"), ("bflo
 #: What must be gained to leave a simpler way: less is chance.
 WORTH = 1.05
 #: Bytes of weights that are tried, more than a processor keeps in its cache; and of one weight.
-ENOUGH, ENOUGH_OF_ONE = 2**28, 2**23
+ENOUGH, ENOUGH_OF_ONE = 2**28, 2**25
 
 # ------------------------------------------------------------------------------ measuring
 
