@@ -1,0 +1,58 @@
+/* From logits to the next token, as in generation/sampling.py. */
+"use strict";
+
+/* Bent and cut logits (V); -Infinity where a token cannot be drawn. */
+lm.sampled = function (logits, { temperature = 1, top_k = 0, top_p = 1 } = {}) {
+  let bent = Float64Array.from(logits);
+  if (temperature !== 0 && temperature !== 1) bent = bent.map((logit) => logit / temperature);
+  if (top_k) bent = lm.keepTopK(bent, top_k);
+  if (top_p < 1) bent = lm.keepTopP(bent, top_p);
+  return bent;
+};
+
+/* Keep the k largest, and any equal to the smallest of these. */
+lm.keepTopK = function (logits, k) {
+  const smallest = Float64Array.from(logits).sort().at(-Math.min(k, logits.length));
+  return logits.map((logit) => (logit < smallest ? -Infinity : logit));
+};
+
+/* Keep the smallest set of likeliest tokens whose probability reaches p. */
+lm.keepTopP = function (logits, p) {
+  const probabilities = lm.softmax(logits);
+  const order = [...probabilities.keys()].sort((a, b) => probabilities[b] - probabilities[a]);
+  const kept = new Float64Array(logits.length).fill(-Infinity);
+  let before = 0;
+  for (const id of order) {
+    if (before >= p) break;
+    kept[id] = logits[id];
+    before += probabilities[id];
+  }
+  return kept;
+};
+
+/* The probabilities lie end to end on the line from 0 to 1: the token into whose piece u falls. */
+lm.draw = function (logits, u) {
+  const probabilities = lm.softmax(logits);
+  let end = 0;
+  let last = 0;
+  for (const [id, probability] of probabilities.entries()) {
+    if (probability > 0) last = id;
+    end += probability;
+    if (u < end) return id;
+  }
+  return last; // beyond the line, by rounding
+};
+
+/* The likeliest token. */
+lm.argmax = (logits) => logits.reduce((best, logit, id) => (logit > logits[best] ? id : best), 0);
+
+/* Numbers in [0, 1) that a seed repeats: mulberry32, thirty-two bits of state. */
+lm.randomFrom = function (seed) {
+  let state = seed >>> 0;
+  return () => {
+    state = (state + 0x6d2b79f5) >>> 0;
+    let t = Math.imul(state ^ (state >>> 15), 1 | state);
+    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
+    return ((t ^ (t >>> 14)) >>> 0) / 2 ** 32;
+  };
+};
