@@ -1,0 +1,27 @@
+/* Generation: one token at a time, each fed back in, as in generation/generate.py. */
+"use strict";
+
+/* A model and what it has read. */
+lm.Session = class {
+  constructor(model) {
+    this.model = model;
+    this.ids = []; // what the cache holds
+    this.cache = model.cache();
+  }
+
+  /* The logits (V) after the tokens `ids`. What they share with those before is not read again. */
+  logits(ids, options = {}) {
+    let same = 0;
+    while (same < ids.length - 1 && ids[same] === this.ids[same]) same++;
+    this.cache.crop(same);
+    const logits = this.model.forward(ids.slice(same), { ...options, cache: this.cache });
+    this.ids = ids.slice();
+    return logits;
+  }
+
+  /* Forget everything: the model was changed. */
+  reset() {
+    this.ids = [];
+    this.cache.crop(0);
+  }
+};
