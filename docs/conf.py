@@ -41,6 +41,7 @@ extensions = [
     "quicker",
     "course",
     "landing",
+    "live",
     "docstrings",
     "terms",
     "descriptions",
