@@ -75,6 +75,7 @@ def skip(self: Any, node: live) -> None:
 def add_loader(app: Any, page: str, template: str, context: Any, doctree: Any) -> None:
     if doctree is not None and next(doctree.findall(live), None) is not None:
         app.add_js_file("live/loader.js", loading_method="defer")
+        app.add_css_file("live/live.css")
 
 
 def write_models(app: Any, error: Exception | None) -> None:
