@@ -25,3 +25,15 @@ lm.Session = class {
     this.cache.crop(0);
   }
 };
+
+/* The surprise of each token after the first, in bits: log2(1 / p), (T - 1). */
+lm.surprises = function (model, ids) {
+  const V = model.config.vocab_size;
+  const logits = model.forward(ids, { all: true }); // (T, V)
+  return ids.slice(1).map((id, t) => {
+    const probabilities = lm.softmax(logits.subarray(t * V, (t + 1) * V));
+    return -Math.log2(probabilities[id]);
+  });
+};
+
+lm.mean = (numbers) => numbers.reduce((a, b) => a + b, 0) / numbers.length;

@@ -33,6 +33,9 @@
     try {
       await Promise.all([...ENGINE, "widget", `models/${place.dataset.model}`].map(script));
       await script(`widgets/${place.dataset.widget}`);
+      const more = lm.widgets[place.dataset.widget].models ?? [];
+      await Promise.all(more.map((name) => script(`models/${name}`)));
+      place.querySelector(".live-picture").remove();
       lm.widgets[place.dataset.widget](place, lm.shipped(place.dataset.model));
       status.textContent = "";
       place.classList.add("live-on");

@@ -89,3 +89,25 @@ lm.keepState = function (place, state) {
   const query = new URLSearchParams(Object.entries(state).map(([k, v]) => [k, String(v)]));
   history.replaceState(null, "", `#${place.id}?${query}`);
 };
+
+/* A text to edit. */
+lm.field = function (label, value, change) {
+  const text = lm.element("textarea", {
+    rows: 3, spellcheck: "false", "aria-label": label, oninput: () => change(text.value),
+  });
+  text.value = value;
+  return text;
+};
+
+/* A token, and its probability as a length and a number. With `click` it is a button. */
+lm.bar = function (tokenizer, id, probability, click) {
+  const content = [
+    lm.element("span", {}, lm.shown(tokenizer, id)),
+    lm.element("span", {}, `${(100 * probability).toFixed(1)} %`),
+  ];
+  const attributes = { class: "live-bar", style: `--p: ${probability}` };
+  const bar = click
+    ? lm.element("button", { ...attributes, type: "button", onclick: click }, ...content)
+    : lm.element("span", attributes, ...content);
+  return lm.element("li", {}, bar);
+};

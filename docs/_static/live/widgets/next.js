@@ -12,11 +12,10 @@ lm.widgets.next = function (place, { model, tokenizer }) {
   let running = false;
 
   const status = place.querySelector(".live-status");
-  const text = lm.element("textarea", {
-    rows: 3, spellcheck: "false", "aria-label": "The beginning of a text",
-    oninput: () => (random = lm.randomFrom(state.seed), change({ text: text.value })),
+  const text = lm.field("The beginning of a text", state.text, (value) => {
+    random = lm.randomFrom(state.seed);
+    change({ text: value });
   });
-  text.value = state.text;
   const tokens = lm.element("div");
   const bars = lm.element("ol", { class: "live-bars" });
   const slider = (label, name, options) =>
@@ -28,7 +27,6 @@ lm.widgets.next = function (place, { model, tokenizer }) {
   ];
   const one = lm.element("button", { type: "button", onclick: () => draw() }, "Draw one token");
   const many = lm.element("button", { type: "button", onclick: write }, "Write");
-  place.querySelector(".live-picture")?.remove();
   place.append(
     text, tokens, lm.element("div", { class: "live-sliders" }, ...sliders), bars,
     lm.element("div", { class: "live-buttons" }, one, many),
@@ -52,20 +50,8 @@ lm.widgets.next = function (place, { model, tokenizer }) {
       .slice(0, SHOWN)
       .filter((id) => probabilities[id] > 0);
     tokens.replaceChildren(lm.tokenRow(tokenizer, now));
-    bars.replaceChildren(...best.map((id) => bar(id, probabilities[id])));
+    bars.replaceChildren(...best.map((id) => lm.bar(tokenizer, id, probabilities[id], () => append(id))));
     return logits;
-  }
-
-  /* A candidate: its token, its probability as a length and a number. A click appends it. */
-  function bar(id, probability) {
-    const percent = `${(100 * probability).toFixed(1)} %`;
-    const button = lm.element(
-      "button",
-      { type: "button", class: "live-bar", style: `--p: ${probability}`, onclick: () => append(id) },
-      lm.element("span", {}, lm.shown(tokenizer, id)),
-      lm.element("span", {}, percent),
-    );
-    return lm.element("li", {}, button);
   }
 
   const onlyLikeliest = (logits) => logits.map((_, id) => (id === lm.argmax(logits) ? 1 : 0));
