@@ -20,6 +20,13 @@ LIVE = Path(__file__).resolve().parents[1] / "_static" / "live"
 #: What to try, in a sentence.
 INVITATIONS = {
     "next": "Type the beginning of a sentence, and choose among the tokens that may follow.",
+    "look": "Choose a token and a head, and see where it looks. Silence the head: what does the text cost now?",
+    "race": "Let the model write the same tokens with a cache and without one.",
+    "clock": "Move all positions. One of the two models does not notice.",
+    "bits": "Round the weights to fewer bits, and see what the text costs.",
+    "break": "One part of this model is switched off. Find out which by the texts that you give it.",
+    "tour": "Follow one token through the model, with its own numbers.",
+    "draft": "Let a small model draft, and a larger one check: which tokens were kept?",
 }
 PROMPT, SHOWN = "If the file does not exist, an", 5
 
