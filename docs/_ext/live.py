@@ -16,6 +16,8 @@ from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.util.docutils import SphinxDirective
 
+from lm_from_scratch import pretrained
+
 LIVE = Path(__file__).resolve().parents[1] / "_static" / "live"
 #: What to try, in a sentence.
 INVITATIONS = {
@@ -49,7 +51,8 @@ class Live(SphinxDirective):
         number = self.env.new_serialno("live")
         name = f"live-{widget}" + (f"-{number}" if number else "")
         prompt = self.options.get("prompt", PROMPT)
-        return [live("", widget=widget, name=name, prompt=prompt, model=self.options.get("model", "qwen2-docs"))]
+        model = self.options.get("model", "qwen2-docs")
+        return [live("", widget=widget, name=name, prompt=prompt, model=model)]
 
 
 def picture(model_name: str, prompt: str) -> list[tuple[str, float]]:
@@ -85,26 +88,26 @@ def add_loader(app: Any, page: str, template: str, context: Any, doctree: Any) -
         app.add_css_file("live/live.css")
 
 
-def write_models(app: Any, error: Exception | None) -> None:
+def write_models(folder: Path) -> None:
     """The shipped models as scripts, which a page may load from a disk, too."""
-    if error or app.builder.format != "html":
-        return
-    from lm_from_scratch import pretrained
-
-    for folder in Path(pretrained.__file__).parent.glob("*-docs"):
+    for shipped in Path(pretrained.__file__).parent.glob("*-docs"):
         parts = {
-            "config": json.loads((folder / "config.json").read_text()),
-            "tokenizer": json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")),
-            "weights": base64.b64encode((folder / "model.safetensors").read_bytes()).decode(),
+            "config": json.loads((shipped / "config.json").read_text()),
+            "tokenizer": json.loads((shipped / "tokenizer.json").read_text(encoding="utf-8")),
+            "weights": base64.b64encode((shipped / "model.safetensors").read_bytes()).decode(),
         }
-        script = f"lm.receive({json.dumps(folder.name)}, {json.dumps(parts)});\n"
-        target = Path(app.outdir, "_static", "live", "models", f"{folder.name}.js")
-        rst.write({target: script})
+        script = f"lm.receive({json.dumps(shipped.name)}, {json.dumps(parts)});\n"
+        rst.write({folder / f"{shipped.name}.js": script})
+
+
+def finish(app: Any, error: Exception | None) -> None:
+    if not error and app.builder.format == "html":
+        write_models(Path(app.outdir, "_static", "live", "models"))
 
 
 def setup(app: Any) -> dict[str, bool]:
     app.add_node(live, html=(visit, None), text=(skip, None), latex=(skip, None))
     app.add_directive("live", Live)
     app.connect("html-page-context", add_loader)
-    app.connect("build-finished", write_models)
+    app.connect("build-finished", finish)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,322 @@
+"""The model that runs in a page, beside torch in the same test: in a real browser, from a server
+and from a disk, with no network."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import shutil
+import unicodedata
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import live
+import numpy as np
+import pytest
+import torch
+from conftest import Visit, new_context
+from playwright.sync_api import Browser, Page, Route
+
+from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.generation.sampling import Sampler, draw
+from lm_from_scratch.instruments.plot import attention_maps
+from lm_from_scratch.weights.int8 import Int8Weight
+
+MODELS = ("gpt2-docs", "qwen2-docs")
+SCRIPTS = [*"tensor tokenizer attention gpt2 qwen2 sampling generate widget".split(), *(f"models/{m}" for m in MODELS)]
+LENGTHS = (1, 2, 17, 100, 256)
+
+HELPERS = """
+<script>
+const floats = (text) => new Float32Array(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
+const apart = (a, b) => {
+  if (a.length !== b.length) return Infinity;
+  let most = 0;
+  for (let i = 0; i < a.length; i++) {
+    const d = Math.abs(a[i] - b[i]);
+    if (!(d <= most)) most = d;
+  }
+  return most;
+};
+</script>
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page that loads the engine and both models, as a site has them."""
+    made = tmp_path_factory.mktemp("live")
+    shutil.copytree(live.LIVE, made, dirs_exist_ok=True)
+    live.write_models(made / "models")
+    scripts = "".join(f'<script src="{name}.js"></script>' for name in SCRIPTS)
+    (made / "index.html").write_text(f'<!doctype html><link rel="icon" href="data:,">{scripts}{HELPERS}')
+    return made
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/index.html"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module", params=["server", "disk"])
+def page(request: pytest.FixtureRequest, browser: Browser, folder: Path, address: str) -> Iterator[Page]:
+    visit = Visit(new_context(browser, "light", 1280).new_page())
+    yield visit.open(address if request.param == "server" else (folder / "index.html").as_uri())
+    assert not visit.problems
+
+
+def packed(x: torch.Tensor) -> str:
+    return base64.b64encode(x.detach().to(torch.float32).numpy().tobytes()).decode()
+
+
+def ids_of(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(0, 4096, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def wanted(name: str, ids: list[int]) -> torch.Tensor:
+    model, _ = load_shipped(name)
+    with torch.no_grad():
+        return model.eval()(torch.tensor([ids]))[0]  # (T, V)
+
+
+ALL = """([name, ids, want]) => apart(lm.shipped(name).model.forward(ids, { all: true }), floats(want))"""
+ONE_BY_ONE = """([name, ids, want]) => {
+  const { model } = lm.shipped(name);
+  const cache = model.cache();
+  const V = model.config.vocab_size;
+  want = floats(want);
+  return Math.max(...ids.map((id, t) =>
+    apart(model.forward([id], { cache }), want.subarray(t * V, (t + 1) * V))));
+}"""
+EDITED = """([name, texts, want]) => {
+  const session = new lm.Session(lm.shipped(name).model);
+  return Math.max(...texts.map((ids, i) => apart(session.logits(ids), floats(want[i]))));
+}"""
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_logits_in_one_pass_and_token_by_token(page: Page, name: str, length: int) -> None:
+    ids = ids_of(length)
+    given = [name, ids, packed(wanted(name, ids))]
+    assert page.evaluate(ALL, given) < 5e-5
+    assert page.evaluate(ONE_BY_ONE, given) < 5e-5
+
+
+def edits() -> list[list[int]]:
+    """Texts after one another: longer, shorter, changed in the middle, the same, another."""
+    a, b = ids_of(40), ids_of(30, seed=1)
+    return [a[:10], a, a[:25], [*a[:12], 7, *a[13:]], a, a, b, [b[0]], [*b, *a]]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_after_an_edit_that_keeps_a_prefix(page: Page, name: str) -> None:
+    want = [packed(wanted(name, ids)[-1]) for ids in edits()]
+    assert page.evaluate(EDITED, [name, edits(), want]) < 5e-5
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_attention_weights(page: Page, name: str) -> None:
+    ids = ids_of(50)
+    maps = attention_maps(load_shipped(name)[0], torch.tensor([ids]))
+    want = [packed(layer[0]) for layer in maps]
+    script = """([name, ids, want]) => {
+      const found = [];
+      lm.shipped(name).model.forward(ids, {
+        watch: (stage, layer, heads) => stage === "attention" && found.push(heads.flatMap((h) => [...h])),
+      });
+      return Math.max(...found.map((heads, layer) => apart(heads, floats(want[layer]))));
+    }"""
+    assert page.evaluate(script, [name, ids, want]) < 1e-6
+
+
+# ----------------------------------------------------------------------------- the tokenizer
+
+KINDS = (
+    "abc xyz's 12 it'll",
+    "".join(map(chr, range(32, 127))),
+    "éñß漢字かな한글עברית🙂👩‍👩‍👧\u0301\u200d",
+    "\n\t\r \u0085\ufeff\u00a0\u2003\u3000\u2028\u180e\x1c a1",
+    "<|endoftext|> def f(x):\n    return",
+)
+
+
+def texts() -> list[str]:
+    chance = random.Random(0)
+    def one(kind: str) -> str:
+        return "".join(chance.choice(kind) for _ in range(chance.randint(0, 40)))
+    return [one(KINDS[i % len(KINDS)]) for i in range(2000)]
+
+
+def test_the_tokenizer_on_random_texts(page: Page) -> None:
+    _, tokenizer = load_shipped()
+    strings = texts()
+    script = """([name, texts]) => {
+      const { tokenizer } = lm.shipped(name);
+      return texts.map((text) => { const ids = tokenizer.encode(text); return [ids, tokenizer.decode(ids)]; });
+    }"""
+    for text, (ids, back) in zip(strings, page.evaluate(script, ["gpt2-docs", strings]), strict=True):
+        assert ids == tokenizer.encode(text), repr(text)
+        assert back == text
+
+
+def test_the_tokenizer_on_every_character(page: Page) -> None:
+    """Between letters, digits and blanks: which class a character belongs to decides the words."""
+    _, tokenizer = load_shipped()
+    # A version of Unicode newer than the library's may know more letters.
+    points = [p for p in range(0x110000) if not 0xD800 <= p < 0xE000 and unicodedata.category(chr(p)) != "Cn"]
+    script = """(points) => {
+      const { tokenizer } = lm.shipped("gpt2-docs");
+      return points.map((point) => {
+        tokenizer.words.clear();
+        let sum = 0;
+        const c = String.fromCodePoint(point);
+        for (const id of tokenizer.encode(`a${c}1 ${c} ${c}b`)) sum = (Math.imul(sum, 31) + id) | 0;
+        return sum;
+      });
+    }"""
+    for begin in range(0, len(points), 50_000):
+        some = points[begin : begin + 50_000]
+        encoded = tokenizer.backend.encode_batch_fast(
+            [f"a{chr(p)}1 {chr(p)} {chr(p)}b" for p in some], add_special_tokens=False
+        )
+        sums = []
+        for found in encoded:
+            total = 0
+            for id_ in found.ids:
+                total = (total * 31 + id_) & 0xFFFFFFFF
+            sums.append(total - (1 << 32) if total >= 1 << 31 else total)
+        assert page.evaluate(script, some) == sums
+
+
+# -------------------------------------------------------------------------- sampler, switches
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"temperature": 0.0}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8},
+        {"temperature": 1.5, "top_k": 40, "top_p": 0.9}, {"top_k": 1}, {"top_p": 0.01},
+    ],
+)  # fmt: skip
+def test_the_sampler(page: Page, options: dict[str, Any]) -> None:
+    logits = torch.stack([wanted("gpt2-docs", ids_of(9, seed))[-1] for seed in range(8)])
+    logits[7] = logits[7].round()  # ties
+    sampler = Sampler(**options)
+    want = sampler.logits(logits, torch.zeros_like(logits, dtype=torch.bool))
+    u = torch.rand(8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    script = """([logits, options, u]) => {
+      const bent = logits.map((row) => lm.sampled(floats(row), options));
+      return [
+        bent.map((row) => [...row].map((x) => (x === -Infinity ? null : x))),
+        bent.map((row, i) => options.temperature === 0 ? lm.argmax(row) : lm.draw(row, u[i])),
+      ];
+    }"""
+    given = [[packed(row) for row in logits], options, u.tolist()]
+    rows, chosen = page.evaluate(script, given)
+    found = torch.tensor([[-np.inf if x is None else x for x in row] for row in rows])
+    if "top_p" in options:  # which of equal ones stays is nobody's rule
+        found, want = found[:7], want[:7]
+    torch.testing.assert_close(found, want.to(found.dtype), rtol=1e-5, atol=1e-5)
+    greedy = sampler.temperature == 0
+    tokens = want.argmax(-1) if greedy else draw(want, u[: len(want)])
+    assert chosen[: len(want)] == tokens.tolist()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_switch_moves_the_logits(page: Page, name: str) -> None:
+    script = """([name, ids]) => {
+      const { model } = lm.shipped(name);
+      const whole = model.forward(ids);
+      const moved = {};
+      for (const part of ["noPositions", "noScale", "noMask"]) {
+        model.broken = { [part]: true };
+        moved[part] = apart(model.forward(ids), whole);
+        model.broken = {};
+      }
+      model.silent = new Set(["2.1"]);
+      moved.silent = apart(model.forward(ids), whole);
+      model.silent = new Set();
+      moved.none = apart(model.forward(ids), whole);
+      return moved;
+    }"""
+    moved = page.evaluate(script, [name, ids_of(20)])
+    assert moved.pop("none") == 0
+    assert min(moved.values()) > 0.01, moved
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_rounding(page: Page, bits: int) -> None:
+    weight = load_shipped("gpt2-docs")[0].backbone.wte.weight.detach()[:64]
+    top = 2 ** (bits - 1) - 1
+    scale = weight.abs().amax(1, keepdim=True) / top
+    want = (weight / scale).round() * scale
+    if bits == 8:
+        torch.testing.assert_close(want, Int8Weight.quantize(weight).dequantize())
+    script = """([weight, shape, bits, want]) =>
+      apart(lm.rounded({ shape, data: floats(weight) }, bits).data, floats(want))"""
+    given = [packed(weight), list(weight.shape), bits, packed(want)]
+    assert page.evaluate(script, given) < 1e-7
+
+
+# -------------------------------------------------------------------------- planted mistakes
+
+Check = Callable[[Page], None]
+
+
+def logits_check(page: Page) -> None:
+    for name in MODELS:
+        test_logits_in_one_pass_and_token_by_token(page, name, 17)
+        test_logits_after_an_edit_that_keeps_a_prefix(page, name)
+
+
+MISTAKES: dict[str, tuple[str, str, str, Check]] = {
+    "no scale": ("attention", "1 / Math.sqrt(D)", "1", logits_check),
+    "one key too few": ("attention", "S - T + t + 1", "Math.max(1, S - T + t)", logits_check),
+    "cache off by one": (
+        "attention", "held.k.set(k, this.length * width)",
+        "held.k.set(k, Math.max(0, this.length - 1) * width)", logits_check,
+    ),
+    "a wrong head": ("attention", "Math.floor((h * n_kv_head) / H)", "h % n_kv_head", logits_check),
+    "a stale prefix": ("generate", "ids[same] === this.ids[same]", "true", logits_check),
+    "positions begin anew": ("qwen2", "cache.length + t + shift", "t + shift", logits_check),
+    "JavaScript's blanks": (
+        "tokenizer", '"\\\\p{White_Space}"', '"\\\\s"', test_the_tokenizer_on_random_texts,
+    ),
+    "merges in any order": (
+        "tokenizer", "Math.min(first,", "Math.max(first === Infinity ? -1 : first,",
+        test_the_tokenizer_on_random_texts,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_planted_mistake_is_caught(browser: Browser, address: str, mistake: str) -> None:
+    name, right, wrong, check = MISTAKES[mistake]
+    source = (live.LIVE / f"{name}.js").read_text(encoding="utf-8")
+    assert right in source
+
+    def serve(route: Route) -> None:
+        route.fulfill(body=source.replace(right, wrong), content_type="text/javascript")
+
+    context = new_context(browser, "light", 1280)
+    try:
+        broken = context.new_page()
+        broken.route(f"**/{name}.js", serve)
+        broken.goto(address)
+        with pytest.raises(Exception):  # noqa: B017, PT011 - a wrong number, or a script that ends
+            check(broken)
+    finally:
+        context.close()
