@@ -130,7 +130,7 @@ def test_logits_after_an_edit_that_keeps_a_prefix(page: Page, name: str) -> None
 @pytest.mark.parametrize("name", MODELS)
 def test_attention_weights(page: Page, name: str) -> None:
     ids = ids_of(50)
-    maps = attention_maps(load_shipped(name)[0], torch.tensor([ids]))
+    maps = attention_maps(load_shipped(name)[0].double(), torch.tensor([ids]))
     want = [packed(layer[0]) for layer in maps]
     script = """([name, ids, want]) => {
       const found = [];
