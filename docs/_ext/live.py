@@ -2,15 +2,19 @@
 
 The widget is ``_static/live/widgets/next.js``. Options are what it begins with: ``:prompt:``, and
 ``:model:``, one of those that ship with the package. A page with a widget loads a small script;
-engine and weights come when a reader asks for them. Without scripts there is a picture: what the
-model says after the prompt, computed here.
+engine and weights come when a reader is near. Without scripts, and in print, there is a picture
+(live_pictures.py). Scripts and notebooks that readers download do not have the line.
 """
 
 import base64
+import io
 import json
+import re
+import zipfile
 from pathlib import Path
 from typing import Any, ClassVar
 
+import live_pictures
 import rst
 from docutils import nodes
 from docutils.parsers.rst import directives
@@ -21,16 +25,19 @@ from lm_from_scratch import pretrained
 LIVE = Path(__file__).resolve().parents[1] / "_static" / "live"
 #: What to try, in a sentence.
 INVITATIONS = {
-    "next": "Type the beginning of a sentence, and choose among the tokens that may follow.",
-    "look": "Choose a token and a head, and see where it looks. Silence the head: what does the text cost now?",
+    "next": "Change the text, choose one of the tokens that may follow, or let the model write.",
+    "look": "Choose a token and a head, and see where it looks. Then silence that head.",
     "race": "Let the model write the same tokens with a cache and without one.",
     "clock": "Move all positions. One of the two models does not notice.",
-    "bits": "Round the weights to fewer bits, and see what the text costs.",
-    "break": "One part of this model is switched off. Find out which by the texts that you give it.",
-    "tour": "Follow one token through the model, with its own numbers.",
-    "draft": "Let a small model draft, and a larger one check: which tokens were kept?",
+    "bits": "Round the weights to fewer bits, and see what the same text costs then.",
+    "break": "One part of this model is switched off. Find out which, by the texts you give it.",
+    "tour": "Follow the last token of the text through the model, one step at a time.",
+    "beams": "Keep one beginning at each step, or several: which text costs fewer bits?",
+    "draft": "Let GPT-2 draft and Qwen2 check: which tokens are kept?",
 }
-PROMPT, SHOWN = "If the file does not exist, an", 5
+PROMPT = "If the file does not exist, an"
+#: The directive in a script, a notebook, or a text: its line, its options, one empty line.
+LINE = re.compile(r"^((?:# ?)?)\.\. live::.*\n(?:\1 +:.*\n)*(?:#?\n)?", re.M)
 
 
 class live(nodes.General, nodes.Element):
@@ -46,36 +53,29 @@ class Live(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         widget = self.arguments[0]
-        if not (LIVE / "widgets" / f"{widget}.js").is_file():
-            raise self.error(f"there is no widget {widget!r}")
-        number = self.env.new_serialno("live")
-        name = f"live-{widget}" + (f"-{number}" if number else "")
-        prompt = self.options.get("prompt", PROMPT)
-        model = self.options.get("model", "qwen2-docs")
-        return [live("", widget=widget, name=name, prompt=prompt, model=model)]
-
-
-def picture(model_name: str, prompt: str) -> list[tuple[str, float]]:
-    """The likeliest tokens after a prompt, and their probabilities."""
-    import torch
-
-    from lm_from_scratch.checkpoint.weights import load_shipped
-
-    model, tokenizer = load_shipped(model_name)
-    with torch.no_grad():
-        logits = model.eval()(torch.tensor([tokenizer.start(prompt)]))[0, -1]
-    best = logits.softmax(-1).topk(SHOWN)
-    return list(zip(tokenizer.pieces(best.indices.tolist()), best.values.tolist(), strict=True))
+        if widget not in INVITATIONS:
+            raise self.error(f"there is no widget {widget!r}: {', '.join(INVITATIONS)}")
+        number = self.env.new_serialno(f"live-{widget}")
+        node = live(
+            widget=widget,
+            ids=[f"live-{widget}" + (f"-{number}" if number else "")],
+            prompt=self.options.get("prompt", PROMPT),
+            model=self.options.get("model", "qwen2-docs"),
+        )
+        invitation = INVITATIONS[widget]
+        node += nodes.paragraph(invitation, invitation, classes=["live-invitation"])
+        return [node]
 
 
 def visit(self: Any, node: live) -> None:
-    self.body.append(
-        rst.render(
-            "live.html", **node.attributes, invitation=INVITATIONS[node["widget"]],
-            likeliest=picture(node["model"], node["prompt"]),
-        )  # fmt: skip
-    )
-    raise nodes.SkipNode
+    data = {f"data-{name}": node[name] for name in ("widget", "model", "prompt")}
+    label = {"aria-label": "A model that runs in this page"}
+    self.body.append(self.starttag(node, "section", CLASS="live", **data, **label))
+
+
+def depart(self: Any, node: live) -> None:
+    picture = live_pictures.picture(node["widget"], node["model"], node["prompt"])
+    self.body.append(rst.render("live.html", picture=picture) + "</section>\n")
 
 
 def skip(self: Any, node: live) -> None:
@@ -86,6 +86,9 @@ def add_loader(app: Any, page: str, template: str, context: Any, doctree: Any) -
     if doctree is not None and next(doctree.findall(live), None) is not None:
         app.add_js_file("live/loader.js", loading_method="defer")
         app.add_css_file("live/live.css")
+
+
+# -------------------------------------------------------------------- what the built site holds
 
 
 def write_models(folder: Path) -> None:
@@ -100,13 +103,46 @@ def write_models(folder: Path) -> None:
         rst.write({folder / f"{shipped.name}.js": script})
 
 
+def without(text: str) -> str:
+    """A script, or the text of a cell, without widgets."""
+    return LINE.sub("", text)
+
+
+def cells_without(notebook: dict[str, Any]) -> dict[str, Any]:
+    """A notebook without widgets."""
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            whole = without("".join(cell["source"]))
+            cell["source"] = whole if isinstance(cell["source"], str) else whole.splitlines(True)
+    return notebook
+
+
+def download(name: str, content: bytes) -> bytes:
+    """A file that readers download, without widgets."""
+    if b".. live::" not in content and not name.endswith(".zip"):
+        return content
+    if name.endswith(".py"):
+        return without(content.decode()).encode()
+    if name.endswith(".ipynb"):
+        return json.dumps(cells_without(json.loads(content)), indent=1).encode()
+    if name.endswith(".zip"):
+        made = io.BytesIO()
+        with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(made, "w") as new:
+            for entry in old.infolist():
+                new.writestr(entry, download(entry.filename, old.read(entry)))
+        return made.getvalue()
+    return content
+
+
 def finish(app: Any, error: Exception | None) -> None:
     if not error and app.builder.format == "html":
         write_models(Path(app.outdir, "_static", "live", "models"))
+        for path in Path(app.outdir, "_downloads").glob("*/*.*"):
+            rst.write({path: download(path.name, path.read_bytes())})
 
 
 def setup(app: Any) -> dict[str, bool]:
-    app.add_node(live, html=(visit, None), text=(skip, None), latex=(skip, None))
+    app.add_node(live, html=(visit, depart), text=(skip, None), latex=(skip, None))
     app.add_directive("live", Live)
     app.connect("html-page-context", add_loader)
     app.connect("build-finished", finish)

@@ -10,30 +10,30 @@ lm.Session = class {
   }
 
   /* The logits (V) after the tokens `ids`. What they share with those before is not read again. */
-  logits(ids, options = {}) {
-    let same = 0;
-    while (same < ids.length - 1 && ids[same] === this.ids[same]) same++;
-    this.cache.crop(same);
-    const logits = this.model.forward(ids.slice(same), { ...options, cache: this.cache });
-    this.ids = ids.slice();
-    return logits;
+  logits(ids) {
+    return this.allLogits(ids, 1)[0];
   }
 
-  /* Forget everything: the model was changed. */
-  reset() {
-    this.ids = [];
-    this.cache.crop(0);
+  /* The logits after each of the last `count` of the tokens `ids`: an array of `count` times (V). */
+  allLogits(ids, count) {
+    let same = 0;
+    while (same < ids.length - count && ids[same] === this.ids[same]) same++;
+    this.cache.crop(same);
+    this.ids = ids.slice(0, same); // a text that is too long ends here
+    const logits = this.model.forward(ids.slice(same), { cache: this.cache, all: count > 1 });
+    this.ids = ids.slice();
+    const V = this.model.config.vocab_size;
+    const rows = logits.length / V;
+    return Array.from({ length: count }, (_, i) =>
+      logits.subarray((rows - count + i) * V, (rows - count + i + 1) * V));
   }
 };
 
-/* The surprise of each token after the first, in bits: log2(1 / p), (T - 1). */
-lm.surprises = function (model, ids) {
-  const V = model.config.vocab_size;
-  const logits = model.forward(ids, { all: true }); // (T, V)
-  return ids.slice(1).map((id, t) => {
-    const probabilities = lm.softmax(logits.subarray(t * V, (t + 1) * V));
-    return -Math.log2(probabilities[id]);
-  });
+/* What each token after the first costs, in bits: log2(1 / p), (T - 1), by the logits (T, V) of the
+ * tokens `ids` (T). */
+lm.costs = function (logits, ids) {
+  const V = logits.length / ids.length;
+  return ids.slice(1).map((id, t) => -Math.log2(lm.softmax(logits.subarray(t * V, (t + 1) * V))[id]));
 };
 
 lm.mean = (numbers) => numbers.reduce((a, b) => a + b, 0) / numbers.length;

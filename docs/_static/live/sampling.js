@@ -46,6 +46,9 @@ lm.draw = function (logits, u) {
 /* The likeliest token. */
 lm.argmax = (logits) => logits.reduce((best, logit, id) => (logit > logits[best] ? id : best), 0);
 
+/* All probability on one of V tokens. */
+lm.oneHot = (V, id) => new Float64Array(V).fill(1, id, id + 1);
+
 /* Numbers in [0, 1) that a seed repeats: mulberry32, thirty-two bits of state. */
 lm.randomFrom = function (seed) {
   let state = seed >>> 0;

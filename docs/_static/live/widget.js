@@ -1,4 +1,4 @@
-/* What the widgets share: shipped models, tokens as coloured words, bars, the state in the address. */
+/* What the widgets share: shipped models, the state in the address, tokens, bars, sliders. */
 "use strict";
 
 lm.widgets = {};
@@ -21,6 +21,68 @@ lm.shipped = function (name) {
   return built[name];
 };
 
+/* What the reader of a widget changes. `values` are texts, and numbers as [value, least, largest,
+ * step]. They stand in the address, as #ID?name=value&..., so that a teacher can send a link.
+ * `show` draws what has changed, once for all changes of a moment. */
+lm.Controls = class {
+  constructor(place, values, show) {
+    const [id, query] = location.hash.slice(1).split("?");
+    const given = new URLSearchParams(id === place.id ? query : "");
+    this.place = place;
+    this.values = values;
+    this.show = show;
+    for (const [name, value] of Object.entries(values)) {
+      this[name] = Array.isArray(value) ? value[0] : value;
+      if (given.has(name)) this[name] = this.allowed(name, given.get(name));
+    }
+  }
+
+  allowed(name, value) {
+    if (!Array.isArray(this.values[name])) return value;
+    const [first, least, largest, step] = this.values[name];
+    const number = value === "" || isNaN(value) ? first : Math.min(Math.max(value, least), largest);
+    return step % 1 ? number : Math.round(number);
+  }
+
+  change(news) {
+    Object.assign(this, news);
+    clearTimeout(this.drawing);
+    this.drawing = setTimeout(() => this.show());
+    clearTimeout(this.keeping); // browsers allow a few changes of the address a second
+    this.keeping = setTimeout(() => this.keep(), 300);
+  }
+
+  keep() {
+    const now = Object.keys(this.values).map((name) => [name, String(this[name])]);
+    history.replaceState(null, "", `#${this.place.id}?${new URLSearchParams(now)}`);
+  }
+
+  field(label, more = {}) {
+    const text = lm.element("textarea", {
+      rows: 2, spellcheck: "false", "aria-label": label,
+      oninput: () => this.change({ ...more, text: text.value }),
+    });
+    text.value = this.text;
+    return text;
+  }
+
+  slider(label, name) {
+    const [, min, max, step] = this.values[name];
+    const output = lm.element("output", {}, String(this[name]));
+    const input = lm.element("input", {
+      type: "range", min, max, step, value: this[name],
+      oninput: () => {
+        output.textContent = input.value;
+        this.change({ [name]: Number(input.value) });
+      },
+    });
+    return lm.element("label", { class: "live-slider" }, label, input, output);
+  }
+};
+
+/* The ids of a text from the start of a document, `most` at most. */
+lm.idsOf = (tokenizer, text, most) => [0, ...tokenizer.encode(text)].slice(0, most);
+
 /* An element with attributes and children. */
 lm.element = function (name, attributes = {}, ...children) {
   const element = document.createElement(name);
@@ -33,6 +95,16 @@ lm.element = function (name, attributes = {}, ...children) {
   return element;
 };
 
+lm.button = (label, onclick) => lm.element("button", { type: "button", onclick }, label);
+
+/* Put children in the place of those that are there. The keyboard stays where it was. */
+lm.replace = function (parent, ...children) {
+  const buttons = () => [...parent.querySelectorAll("button")];
+  const at = buttons().indexOf(document.activeElement);
+  parent.replaceChildren(...children);
+  if (at >= 0) buttons()[Math.min(at, buttons().length - 1)]?.focus();
+};
+
 /* A token as a label: blanks and line ends are visible. */
 lm.shown = function (tokenizer, id) {
   if (tokenizer.special.has(id)) return "⊢";
@@ -40,74 +112,45 @@ lm.shown = function (tokenizer, id) {
   return text.replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/ /g, "·");
 };
 
-/* Tokens one after the other, in turn in one of six colours, with their ids. */
-lm.tokenRow = function (tokenizer, ids) {
+lm.percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
+
+/* Tokens one after the other, in turn in one of six colours, each with a small text below. */
+lm.tokenRow = function (tokenizer, ids, below = String) {
   const items = ids.map((id, i) =>
-    lm.element(
-      "li",
-      { class: `live-token live-colour-${i % 6}`, title: `token ${id}` },
-      lm.shown(tokenizer, id),
-      lm.element("small", {}, String(id)),
-    ),
+    lm.element("li", { class: `live-token live-colour-${i % 6}` },
+      lm.shown(tokenizer, id), lm.element("small", {}, below(id, i))),
   );
   return lm.element("ol", { class: "live-tokens" }, ...items);
 };
 
-/* A slider with its name and value. */
-lm.slider = function (label, { min, max, step, value, change }) {
-  const output = lm.element("output", {}, String(value));
-  const input = lm.element("input", {
-    type: "range", min, max, step, value,
-    oninput: () => {
-      output.textContent = input.value;
-      change(Number(input.value));
-    },
-  });
-  const whole = lm.element("label", { class: "live-slider" }, `${label} `, input, " ", output);
-  whole.set = (number) => {
-    input.value = number;
-    output.textContent = input.value;
-  };
-  return whole;
-};
-
-/* The state of a widget in the address: #ID?name=value&... A teacher sends it as a link. */
-lm.stateOf = function (place, defaults) {
-  const [id, query] = location.hash.slice(1).split("?");
-  if (id !== place.id) return { ...defaults };
-  const given = Object.fromEntries(new URLSearchParams(query ?? ""));
-  return Object.fromEntries(
-    Object.entries(defaults).map(([name, value]) => {
-      const found = given[name];
-      if (found === undefined) return [name, value];
-      return [name, typeof value === "number" ? Number(found) || 0 : found];
-    }),
-  );
-};
-
-lm.keepState = function (place, state) {
-  const query = new URLSearchParams(Object.entries(state).map(([k, v]) => [k, String(v)]));
-  history.replaceState(null, "", `#${place.id}?${query}`);
-};
-
-/* A text to edit. */
-lm.field = function (label, value, change) {
-  const text = lm.element("textarea", {
-    rows: 3, spellcheck: "false", "aria-label": label, oninput: () => change(text.value),
-  });
-  text.value = value;
-  return text;
-};
-
-/* A token, and its probability as a length and a number. With `click` it is a button. */
-lm.bar = function (tokenizer, id, probability, click) {
-  const content = [
-    lm.element("span", {}, lm.shown(tokenizer, id)),
-    lm.element("span", {}, `${(100 * probability).toFixed(1)} %`),
-  ];
-  const attributes = { class: "live-bar", style: `--p: ${probability}` };
+/* A label, a share of the full length, and a number. With `click` it is a button. */
+lm.bar = function (label, share, number, click) {
+  const content = [lm.element("span", {}, label), lm.element("span", {}, number)];
+  const attributes = { class: "live-bar", style: `--p: ${share}` };
   const bar = click
     ? lm.element("button", { ...attributes, type: "button", onclick: click }, ...content)
     : lm.element("span", attributes, ...content);
   return lm.element("li", {}, bar);
+};
+
+lm.bars = (...items) => lm.element("ol", { class: "live-bars" }, ...items);
+
+/* The `count` likeliest tokens, as bars. */
+lm.likeliest = function (tokenizer, probabilities, count, click) {
+  const order = [...probabilities.keys()].sort((a, b) => probabilities[b] - probabilities[a]);
+  const best = order.slice(0, count).filter((id) => probabilities[id] > 0);
+  return best.map((id) =>
+    lm.bar(lm.shown(tokenizer, id), probabilities[id], lm.percent(probabilities[id]), click && (() => click(id))));
+};
+
+/* Let the browser draw. */
+lm.pause = () => new Promise((resolve) => setTimeout(resolve));
+
+/* Numbers as cells in a row: the stronger the colour, the larger; orange is above 0, blue below. */
+lm.strip = function (numbers) {
+  const largest = Math.max(...numbers.map(Math.abs));
+  const cells = [...numbers].map((number) =>
+    lm.element("span", { class: number < 0 ? "live-below" : "live-above", style: `--p: ${Math.abs(number) / largest}` }));
+  const label = `${numbers.length} numbers, from ${Math.min(...numbers).toFixed(2)} to ${Math.max(...numbers).toFixed(2)}`;
+  return lm.element("div", { class: "live-strip", role: "img", "aria-label": label }, ...cells);
 };

@@ -2,53 +2,48 @@
 "use strict";
 
 lm.widgets.bits = function (place, { model, tokenizer }) {
-  const CHOICES = [16, 8, 4, 3, 2];
-  const state = lm.stateOf(place, { text: place.dataset.prompt, bits: 16 });
-  const text = lm.field("A text", state.text, (value) => change({ text: value }));
-  const whole = { ...model.tensors };
-  const costs = new Map(); // of this text, by bits
-  const buttons = CHOICES.map((bits) =>
-    lm.element("button", { type: "button", onclick: () => change({ bits }) }, `${bits} bits`));
-  const said = lm.element("p", { role: "status" });
-  const next = lm.element("ol", { class: "live-bars" });
-  place.append(text, lm.element("div", { class: "live-buttons" }, ...buttons), said, next);
+  const CHOICES = [16, 8, 6, 5, 4, 3, 2];
+  const controls = new lm.Controls(place, { text: place.dataset.prompt, bits: [16, 2, 16, 1] }, show);
+  if (!CHOICES.includes(controls.bits)) controls.bits = 16;
+  const whole = model.tensors;
+  const rounded = new Map(); // all tensors, by bits
+  const buttons = CHOICES.map((bits) => lm.button(`${bits} bits`, () => controls.change({ bits })));
+  const said = place.querySelector(".live-status");
+  const next = lm.bars();
+  place.append(controls.field("A text"),
+    lm.element("div", { class: "live-buttons", role: "group", "aria-label": "Bits of a weight" }, ...buttons),
+    said, lm.element("p", {}, "What it would say next:"), next);
 
-  function change(news) {
-    if ("text" in news) costs.clear();
-    Object.assign(state, news);
-    lm.keepState(place, state);
-    show();
-  }
+  const isMatrix = ({ shape }) => shape.length === 2;
 
   function inBits(bits) {
-    const tensors = { ...whole };
-    for (const [name, tensor] of Object.entries(whole)) {
-      if (bits < 16 && tensor.shape.length === 2) tensors[name] = lm.rounded(tensor, bits);
+    if (!rounded.has(bits)) {
+      const round = (tensor) => (bits < 16 && isMatrix(tensor) ? lm.rounded(tensor, bits) : tensor);
+      rounded.set(bits, Object.fromEntries(
+        Object.entries(whole).map(([name, tensor]) => [name, round(tensor)])));
     }
-    return tensors;
+    return rounded.get(bits);
+  }
+
+  /* What a token of the text costs, and what comes next. */
+  function read(ids, bits) {
+    model.tensors = inBits(bits);
+    const V = model.config.vocab_size;
+    const logits = model.forward(ids, { all: true });
+    model.tensors = whole;
+    return { cost: lm.mean(lm.costs(logits, ids)), next: lm.softmax(logits.subarray(-V)) };
   }
 
   function show() {
-    const ids = [0, ...tokenizer.encode(state.text)].slice(0, model.config.block_size);
-    const cost = (bits) => {
-      if (!costs.has(bits)) {
-        model.tensors = inBits(bits);
-        costs.set(bits, lm.mean(lm.surprises(model, ids)));
-      }
-      return costs.get(bits);
-    };
-    const [full, now] = [cost(16), cost(state.bits)];
+    const ids = lm.idsOf(tokenizer, controls.text, 64);
+    const now = read(ids, controls.bits);
+    const full = controls.bits === 16 ? now : read(ids, 16);
     const megabytes = Object.values(whole).reduce(
-      (sum, { shape, data }) => sum + (data.length * (shape.length === 2 ? state.bits : 16)) / 8e6, 0);
-    model.tensors = inBits(state.bits);
-    const probabilities = lm.softmax(model.forward(ids));
-    model.tensors = whole;
-    buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(CHOICES[i] === state.bits)));
-    said.textContent =
-      `${megabytes.toFixed(1)} MB of weights; the text costs ${now.toFixed(3)} bits a token, ` +
-      `${(now - full).toFixed(3)} more than with 16.`;
-    const best = [...probabilities.keys()].sort((a, b) => probabilities[b] - probabilities[a]);
-    next.replaceChildren(...best.slice(0, 5).map((id) => lm.bar(tokenizer, id, probabilities[id])));
+      (sum, tensor) => sum + (tensor.data.length * (isMatrix(tensor) ? controls.bits : 16)) / 8e6, 0);
+    buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(CHOICES[i] === controls.bits)));
+    said.textContent = `${megabytes.toFixed(1)} MB of weights.` + (ids.length < 2 ? "" :
+      ` A token of this text costs ${now.cost.toFixed(3)} bits, ${(now.cost - full.cost).toFixed(3)} more than with 16.`);
+    lm.replace(next, ...lm.likeliest(tokenizer, now.next, 5));
   }
 
   show();

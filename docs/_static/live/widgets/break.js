@@ -3,57 +3,53 @@
 
 lm.widgets.break = function (place, { model, tokenizer }) {
   const PARTS = {
-    noPositions: "it does not know where tokens stand",
-    noScale: "scores are not divided by the root of D",
-    noMask: "tokens see those that come after them",
+    noPositions: "It does not know where tokens stand",
+    noScale: "Scores are not divided by √D",
+    noMask: "Tokens see those that come after them",
   };
-  const state = lm.stateOf(place, { text: place.dataset.prompt, hidden: 1 + Math.floor(Math.random() * 1e6) });
-  const text = lm.field("A text", state.text, (value) => change({ text: value }));
-  const tokens = lm.element("ol", { class: "live-tokens" });
-  const said = lm.element("p", { role: "status" });
-  const guesses = Object.entries(PARTS).map(([name, label]) =>
-    lm.element("button", { type: "button", onclick: () => guess(name) }, label));
-  const again = lm.element("button", {
-    type: "button", onclick: () => change({ hidden: 1 + Math.floor(Math.random() * 1e6) }),
-  }, "Hide another defect");
-  place.append(text, tokens, said, lm.element("p", {}, "What is broken?"),
-    lm.element("div", { class: "live-buttons" }, ...guesses), again);
+  const any = () => 1 + Math.floor(Math.random() * 1e6);
+  const controls = new lm.Controls(place, { text: place.dataset.prompt, hidden: [any(), 1, 1e6, 1] }, show);
+  const said = place.querySelector(".live-status");
+  const costs = lm.element("div");
+  const next = lm.bars();
+  const guesses = Object.entries(PARTS).map(([name, label]) => lm.button(label, () => guess(name)));
+  place.append(controls.field("A text"),
+    lm.element("p", {}, "What each token costs this model in bits, and how many of them the whole model saves:"), costs,
+    lm.element("p", {}, "What it would say next:"), next,
+    lm.element("p", {}, "What is broken?"),
+    lm.element("div", { class: "live-buttons" }, ...guesses),
+    said,
+    lm.element("div", { class: "live-buttons" }, lm.button("Hide another defect", () => {
+      said.textContent = "";
+      controls.change({ hidden: any() });
+    })));
 
-  const names = Object.keys(PARTS);
-  const hidden = () => names[Math.floor(lm.randomFrom(state.hidden)() * names.length)];
-
-  function change(news) {
-    Object.assign(state, news);
-    lm.keepState(place, state);
-    show();
+  /* The link holds a number that tells nobody which part it is. */
+  function hidden() {
+    const names = Object.keys(PARTS);
+    return names[Math.floor(lm.randomFrom(controls.hidden)() * names.length)];
   }
 
-  function withBroken(broken, run) {
+  function read(ids, broken) {
     model.broken = broken;
-    try {
-      return run();
-    } finally {
-      model.broken = {};
-    }
+    const logits = model.forward(ids, { all: true });
+    model.broken = {};
+    return { costs: lm.costs(logits, ids), next: lm.softmax(logits.subarray(-model.config.vocab_size)) };
   }
 
   function show() {
-    const ids = [0, ...tokenizer.encode(state.text)].slice(0, model.config.block_size);
-    const whole = lm.surprises(model, ids);
-    const broken = withBroken({ [hidden()]: true }, () => lm.surprises(model, ids));
-    tokens.replaceChildren(...ids.slice(1).map((id, t) =>
-      lm.element("li", { class: "live-token", title: `${broken[t].toFixed(1)} bits, whole ${whole[t].toFixed(1)}`,
-        style: `--p: ${Math.min(1, Math.abs(broken[t] - whole[t]) / 6)}` },
-      lm.shown(tokenizer, id), lm.element("small", {}, `${(broken[t] - whole[t]).toFixed(1)}`))));
-    said.textContent =
-      `The broken model needs ${lm.mean(broken).toFixed(2)} bits a token, the whole one ` +
-      `${lm.mean(whole).toFixed(2)}. Below each token: how many more.`;
+    const ids = lm.idsOf(tokenizer, controls.text, 64);
+    const [whole, broken] = [read(ids, {}), read(ids, { [hidden()]: true })];
+    const signed = (x) => (x < 0 ? "−" : "+") + Math.abs(x).toFixed(1);
+    lm.replace(costs, lm.tokenRow(tokenizer, ids.slice(1), (_, t) =>
+      `${broken.costs[t].toFixed(1)} (${signed(broken.costs[t] - whole.costs[t])})`));
+    lm.replace(next, ...lm.likeliest(tokenizer, broken.next, 5));
   }
 
   function guess(name) {
     said.textContent = name === hidden()
-      ? `Right: ${PARTS[name]}.`
-      : "No. Try a text with a repeated word, a very long one, or one of two tokens.";
+      ? `Right: ${PARTS[name][0].toLowerCase()}${PARTS[name].slice(1)}.`
+      : "No. Try a text with a word that comes twice, a very long one, or one of two tokens.";
   }
 
   show();

@@ -1,26 +1,19 @@
 /* Turn the clock: all positions move by n. What does attention notice? */
 "use strict";
 
-lm.widgets.clock = function (place, shipped) {
-  const others = { "qwen2-docs": "rotated positions (Qwen2)", "gpt2-docs": "learnt positions (GPT-2)" };
-  const state = lm.stateOf(place, { text: place.dataset.prompt, shift: 0 });
-  const text = lm.field("A text", state.text, (value) => change({ text: value }));
-  const slider = lm.slider("all positions move by", {
-    min: 0, max: 128, step: 1, value: state.shift, change: (value) => change({ shift: value }),
-  });
-  const rows = lm.element("div", { role: "status" });
-  place.append(text, lm.element("div", { class: "live-sliders" }, slider), rows);
+lm.widgets.clock = function (place) {
+  const LABELS = { "qwen2-docs": "Qwen2, rotated", "gpt2-docs": "GPT-2, learnt" };
+  const FARTHEST = 128;
+  const controls = new lm.Controls(place, { text: place.dataset.prompt, shift: [16, 0, FARTHEST, 1] }, show);
+  const said = place.querySelector(".live-status");
+  const rows = lm.element("div");
+  place.append(controls.field("A text"),
+    lm.element("div", { class: "live-sliders" }, controls.slider("all positions move by", "shift")), rows, said);
 
-  function change(news) {
-    Object.assign(state, news);
-    lm.keepState(place, state);
-    show();
-  }
-
-  /* The largest change of any attention weight, in percent, and of the likeliest next token. */
+  /* The largest change of any attention weight, and the next token before and after. */
   function compare({ model, tokenizer }) {
-    const ids = [0, ...tokenizer.encode(state.text)].slice(0, model.config.block_size - 128);
-    const [still, moved] = [0, state.shift].map((shift) => {
+    const ids = lm.idsOf(tokenizer, controls.text, 64);
+    const [still, moved] = [0, controls.shift].map((shift) => {
       const weights = [];
       const watch = (stage, layer, heads) => stage === "attention" && weights.push(...heads);
       return { logits: model.forward(ids, { shift, watch }), weights };
@@ -34,15 +27,14 @@ lm.widgets.clock = function (place, shipped) {
   }
 
   function show() {
+    const found = Object.entries(LABELS).map(([name, label]) => ({ label, ...compare(lm.shipped(name)) }));
     rows.replaceChildren(
-      ...Object.entries(others).map(([name, label]) => {
-        const { largest, before, after } = compare(lm.shipped(name));
-        return lm.element("p", {},
-          lm.element("strong", {}, `${label}: `),
-          `the attention weight that changes most changes by ${(100 * largest).toFixed(4)} percentage ` +
-          `points; the next token is “${after}”` + (after === before ? ", as before." : `, and was “${before}”.`));
-      }),
-    );
+      lm.element("p", {}, "The largest change of an attention weight:"),
+      lm.bars(...found.map(({ label, largest }) => lm.bar(label, largest, `${(100 * largest).toFixed(4)} points`))));
+    said.textContent = found
+      .map(({ label, before, after }) =>
+        `${label}: the next token is “${after}”${after === before ? ", as before" : `, and was “${before}”`}.`)
+      .join(" ");
   }
 
   show();

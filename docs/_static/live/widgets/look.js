@@ -1,79 +1,95 @@
-/* Where does it look? The weights of one head, from the token that the reader chooses. */
+/* Where does it look? All heads as small maps, one of them as a text. */
 "use strict";
 
 lm.widgets.look = function (place, { model, tokenizer }) {
-  const { n_layer, n_head, block_size } = model.config;
-  const state = lm.stateOf(place, {
-    text: place.dataset.prompt, layer: 2, head: 2, token: -1, silent: "",
-  });
-  const text = lm.field("A text", state.text, (value) => change({ text: value, token: -1 }));
-  const layer = lm.slider("layer", {
-    min: 0, max: n_layer - 1, step: 1, value: state.layer, change: (value) => change({ layer: value }),
-  });
-  const head = lm.slider("head", {
-    min: 0, max: n_head - 1, step: 1, value: state.head, change: (value) => change({ head: value }),
-  });
-  const silence = lm.element("input", { type: "checkbox", onchange: () => toggle() });
+  const { n_layer, n_head } = model.config;
+  const MOST = 64; // tokens
+  const controls = new lm.Controls(place, {
+    text: place.dataset.prompt, layer: [2, 0, n_layer - 1, 1], head: [2, 0, n_head - 1, 1],
+    token: [-1, -1, MOST - 1, 1], silent: "",
+  }, show);
+  let read = {}; // what the model did with a text, some heads being silent
+
+  const maps = lm.element("div", { class: "live-heads", role: "group", "aria-label": "All heads" });
   const tokens = lm.element("ol", { class: "live-tokens" });
-  const said = lm.element("p", { role: "status" });
-  place.append(
-    text, tokens,
-    lm.element("div", { class: "live-sliders" }, layer, head,
-      lm.element("label", {}, silence, " silence this head")),
-    said,
-  );
+  const silence = lm.button("Silence this head", toggle);
+  const said = place.querySelector(".live-status");
+  place.append(controls.field("A text", { token: -1 }), tokens, said,
+    lm.element("div", { class: "live-buttons" }, silence), maps);
 
-  const ids = () => [0, ...tokenizer.encode(state.text)].slice(0, block_size);
-
-  function change(news) {
-    Object.assign(state, news);
-    lm.keepState(place, state);
-    show();
+  /* The weights of every layer and head, and the mean surprise, of a text. */
+  function run(ids, silent) {
+    const weights = [];
+    model.silent = new Set(silent);
+    const watch = (stage, layer, heads) => stage === "attention" && (weights[layer] = heads);
+    const bits = lm.mean(lm.costs(model.forward(ids, { all: true, watch }), ids));
+    model.silent = new Set();
+    return { weights, bits };
   }
 
+  const silent = () => controls.silent.split(",").filter((name) => /^\d\.\d$/.test(name));
+  const name = () => `${controls.layer}.${controls.head}`;
+
   function toggle() {
-    const silent = new Set(state.silent.split(",").filter(Boolean));
-    const name = `${state.layer}.${state.head}`;
-    silent.delete(name) || silent.add(name);
-    change({ silent: [...silent].join() });
+    const others = silent().filter((one) => one !== name());
+    controls.change({ silent: (others.length < silent().length ? others : [...others, name()]).join() });
   }
 
   function show() {
-    const now = ids();
-    const from = state.token < 0 || state.token >= now.length ? now.length - 1 : state.token;
-    model.silent = new Set();
-    const whole = lm.mean(lm.surprises(model, now));
-    model.silent = new Set(state.silent.split(",").filter(Boolean));
-    silence.checked = model.silent.has(`${state.layer}.${state.head}`);
-    let row;
-    model.forward(now, {
-      watch: (stage, at, weights) => {
-        if (stage === "attention" && at === state.layer) {
-          row = weights[state.head].subarray(from * now.length, (from + 1) * now.length);
-        }
-      },
-    });
-    tokens.replaceChildren(
-      ...now.map((id, t) =>
-        lm.element("li", {}, lm.element(
-          "button",
-          {
-            type: "button", class: "live-looked", style: `--p: ${row[t]}`,
-            "aria-pressed": String(t === from), title: `${(100 * row[t]).toFixed(1)} %`,
-            onclick: () => change({ token: t }),
-          },
-          lm.shown(tokenizer, id),
-        )),
-      ),
-    );
+    const ids = lm.idsOf(tokenizer, controls.text, MOST);
+    const key = `${ids}|${silent()}`;
+    if (read.key !== key) {
+      const whole = read.ids === String(ids) ? read.whole : run(ids, []);
+      read = { key, ids: String(ids), whole, now: silent().length ? run(ids, silent()) : whole };
+      drawMaps(ids.length);
+    }
+    for (const button of maps.children) {
+      button.setAttribute("aria-pressed", String(button.dataset.name === name()));
+    }
+    const from = controls.token < 0 || controls.token >= ids.length ? ids.length - 1 : controls.token;
+    const row = read.now.weights[controls.layer][controls.head].subarray(from * ids.length, (from + 1) * ids.length);
+    lm.replace(tokens, ...ids.map((id, t) => tokenButton(id, t, row[t], t === from)));
+    const isSilent = silent().includes(name());
+    silence.textContent = isSilent ? "Let it speak again" : "Silence this head";
     const most = lm.argmax(row);
-    const broken = lm.mean(lm.surprises(model, now));
     said.textContent =
-      `From “${lm.shown(tokenizer, now[from])}” this head looks mostly at ` +
-      `“${lm.shown(tokenizer, now[most])}” (${(100 * row[most]).toFixed(0)} %). ` +
-      `The text costs ${broken.toFixed(2)} bits a token` +
-      (model.silent.size ? `, with all heads ${whole.toFixed(2)}.` : ".");
-    model.silent = new Set();
+      `Layer ${controls.layer}, head ${controls.head}${isSilent ? ", silent" : ""}: “${lm.shown(tokenizer, ids[from])}” ` +
+      `looks mostly at “${lm.shown(tokenizer, ids[most])}” (${lm.percent(row[most], 0)}).` + cost();
+  }
+
+  function cost() {
+    const { whole, now } = read;
+    if (isNaN(whole.bits)) return "";
+    const said = ` A token of this text costs ${now.bits.toFixed(2)} bits`;
+    return said + (silent().length ? `, and ${whole.bits.toFixed(2)} when all heads speak.` : ".");
+  }
+
+  function tokenButton(id, t, weight, chosen) {
+    return lm.element("li", {}, lm.element("button", {
+      type: "button", class: "live-looked", style: `--p: ${weight}`, "aria-pressed": String(chosen),
+      onclick: () => controls.change({ token: t }),
+    }, lm.shown(tokenizer, id), lm.element("small", {}, weight < 0.005 ? "" : lm.percent(weight, 0))));
+  }
+
+  /* A pixel for each weight: the row looks at the column. */
+  function drawMaps(T) {
+    const ink = getComputedStyle(place).getPropertyValue("--pst-color-accent");
+    const pictures = read.now.weights.flatMap((heads, layer) => heads.map((weights, head) => {
+      const map = lm.element("canvas", { width: T, height: T });
+      const pen = map.getContext("2d");
+      pen.fillStyle = ink;
+      weights.forEach((weight, i) => {
+        pen.globalAlpha = weight;
+        pen.fillRect(i % T, Math.floor(i / T), 1, 1);
+      });
+      const off = silent().includes(`${layer}.${head}`);
+      return lm.element("button", {
+        type: "button", class: off ? "live-off" : undefined, "data-name": `${layer}.${head}`,
+        "aria-label": `layer ${layer}, head ${head}${off ? ", silent" : ""}`,
+        onclick: () => controls.change({ layer, head }),
+      }, map);
+    }));
+    lm.replace(maps, ...pictures);
   }
 
   show();

@@ -2,66 +2,61 @@
 "use strict";
 
 lm.widgets.race = function (place, { model, tokenizer }) {
-  const state = lm.stateOf(place, { text: place.dataset.prompt, tokens: 40 });
-  const text = lm.field("The beginning of a text", state.text, (value) => change({ text: value }));
-  const count = lm.slider("tokens", {
-    min: 10, max: 120, step: 10, value: state.tokens, change: (value) => change({ tokens: value }),
-  });
-  const go = lm.element("button", { type: "button", onclick: run }, "Race");
+  const controls = new lm.Controls(place, { text: place.dataset.prompt, tokens: [40, 10, 120, 10] }, () => {});
+  const go = lm.button("Race", run);
+  const said = place.querySelector(".live-status");
   const lanes = ["with a cache", "without"].map((name) => {
-    const bar = lm.element("progress", { max: state.tokens, value: 0, "aria-label": name });
-    const said = lm.element("p", {});
-    return { name, bar, said, row: lm.element("div", {}, lm.element("strong", {}, name), bar, said) };
+    const bar = lm.element("progress", { max: 1, value: 0, "aria-label": name });
+    return { bar, figures: lm.element("span") };
   });
-  const result = lm.element("p", { role: "status" });
-  place.append(text, lm.element("div", { class: "live-sliders" }, count), go,
-    ...lanes.map((lane) => lane.row), result);
+  place.append(controls.field("The beginning of a text"),
+    lm.element("div", { class: "live-sliders" }, controls.slider("tokens", "tokens")),
+    lm.element("div", { class: "live-buttons" }, go),
+    ...lanes.map(({ bar, figures }) => lm.element("p", { class: "live-lane" },
+      lm.element("strong", {}, bar.getAttribute("aria-label")), bar, figures)),
+    said);
 
-  function change(news) {
-    Object.assign(state, news);
-    lm.keepState(place, state);
-  }
-
-  /* Multiplications of one pass over T new tokens that see S in all: each weight once a token,
-   * and in every head a query and a value for each token that is seen. */
+  /* Multiplications of one pass over T new tokens that see S in all: each weight once a token, and
+   * in every head a query and a value for each token that is seen. The head of the model, a row for
+   * each token of the vocabulary, is for the last one alone. */
   function multiplications(T, S) {
-    const { n_layer, n_head, head_dim } = model.config;
-    const weights = Object.values(model.tensors)
-      .filter(({ shape }) => shape.length === 2 && shape[0] !== model.config.vocab_size)
-      .reduce((sum, { shape }) => sum + shape[0] * shape[1], 0);
-    const head = model.headWeight.data.length; // for the last token alone
+    const { n_layer, n_head, head_dim, vocab_size } = model.config;
+    const matrices = Object.values(model.tensors).filter(({ shape }) => shape.length === 2);
+    const size = (some) => some.reduce((sum, { shape }) => sum + shape[0] * shape[1], 0);
+    const inBlocks = matrices.filter((matrix) => matrix !== model.headWeight && matrix !== model.tensors["wpe.weight"]);
     const seen = (T * (2 * S - T + 1)) / 2;
-    return T * weights + head + n_layer * n_head * 2 * seen * head_dim;
+    return T * size(inBlocks) + vocab_size * model.headWeight.shape[1] + n_layer * n_head * 2 * seen * head_dim;
   }
 
+  /* Each lane has a clock of its own; the one that is behind goes on. */
   async function run() {
     go.disabled = true;
-    const start = [0, ...tokenizer.encode(state.text)].slice(0, model.config.block_size - state.tokens);
-    const times = [];
-    for (const [cached, lane] of [[true, lanes[0]], [false, lanes[1]]]) {
-      lane.bar.max = state.tokens;
-      const session = new lm.Session(model);
-      const ids = start.slice();
-      let [seconds, products] = [0, 0];
-      for (let n = 0; n < state.tokens; n++) {
-        const before = performance.now();
-        products += multiplications(cached && n ? 1 : ids.length, ids.length);
-        const logits = cached ? session.logits(ids) : model.forward(ids);
-        ids.push(lm.argmax(logits));
-        seconds += (performance.now() - before) / 1e3;
-        lane.bar.value = n + 1;
-        lane.said.textContent =
-          `${(products / 1e6).toFixed(0)} million multiplications, ${seconds.toFixed(2)} s, ` +
-          `${((n + 1) / seconds).toFixed(0)} tokens/s`;
-        await new Promise((resolve) => setTimeout(resolve));
-      }
-      times.push({ seconds, products, ids: ids.join() });
+    said.textContent = "";
+    const count = controls.tokens;
+    const start = lm.idsOf(tokenizer, controls.text, model.config.block_size - count);
+    for (const lane of lanes) Object.assign(lane, { ids: start.slice(), seconds: 0, products: 0 });
+    const [cached, whole] = lanes;
+    const session = new lm.Session(model);
+    const left = (lane) => lane.ids.length < start.length + count;
+    while (left(cached) || left(whole)) {
+      const lane = left(cached) && (!left(whole) || cached.seconds <= whole.seconds) ? cached : whole;
+      const read = lane === cached && lane.products ? 1 : lane.ids.length;
+      const before = performance.now();
+      const logits = lane === cached ? session.logits(lane.ids) : model.forward(lane.ids);
+      lane.ids.push(lm.argmax(logits));
+      lane.seconds += (performance.now() - before) / 1e3;
+      lane.products += multiplications(read, lane.ids.length - 1);
+      const done = lane.ids.length - start.length;
+      lane.bar.value = done / count;
+      lane.figures.textContent =
+        `${done} tokens, ${lane.seconds.toFixed(2)} s, ${(lane.products / 1e6).toFixed(0)} million products`;
+      await lm.pause();
     }
-    const [a, b] = times;
-    result.textContent =
-      `Without the cache: ${(b.products / a.products).toFixed(1)} times the multiplications, ` +
-      `${(b.seconds / a.seconds).toFixed(1)} times as long, ` +
-      (a.ids === b.ids ? "the same tokens." : "other tokens!");
+    said.textContent =
+      `Without the cache: ${(whole.products / cached.products).toFixed(1)} times the multiplications, ` +
+      `${(whole.seconds / cached.seconds).toFixed(1)} times as long, ` +
+      `${String(cached.ids) === String(whole.ids) ? "the same" : "other"} tokens. ` +
+      `With it, ${(count / cached.seconds).toFixed(0)} tokens a second.`;
     go.disabled = false;
   }
 };

@@ -2,97 +2,120 @@
 "use strict";
 
 lm.widgets.tour = function (place, { model, tokenizer }) {
-  const { n_layer, n_embd, vocab_size, block_size } = model.config;
-  const state = lm.stateOf(place, { text: place.dataset.prompt, stage: 0 });
-  const text = lm.field("The beginning of a text", state.text, (value) => change({ text: value, stage: 0 }));
-  const title = lm.element("h4", { role: "status" });
+  const { n_layer, n_head, n_embd, vocab_size } = model.config;
+  const controls = new lm.Controls(place, { text: place.dataset.prompt, stage: [0, 0, 2 * n_layer + 3, 1] }, show);
+  const said = place.querySelector(".live-status");
+  const title = lm.element("p", { class: "live-stage" });
   const body = lm.element("div");
-  const back = lm.element("button", { type: "button", onclick: () => change({ stage: state.stage - 1 }) }, "Back");
-  const on = lm.element("button", { type: "button", onclick: () => change({ stage: state.stage + 1 }) }, "On");
-  place.append(text, title, body, lm.element("div", { class: "live-buttons" }, back, on));
+  const move = (by) => () => controls.change({ stage: controls.stage + by });
+  const [back, on] = [lm.button("Back", move(-1)), lm.button("Next step", move(1))];
+  const text = controls.field("The beginning of a text", { stage: 0 });
+  place.append(text, lm.element("div", { class: "live-buttons" }, back, on), title, body, said);
+  let seen = {};
 
-  function change(news) {
-    Object.assign(state, news);
-    lm.keepState(place, state);
-    show();
-  }
-
-  /* What the model computes for this text: x before and behind every block, and all weights. */
+  /* What the model computes for this text: the vector of the last token at every stage, and where
+   * each head looked from there. */
   function run() {
-    const ids = [0, ...tokenizer.encode(state.text)].slice(0, block_size);
-    const seen = { ids, x: [], attention: [] };
+    if (seen.text === controls.text) return;
+    const ids = lm.idsOf(tokenizer, controls.text, 64);
+    seen = { text: controls.text, ids, attended: [], behind: [], heads: [] };
     seen.logits = model.forward(ids, {
       watch: (stage, layer, value) => {
-        if (stage === "x") seen.x[layer + 1] = value.slice(-n_embd);
-        if (stage === "tokens") seen.embedded = value.slice(-n_embd);
-        if (stage === "attention") seen.attention[layer] = value.map((head) => head.slice(-ids.length));
+        if (stage === "x" && layer < 0) seen.embedded = value.slice(-n_embd);
+        if (stage === "attended") seen.attended[layer] = value.slice(-n_embd);
+        if (stage === "x" && layer >= 0) seen.behind[layer] = value.slice(-n_embd);
+        if (stage === "attention") seen.heads[layer] = value.map((weights) => weights.slice(-ids.length));
       },
     });
-    return seen;
   }
 
-  const numbers = (x) => [...x.slice(0, 8)].map((n) => n.toFixed(2)).join(", ") + ", …";
-  const p = (...children) => lm.element("p", {}, ...children);
+  const p = (text) => lm.element("p", {}, text);
+  const last = () => lm.shown(tokenizer, seen.ids.at(-1));
 
-  /* The likeliest tokens, if x were the end of the model already: a logit lens. */
-  function likeliest(logits, count) {
-    const probabilities = lm.softmax(logits);
-    const best = [...probabilities.keys()].sort((a, b) => probabilities[b] - probabilities[a]);
-    return lm.element("ol", { class: "live-bars" },
-      ...best.slice(0, count).map((id) => lm.bar(tokenizer, id, probabilities[id])));
-  }
+  /* The likeliest next tokens, if x were the end of the model. */
+  const lens = (x, count) => lm.bars(...lm.likeliest(tokenizer, lm.softmax(model.logits(x)), count));
 
-  function stages(seen) {
-    const { ids, x } = seen;
-    const last = ids.at(-1);
-    const blocks = Array.from({ length: n_layer }, (_, layer) => [
-      `Block ${layer + 1} of ${n_layer}`,
-      () => {
-        const mean = new Float64Array(ids.length);
-        for (const head of seen.attention[layer]) head.forEach((w, s) => (mean[s] += w / seen.attention[layer].length));
-        const looks = ids.map((id, s) => lm.element("li", { class: "live-looked", style: `--p: ${mean[s]}`,
-          title: `${(100 * mean[s]).toFixed(1)} %` }, lm.shown(tokenizer, id)));
-        return [
-          p("Attention takes from these tokens (the mean of its heads), the MLP works on what it has:"),
-          lm.element("ol", { class: "live-tokens" }, ...looks),
-          p(`The vector is now [${numbers(x[layer + 1])}].`),
-          p("If the model ended here, it would say:"),
-          likeliest(model.logits(x[layer + 1]), 3),
-        ];
-      },
-    ]);
+  function words() {
     return [
-      ["Text becomes tokens", () => [
-        p(`${ids.length} tokens, each one of ${vocab_size}. The first stands for the start of a document. ` +
-          `From here on we follow the last.`), lm.tokenRow(tokenizer, ids)]],
-      ["A token becomes a vector", () => [
-        p(`Token ${last}, “${lm.shown(tokenizer, last)}”, is row ${last} of a table of ${vocab_size} × ${n_embd} numbers:`),
-        p(`[${numbers(seen.embedded)}]`)]],
-      ...blocks,
-      ["Scores become probabilities", () => [
-        p(`The last vector is compared with all ${vocab_size} rows of the table. Softmax makes probabilities of the scores:`),
-        likeliest(seen.logits, 8)]],
-      ["The next token", () => {
-        const next = lm.argmax(seen.logits);
-        return [
-          p(`The likeliest is “${lm.shown(tokenizer, next)}”. It is written behind the text, and everything begins again.`),
-          lm.element("button", { type: "button", onclick: () => {
-            text.value = state.text + (next ? tokenizer.decode([next]) : "");
-            change({ text: text.value, stage: 0 });
-          } }, "Write it, and begin again"),
-        ];
-      }],
+      p(`The model reads tokens. This text has ${seen.ids.length}, each with its number among ${vocab_size}; the first ` +
+        `stands for the start of a document. From here on we follow the last one, “${last()}”.`),
+      lm.tokenRow(tokenizer, seen.ids),
     ];
   }
 
+  function vector() {
+    const id = seen.ids.at(-1);
+    return [
+      p(`The number ${id} chooses row ${id} of a table: ${n_embd} numbers that were learnt. From now on they are the token.`),
+      lm.strip(seen.embedded),
+    ];
+  }
+
+  function attention(layer) {
+    const { ids } = seen;
+    const most = seen.heads[layer].map((weights) => lm.argmax(weights));
+    const strongest = lm.argmax(seen.heads[layer].map((weights, h) => weights[most[h]]));
+    return [
+      p(`Each of the ${n_head} heads of this block looks back from “${last()}”, and adds what it finds to the vector. ` +
+        `Head ${strongest} is the surest; it looks so:`),
+      lm.element("ol", { class: "live-tokens" }, ...ids.map((id, t) => {
+        const weight = seen.heads[layer][strongest][t];
+        return lm.element("li", { class: "live-looked", style: `--p: ${weight}` },
+          lm.shown(tokenizer, id), lm.element("small", {}, weight < 0.005 ? "" : lm.percent(weight, 0)));
+      })),
+      p("The vector afterwards:"),
+      lm.strip(seen.attended[layer]),
+    ];
+  }
+
+  function mlp(layer) {
+    return [
+      p("The MLP works on this one vector alone, and adds to it. Afterwards:"),
+      lm.strip(seen.behind[layer]),
+      p(layer < n_layer - 1 ? "If the model ended here, it would go on with:" : "This was the last block. The model goes on with:"),
+      lens(seen.behind[layer], 3),
+    ];
+  }
+
+  function scores() {
+    return [
+      p(`The last vector is multiplied with each of the ${vocab_size} rows of the table. Softmax makes a probability of each product:`),
+      lens(seen.behind.at(-1), 8),
+    ];
+  }
+
+  function next() {
+    const id = lm.argmax(seen.logits);
+    const ends = tokenizer.special.has(id);
+    const write = () => {
+      text.value = controls.text + tokenizer.decode([id]);
+      controls.change({ text: text.value, stage: 0 });
+    };
+    return [
+      p(`The likeliest is “${lm.shown(tokenizer, id)}”. ` + (ends ? "It ends the text." : "Put behind the text, it is the next token to follow.")),
+      ...(ends ? [] : [lm.element("div", { class: "live-buttons" }, lm.button("Write it, and begin again", write))]),
+    ];
+  }
+
+  const STAGES = [
+    ["Text becomes tokens", words],
+    ["A token becomes a vector", vector],
+    ...Array.from({ length: n_layer }, (_, layer) => [
+      [`Block ${layer + 1} of ${n_layer}: attention`, () => attention(layer)],
+      [`Block ${layer + 1} of ${n_layer}: MLP`, () => mlp(layer)],
+    ]).flat(),
+    ["The vector becomes probabilities", scores],
+    ["The next token", next],
+  ];
+
   function show() {
-    const all = stages(run());
-    state.stage = Math.min(Math.max(0, state.stage), all.length - 1);
-    const [name, content] = all[state.stage];
-    title.textContent = `${state.stage + 1} of ${all.length}: ${name}`;
+    run();
+    const [name, content] = STAGES[controls.stage];
+    title.textContent = `Step ${controls.stage + 1} of ${STAGES.length}. ${name}`;
+    said.textContent = title.textContent;
     body.replaceChildren(...content());
-    back.disabled = state.stage === 0;
-    on.disabled = state.stage === all.length - 1;
+    back.disabled = controls.stage === 0;
+    on.disabled = controls.stage === STAGES.length - 1;
   }
 
   show();

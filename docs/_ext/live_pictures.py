@@ -1,0 +1,135 @@
+"""What stands in the place of a widget until it runs: bars, computed with the same model.
+
+A picture is a caption and rows: a label, a share of the full length, and a number as text.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.instruments.plot import attention_maps
+from lm_from_scratch.instruments.record import record_attention
+from lm_from_scratch.text.tokenizer import Tokenizer
+
+Row = tuple[str, float, str]
+Picture = tuple[str, list[Row]]
+SHOWN = 5
+
+
+@cache
+def shipped(name: str) -> tuple[Any, Tokenizer]:
+    model, tokenizer = load_shipped(name)
+    return model.eval(), tokenizer
+
+
+@cache
+def picture(widget: str, model: str, prompt: str) -> Picture:
+    with torch.no_grad():
+        return PICTURES[widget](model, prompt)
+
+
+def logits(name: str, prompt: str) -> Tensor:
+    model, tokenizer = shipped(name)
+    return model(torch.tensor([tokenizer.start(prompt)]))[0]  # (T, V)
+
+
+def percent(label: str, share: float) -> Row:
+    return label, share, f"{100 * share:.1f} %"
+
+
+def likeliest(name: str, prompt: str) -> Picture:
+    best = logits(name, prompt)[-1].softmax(-1).topk(SHOWN)
+    pieces = shipped(name)[1].pieces(best.indices.tolist())
+    rows = [percent(*row) for row in zip(pieces, best.values.tolist(), strict=True)]
+    return f"After “{prompt}” the model finds these tokens likeliest:", rows
+
+
+def look(name: str, prompt: str, layer: int = 2, head: int = 2) -> Picture:
+    model, tokenizer = shipped(name)
+    ids = tokenizer.start(prompt)
+    weights = attention_maps(model, torch.tensor([ids]))[layer][0, head, -1].tolist()
+    labels = ["⊢", *tokenizer.pieces(ids[1:])]
+    rows = [percent(*row) for row in zip(labels, weights, strict=True)]
+    return f"From the last token, head {head} of layer {layer} looks at:", rows
+
+
+def race(name: str, prompt: str, count: int = 40) -> Picture:
+    """Tokens that go through the model, which is what it multiplies nearly all of the time."""
+    start = len(shipped(name)[1].start(prompt))
+    cached, whole = start + count - 1, sum(range(start, start + count))
+    rows = [("with a cache", cached / whole, f"{cached}"), ("without", 1.0, f"{whole}")]
+    return f"To write {count} tokens, so many go through the model:", rows
+
+
+def clock(name: str, prompt: str, shift: int = 16) -> Picture:
+    rows = []
+    for label, each in (("Qwen2", "qwen2-docs"), ("GPT-2", "gpt2-docs")):
+        model, tokenizer = shipped(each)
+        ids = torch.tensor([tokenizer.start(prompt)])
+        places = torch.arange(ids.shape[1])
+        still, moved = (moved_maps(model, ids, places + by) for by in (0, shift))
+        most = max((a - b).abs().amax().item() for a, b in zip(still, moved, strict=True))
+        rows.append(percent(label, most))
+    return f"All positions moved by {shift}, an attention weight changes by up to:", rows
+
+
+def moved_maps(model: Any, ids: Tensor, positions: Tensor) -> list[Tensor]:
+    with record_attention(model) as recorded:
+        model(ids, positions=positions[None])
+    return [layer[0] for layer in recorded]
+
+
+def bits(name: str, prompt: str) -> Picture:
+    ids = torch.tensor(shipped(name)[1].start(prompt))
+    costs = {}
+    for number in (16, 8, 4, 3, 2):
+        model, _ = load_shipped(name)
+        for weight in model.parameters():
+            if weight.dim() == 2 and number < 16:
+                step = weight.abs().amax(1, keepdim=True) / (2 ** (number - 1) - 1)
+                weight.copy_((weight / step).round() * step)
+        log_p = model.eval()(ids[None])[0, :-1].log_softmax(-1)
+        nats = -log_p.gather(-1, ids[1:, None]).mean().item()
+        costs[number] = nats / torch.tensor(2.0).log().item()
+    most = max(costs.values())
+    rows = [(f"{number} bits", c / most, f"{c:.2f}") for number, c in costs.items()]
+    return f"“{prompt}” costs, in bits a token, with weights of", rows
+
+
+def surprise(name: str, prompt: str) -> Picture:
+    _, tokenizer = shipped(name)
+    ids = torch.tensor(tokenizer.start(prompt))
+    log_p = logits(name, prompt)[:-1].log_softmax(-1) / torch.tensor(2.0).log()
+    costs = (-log_p.gather(-1, ids[1:, None]))[:, 0].tolist()
+    labels = tokenizer.pieces(ids[1:].tolist())
+    rows = [(l, c / max(costs), f"{c:.1f}") for l, c in zip(labels, costs, strict=True)]
+    return "What each token costs the whole model, in bits:", rows
+
+
+def tour(name: str, prompt: str) -> Picture:
+    """The likeliest next token, if the model ended behind each of its blocks."""
+    model, tokenizer = shipped(name)
+    seen: list[Tensor] = []
+    hooks = [
+        block.register_forward_hook(lambda _, __, x: seen.append(x[0, -1]))
+        for block in model.backbone.layers
+    ]
+    logits(name, prompt)
+    for hook in hooks:
+        hook.remove()
+    rows = []
+    for number, x in enumerate(seen, 1):
+        best = model.project(model.backbone.norm(x), model.head_weight).softmax(-1).max(-1)
+        (piece,) = tokenizer.pieces([int(best.indices)])
+        rows.append((f"{number}: {piece}", best.values.item(), f"{100 * best.values:.1f} %"))
+    return f"“{prompt}”: if the model ended behind block 1, 2, …, it would go on with", rows
+
+
+PICTURES: dict[str, Callable[[str, str], Picture]] = {
+    "next": likeliest, "draft": likeliest, "beams": likeliest, "look": look, "race": race, "clock": clock,
+    "bits": bits, "break": surprise, "tour": tour,
+}  # fmt: skip

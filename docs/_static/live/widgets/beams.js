@@ -1,0 +1,66 @@
+/* Beam search as a tree: which beginnings were kept at each step, and which one won. */
+"use strict";
+
+lm.widgets.beams = function (place, { model, tokenizer }) {
+  const STEPS = 6;
+  const controls = new lm.Controls(place, { text: place.dataset.prompt, beams: [3, 1, 5, 1] }, show);
+  const said = place.querySelector(".live-status");
+  const tree = lm.element("div");
+  place.append(controls.field("The beginning of a text"),
+    lm.element("div", { class: "live-sliders" }, controls.slider("beams", "beams")), said, tree);
+
+  /* A node of the tree is a token behind its parent: `bits` is what it all costs so far. */
+  function search(ids) {
+    const session = new lm.Session(model);
+    const root = { bits: 0, ids: [], children: [] };
+    let beams = [root];
+    for (let step = 0; step < STEPS; step++) {
+      const candidates = beams.flatMap((beam) => {
+        const probabilities = lm.softmax(session.logits([...ids, ...beam.ids]));
+        const order = [...probabilities.keys()].sort((a, b) => probabilities[b] - probabilities[a]);
+        return order.slice(0, controls.beams).map((id) => ({
+          id, parent: beam, ids: [...beam.ids, id], children: [],
+          bits: beam.bits - Math.log2(probabilities[id]),
+        }));
+      });
+      beams = candidates.sort((a, b) => a.bits - b.bits).slice(0, controls.beams);
+      for (const beam of beams) beam.parent.children.push(beam);
+    }
+    return { root, best: beams[0] };
+  }
+
+  function greedy(ids) {
+    const session = new lm.Session(model);
+    let bits = 0;
+    const all = ids.slice();
+    for (let step = 0; step < STEPS; step++) {
+      const probabilities = lm.softmax(session.logits(all));
+      all.push(lm.argmax(probabilities));
+      bits -= Math.log2(probabilities[all.at(-1)]);
+    }
+    return { ids: all.slice(ids.length), bits };
+  }
+
+  function branch({ children }, best) {
+    return lm.element("ul", { class: "live-tree" }, ...children.map((child) => {
+      const won = child.ids.every((id, i) => id === best.ids[i]);
+      return lm.element("li", {},
+        lm.element(won ? "strong" : "span", {}, lm.shown(tokenizer, child.id)),
+        lm.element("small", {}, ` ${child.bits.toFixed(1)} bits`),
+        ...(child.children.length ? [branch(child, best)] : []));
+    }));
+  }
+
+  function show() {
+    const ids = lm.idsOf(tokenizer, controls.text, 128);
+    const { root, best } = search(ids);
+    const alone = greedy(ids);
+    tree.replaceChildren(branch(root, best));
+    const text = (tokens) => tokens.map((id) => lm.shown(tokenizer, id)).join("");
+    said.textContent =
+      `The best of ${controls.beams}: “${text(best.ids)}”, ${best.bits.toFixed(1)} bits. The likeliest token at each ` +
+      `step gives “${text(alone.ids)}”, ${alone.bits.toFixed(1)} bits.`;
+  }
+
+  show();
+};
