@@ -10,12 +10,13 @@ import exercise_pages
 import exercises
 import gallery
 import gpu_pages
-import landing
+import live
 import measure
 import museum
 import page
 import rst
 import teaching
+import tour
 
 
 def texts(docs: Path) -> dict[Path, str | bytes]:
@@ -27,7 +28,8 @@ def texts(docs: Path) -> dict[Path, str | bytes]:
         "exercises/proof.md": exercise_pages.proof(),
         "gpu/index.rst": gpu_pages.index(),
         **api.texts(),
-        "generated/landing.html": landing.figure(landing.compute()),
+        "tour.rst": rst.render("tour.rst", **tour.numbers()),
+        "javascript.rst": rst.render("javascript.rst", lines=javascript_lines()),
         "generated/rooms.rst": architecture.rooms(),
         "generated/config_names.rst": architecture.config_names(),
     }
@@ -42,6 +44,12 @@ def texts(docs: Path) -> dict[Path, str | bytes]:
     for script in gallery.gpu_scripts():
         pages[f"gpu/{script.stem}.ipynb"] = gpu_pages.page(script)
     return {docs / name: text for name, text in pages.items()}
+
+
+def javascript_lines() -> int:
+    """Lines of the model in JavaScript: of its files beside the loader and the widgets."""
+    names = ("tensor", "tokenizer", "attention", "gpt2", "qwen2", "sampling", "generate")
+    return sum(len((live.LIVE / f"{name}.js").read_text().splitlines()) for name in names)
 
 
 def write(app: Any) -> None:

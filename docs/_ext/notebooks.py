@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import exercises
 import gallery
+import live
 import rst
 from page import blocks, settings
 from sphinx_gallery import notebook
@@ -24,7 +25,7 @@ RECORD = ".generated.json"
 
 def convert(script: Path) -> dict[str, Any]:
     target = gallery.DOCS / "auto_tutorials" / script.parent.name
-    return notebook.jupyter_notebook(blocks(script), settings(), target)
+    return live.cells_without(notebook.jupyter_notebook(blocks(script), settings(), target))
 
 
 def name(script: Path) -> Path:

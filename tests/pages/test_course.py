@@ -1,13 +1,11 @@
-"""What a page says of itself, and what the site makes of that: strip, plans, landing page."""
+"""What a page says of itself, and what the site makes of that: strip, plans."""
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
 from types import SimpleNamespace
 
 import exercises
 import gallery
-import landing
 import page
 import pytest
 import teaching
@@ -92,33 +90,3 @@ def test_a_plan_can_be_followed(number: int) -> None:
 def test_the_long_plan_has_every_page() -> None:
     taken = teaching.pages_to(teaching.PLANS[12][0])
     assert {name for name in PAGES if not name.startswith("gpu/")} <= set(taken)
-
-
-# -- the landing page ------------------------------------------------------------------------
-
-
-def test_the_result_is_the_models() -> None:
-    """The same each time, and a distribution in each row; the words say what is drawn."""
-    result = landing.compute()
-    assert result == landing.compute()
-    assert len(result["steps"]) == len(result["weights"]) == landing.STEPS
-    for i, (step, row) in enumerate(zip(result["steps"], result["weights"], strict=True)):
-        probabilities = [probability for _, probability in step]
-        assert probabilities == sorted(probabilities, reverse=True) and sum(probabilities) <= 1
-        assert step[0][0] == result["tokens"][i - landing.STEPS]
-        assert len(row) == len(result["tokens"]) - landing.STEPS + i
-        assert sum(row) == pytest.approx(1, abs=1e-5)
-    figure = ET.fromstring(landing.figure(result))
-    assert figure.get("role") == "img"
-    label = figure.get("aria-label") or ""
-    assert landing.PROMPT in label
-    for step in result["steps"]:
-        for token, probability in step:
-            assert f"{landing.spoken(token)} ({probability:.0%})" in label
-    cells = [rect for rect in figure.iter("rect") if rect.get("class") == "cell"]
-    assert len(cells) == sum(map(len, result["weights"]))
-
-
-def test_a_line_end_has_a_name() -> None:
-    assert landing.shown("\n") == "↵" and landing.spoken("\n") == "a line end"
-    assert landing.shown(" file") == "file" and landing.shown("  ") == "␣"

@@ -9,6 +9,9 @@ This page computes them one after the other from plain tensors. After every step
 ``transformers`` library has at the same point, until the logits are equal. Nothing about the model has to be
 believed.
 
+.. live:: break
+   :model: gpt2-docs
+
 You will learn
 --------------
 

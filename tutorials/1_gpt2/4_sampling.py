@@ -9,6 +9,9 @@ depending on that program.
 This page takes the program apart: what temperature, top-k, top-p and the repetition penalty do to a
 real distribution, in which order, and how one random number becomes a token.
 
+.. live:: next
+   :model: gpt2-docs
+
 You will learn
 --------------
 

@@ -9,6 +9,9 @@ much of that is true?
 This page draws maps, but it trusts measurements. It scores every head of a real model, finds a circuit
 of two heads in a small one, and then breaks heads to see what they were for.
 
+.. live:: look
+   :model: gpt2-docs
+
 You will learn
 --------------
 

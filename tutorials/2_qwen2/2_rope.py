@@ -9,6 +9,8 @@ Why does a rotation tell attention how far apart two tokens are, and nothing els
 training never showed? And why do two programs with the same weights disagree, although both are right? This page
 answers with proofs, a trained model, and old mistakes.
 
+.. live:: clock
+
 You will learn
 --------------
 

@@ -9,6 +9,9 @@ It need not. Two vectors of every earlier token, its key and its value, are all 
 never change. This page proves it, keeps them in a cache, and counts what that saves: first in multiplications, then on
 the clock, which agrees less than one would hope. The disagreement explains how language models are served.
 
+.. live:: race
+   :model: gpt2-docs
+
 You will learn
 --------------
 

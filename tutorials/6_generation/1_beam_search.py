@@ -7,6 +7,9 @@ search keeps several beginnings alive and asks at every step which of them are w
 
 It finds likelier texts. Are they better texts? This page measures both, with a model small enough to check every claim.
 
+.. live:: beams
+   :model: gpt2-docs
+
 You will learn
 --------------
 

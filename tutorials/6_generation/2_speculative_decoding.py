@@ -8,6 +8,8 @@ can judge all of them, and may give up to K + 1. How can a guess be used without
 The answer is a rule of two lines. This page derives it, checks it against closed forms, and then counts what five
 drafters are worth for the small models that come with the package.
 
+.. live:: draft
+
 You will learn
 --------------
 

@@ -7,6 +7,8 @@ A weight of 4 bits can be one of 16 numbers. What does a model lose by that, and
 This page answers with counted bytes, with the held-out loss and the logits of two trained models, and with the time of
 a token beside the time that memory alone would need.
 
+.. live:: bits
+
 You will learn
 --------------
 

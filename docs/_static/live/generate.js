@@ -11,11 +11,14 @@ lm.Session = class {
 
   /* The logits (V) after the tokens `ids`. What they share with those before is not read again. */
   logits(ids) {
-    return this.allLogits(ids, 1)[0];
+    const known = this.last && ids.length === this.ids.length && ids.every((id, i) => id === this.ids[i]);
+    if (!known) this.last = this.allLogits(ids, 1)[0];
+    return this.last;
   }
 
   /* The logits after each of the last `count` of the tokens `ids`: an array of `count` times (V). */
   allLogits(ids, count) {
+    this.last = undefined;
     let same = 0;
     while (same < ids.length - count && ids[same] === this.ids[same]) same++;
     this.cache.crop(same);

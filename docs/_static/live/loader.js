@@ -48,7 +48,8 @@
       button.parentElement.remove();
       status.textContent = "";
       lm.widgets[place.dataset.widget](place, lm.shipped(place.dataset.model));
-      place.querySelector("textarea")?.focus({ preventScroll: true });
+      place.tabIndex = -1; // the keyboard goes on from here
+      place.focus({ preventScroll: true });
     } catch (error) {
       button.disabled = false;
       status.textContent = `The model could not be loaded: ${error.message}`;

@@ -46,6 +46,17 @@ lm.draw = function (logits, u) {
 /* The likeliest token. */
 lm.argmax = (logits) => logits.reduce((best, logit, id) => (logit > logits[best] ? id : best), 0);
 
+/* The ids of the `count` largest, those above 0, in order. */
+lm.best = function (probabilities, count) {
+  const best = [];
+  probabilities.forEach((probability, id) => {
+    if (probability === 0 || (best.length === count && probability <= probabilities[best.at(-1)])) return;
+    best.push(id);
+    best.sort((a, b) => probabilities[b] - probabilities[a]).splice(count);
+  });
+  return best;
+};
+
 /* All probability on one of V tokens. */
 lm.oneHot = (V, id) => new Float64Array(V).fill(1, id, id + 1);
 

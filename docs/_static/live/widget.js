@@ -46,8 +46,10 @@ lm.Controls = class {
 
   change(news) {
     Object.assign(this, news);
-    clearTimeout(this.drawing);
-    this.drawing = setTimeout(() => this.show());
+    this.drawing ??= requestAnimationFrame(() => {
+      this.drawing = undefined;
+      this.show();
+    });
     clearTimeout(this.keeping); // browsers allow a few changes of the address a second
     this.keeping = setTimeout(() => this.keep(), 300);
   }
@@ -115,36 +117,44 @@ lm.shown = function (tokenizer, id) {
 lm.percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
 
 /* Tokens one after the other, in turn in one of six colours, each with a small text below. */
-lm.tokenRow = function (tokenizer, ids, below = String) {
-  const items = ids.map((id, i) =>
-    lm.element("li", { class: `live-token live-colour-${i % 6}` },
-      lm.shown(tokenizer, id), lm.element("small", {}, below(id, i))),
-  );
-  return lm.element("ol", { class: "live-tokens" }, ...items);
-};
+lm.tokenRow = (tokenizer, ids, below) =>
+  lm.element("ol", { class: "live-tokens" }, ...ids.map((id, i) => lm.token(tokenizer, id, i, below)));
+
+lm.token = (tokenizer, id, i, below = String) =>
+  lm.element("li", { class: `live-token live-colour-${i % 6}` },
+    lm.shown(tokenizer, id), lm.element("small", {}, below(id, i)));
 
 /* A label, a share of the full length, and a number. With `click` it is a button. */
 lm.bar = function (label, share, number, click) {
-  const content = [lm.element("span", {}, label), lm.element("span", {}, number)];
-  const attributes = { class: "live-bar", style: `--p: ${share}` };
+  const content = [lm.element("span"), lm.element("span")];
   const bar = click
-    ? lm.element("button", { ...attributes, type: "button", onclick: click }, ...content)
-    : lm.element("span", attributes, ...content);
-  return lm.element("li", {}, bar);
+    ? lm.element("button", { class: "live-bar", type: "button", onclick: click }, ...content)
+    : lm.element("span", { class: "live-bar" }, ...content);
+  const item = lm.element("li", {}, bar);
+  item.set = (label, share, number = lm.percent(share)) => {
+    bar.style.setProperty("--p", share);
+    content[0].textContent = label;
+    content[1].textContent = number;
+  };
+  item.set(label, share, number);
+  return item;
 };
 
 lm.bars = (...items) => lm.element("ol", { class: "live-bars" }, ...items);
 
 /* The `count` likeliest tokens, as bars. */
 lm.likeliest = function (tokenizer, probabilities, count, click) {
-  const order = [...probabilities.keys()].sort((a, b) => probabilities[b] - probabilities[a]);
-  const best = order.slice(0, count).filter((id) => probabilities[id] > 0);
-  return best.map((id) =>
+  return lm.best(probabilities, count).map((id) =>
     lm.bar(lm.shown(tokenizer, id), probabilities[id], lm.percent(probabilities[id]), click && (() => click(id))));
 };
 
-/* Let the browser draw. */
-lm.pause = () => new Promise((resolve) => setTimeout(resolve));
+/* Let the browser draw. (A timer would wait for four milliseconds: nearly as long as a token takes.) */
+lm.pause = () =>
+  new Promise((resolve) => {
+    const { port1, port2 } = new MessageChannel();
+    port1.onmessage = () => (port1.close(), resolve());
+    port2.postMessage(null);
+  });
 
 /* Numbers as cells in a row: the stronger the colour, the larger; orange is above 0, blue below. */
 lm.strip = function (numbers) {

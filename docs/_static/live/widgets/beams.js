@@ -17,8 +17,7 @@ lm.widgets.beams = function (place, { model, tokenizer }) {
     for (let step = 0; step < STEPS; step++) {
       const candidates = beams.flatMap((beam) => {
         const probabilities = lm.softmax(session.logits([...ids, ...beam.ids]));
-        const order = [...probabilities.keys()].sort((a, b) => probabilities[b] - probabilities[a]);
-        return order.slice(0, controls.beams).map((id) => ({
+        return lm.best(probabilities, controls.beams).map((id) => ({
           id, parent: beam, ids: [...beam.ids, id], children: [],
           bits: beam.bits - Math.log2(probabilities[id]),
         }));

@@ -14,7 +14,7 @@ lm.widgets.break = function (place, { model, tokenizer }) {
   const next = lm.bars();
   const guesses = Object.entries(PARTS).map(([name, label]) => lm.button(label, () => guess(name)));
   place.append(controls.field("A text"),
-    lm.element("p", {}, "What each token costs this model in bits, and how many of them the whole model saves:"), costs,
+    lm.element("p", {}, "What each token costs this model, in bits, and in brackets how much more than the whole one:"), costs,
     lm.element("p", {}, "What it would say next:"), next,
     lm.element("p", {}, "What is broken?"),
     lm.element("div", { class: "live-buttons" }, ...guesses),

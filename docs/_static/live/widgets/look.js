@@ -15,7 +15,8 @@ lm.widgets.look = function (place, { model, tokenizer }) {
   const silence = lm.button("Silence this head", toggle);
   const said = place.querySelector(".live-status");
   place.append(controls.field("A text", { token: -1 }), tokens, said,
-    lm.element("div", { class: "live-buttons" }, silence), maps);
+    lm.element("div", { class: "live-buttons" }, silence),
+    lm.element("p", {}, "All heads, a column for each layer. In each map a token, a row, looks at the tokens up to itself."), maps);
 
   /* The weights of every layer and head, and the mean surprise, of a text. */
   function run(ids, silent) {

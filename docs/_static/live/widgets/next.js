@@ -9,16 +9,18 @@ lm.widgets.next = function (place, { model, tokenizer }) {
   const session = new lm.Session(model);
   let random = lm.randomFrom(controls.seed);
   let writing = false;
+  let shown = [];
 
   const said = place.querySelector(".live-status");
   const text = controls.field("The beginning of a text");
   text.addEventListener("input", () => (random = lm.randomFrom(controls.seed)));
-  const tokens = lm.element("div");
-  const bars = lm.bars();
+  const tokens = lm.tokenRow(tokenizer, []);
+  let best = []; // the likeliest tokens
+  const rows = Array.from({ length: 10 }, (_, i) => lm.bar("", 0, "", () => say(best[i])));
   const many = lm.button("Write", write);
   place.append(text, tokens,
     lm.element("div", { class: "live-buttons" }, many, lm.button("One token", () => say(drawn()))),
-    bars,
+    lm.bars(...rows),
     lm.element("div", { class: "live-sliders" },
       controls.slider("temperature", "temperature"), controls.slider("top-k", "top_k"),
       controls.slider("top-p", "top_p")),
@@ -32,8 +34,17 @@ lm.widgets.next = function (place, { model, tokenizer }) {
     const logits = lm.sampled(session.logits(now), controls);
     const probabilities =
       controls.temperature === 0 ? lm.oneHot(logits.length, lm.argmax(logits)) : lm.softmax(logits);
-    lm.replace(tokens, lm.tokenRow(tokenizer, now));
-    lm.replace(bars, ...lm.likeliest(tokenizer, probabilities, 10, say));
+    best = lm.best(probabilities, rows.length);
+    rows.forEach((row, i) => {
+      row.hidden = i >= best.length;
+      if (!row.hidden) row.set(lm.shown(tokenizer, best[i]), probabilities[best[i]]);
+    });
+    // what is drawn already stays
+    let same = 0;
+    while (same < now.length && shown[same] === now[same]) same++;
+    while (tokens.children.length > same) tokens.lastChild.remove();
+    tokens.append(...now.slice(same).map((id, i) => lm.token(tokenizer, id, same + i)));
+    shown = now;
   }
 
   function drawn() {
@@ -44,7 +55,8 @@ lm.widgets.next = function (place, { model, tokenizer }) {
   /* Put a token behind the text; false where it ends the text. */
   function say(id) {
     const ends = tokenizer.special.has(id);
-    said.textContent = ends ? "Here the model ends its text." : `“${lm.shown(tokenizer, id)}” was added.`;
+    if (ends) said.textContent = "Here the model ends its text.";
+    else if (!writing) said.textContent = `“${lm.shown(tokenizer, id)}” was added.`;
     if (ends) return false;
     text.value = controls.text + tokenizer.decode([id]);
     controls.change({ text: text.value });
@@ -55,6 +67,7 @@ lm.widgets.next = function (place, { model, tokenizer }) {
   async function write() {
     writing = !writing;
     many.textContent = writing ? "Stop" : "Write";
+    said.textContent = "";
     for (let n = 0; writing && n < 60 && say(drawn()); n++) await lm.pause();
     writing = false;
     many.textContent = "Write";

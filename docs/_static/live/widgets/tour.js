@@ -4,13 +4,12 @@
 lm.widgets.tour = function (place, { model, tokenizer }) {
   const { n_layer, n_head, n_embd, vocab_size } = model.config;
   const controls = new lm.Controls(place, { text: place.dataset.prompt, stage: [0, 0, 2 * n_layer + 3, 1] }, show);
-  const said = place.querySelector(".live-status");
-  const title = lm.element("p", { class: "live-stage" });
+  const title = place.querySelector(".live-status");
   const body = lm.element("div");
   const move = (by) => () => controls.change({ stage: controls.stage + by });
   const [back, on] = [lm.button("Back", move(-1)), lm.button("Next step", move(1))];
   const text = controls.field("The beginning of a text", { stage: 0 });
-  place.append(text, lm.element("div", { class: "live-buttons" }, back, on), title, body, said);
+  place.append(text, lm.element("div", { class: "live-buttons" }, back, on), title, body);
   let seen = {};
 
   /* What the model computes for this text: the vector of the last token at every stage, and where
@@ -112,7 +111,6 @@ lm.widgets.tour = function (place, { model, tokenizer }) {
     run();
     const [name, content] = STAGES[controls.stage];
     title.textContent = `Step ${controls.stage + 1} of ${STAGES.length}. ${name}`;
-    said.textContent = title.textContent;
     body.replaceChildren(...content());
     back.disabled = controls.stage === 0;
     on.disabled = controls.stage === STAGES.length - 1;

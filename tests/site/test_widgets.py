@@ -1,0 +1,364 @@
+"""The widgets on their pages: when they load, what a reader does with them, how they look."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import live
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from conftest import Visit, new_context
+from playwright.sync_api import Browser, Page, expect
+from test_site import AXE_TAGS, OVERFLOW
+
+Visitor = Callable[..., Visit]
+TUTORIALS = "auto_tutorials"
+#: Where each widget stands.
+PAGES = {
+    "next": "index",
+    "tour": "tour",
+    "look": f"{TUTORIALS}/1_gpt2/5_attention_maps",
+    "race": f"{TUTORIALS}/5_caching/1_why_cache",
+    "clock": f"{TUTORIALS}/2_qwen2/2_rope",
+    "break": f"{TUTORIALS}/1_gpt2/2_gpt2",
+    "bits": f"{TUTORIALS}/8_quantized_weights/5_int8_int4",
+    "draft": f"{TUTORIALS}/6_generation/2_speculative_decoding",
+    "beams": f"{TUTORIALS}/6_generation/1_beam_search",
+}
+each_widget = pytest.mark.parametrize("widget", PAGES)
+
+
+def test_every_widget_has_a_page() -> None:
+    assert set(PAGES) == set(live.INVITATIONS)
+
+
+def started(visit: Visit, address: str, widget: str, state: str = "") -> Page:
+    """A page whose widget runs, by a click or by the state in the address."""
+    page = visit.open(f"{address}/{PAGES[widget]}.html" + (f"#live-{widget}?{state}" if state else ""))
+    if not state:
+        page.locator(f"#live-{widget} .live-start").click()
+    page.wait_for_selector(f"#live-{widget} textarea")
+    return page
+
+
+def text_of(page: Page, widget: str) -> str:
+    return page.locator(f"#live-{widget}").inner_text()
+
+
+# ------------------------------------------------------------------------------ when it loads
+
+
+def test_nothing_is_loaded_before_a_reader_is_near(visit: Visitor, server: str) -> None:
+    view = visit()
+    asked: list[str] = []
+    view.page.on("request", lambda request: asked.append(request.url))
+    page = view.open(f"{server}/{PAGES['next']}.html")
+    found = [url for url in asked if "/live/" in url]
+    assert {url.partition("/live/")[2].partition("?")[0] for url in found} == {"loader.js", "live.css"}
+    page.locator("#live-next").hover()
+    page.wait_for_function("() => typeof lm !== 'undefined' && lm.widgets?.next")
+    begin = time.perf_counter()
+    page.locator("#live-next .live-start").click()
+    page.wait_for_selector("#live-next button.live-bar")
+    assert time.perf_counter() - begin < 4, "from the click to the first token; 2 s on a quiet machine"
+    loaded = [url.rpartition("/")[2] for url in asked if "/live/" in url]
+    assert len(loaded) == len(set(loaded)), "loaded twice"
+    assert "gpt2-docs.js" not in loaded
+    assert view.problems == []
+
+
+def test_pages_without_a_widget_know_nothing_of_it(site: Path) -> None:
+    twice = {"museum", "javascript", f"{TUTORIALS}/1_gpt2/4_sampling"}
+    own = {f"{name}.html" for name in {*PAGES.values(), *twice}}
+    for path in site.rglob("*.html"):
+        name = path.relative_to(site).as_posix()
+        assert ("live/loader.js" in path.read_text()) == (name in own), name
+
+
+@each_widget
+def test_without_scripts_there_is_a_picture(browser: Browser, server: str, widget: str) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    try:
+        page = context.new_page()
+        page.goto(f"{server}/{PAGES[widget]}.html")
+        assert page.locator(f"#live-{widget} .live-picture .live-bar").count() >= 2
+        expect(page.locator(f"#live-{widget} .live-start")).to_be_hidden()
+    finally:
+        context.close()
+
+
+def test_a_model_that_cannot_be_read_is_said_and_tried_again(visit: Visitor, server: str) -> None:
+    view = visit()
+    view.page.route("**/models/*.js", lambda route: route.abort())
+    page = view.open(f"{server}/{PAGES['next']}.html")
+    page.locator("#live-next .live-start").click()
+    expect(page.locator("#live-next .live-status")).to_contain_text("models/qwen2-docs.js cannot be read")
+    page.unroute("**/models/*.js")
+    page.locator("#live-next .live-start").click()
+    page.wait_for_selector("#live-next button.live-bar")
+
+
+# ------------------------------------------------------------------------------ what it does
+
+
+def press(page: Page, widget: str, name: str) -> None:
+    """A button by the keyboard alone."""
+    button = page.locator(f"#live-{widget}").get_by_role("button", name=name)
+    button.focus()
+    page.keyboard.press("Enter")
+
+
+def slide(page: Page, widget: str, name: str, steps: int) -> None:
+    """A slider by the keyboard alone."""
+    page.locator(f"#live-{widget}").get_by_role("slider", name=name).focus()
+    for _ in range(abs(steps)):
+        page.keyboard.press("ArrowRight" if steps > 0 else "ArrowLeft")
+
+
+def write_text(page: Page, widget: str, text: str) -> None:
+    page.locator(f"#live-{widget} textarea").fill(text)
+
+
+def said(page: Page, widget: str, pattern: str) -> re.Match[str]:
+    status = page.locator(f"#live-{widget} .live-status")
+    expect(status).to_contain_text(re.compile(pattern))
+    match = re.search(pattern, status.inner_text())
+    assert match
+    return match
+
+
+def next_journey(page: Page) -> None:
+    field = page.locator("#live-next textarea")
+    page.locator("#live-next button.live-bar").first.focus()
+    page.keyboard.press("Enter")
+    expect(field).to_have_value("If the file does not exist, an exception")
+    assert page.evaluate("document.activeElement.classList.contains('live-bar')"), "focus is lost"
+    slide(page, "next", "temperature", -20)
+    expect(page.locator("#live-next button.live-bar:visible")).to_have_count(1)  # 0: the likeliest alone
+    press(page, "next", "One token")
+    expect(field).not_to_have_value("If the file does not exist, an exception")
+    slide(page, "next", "temperature", 20)
+    slide(page, "next", "top-k", 3)
+    expect(page.locator("#live-next button.live-bar:visible")).to_have_count(3)
+    write_text(page, "next", "x" * 3000)  # longer than the model can read
+    expect(page.locator("#live-next .live-token")).to_have_count(256)
+
+
+def look_journey(page: Page) -> None:
+    before = said(page, "look", r"costs ([\d.]+) bits")[1]
+    page.locator("#live-look").get_by_role("button", name="layer 5, head 1").click()
+    said(page, "look", "Layer 5, head 1:")
+    press(page, "look", "Silence this head")
+    silenced = said(page, "look", r"costs ([\d.]+) bits, and ([\d.]+) when all heads speak")
+    assert silenced[1] != before and silenced[2] == before
+    press(page, "look", "Let it speak again")
+    assert said(page, "look", r"costs ([\d.]+) bits\.")[1] == before
+    tokens = page.locator("#live-look button.live-looked")
+    tokens.nth(3).focus()
+    page.keyboard.press("Enter")
+    said(page, "look", "“·file” looks")
+    write_text(page, "look", "")
+    expect(tokens).to_have_count(1)
+
+
+def race_journey(page: Page) -> None:
+    slide(page, "race", "tokens", -2)
+    press(page, "race", "Race")
+    result = said(page, "race", r"([\d.]+) times the multiplications, ([\d.]+) times as long, the same")
+    assert float(result[1]) > 5
+    assert float(result[2]) > 2
+    assert "20 tokens" in text_of(page, "race")
+
+
+def clock_journey(page: Page) -> None:
+    slide(page, "clock", "all positions move by", 4)
+    points = [
+        float(found)
+        for found in re.findall(r"([\d.]+) points", text_of(page, "clock"))
+    ]
+    qwen2, gpt2 = points
+    assert qwen2 < 0.001 < 5 < gpt2
+    slide(page, "clock", "all positions move by", -20)
+    expect(page.locator("#live-clock .live-bars")).to_contain_text(re.compile("GPT-2, learnt0.0000 points"))
+
+
+def break_journey(page: Page) -> None:
+    parts = ("It does not know where tokens stand", "Scores are not divided by √D", "Tokens see those that come after them")
+    answers = []
+    for part in parts:
+        press(page, "break", part)
+        answers.append(said(page, "break", "Right|No")[0])
+    assert sorted(answers) == ["No", "No", "Right"]
+    press(page, "break", "Hide another defect")
+    expect(page.locator("#live-break .live-status")).to_be_empty()
+
+
+def bits_journey(page: Page) -> None:
+    costs = []
+    for bits in (16, 8, 4, 2):
+        press(page, "bits", f"{bits} bits")
+        expect(page.get_by_role("button", name=f"{bits} bits")).to_have_attribute("aria-pressed", "true")
+        costs.append(float(said(page, "bits", r"costs ([\d.]+) bits")[1]))
+    assert abs(costs[1] - costs[0]) < 0.1 < 1 < costs[3] - costs[0]
+
+
+def draft_journey(page: Page) -> None:
+    press(page, "draft", "Write 40 tokens")
+    kept = said(page, "draft", r"(\d+) of (\d+) drafted tokens were kept. Qwen2 ran (\d+) times for (\d+)")
+    assert int(kept[1]) + int(kept[3]) == int(kept[4]) >= 40 and int(kept[3]) < int(kept[4])
+    whole = page.evaluate(
+        """() => {  // what Qwen2 writes alone
+        const { model, tokenizer } = lm.shipped("qwen2-docs");
+        const ids = lm.idsOf(tokenizer, document.querySelector("#live-draft textarea").value, 200);
+        const start = ids.length;
+        while (ids.length < start + 45) ids.push(lm.argmax(model.forward(ids)));
+        return ids.slice(start).map((id) => lm.shown(tokenizer, id)).join("");
+    }"""
+    )
+    written = "".join(
+        page.locator("#live-draft .live-rounds :is(ins, strong)").all_inner_texts()
+    )
+    assert whole.startswith(written) and len(written) > 60
+
+
+def beams_journey(page: Page) -> None:
+    slide(page, "beams", "beams", -2)
+    alone = said(page, "beams", r"best of 1: “(.*?)”, ([\d.]+) bits.*gives “(.*?)”, ([\d.]+) bits")
+    assert (alone[1], alone[2]) == (alone[3], alone[4])
+    slide(page, "beams", "beams", 4)
+    five = said(page, "beams", r"best of 5: “(.*?)”, ([\d.]+) bits")
+    assert float(five[2]) <= float(alone[2])
+    assert page.locator("#live-beams .live-tree strong").count() == 6
+
+
+def tour_journey(page: Page) -> None:
+    last = page.locator("#live-tour .live-status")
+    for number in range(2, 21):
+        press(page, "tour", "Next step")
+        expect(last).to_contain_text(f"Step {number} of 20")
+    expect(page.get_by_role("button", name="Next step")).to_be_disabled()
+    assert "“·exception”" in text_of(page, "tour")
+    press(page, "tour", "Write it, and begin again")
+    expect(page.locator("#live-tour textarea")).to_have_value("If the file does not exist, an exception")
+    said(page, "tour", "Step 1 of 20")
+
+
+JOURNEYS: dict[str, Callable[[Page], None]] = {
+    "next": next_journey, "look": look_journey, "race": race_journey, "clock": clock_journey,
+    "break": break_journey, "bits": bits_journey, "draft": draft_journey, "beams": beams_journey,
+    "tour": tour_journey,
+}  # fmt: skip
+
+
+def faults(page: Page, widget: str) -> list[str]:
+    """What is wrong for eyes, hands and readers of screens."""
+    wider = page.evaluate(OVERFLOW)
+    page.evaluate(Axe().axe_script)
+    found = page.evaluate(
+        """([id, tags]) => axe.run(id, { runOnly: tags })
+          .then(({ violations }) => violations.map((v) => v.id + ": " + v.nodes.map((n) => n.target)))""",
+        [f"#live-{widget}", AXE_TAGS],
+    )
+    return [*found, *([f"{wider} px wider than the screen"] if wider else [])]
+
+
+@each_widget
+def test_journey(visit: Visitor, site: Path, widget: str) -> None:
+    """With the keyboard, from a disk, in light and wide."""
+    view = visit()
+    page = started(view, site.as_uri(), widget)
+    JOURNEYS[widget](page)
+    assert faults(page, widget) == []
+    assert view.problems == []
+
+
+@each_widget
+def test_on_a_phone_in_the_dark(visit: Visitor, server: str, widget: str) -> None:
+    view = visit(theme="dark", width=343)
+    page = started(view, server, widget)
+    if widget in ("race", "draft"):
+        page.locator(f"#live-{widget} .live-buttons button").first.tap()
+        said(page, widget, r"\d")
+    assert faults(page, widget) == []
+    assert view.problems == []
+
+
+@pytest.mark.parametrize("widget", ["next", "look", "tour"])
+def test_touch(visit: Visitor, server: str, widget: str) -> None:
+    view = visit(width=343)
+    page = view.open(f"{server}/{PAGES[widget]}.html")
+    page.locator(f"#live-{widget} .live-start").tap()
+    page.wait_for_selector(f"#live-{widget} textarea")
+    before = text_of(page, widget)
+    target = {"next": "button.live-bar", "look": "button.live-looked", "tour": ".live-buttons button:last-child"}
+    page.locator(f"#live-{widget} {target[widget]}").first.tap()
+    page.wait_for_function(
+        "([id, before]) => document.querySelector(id).innerText !== before",
+        arg=[f"#live-{widget}", before],
+    )
+    assert view.problems == []
+
+
+# ----------------------------------------------------------------------- the state in the address
+
+
+def test_a_link_holds_the_state(visit: Visitor, server: str) -> None:
+    state = "text=Return+the+number+of&temperature=0.5&top_k=7&top_p=1&seed=3"
+    page = started(visit(), server, "next", state)
+    expect(page.locator("#live-next textarea")).to_have_value("Return the number of")
+    expect(page.get_by_role("slider", name="top-k")).to_have_value("7")
+    press(page, "next", "One token")
+    page.wait_for_function("() => !location.hash.includes('number+of&')")
+    assert "temperature=0.5&top_k=7" in page.evaluate("location.hash")
+    again = started(visit(), server, "next", page.evaluate("location.hash").partition("?")[2])
+    bars = "#live-next .live-bars"
+    expect(again.locator(bars)).to_have_text(page.locator(bars).inner_text().replace("\n", ""))
+
+
+@pytest.mark.parametrize(
+    ("widget", "state"),
+    [
+        ("look", "layer=99&head=-5&token=1e9&silent=9.9,x"),
+        ("next", "temperature=hot&top_k=1e99&top_p=-1&seed="),
+        ("tour", "stage=1000"), ("bits", "bits=7"), ("clock", "shift=NaN"), ("beams", "beams=0"),
+    ],
+)  # fmt: skip
+def test_a_link_with_wrong_numbers_is_corrected(
+    visit: Visitor, server: str, widget: str, state: str
+) -> None:
+    view = visit()
+    page = started(view, server, widget, state)
+    assert page.locator(f"#live-{widget} :is(.live-token, .live-bar, .live-looked, .live-tree, button)").count()
+    write_text(page, widget, "Return the number of")
+    page.wait_for_timeout(500)
+    assert view.problems == []
+
+
+# -------------------------------------------------------------------------------- how fast it is
+
+
+def test_tokens_a_second_with_the_page_drawn(visit: Visitor, server: str) -> None:
+    """Beside other tests: on a quiet core there are some times as many."""
+    page = started(visit(), server, "next", "text=Return+the+number+of&top_k=40&seed=1")
+    rates = page.evaluate(
+        """async () => {
+          const [many] = document.querySelectorAll("#live-next .live-buttons button");
+          const field = document.querySelector("#live-next textarea");
+          const ids = () => lm.shipped("qwen2-docs").tokenizer.encode(field.value).length;
+          const rates = [];
+          for (let n = 0; n < 5; n++) {
+            field.value = "Return the number of";
+            field.dispatchEvent(new Event("input"));
+            await new Promise((resolve) => setTimeout(resolve, 100));
+            const [before, begin] = [ids(), performance.now()];
+            many.click();
+            while (many.textContent === "Stop") await new Promise((r) => requestAnimationFrame(r));
+            rates.push(((ids() - before) * 1e3) / (performance.now() - begin));
+          }
+          return rates;
+        }"""
+    )
+    assert sorted(rates)[2] > 25, rates
