@@ -147,7 +147,7 @@ html_context = {"default_mode": "auto", "editions": editions, "edition": languag
 ogp_site_url = os.environ.get("SITE_URL", "")
 ogp_social_cards = {"enable": False}
 ogp_enable_meta_description = False  # descriptions.py has it, for the search as well
-html_sidebars = {"index": [], "course": [], "benchmarks": [], "search": []}
+html_sidebars = {"index": [], "tour": [], "course": [], "benchmarks": [], "search": []}
 html_theme_options = {
     "logo": {
         "text": "lm_from_scratch",

@@ -78,14 +78,6 @@ def depart(self: Any, node: live) -> None:
     self.body.append(rst.render("live.html", picture=picture) + "</section>\n")
 
 
-def shown(token: str) -> str:
-    """A token as a label: blanks and line ends are visible."""
-    return token.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·")
-
-
-rst.PAGES.filters["shown"] = shown
-
-
 def skip(self: Any, node: live) -> None:
     raise nodes.SkipNode
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import rst
 import torch
 from torch import Tensor
 
@@ -37,13 +38,21 @@ def logits(name: str, prompt: str) -> Tensor:
     return model(torch.tensor([tokenizer.start(prompt)]))[0]  # (T, V)
 
 
+def shown(token: str) -> str:
+    """A token as a label: blanks and line ends are visible."""
+    return token.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·")
+
+
+rst.PAGES.filters["shown"] = shown
+
+
 def percent(label: str, share: float) -> Row:
     return label, share, f"{100 * share:.1f} %"
 
 
 def likeliest(name: str, prompt: str) -> Picture:
     best = logits(name, prompt)[-1].softmax(-1).topk(SHOWN)
-    pieces = shipped(name)[1].pieces(best.indices.tolist())
+    pieces = map(shown, shipped(name)[1].pieces(best.indices.tolist()))
     rows = [percent(*row) for row in zip(pieces, best.values.tolist(), strict=True)]
     return f"After “{prompt}” the model finds these tokens likeliest:", rows
 
@@ -52,7 +61,7 @@ def look(name: str, prompt: str, layer: int = 2, head: int = 2) -> Picture:
     model, tokenizer = shipped(name)
     ids = tokenizer.start(prompt)
     weights = attention_maps(model, torch.tensor([ids]))[layer][0, head, -1].tolist()
-    labels = ["⊢", *tokenizer.pieces(ids[1:])]
+    labels = ["⊢", *map(shown, tokenizer.pieces(ids[1:]))]
     rows = [percent(*row) for row in zip(labels, weights, strict=True)]
     return f"From the last token, head {head} of layer {layer} looks at:", rows
 
@@ -105,8 +114,10 @@ def surprise(name: str, prompt: str) -> Picture:
     ids = torch.tensor(tokenizer.start(prompt))
     log_p = logits(name, prompt)[:-1].log_softmax(-1) / torch.tensor(2.0).log()
     costs = (-log_p.gather(-1, ids[1:, None]))[:, 0].tolist()
-    labels = tokenizer.pieces(ids[1:].tolist())
-    rows = [(l, c / max(costs), f"{c:.1f}") for l, c in zip(labels, costs, strict=True)]
+    labels = map(shown, tokenizer.pieces(ids[1:].tolist()))
+    rows = [
+        (label, cost / max(costs), f"{cost:.1f}") for label, cost in zip(labels, costs, strict=True)
+    ]
     return "What each token costs the whole model, in bits:", rows
 
 
@@ -125,11 +136,13 @@ def tour(name: str, prompt: str) -> Picture:
     for number, x in enumerate(seen, 1):
         best = model.project(model.backbone.norm(x), model.head_weight).softmax(-1).max(-1)
         (piece,) = tokenizer.pieces([int(best.indices)])
-        rows.append((f"{number}: {piece}", best.values.item(), f"{100 * best.values:.1f} %"))
-    return f"“{prompt}”: if the model ended behind block 1, 2, …, it would go on with", rows
+        rows.append(
+            (f"block {number}: {shown(piece)}", best.values.item(), f"{100 * best.values:.1f} %")
+        )
+    return f"“{prompt}”: what the model would say if it ended there", rows
 
 
 PICTURES: dict[str, Callable[[str, str], Picture]] = {
-    "next": likeliest, "draft": likeliest, "beams": likeliest, "look": look, "race": race, "clock": clock,
-    "bits": bits, "break": surprise, "tour": tour,
+    "next": likeliest, "draft": likeliest, "beams": likeliest, "look": look, "race": race,
+    "clock": clock, "bits": bits, "break": surprise, "tour": tour,
 }  # fmt: skip

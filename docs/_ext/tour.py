@@ -24,7 +24,7 @@ def numbers() -> dict[str, Any]:
         "prompt": live.PROMPT, "count": len(ids), "last": pieces[-1].strip(), "id": ids[-1],
         "parameters": f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}",
         "vocabulary": config.vocab_size, "width": config.n_embd, "heads": config.n_head,
-        "blocks": config.n_layer, "most": most[0].strip(), "most_share": f"{most[1]:.0%}",
+        "blocks": config.n_layer, "most": most[0].strip("·"), "most_share": f"{most[1]:.0%}",
         "tokens": row_of(zip(pieces, ids, strict=True)),
         "strips": {name: strip(x) for name, x in states.items()},
         "look": look, "lens": live_pictures.tour(MODEL, live.PROMPT)[1],

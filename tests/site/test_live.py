@@ -1,10 +1,11 @@
 """The model that runs in a page, beside torch in the same test: in a real browser, from a server
 and from a disk, with no network."""
 
+# ruff: noqa: E501 - scripts of a page stand in strings
+
 from __future__ import annotations
 
 import base64
-import json
 import random
 import shutil
 import unicodedata
@@ -28,7 +29,8 @@ from lm_from_scratch.instruments.plot import attention_maps
 from lm_from_scratch.weights.int8 import Int8Weight
 
 MODELS = ("gpt2-docs", "qwen2-docs")
-SCRIPTS = [*"tensor tokenizer attention gpt2 qwen2 sampling generate widget".split(), *(f"models/{m}" for m in MODELS)]
+ENGINE = ("tensor", "tokenizer", "attention", "gpt2", "qwen2", "sampling", "generate")
+SCRIPTS = (*ENGINE, "widget", *(f"models/{name}" for name in MODELS))
 LENGTHS = (1, 2, 17, 100, 256)
 
 HELPERS = """
@@ -54,7 +56,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(live.LIVE, made, dirs_exist_ok=True)
     live.write_models(made / "models")
     scripts = "".join(f'<script src="{name}.js"></script>' for name in SCRIPTS)
-    (made / "index.html").write_text(f'<!doctype html><link rel="icon" href="data:,">{scripts}{HELPERS}')
+    (made / "index.html").write_text(
+        f'<!doctype html><link rel="icon" href="data:,">{scripts}{HELPERS}'
+    )
     return made
 
 
@@ -71,7 +75,9 @@ def address(folder: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module", params=["server", "disk"])
-def page(request: pytest.FixtureRequest, browser: Browser, folder: Path, address: str) -> Iterator[Page]:
+def page(
+    request: pytest.FixtureRequest, browser: Browser, folder: Path, address: str
+) -> Iterator[Page]:
     visit = Visit(new_context(browser, "light", 1280).new_page())
     yield visit.open(address if request.param == "server" else (folder / "index.html").as_uri())
     assert not visit.problems
@@ -155,8 +161,10 @@ KINDS = (
 
 def texts() -> list[str]:
     chance = random.Random(0)
+
     def one(kind: str) -> str:
         return "".join(chance.choice(kind) for _ in range(chance.randint(0, 40)))
+
     return [one(KINDS[i % len(KINDS)]) for i in range(2000)]
 
 
@@ -167,7 +175,9 @@ def test_the_tokenizer_on_random_texts(page: Page) -> None:
       const { tokenizer } = lm.shipped(name);
       return texts.map((text) => { const ids = tokenizer.encode(text); return [ids, tokenizer.decode(ids)]; });
     }"""
-    for text, (ids, back) in zip(strings, page.evaluate(script, ["gpt2-docs", strings]), strict=True):
+    for text, (ids, back) in zip(
+        strings, page.evaluate(script, ["gpt2-docs", strings]), strict=True
+    ):
         assert ids == tokenizer.encode(text), repr(text)
         assert back == text
 
@@ -176,7 +186,11 @@ def test_the_tokenizer_on_every_character(page: Page) -> None:
     """Between letters, digits and blanks: which class a character belongs to decides the words."""
     _, tokenizer = load_shipped()
     # A version of Unicode newer than the library's may know more letters.
-    points = [p for p in range(0x110000) if not 0xD800 <= p < 0xE000 and unicodedata.category(chr(p)) != "Cn"]
+    points = [
+        p
+        for p in range(0x110000)
+        if not 0xD800 <= p < 0xE000 and unicodedata.category(chr(p)) != "Cn"
+    ]
     script = """(points) => {
       const { tokenizer } = lm.shipped("gpt2-docs");
       return points.map((point) => {
@@ -316,7 +330,7 @@ def test_a_planted_mistake_is_caught(browser: Browser, address: str, mistake: st
         broken = context.new_page()
         broken.route(f"**/{name}.js", serve)
         broken.goto(address)
-        with pytest.raises(Exception):  # noqa: B017, PT011 - a wrong number, or a script that ends
+        with pytest.raises(Exception):  # noqa: B017 - a wrong number, or a script that ends
             check(broken)
     finally:
         context.close()

@@ -1,5 +1,7 @@
 """The widgets on their pages: when they load, what a reader does with them, how they look."""
 
+# ruff: noqa: E501 - scripts of a page stand in strings
+
 from __future__ import annotations
 
 import re
@@ -10,7 +12,7 @@ from pathlib import Path
 import live
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from conftest import Visit, new_context
+from conftest import Visit
 from playwright.sync_api import Browser, Page, expect
 from test_site import AXE_TAGS, OVERFLOW
 
@@ -37,7 +39,9 @@ def test_every_widget_has_a_page() -> None:
 
 def started(visit: Visit, address: str, widget: str, state: str = "") -> Page:
     """A page whose widget runs, by a click or by the state in the address."""
-    page = visit.open(f"{address}/{PAGES[widget]}.html" + (f"#live-{widget}?{state}" if state else ""))
+    page = visit.open(
+        f"{address}/{PAGES[widget]}.html" + (f"#live-{widget}?{state}" if state else "")
+    )
     if not state:
         page.locator(f"#live-{widget} .live-start").click()
     page.wait_for_selector(f"#live-{widget} textarea")
@@ -57,13 +61,18 @@ def test_nothing_is_loaded_before_a_reader_is_near(visit: Visitor, server: str) 
     view.page.on("request", lambda request: asked.append(request.url))
     page = view.open(f"{server}/{PAGES['next']}.html")
     found = [url for url in asked if "/live/" in url]
-    assert {url.partition("/live/")[2].partition("?")[0] for url in found} == {"loader.js", "live.css"}
+    assert {url.partition("/live/")[2].partition("?")[0] for url in found} == {
+        "loader.js",
+        "live.css",
+    }
     page.locator("#live-next").hover()
     page.wait_for_function("() => typeof lm !== 'undefined' && lm.widgets?.next")
     begin = time.perf_counter()
     page.locator("#live-next .live-start").click()
     page.wait_for_selector("#live-next button.live-bar")
-    assert time.perf_counter() - begin < 4, "from the click to the first token; 2 s on a quiet machine"
+    assert time.perf_counter() - begin < 4, (
+        "from the click to the first token; 2 s on a quiet machine"
+    )
     loaded = [url.rpartition("/")[2] for url in asked if "/live/" in url]
     assert len(loaded) == len(set(loaded)), "loaded twice"
     assert "gpt2-docs.js" not in loaded
@@ -95,7 +104,9 @@ def test_a_model_that_cannot_be_read_is_said_and_tried_again(visit: Visitor, ser
     view.page.route("**/models/*.js", lambda route: route.abort())
     page = view.open(f"{server}/{PAGES['next']}.html")
     page.locator("#live-next .live-start").click()
-    expect(page.locator("#live-next .live-status")).to_contain_text("models/qwen2-docs.js cannot be read")
+    expect(page.locator("#live-next .live-status")).to_contain_text(
+        "models/qwen2-docs.js cannot be read"
+    )
     page.unroute("**/models/*.js")
     page.locator("#live-next .live-start").click()
     page.wait_for_selector("#live-next button.live-bar")
@@ -137,7 +148,9 @@ def next_journey(page: Page) -> None:
     expect(field).to_have_value("If the file does not exist, an exception")
     assert page.evaluate("document.activeElement.classList.contains('live-bar')"), "focus is lost"
     slide(page, "next", "temperature", -20)
-    expect(page.locator("#live-next button.live-bar:visible")).to_have_count(1)  # 0: the likeliest alone
+    expect(page.locator("#live-next button.live-bar:visible")).to_have_count(
+        1
+    )  # 0: the likeliest alone
     press(page, "next", "One token")
     expect(field).not_to_have_value("If the file does not exist, an exception")
     slide(page, "next", "temperature", 20)
@@ -167,7 +180,9 @@ def look_journey(page: Page) -> None:
 def race_journey(page: Page) -> None:
     slide(page, "race", "tokens", -2)
     press(page, "race", "Race")
-    result = said(page, "race", r"([\d.]+) times the multiplications, ([\d.]+) times as long, the same")
+    result = said(
+        page, "race", r"([\d.]+) times the multiplications, ([\d.]+) times as long, the same"
+    )
     assert float(result[1]) > 5
     assert float(result[2]) > 2
     assert "20 tokens" in text_of(page, "race")
@@ -175,18 +190,21 @@ def race_journey(page: Page) -> None:
 
 def clock_journey(page: Page) -> None:
     slide(page, "clock", "all positions move by", 4)
-    points = [
-        float(found)
-        for found in re.findall(r"([\d.]+) points", text_of(page, "clock"))
-    ]
+    points = [float(found) for found in re.findall(r"([\d.]+) points", text_of(page, "clock"))]
     qwen2, gpt2 = points
     assert qwen2 < 0.001 < 5 < gpt2
     slide(page, "clock", "all positions move by", -20)
-    expect(page.locator("#live-clock .live-bars")).to_contain_text(re.compile("GPT-2, learnt0.0000 points"))
+    expect(page.locator("#live-clock .live-bars")).to_contain_text(
+        re.compile("GPT-2, learnt0.0000 points")
+    )
 
 
 def break_journey(page: Page) -> None:
-    parts = ("It does not know where tokens stand", "Scores are not divided by √D", "Tokens see those that come after them")
+    parts = (
+        "It does not know where tokens stand",
+        "Scores are not divided by √D",
+        "Tokens see those that come after them",
+    )
     answers = []
     for part in parts:
         press(page, "break", part)
@@ -200,14 +218,18 @@ def bits_journey(page: Page) -> None:
     costs = []
     for bits in (16, 8, 4, 2):
         press(page, "bits", f"{bits} bits")
-        expect(page.get_by_role("button", name=f"{bits} bits")).to_have_attribute("aria-pressed", "true")
+        expect(page.get_by_role("button", name=f"{bits} bits")).to_have_attribute(
+            "aria-pressed", "true"
+        )
         costs.append(float(said(page, "bits", r"costs ([\d.]+) bits")[1]))
     assert abs(costs[1] - costs[0]) < 0.1 < 1 < costs[3] - costs[0]
 
 
 def draft_journey(page: Page) -> None:
     press(page, "draft", "Write 40 tokens")
-    kept = said(page, "draft", r"(\d+) of (\d+) drafted tokens were kept. Qwen2 ran (\d+) times for (\d+)")
+    kept = said(
+        page, "draft", r"(\d+) of (\d+) drafted tokens were kept. Qwen2 ran (\d+) times for (\d+)"
+    )
     assert int(kept[1]) + int(kept[3]) == int(kept[4]) >= 40 and int(kept[3]) < int(kept[4])
     whole = page.evaluate(
         """() => {  // what Qwen2 writes alone
@@ -218,9 +240,7 @@ def draft_journey(page: Page) -> None:
         return ids.slice(start).map((id) => lm.shown(tokenizer, id)).join("");
     }"""
     )
-    written = "".join(
-        page.locator("#live-draft .live-rounds :is(ins, strong)").all_inner_texts()
-    )
+    written = "".join(page.locator("#live-draft .live-rounds :is(ins, strong)").all_inner_texts())
     assert whole.startswith(written) and len(written) > 60
 
 
@@ -242,7 +262,9 @@ def tour_journey(page: Page) -> None:
     expect(page.get_by_role("button", name="Next step")).to_be_disabled()
     assert "“·exception”" in text_of(page, "tour")
     press(page, "tour", "Write it, and begin again")
-    expect(page.locator("#live-tour textarea")).to_have_value("If the file does not exist, an exception")
+    expect(page.locator("#live-tour textarea")).to_have_value(
+        "If the file does not exist, an exception"
+    )
     said(page, "tour", "Step 1 of 20")
 
 
@@ -258,7 +280,7 @@ def faults(page: Page, widget: str) -> list[str]:
     wider = page.evaluate(OVERFLOW)
     page.evaluate(Axe().axe_script)
     found = page.evaluate(
-        """([id, tags]) => axe.run(id, { runOnly: tags })
+        """([id, tags]) => axe.run(id, { runOnly: tags, preload: false })
           .then(({ violations }) => violations.map((v) => v.id + ": " + v.nodes.map((n) => n.target)))""",
         [f"#live-{widget}", AXE_TAGS],
     )
@@ -293,7 +315,11 @@ def test_touch(visit: Visitor, server: str, widget: str) -> None:
     page.locator(f"#live-{widget} .live-start").tap()
     page.wait_for_selector(f"#live-{widget} textarea")
     before = text_of(page, widget)
-    target = {"next": "button.live-bar", "look": "button.live-looked", "tour": ".live-buttons button:last-child"}
+    target = {
+        "next": "button.live-bar",
+        "look": "button.live-looked",
+        "tour": ".live-buttons button:last-child",
+    }
     page.locator(f"#live-{widget} {target[widget]}").first.tap()
     page.wait_for_function(
         "([id, before]) => document.querySelector(id).innerText !== before",
@@ -331,7 +357,9 @@ def test_a_link_with_wrong_numbers_is_corrected(
 ) -> None:
     view = visit()
     page = started(view, server, widget, state)
-    assert page.locator(f"#live-{widget} :is(.live-token, .live-bar, .live-looked, .live-tree, button)").count()
+    assert page.locator(
+        f"#live-{widget} :is(.live-token, .live-bar, .live-looked, .live-tree, button)"
+    ).count()
     write_text(page, widget, "Return the number of")
     page.wait_for_timeout(500)
     assert view.problems == []
