@@ -160,6 +160,7 @@ html_theme_options = {
     "show_toc_level": 2,
     "show_nav_level": 2,
     "navigation_depth": 3,
+    "collapse_navigation": True,  # of the other chapters the title alone
     "header_links_before_dropdown": 6,
     "navbar_align": "left",
     "navbar_end": ["language_switch.html", "theme-switcher"],

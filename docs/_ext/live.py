@@ -25,15 +25,15 @@ from lm_from_scratch import pretrained
 LIVE = Path(__file__).resolve().parents[1] / "_static" / "live"
 #: What to try, in a sentence.
 INVITATIONS = {
-    "next": "Change the text, choose one of the tokens that may follow, or let the model write.",
-    "look": "Choose a token and a head, and see where it looks. Then silence that head.",
-    "race": "Let the model write the same tokens with a cache and without one.",
-    "clock": "Move all positions. One of the two models does not notice.",
-    "bits": "Round the weights to fewer bits, and see what the same text costs then.",
-    "break": "One part of this model is switched off. Find out which, by the texts you give it.",
-    "tour": "Follow the last token of the text through the model, one step at a time.",
-    "beams": "Keep one beginning at each step, or several: which text costs fewer bits?",
-    "draft": "Let GPT-2 draft and Qwen2 check: which tokens are kept?",
+    "next": "Type the beginning of a text: which token, a word or a part of one, comes next?",
+    "look": "Choose a token and a head: where does it look? Then silence that head.",
+    "race": "Write the same text with the results for earlier tokens kept, and with all computed again.",
+    "clock": "Pretend that the text begins later. Do both models still look at the same tokens?",
+    "bits": "Round the weights to fewer bits. When does the same text begin to surprise the model more?",
+    "break": "One part of this model is switched off. Give it texts, and find out which.",
+    "tour": "Follow the last token of a text through the model, one step at a time.",
+    "beams": "Keep one beginning at each step, or several. Which way finds the more likely text?",
+    "draft": "One model guesses some tokens ahead, the other checks them in one run. Which are kept?",
 }
 PROMPT = "If the file does not exist, an"
 #: The directive in a script, a notebook, or a text: its line, its options, one empty line.

@@ -54,7 +54,7 @@ def likeliest(name: str, prompt: str) -> Picture:
     best = logits(name, prompt)[-1].softmax(-1).topk(SHOWN)
     pieces = map(shown, shipped(name)[1].pieces(best.indices.tolist()))
     rows = [percent(*row) for row in zip(pieces, best.values.tolist(), strict=True)]
-    return f"After “{prompt}” the model finds these tokens likeliest:", rows
+    return f"After “{prompt}” these tokens are the most likely:", rows
 
 
 def look(name: str, prompt: str, layer: int = 2, head: int = 2) -> Picture:
@@ -63,7 +63,7 @@ def look(name: str, prompt: str, layer: int = 2, head: int = 2) -> Picture:
     weights = attention_maps(model, torch.tensor([ids]))[layer][0, head, -1].tolist()
     labels = ["⊢", *map(shown, tokenizer.pieces(ids[1:]))]
     rows = [percent(*row) for row in zip(labels, weights, strict=True)]
-    return f"From the last token, head {head} of layer {layer} looks at:", rows
+    return f"From the last token of “{prompt}”, one head looks at:", rows
 
 
 def race(name: str, prompt: str, count: int = 40) -> Picture:
@@ -71,19 +71,19 @@ def race(name: str, prompt: str, count: int = 40) -> Picture:
     start = len(shipped(name)[1].start(prompt))
     cached, whole = start + count - 1, sum(range(start, start + count))
     rows = [("with a cache", cached / whole, f"{cached}"), ("without", 1.0, f"{whole}")]
-    return f"To write {count} tokens, so many go through the model:", rows
+    return f"Tokens that go through the model to write {count}:", rows
 
 
 def clock(name: str, prompt: str, shift: int = 16) -> Picture:
     rows = []
-    for label, each in (("Qwen2", "qwen2-docs"), ("GPT-2", "gpt2-docs")):
+    for label, each in (("Qwen2, rotated", "qwen2-docs"), ("GPT-2, learnt", "gpt2-docs")):
         model, tokenizer = shipped(each)
         ids = torch.tensor([tokenizer.start(prompt)])
         places = torch.arange(ids.shape[1])
         still, moved = (moved_maps(model, ids, places + by) for by in (0, shift))
         most = max((a - b).abs().amax().item() for a, b in zip(still, moved, strict=True))
         rows.append(percent(label, most))
-    return f"All positions moved by {shift}, an attention weight changes by up to:", rows
+    return f"Moved by {shift} positions, an attention weight changes by at most:", rows
 
 
 def moved_maps(model: Any, ids: Tensor, positions: Tensor) -> list[Tensor]:
@@ -106,7 +106,7 @@ def bits(name: str, prompt: str) -> Picture:
         costs[number] = nats / torch.tensor(2.0).log().item()
     most = max(costs.values())
     rows = [(f"{number} bits", c / most, f"{c:.2f}") for number, c in costs.items()]
-    return f"“{prompt}” costs, in bits a token, with weights of", rows
+    return f"How “{prompt}” surprises the model, in bits a token, with weights of", rows
 
 
 def surprise(name: str, prompt: str) -> Picture:
@@ -118,31 +118,31 @@ def surprise(name: str, prompt: str) -> Picture:
     rows = [
         (label, cost / max(costs), f"{cost:.1f}") for label, cost in zip(labels, costs, strict=True)
     ]
-    return "What each token costs the whole model, in bits:", rows
+    return "How much each token surprises the whole model, in bits:", rows
 
 
-def tour(name: str, prompt: str) -> Picture:
-    """The likeliest next token, if the model ended behind each of its blocks."""
+def lens(name: str, prompt: str) -> list[Row]:
+    """The most likely next token, if the model stopped after each of its blocks."""
     model, tokenizer = shipped(name)
     seen: list[Tensor] = []
     hooks = [
         block.register_forward_hook(lambda _, __, x: seen.append(x[0, -1]))
         for block in model.backbone.layers
     ]
-    logits(name, prompt)
+    with torch.no_grad():
+        logits(name, prompt)
     for hook in hooks:
         hook.remove()
     rows = []
     for number, x in enumerate(seen, 1):
-        best = model.project(model.backbone.norm(x), model.head_weight).softmax(-1).max(-1)
-        (piece,) = tokenizer.pieces([int(best.indices)])
-        rows.append(
-            (f"block {number}: {shown(piece)}", best.values.item(), f"{100 * best.values:.1f} %")
-        )
-    return f"“{prompt}”: what the model would say if it ended there", rows
+        scores = model.project(model.backbone.norm(x), model.head_weight)  # (V,)
+        share, best = scores.softmax(-1).max(-1)
+        (piece,) = tokenizer.pieces([int(best)])
+        rows.append(percent(f"block {number}: {shown(piece)}", share.item()))
+    return rows
 
 
 PICTURES: dict[str, Callable[[str, str], Picture]] = {
     "next": likeliest, "draft": likeliest, "beams": likeliest, "look": look, "race": race,
-    "clock": clock, "bits": bits, "break": surprise, "tour": tour,
+    "clock": clock, "bits": bits, "break": surprise, "tour": likeliest,
 }  # fmt: skip

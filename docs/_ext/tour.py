@@ -26,8 +26,8 @@ def numbers() -> dict[str, Any]:
         "vocabulary": config.vocab_size, "width": config.n_embd, "heads": config.n_head,
         "blocks": config.n_layer, "most": most[0].strip("·"), "most_share": f"{most[1]:.0%}",
         "tokens": row_of(zip(pieces, ids, strict=True)),
-        "strips": {name: strip(x) for name, x in states.items()},
-        "look": look, "lens": live_pictures.tour(MODEL, live.PROMPT)[1],
+        "strips": strips(states),
+        "look": look, "lens": live_pictures.lens(MODEL, live.PROMPT),
         "likeliest": live_pictures.likeliest(MODEL, live.PROMPT)[1],
         "said": said(model, tokenizer, ids), "bars": bars,
     }  # fmt: skip
@@ -65,8 +65,14 @@ def row_of(tokens: Any) -> str:
     return rst.render("tour/tokens.html", tokens=list(tokens))
 
 
-def strip(x: Tensor) -> str:
-    return rst.render("tour/strip.html", numbers=x.tolist())
+def strips(states: dict[str, Tensor]) -> dict[str, str]:
+    """Numbers as colours; those around the MLP in the same ones."""
+    around = torch.stack([states["attended"], states["behind"]]).abs().max().item()
+    most = {"embedded": states["embedded"].abs().max().item()}
+    return {
+        name: rst.render("tour/strip.html", numbers=x.tolist(), most=most.get(name, around))
+        for name, x in states.items()
+    }
 
 
 def bars(rows: list[Row]) -> str:

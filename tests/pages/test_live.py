@@ -35,7 +35,7 @@ def test_every_widget_has_a_script_an_invitation_and_a_picture() -> None:
 
 
 def test_the_last_block_says_what_the_model_says() -> None:
-    (label, share, _) = live_pictures.picture("tour", "qwen2-docs", live.PROMPT)[1][-1]
+    label, share, _ = live_pictures.lens("qwen2-docs", live.PROMPT)[-1]
     (best, most, _) = live_pictures.picture("next", "qwen2-docs", live.PROMPT)[1][0]
     assert label.endswith(f": {best}") and share == pytest.approx(most, abs=1e-6)
 

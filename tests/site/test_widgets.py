@@ -135,7 +135,7 @@ def write_text(page: Page, widget: str, text: str) -> None:
 
 def said(page: Page, widget: str, pattern: str) -> re.Match[str]:
     status = page.locator(f"#live-{widget} .live-status")
-    expect(status).to_contain_text(re.compile(pattern))
+    expect(status).to_contain_text(re.compile(pattern), timeout=60_000)
     match = re.search(pattern, status.inner_text())
     assert match
     return match
@@ -151,7 +151,7 @@ def next_journey(page: Page) -> None:
     expect(page.locator("#live-next button.live-bar:visible")).to_have_count(
         1
     )  # 0: the likeliest alone
-    press(page, "next", "One token")
+    press(page, "next", "Add one token")
     expect(field).not_to_have_value("If the file does not exist, an exception")
     slide(page, "next", "temperature", 20)
     slide(page, "next", "top-k", 3)
@@ -161,14 +161,16 @@ def next_journey(page: Page) -> None:
 
 
 def look_journey(page: Page) -> None:
-    before = said(page, "look", r"costs ([\d.]+) bits")[1]
+    before = said(page, "look", r"by ([\d.]+) bits")[1]
     page.locator("#live-look").get_by_role("button", name="layer 5, head 1").click()
     said(page, "look", "Layer 5, head 1:")
     press(page, "look", "Silence this head")
-    silenced = said(page, "look", r"costs ([\d.]+) bits, and ([\d.]+) when all heads speak")
+    silenced = said(
+        page, "look", r"by ([\d.]+) bits on average, and by ([\d.]+) when all heads speak"
+    )
     assert silenced[1] != before and silenced[2] == before
     press(page, "look", "Let it speak again")
-    assert said(page, "look", r"costs ([\d.]+) bits\.")[1] == before
+    assert said(page, "look", r"by ([\d.]+) bits on average\.")[1] == before
     tokens = page.locator("#live-look button.live-looked")
     tokens.nth(3).focus()
     page.keyboard.press("Enter")
@@ -189,20 +191,20 @@ def race_journey(page: Page) -> None:
 
 
 def clock_journey(page: Page) -> None:
-    slide(page, "clock", "all positions move by", 4)
-    points = [float(found) for found in re.findall(r"([\d.]+) points", text_of(page, "clock"))]
+    slide(page, "clock", "tokens before the text", 4)
+    points = [float(found) for found in re.findall(r"\b(\d+\.\d{4})", text_of(page, "clock"))]
     qwen2, gpt2 = points
     assert qwen2 < 0.001 < 5 < gpt2
-    slide(page, "clock", "all positions move by", -20)
+    slide(page, "clock", "tokens before the text", -20)
     expect(page.locator("#live-clock .live-bars")).to_contain_text(
-        re.compile("GPT-2, learnt0.0000 points")
+        re.compile("GPT-2, learnt0.0000")
     )
 
 
 def break_journey(page: Page) -> None:
     parts = (
         "It does not know where tokens stand",
-        "Scores are not divided by √D",
+        "The scores of attention are not divided by √D",
         "Tokens see those that come after them",
     )
     answers = []
@@ -221,12 +223,12 @@ def bits_journey(page: Page) -> None:
         expect(page.get_by_role("button", name=f"{bits} bits")).to_have_attribute(
             "aria-pressed", "true"
         )
-        costs.append(float(said(page, "bits", r"costs ([\d.]+) bits")[1]))
+        costs.append(float(said(page, "bits", r"surprise ([\d.]+);")[1]))
     assert abs(costs[1] - costs[0]) < 0.1 < 1 < costs[3] - costs[0]
 
 
 def draft_journey(page: Page) -> None:
-    press(page, "draft", "Write 40 tokens")
+    press(page, "draft", "Write at least 40 tokens")
     kept = said(
         page, "draft", r"(\d+) of (\d+) drafted tokens were kept. Qwen2 ran (\d+) times for (\d+)"
     )
@@ -234,7 +236,7 @@ def draft_journey(page: Page) -> None:
     whole = page.evaluate(
         """() => {  // what Qwen2 writes alone
         const { model, tokenizer } = lm.shipped("qwen2-docs");
-        const ids = lm.idsOf(tokenizer, document.querySelector("#live-draft textarea").value, 200);
+        const ids = [0, ...tokenizer.encode(document.querySelector("#live-draft textarea").value)];
         const start = ids.length;
         while (ids.length < start + 45) ids.push(lm.argmax(model.forward(ids)));
         return ids.slice(start).map((id) => lm.shown(tokenizer, id)).join("");
@@ -245,11 +247,13 @@ def draft_journey(page: Page) -> None:
 
 
 def beams_journey(page: Page) -> None:
-    slide(page, "beams", "beams", -2)
-    alone = said(page, "beams", r"best of 1: “(.*?)”, ([\d.]+) bits.*gives “(.*?)”, ([\d.]+) bits")
+    slide(page, "beams", "beginnings kept", -2)
+    alone = said(
+        page, "beams", r"With 1 kept: “(.*?)”, ([\d.]+) bits.*step: “(.*?)”, ([\d.]+) bits"
+    )
     assert (alone[1], alone[2]) == (alone[3], alone[4])
-    slide(page, "beams", "beams", 4)
-    five = said(page, "beams", r"best of 5: “(.*?)”, ([\d.]+) bits")
+    slide(page, "beams", "beginnings kept", 4)
+    five = said(page, "beams", r"With 5 kept: “(.*?)”, ([\d.]+) bits")
     assert float(five[2]) <= float(alone[2])
     assert page.locator("#live-beams .live-tree strong").count() == 6
 
@@ -336,7 +340,7 @@ def test_a_link_holds_the_state(visit: Visitor, server: str) -> None:
     page = started(visit(), server, "next", state)
     expect(page.locator("#live-next textarea")).to_have_value("Return the number of")
     expect(page.get_by_role("slider", name="top-k")).to_have_value("7")
-    press(page, "next", "One token")
+    press(page, "next", "Add one token")
     page.wait_for_function("() => !location.hash.includes('number+of&')")
     assert "temperature=0.5&top_k=7" in page.evaluate("location.hash")
     again = started(visit(), server, "next", page.evaluate("location.hash").partition("?")[2])

@@ -25,10 +25,11 @@ lm.shipped = function (name) {
  * step]. They stand in the address, as #ID?name=value&..., so that a teacher can send a link.
  * `show` draws what has changed, once for all changes of a moment. */
 lm.Controls = class {
-  constructor(place, values, show) {
+  constructor(place, tokenizer, values, show) {
     const [id, query] = location.hash.slice(1).split("?");
     const given = new URLSearchParams(id === place.id ? query : "");
     this.place = place;
+    this.tokenizer = tokenizer;
     this.values = values;
     this.show = show;
     for (const [name, value] of Object.entries(values)) {
@@ -54,18 +55,33 @@ lm.Controls = class {
     this.keeping = setTimeout(() => this.keep(), 300);
   }
 
+  /* Add to the text. */
+  write(more, news = {}) {
+    this.area.value = this.text + more;
+    this.change({ ...news, text: this.area.value });
+  }
+
   keep() {
     const now = Object.keys(this.values).map((name) => [name, String(this[name])]);
     history.replaceState(null, "", `#${this.place.id}?${new URLSearchParams(now)}`);
   }
 
+  /* The text to edit; `more` changes with it. */
   field(label, more = {}) {
-    const text = lm.element("textarea", {
+    this.area = lm.element("textarea", {
       rows: 2, spellcheck: "false", "aria-label": label,
-      oninput: () => this.change({ ...more, text: text.value }),
+      oninput: () => this.change({ ...more, text: this.area.value }),
     });
-    text.value = this.text;
-    return text;
+    this.area.value = this.text;
+    this.note = lm.element("p", { class: "live-note" });
+    return lm.element("div", {}, this.area, this.note);
+  }
+
+  /* The ids of the text from the start of a document, `most` of them. */
+  ids(most, end = "first") {
+    const all = [0, ...this.tokenizer.encode(this.text)];
+    this.note.textContent = all.length > most ? `Only the ${end} ${most} tokens are read.` : "";
+    return end === "last" ? all.slice(-most) : all.slice(0, most);
   }
 
   slider(label, name) {
@@ -81,9 +97,6 @@ lm.Controls = class {
     return lm.element("label", { class: "live-slider" }, label, input, output);
   }
 };
-
-/* The ids of a text from the start of a document, `most` at most. */
-lm.idsOf = (tokenizer, text, most) => [0, ...tokenizer.encode(text)].slice(0, most);
 
 /* An element with attributes and children. */
 lm.element = function (name, attributes = {}, ...children) {
@@ -161,6 +174,8 @@ lm.strip = function (numbers) {
   const largest = Math.max(...numbers.map(Math.abs));
   const cells = [...numbers].map((number) =>
     lm.element("span", { class: number < 0 ? "live-below" : "live-above", style: `--p: ${Math.abs(number) / largest}` }));
-  const label = `${numbers.length} numbers, from ${Math.min(...numbers).toFixed(2)} to ${Math.max(...numbers).toFixed(2)}`;
-  return lm.element("div", { class: "live-strip", role: "img", "aria-label": label }, ...cells);
+  return lm.element("figure", { class: "live-figure" },
+    lm.element("div", { class: "live-strip", role: "img", "aria-label": `${numbers.length} numbers as colours` }, ...cells),
+    lm.element("figcaption", {},
+      `${numbers.length} numbers, from ${Math.min(...numbers).toFixed(2)} to ${Math.max(...numbers).toFixed(2)}`));
 };

@@ -3,11 +3,11 @@
 
 lm.widgets.beams = function (place, { model, tokenizer }) {
   const STEPS = 6;
-  const controls = new lm.Controls(place, { text: place.dataset.prompt, beams: [3, 1, 5, 1] }, show);
+  const controls = new lm.Controls(place, tokenizer, { text: place.dataset.prompt, beams: [3, 1, 5, 1] }, show);
   const said = place.querySelector(".live-status");
   const tree = lm.element("div");
   place.append(controls.field("The beginning of a text"),
-    lm.element("div", { class: "live-sliders" }, controls.slider("beams", "beams")), said, tree);
+    lm.element("div", { class: "live-sliders" }, controls.slider("beginnings kept", "beams")), said, tree);
 
   /* A node of the tree is a token behind its parent: `bits` is what it all costs so far. */
   function search(ids) {
@@ -51,14 +51,14 @@ lm.widgets.beams = function (place, { model, tokenizer }) {
   }
 
   function show() {
-    const ids = lm.idsOf(tokenizer, controls.text, 128);
+    const ids = controls.ids(128);
     const { root, best } = search(ids);
     const alone = greedy(ids);
     tree.replaceChildren(branch(root, best));
     const text = (tokens) => tokens.map((id) => lm.shown(tokenizer, id)).join("");
     said.textContent =
-      `The best of ${controls.beams}: “${text(best.ids)}”, ${best.bits.toFixed(1)} bits. The likeliest token at each ` +
-      `step gives “${text(alone.ids)}”, ${alone.bits.toFixed(1)} bits.`;
+      `With ${controls.beams} kept: “${text(best.ids)}”, ${best.bits.toFixed(1)} bits. The most likely token at each ` +
+      `step: “${text(alone.ids)}”, ${alone.bits.toFixed(1)} bits. Fewer bits are a more likely text.`;
   }
 
   show();

@@ -3,7 +3,7 @@
 
 lm.widgets.bits = function (place, { model, tokenizer }) {
   const CHOICES = [16, 8, 6, 5, 4, 3, 2];
-  const controls = new lm.Controls(place, { text: place.dataset.prompt, bits: [16, 2, 16, 1] }, show);
+  const controls = new lm.Controls(place, tokenizer, { text: place.dataset.prompt, bits: [16, 2, 16, 1] }, show);
   if (!CHOICES.includes(controls.bits)) controls.bits = 16;
   const whole = model.tensors;
   const rounded = new Map(); // all tensors, by bits
@@ -35,14 +35,14 @@ lm.widgets.bits = function (place, { model, tokenizer }) {
   }
 
   function show() {
-    const ids = lm.idsOf(tokenizer, controls.text, 64);
+    const ids = controls.ids(64);
     const now = read(ids, controls.bits);
     const full = controls.bits === 16 ? now : read(ids, 16);
     const megabytes = Object.values(whole).reduce(
       (sum, tensor) => sum + (tensor.data.length * (isMatrix(tensor) ? controls.bits : 16)) / 8e6, 0);
     buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(CHOICES[i] === controls.bits)));
     said.textContent = `${megabytes.toFixed(1)} MB of weights.` + (ids.length < 2 ? "" :
-      ` A token of this text costs ${now.cost.toFixed(3)} bits, ${(now.cost - full.cost).toFixed(3)} more than with 16.`);
+      ` On average, a token of this text has the surprise ${now.cost.toFixed(3)}; with weights of 16 bits ${full.cost.toFixed(3)}.`);
     lm.replace(next, ...lm.likeliest(tokenizer, now.next, 5));
   }
 

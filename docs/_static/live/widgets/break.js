@@ -3,18 +3,18 @@
 
 lm.widgets.break = function (place, { model, tokenizer }) {
   const PARTS = {
-    noPositions: "It does not know where tokens stand",
-    noScale: "Scores are not divided by √D",
-    noMask: "Tokens see those that come after them",
+    noPositions: ["It does not know where tokens stand", "the same words in another order are nearly the same to it."],
+    noScale: ["The scores of attention are not divided by √D", "they are too large, and a head looks at nearly one token alone."],
+    noMask: ["Tokens see those that come after them", "a word added at the end changes what it says about the beginning."],
   };
   const any = () => 1 + Math.floor(Math.random() * 1e6);
-  const controls = new lm.Controls(place, { text: place.dataset.prompt, hidden: [any(), 1, 1e6, 1] }, show);
+  const controls = new lm.Controls(place, tokenizer, { text: place.dataset.prompt, hidden: [any(), 1, 1e6, 1] }, show);
   const said = place.querySelector(".live-status");
   const costs = lm.element("div");
   const next = lm.bars();
-  const guesses = Object.entries(PARTS).map(([name, label]) => lm.button(label, () => guess(name)));
+  const guesses = Object.entries(PARTS).map(([name, [label]]) => lm.button(label, () => guess(name)));
   place.append(controls.field("A text"),
-    lm.element("p", {}, "What each token costs this model, in bits, and in brackets how much more than the whole one:"), costs,
+    lm.element("p", {}, "How much each token surprises this model, in bits, and in brackets how much more or less than the healthy one:"), costs,
     lm.element("p", {}, "What it would say next:"), next,
     lm.element("p", {}, "What is broken?"),
     lm.element("div", { class: "live-buttons" }, ...guesses),
@@ -38,7 +38,7 @@ lm.widgets.break = function (place, { model, tokenizer }) {
   }
 
   function show() {
-    const ids = lm.idsOf(tokenizer, controls.text, 64);
+    const ids = controls.ids(64);
     const [whole, broken] = [read(ids, {}), read(ids, { [hidden()]: true })];
     const signed = (x) => (x < 0 ? "−" : "+") + Math.abs(x).toFixed(1);
     lm.replace(costs, lm.tokenRow(tokenizer, ids.slice(1), (_, t) =>
@@ -47,9 +47,10 @@ lm.widgets.break = function (place, { model, tokenizer }) {
   }
 
   function guess(name) {
+    const [label, symptom] = PARTS[name];
     said.textContent = name === hidden()
-      ? `Right: ${PARTS[name][0].toLowerCase()}${PARTS[name].slice(1)}.`
-      : "No. Try a text with a word that comes twice, a very long one, or one of two tokens.";
+      ? `Right. ${label}: ${symptom}`
+      : "No. Add a word at the end: do the numbers before it change? Change the order of words: does it notice?";
   }
 
   show();

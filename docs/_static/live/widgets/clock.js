@@ -4,15 +4,15 @@
 lm.widgets.clock = function (place) {
   const LABELS = { "qwen2-docs": "Qwen2, rotated", "gpt2-docs": "GPT-2, learnt" };
   const FARTHEST = 128;
-  const controls = new lm.Controls(place, { text: place.dataset.prompt, shift: [16, 0, FARTHEST, 1] }, show);
+  const controls = new lm.Controls(place, lm.shipped("qwen2-docs").tokenizer, { text: place.dataset.prompt, shift: [16, 0, FARTHEST, 1] }, show);
   const said = place.querySelector(".live-status");
   const rows = lm.element("div");
   place.append(controls.field("A text"),
-    lm.element("div", { class: "live-sliders" }, controls.slider("all positions move by", "shift")), rows, said);
+    lm.element("div", { class: "live-sliders" }, controls.slider("tokens before the text", "shift")), rows, said);
 
   /* The largest change of any attention weight, and the next token before and after. */
   function compare({ model, tokenizer }) {
-    const ids = lm.idsOf(tokenizer, controls.text, 64);
+    const ids = controls.ids(64);
     const [still, moved] = [0, controls.shift].map((shift) => {
       const weights = [];
       const watch = (stage, layer, heads) => stage === "attention" && weights.push(...heads);
@@ -29,8 +29,8 @@ lm.widgets.clock = function (place) {
   function show() {
     const found = Object.entries(LABELS).map(([name, label]) => ({ label, ...compare(lm.shipped(name)) }));
     rows.replaceChildren(
-      lm.element("p", {}, "The largest change of an attention weight:"),
-      lm.bars(...found.map(({ label, largest }) => lm.bar(label, largest, `${(100 * largest).toFixed(4)} points`))));
+      lm.element("p", {}, "The largest change of an attention weight, in percentage points:"),
+      lm.bars(...found.map(({ label, largest }) => lm.bar(label, largest, `${(100 * largest).toFixed(4)}`))));
     said.textContent = found
       .map(({ label, before, after }) =>
         `${label}: the next token is “${after}”${after === before ? ", as before" : `, and was “${before}”`}.`)

@@ -5,19 +5,20 @@ lm.widgets.draft = function (place) {
   const [small, large] = lm.widgets.draft.models.map(lm.shipped);
   const tokenizer = large.tokenizer; // both have the same
   const NEW = 40;
-  const controls = new lm.Controls(place, { text: place.dataset.prompt, draft: [4, 1, 8, 1] }, () => {});
-  const go = lm.button(`Write ${NEW} tokens`, run);
+  const controls = new lm.Controls(place, tokenizer, { text: place.dataset.prompt, draft: [4, 1, 8, 1] }, () => {});
+  const go = lm.button(`Write at least ${NEW} tokens`, run);
   const rounds = lm.element("ol", { class: "live-rounds" });
   const said = place.querySelector(".live-status");
   place.append(controls.field("The beginning of a text"),
     lm.element("div", { class: "live-sliders" }, controls.slider("tokens in a draft", "draft")),
-    lm.element("div", { class: "live-buttons" }, go), said, rounds);
+    lm.element("div", { class: "live-buttons" }, go), said,
+    lm.element("p", {}, "A line is a run of Qwen2. Marked: kept. Crossed out: thrown away. Bold: Qwen2's own token."), rounds);
 
   async function run() {
     go.disabled = true;
     rounds.replaceChildren();
     const [drafting, checking] = [new lm.Session(small.model), new lm.Session(large.model)];
-    const ids = lm.idsOf(tokenizer, controls.text, 200);
+    const ids = controls.ids(200);
     const end = ids.length + NEW;
     let [passes, kept, drafted] = [0, 0, 0];
     while (ids.length < end) {
@@ -38,7 +39,7 @@ lm.widgets.draft = function (place) {
     }
     said.textContent =
       `${kept} of ${drafted} drafted tokens were kept. Qwen2 ran ${passes} times for ${kept + passes} tokens, ` +
-      "and wrote what it would have written alone.";
+      "and wrote what it would have written alone. Both models have the same size here; a draft pays when its model is much smaller.";
     go.disabled = false;
   }
 };

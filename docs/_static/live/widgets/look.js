@@ -4,7 +4,7 @@
 lm.widgets.look = function (place, { model, tokenizer }) {
   const { n_layer, n_head } = model.config;
   const MOST = 64; // tokens
-  const controls = new lm.Controls(place, {
+  const controls = new lm.Controls(place, tokenizer, {
     text: place.dataset.prompt, layer: [2, 0, n_layer - 1, 1], head: [2, 0, n_head - 1, 1],
     token: [-1, -1, MOST - 1, 1], silent: "",
   }, show);
@@ -16,7 +16,7 @@ lm.widgets.look = function (place, { model, tokenizer }) {
   const said = place.querySelector(".live-status");
   place.append(controls.field("A text", { token: -1 }), tokens, said,
     lm.element("div", { class: "live-buttons" }, silence),
-    lm.element("p", {}, "All heads, a column for each layer. In each map a token, a row, looks at the tokens up to itself."), maps);
+    lm.element("p", {}, "Each square is a head, each column of squares a layer. Inside a square a row is a token, and what is coloured is where it looks."), maps);
 
   /* The weights of every layer and head, and the mean surprise, of a text. */
   function run(ids, silent) {
@@ -37,7 +37,7 @@ lm.widgets.look = function (place, { model, tokenizer }) {
   }
 
   function show() {
-    const ids = lm.idsOf(tokenizer, controls.text, MOST);
+    const ids = controls.ids(MOST);
     const key = `${ids}|${silent()}`;
     if (read.key !== key) {
       const whole = read.ids === String(ids) ? read.whole : run(ids, []);
@@ -55,14 +55,14 @@ lm.widgets.look = function (place, { model, tokenizer }) {
     const most = lm.argmax(row);
     said.textContent =
       `Layer ${controls.layer}, head ${controls.head}${isSilent ? ", silent" : ""}: “${lm.shown(tokenizer, ids[from])}” ` +
-      `looks mostly at “${lm.shown(tokenizer, ids[most])}” (${lm.percent(row[most], 0)}).` + cost();
+      `looks mostly at “${lm.shown(tokenizer, ids[most])}” (${lm.percent(row[most], 0)}).` + surprise();
   }
 
-  function cost() {
+  function surprise() {
     const { whole, now } = read;
     if (isNaN(whole.bits)) return "";
-    const said = ` A token of this text costs ${now.bits.toFixed(2)} bits`;
-    return said + (silent().length ? `, and ${whole.bits.toFixed(2)} when all heads speak.` : ".");
+    const said = ` A token of this text surprises the model by ${now.bits.toFixed(2)} bits on average`;
+    return said + (silent().length ? `, and by ${whole.bits.toFixed(2)} when all heads speak.` : ".");
   }
 
   function tokenButton(id, t, weight, chosen) {

@@ -2,32 +2,34 @@
 "use strict";
 
 lm.widgets.next = function (place, { model, tokenizer }) {
-  const controls = new lm.Controls(place, {
+  const controls = new lm.Controls(place, tokenizer, {
     text: place.dataset.prompt, temperature: [1, 0, 2, 0.05], top_k: [0, 0, 50, 1],
     top_p: [1, 0.05, 1, 0.05], seed: [0, 0, 2 ** 32, 1],
   }, show);
+  const MANY = 60;
+  const WRITE = `Write ${MANY} tokens`;
   const session = new lm.Session(model);
   let random = lm.randomFrom(controls.seed);
   let writing = false;
   let shown = [];
 
   const said = place.querySelector(".live-status");
-  const text = controls.field("The beginning of a text");
-  text.addEventListener("input", () => (random = lm.randomFrom(controls.seed)));
+  const field = controls.field("The beginning of a text");
+  controls.area.addEventListener("input", () => (random = lm.randomFrom(controls.seed)));
   const tokens = lm.tokenRow(tokenizer, []);
   let best = []; // the likeliest tokens
   const rows = Array.from({ length: 10 }, (_, i) => lm.bar("", 0, "", () => say(best[i])));
-  const many = lm.button("Write", write);
-  place.append(text, tokens,
-    lm.element("div", { class: "live-buttons" }, many, lm.button("One token", () => say(drawn()))),
+  const many = lm.button(WRITE, write);
+  place.append(field, tokens,
+    lm.element("div", { class: "live-buttons" }, many, lm.button("Add one token", () => say(drawn()))),
+    lm.element("p", {}, "The most likely next tokens; choose one to add it:"),
     lm.bars(...rows),
     lm.element("div", { class: "live-sliders" },
-      controls.slider("temperature", "temperature"), controls.slider("top-k", "top_k"),
-      controls.slider("top-p", "top_p")),
+      controls.slider("temperature (more: bolder)", "temperature"),
+      controls.slider("top-k (0: all)", "top_k"), controls.slider("top-p (1: all)", "top_p")),
     said);
 
-  /* The ids of the text; the last ones, if there are too many for the model. */
-  const ids = () => [0, ...tokenizer.encode(controls.text)].slice(-model.config.block_size);
+  const ids = () => controls.ids(model.config.block_size, "last");
 
   function show() {
     const now = ids();
@@ -58,19 +60,18 @@ lm.widgets.next = function (place, { model, tokenizer }) {
     if (ends) said.textContent = "Here the model ends its text.";
     else if (!writing) said.textContent = `“${lm.shown(tokenizer, id)}” was added.`;
     if (ends) return false;
-    text.value = controls.text + tokenizer.decode([id]);
-    controls.change({ text: text.value });
+    controls.write(tokenizer.decode([id]));
     return true;
   }
 
   /* Token after token, each shown before the next; the same button stops it. */
   async function write() {
     writing = !writing;
-    many.textContent = writing ? "Stop" : "Write";
+    many.textContent = writing ? "Stop" : WRITE;
     said.textContent = "";
-    for (let n = 0; writing && n < 60 && say(drawn()); n++) await lm.pause();
+    for (let n = 0; writing && n < MANY && say(drawn()); n++) await lm.pause();
     writing = false;
-    many.textContent = "Write";
+    many.textContent = WRITE;
   }
 
   show();

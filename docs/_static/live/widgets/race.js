@@ -2,7 +2,7 @@
 "use strict";
 
 lm.widgets.race = function (place, { model, tokenizer }) {
-  const controls = new lm.Controls(place, { text: place.dataset.prompt, tokens: [40, 10, 120, 10] }, () => {});
+  const controls = new lm.Controls(place, tokenizer, { text: place.dataset.prompt, tokens: [40, 10, 120, 10] }, () => {});
   const go = lm.button("Race", run);
   const said = place.querySelector(".live-status");
   const lanes = ["with a cache", "without"].map((name) => {
@@ -33,7 +33,7 @@ lm.widgets.race = function (place, { model, tokenizer }) {
     go.disabled = true;
     said.textContent = "";
     const count = controls.tokens;
-    const start = lm.idsOf(tokenizer, controls.text, model.config.block_size - count);
+    const start = controls.ids(model.config.block_size - count);
     for (const lane of lanes) Object.assign(lane, { ids: start.slice(), seconds: 0, products: 0 });
     const [cached, whole] = lanes;
     const session = new lm.Session(model);
@@ -49,13 +49,13 @@ lm.widgets.race = function (place, { model, tokenizer }) {
       const done = lane.ids.length - start.length;
       lane.bar.value = done / count;
       lane.figures.textContent =
-        `${done} tokens, ${lane.seconds.toFixed(2)} s, ${(lane.products / 1e6).toFixed(0)} million products`;
+        `${done} tokens, ${lane.seconds.toFixed(2)} s, ${(lane.products / 1e6).toFixed(0)} million multiplications`;
       await lm.pause();
     }
     said.textContent =
       `Without the cache: ${(whole.products / cached.products).toFixed(1)} times the multiplications, ` +
       `${(whole.seconds / cached.seconds).toFixed(1)} times as long, ` +
-      `${String(cached.ids) === String(whole.ids) ? "the same" : "other"} tokens. ` +
+      `${String(cached.ids) === String(whole.ids) ? "the same" : "different"} tokens. ` +
       `With it, ${(count / cached.seconds).toFixed(0)} tokens a second.`;
     go.disabled = false;
   }

@@ -3,20 +3,20 @@
 
 lm.widgets.tour = function (place, { model, tokenizer }) {
   const { n_layer, n_head, n_embd, vocab_size } = model.config;
-  const controls = new lm.Controls(place, { text: place.dataset.prompt, stage: [0, 0, 2 * n_layer + 3, 1] }, show);
+  const controls = new lm.Controls(place, tokenizer, { text: place.dataset.prompt, stage: [0, 0, 2 * n_layer + 3, 1] }, show);
   const title = place.querySelector(".live-status");
   const body = lm.element("div");
   const move = (by) => () => controls.change({ stage: controls.stage + by });
   const [back, on] = [lm.button("Back", move(-1)), lm.button("Next step", move(1))];
-  const text = controls.field("The beginning of a text", { stage: 0 });
-  place.append(text, lm.element("div", { class: "live-buttons" }, back, on), title, body);
+  const end = lm.button("To the end", () => controls.change({ stage: STAGES.length - 1 }));
+  place.append(controls.field("The beginning of a text", { stage: 0 }), lm.element("div", { class: "live-buttons" }, back, on, end), title, body);
   let seen = {};
 
   /* What the model computes for this text: the vector of the last token at every stage, and where
    * each head looked from there. */
   function run() {
     if (seen.text === controls.text) return;
-    const ids = lm.idsOf(tokenizer, controls.text, 64);
+    const ids = controls.ids(64, "last");
     seen = { text: controls.text, ids, attended: [], behind: [], heads: [] };
     seen.logits = model.forward(ids, {
       watch: (stage, layer, value) => {
@@ -36,8 +36,8 @@ lm.widgets.tour = function (place, { model, tokenizer }) {
 
   function words() {
     return [
-      p(`The model reads tokens. This text has ${seen.ids.length}, each with its number among ${vocab_size}; the first ` +
-        `stands for the start of a document. From here on we follow the last one, “${last()}”.`),
+      p(`The model reads tokens. This text has ${seen.ids.length}, each with a number below ${vocab_size}; the first ` +
+        `marks the start of a document. From here on we follow the last one, “${last()}”.`),
       lm.tokenRow(tokenizer, seen.ids),
     ];
   }
@@ -45,7 +45,7 @@ lm.widgets.tour = function (place, { model, tokenizer }) {
   function vector() {
     const id = seen.ids.at(-1);
     return [
-      p(`The number ${id} chooses row ${id} of a table: ${n_embd} numbers that were learnt. From now on they are the token.`),
+      p(`Number ${id} chooses row ${id} of a table: ${n_embd} numbers that were learnt. From here on they are the token.`),
       lm.strip(seen.embedded),
     ];
   }
@@ -56,7 +56,7 @@ lm.widgets.tour = function (place, { model, tokenizer }) {
     const strongest = lm.argmax(seen.heads[layer].map((weights, h) => weights[most[h]]));
     return [
       p(`Each of the ${n_head} heads of this block looks back from “${last()}”, and adds what it finds to the vector. ` +
-        `Head ${strongest} is the surest; it looks so:`),
+        `The most decided of them looks here:`),
       lm.element("ol", { class: "live-tokens" }, ...ids.map((id, t) => {
         const weight = seen.heads[layer][strongest][t];
         return lm.element("li", { class: "live-looked", style: `--p: ${weight}` },
@@ -71,14 +71,14 @@ lm.widgets.tour = function (place, { model, tokenizer }) {
     return [
       p("The MLP works on this one vector alone, and adds to it. Afterwards:"),
       lm.strip(seen.behind[layer]),
-      p(layer < n_layer - 1 ? "If the model ended here, it would go on with:" : "This was the last block. The model goes on with:"),
+      p(layer < n_layer - 1 ? "If the model stopped here, it would say:" : "This was the last block. The model says:"),
       lens(seen.behind[layer], 3),
     ];
   }
 
   function scores() {
     return [
-      p(`The last vector is multiplied with each of the ${vocab_size} rows of the table. Softmax makes a probability of each product:`),
+      p(`The last vector is multiplied with each of the ${vocab_size} rows of the table, number by number, and added up. Softmax turns these scores into probabilities:`),
       lens(seen.behind.at(-1), 8),
     ];
   }
@@ -87,11 +87,10 @@ lm.widgets.tour = function (place, { model, tokenizer }) {
     const id = lm.argmax(seen.logits);
     const ends = tokenizer.special.has(id);
     const write = () => {
-      text.value = controls.text + tokenizer.decode([id]);
-      controls.change({ text: text.value, stage: 0 });
+      controls.write(tokenizer.decode([id]), { stage: 0 });
     };
     return [
-      p(`The likeliest is “${lm.shown(tokenizer, id)}”. ` + (ends ? "It ends the text." : "Put behind the text, it is the next token to follow.")),
+      p(`The likeliest is “${lm.shown(tokenizer, id)}”. ` + (ends ? "It ends the text." : "Added to the text, it is the next one to follow.")),
       ...(ends ? [] : [lm.element("div", { class: "live-buttons" }, lm.button("Write it, and begin again", write))]),
     ];
   }
@@ -113,7 +112,7 @@ lm.widgets.tour = function (place, { model, tokenizer }) {
     title.textContent = `Step ${controls.stage + 1} of ${STAGES.length}. ${name}`;
     body.replaceChildren(...content());
     back.disabled = controls.stage === 0;
-    on.disabled = controls.stage === STAGES.length - 1;
+    on.disabled = end.disabled = controls.stage === STAGES.length - 1;
   }
 
   show();
