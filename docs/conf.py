@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -27,12 +26,9 @@ project = "lm_from_scratch"
 author = "The lm_from_scratch authors"
 copyright = "the lm_from_scratch authors, Apache License 2.0"
 with open(ROOT / "pyproject.toml", "rb") as file:
-    release = version = tomllib.load(file)["project"]["version"]
-# Where the project is published: what this copy was cloned from, if that is no folder.
-origin = subprocess.run(
-    ["git", "-C", ROOT, "config", "--get", "remote.origin.url"], capture_output=True, text=True
-)
-repository = os.environ.get("REPOSITORY", origin.stdout.strip() if ":" in origin.stdout else "")
+    metadata = tomllib.load(file)["project"]
+release = version = metadata["version"]
+repository = metadata.get("urls", {}).get("Repository", "")  # for the landing page
 
 extensions = [
     "sphinx.ext.intersphinx",

@@ -7,7 +7,7 @@ CLONE = "   $ git clone {repository} lm_from_scratch\n"
 
 
 def add_address(app: Any, docname: str, source: list[str]) -> None:
-    """Without an address the line goes: who reads has the folder already."""
+    """``Repository`` of ``project.urls`` in pyproject.toml; without it the line is left out."""
     if docname == "index":
         address = app.config.repository
         line = CLONE.format(repository=address) if address else ""

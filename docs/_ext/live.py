@@ -7,10 +7,12 @@ engine and weights come when a reader is near. Without scripts, and in print, th
 """
 
 import base64
+import hashlib
 import io
 import json
 import re
 import zipfile
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,13 +29,13 @@ LIVE = Path(__file__).resolve().parents[1] / "_static" / "live"
 INVITATIONS = {
     "next": "Type the beginning of a text: which token, a word or a part of one, comes next?",
     "look": "Choose a token and a head: where does it look? Then silence that head.",
-    "race": "Write the same text with the results for earlier tokens kept, and with all computed again.",
+    "race": "Write a text with the results for earlier tokens kept, and with all computed again.",
     "clock": "Pretend that the text begins later. Do both models still look at the same tokens?",
-    "bits": "Round the weights to fewer bits. When does the same text begin to surprise the model more?",
+    "bits": "Round the weights to fewer bits. When does the text begin to surprise the model more?",
     "break": "One part of this model is switched off. Give it texts, and find out which.",
     "tour": "Follow the last token of a text through the model, one step at a time.",
     "beams": "Keep one beginning at each step, or several. Which way finds the more likely text?",
-    "draft": "One model guesses some tokens ahead, the other checks them in one run. Which are kept?",
+    "draft": "One model guesses some tokens ahead, another checks them in one run. Which stay?",
 }
 PROMPT = "If the file does not exist, an"
 #: The directive in a script, a notebook, or a text: its line, its options, one empty line.
@@ -82,9 +84,22 @@ def skip(self: Any, node: live) -> None:
     raise nodes.SkipNode
 
 
+@cache
+def digest() -> str:
+    """Of the engine, the widgets and the models: what a browser may keep."""
+    folders = LIVE, Path(pretrained.__file__).parent
+    files = sorted(path for folder in folders for path in folder.rglob("*.*") if path.is_file())
+    whole = hashlib.sha256()
+    for path in files:
+        if "__pycache__" not in path.parts:
+            whole.update(path.read_bytes())
+    return whole.hexdigest()[:8]
+
+
 def add_loader(app: Any, page: str, template: str, context: Any, doctree: Any) -> None:
     if doctree is not None and next(doctree.findall(live), None) is not None:
-        app.add_js_file("live/loader.js", loading_method="defer")
+        version = {"data-version": digest()}
+        app.add_js_file("live/loader.js", loading_method="defer", **version)
         app.add_css_file("live/live.css")
 
 

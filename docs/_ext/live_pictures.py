@@ -67,7 +67,7 @@ def look(name: str, prompt: str, layer: int = 2, head: int = 2) -> Picture:
 
 
 def race(name: str, prompt: str, count: int = 40) -> Picture:
-    """Tokens that go through the model, which is what it multiplies nearly all of the time."""
+    """Tokens that go through the model: nearly all multiplications are of the weights with them."""
     start = len(shipped(name)[1].start(prompt))
     cached, whole = start + count - 1, sum(range(start, start + count))
     rows = [("with a cache", cached / whole, f"{cached}"), ("without", 1.0, f"{whole}")]

@@ -101,13 +101,12 @@ def test_without_scripts_there_is_a_picture(browser: Browser, server: str, widge
 
 def test_a_model_that_cannot_be_read_is_said_and_tried_again(visit: Visitor, server: str) -> None:
     view = visit()
-    view.page.route("**/models/*.js", lambda route: route.abort())
     page = view.open(f"{server}/{PAGES['next']}.html")
-    page.locator("#live-next .live-start").click()
-    expect(page.locator("#live-next .live-status")).to_contain_text(
-        "models/qwen2-docs.js cannot be read"
-    )
-    page.unroute("**/models/*.js")
+    for name in ("tensor.js", "models/qwen2-docs.js"):
+        page.route(f"**/{name}*", lambda route: route.abort())
+        page.locator("#live-next .live-start").click()
+        expect(page.locator("#live-next .live-status")).to_contain_text(f"{name} cannot be read")
+        page.unroute(f"**/{name}*")
     page.locator("#live-next .live-start").click()
     page.wait_for_selector("#live-next button.live-bar")
 
@@ -120,6 +119,8 @@ def press(page: Page, widget: str, name: str) -> None:
     button = page.locator(f"#live-{widget}").get_by_role("button", name=name)
     button.focus()
     page.keyboard.press("Enter")
+    page.wait_for_timeout(50)
+    assert page.evaluate("document.activeElement !== document.body"), f"{name}: focus is lost"
 
 
 def slide(page: Page, widget: str, name: str, steps: int) -> None:
@@ -157,7 +158,7 @@ def next_journey(page: Page) -> None:
     slide(page, "next", "top-k", 3)
     expect(page.locator("#live-next button.live-bar:visible")).to_have_count(3)
     write_text(page, "next", "x" * 3000)  # longer than the model can read
-    expect(page.locator("#live-next .live-token")).to_have_count(256)
+    expect(page.locator("#live-next .live-note")).to_contain_text("tokens are read")
 
 
 def look_journey(page: Page) -> None:
@@ -223,7 +224,7 @@ def bits_journey(page: Page) -> None:
         expect(page.get_by_role("button", name=f"{bits} bits")).to_have_attribute(
             "aria-pressed", "true"
         )
-        costs.append(float(said(page, "bits", r"surprise ([\d.]+);")[1]))
+        costs.append(float(said(page, "bits", r"model by ([\d.]+) bits;")[1]))
     assert abs(costs[1] - costs[0]) < 0.1 < 1 < costs[3] - costs[0]
 
 
@@ -238,7 +239,7 @@ def draft_journey(page: Page) -> None:
         const { model, tokenizer } = lm.shipped("qwen2-docs");
         const ids = [0, ...tokenizer.encode(document.querySelector("#live-draft textarea").value)];
         const start = ids.length;
-        while (ids.length < start + 45) ids.push(lm.argmax(model.forward(ids)));
+        while (ids.length < start + 45) ids.push(lm.argmax(lm.withoutEnd(model.forward(ids))));
         return ids.slice(start).map((id) => lm.shown(tokenizer, id)).join("");
     }"""
     )
@@ -263,7 +264,9 @@ def tour_journey(page: Page) -> None:
     for number in range(2, 21):
         press(page, "tour", "Next step")
         expect(last).to_contain_text(f"Step {number} of 20")
-    expect(page.get_by_role("button", name="Next step")).to_be_disabled()
+        if number in (3, 4):
+            assert faults(page, "tour") == []
+    expect(page.get_by_role("button", name="Next step")).to_have_attribute("aria-disabled", "true")
     assert "“·exception”" in text_of(page, "tour")
     press(page, "tour", "Write it, and begin again")
     expect(page.locator("#live-tour textarea")).to_have_value(
@@ -332,6 +335,37 @@ def test_touch(visit: Visitor, server: str, widget: str) -> None:
     assert view.problems == []
 
 
+def test_a_character_of_several_tokens_is_written_whole(visit: Visitor, server: str) -> None:
+    page = started(visit(), server, "next", "text=caf")
+    ids = page.evaluate("lm.shipped('qwen2-docs').tokenizer.encode('é')")
+    assert len(ids) == 2
+    first, second = (
+        """(id) => { const { Controls } = lm; window.held ??= (() => {
+          const original = Controls.prototype.change; let last;
+          Controls.prototype.change = function (...all) { last = this; return original.apply(this, all); };
+          document.querySelector("#live-next textarea").dispatchEvent(new Event("input"));
+          return last; })(); held.write(id); return held.text; }""",
+    ) * 2
+    assert page.evaluate(first, ids[0]) == "caf"
+    expect(page.locator("#live-next .live-token").last).to_contain_text(str(ids[0]))
+    assert page.evaluate(second, ids[1]) == "café"
+
+
+def test_a_long_text_is_read_from_the_start_in_blocks(visit: Visitor, server: str) -> None:
+    page = started(visit(), server, "next", "text=" + "a+" * 400)
+    tokens = page.locator("#live-next .live-token")
+    assert 128 <= tokens.count() <= 256 and "⊢" in tokens.first.inner_text()
+    expect(page.locator("#live-next .live-note")).to_have_text(
+        f"Only the last {tokens.count()} tokens are read."
+    )
+
+
+def test_another_link_in_the_same_tab(visit: Visitor, server: str) -> None:
+    page = started(visit(), server, "next", "text=one")
+    page.evaluate("location.hash = '#live-next?text=two'")
+    expect(page.locator("#live-next textarea")).to_have_value("two")
+
+
 # ----------------------------------------------------------------------- the state in the address
 
 
@@ -349,18 +383,25 @@ def test_a_link_holds_the_state(visit: Visitor, server: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("widget", "state"),
+    ("widget", "state", "want"),
     [
-        ("look", "layer=99&head=-5&token=1e9&silent=9.9,x"),
-        ("next", "temperature=hot&top_k=1e99&top_p=-1&seed="),
-        ("tour", "stage=1000"), ("bits", "bits=7"), ("clock", "shift=NaN"), ("beams", "beams=0"),
+        ("look", "layer=99&head=-5&token=1e9&silent=9.9,x", "Layer 7, head 0: “·an” looks"),
+        ("next", "temperature=1e-320&top_k=1e99&top_p=-1&seed=", "temperature (more: bolder)0"),
+        ("next", "temperature=hot&top_k=2.4&text=what?&seed=1", "top-k (0: all)2"),
+        ("tour", "stage=1000", "Step 20 of 20"),
+        ("bits", "bits=7", "4.2 MB of weights"),
+        ("clock", "shift=NaN", "tokens before the text16"),
+        ("beams", "beams=0", "With 1 kept"),
+        ("race", "tokens=15", "tokens20"),
     ],
 )  # fmt: skip
 def test_a_link_with_wrong_numbers_is_corrected(
-    visit: Visitor, server: str, widget: str, state: str
+    visit: Visitor, server: str, widget: str, state: str, want: str
 ) -> None:
     view = visit()
     page = started(view, server, widget, state)
+    expect(page.locator(f"#live-{widget}")).to_contain_text(want)
+    assert "NaN" not in text_of(page, widget) and "undefined" not in text_of(page, widget)
     assert page.locator(
         f"#live-{widget} :is(.live-token, .live-bar, .live-looked, .live-tree, button)"
     ).count()
@@ -373,14 +414,20 @@ def test_a_link_with_wrong_numbers_is_corrected(
 
 
 def test_tokens_a_second_with_the_page_drawn(visit: Visitor, server: str) -> None:
-    """Beside other tests: on a quiet core there are some times as many."""
+    """At least a sixth of what the model alone gives on the same machine, whose other core may be
+    at work: on a quiet one 150 and more."""
     page = started(visit(), server, "next", "text=Return+the+number+of&top_k=40&seed=1")
     rates = page.evaluate(
         """async () => {
           const [many] = document.querySelectorAll("#live-next .live-buttons button");
           const field = document.querySelector("#live-next textarea");
-          const ids = () => lm.shipped("qwen2-docs").tokenizer.encode(field.value).length;
+          const { model, tokenizer } = lm.shipped("qwen2-docs");
+          const ids = () => tokenizer.encode(field.value).length;
           const rates = [];
+          const cache = model.cache();
+          const begin = performance.now();
+          for (let n = 0; n < 60; n++) model.forward([n + 1], { cache });
+          const alone = 60e3 / (performance.now() - begin);
           for (let n = 0; n < 5; n++) {
             field.value = "Return the number of";
             field.dispatchEvent(new Event("input"));
@@ -390,7 +437,8 @@ def test_tokens_a_second_with_the_page_drawn(visit: Visitor, server: str) -> Non
             while (many.textContent === "Stop") await new Promise((r) => requestAnimationFrame(r));
             rates.push(((ids() - before) * 1e3) / (performance.now() - begin));
           }
-          return rates;
+          return [alone, ...rates];
         }"""
     )
-    assert sorted(rates)[2] > 25, rates
+    alone, *rates = rates
+    assert sorted(rates)[2] > alone / 6, (alone, rates)

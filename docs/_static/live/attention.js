@@ -10,7 +10,7 @@ lm.KVCache = class {
     this.layers = Array.from({ length: layers }, () => ({ k: buffer(), v: buffer() }));
   }
 
-  /* Put new k and v (T, Hkv * D) behind the old ones; all so far, (S, Hkv * D). */
+  /* Put new k and v (T, Hkv * D) after the old ones; all so far, (S, Hkv * D). */
   update(layer, k, v) {
     const held = this.layers[layer];
     const width = held.k.length / this.room;

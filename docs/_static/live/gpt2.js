@@ -42,7 +42,7 @@ lm.GPT2LMHeadModel = class {
     let x = lm.embedding(ids, this.tensors["wte.weight"]); // (T, C)
     watch("tokens", -1, x);
     if (!this.broken.noPositions) {
-      const positions = ids.map((_, t) => (cache.length + t + shift) % block_size);
+      const positions = ids.map((_, t) => cache.length + t + shift);
       x = lm.add(x, lm.embedding(positions, this.tensors["wpe.weight"]));
     }
     watch("x", -1, x);

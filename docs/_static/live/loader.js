@@ -7,6 +7,7 @@
 
 (function () {
   const here = document.currentScript.src.replace(/loader\.js.*/, "");
+  const { version } = document.currentScript.dataset; // of all files: old ones do not meet new ones
   const ENGINE = "tensor tokenizer attention gpt2 qwen2 sampling generate widget".split(" ");
   const loading = new Map(); // what is loaded, or about to be
 
@@ -16,8 +17,7 @@
         name,
         new Promise((resolve, reject) => {
           const element = document.createElement("script");
-          element.src = `${here}${name}.js`;
-          element.async = false; // in this order
+          element.src = `${here}${name}.js?v=${version}`;
           element.onload = resolve;
           element.onerror = () => {
             loading.delete(name); // the next click tries again
@@ -32,29 +32,34 @@
 
   /* The widget of a place, and the models that it asks for. */
   async function load({ dataset }) {
-    await Promise.all([...ENGINE, `widgets/${dataset.widget}`].map(script));
+    for (const name of [...ENGINE, `widgets/${dataset.widget}`]) await script(name);
     const models = lm.widgets[dataset.widget].models ?? [dataset.model];
     await Promise.all(models.map((model) => script(`models/${model}`)));
   }
 
   async function start(place) {
-    const status = place.querySelector(".live-status");
-    const button = place.querySelector(".live-start");
-    button.disabled = true;
-    status.textContent = "The model is loading, some megabytes, once.";
+    const say = (text) => {
+      for (const status of place.querySelectorAll(".live-status, [role=status]")) status.textContent = text;
+    };
+    say("Loading the model: 6 MB, once; 12 MB for two.");
     try {
       await load(place);
-      place.querySelector(".live-picture").remove();
-      button.parentElement.remove();
-      status.textContent = "";
-      lm.widgets[place.dataset.widget](place, lm.shipped(place.dataset.model));
-      place.tabIndex = -1; // the keyboard goes on from here
-      place.focus({ preventScroll: true });
     } catch (error) {
-      button.disabled = false;
-      status.textContent = `The model could not be loaded: ${error.message}`;
+      say(`The model could not be loaded: ${error.message}`);
+      return;
     }
+    if (!place.querySelector(".live-picture")) return; // two clicks
+    place.querySelector(".live-picture").remove();
+    place.querySelector(".live-start").parentElement.remove();
+    say("");
+    lm.widgets[place.dataset.widget](place, lm.shipped(place.dataset.model));
+    place.append(place.querySelector(".live-signs"));
+    place.tabIndex = -1; // the keyboard goes on from here
+    place.focus({ preventScroll: true });
   }
+
+  // another link with a state, in the same tab
+  addEventListener("hashchange", () => /^#live-[^?]*\?/.test(location.hash) && location.reload());
 
   document.addEventListener("DOMContentLoaded", () => {
     for (const place of document.querySelectorAll(".live")) {

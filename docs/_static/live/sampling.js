@@ -16,7 +16,7 @@ lm.keepTopK = function (logits, k) {
   return logits.map((logit) => (logit < smallest ? -Infinity : logit));
 };
 
-/* Keep the smallest set of likeliest tokens whose probability reaches p. */
+/* Keep the smallest set of most likely tokens whose probability reaches p. */
 lm.keepTopP = function (logits, p) {
   const probabilities = lm.softmax(logits);
   const order = [...probabilities.keys()].sort((a, b) => probabilities[b] - probabilities[a]);
@@ -43,8 +43,11 @@ lm.draw = function (logits, u) {
   return last; // beyond the line, by rounding
 };
 
-/* The likeliest token. */
+/* The most likely token. */
 lm.argmax = (logits) => logits.reduce((best, logit, id) => (logit > logits[best] ? id : best), 0);
+
+/* Logits with which a text cannot end: its end, token 0, is impossible. */
+lm.withoutEnd = (logits) => logits.fill(-Infinity, 0, 1);
 
 /* The ids of the `count` largest, those above 0, in order. */
 lm.best = function (probabilities, count) {

@@ -1,7 +1,7 @@
 /* Numbers in rows, and the few operations that a language model needs.
  *
  * A tensor of shape (T, C) is a Float32Array of T * C numbers, row after row. Shapes stand in
- * comments. Sums are taken in float64, which JavaScript's numbers are, and stored in float32.
+ * comments. JavaScript computes in float64; arrays are stored in float32.
  */
 "use strict";
 

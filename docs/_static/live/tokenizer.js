@@ -10,7 +10,7 @@
 const SPACE = "\\p{White_Space}";
 const WORDS = new RegExp(
   `'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^${SPACE}\\p{L}\\p{N}]+|` +
-    `${SPACE}+(?!(?:[^${SPACE}]))|${SPACE}+`,
+    `${SPACE}+(?![^${SPACE}])|${SPACE}+`,
   "gu",
 );
 
@@ -27,11 +27,11 @@ lm.Tokenizer = class {
   }
 
   encode(text) {
-    // half of a pair of surrogates is no character: it is replaced, as UTF-8 must
-    return (text.toWellFormed?.() ?? text).match(WORDS)?.flatMap((word) => this.encodeWord(word)) ?? [];
+    return text.match(WORDS)?.flatMap((word) => this.encodeWord(word)) ?? [];
   }
 
   encodeWord(word) {
+    if (this.words.size > 10000) this.words.clear();
     if (!this.words.has(word)) {
       const letters = lm.byteLetters();
       let pieces = [...new TextEncoder().encode(word)].map((byte) => letters[byte]);
@@ -61,10 +61,10 @@ lm.Tokenizer = class {
 
   /* The bytes of a token: a part of a character, perhaps. */
   bytes(id) {
-    if (this.special.has(id)) return new TextEncoder().encode(this.pieces[id]);
     return Uint8Array.from(this.pieces[id], (letter) => this.bytesOf.get(letter));
   }
 
+  /* The text of tokens; special ones have none. */
   decode(ids) {
     const bytes = ids.filter((id) => !this.special.has(id)).flatMap((id) => [...this.bytes(id)]);
     return new TextDecoder("utf-8", { ignoreBOM: true }).decode(Uint8Array.from(bytes));

@@ -4,6 +4,7 @@
 lm.widgets = {};
 const received = {}; // by name: what models/NAME.js has brought
 const built = {};
+const LONGEST = 2000; // letters of a text
 
 /* Called by models/NAME.js: a config, a tokenizer, and a safetensors file in base64. */
 lm.receive = (name, parts) => (received[name] = parts);
@@ -26,12 +27,13 @@ lm.shipped = function (name) {
  * `show` draws what has changed, once for all changes of a moment. */
 lm.Controls = class {
   constructor(place, tokenizer, values, show) {
-    const [id, query] = location.hash.slice(1).split("?");
-    const given = new URLSearchParams(id === place.id ? query : "");
+    const start = `#${place.id}?`;
+    const given = new URLSearchParams(location.hash.startsWith(start) ? location.hash.slice(start.length) : "");
     this.place = place;
     this.tokenizer = tokenizer;
     this.values = values;
     this.show = show;
+    this.pending = []; // tokens whose characters are not complete yet
     for (const [name, value] of Object.entries(values)) {
       this[name] = Array.isArray(value) ? value[0] : value;
       if (given.has(name)) this[name] = this.allowed(name, given.get(name));
@@ -39,26 +41,46 @@ lm.Controls = class {
   }
 
   allowed(name, value) {
-    if (!Array.isArray(this.values[name])) return value;
+    if (!Array.isArray(this.values[name])) return value.slice(0, LONGEST);
     const [first, least, largest, step] = this.values[name];
-    const number = value === "" || isNaN(value) ? first : Math.min(Math.max(value, least), largest);
-    return step % 1 ? number : Math.round(number);
+    if (value === "" || isNaN(value)) return first;
+    const number = Math.min(Math.max(value, least), largest);
+    return Number((least + Math.round((number - least) / step) * step).toFixed(2));
   }
 
-  change(news) {
+  /* Draw with the next picture of the browser, or when nothing has changed for `wait` milliseconds. */
+  change(news, wait = 0) {
     Object.assign(this, news);
-    this.drawing ??= requestAnimationFrame(() => {
-      this.drawing = undefined;
-      this.show();
-    });
+    clearTimeout(this.waiting);
+    if (wait) this.waiting = setTimeout(() => this.change({}), wait);
+    else {
+      this.drawing ??= requestAnimationFrame(() => {
+        this.drawing = undefined;
+        this.show();
+      });
+    }
     clearTimeout(this.keeping); // browsers allow a few changes of the address a second
     this.keeping = setTimeout(() => this.keep(), 300);
   }
 
-  /* Add to the text. */
-  write(more, news = {}) {
-    this.area.value = this.text + more;
+  /* Add a token to the text. One that is a part of a character waits for the rest of it. */
+  write(id, news = {}) {
+    this.pending.push(id);
+    const more = this.tokenizer.decode(this.pending);
+    if (!more.endsWith("\ufffd") || this.pending.length === 4) {
+      this.area.value = this.text + more;
+      this.pending = [];
+    }
     this.change({ ...news, text: this.area.value });
+  }
+
+  /* Say something: at once to the eye, and to the ear when it has not changed for a moment. */
+  say(text) {
+    this.place.querySelector(".live-status").textContent = text;
+    clearTimeout(this.saying);
+    const spoken = text.replace(/·/g, " ").replace(/↵/g, " line end ").replace(/⊢/g, "start");
+    const status = this.place.querySelector("[role=status]");
+    this.saying = setTimeout(() => (status.textContent = spoken), 500);
   }
 
   keep() {
@@ -66,27 +88,40 @@ lm.Controls = class {
     history.replaceState(null, "", `#${this.place.id}?${new URLSearchParams(now)}`);
   }
 
-  /* The text to edit; `more` changes with it. */
-  field(label, more = {}) {
+  /* The text to edit; `more` changes with it, and it is drawn after `wait` milliseconds. */
+  field(label, more = {}, wait = 200) {
     this.area = lm.element("textarea", {
-      rows: 2, spellcheck: "false", "aria-label": label,
-      oninput: () => this.change({ ...more, text: this.area.value }),
+      rows: 2, maxlength: LONGEST, spellcheck: "false", "aria-label": label,
+      oninput: () => {
+        this.pending = [];
+        this.change({ ...more, text: this.area.value }, wait);
+      },
     });
     this.area.value = this.text;
     this.note = lm.element("p", { class: "live-note" });
     return lm.element("div", {}, this.area, this.note);
   }
 
-  /* The ids of the text from the start of a document, `most` of them. */
-  ids(most, end = "first") {
-    const all = [0, ...this.tokenizer.encode(this.text)];
-    this.note.textContent = all.length > most ? `Only the ${end} ${most} tokens are read.` : "";
-    return end === "last" ? all.slice(-most) : all.slice(0, most);
+  /* The ids of the text from the start of a document: the first ones, if there are more than `most`. */
+  ids(most) {
+    const all = [0, ...this.tokenizer.encode(this.text), ...this.pending];
+    this.note.textContent = all.length > most ? `Only the first ${most} tokens are read.` : "";
+    return all.slice(0, most);
+  }
+
+  /* The same with the last ones. They go in blocks, so that the next token has the same beginning,
+   * which is not read again. */
+  lastIds(most) {
+    const all = [0, ...this.tokenizer.encode(this.text), ...this.pending];
+    const block = most / 2;
+    const gone = Math.max(0, Math.ceil((all.length - most) / block) * block);
+    this.note.textContent = gone ? `Only the last ${all.length - gone} tokens are read.` : "";
+    return [0, ...all.slice(1 + gone)];
   }
 
   slider(label, name) {
     const [, min, max, step] = this.values[name];
-    const output = lm.element("output", {}, String(this[name]));
+    const output = lm.element("span", { "aria-hidden": "true" }, String(this[name]));
     const input = lm.element("input", {
       type: "range", min, max, step, value: this[name],
       oninput: () => {
@@ -111,6 +146,21 @@ lm.element = function (name, attributes = {}, ...children) {
 };
 
 lm.button = (label, onclick) => lm.element("button", { type: "button", onclick }, label);
+
+/* A group of buttons is one stop for the tabulator; arrows lead on inside, by so many to the right
+ * and down. */
+lm.withArrows = function (group, right, down) {
+  group.addEventListener("keydown", (event) => {
+    const steps = { ArrowRight: right, ArrowLeft: -right, ArrowDown: down, ArrowUp: -down };
+    const buttons = [...group.querySelectorAll("button")];
+    const next = buttons[buttons.indexOf(document.activeElement) + steps[event.key]];
+    if (!next) return;
+    event.preventDefault();
+    next.focus();
+    next.click();
+  });
+  return group;
+};
 
 /* Put children in the place of those that are there. The keyboard stays where it was. */
 lm.replace = function (parent, ...children) {
@@ -161,7 +211,7 @@ lm.likeliest = function (tokenizer, probabilities, count, click) {
     lm.bar(lm.shown(tokenizer, id), probabilities[id], lm.percent(probabilities[id]), click && (() => click(id))));
 };
 
-/* Let the browser draw. (A timer would wait for four milliseconds: nearly as long as a token takes.) */
+/* Let the browser do what it must. (A timer would wait for four milliseconds, as long as a token takes.) */
 lm.pause = () =>
   new Promise((resolve) => {
     const { port1, port2 } = new MessageChannel();

@@ -4,19 +4,18 @@
 lm.widgets.beams = function (place, { model, tokenizer }) {
   const STEPS = 6;
   const controls = new lm.Controls(place, tokenizer, { text: place.dataset.prompt, beams: [3, 1, 5, 1] }, show);
-  const said = place.querySelector(".live-status");
   const tree = lm.element("div");
   place.append(controls.field("The beginning of a text"),
-    lm.element("div", { class: "live-sliders" }, controls.slider("beginnings kept", "beams")), said, tree);
+    lm.element("div", { class: "live-sliders" }, controls.slider("beginnings kept", "beams")), place.querySelector(".live-status"), tree);
 
-  /* A node of the tree is a token behind its parent: `bits` is what it all costs so far. */
+  /* A node of the tree is a token after its parent: `bits` is the surprise of all so far. */
   function search(ids) {
     const session = new lm.Session(model);
     const root = { bits: 0, ids: [], children: [] };
     let beams = [root];
     for (let step = 0; step < STEPS; step++) {
       const candidates = beams.flatMap((beam) => {
-        const probabilities = lm.softmax(session.logits([...ids, ...beam.ids]));
+        const probabilities = lm.softmax(lm.withoutEnd(session.logits([...ids, ...beam.ids])));
         return lm.best(probabilities, controls.beams).map((id) => ({
           id, parent: beam, ids: [...beam.ids, id], children: [],
           bits: beam.bits - Math.log2(probabilities[id]),
@@ -33,7 +32,7 @@ lm.widgets.beams = function (place, { model, tokenizer }) {
     let bits = 0;
     const all = ids.slice();
     for (let step = 0; step < STEPS; step++) {
-      const probabilities = lm.softmax(session.logits(all));
+      const probabilities = lm.softmax(lm.withoutEnd(session.logits(all)));
       all.push(lm.argmax(probabilities));
       bits -= Math.log2(probabilities[all.at(-1)]);
     }
@@ -56,9 +55,9 @@ lm.widgets.beams = function (place, { model, tokenizer }) {
     const alone = greedy(ids);
     tree.replaceChildren(branch(root, best));
     const text = (tokens) => tokens.map((id) => lm.shown(tokenizer, id)).join("");
-    said.textContent =
+    controls.say(
       `With ${controls.beams} kept: “${text(best.ids)}”, ${best.bits.toFixed(1)} bits. The most likely token at each ` +
-      `step: “${text(alone.ids)}”, ${alone.bits.toFixed(1)} bits. Fewer bits are a more likely text.`;
+      `step: “${text(alone.ids)}”, ${alone.bits.toFixed(1)} bits. Fewer bits are a more likely text.`);
   }
 
   show();

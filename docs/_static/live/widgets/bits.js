@@ -8,11 +8,13 @@ lm.widgets.bits = function (place, { model, tokenizer }) {
   const whole = model.tensors;
   const rounded = new Map(); // all tensors, by bits
   const buttons = CHOICES.map((bits) => lm.button(`${bits} bits`, () => controls.change({ bits })));
-  const said = place.querySelector(".live-status");
   const next = lm.bars();
+  let full = {}; // the text with weights of 16 bits
   place.append(controls.field("A text"),
     lm.element("div", { class: "live-buttons", role: "group", "aria-label": "Bits of a weight" }, ...buttons),
-    said, lm.element("p", {}, "What it would say next:"), next);
+    place.querySelector(".live-status"), lm.element("p", {}, "What it would say next:"), next,
+    lm.element("p", { class: "live-note" },
+      "Each row of a matrix has a step of its own; with b bits a weight is one of 2^b − 1 multiples of it."));
 
   const isMatrix = ({ shape }) => shape.length === 2;
 
@@ -37,12 +39,14 @@ lm.widgets.bits = function (place, { model, tokenizer }) {
   function show() {
     const ids = controls.ids(64);
     const now = read(ids, controls.bits);
-    const full = controls.bits === 16 ? now : read(ids, 16);
-    const megabytes = Object.values(whole).reduce(
-      (sum, tensor) => sum + (tensor.data.length * (isMatrix(tensor) ? controls.bits : 16)) / 8e6, 0);
+    if (full.key !== String(ids)) full = { ...(controls.bits === 16 ? now : read(ids, 16)), key: String(ids) };
+    const bytes = (tensor) =>
+      controls.bits === 16 || !isMatrix(tensor) ? 2 * tensor.data.length
+        : (tensor.data.length * controls.bits) / 8 + 2 * tensor.shape[0]; // a step for each row
+    const megabytes = Object.values(whole).reduce((sum, tensor) => sum + bytes(tensor), 0) / 1e6;
     buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(CHOICES[i] === controls.bits)));
-    said.textContent = `${megabytes.toFixed(1)} MB of weights.` + (ids.length < 2 ? "" :
-      ` On average, a token of this text has the surprise ${now.cost.toFixed(3)}; with weights of 16 bits ${full.cost.toFixed(3)}.`);
+    controls.say(`${megabytes.toFixed(1)} MB of weights.` + (ids.length < 2 ? "" :
+      ` On average, a token of this text surprises the model by ${now.cost.toFixed(3)} bits; with 16-bit weights by ${full.cost.toFixed(3)}.`));
     lm.replace(next, ...lm.likeliest(tokenizer, now.next, 5));
   }
 

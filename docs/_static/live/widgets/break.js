@@ -3,13 +3,13 @@
 
 lm.widgets.break = function (place, { model, tokenizer }) {
   const PARTS = {
-    noPositions: ["It does not know where tokens stand", "the same words in another order are nearly the same to it."],
-    noScale: ["The scores of attention are not divided by √D", "they are too large, and a head looks at nearly one token alone."],
+    noPositions: ["It does not know where tokens stand", "attention gets no hint of how far apart two tokens are."],
+    noScale: ["The scores of attention are not divided by √D", "they are several times too large, and a head looks at nearly one token alone."],
     noMask: ["Tokens see those that come after them", "a word added at the end changes what it says about the beginning."],
   };
   const any = () => 1 + Math.floor(Math.random() * 1e6);
   const controls = new lm.Controls(place, tokenizer, { text: place.dataset.prompt, hidden: [any(), 1, 1e6, 1] }, show);
-  const said = place.querySelector(".live-status");
+  let tries = 0;
   const costs = lm.element("div");
   const next = lm.bars();
   const guesses = Object.entries(PARTS).map(([name, [label]]) => lm.button(label, () => guess(name)));
@@ -18,9 +18,9 @@ lm.widgets.break = function (place, { model, tokenizer }) {
     lm.element("p", {}, "What it would say next:"), next,
     lm.element("p", {}, "What is broken?"),
     lm.element("div", { class: "live-buttons" }, ...guesses),
-    said,
+    place.querySelector(".live-status"),
     lm.element("div", { class: "live-buttons" }, lm.button("Hide another defect", () => {
-      said.textContent = "";
+      controls.say("");
       controls.change({ hidden: any() });
     })));
 
@@ -48,9 +48,11 @@ lm.widgets.break = function (place, { model, tokenizer }) {
 
   function guess(name) {
     const [label, symptom] = PARTS[name];
-    said.textContent = name === hidden()
+    tries++;
+    controls.say(name === hidden()
       ? `Right. ${label}: ${symptom}`
-      : "No. Add a word at the end: do the numbers before it change? Change the order of words: does it notice?";
+      : `No, that is not it (guess ${tries}). Add a word at the end: do the numbers before it change? ` +
+        "If not: is it a little more surprised than the healthy model, or much more?");
   }
 
   show();

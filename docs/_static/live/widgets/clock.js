@@ -4,20 +4,24 @@
 lm.widgets.clock = function (place) {
   const LABELS = { "qwen2-docs": "Qwen2, rotated", "gpt2-docs": "GPT-2, learnt" };
   const FARTHEST = 128;
+  const unmoved = {}; // what each model did with the text where it stands
   const controls = new lm.Controls(place, lm.shipped("qwen2-docs").tokenizer, { text: place.dataset.prompt, shift: [16, 0, FARTHEST, 1] }, show);
-  const said = place.querySelector(".live-status");
   const rows = lm.element("div");
   place.append(controls.field("A text"),
-    lm.element("div", { class: "live-sliders" }, controls.slider("tokens before the text", "shift")), rows, said);
+    lm.element("div", { class: "live-sliders" }, controls.slider("tokens before the text", "shift")), rows,
+    place.querySelector(".live-status"));
+
+  function run(model, ids, shift) {
+    const weights = [];
+    const watch = (stage, layer, heads) => stage === "attention" && weights.push(...heads);
+    return { logits: model.forward(ids, { shift, watch }), weights, key: String(ids) };
+  }
 
   /* The largest change of any attention weight, and the next token before and after. */
-  function compare({ model, tokenizer }) {
+  function compare(name, { model, tokenizer }) {
     const ids = controls.ids(64);
-    const [still, moved] = [0, controls.shift].map((shift) => {
-      const weights = [];
-      const watch = (stage, layer, heads) => stage === "attention" && weights.push(...heads);
-      return { logits: model.forward(ids, { shift, watch }), weights };
-    });
+    if (unmoved[name]?.key !== String(ids)) unmoved[name] = run(model, ids, 0);
+    const [still, moved] = [unmoved[name], run(model, ids, controls.shift)];
     let largest = 0;
     still.weights.forEach((head, i) =>
       head.forEach((weight, j) => (largest = Math.max(largest, Math.abs(weight - moved.weights[i][j])))),
@@ -27,14 +31,15 @@ lm.widgets.clock = function (place) {
   }
 
   function show() {
-    const found = Object.entries(LABELS).map(([name, label]) => ({ label, ...compare(lm.shipped(name)) }));
+    const found = Object.entries(LABELS).map(([name, label]) => ({ label, ...compare(name, lm.shipped(name)) }));
     rows.replaceChildren(
       lm.element("p", {}, "The largest change of an attention weight, in percentage points:"),
       lm.bars(...found.map(({ label, largest }) => lm.bar(label, largest, `${(100 * largest).toFixed(4)}`))));
-    said.textContent = found
+    const said = found
       .map(({ label, before, after }) =>
         `${label}: the next token is “${after}”${after === before ? ", as before" : `, and was “${before}”`}.`)
       .join(" ");
+    controls.say(said);
   }
 
   show();

@@ -13,10 +13,11 @@ lm.widgets.look = function (place, { model, tokenizer }) {
   const maps = lm.element("div", { class: "live-heads", role: "group", "aria-label": "All heads" });
   const tokens = lm.element("ol", { class: "live-tokens" });
   const silence = lm.button("Silence this head", toggle);
-  const said = place.querySelector(".live-status");
-  place.append(controls.field("A text", { token: -1 }), tokens, said,
+  lm.withArrows(maps, n_head, 1); // a column is a layer
+  lm.withArrows(tokens, 1, 1);
+  place.append(controls.field("A text", { token: -1 }), tokens, place.querySelector(".live-status"),
     lm.element("div", { class: "live-buttons" }, silence),
-    lm.element("p", {}, "Each square is a head, each column of squares a layer. Inside a square a row is a token, and what is coloured is where it looks."), maps);
+    lm.element("p", {}, "Each square is a head, each column of squares a layer. Inside a square a row is a token, and coloured cells show where it looks."), maps);
 
   /* The weights of every layer and head, and the mean surprise, of a text. */
   function run(ids, silent) {
@@ -28,7 +29,8 @@ lm.widgets.look = function (place, { model, tokenizer }) {
     return { weights, bits };
   }
 
-  const silent = () => controls.silent.split(",").filter((name) => /^\d\.\d$/.test(name));
+  const names = Array.from({ length: n_layer * n_head }, (_, i) => `${Math.floor(i / n_head)}.${i % n_head}`);
+  const silent = () => controls.silent.split(",").filter((one) => names.includes(one));
   const name = () => `${controls.layer}.${controls.head}`;
 
   function toggle() {
@@ -46,6 +48,7 @@ lm.widgets.look = function (place, { model, tokenizer }) {
     }
     for (const button of maps.children) {
       button.setAttribute("aria-pressed", String(button.dataset.name === name()));
+      button.tabIndex = button.dataset.name === name() ? 0 : -1;
     }
     const from = controls.token < 0 || controls.token >= ids.length ? ids.length - 1 : controls.token;
     const row = read.now.weights[controls.layer][controls.head].subarray(from * ids.length, (from + 1) * ids.length);
@@ -53,9 +56,9 @@ lm.widgets.look = function (place, { model, tokenizer }) {
     const isSilent = silent().includes(name());
     silence.textContent = isSilent ? "Let it speak again" : "Silence this head";
     const most = lm.argmax(row);
-    said.textContent =
+    controls.say(
       `Layer ${controls.layer}, head ${controls.head}${isSilent ? ", silent" : ""}: “${lm.shown(tokenizer, ids[from])}” ` +
-      `looks mostly at “${lm.shown(tokenizer, ids[most])}” (${lm.percent(row[most], 0)}).` + surprise();
+      `looks mostly at “${lm.shown(tokenizer, ids[most])}” (${lm.percent(row[most], 0)}).` + surprise());
   }
 
   function surprise() {
@@ -67,7 +70,7 @@ lm.widgets.look = function (place, { model, tokenizer }) {
 
   function tokenButton(id, t, weight, chosen) {
     return lm.element("li", {}, lm.element("button", {
-      type: "button", class: "live-looked", style: `--p: ${weight}`, "aria-pressed": String(chosen),
+      type: "button", class: "live-looked", style: `--p: ${weight}`, "aria-pressed": String(chosen), tabindex: chosen ? 0 : -1,
       onclick: () => controls.change({ token: t }),
     }, lm.shown(tokenizer, id), lm.element("small", {}, weight < 0.005 ? "" : lm.percent(weight, 0))));
   }
@@ -80,6 +83,7 @@ lm.widgets.look = function (place, { model, tokenizer }) {
       const pen = map.getContext("2d");
       pen.fillStyle = ink;
       weights.forEach((weight, i) => {
+        if (weight < 0.01) return;
         pen.globalAlpha = weight;
         pen.fillRect(i % T, Math.floor(i / T), 1, 1);
       });

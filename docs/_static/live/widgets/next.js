@@ -13,8 +13,7 @@ lm.widgets.next = function (place, { model, tokenizer }) {
   let writing = false;
   let shown = [];
 
-  const said = place.querySelector(".live-status");
-  const field = controls.field("The beginning of a text");
+  const field = controls.field("The beginning of a text", {}, 0);
   controls.area.addEventListener("input", () => (random = lm.randomFrom(controls.seed)));
   const tokens = lm.tokenRow(tokenizer, []);
   let best = []; // the likeliest tokens
@@ -27,9 +26,9 @@ lm.widgets.next = function (place, { model, tokenizer }) {
     lm.element("div", { class: "live-sliders" },
       controls.slider("temperature (more: bolder)", "temperature"),
       controls.slider("top-k (0: all)", "top_k"), controls.slider("top-p (1: all)", "top_p")),
-    said);
+    place.querySelector(".live-status"));
 
-  const ids = () => controls.ids(model.config.block_size, "last");
+  const ids = () => controls.lastIds(model.config.block_size);
 
   function show() {
     const now = ids();
@@ -54,22 +53,27 @@ lm.widgets.next = function (place, { model, tokenizer }) {
     return controls.temperature === 0 ? lm.argmax(logits) : lm.draw(logits, random());
   }
 
-  /* Put a token behind the text; false where it ends the text. */
+  /* Add a token to the text; false where it ends the text. */
   function say(id) {
     const ends = tokenizer.special.has(id);
-    if (ends) said.textContent = "Here the model ends its text.";
-    else if (!writing) said.textContent = `“${lm.shown(tokenizer, id)}” was added.`;
+    if (ends) controls.say("Here the model ends its text.");
+    else if (!writing) controls.say(`“${lm.shown(tokenizer, id)}” was added.`);
     if (ends) return false;
-    controls.write(tokenizer.decode([id]));
+    controls.write(id);
     return true;
   }
 
-  /* Token after token, each shown before the next; the same button stops it. */
+  /* Token after token; the same button stops it. */
   async function write() {
     writing = !writing;
     many.textContent = writing ? "Stop" : WRITE;
-    said.textContent = "";
-    for (let n = 0; writing && n < MANY && say(drawn()); n++) await lm.pause();
+    controls.say("");
+    let n = 0;
+    while (writing && n < MANY && say(drawn())) {
+      n++;
+      await lm.pause();
+    }
+    if (n === MANY || !writing) controls.say(`${n} tokens were added.`);
     writing = false;
     many.textContent = WRITE;
   }

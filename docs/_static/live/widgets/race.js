@@ -4,7 +4,7 @@
 lm.widgets.race = function (place, { model, tokenizer }) {
   const controls = new lm.Controls(place, tokenizer, { text: place.dataset.prompt, tokens: [40, 10, 120, 10] }, () => {});
   const go = lm.button("Race", run);
-  const said = place.querySelector(".live-status");
+  let running = false;
   const lanes = ["with a cache", "without"].map((name) => {
     const bar = lm.element("progress", { max: 1, value: 0, "aria-label": name });
     return { bar, figures: lm.element("span") };
@@ -14,7 +14,7 @@ lm.widgets.race = function (place, { model, tokenizer }) {
     lm.element("div", { class: "live-buttons" }, go),
     ...lanes.map(({ bar, figures }) => lm.element("p", { class: "live-lane" },
       lm.element("strong", {}, bar.getAttribute("aria-label")), bar, figures)),
-    said);
+    place.querySelector(".live-status"));
 
   /* Multiplications of one pass over T new tokens that see S in all: each weight once a token, and
    * in every head a query and a value for each token that is seen. The head of the model, a row for
@@ -30,20 +30,22 @@ lm.widgets.race = function (place, { model, tokenizer }) {
 
   /* Each lane has a clock of its own; the one that is behind goes on. */
   async function run() {
-    go.disabled = true;
-    said.textContent = "";
+    running = !running;
+    go.textContent = running ? "Stop" : "Race";
+    if (!running) return;
+    controls.say("");
     const count = controls.tokens;
     const start = controls.ids(model.config.block_size - count);
     for (const lane of lanes) Object.assign(lane, { ids: start.slice(), seconds: 0, products: 0 });
     const [cached, whole] = lanes;
     const session = new lm.Session(model);
     const left = (lane) => lane.ids.length < start.length + count;
-    while (left(cached) || left(whole)) {
+    while (running && (left(cached) || left(whole))) {
       const lane = left(cached) && (!left(whole) || cached.seconds <= whole.seconds) ? cached : whole;
       const read = lane === cached && lane.products ? 1 : lane.ids.length;
       const before = performance.now();
       const logits = lane === cached ? session.logits(lane.ids) : model.forward(lane.ids);
-      lane.ids.push(lm.argmax(logits));
+      lane.ids.push(lm.argmax(lm.withoutEnd(logits)));
       lane.seconds += (performance.now() - before) / 1e3;
       lane.products += multiplications(read, lane.ids.length - 1);
       const done = lane.ids.length - start.length;
@@ -52,11 +54,12 @@ lm.widgets.race = function (place, { model, tokenizer }) {
         `${done} tokens, ${lane.seconds.toFixed(2)} s, ${(lane.products / 1e6).toFixed(0)} million multiplications`;
       await lm.pause();
     }
-    said.textContent =
+    if (!running) return;
+    run(); // the button begins the next race
+    controls.say(
       `Without the cache: ${(whole.products / cached.products).toFixed(1)} times the multiplications, ` +
       `${(whole.seconds / cached.seconds).toFixed(1)} times as long, ` +
       `${String(cached.ids) === String(whole.ids) ? "the same" : "different"} tokens. ` +
-      `With it, ${(count / cached.seconds).toFixed(0)} tokens a second.`;
-    go.disabled = false;
+      `With it, ${(count / cached.seconds).toFixed(0)} tokens a second.`);
   }
 };

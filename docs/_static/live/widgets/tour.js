@@ -4,19 +4,19 @@
 lm.widgets.tour = function (place, { model, tokenizer }) {
   const { n_layer, n_head, n_embd, vocab_size } = model.config;
   const controls = new lm.Controls(place, tokenizer, { text: place.dataset.prompt, stage: [0, 0, 2 * n_layer + 3, 1] }, show);
-  const title = place.querySelector(".live-status");
   const body = lm.element("div");
-  const move = (by) => () => controls.change({ stage: controls.stage + by });
+  const move = (by) => () => controls.change({ stage: Math.min(Math.max(0, controls.stage + by), STAGES.length - 1) });
   const [back, on] = [lm.button("Back", move(-1)), lm.button("Next step", move(1))];
   const end = lm.button("To the end", () => controls.change({ stage: STAGES.length - 1 }));
-  place.append(controls.field("The beginning of a text", { stage: 0 }), lm.element("div", { class: "live-buttons" }, back, on, end), title, body);
+  place.append(controls.field("The beginning of a text", { stage: 0 }), lm.element("div", { class: "live-buttons" }, back, on, end),
+    place.querySelector(".live-status"), body);
   let seen = {};
 
   /* What the model computes for this text: the vector of the last token at every stage, and where
    * each head looked from there. */
   function run() {
     if (seen.text === controls.text) return;
-    const ids = controls.ids(64, "last");
+    const ids = controls.lastIds(64);
     seen = { text: controls.text, ids, attended: [], behind: [], heads: [] };
     seen.logits = model.forward(ids, {
       watch: (stage, layer, value) => {
@@ -56,7 +56,7 @@ lm.widgets.tour = function (place, { model, tokenizer }) {
     const strongest = lm.argmax(seen.heads[layer].map((weights, h) => weights[most[h]]));
     return [
       p(`Each of the ${n_head} heads of this block looks back from “${last()}”, and adds what it finds to the vector. ` +
-        `The most decided of them looks here:`),
+        `The most decisive one looks here:`),
       lm.element("ol", { class: "live-tokens" }, ...ids.map((id, t) => {
         const weight = seen.heads[layer][strongest][t];
         return lm.element("li", { class: "live-looked", style: `--p: ${weight}` },
@@ -78,7 +78,7 @@ lm.widgets.tour = function (place, { model, tokenizer }) {
 
   function scores() {
     return [
-      p(`The last vector is multiplied with each of the ${vocab_size} rows of the table, number by number, and added up. Softmax turns these scores into probabilities:`),
+      p(`The last vector is brought to a standard length, and multiplied with each of the ${vocab_size} rows of the table: number by number, and added up. Softmax turns these scores into probabilities:`),
       lens(seen.behind.at(-1), 8),
     ];
   }
@@ -87,7 +87,8 @@ lm.widgets.tour = function (place, { model, tokenizer }) {
     const id = lm.argmax(seen.logits);
     const ends = tokenizer.special.has(id);
     const write = () => {
-      controls.write(tokenizer.decode([id]), { stage: 0 });
+      controls.write(id, { stage: 0 });
+      controls.area.focus();
     };
     return [
       p(`The likeliest is “${lm.shown(tokenizer, id)}”. ` + (ends ? "It ends the text." : "Added to the text, it is the next one to follow.")),
@@ -109,10 +110,11 @@ lm.widgets.tour = function (place, { model, tokenizer }) {
   function show() {
     run();
     const [name, content] = STAGES[controls.stage];
-    title.textContent = `Step ${controls.stage + 1} of ${STAGES.length}. ${name}`;
+    controls.say(`Step ${controls.stage + 1} of ${STAGES.length}. ${name}`);
     body.replaceChildren(...content());
-    back.disabled = controls.stage === 0;
-    on.disabled = end.disabled = controls.stage === STAGES.length - 1;
+    // not disabled, which would lose the keyboard's place
+    back.setAttribute("aria-disabled", String(controls.stage === 0));
+    for (const button of [on, end]) button.setAttribute("aria-disabled", String(controls.stage === STAGES.length - 1));
   }
 
   show();
