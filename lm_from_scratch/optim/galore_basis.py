@@ -18,7 +18,7 @@ from torch import Tensor
 PROJECTION_TYPES = ("std", "reverse_std", "left", "right", "full", "random")
 BASES = ("svd", "gram", "subspace")
 #: Of subspace iteration: the share of a gradient's energy at which it ends, and its end without it.
-ENOUGH, MOST_ROUNDS = 0.999, 3
+ENOUGH, MOST_ROUNDS = 0.999, 2
 Matmul = Callable[[Tensor, Tensor], Tensor]
 Bases = tuple[Tensor | None, Tensor | None]  # left (m, r) and right (n, r); not every one is there
 
