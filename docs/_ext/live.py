@@ -126,9 +126,9 @@ def without(text: str) -> str:
 def cells_without(notebook: dict[str, Any]) -> dict[str, Any]:
     """A notebook without widgets."""
     for cell in notebook["cells"]:
-        if cell["cell_type"] == "markdown":
-            whole = without("".join(cell["source"]))
-            cell["source"] = whole if isinstance(cell["source"], str) else whole.splitlines(True)
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown" and without(text) != text:
+            cell["source"] = [without(text)]
     return notebook
 
 
