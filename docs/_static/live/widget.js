@@ -48,30 +48,29 @@ lm.Controls = class {
     return Number((least + Math.round((number - least) / step) * step).toFixed(2));
   }
 
-  /* Draw with the next picture of the browser, or when nothing has changed for `wait` milliseconds. */
+  /* Draw in a moment, 30 times a second at most, or when nothing has changed for `wait` milliseconds. */
   change(news, wait = 0) {
     Object.assign(this, news);
     clearTimeout(this.waiting);
     if (wait) this.waiting = setTimeout(() => this.change({}), wait);
-    else {
-      this.drawing ??= requestAnimationFrame(() => {
-        this.drawing = undefined;
-        this.show();
-      });
-    }
+    else this.drawing ??= setTimeout(() => requestAnimationFrame(() => this.draw()), 20);
     clearTimeout(this.keeping); // browsers allow a few changes of the address a second
     this.keeping = setTimeout(() => this.keep(), 300);
+  }
+
+  draw() {
+    this.drawing = undefined;
+    if (this.area.value !== this.text) this.area.value = this.text;
+    this.show();
   }
 
   /* Add a token to the text. One that is a part of a character waits for the rest of it. */
   write(id, news = {}) {
     this.pending.push(id);
     const more = this.tokenizer.decode(this.pending);
-    if (!more.endsWith("\ufffd") || this.pending.length === 4) {
-      this.area.value = this.text + more;
-      this.pending = [];
-    }
-    this.change({ ...news, text: this.area.value });
+    const whole = !more.endsWith("\ufffd") || this.pending.length === 4;
+    if (whole) this.pending = [];
+    this.change({ ...news, text: whole ? this.text + more : this.text });
   }
 
   /* Say something: at once to the eye, and to the ear when it has not changed for a moment. */
