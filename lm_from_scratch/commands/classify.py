@@ -3,8 +3,6 @@
 import argparse
 import sys
 from collections.abc import Iterable, Iterator
-from itertools import chain
-from pathlib import Path
 
 import torch
 from tqdm import tqdm
@@ -13,7 +11,7 @@ from lm_from_scratch.checkpoint.folders import local_folder
 from lm_from_scratch.checkpoint.published import labels, published_of
 from lm_from_scratch.checkpoint.weights import classifier_from_pretrained
 from lm_from_scratch.commands.generate import check_together, tokenizer_of
-from lm_from_scratch.commands.options import device_named, not_empty
+from lm_from_scratch.commands.options import device_named, lines_of, not_empty
 from lm_from_scratch.commands.speed import MANY, add_layout_options, in_dtype, make_fast, note
 from lm_from_scratch.models.heads import SequenceClassifier
 from lm_from_scratch.models.modes import evaluating
@@ -43,20 +41,6 @@ def run(args: argparse.Namespace) -> int:
         print("" if logits is None else line_of(logits, names, problem), flush=True)
     note(layout)
     return 0
-
-
-def lines_of(file: str) -> Iterator[str]:
-    """The lines of a file; of ``-``, what is typed or piped. Raises ``ValueError`` for bytes that
-    are no text."""
-    try:
-        if file == "-":
-            first = sys.stdin.readline().removeprefix("\ufeff")  # which some programs put first
-            yield from (line.rstrip("\n") for line in chain([first], sys.stdin) if line)
-            return
-        with open(Path(file), encoding="utf-8-sig") as lines:
-            yield from (line.rstrip("\n") for line in lines)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not UTF-8 text: {error}") from error
 
 
 def answers(

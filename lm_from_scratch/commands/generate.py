@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from lm_from_scratch.cache.paged import BlockPool
 from lm_from_scratch.checkpoint.folders import local_folder
 from lm_from_scratch.checkpoint.published import end_tokens
 from lm_from_scratch.checkpoint.state import checkpoints
@@ -18,6 +19,7 @@ from lm_from_scratch.commands.options import (
     add_fields,
     device_named,
     given,
+    lines_of,
     not_empty,
     option,
     positive,
@@ -25,6 +27,7 @@ from lm_from_scratch.commands.options import (
 )
 from lm_from_scratch.commands.speed import MANY, add_layout_options, in_dtype, make_fast, note
 from lm_from_scratch.generation.beam_search import beam_search
+from lm_from_scratch.generation.engine import Engine, Request, computed_dtype
 from lm_from_scratch.generation.generate import complete, generate, until
 from lm_from_scratch.generation.logit_processors import no_repeat_ngram
 from lm_from_scratch.generation.sampling import Sampler
@@ -38,7 +41,9 @@ def run(args: argparse.Namespace) -> int:
     refuse_beside(args)
     folder = local_folder(args.model)
     model = from_pretrained(folder).to(device_named(args.device))
-    rows = min(max(args.num_beams or args.num_return_sequences, 1), MANY)  # checked later
+    texts = list(lines_of(args.prompts)) if args.prompts else []
+    rows = len(texts) or args.num_beams or args.num_return_sequences
+    rows = min(max(rows, 1), MANY)  # checked later
     in_dtype(model, args.dtype, rows)
     if args.kernels:
         use_kernels(model)
@@ -48,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
     layout = make_fast(model, args, rows)
     if args.chat:
         chat(speaker, args)
+    elif args.prompts:
+        answer_all(speaker, texts, args)
     else:
         answer(speaker, args)
     note(layout)
@@ -58,13 +65,17 @@ def refuse_beside(args: argparse.Namespace) -> None:
     """Refuse options that mean nothing together."""
     if args.num_beams and args.stop:
         raise ValueError(f"--stop {args.stop[0]!r} is not for --num-beams, which ranks whole texts")
-    if args.chat and sys.stdin is None:
-        raise ValueError("--chat: the input is closed")
+    for name, reads in (("--chat", args.chat), ("--prompts -", args.prompts == "-")):
+        if reads and sys.stdin is None:
+            raise ValueError(f"{name}: the input is closed")
     if args.system and not args.chat:
         raise ValueError(f"--system {args.system!r} is for --chat")
     for name, off in (("prompt", ""), ("num_beams", 0), ("num_return_sequences", 1)):
-        if args.chat and getattr(args, name) != off:
-            raise ValueError(f"{option(name)} {getattr(args, name)} is not for --chat")
+        for other in ("chat", "prompts"):
+            if getattr(args, other) and getattr(args, name) != off:
+                raise ValueError(f"{option(name)} {getattr(args, name)} is not for {option(other)}")
+    if args.chat and args.prompts:
+        raise ValueError(f"--prompts {args.prompts} is not for --chat")
 
 
 def beginning(text: str, tokenizer: Tokenizer, start: str) -> list[int]:
@@ -103,6 +114,15 @@ class Speaker:
         words = (token for token in tokens if token is not None and token not in self.ends)
         return until(self.tokenizer.stream(words), self.stop)
 
+    def request(self, text: str, args: argparse.Namespace) -> Request:
+        """A text to go on from, for an engine."""
+        prompt = beginning(text, self.tokenizer, args.start)
+        room = self.model.config.block_size - len(prompt) + 1
+        return Request(
+            prompt=prompt, max_new_tokens=args.max_new_tokens or max(1, min(100, room)),
+            sampler=self.sampler, stop_tokens=self.ends, processors=self.rules, seed=args.seed,
+        )  # fmt: skip
+
     def text(self, tokens: Sequence[int]) -> str:
         """The text of finished tokens, without those that end it."""
         return self.tokenizer.decode([token for token in tokens if token not in self.ends])
@@ -133,6 +153,40 @@ def answer(speaker: Speaker, args: argparse.Namespace) -> None:
     for number, row in enumerate(complete(steps), start=1):
         text = "".join(until([speaker.text(row)], args.stop))
         print(f"--- {number}\n{args.prompt}{text}")
+
+
+def answer_all(speaker: Speaker, texts: list[str], args: argparse.Namespace) -> None:
+    """Print what the model says after each of the texts, in their order. An engine writes up to
+    ``MANY`` of them together; each says what it would say alone."""
+    if not texts:
+        raise ValueError(f"{args.prompts} has no line")
+    requests = [speaker.request(text, args) for text in texts]
+    engine = engine_for(speaker.model, requests)
+    for line, request in enumerate(requests, start=1):
+        try:
+            engine.submit(request)
+        except ValueError as error:
+            raise ValueError(f"{args.prompts}, line {line}: {error}") from None
+    printed = 0
+    for _ in engine.run():
+        while printed in engine.results or printed in engine.errors:
+            if printed in engine.errors:
+                raise engine.errors[printed]
+            said = "".join(until([speaker.text(engine.results[printed])], args.stop))
+            print(f"--- {printed + 1}\n{texts[printed]}{said}", flush=True)
+            printed += 1
+
+
+def engine_for(model: CausalLM, requests: Sequence[Request]) -> Engine:
+    """An engine with a pool for as many requests as it runs at a time, the longest ones."""
+    config, size = model.config, 16
+    lengths = sorted(len(one.prompt) + one.max_new_tokens for one in requests)[-MANY:]
+    pool = BlockPool(
+        config.n_layer, getattr(config, "n_kv_head", config.n_head), config.head_dim,
+        sum(-(-length // size) for length in lengths), size, computed_dtype(model),
+        model.head_weight.device,
+    )  # fmt: skip
+    return Engine(model, pool, max_batch=len(lengths))
 
 
 def say(pieces: Iterable[str], said: list[str] | None = None) -> None:
@@ -218,6 +272,7 @@ EXAMPLES = """examples
   python -m lm_from_scratch generate --model qwen2-docs --prompt "class Stack:"
   python -m lm_from_scratch generate --prompt "The" --num-beams 4 --no-repeat-ngram 3
   python -m lm_from_scratch generate --prompt "The" --stop $'\\n\\n' "Note:"
+  python -m lm_from_scratch generate --prompts beginnings.txt --max-new-tokens 40
   python -m lm_from_scratch generate --model path/or/hub-name --prompt "Hello" --top-p 0.9
   python -m lm_from_scratch generate --model path/or/hub-name --chat --system "Answer in verse."
 
@@ -248,6 +303,12 @@ def add_options(p: argparse.ArgumentParser) -> None:
         "or a folder, or a name on the hub",
     )
     p.add_argument("--prompt", default="", help="text to continue; default: a new document")
+    p.add_argument(
+        "--prompts",
+        type=not_empty,
+        metavar="FILE",
+        help="many texts to continue, one a line, together; - reads them from the input",
+    )
     p.add_argument(
         "--start",
         choices=["rule", "end", "nothing"],

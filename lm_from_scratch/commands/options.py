@@ -4,8 +4,10 @@ import argparse
 import inspect
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -107,3 +109,17 @@ def new_folder(out: str, source: str | Path | None = None) -> Path:
     if out in shipped():
         raise ValueError(f"--out {out}: a model of the package has that name; give another")
     return Path(out)
+
+
+def lines_of(file: str) -> Iterator[str]:
+    """The lines of a file; of ``-``, what is typed or piped. Raises ``ValueError`` for bytes that
+    are no text."""
+    try:
+        if file == "-":
+            first = sys.stdin.readline().removeprefix("\ufeff")  # which some programs put first
+            yield from (line.rstrip("\n") for line in chain([first], sys.stdin) if line)
+            return
+        with open(Path(file), encoding="utf-8-sig") as lines:
+            yield from (line.rstrip("\n") for line in lines)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 text: {error}") from error

@@ -1,5 +1,6 @@
 """generate: where a text begins and ends, and talking to a model."""
 
+import contextlib
 import io
 import json
 import shutil
@@ -108,6 +109,9 @@ def test_P3_the_tokenizer_says_what_stands_in_front(folder, capsys, monkeypatch)
     [
         (["--chat", "--prompt", "Hello"], "--prompt Hello is not for --chat"),
         (["--chat", "--num-beams", "2"], "--num-beams 2 is not for --chat"),
+        (["--prompts", "a.txt", "--num-beams", "2"], "--num-beams 2 is not for --prompts"),
+        (["--prompts", "a.txt", "--prompt", "Hello"], "--prompt Hello is not for --prompts"),
+        (["--prompts", "a.txt", "--chat"], "--prompts a.txt is not for --chat"),
         (["--system", "Be brief."], "--system 'Be brief.' is for --chat"),
     ],
 )
@@ -206,3 +210,63 @@ def test_P8_a_chat_uses_the_template_of_the_folder(folder, monkeypatch, capsys) 
     monkeypatch.setattr("sys.stdin", io.StringIO("Return the\n"))
     assert main(CHAT) == 2  # the shipped model has none
     assert capsys.readouterr().err.count("\n") == 1
+
+
+# ----------------------------------------------------------------------------- many prompts
+
+PROMPTS = ["Return the number of", "The", "", "json.dumps(obj)", "If the file does not exist, an"]
+
+
+def alone(prompt: str, *more: str) -> str:
+    """What the command says after one prompt."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert main(["generate", "--prompt", prompt, "--max-new-tokens", "12", *more]) == 0
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "more", [["--temperature", "0"], ["--seed", "5"], ["--stop", "e"], ["--no-repeat-ngram", "2"]]
+)
+def test_many_prompts_say_what_each_says_alone(more, tmp_path, capsys) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
+    words = ["generate", "--prompts", str(file), "--max-new-tokens", "12", "--layout", "off"]
+    assert main([*words, *more]) == 0
+    want = [alone(prompt, "--layout", "off", *more) for prompt in PROMPTS]
+    assert capsys.readouterr().out == "".join(
+        f"--- {number}\n{said}" for number, said in enumerate(want, start=1)
+    )
+
+
+def test_many_prompts_from_the_input_and_by_default_laid_out(monkeypatch, capsys) -> None:
+    seen = []
+    monkeypatch.setattr(
+        command, "make_fast", lambda model, args, rows: seen.append((args.layout, rows)) or ""
+    )
+    monkeypatch.setattr("sys.stdin", io.StringIO("\ufeffThe\nReturn"))
+    assert main(["generate", "--prompts", "-", "--temperature", "0", "--max-new-tokens", "3"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("--- 1\nThe") and "\n--- 2\nReturn" in out
+    assert seen == [("measured", 2)]
+
+
+def test_more_prompts_than_run_at_a_time(monkeypatch, tmp_path, capsys) -> None:
+    monkeypatch.setattr(command, "MANY", 2)
+    file = tmp_path / "prompts.txt"
+    file.write_text("The\n" * 5 + "Return the number of the items in\n")
+    words = ["generate", "--prompts", str(file), "--temperature", "0", "--layout", "off"]
+    assert main([*words, "--max-new-tokens", "4"]) == 0
+    assert capsys.readouterr().out.count("--- ") == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("", "has no line"), ("The\n" + "word " * 400 + "\n", "line 2: ")],
+)
+def test_prompts_that_cannot_be_continued_are_one_line(text, message, tmp_path, capsys) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text(text)
+    assert main(["generate", "--prompts", str(file), "--layout", "off"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1 and message in captured.err
