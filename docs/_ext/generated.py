@@ -48,8 +48,8 @@ def texts(docs: Path) -> dict[Path, str | bytes]:
 
 def javascript_lines() -> int:
     """Lines of the model in JavaScript: of its files beside the loader and the widgets."""
-    names = ("tensor", "tokenizer", "attention", "gpt2", "qwen2", "sampling", "generate")
-    return sum(len((live.LIVE / f"{name}.js").read_text().splitlines()) for name in names)
+    files = [path for path in live.LIVE.glob("*.js") if path.stem not in ("loader", "widget")]
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
 
 
 def write(app: Any) -> None:

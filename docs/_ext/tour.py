@@ -17,7 +17,7 @@ def numbers() -> dict[str, Any]:
     ids = tokenizer.start(live.PROMPT)
     pieces = ["⊢", *tokenizer.pieces(ids[1:])]
     states = stages(model, ids)
-    look = live_pictures.look(MODEL, live.PROMPT)[1]
+    look = live_pictures.picture("look", MODEL, live.PROMPT)[1]
     most = max(look, key=lambda row: row[1])
     config = model.config
     return {
@@ -28,7 +28,7 @@ def numbers() -> dict[str, Any]:
         "tokens": row_of(zip(pieces, ids, strict=True)),
         "strips": strips(states),
         "look": look, "lens": live_pictures.lens(MODEL, live.PROMPT),
-        "likeliest": live_pictures.likeliest(MODEL, live.PROMPT)[1],
+        "likeliest": live_pictures.picture("next", MODEL, live.PROMPT)[1],
         "said": said(model, tokenizer, ids), "bars": bars,
     }  # fmt: skip
 

@@ -10,6 +10,12 @@ lm.KVCache = class {
     this.layers = Array.from({ length: layers }, () => ({ k: buffer(), v: buffer() }));
   }
 
+  /* Raises an error where `count` more tokens find no place. */
+  check(count) {
+    const length = this.length + count;
+    if (length > this.room) throw new Error(`the sequence has ${length} tokens, but block_size=${this.room}`);
+  }
+
   /* Put new k and v (T, Hkv * D) after the old ones; all so far, (S, Hkv * D). */
   update(layer, k, v) {
     const held = this.layers[layer];

@@ -35,12 +35,9 @@ lm.GPT2LMHeadModel = class {
   /* The logits (V) of the last of the new tokens `ids` (T), or of all, (T, V), after those in the
    * `cache`. `watch` is told of every stage. */
   forward(ids, { cache = this.cache(), all = false, shift = 0, watch = () => {} } = {}) {
-    const { n_layer, block_size } = this.config;
-    if (cache.length + ids.length > block_size) {
-      throw new Error(`the sequence has ${cache.length + ids.length} tokens, but block_size=${block_size}`);
-    }
+    const { n_layer } = this.config;
+    cache.check(ids.length);
     let x = lm.embedding(ids, this.tensors["wte.weight"]); // (T, C)
-    watch("tokens", -1, x);
     if (!this.broken.noPositions) {
       const positions = ids.map((_, t) => cache.length + t + shift);
       x = lm.add(x, lm.embedding(positions, this.tensors["wpe.weight"]));

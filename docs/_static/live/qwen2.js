@@ -33,12 +33,9 @@ lm.Qwen2ForCausalLM = class {
 
   /* As that of GPT-2. */
   forward(ids, { cache = this.cache(), all = false, shift = 0, watch = () => {} } = {}) {
-    const { n_layer, block_size } = this.config;
-    if (cache.length + ids.length > block_size) {
-      throw new Error(`the sequence has ${cache.length + ids.length} tokens, but block_size=${block_size}`);
-    }
+    const { n_layer } = this.config;
+    cache.check(ids.length);
     let x = lm.embedding(ids, this.headWeight); // (T, C)
-    watch("tokens", -1, x);
     watch("x", -1, x);
     const positions = ids.map((_, t) => cache.length + t + shift);
     for (let layer = 0; layer < n_layer; layer++) {

@@ -146,6 +146,22 @@ lm.element = function (name, attributes = {}, ...children) {
 
 lm.button = (label, onclick) => lm.element("button", { type: "button", onclick }, label);
 
+/* A button that begins work and, as long as it goes on, ends it: `work` asks whether it may. */
+lm.workButton = function (label, work) {
+  let on = false;
+  const set = (now) => {
+    on = now;
+    button.textContent = on ? "Stop" : label;
+  };
+  const button = lm.button(label, async () => {
+    set(!on);
+    if (!on) return;
+    await work(() => on);
+    set(false);
+  });
+  return button;
+};
+
 /* A group of buttons is one stop for the tabulator; arrows lead on inside, by so many to the right
  * and down. */
 lm.withArrows = function (group, right, down) {
@@ -205,10 +221,9 @@ lm.bar = function (label, share, number, click) {
 lm.bars = (...items) => lm.element("ol", { class: "live-bars" }, ...items);
 
 /* The `count` likeliest tokens, as bars. */
-lm.likeliest = function (tokenizer, probabilities, count, click) {
-  return lm.best(probabilities, count).map((id) =>
-    lm.bar(lm.shown(tokenizer, id), probabilities[id], lm.percent(probabilities[id]), click && (() => click(id))));
-};
+lm.likeliest = (tokenizer, probabilities, count) =>
+  lm.best(probabilities, count).map((id) =>
+    lm.bar(lm.shown(tokenizer, id), probabilities[id], lm.percent(probabilities[id])));
 
 /* Let the browser do what it must. (A timer would wait for four milliseconds, as long as a token takes.) */
 lm.pause = () =>

@@ -9,34 +9,22 @@ lm.widgets.beams = function (place, { model, tokenizer }) {
     lm.element("div", { class: "live-sliders" }, controls.slider("beginnings kept", "beams")), place.querySelector(".live-status"), tree);
 
   /* A node of the tree is a token after its parent: `bits` is the surprise of all so far. */
-  function search(ids) {
+  function search(ids, count) {
     const session = new lm.Session(model);
     const root = { bits: 0, ids: [], children: [] };
     let beams = [root];
     for (let step = 0; step < STEPS; step++) {
       const candidates = beams.flatMap((beam) => {
         const probabilities = lm.softmax(lm.withoutEnd(session.logits([...ids, ...beam.ids])));
-        return lm.best(probabilities, controls.beams).map((id) => ({
+        return lm.best(probabilities, count).map((id) => ({
           id, parent: beam, ids: [...beam.ids, id], children: [],
           bits: beam.bits - Math.log2(probabilities[id]),
         }));
       });
-      beams = candidates.sort((a, b) => a.bits - b.bits).slice(0, controls.beams);
+      beams = candidates.sort((a, b) => a.bits - b.bits).slice(0, count);
       for (const beam of beams) beam.parent.children.push(beam);
     }
     return { root, best: beams[0] };
-  }
-
-  function greedy(ids) {
-    const session = new lm.Session(model);
-    let bits = 0;
-    const all = ids.slice();
-    for (let step = 0; step < STEPS; step++) {
-      const probabilities = lm.softmax(lm.withoutEnd(session.logits(all)));
-      all.push(lm.argmax(probabilities));
-      bits -= Math.log2(probabilities[all.at(-1)]);
-    }
-    return { ids: all.slice(ids.length), bits };
   }
 
   function branch({ children }, best) {
@@ -51,8 +39,8 @@ lm.widgets.beams = function (place, { model, tokenizer }) {
 
   function show() {
     const ids = controls.ids(128);
-    const { root, best } = search(ids);
-    const alone = greedy(ids);
+    const { root, best } = search(ids, controls.beams);
+    const alone = search(ids, 1).best;
     tree.replaceChildren(branch(root, best));
     const text = (tokens) => tokens.map((id) => lm.shown(tokenizer, id)).join("");
     controls.say(

@@ -7,10 +7,8 @@ lm.widgets.next = function (place, { model, tokenizer }) {
     top_p: [1, 0.05, 1, 0.05], seed: [0, 0, 2 ** 32, 1],
   }, show);
   const MANY = 60;
-  const WRITE = `Write ${MANY} tokens`;
   const session = new lm.Session(model);
   let random = lm.randomFrom(controls.seed);
-  let writing = false;
   let shown = [];
 
   const field = controls.field("The beginning of a text", {}, 0);
@@ -18,7 +16,7 @@ lm.widgets.next = function (place, { model, tokenizer }) {
   const tokens = lm.tokenRow(tokenizer, []);
   let best = []; // the likeliest tokens
   const rows = Array.from({ length: 10 }, (_, i) => lm.bar("", 0, "", () => say(best[i])));
-  const many = lm.button(WRITE, write);
+  const many = lm.workButton(`Write ${MANY} tokens`, write);
   place.append(field, tokens,
     lm.element("div", { class: "live-buttons" }, many, lm.button("Add one token", () => say(drawn()))),
     lm.element("p", {}, "The most likely next tokens; choose one to add it:"),
@@ -53,29 +51,25 @@ lm.widgets.next = function (place, { model, tokenizer }) {
     return controls.temperature === 0 ? lm.argmax(logits) : lm.draw(logits, random());
   }
 
-  /* Add a token to the text; false where it ends the text. */
-  function say(id) {
-    const ends = tokenizer.special.has(id);
-    if (ends) controls.say("Here the model ends its text.");
-    else if (!writing) controls.say(`“${lm.shown(tokenizer, id)}” was added.`);
-    if (ends) return false;
+  /* Add a token to the text, and say so; false where it ends the text. */
+  function say(id, aloud = true) {
+    if (tokenizer.special.has(id)) {
+      controls.say("Here the model ends its text.");
+      return false;
+    }
+    if (aloud) controls.say(`“${lm.shown(tokenizer, id)}” was added.`);
     controls.write(id);
     return true;
   }
 
-  /* Token after token; the same button stops it. */
-  async function write() {
-    writing = !writing;
-    many.textContent = writing ? "Stop" : WRITE;
+  async function write(on) {
     controls.say("");
     let n = 0;
-    while (writing && n < MANY && say(drawn())) {
+    while (on() && n < MANY && say(drawn(), false)) {
       n++;
       await lm.pause();
     }
-    if (n === MANY || !writing) controls.say(`${n} tokens were added.`);
-    writing = false;
-    many.textContent = WRITE;
+    if (n === MANY || !on()) controls.say(`${n} tokens were added.`);
   }
 
   show();

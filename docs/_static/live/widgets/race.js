@@ -3,8 +3,7 @@
 
 lm.widgets.race = function (place, { model, tokenizer }) {
   const controls = new lm.Controls(place, tokenizer, { text: place.dataset.prompt, tokens: [40, 10, 120, 10] }, () => {});
-  const go = lm.button("Race", run);
-  let running = false;
+  const go = lm.workButton("Race", run);
   const lanes = ["with a cache", "without"].map((name) => {
     const bar = lm.element("progress", { max: 1, value: 0, "aria-label": name });
     return { bar, figures: lm.element("span") };
@@ -19,20 +18,19 @@ lm.widgets.race = function (place, { model, tokenizer }) {
   /* Multiplications of one pass over T new tokens that see S in all: each weight once a token, and
    * in every head a query and a value for each token that is seen. The head of the model, a row for
    * each token of the vocabulary, is for the last one alone. */
+  const tables = [model.headWeight, model.tensors["wpe.weight"]];
+  const inBlocks = Object.values(model.tensors)
+    .filter((tensor) => tensor.shape.length === 2 && !tables.includes(tensor))
+    .reduce((sum, { data }) => sum + data.length, 0);
+
   function multiplications(T, S) {
-    const { n_layer, n_head, head_dim, vocab_size } = model.config;
-    const matrices = Object.values(model.tensors).filter(({ shape }) => shape.length === 2);
-    const size = (some) => some.reduce((sum, { shape }) => sum + shape[0] * shape[1], 0);
-    const inBlocks = matrices.filter((matrix) => matrix !== model.headWeight && matrix !== model.tensors["wpe.weight"]);
+    const { n_layer, n_head, head_dim } = model.config;
     const seen = (T * (2 * S - T + 1)) / 2;
-    return T * size(inBlocks) + vocab_size * model.headWeight.shape[1] + n_layer * n_head * 2 * seen * head_dim;
+    return T * inBlocks + model.headWeight.data.length + n_layer * n_head * 2 * seen * head_dim;
   }
 
   /* Each lane has a clock of its own; the one that is behind goes on. */
-  async function run() {
-    running = !running;
-    go.textContent = running ? "Stop" : "Race";
-    if (!running) return;
+  async function run(on) {
     controls.say("");
     const count = controls.tokens;
     const start = controls.ids(model.config.block_size - count);
@@ -40,7 +38,7 @@ lm.widgets.race = function (place, { model, tokenizer }) {
     const [cached, whole] = lanes;
     const session = new lm.Session(model);
     const left = (lane) => lane.ids.length < start.length + count;
-    while (running && (left(cached) || left(whole))) {
+    while (on() && (left(cached) || left(whole))) {
       const lane = left(cached) && (!left(whole) || cached.seconds <= whole.seconds) ? cached : whole;
       const read = lane === cached && lane.products ? 1 : lane.ids.length;
       const before = performance.now();
@@ -54,8 +52,7 @@ lm.widgets.race = function (place, { model, tokenizer }) {
         `${done} tokens, ${lane.seconds.toFixed(2)} s, ${(lane.products / 1e6).toFixed(0)} million multiplications`;
       await lm.pause();
     }
-    if (!running) return;
-    run(); // the button begins the next race
+    if (!on()) return;
     controls.say(
       `Without the cache: ${(whole.products / cached.products).toFixed(1)} times the multiplications, ` +
       `${(whole.seconds / cached.seconds).toFixed(1)} times as long, ` +

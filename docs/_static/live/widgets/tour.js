@@ -15,9 +15,9 @@ lm.widgets.tour = function (place, { model, tokenizer }) {
   /* What the model computes for this text: the vector of the last token at every stage, and where
    * each head looked from there. */
   function run() {
-    if (seen.text === controls.text) return;
     const ids = controls.lastIds(64);
-    seen = { text: controls.text, ids, attended: [], behind: [], heads: [] };
+    if (String(seen.ids) === String(ids)) return;
+    seen = { ids, attended: [], behind: [], heads: [] };
     seen.logits = model.forward(ids, {
       watch: (stage, layer, value) => {
         if (stage === "x" && layer < 0) seen.embedded = value.slice(-n_embd);
