@@ -1,12 +1,15 @@
 """The gallery: which pages there are, in which order, and how they run.
 
 `conf.py`, `notebooks.py` and the tests read the same settings from here, so a notebook checked by a
-test is the notebook that the site offers. A page is called "CHAPTER/NAME", as "1_gpt2/2_gpt2".
+test is the notebook that the site offers. A page is called "CHAPTER/NAME", as "1_gpt2/2_gpt2": the
+number is that of a lesson. A letter after it, as in "2a_gpt2_in_depth", makes an in-depth page of
+the lesson with this number.
 """
 
 import gc
 import os
 import random
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -24,8 +27,10 @@ def chapters() -> list[Path]:
     return sorted((h.parent for h in TUTORIALS.glob("[0-9]*/GALLERY_HEADER.rst")), key=number)
 
 
-def number(path: Path) -> int:
-    return int(path.name.partition("_")[0])
+def number(path: Path) -> tuple[int, str]:
+    """Of a lesson, and the letter of an in-depth page: (2, "") and (2, "a")."""
+    digits, letter = re.match(r"(\d+)([a-z]?)_", path.name).groups()
+    return int(digits), letter
 
 
 def pages(chapter: Path) -> list[Path]:
@@ -66,6 +71,27 @@ def by_chapter() -> dict[str, list[str]]:
 def in_order() -> list[str]:
     """All pages in reading order."""
     return [page for members in by_chapter().values() for page in members]
+
+
+def lesson(page: str) -> str:
+    """The lesson that a page deepens; of a lesson, itself."""
+    digits, letter = number(script(page))
+    beside = (name for name in in_order() if name.startswith(page.partition("/")[0] + "/"))
+    return next(name for name in beside if number(script(name)) == (digits, ""))
+
+
+def is_lesson(page: str) -> bool:
+    return not number(script(page))[1]
+
+
+def lessons() -> list[str]:
+    """The reading path."""
+    return [page for page in in_order() if is_lesson(page)]
+
+
+def in_depth(page: str) -> list[str]:
+    """The in-depth pages of a lesson."""
+    return [name for name in in_order() if not is_lesson(name) and lesson(name) == page]
 
 
 def script(page: str) -> Path:

@@ -1,8 +1,8 @@
 """The index of the bug museum: every mistake, where it is shown, and the tests that find it.
 
 `museum.toml` says of a mistake with a number what was wrong and what one saw. A page shows the
-numbers in the headings of its section "Bug museum"; a test has them in its name (`test_Q4_...`), a
-hunt in its exercise.
+numbers in the headings of its section "Bug museum", or mentions them (page.py); a test has them in
+its name (`test_Q4_...`), a hunt in its exercise.
 """
 
 import re
@@ -28,7 +28,7 @@ def data() -> dict[str, Any]:
 
 @cache
 def numbers() -> dict[str, list[str]]:
-    """What was wrong, what one saw, and a page that mentions it if none shows it, by number."""
+    """What was wrong and what one saw, by number."""
     return {
         f"{letter}{number}": said
         for letter in data()["sources"]
@@ -91,7 +91,8 @@ def hunt_line(one: Exercise) -> str:
 
 def where(number: str) -> str:
     lines = [f"Shown: {link(one)}." for one in exhibits() if number in NUMBER.findall(one.title)]
-    lines += [f"Mentioned: :doc:`{gallery.document(name)}`." for name in numbers()[number][2:]]
+    named = [name for name in gallery.in_order() if number in page.comment(name, "museum")]
+    lines += [f"Mentioned: :doc:`{gallery.document(name)}`." for name in named]
     lines = lines or ["Not shown on a page."]
     lines += map(hunt_line, hunts(number))
     names = ", ".join(f"``{name}``" for name in tests().get(number, []))
@@ -104,7 +105,7 @@ def table(letter: str) -> str:
     for number in (number for number in numbers() if number[0] == letter):
         # The label stands before a paragraph, so that the paragraph carries the id.
         place = f".. _{label(number)}:\n\n{number}"
-        rows.append([place, *numbers()[number][:2], where(number)])
+        rows.append([place, *numbers()[number], where(number)])
     return rst.table(rows, ":widths: 10 27 27 36", ":class: museum")
 
 

@@ -1,6 +1,11 @@
 """What a page says of itself: sections, pages to read before, minutes, packages, exercises.
 
-Everything is read from its script, where it stands once.
+Everything is read from its script, where it stands once. What is not in its text is in comments of
+the gallery, which neither pages nor notebooks show:
+
+    # sphinx_gallery_needs = ["1_tokens", "../2_qwen2/2_rope"]     pages to read before
+    # sphinx_gallery_words = ["BPE", "subword"]                    other words for it, to be found by
+    # sphinx_gallery_museum = ["G6"]                               mistakes that it mentions
 """
 
 import re
@@ -86,9 +91,22 @@ def target(page: str, link: re.Match[str]) -> str:
 
 
 @cache
+def comment(page: str, name: str) -> list[str]:
+    """A list in a comment of the gallery; empty where there is none."""
+    found, _ = py_source_parser.split_code_and_text_blocks(str(gallery.script(page)))
+    return list(found.get(name, []))
+
+
+@cache
 def needs(page: str) -> list[str]:
-    """Pages to read before a page: those to which "Before you start" links, in reading order."""
+    """Pages to read before a page, in reading order: its comment names them, or "Before you start"
+    links to them. An in-depth page needs its lesson."""
     found = {target(page, link) for link in LINK.finditer(said(page, "Before you start"))}
+    chapter = page.partition("/")[0]
+    for name in comment(page, "needs"):
+        found.add(name.removeprefix("../") if name.startswith("../") else f"{chapter}/{name}")
+    if not gallery.is_lesson(page):
+        found.add(gallery.lesson(page))
     return [name for name in gallery.in_order() if name in found]
 
 

@@ -1,4 +1,4 @@
-"""Every page has the same parts in the same order (docs/writing.md, "Anatomy")."""
+"""Every page has the parts of its kind in the same order (docs/writing.md, "Anatomy")."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
+import folding
 import gallery
 import page
 import pytest
@@ -24,14 +25,30 @@ def items(text: str, mark: str) -> list[str]:
     return [" ".join(re.split(r"\n\n(?! )", part)[0].split()) for part in parts]
 
 
+#: Chapters whose pages are lessons, with in-depth pages beside them.
+LESSONS = ("1_gpt2", "2_qwen2", "3_attention", "4_classification")
+PICTURE = re.compile(r"^\.\. (image|live)::", re.M)
+WORDS, LINES, LINES_OF_A_BLOCK, WORDS_BEFORE_A_PICTURE = 1200, 100, 20, 150
+
+
+def kind(script: Path) -> str:
+    """ "in depth", "lesson", or "page": those of chapters that are in the old form."""
+    if gallery.number(script)[1]:
+        return "in depth"
+    return "lesson" if script.parent.name in LESSONS else "page"
+
+
 def faults(script: Path) -> list[str]:
     sections = page.split(script)
     code = [block.content for block in page.blocks(script) if block.type == "code"]
     if [s.mark for s in sections].count("=") != 1 or sections[0].mark != "=":
         return ["the page does not begin with its one title"]
-    found = wrong_order(sections) + wrong_lists(sections)
+    found = wrong_headings(sections) + wrong_order(sections, kind(script))
+    found += wrong_lists(sections, kind(script))
     if not sections[0].text:
         found.append("no paragraph says why")
+    if kind(script) == "lesson":
+        return found + too_long(script)
     versions = r"lm_from_scratch\.__version__", r"torch\.__version__"
     # What a page on a GPU kernel prints is the same on every machine.
     if script.parent != gallery.GPU and not all(re.search(v, code[-1]) for v in versions):
@@ -39,16 +56,40 @@ def faults(script: Path) -> list[str]:
     return found
 
 
-def wrong_order(sections: list[Section]) -> list[str]:
+def too_long(script: Path) -> list[str]:
+    """What a lesson has too much of: words, visible lines, anything before its first picture."""
+    blocks = page.blocks(script)
+    parts = iter(folding.parts([block.content for block in blocks if block.type == "code"]))
+    words, visible, first, found = 0, 0, None, []
+    for block in blocks:
+        if block.type == "text":
+            text = re.sub(r"^\.\. math::.*\n(?:(?: +.*)?\n)*", "", block.content, flags=re.M)
+            picture = PICTURE.search(text)
+            if picture and first is None:
+                first = words + len(text[: picture.start()].split())
+            words += len(re.sub(r"https?://\S+", "", text).split())
+        else:
+            shown = [part for part in next(parts)]
+            lines = sum(folding.lines(part) for part in shown if not part.kinds)
+            visible += lines
+            if lines > LINES_OF_A_BLOCK:
+                found.append(f"a block has {lines} visible lines")
+            if first is None and any("figure" in part.kinds for part in shown):
+                first = words
+    if words > WORDS:
+        found.append(f"{words} words")
+    if visible > LINES:
+        found.append(f"{visible} visible lines of code")
+    if first is None or first > WORDS_BEFORE_A_PICTURE:
+        found.append(f"words before the first picture: {first}")
+    if not any("**Predict first.**" in block.content for block in blocks):
+        found.append("nothing to predict")
+    return found
+
+
+def wrong_headings(sections: list[Section]) -> list[str]:
     found = []
     titles = [s.title for s in sections if s.mark == "-"]
-    last = [title for title in LAST if title != QUIZ or QUIZ in titles]
-    if titles[: len(FIRST)] != FIRST:
-        found.append(f"the page begins with {titles[: len(FIRST)]}")
-    if titles[-len(last) :] != last:
-        found.append(f"the page ends with {titles[-len(last) :]}")
-    if len(titles) <= len(FIRST) + len(last):
-        found.append("the page has no body")
     if len(set(titles)) < len(titles):
         found.append("two sections have one title")
     levels = [LEVELS.index(s.mark) for s in sections]
@@ -63,20 +104,40 @@ def wrong_order(sections: list[Section]) -> list[str]:
     return found
 
 
-def wrong_lists(sections: list[Section]) -> list[str]:
+def wrong_order(sections: list[Section], kind: str) -> list[str]:
+    found = []
+    titles = [s.title for s in sections if s.mark == "-"]
+    first = FIRST if kind == "page" else []
+    ends = {"page": LAST, "lesson": ["Exercises", "Summary"], "in depth": LAST}[kind]
+    optional = {"page": [QUIZ], "lesson": [], "in depth": LAST[:-1]}[kind]
+    last = [title for title in ends if title not in optional or title in titles]
+    if titles[: len(first)] != first:
+        found.append(f"the page begins with {titles[: len(first)]}")
+    if titles[-len(last) :] != last:
+        found.append(f"the page ends with {titles[-len(last) :]}")
+    if len(titles) <= len(first) + len(last):
+        found.append("the page has no body")
+    if kind != "page" and set(titles) & set(FIRST):
+        found.append("what is learnt and needed is not said in sections of its own")
+    return found
+
+
+def wrong_lists(sections: list[Section], kind: str) -> list[str]:
     found = []
     text = {s.title: s.text for s in sections}
     learn = items(text.get("You will learn", ""), r"\*")
-    if not 3 <= len(learn) <= 5:
+    if kind == "page" and not 3 <= len(learn) <= 5:
         found.append(f"{len(learn)} things to learn, not three to five")
     for title, what in (("Exercises", "exercises"), (QUIZ, "sentences")):
         numbers = [int(n) for n in re.findall(r"^(\d+)\. ", text.get(title, ""), flags=re.M)]
         if title in text and (not numbers or numbers != list(range(1, len(numbers) + 1))):
             found.append(f"{what} are numbered {numbers}")
     for title in ("Summary", "Sources"):
-        if not items(text.get(title, ""), r"\*"):
+        if title in text and not items(text[title], r"\*"):
             found.append(f"no bullets under {title!r}")
-    if "<http" not in text.get("Sources", ""):
+    if kind == "lesson" and len(items(text.get("Summary", ""), r"\*")) != 3:
+        found.append("not three lines to keep")
+    if kind != "lesson" and "<http" not in text.get("Sources", ""):
         found.append("no links in the sources")
     return found
 

@@ -22,7 +22,7 @@ TUTORIALS = "auto_tutorials"
 PAGES = {
     "next": "index",
     "tour": "tour",
-    "look": f"{TUTORIALS}/1_gpt2/5_attention_maps",
+    "look": f"{TUTORIALS}/1_gpt2/6_attention_maps",
     "race": f"{TUTORIALS}/5_caching/1_why_cache",
     "clock": f"{TUTORIALS}/2_qwen2/2_rope",
     "break": f"{TUTORIALS}/1_gpt2/2_gpt2",
@@ -80,7 +80,7 @@ def test_nothing_is_loaded_before_a_reader_is_near(visit: Visitor, server: str) 
 
 
 def test_pages_without_a_widget_know_nothing_of_it(site: Path) -> None:
-    twice = {"museum", "javascript", f"{TUTORIALS}/1_gpt2/4_sampling"}
+    twice = {"museum", "javascript", f"{TUTORIALS}/1_gpt2/5_sampling"}
     own = {f"{name}.html" for name in {*PAGES.values(), *twice}}
     for path in site.rglob("*.html"):
         name = path.relative_to(site).as_posix()

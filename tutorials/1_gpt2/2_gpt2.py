@@ -352,6 +352,7 @@ cases = {
 # In the figure, blue is visible and grey is hidden. The labels are positions, so -1 marks padding.
 
 # sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_museum = ["G16"]
 from lm_from_scratch.instruments.plot import COLOURS, figure, mask_map
 
 made, axes = figure(5.0, 6.8, rows=3, columns=2)

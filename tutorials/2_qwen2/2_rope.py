@@ -159,6 +159,7 @@ far = torch.arange(400.0, dtype=torch.float64)[:, None] * inv_freq
 wave = (torch.polar(torch.ones(()).double(), far) * z_q * z_k.conj()).real
 
 # sphinx_gallery_thumbnail_number = 2
+# sphinx_gallery_museum = ["Q11"]
 made, (left, right) = figure(7.0, 3.2, columns=2)
 limit = scores.abs().max()
 image = scores.numpy()

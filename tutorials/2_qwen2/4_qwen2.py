@@ -34,6 +34,7 @@ difference of the two files is the history from 2019 to 2024. Minus marks GPT-2,
 """
 
 # sphinx_gallery_thumbnail_number = 3
+# sphinx_gallery_museum = ["Q27", "Q29"]
 
 import copy
 import difflib

@@ -20,7 +20,7 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on `GPT-2 <../1_gpt2/2_gpt2.ipynb>`_ and on `training <../1_gpt2/3_training.ipynb>`_. A CPU is enough,
+Read the pages on `GPT-2 <../1_gpt2/2_gpt2.ipynb>`_ and on `training <../1_gpt2/4_training.ipynb>`_. A CPU is enough,
 ``transformers`` must be installed (the package's ``test`` extra brings it), and nothing is downloaded.
 
 Letters name axes: B rows of a batch, T tokens, C features of a state, V entries of the vocabulary, K labels.

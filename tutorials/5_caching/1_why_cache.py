@@ -397,6 +397,7 @@ for name, times in clock.items():
     spent[name], formula[name] = torch.tensor(times), work / speed
 
 # sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_museum = ["G3", "K13"]
 from lm_from_scratch.instruments.plot import COLOURS, figure
 
 made, (total, each) = figure(6.4, 3.8, columns=2)

@@ -22,7 +22,7 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on `sampling <../1_gpt2/4_sampling.ipynb>`_ and on
+Read the pages on `sampling <../1_gpt2/5_sampling.ipynb>`_ and on
 `kinds of cache <../5_caching/2_kinds_of_cache.ipynb>`_. A CPU is enough; ``transformers`` must be installed.
 
 Letters name axes: V entries of the vocabulary, n beams, t new tokens.

@@ -20,7 +20,7 @@ You will learn
 Before you start
 ----------------
 
-Read the page on `training <../1_gpt2/3_training.ipynb>`_ first: batches, loss and learning rate come from there. You
+Read the page on `training <../1_gpt2/4_training.ipynb>`_ first: batches, loss and learning rate come from there. You
 need running means and the gradient, and one CPU core.
 
 Letters: :math:`\theta` is a weight, :math:`g` its gradient, :math:`\eta` the learning rate, :math:`t` the number of

@@ -25,6 +25,8 @@ Read the page on `swapping two tensors <1_swapping_tensors.ipynb>`_: it takes th
 a flag does that is left on. This page is about modules. One CPU core is enough. Nothing is downloaded.
 """
 
+# sphinx_gallery_museum = ["T1", "T2"]
+
 import inspect
 from dataclasses import astuple, fields
 

@@ -382,6 +382,7 @@ assert peaks["quantize_on_arrival"] < final + 6 * largest < plain
 # %%
 
 # sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_museum = ["G17", "T8"]
 import matplotlib.pyplot as plt
 
 from lm_from_scratch.instruments.plot import COLOURS, figure

@@ -34,6 +34,7 @@ the rest.
 """
 
 # sphinx_gallery_thumbnail_number = 2
+# sphinx_gallery_museum = ["G6", "G18", "G23"]
 
 import inspect
 import json

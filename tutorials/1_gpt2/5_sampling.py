@@ -52,6 +52,7 @@ rounding does not blur the later comparisons.
 """
 
 # sphinx_gallery_thumbnail_number = 4
+# sphinx_gallery_museum = ["G13"]
 
 import math
 

@@ -24,7 +24,7 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on `the model <2_gpt2.ipynb>`_ and on `training <3_training.ipynb>`_ first. You need one CPU core. The
+Read the pages on `the model <2_gpt2.ipynb>`_ and on `training <4_training.ipynb>`_ first. You need one CPU core. The
 model is the small GPT-2 that comes with the package; a second one is trained on this page. ``transformers`` must be
 installed (the package's ``test`` extra brings it): the page compares its maps with ours.
 

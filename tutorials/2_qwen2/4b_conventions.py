@@ -615,6 +615,7 @@ assert signature.parameters["ignore_index"].default == IGNORE == -100
 # tolerance that is popular in tests, 1e-3.
 
 # sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_museum = ["G21"]
 ranked = sorted(table, key=lambda entry: entry[4])
 names = [entry[0] for entry in ranked]
 made, (ax,) = figure(6.0, 5.0)
