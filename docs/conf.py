@@ -42,6 +42,7 @@ extensions = [
     "generated",
     "quicker",
     "course",
+    "lessons",
     "landing",
     "live",
     "docstrings",
@@ -155,7 +156,7 @@ html_theme_options = {
     "show_prev_next": True,
     "show_toc_level": 2,
     "show_nav_level": 2,
-    "navigation_depth": 3,
+    "navigation_depth": 4,
     "collapse_navigation": True,  # of the other chapters the title alone
     "header_links_before_dropdown": 6,
     "navbar_align": "left",

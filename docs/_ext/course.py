@@ -1,5 +1,9 @@
-"""What the build adds to a page below its title and to its exercises."""
+"""What the build adds to a page: facts below its title, exercises with checks, where to go on.
 
+The path leads from lesson to lesson; in-depth pages hang below theirs, in the navigation too.
+"""
+
+import re
 from typing import Any
 
 import exercises
@@ -24,12 +28,20 @@ def joined(parts: list[nodes.Node | str]) -> nodes.paragraph:
     return made
 
 
+def linked(names: list[str], docname: str) -> list[nodes.Node | str]:
+    """Links to pages, with commas between them."""
+    parts = [part for name in names for part in (", ", doc(gallery.document(name), docname))]
+    return parts[1:]
+
+
 def facts(name: str, docname: str) -> nodes.bullet_list:
     """The strip below a title."""
-    items = [[f"{page.minutes(name)} minutes to read"]]
-    if needs := page.needs(name):
-        links = [part for other in needs for part in (", ", doc(gallery.document(other), docname))]
-        items.append(["read before: ", *links[1:]])
+    items: list[list[nodes.Node | str]] = [[f"{page.minutes(name)} minutes to read"]]
+    if not gallery.is_lesson(name):
+        items.insert(0, ["in depth, beside ", *linked([gallery.lesson(name)], docname)])
+    needs = [other for other in page.needs(name) if gallery.lesson(name) != other]
+    if needs:
+        items.append(["read before: ", *linked(needs, docname)])
     if packages := page.packages(name):
         items.append([f"needs {' and '.join(packages)}"])
     if count := page.exercises(name):
@@ -53,6 +65,27 @@ def with_checks(name: str, docname: str) -> list[nodes.paragraph]:
     return [joined([start, *parts, "."])] if parts else []
 
 
+def onward(name: str, docname: str) -> list[nodes.paragraph]:
+    """Below the summary of a lesson: what goes deeper, and the next one."""
+    made = []
+    if deeper := gallery.in_depth(name):
+        made.append(joined([nodes.strong("", "In depth:"), " ", *linked(deeper, docname), "."]))
+    if after := beside(name)[1]:
+        made.append(joined([nodes.strong("", "Next:"), " ", *linked([after], docname), "."]))
+    return made
+
+
+def beside(name: str) -> tuple[str | None, str | None]:
+    """The pages before and after one on the reading path; those of an in-depth page are its lesson
+    and the lesson after it."""
+    path, lesson = gallery.lessons(), gallery.lesson(name)
+    at = path.index(lesson)
+    after = path[at + 1] if at + 1 < len(path) else None
+    if lesson != name:
+        return lesson, after
+    return path[at - 1] if at else None, after
+
+
 def add(app: Any, doctree: nodes.document) -> None:
     docname = app.env.docname
     name = gallery.page_of(docname)
@@ -61,18 +94,80 @@ def add(app: Any, doctree: nodes.document) -> None:
     section = next(doctree.findall(nodes.section))
     at = section.first_child_matching_class(nodes.title) + 1
     section.insert(at, facts(name, docname))
-    own = next(s for s in doctree.findall(nodes.section) if "exercises" in s["ids"])
-    own += with_checks(name, docname)
+    found = {identity: s for s in doctree.findall(nodes.section) for identity in s["ids"]}
+    if "exercises" in found:
+        found["exercises"] += with_checks(name, docname)
+    if gallery.is_lesson(name):
+        found["summary"] += onward(name, docname)
     app.env.note_dependency("exercises/index.md")  # which changes when one of them does
 
 
+TOCTREE = "\n\n.. toctree::\n   :hidden:\n\n"
+
+
 def link_pages(app: Any, docname: str, source: list[str]) -> None:
-    """Links between notebooks become links between pages."""
+    """Links between notebooks become links between pages; a lesson gets its in-depth pages."""
     if docname.startswith("auto_tutorials/") and (name := gallery.page_of(docname)):
         source[0] = page.with_documents(name, source[0], ":doc:`{} <{}>`")
+        if deeper := gallery.in_depth(name):
+            source[0] += TOCTREE + "".join(f"   {gallery.document(one)}\n" for one in deeper)
+
+
+GROUP = """
+In depth
+~~~~~~~~
+
+.. raw:: html
+
+    <div class="sphx-glr-thumbnails">
+
+{}
+
+.. raw:: html
+
+    </div>
+
+"""
+#: The card of a page in the index of its chapter.
+CARD = re.compile(
+    r'\.\. raw:: html\n\n    <div class="sphx-glr-thumbcontainer".*?\n    </div>\n', re.S
+)
+
+
+def sort_cards(app: Any, docname: str, source: list[str]) -> None:
+    """In the index of a chapter, cards of in-depth pages come after those of the lessons, and are
+    no pages of the path."""
+    found = re.match(r"auto_tutorials/(\d\w*)/index$", docname)
+    names = [name for name in gallery.in_order() if found and name.startswith(found[1] + "/")]
+    deeper = [gallery.document(name) for name in names if not gallery.is_lesson(name)]
+    if not deeper:
+        return
+    cards = {re.search(r":doc:`(.*?)`", card)[1]: card for card in CARD.findall(source[0])}
+    text = source[0]
+    for name in deeper:
+        text = text.replace(cards[name], "").replace(f"   {name}\n", "")
+    lessons, toctree, path = text.rpartition(".. toctree::")
+    group = GROUP.format("\n\n".join(cards[name] for name in deeper))
+    source[0] = f"{lessons}{group}{toctree}{path}"
+
+
+def turn_pages(app: Any, docname: str, template: str, context: Any, doctree: Any) -> None:
+    """The buttons at the end of a page follow the path."""
+    if (name := gallery.page_of(docname)) is None:
+        return
+    for button, other in zip(("prev", "next"), beside(name), strict=True):
+        if other is not None:
+            target = gallery.document(other)[1:]
+            title = app.builder.render_partial(app.env.titles[target])["title"]
+            context[button] = {
+                "link": app.builder.get_relative_uri(docname, target),
+                "title": title,
+            }
 
 
 def setup(app: Any) -> dict[str, bool]:
     app.connect("source-read", link_pages)
+    app.connect("source-read", sort_cards)
     app.connect("doctree-read", add)
+    app.connect("html-page-context", turn_pages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -65,6 +65,7 @@ rst.PAGES.filters |= {
     "minutes": page.minutes,
     "title": title,
 }
+rst.PAGES.tests["lesson"] = gallery.is_lesson
 
 
 # -- the notebooks ---------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Which lines of a page's code its reader can do without at first: checks, tables, drawing.
 
 The rule is read from the code itself. At the end of a block, statements that only assert, only
-print a table or only draw are folded behind one line; so is a block of nothing else. Scripts and
-notebooks keep every line as it is.
+print a table or only draw are folded behind one line; so is a block of nothing else, and a long
+list of imports at its beginning. Scripts and notebooks keep every line as it is.
 """
 
 import ast
@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 #: Modules that draw. What is imported from one, or made by one, draws too.
 DRAWS = ("matplotlib", "lm_from_scratch.instruments.plot", "lm_from_scratch.instruments.diagrams")
+#: Lines of imports at the beginning of a block, so many of which are folded.
+LONG = 4
 
 
 @dataclass
@@ -23,7 +25,7 @@ class Part:
 
     @property
     def label(self) -> str:
-        said = []
+        said = ["imports"] if {*self.kinds} == {"import"} else []
         if count := self.kinds.count("check"):
             said.append(f"checked: {count}")
         if "table" in self.kinds:
@@ -34,7 +36,7 @@ class Part:
 
 
 def parts(blocks: list[str]) -> list[list[Part]]:
-    """Each block of a page as one part, or as two: what is shown, and what is folded."""
+    """Each block of a page in up to three parts: imports, what is shown, what is folded below."""
     drawing: set[str] = set()
     return [split(block, drawing) for block in blocks]
 
@@ -45,19 +47,25 @@ def lines(part: Part) -> int:
 
 
 def split(code: str, drawing: set[str]) -> list[Part]:
-    written = code.rstrip("\n").split("\n")
     statements = ast.parse(code).body
     kinds = [kind(statement, drawing) for statement in statements]
     shown = [i for i, found in enumerate(kinds) if found == ""]
-    folded = [found for found in kinds[shown[-1] + 1 if shown else 0 :] if found != "import"]
-    if not folded:
-        return [Part(code.rstrip("\n"))]
     if not shown:
-        return [Part("\n".join(written), folded)]
+        folded = [found for found in kinds if found != "import"]
+        return [Part(code.strip("\n"), folded or kinds)] if code.strip() else [Part(code)]
     # Imports below the last line that is shown are for what is folded.
-    cut = statements[shown[-1]].end_lineno
-    above, below = "\n".join(written[:cut]), "\n".join(written[cut:]).strip("\n")
-    return [Part(above), Part(below, folded)]
+    first, last = shown[0], shown[-1]
+    above = statements[first - 1].end_lineno if first and {*kinds[:first]} == {"import"} else 0
+    below = statements[last].end_lineno if {*kinds[last + 1 :]} - {"import"} else None
+    written = code.split("\n")
+    if above < LONG:
+        above = 0
+    found = [
+        Part("\n".join(written[:above]), ["import"]),
+        Part("\n".join(written[above:below])),
+        Part("\n".join(written[below:] if below else []), kinds[last + 1 :]),
+    ]
+    return [Part(part.text.strip("\n"), part.kinds) for part in found if part.text.strip()]
 
 
 def kind(node: ast.stmt, drawing: set[str]) -> str:
@@ -91,7 +99,9 @@ def loop(node: ast.For | ast.With, drawing: set[str]) -> str:
     kinds = {kind(inner, drawing) for inner in node.body}
     if kinds == {"check"}:
         return "check"
-    printed = all(is_call_of(inner, "print") for inner in node.body if kind(inner, drawing) != "check")
+    printed = all(
+        is_call_of(inner, "print") for inner in node.body if kind(inner, drawing) != "check"
+    )
     return "table" if isinstance(node, ast.For) and printed else ""
 
 
@@ -133,4 +143,6 @@ def is_table(node: ast.expr) -> bool:
     """Whether an expression prints in columns: with a width or a number of digits."""
     if not (isinstance(node, ast.Call) and root(node.func) == "print"):
         return False
-    return any(isinstance(inner, ast.FormattedValue) and inner.format_spec for inner in ast.walk(node))
+    return any(
+        isinstance(inner, ast.FormattedValue) and inner.format_spec for inner in ast.walk(node)
+    )

@@ -75,7 +75,7 @@ def in_order() -> list[str]:
 
 def lesson(page: str) -> str:
     """The lesson that a page deepens; of a lesson, itself."""
-    digits, letter = number(script(page))
+    digits, _ = number(script(page))
     beside = (name for name in in_order() if name.startswith(page.partition("/")[0] + "/"))
     return next(name for name in beside if number(script(name)) == (digits, ""))
 
@@ -126,7 +126,7 @@ def sphinx_gallery_conf() -> dict[str, Any]:
         "remove_config_comments": True,
         "show_signature": False,
         "notebook_images": True,
-        "image_srcset": ["2x"],
+        "image_scrapers": ("figures.scraper",),
         "default_thumb_file": str(DOCS / "_static" / "thumbnail.png"),
         "backreferences_dir": "auto_tutorials/backreferences",
         "doc_module": ("lm_from_scratch",),

@@ -4,7 +4,7 @@ Everything is read from its script, where it stands once. What is not in its tex
 the gallery, which neither pages nor notebooks show:
 
     # sphinx_gallery_needs = ["1_tokens", "../2_qwen2/2_rope"]     pages to read before
-    # sphinx_gallery_words = ["BPE", "subword"]                    other words for it, to be found by
+    # sphinx_gallery_words = ["BPE", "subword"]                    other words, for the search
     # sphinx_gallery_museum = ["G6"]                               mistakes that it mentions
 """
 
@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import folding
 import gallery
 import modules
 from docutils import nodes
@@ -119,19 +120,17 @@ def behind(page: str) -> frozenset[str]:
 @cache
 def minutes(page: str) -> int:
     """Minutes to read a page, rounded to five: words, lines of code and formulas, each at the pace
-    stated above. Blank lines and comment lines of code do not count, addresses are no words."""
+    stated above. Blank lines, comments and what is folded do not count, addresses are no words."""
     return read_in(blocks(gallery.script(page)))
 
 
 def read_in(found: list[Any]) -> int:
-    code, text = (
-        "\n".join(block.content for block in found if block.type == kind) + "\n"
-        for kind in ("code", "text")
-    )
+    text = "".join(f"{block.content}\n" for block in found if block.type == "text")
     text, formulas = re.subn(r"^\.\. math::.*\n(?:(?: +.*)?\n)*", "", text, flags=re.M)
     words = re.findall(r"\w[\w'-]*", re.sub(r"https?://\S+", "", LINK.sub(r"\1", text)))
-    lines = re.findall(r"^\s*[^\s#]", code, re.M)
-    time = len(words) / WORDS_A_MINUTE + len(lines) / LINES_A_MINUTE + formulas * MINUTES_A_FORMULA
+    code = folding.parts([block.content for block in found if block.type == "code"])
+    lines = sum(folding.lines(part) for parts in code for part in parts if not part.kinds)
+    time = len(words) / WORDS_A_MINUTE + lines / LINES_A_MINUTE + formulas * MINUTES_A_FORMULA
     return max(5, 5 * round(time / 5))
 
 

@@ -47,10 +47,10 @@ class Week:
 
 
 def pages_to(goals: tuple[str, ...]) -> list[str]:
-    """The pages that are goals, and all that come before one."""
-    names = [n for n in gallery.in_order() if any(fnmatch(n, goal) for goal in goals)]
+    """The lessons that are goals, and all that come before one."""
+    names = [n for n in gallery.lessons() if any(fnmatch(n, goal) for goal in goals)]
     wanted = set(names).union(*map(page.behind, names))
-    return [name for name in gallery.in_order() if name in wanted]
+    return [name for name in gallery.lessons() if name in wanted]
 
 
 def weeks(number: int) -> list[Week]:

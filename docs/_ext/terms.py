@@ -1,4 +1,7 @@
-"""The first mention of each glossary term on a page becomes a quiet link to the glossary.
+"""The first mention of each glossary term, and of each letter, on a page becomes a quiet link.
+
+A term leads to the glossary, a letter for an axis, as T, to the tables of `symbols`; what it means
+is seen on hovering.
 
 The links are added to the finished page: after the translation, so no catalogue knows them, and in
 HTML only, so neither notebooks nor scripts have them. A term is linked once on a page, in prose:
@@ -17,7 +20,7 @@ from docutils import nodes
 from sphinx import addnodes
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
-GLOSSARY = "glossary"
+GLOSSARY, SYMBOLS = "glossary", "symbols"
 CLASS = "glossary-term"
 #: Pages whose terms are linked: tutorials, GPU pages, exercises, the teacher's guide.
 PAGES = re.compile(r"(auto_tutorials/\d\w*/\d\w*|gpu/\d\w*|exercises/(?!index|proof)\w+|teaching)$")
@@ -31,19 +34,23 @@ NOT_IN = {
 
 @dataclass(frozen=True)
 class Term:
-    """A term of the glossary: its name there, the id of its place, and what it means."""
+    """A term of the glossary: its name there, the id of its place, and what it means. Or a letter,
+    which has no plural."""
 
     name: str
     place: str
     meaning: str
     page: str = ""  # the document that explains it
     pages: str = ""  # a pattern of others on which it is a link
+    document: str = GLOSSARY
 
     @property
     def word(self) -> str:
         return re.sub(r"\s*[(（].*[)）]$", "", self.name)
 
     def plurals(self) -> list[str]:
+        if self.document == SYMBOLS:
+            return []
         ies = re.sub(r"(?<=[^aeiou])y$", "ies", self.word)
         return [f"{self.word}s", f"{self.word}es", ies]
 
@@ -62,6 +69,24 @@ def read(glossary: nodes.document) -> list[Term]:
         pages = "".join(comment.partition("linked on: ")[2] for comment in comments)
         for term in item.findall(nodes.term):
             found.append(Term(term.astext(), term["ids"][0], summary(paragraph), page, pages))
+    return found
+
+
+def letters(symbols: nodes.document) -> list[Term]:
+    """The letters of axes: those of the first table hold everywhere, those of the second on the
+    pages that it names, in the place of the first. (I is a word more often than a width.)"""
+    general, special = list(symbols.findall(nodes.table))[:2]
+    found = []
+    for table in (general, special):  # the last one counts
+        for number, row in enumerate(next(table.findall(nodes.tbody)).children):
+            letter, meaning, _ = (cell.astext() for cell in row.children)
+            links = row.children[2].findall(addnodes.pending_xref)
+            pages = "|".join(f"{link['reftarget'].lstrip('/')}$" for link in links)
+            place = ("axis-" if table is general else "letter-") + str(number)
+            row.children[0]["ids"] = [place]
+            for one in letter.split(", "):
+                if one != "I":
+                    found.append(Term(one, place, meaning, pages=pages, document=SYMBOLS))
     return found
 
 
@@ -109,13 +134,20 @@ class LinkTerms(SphinxPostTransform):
         entries = [("single", term.word, "", "main", None) for term in explained]
         if entries:
             self.document.insert(0, addnodes.index(entries=entries))
+        if docname == SYMBOLS:
+            letters(self.document)  # gives each its place
         if PAGES.match(docname):
-            place = self.app.builder.get_relative_uri(docname, GLOSSARY)
-            link_terms(self.document, all_terms(self.env), docname, place)
+            known = [*all_terms(self.env), *all_letters(self.env)]
+            relative = self.app.builder.get_relative_uri
+            places = {name: relative(docname, name) for name in (GLOSSARY, SYMBOLS)}
+            link_terms(self.document, known, docname, places)
 
 
-def link_terms(document: nodes.document, terms: list[Term], docname: str, place: str) -> None:
-    """Link the first mention of each term. A small first letter may be a capital."""
+def link_terms(
+    document: nodes.document, terms: list[Term], docname: str, places: dict[str, str]
+) -> None:
+    """Link the first mention of each term, whose document is at one of the ``places``. A small
+    first letter may be a capital."""
     # A term that is not linked here still holds its words: "block table" is no "block". A word
     # itself goes before the plural of another, and a term that is linked before one that is not.
     known: dict[str, Term] = {}
@@ -133,10 +165,11 @@ def link_terms(document: nodes.document, terms: list[Term], docname: str, place:
         # Letters of scripts without spaces are no border: a word may touch them.
         for found in re.finditer(rf"(?<![\w-])(?:{any_word})(?![\w-])", whole, re.A):
             term = known[" ".join(found[0].split())]
-            if term.place in linked or not term.is_on(docname):
+            if term.name in linked or not term.is_on(docname):
                 continue
-            linked.add(term.place)
-            link = nodes.reference("", found[0], internal=True, refuri=f"{place}#{term.place}")
+            linked.add(term.name)
+            uri = f"{places[term.document]}#{term.place}"
+            link = nodes.reference("", found[0], internal=True, refuri=uri)
             link["classes"] = [CLASS]
             if term.meaning:
                 link["reftitle"] = term.meaning
@@ -153,10 +186,16 @@ def all_terms(env: Any) -> list[Term]:
     return read(env.get_doctree(GLOSSARY))
 
 
+@cache
+def all_letters(env: Any) -> list[Term]:
+    return letters(env.get_doctree(SYMBOLS)) if SYMBOLS in env.found_docs else []
+
+
 def depend(app: Any, document: nodes.document) -> None:
     """Another glossary makes other links: the page is read again then."""
     if PAGES.match(app.env.docname):
-        app.env.note_dependency(app.env.doc2path(GLOSSARY))
+        for name in (GLOSSARY, SYMBOLS):
+            app.env.note_dependency(app.env.doc2path(name))
 
 
 def setup(app: Any) -> dict[str, bool]:

@@ -1,8 +1,7 @@
 """Figures that more than one page draws. Each function returns the figure and shows nothing.
 
-Colours are those of Okabe and Ito, which readers with any colour vision can tell apart; maps run
-from white to dark blue, so that they also work in print. The background is white whatever the
-page's theme, because axis labels must stay readable on it.
+Colours are those of Okabe and Ito, which readers with any colour vision can tell apart. They hold
+on white and on black; maps run from nothing to blue, so that they do, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,6 +27,9 @@ COLOURS = (
 
 #: For what is not data: guides and lines that connect, and areas where nothing is.
 GREY, LIGHT_GREY = "#767676", "#E4E4E4"
+
+#: The map from 0 to 1: from transparent to blue.
+MAP = ("#0072B200", "#0072B2FF")
 
 STYLE: dict[str, Any] = {
     "figure.facecolor": "white",
@@ -55,6 +57,13 @@ def figure(
     with plt.rc_context(style):
         made, axes = plt.subplots(rows, columns, figsize=(width, height), squeeze=False)
     return made, list(axes.flat)
+
+
+def blues() -> Any:
+    """`MAP` as a colour map of Matplotlib."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("blues", MAP)
 
 
 def printable(piece: str) -> str:
@@ -113,12 +122,12 @@ def number_map(ax: "Axes", values: Tensor, largest: float, decimals: int = 0) ->
 
     A number that rounds to 0 is left out.
     """
-    ax.imshow(values.cpu().numpy(), cmap="Blues", vmin=0.0, vmax=largest, aspect="auto")
+    ax.imshow(values.cpu().numpy(), cmap=blues(), vmin=0.0, vmax=largest, aspect="auto")
     for row, line in enumerate(values.tolist()):
         for column, value in enumerate(line):
             text = f"{value:.{decimals}f}"
             if float(text) != 0:
-                colour = "white" if value > 0.65 * largest else "black"
+                colour = "white" if value > 0.85 * largest else "black"
                 ax.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
     ax.grid(False)
 
@@ -126,7 +135,7 @@ def number_map(ax: "Axes", values: Tensor, largest: float, decimals: int = 0) ->
 def attention_map(ax: "Axes", weights: Tensor, labels: Sequence[str], title: str = "") -> None:
     """Draw one map of ``weights`` (T, S): row t shows where token t looks. Labels are token
     texts."""
-    ax.imshow(weights.cpu().numpy(), cmap="Blues", vmin=0.0, vmax=1.0)
+    ax.imshow(weights.cpu().numpy(), cmap=blues(), vmin=0.0, vmax=1.0)
     names = [printable(label) for label in labels]
     ax.set_xticks(range(weights.shape[1]), names[: weights.shape[1]], rotation=90, fontsize=8)
     ax.set_yticks(range(weights.shape[0]), names[-weights.shape[0] :], fontsize=8)

@@ -1,0 +1,142 @@
+"""How a page of the course teaches: code that can wait is folded, and an answer until it is wanted.
+
+A paragraph that begins with "**Predict first.**" asks; a list below it are the choices. What the
+next block of code prints or draws is the answer: it stays folded until its reader opens it. All of
+it works by the keyboard and without scripts, and is in HTML alone.
+"""
+
+from itertools import takewhile
+from typing import Any
+
+import folding
+import gallery
+from docutils import nodes
+from sphinx.transforms.post_transforms import SphinxPostTransform
+
+PREDICT = "Predict first."
+ANSWER = "Choose, then open the answer"
+
+
+class fold(nodes.General, nodes.Element):
+    """A line, and what opens below it."""
+
+
+class choices(nodes.General, nodes.Element):
+    """A question, of which a reader chooses one answer."""
+
+
+class Fold(SphinxPostTransform):
+    default_priority = 750  # terms are linked at 700, the gallery cuts code into words at 800
+    formats = ("html",)
+
+    def run(self, **kwargs: Any) -> None:
+        if gallery.page_of(self.env.docname) is None:
+            return
+        blocks = [block for block in self.document.findall(nodes.literal_block) if is_code(block)]
+        questions = [p for p in self.document.findall(nodes.paragraph) if asks(p)]
+        for question in questions:
+            hide_answer(question)
+        for number, question in enumerate(questions):
+            offer_choices(question, f"choice-{number}")
+        for block, parts in zip(blocks, folding.parts([b.astext() for b in blocks]), strict=True):
+            replace(block, parts)
+
+
+def is_code(block: nodes.literal_block) -> bool:
+    """Whether a block is one of the script: not what it printed, and not an example in its text."""
+    return block.get("language") == "Python"  # as the gallery writes it
+
+
+def is_output(node: nodes.Node) -> bool:
+    """Whether a node is what a block printed or drew."""
+    if isinstance(node, nodes.raw):
+        return True
+    return isinstance(node, nodes.Element) and any("sphx-glr" in c for c in node.get("classes", []))
+
+
+def asks(paragraph: nodes.paragraph) -> bool:
+    first = paragraph.children[0] if paragraph.children else None
+    return isinstance(first, nodes.strong) and first.astext() == PREDICT
+
+
+def below(node: nodes.Node) -> list[nodes.Node]:
+    """What follows a node under the same heading."""
+    beside = node.parent.children
+    return list(beside[beside.index(node) + 1 :])
+
+
+def hide_answer(question: nodes.paragraph) -> None:
+    """Fold what the next block printed and drew."""
+    after = below(question)
+    code = next((i for i, node in enumerate(after) if is_block(node)), len(after))
+    found = list(takewhile(lambda node: is_output(node) or ignored(node), after[code + 1 :]))
+    shown = [node for node in found if is_output(node)]
+    if shown:
+        made = fold(label=ANSWER, classes=["answer"])
+        shown[0].parent.insert(shown[0].parent.index(shown[0]), made)
+        for node in shown:
+            node.parent.remove(node)
+            made += node
+
+
+def is_block(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.literal_block) and is_code(node)
+
+
+def ignored(node: nodes.Node) -> bool:
+    return isinstance(node, (nodes.comment, nodes.target))
+
+
+def offer_choices(question: nodes.paragraph, name: str) -> None:
+    """The list below a question becomes buttons of which one is chosen."""
+    after = below(question)
+    if after and isinstance(after[0], nodes.bullet_list):
+        made = choices(name=name)
+        question.replace_self(made)
+        after[0].parent.remove(after[0])
+        made += [question, after[0]]
+
+
+def replace(block: nodes.literal_block, parts: list[folding.Part]) -> None:
+    """Put the parts of a block in its place."""
+    made: list[nodes.Node] = []
+    for part in parts:
+        copy = block.copy()
+        copy.rawsource = part.text
+        copy += nodes.Text(part.text)
+        made.append(fold("", copy, label=part.label, classes=["code"]) if part.kinds else copy)
+    block.replace_self(made)
+
+
+# ------------------------------------------------------------------------------------ in HTML
+
+
+def visit_fold(self: Any, node: fold) -> None:
+    self.body.append(self.starttag(node, "details", CLASS="fold"))
+    self.body.append(f"<summary>{self.encode(node['label'])}</summary>\n")
+
+
+def depart_fold(self: Any, node: fold) -> None:
+    self.body.append("</details>\n")
+
+
+def visit_choices(self: Any, node: choices) -> None:
+    self.body.append(self.starttag(node, "fieldset", CLASS="predict") + "<legend>")
+    question, answers = node.children
+    for child in question.children:
+        child.walkabout(self)
+    self.body.append("</legend>\n")
+    for item in answers.children:
+        self.body.append(f'<label><input type="radio" name="{node["name"]}"><span>')
+        for child in item.children[0].children:
+            child.walkabout(self)
+        self.body.append("</span></label>\n")
+    self.body.append("</fieldset>\n")
+    raise nodes.SkipNode
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.add_node(fold, html=(visit_fold, depart_fold))
+    app.add_node(choices, html=(visit_choices, None))
+    app.add_post_transform(Fold)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
