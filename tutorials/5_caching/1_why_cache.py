@@ -27,9 +27,6 @@ Before you start
 Read the pages on `GPT-2 <../1_gpt2/2_gpt2.ipynb>`_ and on `masks <../3_attention/2_masks.ipynb>`_. A CPU is enough,
 ``transformers`` must be installed, and nothing is downloaded.
 
-Letters name axes: B rows, T new tokens, S keys, C features of a token, H query heads, Hkv key heads, D features of a
-head, V entries of the vocabulary. L is the number of layers, and N the length of a text.
-
 The wasteful loop
 -----------------
 

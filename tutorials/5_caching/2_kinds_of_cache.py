@@ -23,9 +23,6 @@ Before you start
 Read the pages on `masks <../3_attention/2_masks.ipynb>`_ and on `why a cache <1_why_cache.ipynb>`_.
 A CPU is enough; ``transformers`` must be installed.
 
-Letters name axes: B rows, T new tokens, Hkv key heads, D features of a head. L is the number of layers, W the number of
-keys in a window, S the number of slots.
-
 Two rows in four caches
 -----------------------
 

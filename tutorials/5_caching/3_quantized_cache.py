@@ -23,9 +23,6 @@ Before you start
 Read the page on `kinds of cache <2_kinds_of_cache.ipynb>`_. You need a CPU and ``transformers``;
 nothing is downloaded.
 
-Letters name axes: B rows, T new tokens, S keys, H heads, Hkv key heads, D features of a head, V entries of the
-vocabulary. A head is cut into groups of N features.
-
 The two models come with the package. They have 8 layers, 2.1 million parameters and heads with D = 32, and were
 trained on Python's documentation. The text is held-out documentation, in pieces of 256 tokens that each begin as a
 document.

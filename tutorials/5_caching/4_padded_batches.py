@@ -24,8 +24,6 @@ Read the page on `masks <../3_attention/2_masks.ipynb>`_ and the first two pages
 `why a cache <1_why_cache.ipynb>`_ and on `kinds of cache <2_kinds_of_cache.ipynb>`_. A CPU is enough; ``transformers``
 must be installed.
 
-Letters name axes: B rows, T columns of the prompts, C features of a token, V entries of the vocabulary.
-
 A program that fails
 --------------------
 

@@ -25,8 +25,7 @@ Before you start
 Read the pages on `the cache <../5_caching/1_why_cache.ipynb>`_ and on
 `sampling <../1_gpt2/5_sampling.ipynb>`_ first. A CPU is enough; nothing is downloaded.
 
-Letters name axes: B rows, T new tokens, K drafts, V entries of the vocabulary. At each place, p is the distribution of
-the model and q the one from which the draft was drawn.
+At each place, p is the distribution of the model and q the one from which the draft was drawn.
 
 One pass, several tokens
 ------------------------

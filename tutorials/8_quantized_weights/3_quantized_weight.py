@@ -22,8 +22,6 @@ Before you start
 
 Read the pages on `swapping tensors <1_swapping_tensors.ipynb>`_ and on
 `conversions <2_conversions.ipynb>`_. You need a CPU; nothing is downloaded.
-
-Letters name axes: M rows of activations, N outputs, K inputs, G groups in a row.
 """
 
 import copy

@@ -24,9 +24,6 @@ Before you start
 Read the pages on `the quantised weight <3_quantized_weight.ipynb>`_ and on
 `loading <4_loading.ipynb>`_. You need a CPU; nothing is downloaded.
 
-Letters name axes: B rows, T tokens, N and K the rows and columns of a weight, M rows of activations, V entries of the
-vocabulary. A group has g numbers.
-
 The two models come with the package: 2.1 million parameters, trained on Python's documentation. The text is held-out
 documentation, in pieces of 256 tokens that each begin as a document.
 """

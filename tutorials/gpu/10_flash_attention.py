@@ -19,8 +19,6 @@ Before you start
 
 Read the pages on `softmax <2_softmax.ipynb>`_ and on `matrix products <6_matmul.ipynb>`_ as kernels, and the one on
 `what a query may see <../3_attention/2_masks.ipynb>`_. Without a GPU the kernels are interpreted, at small sizes.
-
-Letters name axes: H query heads, Hkv key heads, T queries, S keys, D features of a head.
 """
 
 import os

@@ -19,8 +19,6 @@ Before you start
 
 Read the pages on `paged caches <../6_generation/3_continuous_batching.ipynb>`_ and on
 `flash attention <10_flash_attention.ipynb>`_. Without a GPU the kernels are interpreted, at small sizes.
-
-Letters name axes: B rows of a batch, H query heads, Hkv key heads, S keys, D features of a head, P slots of a page.
 """
 
 import os

@@ -22,8 +22,6 @@ Before you start
 
 Read the page on `flash attention <10_flash_attention.ipynb>`_. Without a GPU the kernels are
 interpreted, at small sizes.
-
-Letters name axes: H query heads, Hkv key heads, T queries, S keys, D features of a head.
 """
 
 import os

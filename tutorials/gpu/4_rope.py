@@ -21,8 +21,6 @@ Before you start
 
 Read the pages on `positions as rotations <../2_qwen2/2_rope.ipynb>`_, on `SwiGLU <1_swiglu.ipynb>`_ and on
 `RMSNorm <3_rms_norm.ipynb>`_ as a kernel. Without a GPU the kernels are interpreted, which is slow and exact enough.
-
-Letters name axes: B rows of a batch, H heads, T tokens, D features of a head.
 """
 
 import os

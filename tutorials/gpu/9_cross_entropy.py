@@ -21,8 +21,6 @@ Before you start
 Read the pages on `softmax <2_softmax.ipynb>`_ and on `matrix products <6_matmul.ipynb>`_ as kernels. Without a GPU the
 kernels are interpreted.
 
-Letters name axes: N tokens, V entries of the vocabulary, C features of a hidden state.
-
 A token has the logits :math:`z` and the target :math:`y`.
 """
 
