@@ -69,7 +69,7 @@ def too_long(script: Path) -> list[str]:
                 first = words + len(text[: picture.start()].split())
             words += len(re.sub(r"https?://\S+", "", text).split())
         else:
-            shown = [part for part in next(parts)]
+            shown = next(parts)
             lines = sum(folding.lines(part) for part in shown if not part.kinds)
             visible += lines
             if lines > LINES_OF_A_BLOCK:
@@ -147,36 +147,63 @@ def test_page_has_its_parts(script: Path) -> None:
     assert faults(script) == []
 
 
-def template() -> str:
+def template(name: str) -> str:
     """The page that an author begins with."""
-    return (gallery.DOCS / "_templates" / "page.py").read_text(encoding="utf-8")
+    return (gallery.DOCS / "_templates" / f"{name}.py").read_text(encoding="utf-8")
 
 
-def test_template_has_its_parts(tmp_path: Path) -> None:
-    script = tmp_path / "1_page.py"
-    script.write_text(template())
-    assert faults(script) == []
+#: Where each would be.
+PLACES = {"lesson": "1_gpt2/1_page.py", "in_depth": "1_gpt2/1a_page.py"}
+
+
+def written(name: str, text: str, folder: Path) -> Path:
+    script = folder / PLACES[name]
+    script.parent.mkdir()
+    script.write_text(text)
+    return script
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_template_has_its_parts(name: str, tmp_path: Path) -> None:
+    assert faults(written(name, template(name), tmp_path)) == []
+
+
+IN_DEPTH = [
+    ("\nWhich laws must the", "\nWhy\n---\n\nWhich laws must the", "no paragraph says why"),
+    ("One query\n---------", "You will learn\n--------------", "what is learnt"),
+    ("# Sources\n# -------\n", "# Links\n# -----\n", "the page ends with"),
+    ("# The wrong axis\n# ~~~~~~~~~~~~~~\n#\n", "", "a mistake in the museum has no"),
+    ("# Exercises\n# ---------\n", "# Sources\n# ---------\n", "two sections have one title"),
+    ("One query\n---------", "One query\n~~~~~~~~~", "the page has no body"),
+    ("One query\n---------", "Part 1: one query\n-----------------", "a heading has a number"),
+    ("# 1. ", "# 2. ", "exercises are numbered [2]"),
+    ("<https://arxiv.org/abs/1706.03762>", "", "no links in the sources"),
+    ("torch.__version__", "torch", "the last block does not print"),
+]
+LONG = "".join(f"x{i} = {i}\n" for i in range(21))
+LESSON = [
+    ("# Summary\n# -------\n", "# End\n# ---\n", "the page ends with"),
+    ("# * Only differences between scores count.\n", "", "not three lines to keep"),
+    ("*Easy.* Multiply", "*Easy.* " + "word " * 1200 + "Multiply", "13"),
+    ("(scores + 7)", LONG + "\n(scores + 7)", "a block has 22 visible lines"),
+    (".. live:: look\n\n", "", "words before the first picture: None"),
+    ("Which of the", "word " * 150 + "Which of the", "words before the first picture: 1"),
+    ("**Predict first.** You", "You", "nothing to predict"),
+]
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "fault"),
-    [
-        ("\nA sentence says why", "\nWhy\n---\n\nA sentence says why", "no paragraph says why"),
-        ("You will learn\n--------------", "What is here\n------------", "the page begins with"),
-        ("# Bug museum\n# ----------\n", "# Bugs\n# ----\n", "the page ends with"),
-        ("# The wrong axis\n# ~~~~~~~~~~~~~~\n#\n", "", "a mistake in the museum has no"),
-        ("# Exercises\n# ---------\n", "# Exercises\n# ~~~~~~~~~\n", "the page ends with"),
-        ("One query\n---------", "One query\n~~~~~~~~~", "the page has no body"),
-        ("One query\n---------", "Summary\n-------", "two sections have one title"),
-        ("One query\n---------", "Part 1: one query\n-----------------", "a heading has a number"),
-        ("* how the weights", "* a,\n* b,\n* c,\n* how the weights", "6 things to learn"),
-        ("# 1. ", "# 2. ", "exercises are numbered [2]"),
-        ("<https://arxiv.org/abs/1706.03762>", "", "no links in the sources"),
-        ("torch.__version__", "torch", "the last block does not print"),
-    ],
+    ("name", "old", "new", "fault"),
+    [("in_depth", *case) for case in IN_DEPTH] + [("lesson", *case) for case in LESSON],
 )
-def test_faults_are_found(old: str, new: str, fault: str, tmp_path: Path) -> None:
-    script = tmp_path / "1_page.py"
-    assert template().count(old) == 1
-    script.write_text(template().replace(old, new))
-    assert any(found.startswith(fault) for found in faults(script)), faults(script)
+def test_faults_are_found(name: str, old: str, new: str, fault: str, tmp_path: Path) -> None:
+    assert template(name).count(old) == 1
+    found = faults(written(name, template(name).replace(old, new), tmp_path))
+    assert any(one.startswith(fault) for one in found), found
+
+
+def test_what_is_not_read_at_first_does_not_count(tmp_path: Path) -> None:
+    """Checks, tables, drawings and lists of imports."""
+    folded = "".join(f"assert {i} == {i}\n" for i in range(120))
+    text = template("lesson").replace("assert (weights > 0).all()\n", folded)
+    assert faults(written("lesson", text, tmp_path)) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import course
 import exercises
 import gallery
 import page
@@ -49,7 +50,7 @@ def test_minutes_follow_the_rule() -> None:
 @each_page
 def test_every_page_has_its_facts(name: str) -> None:
     assert page.minutes(name) < 90
-    assert page.exercises(name) >= 1
+    assert page.exercises(name) >= gallery.is_lesson(name)
     assert (page.packages(name) == ["triton"]) == name.startswith("gpu/")
 
 
@@ -67,6 +68,26 @@ def test_only_pages_of_the_course_have_a_strip() -> None:
     assert gallery.page_of("auto_tutorials/index") is None
 
 
+# -- lessons and what is beside them ----------------------------------------------------------
+
+
+def test_an_in_depth_page_has_its_lesson() -> None:
+    for name in PAGES:
+        lesson = gallery.lesson(name)
+        assert gallery.is_lesson(lesson) and lesson.partition("/")[0] == name.partition("/")[0]
+        assert gallery.is_lesson(name) == (lesson == name)
+        assert gallery.is_lesson(name) or lesson in page.needs(name)
+
+
+def test_the_path_leads_from_lesson_to_lesson() -> None:
+    path = gallery.lessons()
+    assert course.beside(path[0]) == (None, path[1])
+    assert course.beside(path[-1]) == (path[-2], None)
+    for name in set(PAGES) - set(path):
+        lesson = gallery.lesson(name)
+        assert course.beside(name) == (lesson, course.beside(lesson)[1])
+
+
 # -- plans -----------------------------------------------------------------------------------
 
 
@@ -78,7 +99,7 @@ def test_a_plan_can_be_followed(number: int) -> None:
     assert len(weeks) == number and all(week.pages for week in weeks)
     taken = [name for week in weeks for name in week.pages]
     assert taken == sorted(set(taken), key=PAGES.index)
-    assert all(page.behind(name) <= set(taken) for name in taken)
+    assert all(page.behind(name) & {*gallery.lessons()} <= set(taken) for name in taken)
     week_of = {one.name: i for i, week in enumerate(weeks) for one in week.exercises}
     week_of |= {name: i for i, week in enumerate(weeks) for name in week.pages}
     for one in exercises.written():
@@ -87,6 +108,7 @@ def test_a_plan_can_be_followed(number: int) -> None:
             assert all(week_of[name] <= week_of[one.name] for name in [one.page, *one.after])
 
 
-def test_the_long_plan_has_every_page() -> None:
+def test_the_long_plan_has_every_lesson() -> None:
     taken = teaching.pages_to(teaching.PLANS[12][0])
-    assert {name for name in PAGES if not name.startswith("gpu/")} <= set(taken)
+    lessons = gallery.lessons()
+    assert {name for name in lessons if not name.startswith("gpu/")} <= set(taken) <= set(lessons)

@@ -1,20 +1,9 @@
 r"""
-Attention is an average
-=======================
+Attention in depth
+==================
 
-A sentence says why this matters. A formula: :math:`y_t = \sum_s a_{ts} v_s`.
-
-You will learn
---------------
-
-* how a query chooses among keys,
-* what makes of its choice a mean,
-* how the weights can go wrong.
-
-Before you start
-----------------
-
-Read the page on `tokens <../1_gpt2/1_tokens.ipynb>`_. A laptop is enough.
+Which laws must the weights of `attention <1_attention.ipynb>`_ obey, and what goes wrong? A formula:
+:math:`y_t = \sum_s a_{ts} v_s`.
 
 One query
 ---------
@@ -54,11 +43,6 @@ assert wrong.sum() == 3
 # ---------
 #
 # 1. *Easy.* Add 7 to all scores. What happens to the weights, and why?
-#
-# Summary
-# -------
-#
-# * Attention is a mean with learnt weights.
 #
 # Sources
 # -------
