@@ -49,6 +49,8 @@ class Page(HTMLParser):
             self.links.append(attrs["href"] or "")
         if tag == "img" and "alt" not in attrs:
             self.images_without_alt.append(attrs.get("src") or "")
+        if tag == "svg" and attrs.get("role") == "img" and not attrs.get("aria-label"):
+            self.figures_without_title.append("drawn in the page")
         if tag == "img" and is_name_of_file(attrs.get("alt") or "", attrs.get("src") or ""):
             self.figures_without_title.append(attrs["src"] or "")
         if attrs.get("src"):

@@ -52,6 +52,7 @@ def test_a_sound_site_has_no_problems(small_site: Path) -> None:
         ("<h1 id", "<h2 id='top'>x</h2><h1 id", "more than once"),
         (' alt="a"', "", "no alt text"),
         ('_static/a.png" alt="a', '_static/sphx_glr_1_page_001.png" alt="1 page', "has no title"),
+        ("Page", '<svg role="img" aria-label=""></svg>', "has no title"),
         ("Page", "PosixPath('/elsewhere')", "shows PosixPath("),
         ("Page", "/home/me/lm/README.md", "shows /home/me/lm"),
         ('alt="a"', 'alt="_images/0123abcd.png"', "has no title"),
