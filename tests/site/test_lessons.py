@@ -1,0 +1,115 @@
+"""What a lesson does in a browser: answers that wait, code that is folded, figures, the path."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import course
+import folding
+import gallery
+import page
+import pytest
+from conftest import Visit
+from playwright.sync_api import Browser
+
+Visitor = Callable[..., Visit]
+PAGES = [name for name in gallery.in_order() if not name.startswith("gpu/")]
+ASKING = [name for name in PAGES if "**Predict first.**" in gallery.script(name).read_text()]
+each_page = pytest.mark.parametrize("name", PAGES)
+
+
+def html(site: Path, name: str) -> str:
+    return (site / f"{gallery.document(name)[1:]}.html").read_text(encoding="utf-8")
+
+
+@each_page
+def test_code_that_can_wait_is_folded(site: Path, name: str) -> None:
+    blocks = [block.content for block in page.blocks(gallery.script(name)) if block.type == "code"]
+    parts = [part for parts in folding.parts(blocks) for part in parts]
+    text = html(site, name)
+    labels = re.findall(r'<details class="[^"]*\bcode\b[^"]*">\s*<summary>(.*?)</summary>', text)
+    assert labels == [part.label for part in parts if part.kinds]
+    assert text.count('<div class="highlight-Python') == len(parts)
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_every_question_has_its_answer(site: Path, name: str) -> None:
+    text = html(site, name)
+    asked = gallery.script(name).read_text().count("**Predict first.**")
+    assert text.count("Predict first.") == asked
+    assert len(re.findall(r'<details class="[^"]*\banswer\b', text)) == asked
+    chosen = re.findall(r'<fieldset class="predict.*?</fieldset>', text, re.S)
+    assert len(chosen) == asked
+    assert all(2 <= choices.count("<input") <= 4 for choices in chosen)
+
+
+@pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "none"])
+def test_a_reader_predicts_by_the_keyboard(browser: Browser, server: str, scripts: bool) -> None:
+    context = browser.new_context(
+        java_script_enabled=scripts, viewport={"width": 375, "height": 800}
+    )
+    view = context.new_page()
+    view.goto(f"{server}/{gallery.document(ASKING[0])[1:]}.html")
+    question = view.locator("fieldset.predict").first
+    first, second = question.locator("input").all()[:2]
+    first.focus()
+    view.keyboard.press("Space")
+    view.keyboard.press("ArrowDown")
+    assert not first.is_checked() and second.is_checked()
+    answer = view.locator("details.answer").first
+    inside = answer.locator(":scope > :not(summary)").first
+    assert not inside.is_visible()
+    answer.locator("summary").focus()
+    view.keyboard.press("Enter")
+    assert inside.is_visible()
+    context.close()
+
+
+def test_the_path_and_what_is_beside_it(visit: Visitor, server: str) -> None:
+    """The button leads to the next lesson; the navigation shows in-depth pages below theirs."""
+    name = next(name for name in gallery.lessons() if gallery.in_depth(name))
+    deeper, after = gallery.in_depth(name)[0], course.beside(name)[1]
+    view = visit().open(f"{server}/{gallery.document(name)[1:]}.html")
+    ends = {button: view.locator(f"a.{button}").get_attribute("href") for button in ("right-next",)}
+    assert after and (ends["right-next"] or "").endswith(f"{after.partition('/')[2]}.html")
+    entry = view.locator(".bd-sidebar-primary li.current li.current ul a")
+    assert entry.first.get_attribute("href") == f"{deeper.partition('/')[2]}.html"
+    view.goto(f"{server}/{gallery.document(deeper)[1:]}.html")
+    back = view.locator("a.left-prev").get_attribute("href") or ""
+    assert back.endswith(f"{name.partition('/')[2]}.html")
+
+
+SMALLEST = """() => Math.min(...[...document.querySelectorAll(
+  'article .figure svg text, article .diagram text, article .diagram span')]
+  .filter(text => text.textContent.trim() && text.getBoundingClientRect().height > 0)
+  .map(text => {
+    const svg = text.closest('svg');
+    const scale = svg ? svg.getBoundingClientRect().width / svg.viewBox.baseVal.width : 1;
+    return parseFloat(getComputedStyle(text).fontSize) * scale;
+  }), 99)"""
+WIDER = """() => [...document.querySelectorAll('article .figure, article .diagram')]
+  .filter(one => one.scrollWidth > one.clientWidth + 1 && !one.hasAttribute('tabindex')).length"""
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if re.match(r"[1-4]_\w+/\d_", name)])
+def test_figures_can_be_read_on_a_phone(visit: Visitor, server: str, name: str) -> None:
+    """Letters of 7 pixels and more at 343 px; what is wider scrolls, and by the keyboard."""
+    view = visit(theme="dark", width=375).open(f"{server}/{gallery.document(name)[1:]}.html")
+    view.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    assert view.evaluate(SMALLEST) >= 7
+    assert view.evaluate(WIDER) == 0
+    assert view.locator("article .figure img, article img.sphx-glr-single-img").count() == 0
+
+
+def test_ink_follows_the_theme(visit: Visitor, server: str, site: Path) -> None:
+    name = next(name for name in PAGES if '<div class="figure"' in html(site, name))
+    colours = set()
+    for theme in ("light", "dark"):
+        view = visit(theme=theme).open(f"{server}/{gallery.document(name)[1:]}.html")
+        ink = "one => getComputedStyle(one).fill"
+        text = view.locator("article .figure svg text").first.evaluate(ink)
+        assert text == view.locator("article p").first.evaluate("p => getComputedStyle(p).color")
+        colours.add(text)
+    assert len(colours) == 2
