@@ -5,9 +5,10 @@ drawing, and other colours are those of `plot`, as tints that hold on white and 
 is at most 343 units wide where it can be, so that a phone shows it at its natural size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from typing import Any
 
 from lm_from_scratch.instruments.plot import COLOURS, printable
 
@@ -255,20 +256,23 @@ def qwen2_blocks(n_layer: int, links: Sequence[str]) -> Drawing:
     return canvas.drawing()
 
 
-def model_sizes(models: Sequence[tuple[str, int, int, str]]) -> Drawing:
-    """Models as (name, layers, width, what to say of it): each a pile of its layers, in scale."""
-    widest, y = max(width for _, _, width, _ in models), 8.0
-    heights = [max(3.0 * layers, 62.0) + 14 for _, layers, _, _ in models]
-    says = ", ".join(
-        f"{name}: {layers} layers of width {width}" for name, layers, width, _ in models
-    )
-    canvas = Canvas(343, sum(heights) + y, says)
-    for (name, layers, width, text), height in zip(models, heights, strict=True):
-        for layer in range(layers):
-            size = 150 * width / widest
-            canvas.box(4, y + 3 * layer, size, 3, BLUE, 0.35, BLUE, radius=0)
+def model_sizes(configs: Mapping[str, Any], parameters: Mapping[str, int]) -> Drawing:
+    """Models by name, each a pile of its layers, in scale, beside the numbers of its config."""
+    widest, y = max(config.n_embd for config in configs.values()), 8.0
+    heights = [max(3.0 * config.n_layer, 62.0) + 14 for config in configs.values()]
+    says = (f"{name}: {c.n_layer} layers of width {c.n_embd}" for name, c in configs.items())
+    canvas = Canvas(343, sum(heights) + y, ", ".join(says))
+    for (name, config), height in zip(configs.items(), heights, strict=True):
+        for layer in range(config.n_layer):
+            width = 150 * config.n_embd / widest
+            canvas.box(4, y + 3 * layer, width, 3, BLUE, 0.35, BLUE, radius=0)
         canvas.text(166, y + 8, name, 13, "start", bold=True)
-        for i, line in enumerate(text.split("\n")):
+        numbers = (
+            f"L {config.n_layer}, C {config.n_embd:,}, I {config.intermediate_size:,}",
+            f"H {config.n_head}, Hkv {config.n_kv_head}",
+            f"{parameters[name] / 1e6:,.0f} million parameters",
+        )
+        for i, line in enumerate(numbers):
             canvas.text(166, y + 24 + 15 * i, line, 11, "start")
         y += height
     return canvas.drawing()
