@@ -23,20 +23,20 @@ torch.set_grad_enabled(False)
 model, tokenizer = load_shipped("qwen2-docs")
 block = model.model.layers[0]
 
-read = []
+read = []  # a hook keeps what the first MLP reads
 hook = block.mlp.register_forward_pre_hook(lambda _, args: read.append(args[0]))
 text = "If the file does not exist, an object of the same type is to be used"
 ids = tokenizer.start(text)
 model(torch.tensor([ids]))
 hook.remove()
-x = read[0][0]  # (T, C): what the first MLP reads
+x = read[0][0]  # (T, C)
 gates = F.silu(block.mlp.gate_proj(x))  # (T, I): how much passes
 some = [34, 222, 104, 251, 245, 309, 105]
 diagrams.gates(tokenizer.pieces(ids)[1:], some, gates[1:, some].tolist())
 
 # %%
-# Gate 222 opens wide at "an". Gate 251 opens at "of", gate 309 at "to". Nobody programmed that. Training found that these
-# words deserve features of their own.
+# Gate 222 opens wide at "an". Gate 251 opens at "of", gate 309 at "to". Nobody programmed that: training gave these words features
+# of their own.
 
 pieces = tokenizer.pieces(ids)
 words = [" the", " an", " object", " of", " is", " to", " be"]
@@ -53,6 +53,7 @@ assert gates.shape[1] == 384
 # **Predict first.** The text so far is "This is an". What changes when gate 222 is shut?
 #
 # * Nothing that you could see: it is one gate of 3,072
+# * The model can no longer write "an"
 # * Fewer next words begin with a vowel
 # * The model writes noise
 
@@ -85,8 +86,8 @@ assert after[consonant].sum() > 2 * before[consonant].sum()
 # Two matrices, or three
 # ----------------------
 #
-# GPT-2's MLP has two matrices. The first makes a token's C features into I inner ones, GELU bends each of them, and the
-# second matrix leads back:
+# GPT-2's MLP has two matrices. The first makes I inner features from a token's C features, GELU bends each of them, and the
+# second matrix leads back. (PyTorch stores a matrix as outputs × inputs, hence the ``.T``.)
 
 
 def gpt2_mlp(x, up, down):  # biases left out
@@ -110,9 +111,10 @@ torch.testing.assert_close(y, block.mlp(x))
 assert [tuple(m.weight.shape) for m in maps] == [(384, 128)] * 2 + [(128, 384)]
 
 # %%
-# In one inner feature two numbers meet: g from the gate matrix and u from the up matrix. The function is
-# :math:`\operatorname{silu}(g) = g \, \sigma(g)`, where :math:`\sigma` runs from 0 to 1. The name SwiGLU is *Swish*, another
-# word for silu, and *gated linear unit*.
+# In each inner feature two numbers meet: g from the gate matrix and u from the up matrix. What passes is silu(g) times u, where
+# :math:`\operatorname{silu}(g) = g \, \sigma(g)`, and :math:`\sigma` rises from 0 for very negative g to 1 for very positive g.
+#
+# This is SwiGLU: *Swish*, another word for silu, and *gated linear unit*.
 
 import matplotlib.pyplot as plt
 
@@ -146,8 +148,10 @@ inner_features
 
 # %%
 # Two thirds: three matrices of two thirds the width cost as much as two. In general, :math:`2 C \cdot 4C = 3 C I` gives
-# :math:`I = \tfrac{8}{3} C`. The paper on SwiGLU compared at this width, so that the gate had to earn its place at equal cost.
-# It did.
+# :math:`I = \tfrac{8}{3} C`.
+#
+# The paper on SwiGLU compared at this width, so the gate had to earn its place at equal cost. It did. The published Qwen2 models
+# are even `wider <3a_swiglu_in_depth.ipynb>`_.
 
 assert inner_features == 2048 == 2 * 3072 // 3
 assert 3 * 768 * inner_features == two
@@ -210,8 +214,8 @@ plt.show()
 # For one long text that is 1.75 GiB instead of 12.25. A server keeps such a cache for each of the people it answers at the same
 # time, so the same memory now serves seven times as many.
 #
-# The smaller matrices also save weights. The shipped Qwen2 spends them on its MLP: it has 384 inner features instead of 341, and
-# in all exactly as many weights in its matrices as the shipped GPT-2.
+# The smaller matrices also save weights. The shipped Qwen2 spends them on its MLP: 384 inner features instead of the 341 of
+# :math:`\tfrac{8}{3} C`. In all, the matrices of its blocks have exactly as many weights as those of the shipped GPT-2.
 
 
 def in_matrices(blocks):
@@ -230,7 +234,8 @@ assert 8 * 128 // 3 == 341
 # ``repeat_interleave`` gives heads 0 0 1 1. ``repeat`` gives 0 1 0 1: same shape, no error, and two of four query heads read
 # keys that they were not trained with. In November 2024 a change to Apple's axlearn had the second order, and
 # `a fix followed <https://github.com/apple/axlearn/pull/842>`_. jax-js had to `fix it too <https://github.com/ekzhang/jax-js/pull/180>`_.
-# Here is our model with either order, the right one first:
+#
+# Here is our model with either order, the wrong one first:
 
 from lm_from_scratch.attention.attention import sdpa_attention
 from lm_from_scratch.generation.generate import generate_text
@@ -241,7 +246,7 @@ def wrong_heads(q, k, v, visibility, dropout=0.0):
     return sdpa_attention(q, k, v, visibility)
 
 
-for attend in (sdpa_attention, wrong_heads):
+for attend in (wrong_heads, sdpa_attention):
     for layer in model.model.layers:
         layer.self_attn.attend = attend
     start = "If the file does not exist, an"
@@ -249,8 +254,8 @@ for attend in (sdpa_attention, wrong_heads):
     print(" ".join((start + written).split()))
 
 # %%
-# The second text is made of words, too, so a quick look may miss the mistake. Test with more than one key head and with fewer
-# key heads than query heads: everywhere else the two orders are the same.
+# The first text is made of words, too, so a quick look may miss the mistake. Test with more than one key head, and with fewer
+# key heads than query heads: in all other cases the two orders are the same.
 #
 # Exercises
 # ---------
@@ -259,8 +264,8 @@ for attend in (sdpa_attention, wrong_heads):
 #    list like the columns of the first picture. Can you name the feature?
 # 2. Shut gate 251, the one of "of", after the text "Return the number of". A right answer shows the five likeliest next words before and
 #    after, and says in one sentence what the model seems to have missed.
-# 3. Write ``repeat_kv(k, n_head)`` with ``expand`` and ``reshape`` and without ``repeat_interleave``. A right answer equals the page's for 1,
-#    2 and 4 key heads.
+# 3. Write ``repeat_kv(k, n_head)`` with ``expand`` and ``reshape`` and without ``repeat_interleave``. A right answer equals ``repeat_interleave``
+#    for 1, 2 and 4 key heads.
 #
 # Summary
 # -------

@@ -8,9 +8,6 @@ part of a Qwen2 block with ``transformers``, in value and in gradient, and shows
 It also answers what the lesson leaves out: what the biases of queries, keys and values can do, and how the state grows from block to
 block in a trained model.
 
-Letters name axes: B rows, T tokens, S keys, C features of a token, H query heads, Hkv key and value heads, D features of
-a head. L is the number of layers and I the width of the MLP.
-
 Silu beside its relatives
 -------------------------
 

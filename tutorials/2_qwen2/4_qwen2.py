@@ -3,14 +3,17 @@ From GPT-2 to Qwen2 in five changes
 ===================================
 
 GPT-2 is from 2019, Qwen2 from 2024. What happened in between? Less than you might think: the skeleton is the same, and five
-parts are new. You know them all from the last lessons; now they become one model.
+parts are new. You know most of them from the last lessons. Now they become one model.
 
 The package ships one model of each kind, trained on the same text. Here both read the same four words.
 """
 
 # sphinx_gallery_needs = ["../1_gpt2/2_gpt2", "1_rms_norm", "2_rope", "3_swiglu"]
 # sphinx_gallery_words = ["Qwen", "from_pretrained", "modeling_qwen2", "config.json"]
+# sphinx_gallery_museum = ["Q1"]
 # sphinx_gallery_thumbnail_number = 1
+
+import math
 
 import matplotlib.pyplot as plt
 import torch
@@ -47,7 +50,7 @@ plt.show()
 # Five changes
 # ------------
 #
-# Here is Qwen2, from token ids to logits. White parts are as in GPT-2. Select a coloured part to read what changed.
+# Here is Qwen2, from token ids to logits. Parts without colour are as in GPT-2. Select a coloured part to read what changed.
 
 from lm_from_scratch.instruments import diagrams
 
@@ -64,18 +67,19 @@ diagrams.qwen2_blocks(8, sections)
 # RMSNorm instead of LayerNorm
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# Divide each token's features by their root mean square, and do not subtract the mean first: one step less, no bias.
-# See `RMSNorm <1_rms_norm.ipynb>`_.
+# `RMSNorm <1_rms_norm.ipynb>`_ divides each token's features by their root mean square. It does not subtract the mean first, and it
+# adds no bias.
 #
 # Three biases instead of all
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# In GPT-2 every linear map adds a bias. In Qwen2 only the maps to queries, keys and values do.
+# In GPT-2 every linear map adds a bias. In Qwen2 only the maps to queries, keys and values do. What such a bias can change is a
+# question of its own: `biases on three maps <3a_swiglu_in_depth.ipynb>`_.
 #
 # A rotation instead of a table
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# GPT-2 adds a row of a table to say where a token is. Qwen2 `rotates <2_rope.ipynb>`_ queries and keys by an angle that grows with
+# GPT-2 adds a row of a table to the token to say where it is. Qwen2 `rotates <2_rope.ipynb>`_ queries and keys by an angle that grows with
 # the position. There is no table that could end.
 #
 # Key heads that are shared
@@ -86,13 +90,12 @@ diagrams.qwen2_blocks(8, sections)
 # A gate in the MLP
 # ~~~~~~~~~~~~~~~~~
 #
-# A third matrix decides how much of each inner feature passes: SwiGLU in the place of GELU.
+# A third matrix decides how much of each inner feature passes: SwiGLU instead of GELU.
 #
 # Qwen2 in twenty lines
 # ---------------------
 #
-# All five together make a model. It reads its weights from the shipped checkpoint by name. Four parts are arguments, so that we can
-# exchange them later.
+# All five together make a model. First we need its weights by name, and the angles of the rotation.
 
 from lm_from_scratch.layers.norm import rms_norm
 from lm_from_scratch.layers.rope import RotaryEmbedding, apply_rope
@@ -107,7 +110,8 @@ def layer(n):
 
 
 # %%
-# Now the model. Read it beside the drawing; the comments give the shapes.
+# Now the model. Read it beside the drawing; the comments give the shapes. Four parts are arguments, so that we can exchange them
+# later.
 
 
 def qwen2_logits(ids, norm=rms_norm, bias=1, turn=apply_rope, act=F.silu):
@@ -140,13 +144,16 @@ print(tuple(ours.shape), tokenizer.pieces([ours[-1].argmax().item()]))
 torch.testing.assert_close(ours, qwen2(ids)[0], atol=1e-4, rtol=1e-4)
 
 # %%
-# It is: every logit is the same but for rounding. The in-depth page does the same with ``transformers``.
+# It is: every logit is the same, except for rounding. In depth the same is done with `transformers <4a_qwen2_in_depth.ipynb>`_.
+#
+# Why compare numbers and not read what the model writes? In 2024 the Qwen2 of ``transformers`` had a sliding window in one of its
+# three kinds of attention. The other two let every token see the whole text. Nothing crashed, and every short text was right.
 #
 # Take one change back
 # --------------------
 #
-# How much does the trained model rely on each change? We take back one at a time and measure on text that it has never seen. The
-# measure is *bits per byte*: how surprised the model is. Less is better.
+# How much does the trained model rely on each change? We take back one at a time, and let the model read text that it has never
+# seen. We measure *bits per byte*, which say how much the text surprises the model. Less is better.
 #
 # * Norm: subtract the mean as well, as LayerNorm does.
 # * Biases: leave them out.
@@ -165,7 +172,7 @@ def bits_per_byte(**changes):
         logits = qwen2_logits(ids, **changes)[:-1]  # (T - 1, V)
         nats += F.cross_entropy(logits, ids[1:], reduction="sum").item()
         n_bytes += len(text.encode())
-    return nats / n_bytes / 0.6931  # ln 2 nats are a bit
+    return nats / n_bytes / math.log(2)  # ln 2 nats are one bit
 
 
 # %%
@@ -197,11 +204,11 @@ plt.show()
 # %%
 # The gate, by far. With all gates open, the MLP is worse than no MLP: every feature speaks at every word, needed or not.
 #
-# Without the rotation the model hardly knows the order of the words, and that costs less. Biases matter little. The mean
-# hardly matters, because the vectors of this model have almost none.
+# Without the rotation the model hardly knows the order of the words, but that costs less. The biases matter little. The mean
+# hardly matters at all, because it is close to 0 in this model's vectors.
 #
-# And the shared key heads? Give each query head its own copy of a key head, and every score stays the same: exercise 1. The only
-# thing that this change saves is memory.
+# And the shared key heads? Give each query head its own copy of a key head, and every score stays the same: exercise 1. All that
+# grows is the cache.
 
 assert bits["gate"] > bits["no MLP at all"] + 0.5
 assert bits["no MLP at all"] > bits["rotation"] + 0.5
@@ -212,13 +219,14 @@ assert w["embed_tokens.weight"].mean(-1).std() < 0.2 * 0.09
 assert w["embed_tokens.weight"].std() > 0.09
 
 # %%
-# Keep in mind what this measures: how much a *trained* model needs its parts. Which parts train best is another question, and
-# needs other experiments.
+# Keep in mind what this measures: how much a *trained* model needs its parts. Which architecture learns better is another question:
+# `two trained models <4c_costs_in_depth.ipynb>`_.
 #
 # The published sizes
 # -------------------
 #
-# Qwen2-7B is the same twenty lines. Only numbers of its config are different. A bar below is a block, as wide as the model.
+# Qwen2-7B is the same twenty lines. Only the numbers of its config are different. In the drawing each bar is a block, as wide as
+# the model.
 
 from lm_from_scratch.models.qwen2 import SIZES, Qwen2Config, Qwen2ForCausalLM
 
@@ -280,8 +288,8 @@ torch.testing.assert_close(again(ids), qwen2(ids), atol=0, rtol=0)
 #
 # 1. Give each of the four query heads its own key head: repeat the rows of ``k_proj`` and ``v_proj`` in ``w``, with their biases, and drop
 #    ``repeat_interleave``. A right answer has the same logits as before.
-# 2. Take back the change only in one block, and try all eight blocks with the gate. A right answer says which block can spare its
-#    gates most easily.
+# 2. Open all gates in one block only, and try each of the eight blocks. A right answer has eight numbers, and says which block needs
+#    its gates least.
 # 3. Count the parameters of one block of Qwen2-7B by hand, from the numbers in the picture. A right answer is 28 times that, plus two
 #    tables of 152,064 rows and one norm: 7,615,616,512.
 #
@@ -289,5 +297,5 @@ torch.testing.assert_close(again(ids), qwen2(ids), atol=0, rtol=0)
 # -------
 #
 # * Qwen2 keeps GPT-2's skeleton and changes five parts: norm, biases, positions, key heads, MLP.
-# * The trained model needs its gates most. Shared key heads save memory and change no score that copies would not give.
-# * All published sizes are one program. What differs is in ``config.json``.
+# * The trained model needs its gates most. Shared key heads save memory: with copies for all query heads, no score would change.
+# * All published sizes are one program. Only the numbers in ``config.json`` differ.

@@ -6,9 +6,6 @@ How do you know that your Qwen2 is the published one? "It prints sensible text" 
 sensible text, too. This page deepens `from GPT-2 to Qwen2 in five changes <4_qwen2.ipynb>`_. It compares the package's model with
 ``transformers`` on everything that a caller can use, and then measures which tests see which mistakes.
 
-Letters name axes: B rows, T tokens, S keys, C features, H query heads, Hkv key heads, D features of a head, V
-vocabulary. L is the number of layers and I the width of the MLP.
-
 Two files side by side
 ----------------------
 

@@ -10,8 +10,6 @@ This page deepens `from GPT-2 to Qwen2 in five changes <4_qwen2.ipynb>`_. It tak
 it runs the other library, or its published rule where the library cannot run here. It measures how far off you are if you ignore the
 difference, and shows the converter that brings the error down to rounding. At the end there is a table of all fifteen.
 
-Letters name axes: B rows, T queries, S keys, C features of a token, H query heads, Hkv key heads, D features of a head.
-
 A row of the table
 ------------------
 

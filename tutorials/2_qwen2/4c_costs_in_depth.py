@@ -6,9 +6,6 @@ Where are the 494 million parameters of Qwen2-0.5B, and how many bytes and opera
 `from GPT-2 to Qwen2 in five changes <4_qwen2.ipynb>`_. It counts each change, takes the published model apart without downloading it, and
 compares the two small models that the package ships.
 
-Letters name axes: B rows, T tokens, C features, H query heads, Hkv key heads, D features of a head, V vocabulary. L is the number of
-layers and I the width of the MLP.
-
 What each change costs
 ----------------------
 
