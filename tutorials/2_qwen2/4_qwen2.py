@@ -207,8 +207,8 @@ plt.show()
 # Without the rotation the model hardly knows the order of the words, but that costs less. The biases matter little. The mean
 # hardly matters at all, because it is close to 0 in this model's vectors.
 #
-# And the shared key heads? Give each query head its own copy of a key head, and every score stays the same: exercise 1. All that
-# grows is the cache.
+# And the shared key heads? Give each query head its own copy of a key head, and every score stays the same: exercise 1. Only
+# the cache and two matrices grow.
 
 assert bits["gate"] > bits["no MLP at all"] + 0.5
 assert bits["no MLP at all"] > bits["rotation"] + 0.5

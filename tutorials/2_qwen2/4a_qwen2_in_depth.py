@@ -48,7 +48,7 @@ print(*difference("Attention"), sep="\n")
 # Three things changed. One product became three, and two of these may have fewer heads. Queries and keys are rotated before the
 # keys enter the cache. The dropout on what a layer adds is gone.
 #
-# The block kept its shape: only names and one argument differ. Norm and MLP are other classes behind the same call.
+# The block kept its shape: only names and one argument differ. Norm and MLP are other classes with the same call.
 
 print(*difference("Block"), sep="\n")
 
