@@ -1,712 +1,275 @@
 r"""
-SwiGLU and the Qwen2 block
-==========================
+SwiGLU and shared key heads
+===========================
 
-Beside the norm of the first page and the rotation of the second, three parts of Qwen2 are left: an MLP with a gate,
-query heads that share their keys, and biases in unexpected places. Each is a few lines, and each can be wrong without
-an error message.
+A model has the same weights for every token, yet it should not do the same with every token. Qwen2's MLP has *gates* for
+that. Each gate looks at the token and decides how much of one feature passes.
 
-This page takes the parts one at a time, counts what they cost, and puts them together into a block that equals the one of
-``transformers``, in value and in gradient.
-
-You will learn
---------------
-
-* what a gate does, and why its MLP has three matrices of an unusual width,
-* which two matrices must not be confused, and how to see it,
-* which query head reads which key head, and how many bytes that saves,
-* what a bias on queries, keys and values can change and what it cannot,
-* how the state grows through a trained model, and the whole block in one short function.
-
-Before you start
-----------------
-
-Read the pages on `RMSNorm <1_rms_norm.ipynb>`_ and on `rotary positions <2_rope.ipynb>`_. A CPU is enough, and
-``transformers`` must be installed. Nothing is downloaded.
-
-Letters name axes: B rows, T tokens, S keys, C features of a token, H query heads, Hkv key and value heads, D features of
-a head. L is the number of layers and I the width of the MLP.
-
-A gate
-------
-
-The logistic function :math:`\sigma` maps a number to the range from 0 to 1, so it can say how much of something
-passes. The silu of z is z, let through by its own :math:`\sigma(z)`.
-
-.. math::
-
-   \sigma(z) &= \frac{1}{1 + e^{-z}} \\
-   \operatorname{silu}(z) &= z \, \sigma(z) \\
-   \operatorname{swiglu}(g, u) &= \operatorname{silu}(g) \, u
-
-An ordinary MLP applies a function to each feature. In a gated MLP a second number, u, is multiplied by it.
+Here are seven of the 384 gates in the first block of the shipped model, while it reads one sentence. The larger the disk,
+the wider the gate is open.
 """
 
-import copy
-import inspect
+# sphinx_gallery_needs = ["1_rms_norm", "2_rope"]
+# sphinx_gallery_words = ["GLU", "gate_proj", "up_proj", "down_proj", "MQA"]
+# sphinx_gallery_thumbnail_number = 1
 
-import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
-import transformers
-from transformers.models.qwen2 import modeling_qwen2
-
-from lm_from_scratch.instruments.plot import COLOURS, figure
-from lm_from_scratch.layers.activation import GatedMLP, swiglu
-from lm_from_scratch.models.causal_lm import randomize_
-
-print(inspect.getsource(swiglu))
-print(inspect.getsource(GatedMLP.forward))
-
-z = torch.linspace(-6, 6, 1201, dtype=torch.float64)
-lines = {"silu": F.silu(z), "gelu": F.gelu(z), "relu": F.relu(z)}
-made, (left, right) = figure(6.8, 3.4, columns=2)
-for (name, y), style in zip(lines.items(), ("-", "--", ":")):
-    left.plot(z, y, style, label=name)
-left.set(xlim=(-4, 4), ylim=(-0.5, 4), xlabel="z", title="Functions of one z")
-for u, style in zip((2.0, 1.0, -0.5, -1.0), ("-", "--", ":", "-.")):
-    y = swiglu(z, torch.full_like(z, u))
-    right.plot(z, y, style, label=f"u = {u:g}")
-right.set(xlim=(-4, 4), ylim=(-4.5, 8.5), xlabel="g", title="SwiGLU(g, u)")
-for ax in (left, right):
-    ax.legend(frameon=False)
-plt.show()
-
-torch.testing.assert_close(lines["silu"], z * z.sigmoid())
-lowest = lines["silu"].min().item()
-print(f"lowest silu {lowest:.3f} at {z[lines['silu'].argmin()]:.2f}")
-assert abs(lowest + 0.278) < 1e-3
-assert abs(z[lines["silu"].argmin()] + 1.278) < 0.01
-
-# %%
-# On the left, silu is smooth and dips to -0.278 before it returns to 0. On the right, the gate g selects how much
-# passes, and u selects the sign and the size. A closed gate (g far below 0) passes almost nothing of any u.
-#
-# Its derivative is short, and it is what backward computes:
-#
-# .. math::
-#
-#    \operatorname{silu}'(z) = \sigma(z) \, \bigl(1 + z \, (1 - \sigma(z))\bigr)
-
-leaf = z.clone().requires_grad_()
-F.silu(leaf).sum().backward()
-sigma = z.sigmoid()
-torch.testing.assert_close(leaf.grad, sigma * (1 + z * (1 - sigma)))
-
-# %%
-# The gated MLP
-# -------------
-#
-# Gate and up are two linear maps of the same state, from C to I features. The third map brings their product back.
-#
-# .. math::
-#
-#    \operatorname{MLP}(x) = W_d \, \bigl( \operatorname{silu}(W_g x) \odot W_u x \bigr)
-#
-# The reference is one layer of ``transformers`` with C = 48, I = 112, H = 6 and Hkv = 2. Its matrices and biases are drawn with
-# standard deviation 0.25, and its norm weights lie around 1.
-
-C, width, H, Hkv = 48, 112, 6, 2
-D = C // H
-
-config = transformers.Qwen2Config(
-    vocab_size=97,
-    hidden_size=C,
-    intermediate_size=width,
-    num_hidden_layers=1,
-    num_attention_heads=H,
-    num_key_value_heads=Hkv,
-    rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-    attn_implementation="eager",
-)
-oracle = modeling_qwen2.Qwen2DecoderLayer(config, layer_idx=0).eval()
-randomize_(oracle)
-for name, parameter in oracle.named_parameters():
-    print(f"{name:32} {tuple(parameter.shape)}")
-assert len(list(oracle.parameters())) == 12
-
-generator = torch.Generator().manual_seed(1)
-x = torch.randn(2, 11, C, generator=generator)  # (B, T, C)
-p = {name: tensor.detach() for name, tensor in oracle.named_parameters()}
-
-
-def mlp_by_hand(x, gate, up, down):
-    return swiglu(x @ gate.T, x @ up.T) @ down.T
-
-
-matrices = [p[f"mlp.{name}_proj.weight"] for name in ("gate", "up", "down")]
-by_hand = mlp_by_hand(x, *matrices)
-expected = oracle.mlp(x).detach()
-torch.testing.assert_close(by_hand, expected, atol=5e-5, rtol=0.0)
-
-mlp = GatedMLP(C, width)
-mlp.load_state_dict(oracle.mlp.state_dict())
-torch.testing.assert_close(mlp(x), expected, atol=5e-5, rtol=0.0)
-
-# %%
-# Gate and up both grow with x, so far from 0 their product grows with its square. An MLP with one map and GELU grows in
-# proportion. Here both get 10 x and 100 x.
-
-
-def plain_mlp(x, first, second):
-    return F.gelu(x @ first.T) @ second.T
-
-
-small, large = 10 * x, 100 * x  # far from 0, where silu is z or 0
-gated = mlp_by_hand(large, *matrices).norm()
-gated = (gated / mlp_by_hand(small, *matrices).norm()).item()
-plain = plain_mlp(large, matrices[0], matrices[2]).norm()
-plain = (plain / plain_mlp(small, matrices[0], matrices[2]).norm()).item()
-print(f"10 times the state: gated {gated:.1f} times, plain {plain:.1f} times")
-assert abs(gated - 100) < 1
-assert abs(plain - 10) < 0.1
-
-# %%
-# A hundred times, not ten. In a block this does not happen, because a norm stands in front of the MLP and gives
-# it states of one size.
-#
-# Three matrices of an unusual width
-# ----------------------------------
-#
-# Two matrices with I = 4C have :math:`8 C^2` weights. Three have :math:`3 C I`. They are equal at
-#
-# .. math::
-#
-#    3 C I = 8 C^2 \quad \Longrightarrow \quad I = \tfrac{8}{3} C
-#
-# The paper that proposed SwiGLU took this width, two thirds of 4C, to compare functions at equal cost. A model is free to
-# spend more.
-
-from lm_from_scratch.models.qwen2 import SIZES
-
-print("              C      I   I / C   MLP weights / 8 C^2")
-for size, numbers in SIZES.items():
-    c, i = numbers["n_embd"], numbers["intermediate_size"]
-    with torch.device("meta"):
-        weights = sum(t.numel() for t in GatedMLP(c, i).parameters())
-    assert weights == 3 * c * i
-    print(f"{size:10} {c:5} {i:6} {i / c:7.2f} {weights / (8 * c**2):15.2f}")
-    assert 5.2 < i / c < 5.9
-    assert 1.9 < weights / (8 * c**2) < 2.2
-
-c = 3 * 256
-assert 3 * c * (8 * c // 3) == 2 * c * 4 * c
-
-# %%
-# Qwen2 does: its three matrices hold about twice the :math:`8 C^2` of a GPT-2 of that C.
-#
-# Gate and up are not the same
-# ----------------------------
-#
-# Their shapes are equal, and so are their distributions at the start of training. A loader that swaps them raises no
-# error. The function is another one, because only the gate goes through silu.
-#
-# The I features have no order, on the other hand. If all three matrices are permuted alike, nothing changes.
-
-gate, up, down = matrices
-swapped = mlp_by_hand(x, up, gate, down)
-order = torch.randperm(width, generator=generator)
-permuted = mlp_by_hand(x, gate[order], up[order], down[:, order])
-print(f"largest entry {expected.abs().max():.1f}")
-print(f"swapped  error {(swapped - expected).abs().max():.1f}")
-print(f"permuted error {(permuted - expected).abs().max():.0e}")
-assert (swapped - expected).abs().max() > 1
-assert (permuted - expected).abs().max() < 5e-5
-
-# %%
-# Some programs store both in one matrix with 2I rows. Then the order of the halves is a convention that no shape can
-# check.
-#
-# Shared key heads
-# ----------------
-#
-# Generation keeps the keys and values of all earlier tokens, for every layer. With grouped heads there are Hkv key heads
-# and H query heads, and H / Hkv query heads read the same keys:
-#
-# .. math::
-#
-#    \text{query head } h \text{ reads key head } \lfloor h \, H_{kv} / H \rfloor
-#
-# The key heads are repeated, each one several times in a row.
-
-from lm_from_scratch.attention.attention import formula_attention
-from lm_from_scratch.attention.gqa import repeat_kv
-from lm_from_scratch.cache.interface import NO_CACHE
-
-print(inspect.getsource(repeat_kv))
-
-
-def tile_kv(x, n_head):
-    return x.repeat(1, n_head // x.shape[1], 1, 1)
-
-
-heads = torch.arange(Hkv).view(1, Hkv, 1, 1)  # (B, Hkv, S, D)
-print("repeated", repeat_kv(heads, H).flatten().tolist())
-print("tiled   ", tile_kv(heads, H).flatten().tolist())
-assert repeat_kv(heads, H).flatten().tolist() == [0, 0, 0, 1, 1, 1]
-assert tile_kv(heads, H).flatten().tolist() == [0, 1, 0, 1, 0, 1]
-
-# %%
-# The figure does not trust the formula. It changes one value head at a time, runs the attention, and marks the query
-# heads whose result moved.
-
-
-def who_reads(attention, n_kv_head):
-    generator = torch.Generator().manual_seed(0)
-    q = torch.randn(2, H, 11, D, generator=generator)
-    k, v = torch.randn(2, 2, n_kv_head, 11, D, generator=generator)
-    visibility = NO_CACHE.see(q[:, 0])[0]
-    before = attention(q, k, v, visibility)
-    moved = torch.zeros(H, n_kv_head)
-    for j in range(n_kv_head):
-        other = v.clone()
-        other[:, j] += 1.0
-        change = attention(q, k, other, visibility) - before
-        moved[:, j] = change.abs().amax((0, 2, 3)) > 0.5
-    return moved
-
-
-def attend_to_tiled_heads(q, k, v, visibility):
-    k, v = tile_kv(k, H), tile_kv(v, H)
-    return formula_attention(q, k, v, visibility)
-
-
-cases = {
-    "Hkv = 6": (formula_attention, 6),
-    "Hkv = 2": (formula_attention, 2),
-    "Hkv = 1": (formula_attention, 1),
-    "Hkv = 2, tiled": (attend_to_tiled_heads, 2),
-}
-# sphinx_gallery_thumbnail_number = 2
-made, axes = figure(6.8, 3.4, columns=4)
-for ax, (title, (attention, n_kv_head)) in zip(axes, cases.items()):
-    moved = who_reads(attention, n_kv_head)
-    assert (moved.sum(1) == 1).all()
-    for h, j in moved.nonzero().tolist():
-        wrong = j != h * n_kv_head // H
-        colour = COLOURS[3 if wrong else 0]
-        style = ":" if wrong else "-"
-        ax.plot(
-            [0, 1], [h, (j + 0.5) * H / n_kv_head - 0.5], style, color=colour
-        )
-    ax.plot([0] * H, range(H), "o", color="black")
-    ends = [(j + 0.5) * H / n_kv_head - 0.5 for j in range(n_kv_head)]
-    ax.plot([1] * n_kv_head, ends, "s", color="black")
-    ax.set_yticks(range(H))
-    ax.set_xticks([0, 1], ["query", "key"])
-    ax.set(title=title, xlim=(-0.25, 1.25), ylim=(H - 0.5, -0.5))
-    ax.grid(False)
-axes[0].set_ylabel("head")
-plt.show()
-
-right_heads = [h * Hkv // H for h in range(H)]
-assert who_reads(formula_attention, Hkv).argmax(1).tolist() == right_heads
-tiled_heads = who_reads(attend_to_tiled_heads, Hkv).argmax(1).tolist()
-assert [h for h in range(H) if tiled_heads[h] != right_heads[h]] == [1, 4]
-
-# %%
-# The last panel is the mistake of the museum below. Solid lines are right; query heads 1 and 4 read another
-# group's key head.
-#
-# What it saves
-# ~~~~~~~~~~~~~
-#
-# A cache holds two tensors, keys and values, of Hkv D numbers for each layer and token.
-#
-# .. math::
-#
-#    \text{bytes per token} = 2 \, L \, H_{kv} \, D \times \text{bytes per number}
-#
-# First the formula is compared with the cache of the package, after a model has read B = 2 rows of 11 tokens.
-
-from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-
-sizes = dict(vocab_size=97, n_layer=3, n_head=H, n_embd=C)
-sizes |= dict(intermediate_size=width, eos_token_id=2)
-idx = torch.randint(3, 97, (2, 11), generator=generator)
-for n_kv_head in (6, 2, 1):
-    small_config = Qwen2Config(**sizes, n_kv_head=n_kv_head)
-    cache = GrowingCache(n_layer=3)
-    with torch.no_grad():
-        Qwen2ForCausalLM(small_config)(idx, cache=cache)
-    print(f"Hkv = {n_kv_head}: {cache.nbytes:6,} bytes")
-    assert cache.nbytes == 2 * 3 * n_kv_head * D * 4 * idx.numel()
-
-# %%
-# Then it is applied to one text of 32,768 tokens in bfloat16, with the published numbers of heads and with Hkv = H.
-
-text_length = 32_768
-print("              H  Hkv   GiB   GiB if Hkv = H")
-for size, numbers in SIZES.items():
-    full = Qwen2Config(**numbers)
-    per_head = 2 * full.n_layer * full.head_dim * 2 * text_length / 2**30
-    shared, separate = per_head * full.n_kv_head, per_head * full.n_head
-    print(f"{size:12} {full.n_head:2} {full.n_kv_head:4}", end="")
-    print(f" {shared:6.3f} {separate:10.3f}")
-    if size == "Qwen2-0.5B":
-        assert (shared, separate) == (0.375, 2.625)
-        assert separate > 2 * 494_032_768 * 2 / 2**30
-
-# %%
-# Seven query heads of the smallest model share one key head. Without that, the cache of one such text would take 2.625
-# GiB, more than twice the memory of all its weights. With it, 0.375 GiB.
-#
-# Biases on three maps
-# --------------------
-#
-# In a Qwen2 block, the maps to queries, keys and values have a bias, and no other map has one.
-
-biases = [name for name in p if name.endswith("bias")]
-assert biases == [f"self_attn.{part}_proj.bias" for part in "qkv"]
-biases
-
-# %%
-# What can they do? The bias of the values is easy. The weights of a query sum to 1, so a constant added to every
-# value is added to their mean: it moves every output by one and the same vector.
-#
-# The bias b of the keys adds :math:`q_t \cdot b` to every score of query t. The softmax ignores what all scores of a row share, so
-# without rotation a key bias does nothing at all. A rotation turns b by a different angle at each key, and then it matters.
-
-from lm_from_scratch.layers.rope import RotaryEmbedding
-from lm_from_scratch.models.qwen2 import Block
-
-block_config = Qwen2Config(**sizes | {"n_layer": 1}, n_kv_head=Hkv)
-block = Block(block_config).eval()
-block.load_state_dict(oracle.state_dict())
-rotary = RotaryEmbedding(D, theta=10000.0)
-
-visibility = NO_CACHE.see(x)[0]
-turned = rotary(visibility.query_positions, x.dtype)
-still = torch.ones_like(turned[0]), torch.zeros_like(turned[1])
-
-
-@torch.no_grad()
-def effect(part, rotation):
-    attention = copy.deepcopy(block.self_attn)
-    before = attention(x, rotation, visibility, NO_CACHE)
-    getattr(attention, f"{part}_proj").bias += 1.0
-    return attention(x, rotation, visibility, NO_CACHE) - before
-
-
-print("bias + 1     unrotated     rotated    spread over tokens")
-for part in "qkv":
-    plain, rotated = effect(part, still), effect(part, turned)
-    spread = (rotated - rotated[:1, :1]).abs().max()
-    sizes_of = [f"{e.abs().max():11.0e}" for e in (plain, rotated)]
-    print(f"{part:10}", *sizes_of, f"{spread:17.0e}")
-    if part == "k":
-        assert plain.abs().max() < 5e-5
-    else:
-        assert plain.abs().max() > 0.1
-    assert rotated.abs().max() > 0.1
-    assert (spread < 5e-5) == (part == "v")
-
-# %%
-# With rotation, the biases of query and key together give each head a term of the score that depends on distance alone.
-# GPT-2 has a key bias too, but turns nothing, so there it has no effect.
-#
-# The residual stream
-# -------------------
-#
-# The norms stand in front of attention and MLP, whose results are added to the state. No norm stands on the path from the
-# embedding to the last block, so nothing scales the state back.
-#
-# The shipped Qwen2 was trained on the same text as the shipped GPT-2. It reads four texts of 128 tokens, and
-# ``record_hidden_states`` keeps the state before the first block and after each one.
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.instruments.record import record_hidden_states
-from lm_from_scratch.text.corpora import load_corpus
+from lm_from_scratch.instruments import diagrams
 
-trained, tokenizer = load_shipped("qwen2-docs")
-start = tokenizer.eos_token_id
-texts = [tokenizer.encode(d.text) for d in load_corpus("reference")]
-texts = [[start, *ids][:128] for ids in texts if len(ids) > 127][:4]
+torch.set_grad_enabled(False)
+model, tokenizer = load_shipped("qwen2-docs")
+block = model.model.layers[0]
 
-added = {"attention": [], "MLP": []}
-for layer in trained.model.layers:
-    for name, module in zip(added, (layer.self_attn, layer.mlp)):
-        module.register_forward_hook(
-            lambda module, args, result, name=name: added[name].append(result)
-        )
-with torch.no_grad(), record_hidden_states(trained) as states:
-    trained(torch.tensor(texts))
-stream = torch.stack([state[0] for state in states[:-1]])  # (L + 1, B, T, C)
+read = []  # a hook keeps what the first MLP reads
+hook = block.mlp.register_forward_pre_hook(lambda _, args: read.append(args[0]))
+text = "If the file does not exist, an object of the same type is to be used"
+ids = tokenizer.start(text)
+model(torch.tensor([ids]))
+hook.remove()
+x = read[0][0]  # (T, C)
+gates = F.silu(block.mlp.gate_proj(x))  # (T, I): how much passes
+some = [34, 222, 104, 251, 245, 309, 105]
+diagrams.gates(tokenizer.pieces(ids)[1:], some, gates[1:, some].tolist())
+
+# %%
+# Gate 222 opens wide at "an". Gate 251 opens at "of", gate 309 at "to". Nobody programmed that: training gave these words features
+# of their own.
+
+pieces = tokenizer.pieces(ids)
+words = [" the", " an", " object", " of", " is", " to", " be"]
+assert [pieces[t] for t in gates[:, some].argmax(0).tolist()] == words
+assert gates.shape[1] == 384
+
+# %%
+# Close one gate
+# --------------
+#
+# What is gate 222 good for? We remove what passes through it, and compare. The model has 8 blocks with 384 gates each,
+# 3,072 in all.
+#
+# **Predict first.** The text so far is "This is an". What changes when gate 222 is shut?
+#
+# * Nothing that you could see: it is one gate of 3,072
+# * The model can no longer write "an"
+# * Fewer next words begin with a vowel
+# * The model writes noise
 
 
-def rms(t):
-    return t.square().mean(-1).sqrt()
+def begins_with(letters):
+    vocabulary = [tokenizer.pieces([i])[0] for i in range(4096)]
+    return torch.tensor([p[:2].lower() in letters for p in vocabulary])
 
 
-first = rms(stream)[:, :, 0].mean(1)  # the token that starts a document
-later = rms(stream)[:, :, 1:].mean((1, 2))
-made, (ax,) = figure(6.0, 3.6)
-n_layer = len(trained.model.layers)
-ax.plot(range(n_layer + 1), first, "s:", label="state, first token")
-ax.plot(range(n_layer + 1), later, "o-", label="state, later tokens")
-for (name, results), style in zip(added.items(), ("^--", "v-.")):
-    size = [rms(result)[:, 1:].mean() for result in results]
-    places = [i + 1 for i in range(n_layer)]
-    ax.plot(places, size, style, label=f"added by {name}, later tokens")
-ax.set(xlabel="after block", ylabel="root mean square", yscale="log")
-ax.set_title("The state grows from block to block")
+vowel = begins_with([" " + letter for letter in "aeiou"])
+consonant = begins_with([" " + letter for letter in "bcdfghjklmnpqrstvwxyz"])
+prompt = torch.tensor([tokenizer.start("This is an")])
+before = model(prompt)[0, -1].softmax(-1)
+column = block.mlp.down_proj.weight[:, 222]
+kept = column.clone()
+column.zero_()  # nothing that passes gate 222 arrives
+after = model(prompt)[0, -1].softmax(-1)
+column.copy_(kept)
+for name, p in (("open", before), ("shut", after)):
+    print(f"{name}: vowel {p[vowel].sum():.0%}", end=", ")
+    print(f"consonant {p[consonant].sum():.0%}")
+assert before[vowel].sum() > 0.75 and before[consonant].sum() < 0.15
+assert after[vowel].sum() < 2 / 3 * before[vowel].sum()
+assert after[consonant].sum() > 2 * before[consonant].sum()
+
+# %%
+# With the gate shut, words that begin with a vowel lose more than a third of their probability, and words that begin with a
+# consonant gain. This one feature helps the model to write "an error" and not "an way". Most features are harder to name.
+#
+# Two matrices, or three
+# ----------------------
+#
+# GPT-2's MLP has two matrices. The first makes I inner features from a token's C features, GELU bends each of them, and the
+# second matrix leads back. (PyTorch stores a matrix as outputs × inputs, hence the ``.T``.)
+
+
+def gpt2_mlp(x, up, down):  # biases left out
+    inner = F.gelu(x @ up.T)  # (T, I)
+    return inner @ down.T  # (T, C)
+
+
+# %%
+# Qwen2's MLP has a third matrix, the gate:
+
+
+def gated_mlp(x, gate, up, down):
+    inner = F.silu(x @ gate.T) * (x @ up.T)  # (T, I)
+    return inner @ down.T  # (T, C)
+
+
+maps = (block.mlp.gate_proj, block.mlp.up_proj, block.mlp.down_proj)
+y = gated_mlp(x, *(m.weight for m in maps))
+print(tuple(x.shape), tuple(y.shape))
+torch.testing.assert_close(y, block.mlp(x))
+assert [tuple(m.weight.shape) for m in maps] == [(384, 128)] * 2 + [(128, 384)]
+
+# %%
+# In each inner feature two numbers meet: g from the gate matrix and u from the up matrix. What passes is silu(g) times u, where
+# :math:`\operatorname{silu}(g) = g \, \sigma(g)`, and :math:`\sigma` rises from 0 for very negative g to 1 for very positive g.
+#
+# This is SwiGLU: *Swish*, another word for silu, and *gated linear unit*.
+
+import matplotlib.pyplot as plt
+
+from lm_from_scratch.instruments.plot import figure
+
+g = torch.linspace(-6, 6, 241)
+fig, (ax,) = figure(4.6, 3.0)
+for u, style in zip((2, 1, -1), ("-", "--", "-.")):
+    ax.plot(g, F.silu(g) * u, style, label=f"u = {u}")
+ax.set(title="What passes: silu(g) u", xlabel="g", ylim=(-5, 9))
 ax.legend(frameon=False)
 plt.show()
 
-print("later tokens", *(f"{r:.2f}" for r in later))
-assert later[-1] > 10 * later[0]
-assert first[-1] > 2 * later[-1]
+# %%
+# On the left the gate is shut: whatever u is, almost nothing passes. On the right it is open: the gate decides *how much*
+# passes, and u decides *what*, with its sign.
+#
+# Three matrices for the price of two
+# -----------------------------------
+#
+# **Predict first.** GPT-2's two matrices are 768 × 3,072 and 3,072 × 768. You want three matrices with as many weights in
+# all. How many inner features can you afford?
+#
+# * 3,072
+# * 2,048
+# * 1,536
+
+two = 2 * 768 * 3072
+inner_features = two // (3 * 768)
+inner_features
 
 # %%
-# The state of the later tokens grows more than tenfold, and that of the first token ends more than twice as large as theirs.
-# What attention and MLP of the last block add is less than half as large as the state behind it. And that state is a plain
-# sum, as in GPT-2.
+# Two thirds: three matrices of two thirds the width cost as much as two. In general, :math:`2 C \cdot 4C = 3 C I` gives
+# :math:`I = \tfrac{8}{3} C`.
+#
+# The paper on SwiGLU compared at this width, so the gate had to earn its place at equal cost. It did. The published Qwen2 models
+# are even `wider <3a_swiglu_in_depth.ipynb>`_.
 
-total = stream[0] + sum(added["attention"]) + sum(added["MLP"])
-torch.testing.assert_close(total, stream[-1], atol=1e-4, rtol=1e-4)
-for results in added.values():
-    assert rms(results[-1])[:, 1:].mean() < later[-1] / 2
+assert inner_features == 2048 == 2 * 3072 // 3
+assert 3 * 768 * inner_features == two
 
 # %%
-# The block, assembled
-# --------------------
+# Shared key heads
+# ----------------
 #
-# All parts are known now. This is a block of Qwen2, from functions of the package and the twelve tensors of ``p``.
+# When a model writes, it keeps the keys and values of all earlier tokens: the KV cache. In GPT-2 every query head has
+# a key head and a value head of its own. In Qwen2, several query heads share one. This is *grouped-query attention*, GQA.
 
-from lm_from_scratch.layers.norm import rms_norm
-from lm_from_scratch.layers.rope import apply_rope
-
-
-def qwen2_block(x, p, rotation, visibility):
-    B, T, _ = x.shape
-    h = rms_norm(x, p["input_layernorm.weight"])
-    q, k, v = (
-        F.linear(h, p[f"self_attn.{m}.weight"], p[f"self_attn.{m}.bias"])
-        .view(B, T, -1, D)
-        .transpose(1, 2)  # (B, H, T, D), (B, Hkv, T, D) twice
-        for m in ("q_proj", "k_proj", "v_proj")
-    )
-    q, k = apply_rope(q, *rotation), apply_rope(k, *rotation)
-    y = formula_attention(q, k, v, visibility)
-    y = y.transpose(1, 2).reshape(B, T, -1)
-    x = x + y @ p["self_attn.o_proj.weight"].T
-    h = rms_norm(x, p["post_attention_layernorm.weight"])
-    maps = (p[f"mlp.{m}_proj.weight"] for m in ("gate", "up", "down"))
-    return x + mlp_by_hand(h, *maps)
-
+diagrams.shared_heads(4, [4, 2, 1])
 
 # %%
-# Three implementations get the same two rows, of which the first begins with three padding tokens. The layer of
-# ``transformers`` wants cosines and sines from its own module, and a mask that it adds to the scores. The loss is a
-# weighted sum over the real tokens, and its gradient is taken for the input and for all twelve tensors.
+# On the left is the shipped GPT-2, in the middle the shipped Qwen2, on the right the extreme, one key head for all. In
+# code, two matrices become smaller, and the keys and values are repeated just before they are used:
 
-from lm_from_scratch.attention.visibility import positions_from_mask
-
-real = torch.ones(2, 11, dtype=torch.long)
-real[0, :3] = 0
-positions = positions_from_mask(real)
-visibility = NO_CACHE.see(x, positions)[0]
-rotation = rotary(positions, x.dtype)
-added_mask = torch.zeros(2, 1, 11, 11)
-added_mask.masked_fill_(~visibility.mask, torch.finfo(torch.float32).min)
-turns = modeling_qwen2.Qwen2RotaryEmbedding(config)
-loss_weights = torch.randn(2, 11, C, generator=generator)
-loss_weights = loss_weights * real[..., None]
-
-
-def result_and_gradients(run, parameters):
-    leaf = x.clone().requires_grad_()
-    y = run(leaf)
-    inputs = [leaf, *(parameters[name] for name in sorted(parameters))]
-    gradients = torch.autograd.grad((y * loss_weights).sum(), inputs)
-    names = ["x", *sorted(parameters)]
-    return y.detach()[real == 1], dict(zip(names, gradients))
-
-
-def run_oracle(x, layer=oracle):
-    positions_of_oracle = positions.clamp(min=0)
-    return layer(
-        x,
-        attention_mask=added_mask,
-        position_embeddings=turns(x, positions_of_oracle),
-    )
-
-
-leaves = {name: t.clone().requires_grad_() for name, t in p.items()}
-runs = {
-    "transformers": (run_oracle, dict(oracle.named_parameters())),
-    "by hand": (lambda x: qwen2_block(x, leaves, rotation, visibility), leaves),
-    "package": (
-        lambda x: block(x, rotation, visibility, NO_CACHE),
-        dict(block.named_parameters()),
-    ),
-}
-results = {
-    name: result_and_gradients(run, parameters)
-    for name, (run, parameters) in runs.items()
-}
-expected, gradients = results.pop("transformers")
-print(f"largest result {expected.abs().max():.1f}", end=", ")
-print(f"largest gradient {max(g.abs().max() for g in gradients.values()):.0f}")
-for name, (ours, our_gradients) in results.items():
-    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-5)
-    relative = []
-    for tensor, g in gradients.items():
-        scale = g.abs().max()
-        relative.append(
-            ((our_gradients[tensor] - g).abs().max() / scale).item()
-        )
-    print(f"{name:8} error {(ours - expected).abs().max():.0e}", end=", ")
-    print(f"gradients, relative {max(relative):.0e}")
-    assert len(relative) == 13
-    assert max(relative) < 1e-4
+h = block.input_layernorm(model.model.embed_tokens.weight[ids])  # (T, C)
+T, attention = len(ids), block.self_attn
+q = attention.q_proj(h).view(T, 4, 32).transpose(0, 1)  # (H, T, D)
+k = attention.k_proj(h).view(T, 2, 32).transpose(0, 1)  # (Hkv, T, D): cached
+k_for_each_query = k.repeat_interleave(2, dim=0)  # (H, T, D): heads 0 0 1 1
+print(tuple(q.shape), tuple(k.shape), tuple(k_for_each_query.shape))
+assert torch.equal(k_for_each_query[0], k_for_each_query[1])
+assert torch.equal(k_for_each_query[2], k[1])
 
 # %%
-# Result and all thirteen gradients agree. The package's block is the same with modules.
+# The queries still differ, so two heads of a group can ask different questions. But both must find their answers by the same
+# keys. That is the price of sharing.
+#
+# **Predict first.** Qwen2-7B has 28 layers, 28 query heads, 4 key heads, and 128 features in a head. A number takes 2 bytes.
+# How much does its cache grow with each token?
+#
+# * 1 KiB
+# * 56 KiB
+# * 392 KiB
 
-print(inspect.getsource(Block.forward))
+layers, features = 28, 128
+shared = 2 * layers * 4 * features * 2  # keys and values; two bytes
+separate = 2 * layers * 28 * features * 2
+print(f"one token:      {shared / 2**10:6.0f} KiB {separate / 2**10:6.0f} KiB")
+context = 32_768
+print(f"{context:,} tokens: {shared * context / 2**30:6.2f} GiB", end=" ")
+print(f"{separate * context / 2**30:6.2f} GiB")
+assert (shared, separate) == (56 * 2**10, 392 * 2**10)
+assert shared * context == 1.75 * 2**30 and separate == 7 * shared
 
 # %%
-# Bug museum
-# ----------
-#
-# Q25: key heads that do not divide
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-#
-# Six query heads cannot share four key heads evenly. The code of the first Qwen2 checked that H divides C, and not
-# that Hkv divides H. The model was built, and the first forward pass failed inside attention. Here are the shapes of
-# that pass, and a repetition without a check.
+# The 1 KiB would be the keys of one layer. Keys and values of all layers take 56 KiB with four key heads, and 392 KiB with a
+# key head for every query head.
 
-
-def repeat_unchecked(x, n_head):
-    return x.repeat_interleave(n_head // x.shape[1], dim=1)
-
-
-q = torch.zeros(2, 6, 11, D)
-k = torch.zeros(2, 4, 11, D)
-try:
-    q @ repeat_unchecked(k, 6).mT
-except RuntimeError as error:
-    print("late: ", error)
-    late = str(error)
-
-try:
-    Qwen2Config(**sizes, n_kv_head=4)
-except ValueError as error:
-    print("early:", error)
-    early = str(error)
-assert "head" not in late
-assert early == "n_head=6 is not a multiple of n_kv_head=4"
+sizes = {"28 key heads": separate, "4 key heads": shared}
+fig, (ax,) = figure(4.6, 1.9)
+bars = ax.barh(list(sizes), [n * context / 2**30 for n in sizes.values()])
+ax.bar_label(bars, fmt="%.2f", padding=3)
+ax.set(title="Cache of 32,768 tokens, Qwen2-7B", xlabel="GiB", xlim=(0, 15))
+plt.show()
 
 # %%
-# The quotient 6 // 4 is 1, so nothing is repeated, and the message speaks of dimensions instead of heads. The fixed line
-# is a check in the config, before any weight exists. The test that finds it builds a config with 6 and 4.
+# For one long text that is 1.75 GiB instead of 12.25. A server keeps such a cache for each of the people it answers at the same
+# time, so the same memory now serves seven times as many.
 #
-# Key heads in tiles
-# ~~~~~~~~~~~~~~~~~~
-#
-# ``repeat`` for ``repeat_interleave``: each query head reads another's keys, except with one key head or as many as
-# query heads.
-#
-# The tiled repetition of the figure is the mistake of a single word, ``repeat`` for ``repeat_interleave``. Every shape fits.
-# The next lines plant it in a block, for each possible number of key heads.
+# The smaller matrices also save weights. The shipped Qwen2 spends them on its MLP: 384 inner features instead of the 341 of
+# :math:`\tfrac{8}{3} C`. In all, the matrices of its blocks have exactly as many weights as those of the shipped GPT-2.
 
-print("Hkv   error of the block")
-tiled_error = {}
-for n_kv_head in (1, 2, 3, 6):
-    numbers = sizes | {"n_layer": 1, "n_kv_head": n_kv_head}
-    grouped = Block(Qwen2Config(**numbers)).eval()
-    randomize_(grouped)
-    wrong = copy.deepcopy(grouped)
-    grouped.self_attn.attend = formula_attention
-    wrong.self_attn.attend = lambda q, k, v, visibility, dropout: (
-        attend_to_tiled_heads(q, k, v, visibility)
-    )
-    with torch.no_grad():
-        change = wrong(x, rotation, visibility, NO_CACHE)
-        change -= grouped(x, rotation, visibility, NO_CACHE)
-    tiled_error[n_kv_head] = change[real == 1].abs().max().item()
-    print(f"{n_kv_head:3} {tiled_error[n_kv_head]:12.1f}")
-assert tiled_error[1] == tiled_error[6] == 0.0
-assert min(tiled_error[2], tiled_error[3]) > 0.5
+
+def in_matrices(blocks):
+    weights = [w for name, w in blocks.named_parameters() if "weight" in name]
+    return sum(w.numel() for w in weights if w.dim() == 2)
+
+
+gpt2, _ = load_shipped("gpt2-docs")
+assert in_matrices(gpt2.transformer.h) == in_matrices(model.model.layers)
+assert 8 * 128 // 3 == 341
 
 # %%
-# With one key head, or as many as query heads, the mistake is *equal* to the right code, bit for bit. A test must use
-# 1 < Hkv < H. The fixed line is in ``repeat_kv`` above.
+# One word, and the wrong heads
+# -----------------------------
 #
-# Which sentence is false?
-# ------------------------
+# ``repeat_interleave`` gives heads 0 0 1 1. ``repeat`` gives 0 1 0 1: same shape, no error, and two of four query heads read
+# keys that they were not trained with. In November 2024 a change to Apple's axlearn had the second order, and
+# `a fix followed <https://github.com/apple/axlearn/pull/842>`_. jax-js had to `fix it too <https://github.com/ekzhang/jax-js/pull/180>`_.
 #
-# 1. A bias on the values adds the same vector to the output of every token.
-# 2. With :math:`I = \tfrac{8}{3} C`, a gated MLP has as many weights as two matrices with 4C features.
-# 3. The matrices of a new Qwen2 are drawn from a standard normal distribution.
-# 4. Permuting the I features of all three matrices alike leaves a gated MLP as it is.
+# Here is our model with either order, the wrong one first:
 
-torch.manual_seed(0)
-new = Qwen2ForCausalLM(Qwen2Config(**sizes, n_kv_head=Hkv))
-drawn = torch.cat([t.flatten() for t in new.parameters() if t.dim() == 2])
-moved = effect("v", rotation)[real == 1]
-answers = [
-    torch.allclose(moved, moved[:1].expand_as(moved), atol=5e-5),
-    3 * 768 * 2048 == 2 * 768 * (4 * 768),
-    abs(drawn.std().item() - 1) < 0.5,
-    torch.allclose(permuted, by_hand, atol=5e-5),
-]
-print(answers)
-print(f"mean {drawn.mean():.3f}, standard deviation {drawn.std():.3f}")
-assert answers == [True, True, False, True]
-assert abs(drawn.std() - 0.02) < 0.001
-for name, t in new.named_parameters():
-    assert t.dim() == 2 or (t == float("norm" in name)).all()
+from lm_from_scratch.attention.attention import sdpa_attention
+from lm_from_scratch.generation.generate import generate_text
+
+
+def wrong_heads(q, k, v, visibility, dropout=0.0):
+    k, v = k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1)
+    return sdpa_attention(q, k, v, visibility)
+
+
+for attend in (wrong_heads, sdpa_attention):
+    for layer in model.model.layers:
+        layer.self_attn.attend = attend
+    start = "If the file does not exist, an"
+    written = "".join(generate_text(model, tokenizer, start, 24, seed=0))
+    print(" ".join((start + written).split()))
 
 # %%
-# The third is false: the standard deviation is 0.02, biases start at 0 and norm weights at 1.
+# The first text is made of words, too, so a quick look may miss the mistake. Test with more than one key head, and with fewer
+# key heads than query heads: in all other cases the two orders are the same.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* Replace silu by ReLU, by GELU, and by the identity in ``mlp_by_hand``. A right answer names the two with which
-#    2 x gives exactly four times the result of x, and the one of them with which -x gives the result of x. Hint: write
-#    the product for a single feature.
-# 2. *Easy.* By the argument of this page, the key biases of GPT-2 have no effect. Set them to zero in the model of
-#    ``load_shipped()``. A right answer shows logits equal to 1e-4, and the same experiment on ``load_shipped("qwen2-docs")``
-#    with logits that move. Hint: ``c_attn`` holds queries, keys and values side by side.
-# 3. *Hard.* Compute scores with Hkv key heads without repeating them in memory. A right answer equals
-#    ``formula_attention`` to 1e-5 and never makes a tensor with H heads and S keys except the weights. Hint: give q the axes
-#    (B, Hkv, H / Hkv, T, D).
+# 1. Print the ten words with the widest gate for another feature of the first block, over a longer text of yours. A right answer is a
+#    list like the columns of the first picture. Can you name the feature?
+# 2. Shut gate 251, the one of "of", after the text "Return the number of". A right answer shows the five likeliest next words before and
+#    after, and says in one sentence what the model seems to have missed.
+# 3. Write ``repeat_kv(k, n_head)`` with ``expand`` and ``reshape`` and without ``repeat_interleave``. A right answer equals ``repeat_interleave``
+#    for 1, 2 and 4 key heads.
 #
 # Summary
 # -------
 #
-# * SwiGLU multiplies one linear map by the silu of another. Ten times a large state gives a hundred times the
-#   result; the norm in front keeps states at one size.
-# * With I = 8/3 C its three matrices cost as much as two with 4C. Qwen2 takes more than 5 C.
-# * Query head h reads key head h Hkv / H, rounded down. For the smallest Qwen2, the cache of 32,768 tokens takes 0.375 GiB
-#   instead of 2.625.
-# * A value bias moves all outputs alike. A key bias does nothing without rotation.
-# * In the trained model the state of later tokens grows more than tenfold from the embedding to the last block.
-# * The assembled block equals the one of ``transformers`` in value, and in thirteen gradients to a relative 1e-4.
-# * Tiled key heads are right for Hkv = 1 and Hkv = H. Test between.
-#
-# One block is done. The next page stacks them, adds the two ends, and loads a checkpoint.
-#
-# Sources
-# -------
-#
-# * Shazeer: `GLU Variants Improve Transformer <https://arxiv.org/abs/2002.05202>`_, 2020. SwiGLU, and the width 8/3 C.
-# * Dauphin et al.: `Language Modeling with Gated Convolutional Networks <https://arxiv.org/abs/1612.08083>`_, 2016. The gated linear unit.
-# * Ainslie et al.: `GQA <https://arxiv.org/abs/2305.13245>`_, 2023. Grouped heads, and how to make them from a trained model.
-# * Xiong et al.: `On Layer Normalization in the Transformer Architecture <https://arxiv.org/abs/2002.04745>`_, 2020. Norms before or behind a layer.
-# * Xiao et al.: `Efficient Streaming Language Models with Attention Sinks <https://arxiv.org/abs/2309.17453>`_, 2023. The special first token.
-# * Yang et al.: `Qwen2 Technical Report <https://arxiv.org/abs/2407.10671>`_, 2024.
-# * The block of ``transformers``: `modeling_qwen2.py <https://github.com/huggingface/transformers/blob/main/src/transformers/models/qwen2/modeling_qwen2.py>`_.
-
-import platform
-
-import lm_from_scratch
-
-print("python", platform.python_version())
-print("torch", torch.__version__)
-print("transformers", transformers.__version__)
-print("lm_from_scratch", lm_from_scratch.__version__)
+# * A gated MLP multiplies two maps of a token: silu of the gate says how much of each feature passes, and up says what.
+# * Three matrices with :math:`I = \tfrac{8}{3} C` have as many weights as GPT-2's two with 4C.
+# * Query heads that share key heads shrink the cache: Qwen2-7B keeps 56 KiB for a token instead of 392.

@@ -2,36 +2,19 @@ r"""
 Where libraries disagree
 ========================
 
-Two libraries can both be right, load the same weights without a message, and give different logits. One pairs the
-features of a rotation differently, one counts a window without its own token, one writes ``True`` where the other
-writes ``False``.
+Your model loads a published checkpoint without a message, and its logits are wrong. Why? Perhaps both programs are right, and they
+disagree on a *convention*: one pairs the features of a rotation differently, one counts a window without its own token, one
+writes ``True`` where the other writes ``False``.
 
-Such a difference is a *convention*. This page takes fifteen of them, one after the other. For each it runs the other
-library, or its published rule where that cannot run here. It measures how far off a naive exchange is, and shows the
-converter that brings the difference down to rounding error. At the end it prints the table.
+This page deepens `from GPT-2 to Qwen2 in five changes <4_qwen2.ipynb>`_. It takes fifteen conventions, one after the other. For each
+it runs the other library, or its published rule where the library cannot run here. It measures how far off you are if you ignore the
+difference, and shows the converter that brings the error down to rounding. At the end there is a table of all fifteen.
 
-You will learn
---------------
-
-* which conventions change a result without changing a shape,
-* the one line that converts each,
-* which of them a first test does not notice, and why,
-* how to write a convention down: as a check with two numbers.
-
-Before you start
-----------------
-
-Read the pages on `GPT-2 <../1_gpt2/2_gpt2.ipynb>`_, on `rotary positions <2_rope.ipynb>`_, and on
-`Qwen2 <4_qwen2.ipynb>`_. A CPU is enough, ``transformers`` and ``tokenizers`` must be installed, and nothing is
-downloaded.
-
-Letters name axes: B rows, T queries, S keys, C features of a token, H query heads, Hkv key heads, D features of a head.
-
-How a row is made
------------------
+A row of the table
+------------------
 
 A row compares our result with the other library's result on the same input, twice: as it is, and through the
-converter. The function demands a visible error before and at most 5e-5 after.
+converter. The function fails unless the error is visible before and at most 5e-5 after.
 """
 
 import inspect
@@ -43,7 +26,7 @@ import torch.nn.functional as F
 import transformers
 from torch import nn
 
-from lm_from_scratch.instruments.plot import COLOURS, figure
+from lm_from_scratch.instruments.plot import COLOURS, GREY, figure
 
 torch.set_grad_enabled(False)
 transformers.utils.logging.disable_progress_bar()
@@ -63,7 +46,7 @@ def row(name, ours, other, where, results):
 
 
 # %%
-# Two models serve most rows. ``transformers`` makes them, with weights of standard deviation 0.25, and the package reads
+# Most rows need only two models. ``transformers`` builds them, with weights of standard deviation 0.25, and the package reads
 # their files. The Qwen2 has four layers, 6 query heads on 2 key heads, and a sliding window of 4 keys from layer 2 on.
 
 from lm_from_scratch.checkpoint.weights import from_pretrained
@@ -73,7 +56,7 @@ folder = tempfile.TemporaryDirectory()
 no_ids = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
 
 
-def twins(name, model):
+def in_both(name, model):
     """The model of transformers with random weights, and ours with the same."""
     randomize_(model.eval())
     model.set_attn_implementation("eager")
@@ -81,7 +64,7 @@ def twins(name, model):
     return model, from_pretrained(f"{folder.name}/{name}")
 
 
-hf_qwen2, qwen2 = twins(
+hf_qwen2, qwen2 = in_both(
     "qwen2",
     transformers.Qwen2ForCausalLM(
         transformers.Qwen2Config(
@@ -92,7 +75,7 @@ hf_qwen2, qwen2 = twins(
         )
     ),
 )  # fmt: skip
-hf_gpt2, gpt2 = twins(
+hf_gpt2, gpt2 = in_both(
     "gpt2",
     transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
@@ -108,8 +91,7 @@ for hf, ours in ((hf_qwen2, qwen2), (hf_gpt2, gpt2)):
     torch.testing.assert_close(ours(idx), hf(idx).logits, atol=5e-5, rtol=0)
 
 # %%
-# The two libraries agree on both models. So every row below is about a *reading* of these weights, not about the
-# weights.
+# The two libraries agree on both models. So the weights are right, and every row below is about how they are *read*.
 #
 # Rotary positions
 # ----------------
@@ -117,8 +99,8 @@ for hf, ours in ((hf_qwen2, qwen2), (hf_gpt2, gpt2)):
 # Pairs of features
 # ~~~~~~~~~~~~~~~~~
 #
-# Qwen2 and Llama turn features i and i + D/2. GPT-J and Cohere, also in ``transformers``, turn 2i and 2i + 1. Here are
-# the scores of one layer, from the same states, by Cohere's functions.
+# Qwen2 and Llama rotate features i and i + D/2 together. GPT-J and Cohere, also in ``transformers``, rotate 2i and 2i + 1. Here are
+# the scores of one layer, from the same states, with Cohere's functions.
 
 from transformers.models.cohere import modeling_cohere as cohere
 
@@ -174,8 +156,8 @@ row(
 # ~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # In the package, padding has position -1 and real tokens count from 0. A forward pass of ``transformers`` that gets a
-# mask and no ``position_ids`` counts the padding too. For a learnt position embedding this is wrong; rotation knows
-# distances alone, and does not notice.
+# mask and no ``position_ids`` counts the padding too. For a learnt position embedding this is wrong. A rotation depends on distances
+# alone, so it does not notice.
 
 from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
 
@@ -211,11 +193,11 @@ for name, hf, ours in (("GPT-2", hf_gpt2, gpt2), ("Qwen2", hf_qwen2, qwen2)):
 # The window
 # ~~~~~~~~~~
 #
-# A window of W keys contains the query's own here, as in the Qwen2 of ``transformers``: the logits above agreed, with
+# Here a window of W keys contains the query's own key, as in the Qwen2 of ``transformers``: the logits above agreed, with
 # two layers that slide.
 #
-# FlashAttention counts differently: its left window of w lets position i see the keys from i - w to i, and these are
-# w + 1. It has no CPU version, so its documented rule stands here as a mask.
+# FlashAttention counts differently: with a left window of w, position i sees the keys from i - w to i, which are w + 1 keys. It has no
+# CPU version, so we write its documented rule as a mask.
 
 from lm_from_scratch.attention.attention import (
     formula_attention,
@@ -291,13 +273,13 @@ row(
 )
 
 # %%
-# The converter is not to use the number: ``layer_types`` in the config says it in words.
+# The converter is to avoid the number: ``layer_types`` in the config has a word for each layer.
 #
 # The corner of the triangle
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # Three queries come after a cache of nine keys. They are the *last* three of twelve, so their triangle ends in the
-# lower right corner. ``is_causal`` of torch puts it into the upper left one.
+# lower right corner. ``is_causal`` of torch puts the triangle into the upper left corner.
 
 from torch.nn.attention.bias import causal_lower_right
 
@@ -325,7 +307,7 @@ row(
 #
 # In a mask of the package, and of torch's ``scaled_dot_product_attention``, ``True`` means visible. In torch's
 # ``nn.MultiheadAttention`` it means hidden, for ``attn_mask`` and for ``key_padding_mask``. Read the wrong way round,
-# they hide every key of row 1, which has no padding. A query without keys gives 0 or NaN, depending on the version; NaN
+# these masks hide every key of row 1, which has no padding. A query without keys gives 0 or NaN, depending on the version. NaN
 # counts as 0 here.
 
 mha = nn.MultiheadAttention(C, num_heads=H, bias=False, batch_first=True).eval()
@@ -366,8 +348,8 @@ row(
 # The side of the padding
 # ~~~~~~~~~~~~~~~~~~~~~~~
 #
-# The ``tokenizers`` library pads on the right unless told otherwise, and so does the package's ``padded_batch``. A
-# program that reads the next token from the last column wants padding on the left.
+# The ``tokenizers`` library pads on the right by default, and so does the package's ``padded_batch``. A
+# program that reads the next token from the last column needs padding on the left.
 
 import tokenizers
 
@@ -403,8 +385,8 @@ torch.testing.assert_close(logits[:, -1], alone, atol=5e-5, rtol=0)
 # The default of epsilon
 # ~~~~~~~~~~~~~~~~~~~~~~
 #
-# ``F.rms_norm`` takes no epsilon to mean the machine epsilon, 1.2e-7 in float32. Qwen2 has 1e-6.
-# Only small inputs show it, so these are a thousandth of the usual size.
+# If you give ``F.rms_norm`` no epsilon, it takes the machine epsilon, 1.2e-7 in float32. Qwen2 has 1e-6.
+# Only small inputs show the difference, so these inputs have a thousandth of the usual size.
 
 from lm_from_scratch.layers.norm import layer_norm, rms_norm
 
@@ -426,7 +408,7 @@ print(f"with inputs of the usual size: {usual:.0e}")
 assert usual < 5e-5
 
 # %%
-# There is no single default, either. These are the ones of six configs, with the activations of their MLPs.
+# The configs do not agree on a default, either. Here are six of them, with the activations of their MLPs.
 
 print(f"{'':8}{'norm eps':>9}  activation")
 for name in ("GPT2", "Bert", "GPTNeoX", "Qwen2", "Llama", "Gemma"):
@@ -464,7 +446,7 @@ row(
 # Divide by C or by C - 1
 # ~~~~~~~~~~~~~~~~~~~~~~~
 #
-# A LayerNorm divides the sum of squares by C. ``torch.var`` and ``torch.std`` divide by C - 1 unless told otherwise, so
+# A LayerNorm divides the sum of squares by C. ``torch.var`` and ``torch.std`` divide by C - 1 by default, so
 # a LayerNorm written with them is off.
 
 
@@ -485,8 +467,8 @@ row(
 # Inside the root or outside
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# The Annotated Transformer, from which many learnt, adds epsilon to the standard deviation instead of the variance. With
-# a variance near 1 that is hard to see, so the inputs are small again. The converter is to write it inside.
+# The Annotated Transformer, from which many people learnt, adds epsilon to the standard deviation instead of the variance. With
+# a variance near 1 that is hard to see, so the inputs are small again. The converter is to write epsilon inside the root.
 
 
 def outside(x):
@@ -561,7 +543,7 @@ torch.testing.assert_close(conv(x), linear(x), atol=5e-5, rtol=0)
 # ~~~~~~~~~~
 #
 # The package's targets are already shifted: ``targets[t]`` is the token after ``idx[t]``. The models of
-# ``transformers`` take ``labels`` that equal the ids, and shift them inside. Whoever gives them targets trains the
+# ``transformers`` take ``labels`` that equal the ids, and shift them inside. If you give them shifted targets, you train the
 # model to predict the token after the next.
 
 from lm_from_scratch.text.targets import IGNORE, next_token_targets
@@ -584,7 +566,7 @@ row(
 # What does not count
 # ~~~~~~~~~~~~~~~~~~~
 #
-# A target of -100 is left out, in the package as in torch and ``transformers``. The id of the padding is not: a model
+# A target of -100 is left out, in the package as in torch and ``transformers``. The id of the padding is not left out: a model
 # that gets padded ids as labels is also scored on its padding, even with a mask.
 
 padded_ids = idx.clone()
@@ -608,29 +590,29 @@ signature = inspect.signature(F.cross_entropy)
 assert signature.parameters["ignore_index"].default == IGNORE == -100
 
 # %%
-# How large
-# ---------
+# How large the errors are
+# ------------------------
 #
-# The figure sorts the rows by the error of a naive exchange. The two lines are the tolerance of this page, and a
-# tolerance that is popular in tests, 1e-3.
+# The figure sorts the rows by the error without a converter. The two lines are the tolerance of this page, and 1e-3, a tolerance that
+# is popular in tests.
 
 # sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_museum = ["G21"]
 ranked = sorted(table, key=lambda entry: entry[4])
 names = [entry[0] for entry in ranked]
-made, (ax,) = figure(6.0, 5.0)
+fig, (ax,) = figure(4.8, 5.2)
 ax.plot([entry[4] for entry in ranked], names, "o", label="as it is")
 floor = [max(entry[5], 1e-8) for entry in ranked]
 ax.plot(floor, names, "x", color=COLOURS[3], label="converted")
-ax.axvline(5e-5, color=COLOURS[7], linewidth=1, label="5e-5")
-ax.axvline(1e-3, color=COLOURS[7], linewidth=1, linestyle="--", label="1e-3")
+ax.axvline(5e-5, color=GREY, linewidth=1, label="5e-5")
+ax.axvline(1e-3, color=GREY, linewidth=1, linestyle="--", label="1e-3")
 ax.set_xscale("log")
-ax.set(title="Largest difference", xlabel="absolute, exact ones at 1e-8")
-made.legend(loc="outside lower center", ncols=4, frameon=False)
+ax.set(title="Largest difference", xlabel="absolute; 0 is drawn at 1e-8")
+fig.legend(loc="outside lower center", ncols=2, frameon=False)
 plt.show()
 
 # %%
-# All but one would fail a test at 1e-3. The GELU would pass it, and so would the two epsilons with inputs of the usual
+# All rows but one would fail a test at 1e-3. The GELU would pass, and so would the two epsilons with inputs of the usual
 # size.
 
 loose = [entry[0] for entry in table if entry[4] < 1e-3]
@@ -645,17 +627,17 @@ assert (outside(x) - usual).abs().max() < 1e-3
 # Q2 and Q3: the window of Qwen2
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# The first Qwen2 code in ``transformers`` differs from today's in two of these conventions at once, on its
-# FlashAttention path. It passed the window as ``(W, W)``, which is W + 1 keys, and it slid the layers below
-# ``max_window_layers``.
+# The first Qwen2 code in ``transformers`` differed from today's in two of these conventions at once, where it called
+# FlashAttention. It passed the window as ``(W, W)``, which is W + 1 keys, and the layers *below* ``max_window_layers`` were the ones that
+# slid.
 #
 # `The window was reported for Mistral <https://github.com/huggingface/transformers/issues/29623>`_ and `again more than a year
 # later <https://github.com/huggingface/transformers/issues/39408>`_. The layers were `questioned when the code had
 # changed and its documentation had not <https://github.com/huggingface/transformers/issues/35896>`_, and
 # `once more <https://github.com/huggingface/transformers/issues/38787>`_.
 #
-# The old path is rebuilt as an attention function: flash's rule as a dense mask, cut off at the diagonal because the
-# call was causal. The logits are compared with today's library.
+# Here is the old code as an attention function: FlashAttention's rule as a dense mask, cut off at the diagonal because the
+# call was causal. We compare the logits with today's library.
 
 
 def old_flash(left):
@@ -689,8 +671,8 @@ assert all(error > 0.1 for name, error in wrong.items() if name != "both new")
 assert wrong["both new"] < 5e-5
 
 # %%
-# One repair alone does not make the logits right, so a comparison of logits cannot tell which repair was good. The check
-# that can is to count how many keys the last query of each layer sees.
+# One fix alone does not make the logits right, so a comparison of logits cannot tell which fix was good. A check that can:
+# count how many keys the last query of each layer sees.
 
 seen_keys = {
     "old": [
@@ -729,8 +711,8 @@ assert unnoticed < 5e-5  # 3
 # Exercises
 # ---------
 #
-# 1. *Easy.* In the row of the window, write W where W - 1 stands: which of the two assertions in ``row`` fails? Then undo
-#    it, set W to 12, and leave out the count of keys before the row: which one fails now? A right answer says how long a
+# 1. *Easy.* In the row of the window, write W in the place of W - 1: which of the two assertions in ``row`` fails? Then undo
+#    that, set W to 12, and leave out the count of keys before the row: which assertion fails now? A right answer says how long a
 #    text must be to test a window. Hint: count the keys of the last query.
 # 2. *Easy.* Is there a value of ``max_window_layers`` for which its two readings agree? Is there an input for which the
 #    logits agree all the same? A right answer shows that the first is impossible and the second easy. Hint: each layer
@@ -744,13 +726,13 @@ assert unnoticed < 5e-5  # 3
 # Summary
 # -------
 #
-# * Every row is off by more than 1e-4 as it is and by less than 5e-5 through its converter.
-# * Only one stays below 1e-3, the exact GELU. Epsilons hide until the inputs are small.
+# * Without its converter every row is off by more than 1e-4, and with it by less than 5e-5.
+# * Only one row stays below 1e-3, the exact GELU. Epsilons hide until the inputs are small.
 # * Left padding without positions breaks GPT-2 and leaves Qwen2 right to 5e-5.
-# * The first Qwen2 code read the window and the layers otherwise. With either repair alone a logit is off by more than
+# * The first Qwen2 code differed in the window and in the layers that slide. With either fix alone a logit is off by more than
 #   0.1.
 #
-# The table is the page's result.
+# This is the table of all fifteen.
 
 print(f"{'':26}{'before':>7}{'after':>8}")
 for name, ours, other, where, before, after in table:
@@ -759,15 +741,13 @@ for name, ours, other, where, before, after in table:
 assert len(table) == 15
 
 # %%
-# The next chapter looks at attention itself: many ways to compute it, and one test for all.
-#
 # Sources
 # -------
 #
-# * `scaled_dot_product_attention <https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html>`_: what True means, and where the triangle lies.
+# * `scaled_dot_product_attention <https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html>`_: what True means, and in which corner the triangle is.
 # * `MultiheadAttention <https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html>`_: the opposite of True.
 # * `FlashAttention's interface <https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/flash_attn_interface.py>`_: what a window of (left, right) sees.
-# * `The repair of the window in transformers <https://github.com/huggingface/transformers/issues/40163>`_.
+# * `The fix of the window in transformers <https://github.com/huggingface/transformers/issues/40163>`_.
 # * `Which layers slide, a second report <https://github.com/huggingface/transformers/issues/35924>`_.
 # * `The Annotated Transformer <https://nlp.seas.harvard.edu/annotated-transformer/>`_: its LayerNorm has epsilon outside the root, and divides by C - 1.
 # * Zhang, Sennrich: `Root Mean Square Layer Normalization <https://arxiv.org/abs/1910.07467>`_, 2019.
