@@ -37,7 +37,7 @@ diagrams.clock_hands((3, 5), (13, 15))
 # -------------------------------
 #
 # GPT-2 adds a learnt vector to each token, one for each position. The table of these vectors has a last row, and there
-# the model ends.
+# the model ends. Our small GPT-2 has 256 rows, so it refuses a text that begins at position 250.
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 
@@ -255,9 +255,9 @@ assert written["right"] != written["wrong"]
 #    distances that look like 2, and says which other hand of the model would tell them apart.
 # 2. *Easy.* Change ``score`` so that only the query is turned. A right answer shows that the score now depends on m
 #    and not on n, so a model of this kind cannot see distances.
-# 3. *Medium.* Shuffle the words of the text, and read all keys from the last token with ``rope`` replaced by a function
-#    that returns x. A right answer shows that the output of the head does not change, and says what this means for the
-#    dog and the man.
+# 3. *Medium.* Replace ``rope`` by a function that returns x as it is, and shuffle the words before the last one. A
+#    right answer shows that the output of the head for the last token does not change, and says what this means for
+#    the dog and the man.
 #
 # Summary
 # -------
