@@ -2,8 +2,8 @@ r"""
 RMSNorm: every token at one length
 ==================================
 
-A Qwen2 of 24 layers rescales every token 49 times, and nothing else in the model is so short: two lines of
-arithmetic. Why does a model need it so often?
+A Qwen2 of 24 layers normalises every token 49 times: it brings the token's vector to a standard length. The code for it
+has three lines. Why does a model need it so often?
 
 Here are 24 tokens with two features each. RMSNorm moves every one of them to the same circle. It keeps the direction
 of a token and resets its length.
@@ -69,16 +69,12 @@ norm(torch.tensor([3.0, 4.0]), weight=1)
 # * 0.85 and 1.13: the same
 # * 0.0085 and 0.0113: a hundred times less
 
-print(norm(torch.tensor([300.0, 400.0]), weight=1))
-
-y = norm(torch.tensor([3.0, 4.0]), weight=1)
-assert torch.equal((100 * y).round(), torch.tensor([85.0, 113.0]))
-assert abs(y.square().mean() - 1) < 1e-6
-hundredfold = norm(torch.tensor([300.0, 400.0]), weight=1)
-torch.testing.assert_close(hundredfold, y, atol=1e-6, rtol=0.0)
-torch.testing.assert_close(
-    norm(points, torch.ones(2)), rms_norm(points, torch.ones(2))
-)
+short, long = torch.tensor([3.0, 4.0]), torch.tensor([300.0, 400.0])
+print(norm(long, weight=1))
+assert torch.allclose(norm(long, 1), norm(short, 1), atol=1e-6, rtol=0.0)
+assert abs(norm(short, 1).square().mean() - 1) < 1e-6
+assert torch.allclose(norm(short, 1), torch.tensor([0.85, 1.13]), atol=0.01)
+assert torch.equal(norm(points, 1), normed)
 
 # %%
 # The same. The token is a hundred times longer, and so is the number that divides it. Scale leaves no trace.
@@ -86,16 +82,18 @@ torch.testing.assert_close(
 # Why a model wants that
 # ----------------------
 #
-# Every block *adds* its result to the state of a token and never takes anything away on purpose. So let us read a
-# sentence with the small Qwen2 that comes with the course, and measure its states. It has 8 blocks, with two norms
-# each, and one more norm at the end: 17.
+# Every block *adds* its results to the state of a token. Nothing is ever taken out. What does that do to the length
+# of a state? Let the small Qwen2 that comes with the course read a sentence. It has 8 blocks with two norms each, and
+# one more norm at the end: 17.
+#
+# To see what each norm reads, we hang a *hook* on it: a function that PyTorch calls just before the module runs.
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.layers.norm import RMSNorm
 
 model, tokenizer = load_shipped("qwen2-docs")
 ids = tokenizer.start("If the file does not exist, an error is raised.")
-states = []  # what each norm reads
+states = []
 for module in model.modules():
     if isinstance(module, RMSNorm):
         module.register_forward_pre_hook(
@@ -137,15 +135,15 @@ assert (after - root).abs().max() < 0.05
 assert before[-1, 0] > 4 * before[-1, 1:].max()
 
 # %%
-# A layer between two norms was trained on inputs of one size. Whatever has piled up in the state, the norm hands
-# over a vector of length :math:`\sqrt{C}`, here :math:`\sqrt{128} = 11.3`. Attention and MLP read that copy; the state
-# itself stays as long as it is.
+# Attention and MLP read the state through a norm. Whatever has piled up in the state, the norm hands them a copy of
+# length :math:`\sqrt{C}`, here :math:`\sqrt{128} = 11.3`. So each layer is trained on inputs of one size, early and
+# late. The state itself stays as long as it is.
 #
 # The token that starts the text is by far the longest. Larger models have such tokens too, with single features above
 # 1,000 (`Sun et al., 2024 <https://arxiv.org/abs/2402.17762>`_). Keep that number in mind.
 #
 # After dividing, the *weight* says how much each feature counts. In this model the last norm multiplies by about 3:
-# longer vectors make more decided predictions.
+# longer vectors make larger logits, and so more decided predictions.
 
 weight = model.model.norm.weight  # (C,)
 print(f"from {weight.min():.1f} to {weight.max():.1f}")
@@ -231,7 +229,7 @@ drawn, (ax,) = figure(4.6, 2.8)
 ax.semilogx(sizes, in_float32, color=GREY, linewidth=4, label="in float32")
 ax.semilogx(sizes, in_float16, "--", color=COLOURS[3], label="in float16")
 ax.set(title="Size of a token after the norm", xlabel="size before")
-ax.legend(frameon=False, loc="center left")
+ax.legend(frameon=False, loc="lower center")
 plt.show()
 assert in_float16[sizes > 257].eq(0).all()
 assert (in_float32[sizes > 0.01] - 1).abs().max() < 0.01

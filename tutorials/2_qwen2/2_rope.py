@@ -2,7 +2,8 @@ r"""
 RoPE: positions as rotations
 ============================
 
-*The dog bit the man* and *the man bit the dog* have the same words. A model must know who is before whom.
+*The dog bit the man* and *the man bit the dog* have the same words. A model must know who is before whom. Attention
+alone does not know: it takes a mean, and a mean has no order.
 
 Qwen2, Llama and most models of today turn each query and each key like the hand of a clock, say by one hour for each
 position. The smaller the angle between the two hands, the higher the score of attention.
@@ -57,8 +58,8 @@ except ValueError as error:
 assert "no embeddings for the later positions" in refused
 
 # %%
-# And "one place apart" has to be learnt again at every place, because the vectors of 3 and 4 say nothing about
-# those of 13 and 14. Move a text and watch both models:
+# And "one place apart" has to be learnt again at every place: nothing ties the vectors of 3 and 4 to those of 13 and
+# 14. Move a text and watch both models:
 #
 # .. live:: clock
 #
@@ -71,8 +72,8 @@ assert "no embeddings for the later positions" in refused
 #
 #    (q + p_m) \cdot (k + p_n) = q \cdot k + q \cdot p_n + p_m \cdot k + p_m \cdot p_n
 #
-# Three of them depend on the places themselves. A rotation keeps the length of a vector and adds nothing to it. Only
-# the angle between two vectors changes, and the score of attention sees exactly that.
+# Three of them change when the text moves. A rotation adds nothing. It keeps the length of a vector and changes only
+# the angle between two vectors, which is just what a score measures.
 #
 # Seconds, minutes, hours
 # -----------------------
@@ -80,9 +81,10 @@ assert "no embeddings for the later positions" in refused
 # One hand is not enough. On a clock of twelve hours, a distance of 1 looks like a distance of 13. A real clock
 # has several hands with different speeds, and so has RoPE.
 #
-# A head with D features has D/2 *pairs* of features, and each pair is a hand: two numbers are a point in a plane.
-# Pair i turns by the angle :math:`\theta^{-2i/D}` at each position. Here D is 32 and the base :math:`\theta` is
-# 10,000.
+# A head with D features has D/2 *pairs* of features. Two numbers are a point in a plane, so each pair is a hand. Pair i
+# turns by :math:`\theta^{-2i/D}` radians at each position. Here D is 32 and the base :math:`\theta` is 10,000.
+#
+# A whole turn is :math:`2\pi` radians. How many tokens does each of the 16 hands need for it?
 
 D, theta = model.config.head_dim, model.config.rope_theta
 speeds = theta ** -(torch.arange(0, D, 2) / D)  # (D/2,)
@@ -95,8 +97,8 @@ diagrams.hand_speeds(
 )
 
 # %%
-# These are the hands at positions 0 to 6. Pair 0 is almost around: it tells neighbours apart. Pair 8 has
-# hardly moved: it tells near from far. Nothing here is learnt.
+# The clocks show three of the hands at positions 0 to 6. Pair 0 is almost around: it tells neighbours apart. Pair 8 has
+# hardly moved: it tells near from far. None of these speeds is learnt.
 #
 # Seven lines of code
 # -------------------
@@ -129,8 +131,8 @@ torch.testing.assert_close(rope(sample, torch.arange(9)), expected)
 
 # %%
 # Let us try it on words. Real hands do not start at 12 o'clock: each query and key has directions of its own, and the
-# turn is added to them. Here the query of " exist" meets the key of " not", in the first block, at three pairs of
-# places with distance 2, and then further apart.
+# turn is added to them. Here the query of " exist" meets the key of " not", in the first block: three times at distance
+# 2, then further apart.
 
 block = model.model.layers[0]
 x = block.input_layernorm(model.model.embed_tokens(idx))  # (B, T, C)
@@ -152,8 +154,20 @@ assert abs(score(105, 103) - score(5, 3)) < 1e-4
 assert abs(score(5, 1) - score(5, 3)) > 0.1
 
 # %%
-# The first three scores are equal: same distance, same score.
-#
+# The first three scores are equal: same distance, same score. This is the score of the two words at every distance up
+# to 100, a sum of 16 waves.
+
+import matplotlib.pyplot as plt
+
+from lm_from_scratch.instruments.plot import figure
+
+apart = torch.arange(101)
+drawn, (ax,) = figure(4.6, 2.6)
+ax.plot(rope(query.expand(101, -1), apart) @ key)
+ax.set(title='Score of " exist" and " not"', xlabel="distance, m - n")
+plt.show()
+
+# %%
 # **Predict first.** The whole model was trained on texts of 256 tokens. What happens to its logits if we pretend that
 # this text begins at position 100,000?
 #
@@ -242,8 +256,8 @@ for name, which in {"right": model, "wrong": wrong}.items():
 assert written["right"] != written["wrong"]
 
 # %%
-# The wrong text begins well. At position 0 nothing is turned, and near by the error is small. A test that looks at
-# the first token, or at whether the output is English, lets it pass.
+# The wrong text is fluent for a while. At position 0 nothing is turned, so a test that looks at the first token, or
+# only asks whether the output looks like English, lets the mistake pass.
 #
 # The two layouts, the conversion between them, and tables in bfloat16 that forget every second position are in
 # `RoPE in depth <2b_rope_in_depth.ipynb>`_.
@@ -262,6 +276,7 @@ assert written["right"] != written["wrong"]
 # Summary
 # -------
 #
-# * RoPE turns each pair of features of queries and keys by position times speed. Scores depend on the distance alone.
+# * RoPE turns each pair of features of queries and keys by position times speed. Two words then have the same score
+#   wherever they are at the same distance.
 # * Fast pairs tell neighbours apart, slow pairs near from far. Nothing is learnt, and no table ends.
 # * Weights and code must agree on the pairs: half-split or interleaved. The wrong layout writes fluent text.
