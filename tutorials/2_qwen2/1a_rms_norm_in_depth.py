@@ -283,8 +283,8 @@ assert outside > 0.99
 # The value of :math:`\epsilon` belongs to the checkpoint, too. Without it, ``F.rms_norm`` takes the machine epsilon of
 # float32, not the 1e-6 of Qwen2.
 
-drawn = 0.02 * noise
-relative = epsilon_outside(drawn, ones) / rms_norm(drawn, ones) - 1
+small = 0.02 * noise
+relative = epsilon_outside(small, ones) / rms_norm(small, ones) - 1
 print(f"relative difference at 0.02: {relative.abs().mean():.1e}")
 assert 1e-3 < relative.abs().mean() < 1.5e-3
 

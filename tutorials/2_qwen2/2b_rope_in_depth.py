@@ -537,9 +537,9 @@ assert same < 1e-6 and moved > 0.01  # 4
 # Exercises
 # ---------
 #
-# 1. *Easy.* Turn the queries and leave the keys as they are. Which assertion about ``scores`` fails? A right answer
-#    shows that every row of ``scores`` keeps a pattern of its own, and no diagonal is constant. Hint: replace
-#    ``k_turned``.
+# 1. *Easy.* Many programs write ``x * cos + rotate_half(x) * sin``, with ``rotate_half(x) = cat((-b, a))`` and each
+#    cosine twice, as ``cat((cos, cos))``. Write it. A right answer equals ``apply_rope`` to 1e-6, and shows that with
+#    ``repeat_interleave`` in the place of the second ``cat`` the length of a query changes.
 # 2. *Medium.* GPT-NeoX turns a quarter of the features. In which layout is that quarter one block, and which features
 #    is it in the other? Convert the weights of such a model from one layout to the other. A right answer has equal
 #    logits, and leaves the rows that do not turn where they are.
