@@ -74,10 +74,10 @@ print(norm(long, weight=1))
 assert torch.allclose(norm(long, 1), norm(short, 1), atol=1e-6, rtol=0.0)
 assert abs(norm(short, 1).square().mean() - 1) < 1e-6
 assert torch.allclose(norm(short, 1), torch.tensor([0.85, 1.13]), atol=0.01)
-assert torch.equal(norm(points, 1), normed)
+assert torch.allclose(norm(points, 1), normed)
 
 # %%
-# The same. The token is a hundred times longer, and so is the number that divides it. Scale leaves no trace.
+# The same. The token is a hundred times longer, and so is the number that divides it. The norm ignores scale.
 #
 # Why a model wants that
 # ----------------------
@@ -119,6 +119,7 @@ assert len(states) == 17 and words[-1] > 30 * words[0]
 # Nothing holds the length back, and training found no reason to. Here are all 17 norms, from left to right. The
 # gray line is what comes out, before the weight is applied.
 
+root = states.shape[-1] ** 0.5
 ones = torch.ones(states.shape[-1])
 after = rms_norm(states, ones).norm(dim=-1)  # (17, T)
 
@@ -129,7 +130,6 @@ ax.semilogy(after.mean(-1), color=GREY, linewidth=3, label="after the norm")
 ax.set(title="Length of a token's state", xlabel="norm", ylabel="length")
 ax.legend(frameon=False)
 plt.show()
-root = states.shape[-1] ** 0.5
 assert (after[2:] - root).abs().max() < 0.001
 assert (after - root).abs().max() < 0.05
 assert before[-1, 0] > 4 * before[-1, 1:].max()
@@ -200,7 +200,7 @@ for document in load_corpus("reference")[:4]:
 #
 # In 2024 somebody `replaced the norm of a Llama <https://github.com/pytorch/pytorch/pull/133085>`_ by the one that had
 # just come with PyTorch. In float32 the answers were good. In float16, a format of two bytes that halves the memory,
-# they were wrong. There was no error message, and no NaN.
+# they were wrong, and no error message said why.
 #
 # **Predict first.** The norm squares its input. What are the squares of 0.0001, 1 and 256 in float16?
 #
@@ -249,7 +249,7 @@ assert in_float16[(sizes > 0.1) & (sizes < 200)].gt(0.99).all()
 # 1. *Easy.* Normalise (3, 4) and (4, 3), then (8, 9) and (9, 8), with RMSNorm and with LayerNorm (weights 1, biases 0).
 #    A right answer says what LayerNorm can no longer tell apart.
 # 2. *Easy.* Let a forward hook multiply what ``model.model.embed_tokens`` returns by 10, and compare the logits. A
-#    right answer explains why they change although scale leaves no trace. Hint: what do the blocks add to the state?
+#    right answer explains why they change although the norm ignores scale. Hint: what do the blocks add to the state?
 # 3. *Medium.* Fold the weight of a norm into the ``nn.Linear`` that reads its output: new matrix, norm weight 1, same
 #    result. A right answer equals the original to 1e-5, and says why the bias of a LayerNorm needs a bias in the
 #    linear layer. Hint: scale the columns of the matrix.

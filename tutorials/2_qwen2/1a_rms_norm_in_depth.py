@@ -6,7 +6,7 @@ The `lesson on RMSNorm <1_rms_norm.ipynb>`_ says what it does and why a model wa
 page counts what a norm forgets, finds the place of epsilon and of every rounding, derives the gradient by hand,
 counts the memory traffic, and shows which wrong norms a test lets through.
 
-You need derivatives of quotients. Letters name axes: B rows, T tokens, C features of a token.
+You need derivatives of quotients.
 
 What comes out
 --------------
@@ -192,8 +192,8 @@ rotated = rms_norm(noise @ rotation, ones, eps=0.0)
 torch.testing.assert_close(rotated @ rotated.mT, gram, atol=1e-4, rtol=0.0)
 
 # %%
-# How far scale leaves no trace
-# -----------------------------
+# Scale is ignored, down to epsilon
+# ---------------------------------
 #
 # Up to :math:`\epsilon` the law of the lesson is
 #

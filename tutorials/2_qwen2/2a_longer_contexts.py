@@ -5,10 +5,8 @@ Longer than it was trained for
 RoPE has no table that ends, so a Qwen2 computes at any length. Does it still predict well? And what do linear
 scaling, dynamic NTK, YaRN and Llama 3's scaling change?
 
-This page deepens the lesson on `RoPE <2_rope.ipynb>`_. It measures all of them on a model that was trained on 256
+This page deepens the lesson on `RoPE <2_rope.ipynb>`_. It measures all of them on a model that was trained on L = 256
 tokens and reads 1024.
-
-Letters name axes: B rows, T tokens, H query heads, Hkv key heads, D features of a head. L is the trained length.
 
 Four times the trained length
 -----------------------------

@@ -9,8 +9,6 @@ This page deepens the lesson on `RoPE <2_rope.ipynb>`_: the proof, the two layou
 precision of angles, a comparison with ``transformers``, and old mistakes. You need sine and cosine; complex numbers
 help. `Longer contexts <2a_longer_contexts.ipynb>`_ have a page of their own.
 
-Letters name axes: B rows, T tokens, C features of a token, H query heads, Hkv key heads, D features of a head.
-
 The package's code
 ------------------
 
