@@ -5,6 +5,7 @@ drawing, and other colours are those of `plot`, as tints that hold on white and 
 is at most 343 units wide where it can be, so that a phone shows it at its natural size.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -275,4 +276,89 @@ def model_sizes(configs: Mapping[str, Any], parameters: Mapping[str, int]) -> Dr
         for i, line in enumerate(numbers):
             canvas.text(166, y + 24 + 15 * i, line, 11, "start")
         y += height
+
+
+def _tip(x: float, y: float, radius: float, turn: float) -> tuple[float, float]:
+    """Where a hand ends that has turned clockwise from 12 o'clock: 0.25 is 3 o'clock."""
+    return x + radius * math.sin(2 * math.pi * turn), y - radius * math.cos(2 * math.pi * turn)
+
+
+def _dial(canvas: Canvas, x: float, y: float, radius: float) -> None:
+    """The face of a clock, with a mark at each hour."""
+    canvas.circle(x, y, radius)
+    for hour in range(12):
+        canvas.line(*_tip(x, y, 0.92 * radius, hour / 12), *_tip(x, y, radius, hour / 12))
+
+
+def clock_hands(*places: tuple[int, int]) -> Drawing:
+    """Keys and queries as hands of clocks, turned by one hour for each position.
+
+    A clock for each of the ``places``: the position of a key, and that of a query after it.
+    """
+    wide, radius = 343 / max(2, len(places)), 60
+    canvas = Canvas(
+        round(wide * len(places)), 198,
+        "; ".join(
+            f"a key at position {key} and a query at position {query}, "
+            f"{30 * (query - key)} degrees apart"
+            for key, query in places
+        ),
+    )  # fmt: skip
+    for i, (key, query) in enumerate(places):
+        x, y = wide * (i + 0.5), radius + 18
+        _dial(canvas, x, y, radius)
+        for hour in range(1, 13):
+            canvas.text(*_tip(x, y, radius + 10, hour / 12), f"{hour}", 10, opacity=0.8)
+        canvas.line(x, y, *_tip(x, y, 0.88 * radius, key / 12), 2.4, ORANGE, arrow=True)
+        canvas.line(x, y, *_tip(x, y, 0.88 * radius, query / 12), 2.4, BLUE, arrow=True)
+        start, end = (_tip(x, y, 0.36 * radius, at / 12) for at in (key, query))
+        large = int((query - key) % 12 > 6)
+        canvas.marks.append(
+            f'<path d="M{start[0]:g} {start[1]:g}A{0.36 * radius:g} {0.36 * radius:g} 0 {large} 1 '
+            f'{end[0]:g} {end[1]:g}" fill="none" stroke="{INK}"/>'
+        )
+        middle = _tip(x, y, 0.58 * radius, (key + query) / 24)
+        canvas.text(*middle, f"{30 * (query - key)}°", 12)
+        canvas.text(x - 50, y + radius + 29, f"key at position {key}", 12, "start")
+        canvas.text(x - 50, y + radius + 47, f"query at position {query}", 12, "start")
+        canvas.box(x - 64, y + radius + 25, 8, 8, ORANGE, 1.0, ORANGE, 1)
+        canvas.circle(x - 60, y + radius + 47, 4, BLUE, 1.0, BLUE)
+    return canvas.drawing()
+
+
+def hand_speeds(turns: Mapping[str, float], steps: int) -> Drawing:
+    """A clock for each name in ``turns``, with its hand at positions 0 to ``steps``, the last one
+    darkest. A number says how many positions a whole turn takes."""
+    wide, radius = 343 / len(turns), min(62.0, 343 / len(turns) / 2 - 8)
+    canvas = Canvas(
+        343, 2 * radius + 56,
+        f"Hands at positions 0 to {steps}; "
+        + ", ".join(f"{name} turns once in {turn:.0f} positions" for name, turn in turns.items()),
+    )  # fmt: skip
+    for i, (name, turn) in enumerate(turns.items()):
+        x, y = wide * (i + 0.5), radius + 8
+        _dial(canvas, x, y, radius)
+        for t in range(steps + 1):
+            last = t == steps
+            tip = _tip(x, y, 0.88 * radius, t / turn)
+            canvas.line(x, y, *tip, 2.4 if last else 1.2, BLUE, 1.0 if last else 0.45, last)
+        canvas.text(x, y + radius + 17, name, 12, bold=True)
+        canvas.text(x, y + radius + 35, f"{turn:,.0f} tokens a turn", 12)
+    return canvas.drawing()
+
+
+def feature_pairs(layouts: Mapping[str, Sequence[int]]) -> Drawing:
+    """The features of a head as boxes, a row for each name in ``layouts``; a number and a colour
+    say to which pair a feature belongs."""
+    canvas = Canvas(
+        343, 62 * len(layouts),
+        "; ".join(f"{name}: features belong to pairs {pairs}" for name, pairs in layouts.items()),
+    )  # fmt: skip
+    for row, (name, pairs) in enumerate(layouts.items()):
+        canvas.text(2, 62 * row + 12, name, 12, "start", bold=True)
+        for i, pair in enumerate(pairs):
+            wide = 339 / len(pairs)
+            colour = COLOURS[pair % 5]
+            canvas.box(2 + wide * i, 62 * row + 24, wide - 4, 26, colour, 0.3, colour)
+            canvas.text(wide * (i + 0.5), 62 * row + 37, f"{pair}", 13)
     return canvas.drawing()
