@@ -246,19 +246,22 @@ show_top(logits)
 # Nothing stops us from asking earlier. Here is the best guess from the stream before the first block, and after
 # each block:
 
-from lm_from_scratch.instruments.plot import figure, printable
-
 guesses = [score(x)[-1].softmax(-1).max(-1) for x in stream]
 words = tokenizer.pieces([guess.indices.item() for guess in guesses])
+shares = [100 * guess.values.item() for guess in guesses]
+
+import matplotlib.pyplot as plt
+
+from lm_from_scratch.instruments.plot import figure, printable
 
 _, (ax,) = figure(4.4, 3.2)
-shares = [100 * guess.values.item() for guess in guesses]
 ax.barh(range(9), shares)
 ax.set_yticks(
     range(9), [f"{i}  {printable(word)}" for i, word in enumerate(words)]
 )
 ax.invert_yaxis()
 ax.set(title="Best guess after each block", xlabel="probability in %")
+plt.show()
 
 assert words[0] == " an" and shares[0] > 95
 assert words[1] == " optional" and words[-1] == " exception"
@@ -275,7 +278,6 @@ assert words[1] == " optional" and words[-1] == " exception"
 
 without = score(run_blocks(w["wte.weight"][ids])[-1])
 
-assert tokenizer.pieces([without[-1].argmax().item()]) == ["\n"]
 show_top(without)
 
 # %%
@@ -314,6 +316,7 @@ mine = gpt2(ids)
 theirs = model(ids[None])[0]  # the package's model
 print(f"largest difference: {(mine - theirs).abs().max():.0e}")
 
+assert tokenizer.pieces([without[-1].argmax().item()]) == ["\n"]
 assert len({line for *_, line in gpt2.__code__.co_lines()}) == 17
 torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=0.0)
 
@@ -329,13 +332,13 @@ torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=0.0)
 #    ten times. The right answer is *exception is to be raised*, with a line break in it, and the end of the document.
 # 2. *Easy.* Leave out one block at a time, and print the best guess. Which block can the sentence spare least? A right
 #    answer names the one without which ``" exception"`` gets less than 0.1 %, and says what only this block reads.
-# 3. *Medium.* Count the numbers of one block on paper, from C alone. A right answer is a formula in C that gives 198,272
-#    for C = 128, and the sizes of the tensors whose names begin with ``h.0.`` add up to it.
+# 3. *Medium.* Count the numbers of one block on paper, from C alone. A right answer is a formula in C that gives
+#    198,272 for C = 128, and the sizes of the tensors whose names begin with ``h.0.`` add up to it.
 #
 # Summary
 # -------
 #
 # * An id chooses a row of ``wte``, its place a row of ``wpe``. The sum of both rows enters the residual stream.
-# * Each block adds two things to the stream: attention, in which tokens look at earlier ones, and an MLP, which works on
-#   each token alone. Both read a normalised copy.
+# * Each block adds two things to the stream: attention, in which tokens look at earlier ones, and an MLP, which works
+#   on each token alone. Both read a normalised copy.
 # * The logits compare each token's last vector with all rows of ``wte``: (T, V), a guess after every token.
