@@ -21,7 +21,6 @@ where GPT-2 starts its training with 0.02. With small weights some mistakes all 
 measures.
 """
 
-# sphinx_gallery_needs = ["3_who_sees_whom"]
 # sphinx_gallery_words = ["FLOPs", "parameter count", "weight tying", "GELU", "initialisation", "Conv1D"]
 import inspect
 import math
@@ -696,6 +695,8 @@ for block in drawn.transformer.h:
 plain = added_variance(drawn)
 print(f"added variance {scaled:.1e}, without the factor {plain:.1e}")
 assert 2 * 48 / 2 < plain / scaled < 2 * 48 * 2
+
+# %%
 
 # Exercises
 # ---------
