@@ -9,9 +9,6 @@ compares the result with what the ``transformers`` library has at the same point
 Then it counts: parameters and multiplications of the published sizes, by formulas that are exact. How to test a
 model so that a wrong part cannot hide is a page of its own, `how to test a model <2b_testing_a_model.ipynb>`_.
 
-Letters name axes, here and in the package: B rows of a batch, T tokens of a row, S keys, C features of a token,
-H heads, D = C / H features of a head, V entries of the vocabulary.
-
 A small model with large weights
 --------------------------------
 
@@ -697,7 +694,6 @@ print(f"added variance {scaled:.1e}, without the factor {plain:.1e}")
 assert 2 * 48 / 2 < plain / scaled < 2 * 48 * 2
 
 # %%
-
 # Exercises
 # ---------
 #
