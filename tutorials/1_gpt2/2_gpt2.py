@@ -2,9 +2,9 @@ r"""
 GPT-2, from token ids to the next word
 ======================================
 
-You write the beginning of a sentence, and GPT-2 says how likely each next word is. What does it compute in between?
-Two table lookups, some matrix products, and three small functions. On this page you write all of them, and the model
-fits into 17 lines.
+You type the beginning of a sentence, and GPT-2 says how likely each next word is. What does it compute in between?
+Two table lookups, some matrix products, and three small functions. On this page you write all of them, and the whole
+model fits into 17 lines.
 
 .. live:: next
    :model: gpt2-docs
@@ -42,6 +42,8 @@ diagrams.gpt2_blocks(
 #
 # The tokenizer cuts the text into T = 9 tokens, and each of them has a number, its id. The first token is added: it
 # says that a document begins here.
+#
+# The ids go into a *tensor*, PyTorch's array of numbers. Comments such as ``(T,)`` say its shape.
 
 text = "If the file does not exist, an"
 ids = torch.tensor(tokenizer.start(text))  # (T,)
@@ -53,7 +55,7 @@ diagrams.tokens(pieces, ids.tolist())
 # Two lookups
 # -----------
 #
-# The model is nothing but named tensors. We put them into a dictionary.
+# All that the model has learnt is in its tensors. Each has a name, so we put them into a dictionary.
 
 w = {
     name.removeprefix("transformer."): tensor
@@ -64,10 +66,10 @@ print(f"{len(w)} tensors, V = {V}, C = {C}")
 
 # %%
 # The table ``wte`` has one row of C = 128 numbers for each of the V = 4096 tokens in the vocabulary. An id chooses a
-# row. From now on, this row *is* the token.
+# row, and from now on this row, a *vector*, is the token.
 #
-# Training has moved the rows. Those that are used alike now point in similar directions. These are the nearest
-# neighbours of the row of ``" file"``:
+# Training has moved the rows. Tokens that are used alike now have rows that point in similar directions. These are the
+# nearest neighbours of ``" file"``:
 
 file = w["wte.weight"][ids[3]]
 similar = F.cosine_similarity(w["wte.weight"], file, dim=-1)  # (V,)
@@ -75,6 +77,7 @@ tokenizer.pieces(similar.topk(6).indices.tolist())
 
 # %%
 # A second table, ``wpe``, has a row for each place in the text. The sum of both rows says which token it is and where.
+# So ``x`` has T rows, one for each token, with C numbers in each.
 
 T = len(ids)
 x = w["wte.weight"][ids] + w["wpe.weight"][:T]  # (T, C)
@@ -100,16 +103,16 @@ assert round(100 * (50257 + 1024) * 768 / 124_439_808) == 32
 # ---------
 #
 # Every part of the model reads a normalised copy of ``x``: each token's vector is shifted to mean 0 and scaled to
-# variance 1. Then each of the C features gets a scale and a shift, both learnt.
+# variance 1. Then each of the C columns gets a scale and a shift, both learnt. In the names, ``h.0`` is block 0.
 
 
 def norm(x, name):
-    x = x - x.mean(-1, keepdim=True)
+    x = x - x.mean(-1, keepdim=True)  # -1: of each row
     x = x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
     return x * w[f"{name}.weight"] + w[f"{name}.bias"]
 
 
-h = norm(x, "h.0.ln_1")  # (T, C), for block 0
+h = norm(x, "h.0.ln_1")  # (T, C)
 
 # %%
 # Why? The vectors grow while they travel through the model, that of our last token more than 30 times. Thanks to the
@@ -118,18 +121,19 @@ h = norm(x, "h.0.ln_1")  # (T, C), for block 0
 # Attention
 # ---------
 #
-# So far each vector knows its own token and its place, and nothing else. In attention, tokens look at each
-# other. Each takes a weighted mean of vectors that the tokens before it, and it itself, hand over.
+# So far each vector knows its own token and its place, and nothing else. In attention, tokens look back. Each receives
+# a weighted mean of vectors that come from itself and from the tokens before it.
 #
-# A matrix product with a bias is all that we need as a tool. Do not stop at the lines of ``attention``: the next
-# lesson, `who sees whom <3_who_sees_whom.ipynb>`_, takes them one at a time.
+# Our tool is ``linear``, a matrix product (``@``): each number of the result is a weighted sum of one token's numbers.
+# For now, take ``attention`` as a closed box. The next lesson, `who sees whom <3_who_sees_whom.ipynb>`_, opens it line
+# by line.
 
 
 def linear(x, name):
     return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
 
 
-def attention(h, i):  # of block i, with H = 4 heads
+def attention(h, i):  # of block i
     T, C = h.shape
     qkv = linear(h, f"h.{i}.attn.c_attn")  # (T, 3C)
     q, k, v = qkv.view(T, 3, 4, C // 4).permute(1, 2, 0, 3)  # (H, T, D)
@@ -141,8 +145,8 @@ def attention(h, i):  # of block i, with H = 4 heads
 
 
 # %%
-# Below are the weights of one head of block 0. The strongest line says: ``" not"`` takes 96 % of its mean from
-# ``" does"``.
+# Attention happens in H = 4 *heads* side by side. Here are the weights of one head of block 0. The strongest line
+# says: ``" not"`` takes 96 % of its mean from ``" does"``.
 
 from lm_from_scratch.instruments.plot import attention_maps
 
@@ -168,8 +172,8 @@ def mlp(h, i):
 
 
 # %%
-# The MLP sees one token at a time. Change the vector of one token, and only the row of this token changes.
-# In attention, all later rows change too.
+# The MLP sees one token at a time. Change the vector of one token, and only this token's row of the result changes.
+# In attention, the rows of all later tokens change too, because they look back at it.
 
 
 def changed_rows(part):
@@ -190,7 +194,7 @@ assert changed_rows(attention) == [3, 4, 5, 6, 7, 8]
 # -------------------
 #
 # A block replaces nothing. It *adds* the results of attention and MLP to ``x``, and the sum flows on to the next
-# block. It is called the residual stream: everyone reads from it, and everyone adds to it.
+# block. This sum is the residual stream: every part reads from it and adds to it.
 
 
 def run_blocks(x):
@@ -210,8 +214,9 @@ assert 30 < stream[-1][-1].std() / stream[0][-1].std() < 40
 # A score for every token
 # -----------------------
 #
-# How does a vector become a word? After a last norm, it is compared with every row of ``wte``, the table of the
-# beginning, by a dot product. These V scores are the *logits*. The better a row fits, the higher its score.
+# How does a vector become a word? After a last norm, we compare it with every row of ``wte``, the table from the
+# beginning, by a *dot product*: multiply number by number, and add up. The better a row fits, the higher its score.
+# These V scores are the *logits*.
 #
 # **Predict first.** What is the shape of the logits of our sentence?
 #
@@ -243,8 +248,8 @@ show_top(logits)
 # %%
 # *If the file does not exist, an exception …* The model has learnt how documentation goes on.
 #
-# Nothing stops us from asking earlier. Here is the best guess from the stream before the first block, and after
-# each block:
+# Nothing stops us from asking earlier. Here is the best guess from the stream before the first block (0), and after
+# each block. ``↵`` is the end of a line.
 
 guesses = [score(x)[-1].softmax(-1).max(-1) for x in stream]
 words = tokenizer.pieces([guess.indices.item() for guess in guesses])
@@ -321,9 +326,8 @@ assert len({line for *_, line in gpt2.__code__.co_lines()}) == 17
 torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=0.0)
 
 # %%
-# The published GPT-2 differs in nothing but its sizes: V = 50257, and up to 48 blocks with C = 1600 and 25 heads.
-# That the lines above agree with the ``transformers`` library after every step, and where the parameters and the time
-# go, is in `GPT-2 in depth <2a_gpt2_in_depth.ipynb>`_.
+# The GPT-2 models that OpenAI published differ in nothing but their sizes. The largest has V = 50257, C = 1600, 48
+# blocks and 25 heads.
 #
 # Exercises
 # ---------

@@ -45,7 +45,7 @@ diagrams.lines(pieces, pieces, maps[3][0, 3].tolist())
 # Think of a library. The query is what you type into the search box, keys are the titles on the spines, and values are
 # what is in the books.
 #
-# One matrix makes all three, for all heads. Block 3 reads ``x``, the sum of what came before it:
+# One matrix makes all three, for all heads. Block 3 reads ``x``, the residual stream after blocks 0 to 2:
 
 with record_hidden_states(model) as states:
     model(ids[None])
@@ -64,9 +64,9 @@ q, k, v = Q[:, 96:], K[:, 96:], V[:, 96:]  # each (T, D)
 # One token looks back
 # --------------------
 #
-# Take the last token, ``" an"``. The dot product of its query with a key is large if the two fit. These are the
-# *scores*. Softmax takes the exponential of each, and divides by their sum. This makes *weights*: none is negative, and
-# their sum is 1.
+# Take the last token, ``" an"``. The dot product of its query with a key, the *score*, is large if the two fit. Softmax
+# takes the exponential of each score and divides by their sum. This makes *weights*: none is negative, and their sum
+# is 1.
 #
 # .. math::
 #
@@ -96,8 +96,9 @@ y = weights @ v  # (D,)
 # The last token may look at everything. The others may not: ``" does"`` has to guess ``" not"``, and the answer
 # is the next token in the row.
 #
-# Does a model find such a leak? We train two tiny models on *random* ids between 0 and 15. Nothing in them can be
-# predicted, so an honest loss is that of pure guessing, ln 16 = 2.77.
+# Would a model notice? We train two tiny models, one of which sees the future, on *random* ids between 0 and 15.
+# Training makes a number, the *loss*, as small as it can: 0 means that every next token was predicted for sure. From
+# the past nothing here can be predicted, so an honest loss is that of pure guessing, ln 16 = 2.77.
 
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
@@ -107,7 +108,8 @@ def see_everything(q, k, v, visibility, dropout=0.0):
 
 
 # %%
-# Each model has one block and trains for 300 steps. The function returns the loss of every step.
+# Each model has one block and trains for 300 steps. The lesson on `training <4_training.ipynb>`_ explains the lines of
+# this function. It returns the loss of every step.
 
 
 @torch.enable_grad()
@@ -154,8 +156,8 @@ assert min(blind) > 2.7
 assert max(peeking[-10:]) < 0.3
 
 # %%
-# It copies each answer from the next token. Its loss is the best that you will ever see, and the model is useless: when
-# it writes, the next token does not exist yet.
+# It copies each answer from the token after it. Its loss is the best that you will ever see, and the model is useless:
+# when it writes, the next token does not exist yet.
 #
 # Why minus infinity is added
 # ---------------------------
@@ -178,8 +180,11 @@ for line, name in zip(
 assert round(scores.softmax(-1)[1, 2].item(), 2) == 0.09
 
 # %%
-# A score of 0 is an ordinary score, because :math:`e^0 = 1`. Only :math:`e^{-\infty}` is 0. So we add a triangle
-# to the table of scores, with 0 for what is visible and minus infinity for the future.
+# The hidden key still counts. A score of 0 is an ordinary score, because :math:`e^0 = 1`. Only :math:`e^{-\infty}` is
+# 0.
+#
+# So we compute the scores of all queries at once, and add a triangle: 0 for what is visible, minus infinity for the
+# future.
 
 future = torch.full((T, T), -torch.inf).triu(1)  # row t: the query of token t
 scores = q @ k.T / D**0.5 + future  # (T, T)
@@ -213,7 +218,7 @@ torch.testing.assert_close(after_block, states[4][0][0], atol=1e-4, rtol=0.0)
 
 # %%
 # The results of the heads are laid side by side again, and a last matrix mixes them. Each head has learnt to look
-# elsewhere:
+# elsewhere.
 #
 # .. live:: look
 #    :model: gpt2-docs
@@ -246,9 +251,10 @@ diagrams.head_cells(
 # The batch that wrote something else
 # -----------------------------------
 #
-# Prompts of one batch must have one length, so short ones get padding in front. It is hidden like the future. And
-# still people reported that a prompt in a batch gets another continuation than alone, and many took it for noise.
-# Here it happens to our model:
+# Prompts in one batch must have the same length, so short ones get padding in front, and a mask hides the padding. Yet
+# users of the ``transformers`` library found that a prompt in a batch got other logits than alone.
+#
+# Here is the same mistake with our model:
 
 from lm_from_scratch.attention.visibility import positions_from_mask
 
@@ -261,8 +267,8 @@ counted = torch.where(mask == 1, torch.arange(9), -1)  # -1: padding, hidden
 print(positions[0].tolist(), counted[0].tolist())
 
 # %%
-# Both rows hide the padding. But the second one still counts it, so the prompt begins at place 6. Here is the best
-# next token, alone and with each of the two:
+# Both lists hide the padding. But the second one still counts it, so the prompt begins at place 6. Here is the best
+# next token: alone, and with each of the two lists.
 
 alone = model(torch.tensor([short]))[0, -1]
 right = model(batch, positions=positions)[0, -1]
@@ -274,10 +280,11 @@ torch.testing.assert_close(right, alone, atol=1e-4, rtol=0.0)
 assert tokenizer.pieces(best.tolist()) == [" value", " value", "collections"]
 
 # %%
-# *Return the value* becomes *Return thecollections*. No error, no strange number: a mask alone is not enough, places
-# must be counted, too. In this package one tensor does both. Positions begin at 0 for each text, and -1 is padding.
+# *Return the value* becomes *Return thecollections*, and nothing fails. Hiding is not enough: padding must not be
+# counted, either. In this package one tensor does both. Positions begin at 0 in each text, and -1 is padding.
 #
-# Pieces work for the same reason. A cache knows how many tokens it has read, and the next ones continue there:
+# With right positions, a text may also come in pieces. A cache keeps keys and values and knows how many tokens it has
+# read, so the next ones continue there:
 
 from lm_from_scratch.cache.growing import GrowingCache
 
