@@ -6,6 +6,8 @@ is at most 343 units wide where it can be, so that a phone shows it at its natur
 """
 
 import math
+
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -399,3 +401,96 @@ def repeats(pieces: Sequence[str], n: int = 4) -> Drawing:
     return Drawing(
         f'<div class="diagram" style="white-space: pre-wrap">{spans}</div>', "".join(pieces)
     )
+
+
+def gpt2_blocks(n_layer: int, links: Mapping[str, str]) -> Drawing:
+    """The parts of GPT-2 from ids (top) to logits. Keys of ``links`` are "lookups", "norm",
+    "attention", "mlp", "stream" and "logits", each with the address that the part leads to."""
+    canvas = Canvas(
+        343, 458, f"ids, two lookups, {n_layer} blocks of LayerNorm, attention, LayerNorm and MLP, "
+        "which are added to the state; a last LayerNorm, logits; each part leads to its section",
+    )  # fmt: skip
+    spine, left, width = 40, 96, 238
+
+    def part(y: float, key: str, text: str, note: str, colour: str, height: float = 34) -> None:
+        canvas.begin_link(links[key])
+        canvas.box(left, y, width, height, colour, 0.25)
+        canvas.text(left + 12, y + height / 2, text, 13, "start", bold=True)
+        canvas.text(left + width - 8, y + height / 2, note, 11, "end", opacity=0.85)
+        canvas.end_link()
+
+    def branch(y: float, key: str, text: str, note: str, colour: str) -> None:
+        """A copy of the state goes through a norm and one more part; the result is added."""
+        canvas.line(spine, y + 17, left, y + 17, arrow=True)
+        part(y, "norm", "LayerNorm", "one scale for all", PURPLE)
+        canvas.line(left + width / 2, y + 34, left + width / 2, y + 46, arrow=True)
+        part(y + 46, key, text, note, colour)
+        canvas.line(left, y + 63, spine + 10, y + 63, arrow=True)
+        canvas.begin_link(links["stream"])
+        canvas.circle(spine, y + 63, 9)
+        canvas.text(spine, y + 63, "+", 14)
+        canvas.end_link()
+
+    canvas.text(spine, 12, "ids", 13, bold=True)
+    canvas.line(spine + 16, 12, left, 12, arrow=True)
+    part(4, "lookups", "Two lookups", "word + place", ORANGE)
+    canvas.line(left, 30, spine, 30)
+    canvas.line(spine, 30, spine, 337)
+    canvas.text(spine + 5, 45, "x (T, C)", 11, "start", opacity=0.85)
+    canvas.box(8, 56, 331, 254, radius=8)
+    canvas.text(left + width - 8, 294, f"{n_layer} blocks", 13, "end", bold=True)
+    branch(66, "attention", "Attention", "tokens look back", BLUE)
+    branch(166, "mlp", "MLP", "each token alone", GREEN)
+    canvas.begin_link(links["stream"])
+    canvas.text(spine + 16, 270, "x = x + …, the residual stream", 12, "start")
+    canvas.end_link()
+    canvas.line(spine, 337, left, 337, arrow=True)
+    part(320, "norm", "LayerNorm", "once more", PURPLE)
+    canvas.line(left + width / 2, 354, left + width / 2, 366, arrow=True)
+    part(366, "logits", "Logits", "a score for every token", ORANGE)
+    canvas.line(left + width / 2, 400, left + width / 2, 416, arrow=True)
+    canvas.text(left + width / 2, 428, "(T, V)", 11, opacity=0.85)
+    canvas.text(left + width / 2, 444, "softmax: which token comes next?", 12)
+    return canvas.drawing()
+
+
+def bars(words: Sequence[str], shares: Sequence[float], chosen: Sequence[int] = ()) -> Drawing:
+    """A bar for the share (0 to 1) of each word; ``chosen`` words are orange."""
+    row, left, full = 24, 122, 160
+    said = ", ".join(f"{word!r} {share:.1%}" for word, share in zip(words, shares, strict=True))
+    canvas = Canvas(343, row * len(words), said)
+    largest = max(shares)
+    for i, (word, share) in enumerate(zip(words, shares, strict=True)):
+        y, width = row * (i + 0.5), max(full * share / largest, 1)
+        canvas.text(left - 8, y, printable(word), 13, "end")
+        colour = ORANGE if i in chosen else BLUE
+        canvas.box(left, y - 8, width, 16, colour, 0.55, colour, radius=2)
+        canvas.text(left + width + 6, y, f"{share:.1%}", 12, "start")
+    return canvas.drawing()
+
+
+def head_cells(titles: Sequence[str], owners: Sequence[Sequence[Sequence[int]]]) -> Drawing:
+    """Tables of T tokens x C features, one below another, with each number coloured by the head
+    that gets it: ``owners`` holds one table (T, C) of heads for each of the ``titles``."""
+    cell, left = 28, 84
+    height = sum(28 + cell * len(table) + 12 for table in owners)
+    canvas = Canvas(
+        343, height, "; ".join(f"{t}: {o}" for t, o in zip(titles, owners, strict=True))
+    )
+    y = 0.0
+    for title, table in zip(titles, owners, strict=True):
+        canvas.text(4, y + 13, title, 13, "start", bold=True)
+        y += 28
+        for t, row in enumerate(table):
+            canvas.text(left - 10, y + cell / 2, f"token {t}", 12, "end")
+            for c, head in enumerate(row):
+                x = left + cell * c
+                canvas.box(x, y, cell, cell, COLOURS[head % 5], 0.35, radius=0)
+                canvas.text(x + cell / 2, y + cell / 2, str(len(row) * t + c), 12)
+            y += cell
+        for head in sorted({head for row in table for head in row}):
+            x, top = left + cell * len(table[0]) + 24, y - cell * len(table)
+            canvas.box(x, top + 26 * head + 2, 18, 18, COLOURS[head % 5], 0.35, radius=2)
+            canvas.text(x + 26, top + 26 * head + 11, f"head {head}", 12, "start")
+        y += 12
+    return canvas.drawing()

@@ -56,7 +56,7 @@ def test_every_page_has_its_facts(name: str) -> None:
 
 def test_packages_are_those_beyond_the_core() -> None:
     assert page.packages("1_gpt2/1_tokens") == []
-    assert page.packages("1_gpt2/2_gpt2") == ["transformers"]
+    assert page.packages("1_gpt2/2a_gpt2_in_depth") == ["transformers"]
     core = {"torch", "numpy", "matplotlib", "tokenizers", "lm_from_scratch"}
     assert not core & {package for name in PAGES for package in page.packages(name)}
 

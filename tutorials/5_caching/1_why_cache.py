@@ -24,8 +24,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on `GPT-2 <../1_gpt2/2_gpt2.ipynb>`_ and on `masks <../3_attention/2_masks.ipynb>`_. A CPU is enough,
-``transformers`` must be installed, and nothing is downloaded.
+Read the pages on `GPT-2 <../1_gpt2/2_gpt2.ipynb>`_, on `attention <../1_gpt2/3_who_sees_whom.ipynb>`_ and on
+`masks <../3_attention/2_masks.ipynb>`_. A CPU is enough, ``transformers`` must be installed, and nothing is downloaded.
 
 The wasteful loop
 -----------------

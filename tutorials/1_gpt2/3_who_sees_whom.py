@@ -1,0 +1,316 @@
+r"""
+Attention: who sees whom
+========================
+
+*If the file does not exist, an …* Which of these words matter for the next one? A token's vector begins with its own
+word and nothing else. In attention, tokens look at each other. Here is one head of a trained GPT-2. The wider a line,
+the more the token on the left takes from the token on the right.
+"""
+
+# sphinx_gallery_needs = ["2_gpt2"]
+# sphinx_gallery_words = ["self-attention", "causal mask", "multi-head attention", "masked_fill", "tril", "Q K V"]
+# sphinx_gallery_museum = ["G5", "G25"]
+import torch
+import torch.nn.functional as F
+
+from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.instruments.record import record_hidden_states
+
+torch.set_grad_enabled(False)
+model, tokenizer = load_shipped("gpt2-docs")
+ids = torch.tensor(tokenizer.start("If the file does not exist, an"))
+pieces = tokenizer.pieces(ids.tolist())
+T, H, D = len(ids), 4, 32
+
+from lm_from_scratch.instruments import diagrams
+from lm_from_scratch.instruments.plot import attention_maps
+
+maps = attention_maps(model, ids[None])  # of each block: (B, H, T, T)
+assert maps[3][0, 3, 4:].argmax(-1).tolist() == [3] * 5
+diagrams.lines(pieces, pieces, maps[3][0, 3].tolist())
+
+# %%
+# This is head 3 of block 3, and it likes ``" file"``: all tokens after this word look at it most. No line goes to a
+# later token. On this page you compute these lines.
+#
+# Query, key, value
+# -----------------
+#
+# In a head, each token makes three small vectors from its large one:
+#
+# * a *query*: what I look for,
+# * a *key*: what I offer, so that others find me,
+# * a *value*: what I hand over to those who look at me.
+#
+# Think of a library. The query is what you type into the search box, keys are the titles on the spines, and values are
+# what is in the books.
+#
+# One matrix makes all three, for all heads. Block 3 reads ``x``, the residual stream after blocks 0 to 2:
+
+with record_hidden_states(model) as states:
+    model(ids[None])
+x = states[3][0][0]  # (T, C), what enters block 3
+
+block = model.transformer.h[3]
+qkv = block.attn.c_attn(block.ln_1(x))  # (T, 3C)
+Q, K, V = qkv.split(128, dim=-1)  # each (T, C)
+
+# %%
+# A head owns D = 32 of the C = 128 columns of each. Head 3, the last of four, owns the last ones.
+
+q, k, v = Q[:, 96:], K[:, 96:], V[:, 96:]  # each (T, D)
+
+# %%
+# One token looks back
+# --------------------
+#
+# Take the last token, ``" an"``. The dot product of its query with a key, the *score*, is large if the two fit. Softmax
+# takes the exponential of each score and divides by their sum. This makes *weights*: none is negative, and their sum
+# is 1.
+#
+# .. math::
+#
+#    a_s = \operatorname{softmax}_s \left( \frac{q \cdot k_s}{\sqrt{D}} \right)
+
+scores = k @ q[-1] / D**0.5  # (T,)
+weights = scores.softmax(-1)  # (T,)
+
+print("key            score  weight")
+for piece, score, weight in zip(pieces, scores, weights):
+    print(f"{piece:14} {score:5.1f} {weight:7.2f}")
+torch.testing.assert_close(weights, maps[3][0, 3, -1])
+assert pieces[weights.argmax()] == " file"
+
+# %%
+# ``" an"`` receives the mean of all values under these weights. A third of it comes from ``" file"``.
+
+y = weights @ v  # (D,)
+
+# %%
+# The root of D keeps the scores of wide heads from becoming huge. `GPT-2 in depth <2a_gpt2_in_depth.ipynb>`_ shows
+# what happens without it.
+#
+# No looking ahead
+# ----------------
+#
+# The last token may look at everything. The others may not: ``" does"`` has to guess ``" not"``, and the answer
+# is the next token in the row.
+#
+# Would a model notice? We train two tiny models, one of which sees the future, on *random* ids between 0 and 15.
+# Training makes a number, the *loss*, as small as it can: 0 means that every next token was predicted for sure. From
+# the past nothing here can be predicted, so an honest loss is that of pure guessing, ln 16 = 2.77.
+
+from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
+
+
+def see_everything(q, k, v, visibility, dropout=0.0):
+    return F.scaled_dot_product_attention(q, k, v)  # without a mask
+
+
+# %%
+# Each model has one block and trains for 300 steps. The lesson on `training <4_training.ipynb>`_ explains the lines of
+# this function. It returns the loss of every step.
+
+
+@torch.enable_grad()
+def train(sees_future):
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=16, block_size=16, n_layer=1, n_head=2, n_embd=64)
+    config = GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)
+    tiny = GPT2LMHeadModel(config).eval()  # no dropout
+    if sees_future:
+        tiny.transformer.h[0].attn.attend = see_everything
+    optimizer = torch.optim.AdamW(tiny.parameters(), lr=5e-3)
+    losses = []
+    for _ in range(300):
+        text = torch.randint(16, (32, 17))
+        logits = tiny(text[:, :-1])  # (B, T, V)
+        loss = F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+# %%
+# **Predict first.** What does the training loss of the model that sees the future do?
+#
+# * It stays at 2.77: nothing can be learnt from random ids.
+# * It falls almost to 0.
+# * It grows, because later tokens confuse the model.
+
+blind, peeking = train(False), train(True)
+
+import matplotlib.pyplot as plt
+
+from lm_from_scratch.instruments.plot import figure
+
+_, (ax,) = figure(4.4, 3.0)
+ax.plot(blind, label="sees the past")
+ax.plot(peeking, "--", label="sees the future too")
+ax.set(title="Loss on random ids", xlabel="step", ylim=(0, 3))
+ax.legend(frameon=False)
+plt.show()
+assert min(blind) > 2.7
+assert max(peeking[-10:]) < 0.3
+
+# %%
+# It copies each answer from the token after it. Its loss is the best that you will ever see, and the model is useless:
+# when it writes, the next token does not exist yet.
+#
+# Why minus infinity is added
+# ---------------------------
+#
+# So a token must give weight 0 to all tokens after it.
+#
+# **Predict first.** Three scores are 2, 1 and 3. To hide the third key, we multiply its score by 0. What is its weight
+# after softmax?
+#
+# * 0
+# * 0.09
+# * 0.33
+
+scores = torch.tensor([[2, 1, 3], [2, 1, 3 * 0.0], [2, 1, -torch.inf]])
+
+for line, name in zip(
+    scores.softmax(-1), ("nothing hidden", "times 0", "plus -inf")
+):
+    print(f"{name:15}", "  ".join(f"{weight:.2f}" for weight in line))
+assert round(scores.softmax(-1)[1, 2].item(), 2) == 0.09
+
+# %%
+# The hidden key still counts. A score of 0 is an ordinary score, because :math:`e^0 = 1`. Only :math:`e^{-\infty}` is
+# 0.
+#
+# So we compute the scores of all queries at once, and add a triangle: 0 for what is visible, minus infinity for the
+# future.
+
+future = torch.full((T, T), -torch.inf).triu(1)  # row t: the query of token t
+scores = q @ k.T / D**0.5 + future  # (T, T)
+weights = scores.softmax(-1)
+
+from lm_from_scratch.instruments.plot import attention_map
+
+_, (ax,) = figure(4.2, 3.8)
+attention_map(ax, weights, pieces, "Weights: row looks at column")
+plt.show()
+torch.testing.assert_close(weights, maps[3][0, 3])
+
+# %%
+# That is the first drawing as a table. "Minus a large number" is not enough: with -10000 in its place, hidden tokens
+# have come back in `real models <2b_testing_a_model.ipynb>`_.
+#
+# Heads are slices
+# ----------------
+#
+# Four heads work side by side, each on its own columns. ``view`` cuts the C columns into (H, D), and ``transpose``
+# puts the heads first, so that one product computes all of them.
+
+q, k, v = (part.view(T, H, D).transpose(0, 1) for part in (Q, K, V))
+weights = (q @ k.mT / D**0.5 + future).softmax(-1)  # (H, T, T)
+y = (weights @ v).transpose(0, 1).reshape(T, H * D)  # (T, C)
+x = x + block.attn.c_proj(y)
+
+torch.testing.assert_close(weights, maps[3][0])
+after_block = x + block.mlp(block.ln_2(x))
+torch.testing.assert_close(after_block, states[4][0][0], atol=1e-4, rtol=0.0)
+
+# %%
+# The results of the heads are laid side by side again, and a last matrix mixes them. Each head has learnt to look
+# elsewhere.
+#
+# .. live:: look
+#    :model: gpt2-docs
+#
+# **Predict first.** Why not ``view(H, T, D)`` at once, without ``transpose``? Take three tokens with four features,
+# numbered 0 to 11, and two heads. What does ``view(2, 3, 2)`` give to head 0?
+#
+# * the first half of each token: [0, 1], [4, 5], [8, 9]
+# * token 0, and half of token 1: [0, 1], [2, 3], [4, 5]
+# * nothing: it is an error
+
+numbers = torch.arange(12).view(3, 4)  # (T, C)
+right = numbers.view(3, 2, 2).transpose(0, 1)  # (H, T, D)
+wrong = numbers.view(2, 3, 2)  # (H, T, D), too
+
+assert right[0].tolist() == [[0, 1], [4, 5], [8, 9]]
+assert wrong[0].tolist() == [[0, 1], [2, 3], [4, 5]]
+diagrams.head_cells(
+    ["view(T, H, D), then transpose", "view(H, T, D)"],
+    [
+        [[0 if i in part[0] else 1 for i in row] for row in numbers]
+        for part in (right, wrong)
+    ],
+)
+
+# %%
+# ``view`` moves no numbers. It cuts the same row of memory into other pieces, and there the features of a token lie
+# together. The shapes agree, nothing fails, and the heads mix up the tokens.
+#
+# The batch that wrote something else
+# -----------------------------------
+#
+# Prompts in one batch must have the same length, so short ones get padding in front, and a mask hides the padding. Yet
+# users of the ``transformers`` library found that a prompt in a batch got other logits than alone.
+#
+# Here is the same mistake with our model:
+
+from lm_from_scratch.attention.visibility import positions_from_mask
+
+short = tokenizer.start("Return the")
+batch = torch.tensor([[0] * 6 + short, ids.tolist()])  # (B, T)
+mask = torch.tensor([[0] * 6 + [1] * 3, [1] * 9])
+
+positions = positions_from_mask(mask)
+counted = torch.where(mask == 1, torch.arange(9), -1)  # -1: padding, hidden
+print(positions[0].tolist(), counted[0].tolist())
+
+# %%
+# Both lists hide the padding. But the second one still counts it, so the prompt begins at place 6. Here is the best
+# next token: alone, and with each of the two lists.
+
+alone = model(torch.tensor([short]))[0, -1]
+right = model(batch, positions=positions)[0, -1]
+wrong = model(batch, positions=counted)[0, -1]
+best = torch.stack([alone, right, wrong]).argmax(-1)
+print(tokenizer.pieces(best.tolist()))
+
+torch.testing.assert_close(right, alone, atol=1e-4, rtol=0.0)
+assert tokenizer.pieces(best.tolist()) == [" value", " value", "collections"]
+
+# %%
+# *Return the value* becomes *Return thecollections*, and nothing fails. Hiding is not enough: padding must not be
+# counted, either. In this package one tensor does both. Positions begin at 0 in each text, and -1 is padding.
+#
+# With right positions, a text may also come in pieces. A cache keeps keys and values and knows how many tokens it has
+# read, so the next ones continue there:
+
+from lm_from_scratch.cache.growing import GrowingCache
+
+cache = GrowingCache(n_layer=8)
+parts = [model(part, cache=cache) for part in ids[None].split([4, 1, 4], dim=1)]
+in_pieces = torch.cat(parts, dim=1)  # (B, T, V)
+
+at_once = model(ids[None])
+print(f"largest difference: {(in_pieces - at_once).abs().max():.0e}")
+torch.testing.assert_close(in_pieces, at_once, atol=1e-4, rtol=0.0)
+
+# %%
+# Exercises
+# ---------
+#
+# 1. *Easy.* Which of the 32 heads looks most at the token just before? Take the mean of
+#    ``maps[i][0, j].diagonal(-1)`` for each. A right answer names block and head, and draws its lines.
+# 2. *Easy.* Hide all keys that are more than two tokens back. Add a second triangle to ``scores``. In a right answer,
+#    each row has at most three weights above 0, and the sum of each is still 1.
+# 3. *Medium.* Shuffle the first eight rows of ``k`` and ``v``, both in the same order, and compute ``y`` for ``" an"``
+#    again. A right answer shows that nothing changes, and says how the model knows the order of words all the same.
+#
+# Summary
+# -------
+#
+# * A token compares its query with the keys of others. Softmax makes weights, and the token receives the mean of the
+#   values under them.
+# * The mask adds minus infinity to the scores of later tokens *before* softmax. Without it a model learns to copy.
+# * The same text must get the same logits alone, padded, and in pieces. If not, look at the positions.
