@@ -6,8 +6,6 @@ is at most 343 units wide where it can be, so that a phone shows it at its natur
 """
 
 import math
-
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
