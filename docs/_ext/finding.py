@@ -2,13 +2,13 @@
 
 A place is a page, or an entry of a page that people look things up in: a question, a term, a thing
 that is not here. A page is found by words of the outside world too, which stand in the page: in the
-gallery's comment `# sphinx_gallery_words`, or in its `.. meta:: :keywords:`. It is also found by
-the terms of the glossary that it explains.
+gallery's comment `# sphinx_gallery_words`, in its `.. meta:: :keywords:`, or below the heading of a
+question as `.. words:`. It is also found by the terms of the glossary that it explains.
 """
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import gallery
 import page
@@ -49,16 +49,31 @@ def read(app: Any, document: nodes.document) -> None:
     app.env.metadata[app.env.docname]["words"] = ", ".join(word.strip() for word in words)
 
 
-def entries(env: Any, docname: str) -> Iterator[tuple[str, str, str]]:
-    """Of each entry of a page its place on it, its heading, and its text."""
+class Entry(NamedTuple):
+    """An entry of a page: its place there, its heading, its text, and other words for it."""
+
+    anchor: str
+    title: str
+    text: str
+    words: str = ""
+
+
+def entries(env: Any, docname: str) -> Iterator[Entry]:
     if docname == terms.GLOSSARY:
-        yield from ((term.place, term.name, term.meaning) for term in terms.all_terms(env))
+        yield from (Entry(term.place, term.name, term.meaning) for term in terms.all_terms(env))
         return
     for section in env.get_doctree(docname).findall(nodes.section):
-        if not list(section.findall(nodes.section))[1:]:  # no section inside it
-            texts = [p.astext() for p in section.children if not isinstance(p, nodes.title)]
-            title = next(section.findall(nodes.title)).astext()
-            yield section["ids"][0], title, " ".join(" ".join(texts).split())
+        title, *below = section.children
+        if any(isinstance(node, nodes.section) for node in below):
+            continue
+        hidden = [node.astext() for node in below if isinstance(node, nodes.comment)]
+        words = [text.partition("words: ")[2] for text in hidden]
+        text = " ".join(node.astext() for node in below if not isinstance(node, nodes.comment))
+        yield Entry(section["ids"][0], title.astext(), one_line(text), one_line(" ".join(words)))
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def places(env: Any) -> dict[str, Any]:
@@ -66,7 +81,7 @@ def places(env: Any) -> dict[str, Any]:
     for term in terms.all_terms(env) if terms.GLOSSARY in env.all_docs else []:
         explained.setdefault(term.page, []).append(term.word)
     found: dict[str, Any] = {}
-    for name in sorted(env.found_docs):
+    for name in sorted(env.all_docs):
         words = [env.metadata[name].get("words", ""), *explained.get(name, [])]
         found[name] = {"weight": weight(name), "words": ", ".join(filter(None, words))}
         if name in ENTRIES:

@@ -1,124 +1,139 @@
-// The site's search: what is found first, and below a result what its page is about.
+// The site's search: what comes first, and below a result what it is about.
 (function () {
   "use strict";
 
-  // -- Ranking, instead of Sphinx's: that wants every word, and nearly all pages have nearly all words -
+  // -- Ranking, instead of Sphinx's: that wants every word, and long pages have nearly every word -----
   // A word of the query counts the more the fewer places have it, and the more prominent it is there.
-  const TITLE = 4, WORDS = 4, HEADING = 2.5, ENTRY = 2, TEXT = 1;
-  const MANY = 40, ENOUGH = 0.2; // results, and the share of the best one's score that a result needs
+  const NAME = 4, HEADING = 2.5, ENTRY = 2, TEXT = 1; // an entry's text is short, a page's is long
+  const PARTS = 0.6, BEGINNING = 0.5; // of an identifier; of a word
+  const MANY = 40, ENOUGH = 0.2; // results, and the share of the best score that one needs
   const IGNORED = new Set("vs versus do does did instead use using get keep make".split(" "));
 
-  let places = null; // what can be found: pages, each with its headings, and entries of some pages
+  let places = null; // what can be found: pages, each with its headings, and the entries of some pages
   let vocabulary = null; // the stems of all words
   let stemmer = null;
 
-  // The words of a text that count; an identifier is followed by its parts.
+  // The words of a text that count.
   function split(text) {
     const words = splitQuery(text.toLowerCase());
-    const told = words.filter((word) => !stopwords.has(word) && !IGNORED.has(word));
-    return told.length ? told : words;
+    const counting = words.filter((word) => !stopwords.has(word) && !IGNORED.has(word));
+    return counting.length ? counting : words;
   }
+  const stem = (word) => stemmer.stemWord(word);
   const parts = (word) => (word.includes("_") ? word.split("_").filter((part) => part.length > 1) : []);
-  const stems = (text) =>
-    split(text).flatMap((word) => [word, ...parts(word)]).map((word) => stemmer.stemWord(word));
+  const pairs = (words) => words.slice(1).map((word, i) => words[i] + word); // LayerNorm is a layer norm
+  function stems(text) {
+    const words = split(text).flatMap((word) => [word, ...parts(word)]);
+    return { stems: words.map(stem), joined: pairs(words).map(stem) };
+  }
+  const line = (title) => ({ title, ...stems(title) });
+  const lines = (words) => words.split(", ").filter(Boolean).map(line);
 
   function read() {
     const index = Search._index;
     stemmer = new Stemmer();
-    const line = (title) => ({ title, stems: stems(title) });
     const pages = index.docnames.map((name, file) => {
       const { weight, words, entries } = PLACES[name];
-      return {
-        file, weight, entries, anchor: "", name: line(index.titles[file]), text: new Set(), value: TEXT,
-        words: words.split(",").map((phrase) => line(phrase)), headings: [],
-      };
+      const names = [line(index.titles[file]), ...lines(words)];
+      return { file, anchor: "", weight, names, headings: [], text: new Set(), value: TEXT, entries };
     });
     [index.terms, index.titleterms].forEach((terms) =>
-      Object.entries(terms).forEach(([term, files]) => {
-        const all = [term, ...parts(term).map((part) => stemmer.stemWord(part))];
-        [].concat(files).forEach((file) => all.forEach((stem) => pages[file].text.add(stem)));
-      }));
+      Object.entries(terms).forEach(([term, files]) =>
+        [term, ...parts(term).map(stem)].forEach((known) =>
+          [].concat(files).forEach((file) => pages[file].text.add(known)))));
     Object.entries(index.alltitles).forEach(([title, where]) =>
       where.forEach(([file, anchor]) => {
         if (anchor !== null && title !== index.titles[file])
-          pages[file].headings.push({ ...line(title), anchor: "#" + anchor });
+          pages[file].headings.push({ ...line(title), anchor: "#" + anchor, value: HEADING });
+      }));
+    Object.entries(index.objects).forEach(([prefix, objects]) =>
+      objects.forEach(([file, type, , anchor, name]) => {
+        if (index.objnames[type][0] === "py")
+          pages[file].headings.push({ ...line(name), anchor: "#" + (anchor || `${prefix}.${name}`), value: NAME });
       }));
     places = pages.slice();
     pages.filter((page) => page.entries).forEach((page) => {
       Object.assign(page, { headings: [], text: new Set() }); // those of its entries
-      page.entries.forEach(([weight, anchor, title, text]) =>
-        places.push({
-          file: page.file, weight, anchor: "#" + anchor, name: line(title), text: new Set(stems(text)), value: ENTRY,
-          words: [], headings: [],
-        }));
+      page.entries.forEach(([weight, anchor, title, text, words]) => {
+        const names = [line(title), ...lines(words)];
+        const own = new Set(stems(text).stems);
+        places.push({ file: page.file, anchor: "#" + anchor, weight, names, headings: [], text: own, value: ENTRY });
+      });
     });
     vocabulary = new Set();
-    places.forEach((place) =>
-      [place.name, ...place.words, ...place.headings, { stems: place.text }].forEach((one) =>
-        one.stems.forEach((stem) => vocabulary.add(stem))));
+    places.forEach((place) => {
+      place.text.forEach((known) => vocabulary.add(known));
+      place.names.concat(place.headings).forEach((line) =>
+        line.stems.concat(line.joined).forEach((known) => vocabulary.add(known)));
+    });
   }
 
-  // The stems for a word of the query, and how well each fits: quantize is quantise, and beginnings will do.
-  function forms(word) {
-    const stem = stemmer.stemWord(word);
-    const same = [stem, stem.replace("iz", "is"), stem.replace("is", "iz")].filter((form) => vocabulary.has(form));
-    const longer = same.length || stem.length < 4 ? [] : [...vocabulary].filter((form) => form.startsWith(stem));
-    return [...same.map((form) => [form, 1]), ...longer.map((form) => [form, 0.5])];
+  // A word of the query as the index may have it, with how well that fits: quantize is quantise too,
+  // and if no text has the word, words that begin with it do.
+  function forms(word, joined) {
+    const own = stem(word);
+    const same = [own, own.replace("iz", "is"), own.replace("is", "iz"), ...joined.map(stem)];
+    const known = same.filter((form) => vocabulary.has(form)).map((form) => [form, 1]);
+    if (known.length || own.length < 4) return known;
+    return [...vocabulary].filter((form) => form.startsWith(own)).map((form) => [form, BEGINNING]);
   }
-  const fit = (forms, has) => forms.reduce((best, [form, value]) => (value > best && has(form) ? value : best), 0);
-  // An identifier fits as a whole, or a little less well by its parts.
-  function match(term, has) {
-    const whole = fit(term.forms, has);
-    if (whole || !term.parts.length) return whole;
-    return (0.6 * term.parts.reduce((sum, forms) => sum + fit(forms, has), 0)) / term.parts.length;
+  function parse(query) {
+    const words = [...new Set(split(query))];
+    const joined = pairs(words);
+    return words.map((word, i) => ({
+      forms: forms(word, joined.slice(Math.max(0, i - 1), i + 1)),
+      parts: parts(word).map((part) => forms(part, [])),
+    }));
   }
-  const matchLine = (terms, line) => terms.map((term) => match(term, (stem) => line.stems.includes(stem)));
-  // How much of a line the query says.
-  function share(terms, line) {
-    const said = (stem) => terms.some((term) => match(term, (form) => form === stem) > 0.5);
-    return line.stems.filter(said).length / (line.stems.length || 1);
-  }
+
   const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
+  const fit = (forms, has) => Math.max(0, ...forms.map(([form, value]) => (has(form) ? value : 0)));
+  const match = (term, has) =>
+    fit(term.forms, has) || (PARTS * sum(term.parts.map((part) => fit(part, has)))) / (term.parts.length || 1);
+  // How well each word fits a line, and how much of the line the query says.
+  function matchLine(terms, line) {
+    const found = terms.map((term) => match(term, (form) => line.stems.includes(form) || line.joined.includes(form)));
+    if (!sum(found)) return null;
+    const said = line.stems.filter((own) => terms.some((term) => match(term, (form) => form === own)));
+    return { found, share: Math.min(1, (said.length || 1) / line.stems.length) };
+  }
 
   function rank(query) {
     if (!places) read();
-    const terms = [...new Set(split(query))].map((word) => ({ forms: forms(word), parts: parts(word).map(forms) }));
-    places.forEach((place) => {
-      const lines = [[TITLE, place.name], ...place.words.map((phrase) => [WORDS, phrase])];
-      const values = terms.map((term) => place.value * match(term, (stem) => place.text.has(stem)));
-      lines.forEach(([value, line]) => {
-        const found = matchLine(terms, line);
-        if (!sum(found)) return;
-        const factor = value * (0.5 + 0.5 * share(terms, line));
-        found.forEach((fits, i) => (values[i] = Math.max(values[i], factor * fits)));
+    const terms = parse(query);
+    const scored = places.map((place) => {
+      const values = terms.map((term) => place.value * match(term, (form) => place.text.has(form)));
+      place.names.forEach((line) => {
+        const { found, share } = matchLine(terms, line) || { found: [] };
+        found.forEach((fits, i) => (values[i] = Math.max(values[i], NAME * fits * (0.5 + 0.5 * share))));
       });
-      place.values = values;
-      place.found = place.headings.map((heading) => matchLine(terms, heading));
+      return { place, values };
     });
     const rarity = terms.map((term, i) => {
-      const having = places.filter((place) => place.values[i] > 0.5).length;
+      const having = scored.filter(({ values }) => values[i] > 0.5).length;
       return having ? Math.log(1 + places.length / having) : 0;
     });
-    const scored = places.map((place) => {
-      // With the one heading that says most of the query.
-      const with_ = (found) => place.values.map((value, i) => Math.max(value, found ? HEADING * found[i] : 0));
-      const score = (values) =>
-        sum(values.map((value, i) => rarity[i] * value)) *
-        (sum(values.map((value, i) => rarity[i] * Math.min(1, value))) / (sum(rarity) || 1));
-      let best = score(with_(null)), heading = null;
-      place.found.forEach((found, i) => {
-        const value = sum(found) ? score(with_(found)) : 0;
-        if (value > best) [best, heading] = [value, { ...place.headings[i], found }];
+    const weighed = (values) => sum(values.map((value, i) => rarity[i] * value));
+    // With few of the words, or with common ones only, a place is worth less.
+    const score = (values) => (weighed(values) * weighed(values.map((value) => Math.min(1, value)))) / (sum(rarity) || 1);
+    scored.forEach((one) => {
+      one.score = score(one.values);
+      // With the one heading that says most; a heading that says all is where the result leads.
+      one.place.headings.forEach((heading) => {
+        const { found } = matchLine(terms, heading) || {};
+        const value = found ? score(one.values.map((own, i) => Math.max(own, heading.value * found[i]))) : 0;
+        if (value <= one.score) return;
+        one.score = value;
+        one.heading = found.every((fits, i) => fits >= 0.5 || !rarity[i]) ? heading : null;
       });
-      if (heading && heading.found.some((fits, i) => rarity[i] && fits < 0.5)) heading = null; // not a link to it
-      return { place, heading, score: best * place.weight };
+      one.score *= one.place.weight;
     });
-    return order(scored.filter((found) => found.score > 0));
+    return order(scored.filter((one) => one.score > 0));
   }
 
-  // The best ones; the first three of different pages.
+  // The best ones, the first three of different pages.
   function order(found) {
-    found.sort((a, b) => b.score - a.score || a.place.name.title.localeCompare(b.place.name.title));
+    found.sort((a, b) => b.score - a.score || a.place.names[0].title.localeCompare(b.place.names[0].title));
     found = found.filter((one) => one.score >= ENOUGH * found[0].score).slice(0, MANY);
     const first = [];
     found.forEach((one) => {
@@ -130,16 +145,18 @@
   // In the form of Sphinx's results, the best one last.
   function results(query) {
     const index = Search._index;
-    return rank(query).map(({ place, heading, score }) => {
-      const own = index.titles[place.file];
-      const title = heading ? `${own} > ${heading.title}` : place.anchor ? `${own} > ${place.name.title}` : own;
-      const anchor = heading ? heading.anchor : place.anchor;
-      return [index.docnames[place.file], title, anchor, null, score, index.filenames[place.file], SearchResultKind.title];
+    return rank(query).map(({ place: { file, anchor, names }, heading, score }) => {
+      const titles = [index.titles[file], anchor && names[0].title, heading && heading.title].filter(Boolean);
+      return [
+        index.docnames[file], titles.join(" > "), heading ? heading.anchor : anchor, null, score,
+        index.filenames[file], SearchResultKind.title,
+      ];
     }).reverse();
   }
 
   document.addEventListener("DOMContentLoaded", function () {
     Search._performSearch = results;
+    // -- Below a result: what its page is about, or what the entry says -------------------------------
     new MutationObserver(function (changes) {
       changes.forEach(function (change) {
         change.addedNodes.forEach(function (item) {
