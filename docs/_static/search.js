@@ -7,6 +7,7 @@
   const NAME = 4, HEADING = 2.5, ENTRY = 2, TEXT = 1; // an entry's text is short, a page's is long
   const PARTS = 0.6, BEGINNING = 0.5; // of an identifier; of a word
   const MANY = 40, ENOUGH = 0.2; // results, and the share of the best score that one needs
+  const COMMON = 10; // a heading of so many pages says nothing about one: Exercises, Summary
   const IGNORED = new Set("vs versus do does did instead use using get keep make".split(" "));
 
   let places = null; // what can be found: pages, each with its headings, and the entries of some pages
@@ -34,7 +35,7 @@
     stemmer = new Stemmer();
     const pages = index.docnames.map((name, file) => {
       const { weight, words, entries } = PLACES[name];
-      const names = [line(index.titles[file]), ...lines(words)];
+      const names = [line(index.titles[file].replace(/^\d+\. /, "")), ...lines(words)];
       return { file, anchor: "", weight, names, headings: [], text: new Set(), value: TEXT, entries };
     });
     [index.terms, index.titleterms].forEach((terms) =>
@@ -43,13 +44,15 @@
           [].concat(files).forEach((file) => pages[file].text.add(known)))));
     Object.entries(index.alltitles).forEach(([title, where]) =>
       where.forEach(([file, anchor]) => {
-        if (anchor !== null && title !== index.titles[file])
+        if (anchor !== null && title !== index.titles[file] && where.length < COMMON)
           pages[file].headings.push({ ...line(title), anchor: "#" + anchor, value: HEADING });
       }));
     Object.entries(index.objects).forEach(([prefix, objects]) =>
       objects.forEach(([file, type, , anchor, name]) => {
-        if (index.objnames[type][0] === "py")
-          pages[file].headings.push({ ...line(name), anchor: "#" + (anchor || `${prefix}.${name}`), value: NAME });
+        const [domain, kind] = index.objnames[type];
+        const whole = prefix ? `${prefix}.${name}` : name;
+        const place = { "": whole, "-": `${kind}-${whole}` }[anchor] || anchor; // as Sphinx shortens it
+        if (domain === "py") pages[file].headings.push({ ...line(name), anchor: "#" + place, value: NAME });
       }));
     places = pages.slice();
     pages.filter((page) => page.entries).forEach((page) => {
@@ -77,13 +80,14 @@
     if (known.length || own.length < 4) return known;
     return [...vocabulary].filter((form) => form.startsWith(own)).map((form) => [form, BEGINNING]);
   }
+  // What the query asks for; a word that nobody wrote asks for nothing.
   function parse(query) {
     const words = [...new Set(split(query))];
     const joined = pairs(words);
     return words.map((word, i) => ({
       forms: forms(word, joined.slice(Math.max(0, i - 1), i + 1)),
       parts: parts(word).map((part) => forms(part, [])),
-    }));
+    })).filter((term) => term.forms.length || term.parts.some((part) => part.length));
   }
 
   const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
@@ -102,12 +106,14 @@
     if (!places) read();
     const terms = parse(query);
     const scored = places.map((place) => {
+      let called = false; // exactly as the query says: the museum, the exercises
       const values = terms.map((term) => place.value * match(term, (form) => place.text.has(form)));
       place.names.forEach((line) => {
         const { found, share } = matchLine(terms, line) || { found: [] };
         found.forEach((fits, i) => (values[i] = Math.max(values[i], NAME * fits * (0.5 + 0.5 * share))));
+        if (share === 1 && found.every((fits) => fits === 1)) called = true;
       });
-      return { place, values };
+      return { place, values, weight: called ? Math.min(1, 2 * place.weight) + 0.1 * place.weight : place.weight };
     });
     const rarity = terms.map((term, i) => {
       const having = scored.filter(({ values }) => values[i] > 0.5).length;
@@ -126,7 +132,7 @@
         one.score = value;
         one.heading = found.every((fits, i) => fits >= 0.5 || !rarity[i]) ? heading : null;
       });
-      one.score *= one.place.weight;
+      one.score *= one.weight;
     });
     return order(scored.filter((one) => one.score > 0));
   }
