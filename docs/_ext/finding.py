@@ -40,13 +40,11 @@ def weight(docname: str) -> float:
 
 
 def read(app: Any, document: nodes.document) -> None:
-    """The words of a page. Its metadata comes back from the process that read it."""
-    shown = gallery.page_of(app.env.docname)
-    words = page.comment(shown, "words") if shown else []
-    for meta in document.findall(nodes.meta):
-        if meta.get("name") == "keywords":
-            words = [*words, *meta["content"].split(",")]
-    app.env.metadata[app.env.docname]["words"] = ", ".join(word.strip() for word in words)
+    """The keywords of a page. Its metadata comes back from the process that read it."""
+    found = [
+        meta["content"] for meta in document.findall(nodes.meta) if meta.get("name") == "keywords"
+    ]
+    app.env.metadata[app.env.docname]["keywords"] = one_line(", ".join(found))
 
 
 class Entry(NamedTuple):
@@ -82,7 +80,9 @@ def places(env: Any) -> dict[str, Any]:
         explained.setdefault(term.page, []).append(term.word)
     found: dict[str, Any] = {}
     for name in sorted(env.all_docs):
-        words = [env.metadata[name].get("words", ""), *explained.get(name, [])]
+        shown = gallery.page_of(name)
+        words = [env.metadata[name].get("keywords", ""), *explained.get(name, [])]
+        words += page.comment(shown, "words") if shown else []
         found[name] = {"weight": weight(name), "words": ", ".join(filter(None, words))}
         if name in ENTRIES:
             found[name]["entries"] = [[ENTRIES[name], *entry] for entry in entries(env, name)]

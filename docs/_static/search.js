@@ -14,10 +14,10 @@
   let vocabulary = null; // the stems of all words
   let stemmer = null;
 
-  // The words of a text that count.
+  // The words of a text that count; a single digit is on most pages.
   function split(text) {
     const words = splitQuery(text.toLowerCase());
-    const counting = words.filter((word) => !stopwords.has(word) && !IGNORED.has(word));
+    const counting = words.filter((word) => !stopwords.has(word) && !IGNORED.has(word) && !/^\d$/.test(word));
     return counting.length ? counting : words;
   }
   const stem = (word) => stemmer.stemWord(word);
