@@ -5,6 +5,7 @@
   // -- Ranking, instead of Sphinx's: that wants every word, and long pages have nearly every word -----
   // A word of the query counts the more the fewer places have it, and the more prominent it is there.
   const NAME = 4, HEADING = 2.5, ENTRY = 2, TEXT = 1; // an entry's text is short, a page's is long
+  const CALLED = 0.95; // what weighs a place beside a lesson if its title is the query; of code, less
   const PARTS = 0.6, BEGINNING = 0.5; // of an identifier; of a word
   const MANY = 40, ENOUGH = 0.2; // results, and the share of the best score that one needs
   const COMMON = 10; // a heading of so many pages says nothing about one: Exercises, Summary
@@ -56,7 +57,7 @@
       }));
     places = pages.slice();
     pages.filter((page) => page.entries).forEach((page) => {
-      Object.assign(page, { headings: [], text: new Set() }); // those of its entries
+      Object.assign(page, { names: page.names.slice(0, 1), headings: [], text: new Set() }); // its entries have them
       page.entries.forEach(([weight, anchor, title, text, words]) => {
         const names = [line(title), ...lines(words)];
         const own = new Set(stems(text).stems);
@@ -106,14 +107,14 @@
     if (!places) read();
     const terms = parse(query);
     const scored = places.map((place) => {
-      let called = false; // exactly as the query says: the museum, the exercises
+      let called = false;
       const values = terms.map((term) => place.value * match(term, (form) => place.text.has(form)));
       place.names.forEach((line) => {
         const { found, share } = matchLine(terms, line) || { found: [] };
         found.forEach((fits, i) => (values[i] = Math.max(values[i], NAME * fits * (0.5 + 0.5 * share))));
-        if (share === 1 && found.every((fits) => fits === 1)) called = true;
+        if (line === place.names[0] && share === 1 && found.every((fits) => fits === 1)) called = true;
       });
-      return { place, values, weight: called ? Math.min(1, 2 * place.weight) + 0.1 * place.weight : place.weight };
+      return { place, values, weight: called ? Math.max(place.weight, CALLED * Math.min(1, 2 * place.weight)) : place.weight };
     });
     const rarity = terms.map((term, i) => {
       const having = scored.filter(({ values }) => values[i] > 0.5).length;
