@@ -47,6 +47,7 @@ extensions = [
     "live",
     "docstrings",
     "terms",
+    "finding",
     "descriptions",
     "mathjax",
 ]

@@ -3,8 +3,8 @@
 A page that does not say it (`.. meta::`) is described by the first sentences of its text; what is
 above them, as minutes to read, is no description. `sphinxext.opengraph` says the same to programs
 that show a link. Sphinx would show the place that was found, and fetch every page of the list for
-it, which a copy opened from disk cannot. So the descriptions of all pages, and the meanings of all
-terms, are one small file.
+it, which a copy opened from disk cannot. So the descriptions of all pages, the meanings of all
+terms and the beginnings of other entries are one small file.
 """
 
 import json
@@ -12,6 +12,7 @@ import re
 from html import escape
 from typing import Any
 
+import finding
 import rst
 import terms
 from docutils import nodes
@@ -28,14 +29,20 @@ def described(document: nodes.document) -> str:
             return meta["content"]
     for paragraph in document.findall(nodes.paragraph):
         text = terms.summary(paragraph) if isinstance(paragraph.parent, nodes.section) else ""
-        said = ""
-        for sentence in re.findall(r".+?(?:[.?!](?=\s|$)|。)", text):
-            if said and len(said) >= SHORT and len(said + sentence) > LENGTH:
-                break
-            said += sentence
+        said = beginning(text)
         if said and "used-on" not in paragraph["classes"]:
             return said
     return ""
+
+
+def beginning(text: str) -> str:
+    """The first sentences of a text, as many as are short enough."""
+    said = ""
+    for sentence in re.findall(r".+?(?:[.?!](?=\s|$)|。)", text):
+        if said and len(said) >= SHORT and len(said + sentence) > LENGTH:
+            break
+        said += sentence
+    return said
 
 
 def read(app: Any, document: nodes.document) -> None:
@@ -60,9 +67,10 @@ def write(app: Any, env: Any) -> None:
     found = {
         place(name): env.metadata[name].get("og:description", "") for name in sorted(env.found_docs)
     }
-    if terms.GLOSSARY in env.all_docs:
-        for term in terms.all_terms(env):
-            found[f"{place(terms.GLOSSARY)}#{term.place}"] = term.meaning
+    for name in finding.ENTRIES.keys() & env.all_docs:
+        for entry in finding.entries(env, name):
+            whole = name == terms.GLOSSARY
+            found[f"{place(name)}#{entry.anchor}"] = entry.text if whole else beginning(entry.text)
     known = json.dumps({where: text for where, text in found.items() if text}, ensure_ascii=False)
     rst.write({app.outdir / "_static" / FILE: f"const DESCRIPTIONS = {known};\n"})
 

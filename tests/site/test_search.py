@@ -1,12 +1,23 @@
-"""Who looks for a term finds a page on it among the first results."""
+"""Who looks for a term finds a page on it among the first results. So does who asks in the words of
+the outside world: `queries.toml` has such queries from public threads."""
 
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from conftest import SITE, Visit
+
+QUERIES: list[dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("queries.toml").read_text(encoding="utf-8")
+)["query"]
+#: So many have a right page among the first three.
+ENOUGH = 55
 
 WANTED = {
     "RoPE": ("2_qwen2/2_rope.html", "gpu/4_rope.html", "exercises/rope.html"),
@@ -54,6 +65,96 @@ def test_a_term_is_found_in_the_glossary(visit: Callable[..., Visit], server: st
     assert any("glossary.html#term-residual-stream" in url for url in found), found
 
 
+#: What `search.html` would list for each query; the page is loaded once.
+FOUND = """
+queries => queries.map(words => Search._performSearch(...Search._parseQuery(words)).reverse()
+  .map(([page, , anchor]) => [page, anchor]))
+"""
+
+
+def listed(visit: Callable[..., Visit], site: str, queries: list[str]) -> list[list[list[str]]]:
+    """The places that are found for each query, as [page, anchor], the best one first."""
+    found: list[list[list[str]]] = search(visit, site, "RoPE").page.evaluate(FOUND, queries)
+    return found
+
+
+def is_among(place: list[str], wanted: list[str]) -> bool:
+    page, anchor = place[0].removeprefix("auto_tutorials/"), place[1]
+    return page in wanted or page + anchor in wanted
+
+
+@pytest.mark.parametrize("from_disk", [False, True], ids=["server", "disk"])
+def test_the_words_of_learners_lead_to_a_page_that_answers(
+    visit: Callable[..., Visit], server: str, from_disk: bool
+) -> None:
+    site = SITE.resolve().as_uri() if from_disk else server
+    found = listed(visit, site, [query["words"] for query in QUERIES])
+    misses = [
+        f"{query['words']}: {first[:3]}"
+        for query, first in zip(QUERIES, found, strict=True)
+        if not any(is_among(place, query["pages"]) for place in first[:3])
+    ]
+    assert len(QUERIES) - len(misses) >= ENOUGH, "\n".join(misses)
+
+
+def test_the_first_three_are_of_different_pages(visit: Callable[..., Visit], server: str) -> None:
+    for first in listed(visit, server, [query["words"] for query in QUERIES]):
+        different = {page for page, _ in first}
+        assert len({page for page, _ in first[:3]}) == min(3, len(different)), first
+
+
+def test_words_that_no_page_has_together_find_pages_with_some(
+    visit: Callable[..., Visit], server: str
+) -> None:
+    """A word that nobody wrote hides nothing, and one that all pages have decides nothing."""
+    queries = ["RMSNorm", "RMSNorm xyzzy", "why is my RMSNorm vs xyzzy", "GaLore RMSNorm", "xyzzy"]
+    alone, unknown, asked, both, nothing = listed(visit, server, queries)
+    assert alone[:3] == unknown[:3] == asked[:3]
+    assert {"7_optimizers", "2_qwen2"} <= {page.split("/")[1] for page, _ in both if "/" in page}
+    assert nothing == []
+
+
+def test_an_identifier_is_found_by_its_parts(visit: Callable[..., Visit], server: str) -> None:
+    whole, parts, spelt = listed(visit, server, ["rotate_half", "rotate half", "quantization"])
+    question = (
+        "#rotate-half-splits-the-head-in-two-halves-but-the-rope-paper-pairs-neighbours-is-it-a-bug"
+    )
+    assert ["questions", question] in whole[:4] and ["questions", question] in parts[:4]
+    assert any("quantized" in page for page, _ in spelt[:3])  # the pages say: quantised
+
+
+def test_the_page_of_a_name_comes_before_its_code(visit: Callable[..., Visit], server: str) -> None:
+    names = {"bug museum": "museum", "exercises": "exercises/index", "benchmarks": "benchmarks"}
+    for first, page in zip(listed(visit, server, list(names)), names.values(), strict=True):
+        assert page in [page for page, _ in first[:2]], first[:3]
+    for first in listed(visit, server, ["attention", "RMSNorm", "KV cache", "cross entropy"]):
+        assert first[0][0].startswith("auto_tutorials/"), first[:3]
+    (code,) = listed(visit, server, ["load_shipped"])
+    assert code[0][0] == "api/lm_from_scratch.checkpoint.weights", code[:3]
+
+
+def test_results_are_accessible(visit: Callable[..., Visit], server: str) -> None:
+    found = Axe().run(search(visit, server, "why is loss nan").page)
+    assert found.violations_count == 0, found.generate_report()
+
+
+def test_queries_are_of_public_threads() -> None:
+    assert len({query["words"] for query in QUERIES}) == len(QUERIES) >= 60
+    for query in QUERIES:
+        assert query["thread"].startswith("https://") and len(query["words"].split()) <= 5
+        assert 1 <= len(query["pages"]) <= 3
+
+
+@pytest.mark.xfail(strict=True, reason="in-depth pages of chapters 1 to 4 are to come")
+def test_queries_name_places_of_the_site(site: Path) -> None:
+    text = (site / "_static" / "places.js").read_text(encoding="utf-8")
+    known = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    places = set(known) | {name.removeprefix("auto_tutorials/") for name in known}
+    for name, place in known.items():
+        places |= {f"{name}#{anchor}" for _, anchor, *_ in place.get("entries", [])}
+    assert {page for query in QUERIES for page in query["pages"]} - places == set()
+
+
 @pytest.mark.parametrize("from_disk", [False, True], ids=["server", "disk"])
 def test_a_result_says_what_it_is_about(
     visit: Callable[..., Visit], server: str, from_disk: bool
@@ -67,6 +168,8 @@ def test_a_result_says_what_it_is_about(
     assert said["glossary.html#term-RMSNorm"].startswith("Dividing a vector by the root")
     assert said["auto_tutorials/2_qwen2/1_rms_norm.html"].startswith("A Qwen2 of 24 layers")
     assert said["exercises/rms_norm.html"].startswith("What you can do afterwards: ")
+    question = "questions.html#why-does-rmsnorm-convert-to-float32-what-underflows"
+    assert said[question].startswith("Because it squares its input")
 
 
 def test_every_page_is_described() -> None:

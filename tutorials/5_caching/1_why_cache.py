@@ -394,6 +394,7 @@ for name, times in clock.items():
     spent[name], formula[name] = torch.tensor(times), work / speed
 
 # sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_words = ["past_key_values", "past_key_value", "use_cache", "cache size", "KV cache memory", "kv cache formula", "prefill and decode", "key value cache"]
 # sphinx_gallery_museum = ["G3", "K13"]
 from lm_from_scratch.instruments.plot import COLOURS, figure
 

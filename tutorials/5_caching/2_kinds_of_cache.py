@@ -32,6 +32,7 @@ everything and the others slide.
 """
 
 # sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_words = ["DynamicCache", "StaticCache", "cache_position", "SlidingWindowCache", "torch.compile", "recompiles", "CUDA graphs", "crop"]
 
 import copy
 import inspect

@@ -306,6 +306,7 @@ for name in models:
     assert of["exact"][0] / of["4 bits, N 32"][0] == 4 / 0.75
 
 # sphinx_gallery_thumbnail_number = 2
+# sphinx_gallery_words = ["QuantizedCache", "KV cache quantization", "cache_implementation", "KIVI", "int8 cache", "reduce KV cache"]
 made, axes = figure(5.6, 6.6, rows=2)
 for name, colour, marks in zip(models, COLOURS, ("ox", "^+")):
     for bits, line in ((8, "-"), (4, "--")):

@@ -30,6 +30,8 @@ A program that fails
 Three prompts begin a document each, as the end-of-text token in front says. They have 7, 5 and 47 tokens.
 """
 
+# sphinx_gallery_words = ["padding_side", "left padding", "pad_token_id", "position_ids", "attention_mask", "batch inference", "batched generation"]
+
 import copy
 from functools import partial
 

@@ -42,6 +42,7 @@ on this page. The model is the small GPT-2 that was trained on Python's document
 """
 
 # sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_words = ["num_beams", "length_penalty", "early_stopping", "num_return_sequences", "no_repeat_ngram_size", "greedy search"]
 
 import itertools
 import math

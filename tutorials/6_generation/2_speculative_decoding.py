@@ -38,6 +38,7 @@ takes the new ones back. Each width is timed in turn, five times, in seconds of 
 """
 
 # sphinx_gallery_thumbnail_number = 2
+# sphinx_gallery_words = ["assistant_model", "draft model", "speculative sampling", "prompt lookup", "Medusa", "EAGLE", "num_assistant_tokens"]
 
 import inspect
 import math

@@ -39,6 +39,7 @@ One by one, ``generate`` gives the answers that all other ways on this page have
 """
 
 # sphinx_gallery_thumbnail_number = 3
+# sphinx_gallery_words = ["PagedAttention", "vLLM", "prefix caching", "chunked prefill", "in-flight batching", "block_size", "preemption", "serving"]
 
 import inspect
 import math

@@ -226,6 +226,7 @@ for name, end in ends.items():
     print(f"{name:18} loss {end:.2f}")
 
 # sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_words = ["Adam vs AdamW", "torch.optim.AdamW", "decoupled weight decay", "L2 regularization", "betas", "no_decay", "parameter groups"]
 made, (ax,) = figure(6.4, 4.0)
 styles = ((0, (5, 1)), "--", "-.", "-", ":")
 for (name, result), style in zip(runs.items(), styles):

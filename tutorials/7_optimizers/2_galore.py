@@ -136,6 +136,7 @@ def needed(matrix, share=0.9):
 
 
 # sphinx_gallery_thumbnail_number = 3
+# sphinx_gallery_words = ["low-rank gradient", "GaLoreAdamW", "SVD", "update_proj_gap", "galore_rank", "ReLoRA"]
 # sphinx_gallery_museum = ["L6"]
 made, axes = figure(6.4, 3.8, columns=2)
 for ax, name in zip(axes, ("o_proj", "gate_proj")):

@@ -184,6 +184,7 @@ assert savings == sorted(savings) and savings[0] < 0.32 and savings[-1] > 0.64
 # The saving grows with the model. The reason is the part that nobody projects.
 
 # sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_words = ["8-bit Adam", "bitsandbytes", "Adafactor", "GaLore memory", "optimizer state memory", "fine-tuning on one GPU"]
 made, axes = figure(6.4, 6.6, rows=2)
 labels = ("moments", "bases", "not projected")
 bottom = [0.0] * len(parts)

@@ -195,6 +195,7 @@ assert by_count == [size(held), 0, 0, by_hooks]
 # -----------------
 
 # sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_words = ["CUDA out of memory", "OutOfMemoryError", "OOM", "training memory", "peak memory", "register_post_accumulate_grad_hook", "LOMO", "zero_grad"]
 plain = timeline(adamw)
 MB = 1e6
 

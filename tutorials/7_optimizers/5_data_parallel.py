@@ -120,6 +120,7 @@ for row in totals.values():
 # in eight: AdamW's moments shrink with N, GaLore's bases do not.
 
 # sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_words = ["DistributedDataParallel", "FSDP", "multi-GPU", "torchrun", "ZeRO", "all-reduce", "NCCL", "DistributedSampler"]
 made, (ax,) = figure(6.4, 3.8)
 bars = [
     ("AdamW\nDDP", "adamw", 1),

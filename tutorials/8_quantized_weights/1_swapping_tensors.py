@@ -128,6 +128,7 @@ after = chains()
 # The objects stay, and point to the other at::Tensor.
 
 # sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_words = ["swap_tensors", "torch.utils.swap_tensors", "weakref", "tensor subclass"]
 names, objects, tensors, storages = (
     list(dict.fromkeys(c)) for c in zip(*before)
 )

@@ -26,6 +26,7 @@ a flag does that is left on. This page is about modules. One CPU core is enough.
 """
 
 # sphinx_gallery_museum = ["T1", "T2"]
+# sphinx_gallery_words = ["model.to", "optimizer not updating", "weights not updating", "loss does not decrease", "set_swap_module_params_on_conversion"]
 
 import inspect
 from dataclasses import astuple, fields

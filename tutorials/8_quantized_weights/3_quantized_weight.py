@@ -24,6 +24,8 @@ Read the pages on `swapping tensors <1_swapping_tensors.ipynb>`_ and on
 `conversions <2_conversions.ipynb>`_. You need a CPU; nothing is downloaded.
 """
 
+# sphinx_gallery_words = ["__torch_dispatch__", "__torch_function__", "quantize weights", "torchao", "wrapper subclass", "int4 packing"]
+
 import copy
 import inspect
 

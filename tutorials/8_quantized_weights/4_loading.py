@@ -382,6 +382,7 @@ assert peaks["quantize_on_arrival"] < final + 6 * largest < plain
 # %%
 
 # sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_words = ["load_state_dict", "missing keys", "unexpected keys", "strict=False", "torch.load", "assign=True", "meta device", "weights_only"]
 # sphinx_gallery_museum = ["G17", "T8"]
 import matplotlib.pyplot as plt
 

@@ -309,6 +309,7 @@ for name in models:
     assert smaller > 6
 
 # sphinx_gallery_thumbnail_number = 2
+# sphinx_gallery_words = ["load_in_4bit", "load_in_8bit", "NF4", "group_size", "zero point", "GPTQ", "AWQ", "post-training quantization", "asymmetric"]
 made, (ax,) = figure(6.2, 3.8)
 lines = {
     "bfloat16": ["bfloat16"],

@@ -243,6 +243,7 @@ for name, size in held.items():
     print(f"{name:12} {parts}, together {sum(size) / 1e6:5.2f} MB")
 
 # sphinx_gallery_thumbnail_number = 2
+# sphinx_gallery_words = ["QLoRA", "PEFT", "lora_alpha", "LoRA rank", "lora_r", "target_modules", "merge_and_unload", "LoRA scaling", "adapter"]
 from lm_from_scratch.instruments.plot import COLOURS, figure
 
 made, (ax,) = figure(6.4, 2.6)

@@ -21,6 +21,8 @@ Read the pages on `softmax <2_softmax.ipynb>`_ and on `matrix products <6_matmul
 `what a query may see <../3_attention/2_masks.ipynb>`_. Without a GPU the kernels are interpreted, at small sizes.
 """
 
+# sphinx_gallery_words = ["FlashAttention", "flash_attn", "FlashAttention-2", "SRAM", "memory-efficient attention", "faster attention"]
+
 import os
 
 import torch

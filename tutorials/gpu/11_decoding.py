@@ -21,6 +21,8 @@ Read the pages on `paged caches <../6_generation/3_continuous_batching.ipynb>`_ 
 `flash attention <10_flash_attention.ipynb>`_. Without a GPU the kernels are interpreted, at small sizes.
 """
 
+# sphinx_gallery_words = ["Flash-Decoding", "paged attention", "split-k", "decode attention", "block table"]
+
 import os
 
 import torch

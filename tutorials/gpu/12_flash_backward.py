@@ -24,6 +24,8 @@ Read the page on `flash attention <10_flash_attention.ipynb>`_. Without a GPU th
 interpreted, at small sizes.
 """
 
+# sphinx_gallery_words = ["FlashAttention backward", "dQ dK dV", "recomputation", "softmax_lse"]
+
 import os
 
 import torch

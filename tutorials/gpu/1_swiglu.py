@@ -24,6 +24,8 @@ Read the page on `SwiGLU <../2_qwen2/3_swiglu.ipynb>`_ in the chapter on Qwen2. 
 page stays the same.
 """
 
+# sphinx_gallery_words = ["first Triton kernel", "tl.load", "tl.store", "program_id", "BLOCK_SIZE", "TRITON_INTERPRET", "fused SwiGLU", "Liger"]
+
 import os
 
 import torch

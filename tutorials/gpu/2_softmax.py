@@ -24,6 +24,8 @@ Read the page on `SwiGLU as a kernel <1_swiglu.ipynb>`_, and the one on `attenti
 for the online softmax. Without a GPU the kernels are interpreted.
 """
 
+# sphinx_gallery_words = ["fused softmax", "triton softmax", "online softmax", "tl.max", "tl.sum"]
+
 import os
 
 import torch

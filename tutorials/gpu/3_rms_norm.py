@@ -24,6 +24,8 @@ Read the pages on `RMSNorm <../2_qwen2/1_rms_norm.ipynb>`_ in the chapter on Qwe
 as a kernel. Without a GPU the kernels are interpreted.
 """
 
+# sphinx_gallery_words = ["triton RMSNorm", "fused RMSNorm", "LayerNorm kernel", "atomic_add", "Liger-Kernel"]
+
 import os
 
 import torch

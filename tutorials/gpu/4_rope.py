@@ -23,6 +23,8 @@ Read the pages on `positions as rotations <../2_qwen2/2_rope.ipynb>`_, on `SwiGL
 `RMSNorm <3_rms_norm.ipynb>`_ as a kernel. Without a GPU the kernels are interpreted, which is slow and exact enough.
 """
 
+# sphinx_gallery_words = ["triton RoPE", "fused rotary", "strides", "non-contiguous"]
+
 import os
 
 import torch

@@ -26,6 +26,8 @@ Letters: :math:`\theta` is a weight, :math:`g` its gradient, :math:`m` and :math
 :math:`g^2`, :math:`\eta` the learning rate, :math:`t` the step, 1 for the first.
 """
 
+# sphinx_gallery_words = ["fused AdamW", "fused optimizer", "foreach", "capturable"]
+
 import os
 
 import torch

@@ -26,6 +26,8 @@ a GPU the kernels are interpreted.
 Letters: C = A B, where A is (M, K), B is (K, N) and C is (M, N).
 """
 
+# sphinx_gallery_words = ["triton matmul", "GEMM", "tl.dot", "TF32", "allow_tf32", "L2 cache", "autotune"]
+
 import os
 
 import torch

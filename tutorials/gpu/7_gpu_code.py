@@ -26,6 +26,8 @@ An architecture has a number: ``sm_80`` is the A100, ``sm_86`` a desktop card of
 the B200, ``sm_120`` a desktop card of that time.
 """
 
+# sphinx_gallery_words = ["PTX", "SASS", "register spilling", "occupancy", "tensor cores", "num_warps", "num_stages"]
+
 import os
 
 os.environ.pop("TRITON_INTERPRET", None)  # this page compiles

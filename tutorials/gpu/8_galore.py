@@ -27,6 +27,8 @@ Letters: a weight :math:`W` and its gradient :math:`G` are (m, n), the rank is r
 left, so that the projected gradient :math:`R = P^\top G` and the moments are (r, n).
 """
 
+# sphinx_gallery_words = ["GaLore kernel", "fused GaLore"]
+
 import os
 
 import torch

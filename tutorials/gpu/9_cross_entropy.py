@@ -24,6 +24,8 @@ kernels are interpreted.
 A token has the logits :math:`z` and the target :math:`y`.
 """
 
+# sphinx_gallery_words = ["fused linear cross entropy", "chunked cross entropy", "logits memory", "Liger"]
+
 import os
 
 import torch
