@@ -362,3 +362,37 @@ def feature_pairs(layouts: Mapping[str, Sequence[int]]) -> Drawing:
             canvas.box(2 + wide * i, 62 * row + 24, wide - 4, 26, colour, 0.3, colour)
             canvas.text(wide * (i + 0.5), 62 * row + 37, f"{pair}", 13)
     return canvas.drawing()
+
+
+def merges(rows: Sequence[Sequence[str]], names: Sequence[str]) -> Drawing:
+    """A word while its pieces grow together, one merge a row; ``names`` stand beside the rows. A
+    piece that the row above does not have is coloured."""
+    letter, row = min(34, 250 / max(len("".join(rows[0])), 1)), 38
+    canvas = Canvas(343, row * len(rows) + 2, "; ".join("·".join(pieces) for pieces in rows))
+    above: set[tuple[int, str]] = {(i, piece) for i, piece in enumerate(rows[0])}
+    for r, (pieces, name) in enumerate(zip(rows, names, strict=True)):
+        start, now = 0, set()
+        for piece in pieces:
+            new = (start, piece) not in above
+            canvas.box(letter * start + 3, row * r + 3, letter * len(piece) - 4, row - 10,
+                       BLUE if new else INK, 0.35 if new else 0.06)  # fmt: skip
+            canvas.text(letter * (start + len(piece) / 2) + 1, row * r + 17, piece, 14, bold=new)
+            now.add((start, piece))
+            start += len(piece)
+        above = now
+        canvas.text(letter * start + 14, row * r + 17, name, 12, "start", opacity=0.8)
+    return canvas.drawing()
+
+
+def marked(pieces: Sequence[str], marks: Sequence[bool]) -> Drawing:
+    """A text with some of its ``pieces`` marked: tinted and underlined."""
+    r, g, b = (int(ORANGE[k : k + 2], 16) for k in (1, 3, 5))
+    style = f"background: rgba({r}, {g}, {b}, 0.3); border-bottom: 2px solid {ORANGE}"
+    spans = "".join(
+        f'<span style="{style}">{escape(piece)}</span>' if mark else escape(piece)
+        for piece, mark in zip(pieces, marks, strict=True)
+    )
+    return Drawing(
+        f'<div class="diagram" style="white-space: pre-wrap; max-width: 40em">{spans}</div>',
+        "".join(pieces),
+    )

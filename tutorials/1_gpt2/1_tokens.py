@@ -2,771 +2,322 @@ r"""
 From text to tokens
 ===================
 
-A language model reads and writes whole numbers. This page answers how any text becomes a short list
-of them, how the list becomes the same text again, and how the lists of many documents become rows
-that a model is trained on.
+A language model never sees your letters. First a small program, the *tokenizer*, cuts the text into
+pieces and gives the model a number for each.
 
-The choice matters twice. It decides what the model can read at all, and it decides how much text
-fits into its context.
-
-You will learn
---------------
-
-* why a model reads neither characters nor words, measured on real text,
-* how byte-pair encoding learns its vocabulary and how it encodes a word, step by step,
-* what the size of the vocabulary buys, and what it costs,
-* why every string survives the round trip, also while it is streamed,
-* how documents end, and how they are packed into training rows without touching one another.
-
-Before you start
-----------------
-
-You need Python, and no machine learning. A laptop is enough.
-
-The text comes with Python itself: the language reference that ``help()`` shows. Nothing is
-downloaded.
-
-Text is bytes
--------------
-
-A text is a list of Unicode characters, each of them a number. UTF-8 writes a character as one to
-four bytes: one for the letters of English, more for the rest.
+Here is a sentence, cut for the model of this course. Each box is one piece, a *token*. The number
+below it is its *id*, and the ids are all that the model gets.
 """
 
-# sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_thumbnail_number = 2
+# sphinx_gallery_words = ["BPE", "subword", "vocab_size", "vocab.json", "bytes_to_unicode", "tiktoken", "sentencepiece", "trailing space"]
 
-import inspect
-import json
-from collections import Counter
-from itertools import pairwise
+from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.instruments import diagrams
 
-for character in "aß中😀":
-    utf8 = character.encode("utf-8")
-    print(
-        f"{character}  U+{ord(character):05X}  {len(utf8)} bytes: {utf8.hex(' ')}"
-    )
+model, tokenizer = load_shipped("gpt2-docs")
+sentence = "The function returns 31415 strawberries in 中国."
+ids = tokenizer.encode(sentence)
 
-# %%
-# Every character has such bytes, and no two characters have the same ones. We can check all of them.
-# The gap in the numbers holds the *surrogates*: they are halves of a pair from another encoding and
-# are no characters.
+assert tokenizer.decode(ids) == sentence
+assert tokenizer.pieces(ids)[3:10] == [
+    " 3", "14", "15", " st", "raw", "ber", "ries",
+]  # fmt: skip
+assert len(tokenizer.encode("中国")) == 2 * 3
 
-characters = [chr(n) for n in range(0x110000) if not 0xD800 <= n <= 0xDFFF]
-lengths = Counter(len(character.encode("utf-8")) for character in characters)
-for length, count in sorted(lengths.items()):
-    print(f"{count:9,d} characters of length {length}")
-
-assert len(characters) == 1_112_064
-assert len({character.encode("utf-8") for character in characters}) == len(
-    characters
-)
-assert set(lengths) == {1, 2, 3, 4}
+diagrams.tokens(tokenizer.pieces(ids), ids)
 
 # %%
-# So 256 numbers are enough to write every text there is. The question that remains is length.
+# Four things to notice (``␣`` is a space):
 #
-# Why not characters, why not words
-# ---------------------------------
+# * **A space belongs to the word after it.** ``␣function`` is one token.
+# * **A rare word falls into parts.** The documents this tokenizer learned from are about Python, not
+#   fruit, so *strawberries* takes four tokens. Ask a model how often the letter r occurs in it: the
+#   model sees four numbers and no letter.
+# * **A number is cut anywhere.** 31415 becomes ``␣3``, ``14`` and ``15``.
+# * **One Chinese character takes three tokens.** Each ``▯`` is a third of a character.
 #
-# We take the language reference and hold some of its documents out. The rest is the training text.
-# Cut it into units, and the vocabulary is every different unit that occurs.
+# Who chose these pieces? Nobody. They come from counting, and this lesson shows how.
 #
-# A *word* is here what GPT-2 cuts out as one: a run of letters, of digits or of signs, with the one
-# space before it, or a run of other white space. The words joined are the text again.
+# Why not letters? Why not words?
+# -------------------------------
+#
+# With letters, a model needs only about a hundred different tokens. But every text gets long, and a
+# model spends time on each token.
+#
+# With words, texts are short. But what about a word that the model has never seen? Let us find out
+# how often that happens. Our text is the language reference that comes with Python. We keep a few of
+# its documents aside and collect all words of the others.
 
-from tokenizers import pre_tokenizers
+import re
 
-from lm_from_scratch.text import batches, corpora
-from lm_from_scratch.text.document import Document
+from lm_from_scratch.text import corpora
 
 train, held_out = corpora.split(corpora.reference())
-train_text = "\n".join(document.text for document in train)
-held_out_text = "\n".join(document.text for document in held_out)
-rule = pre_tokenizers.ByteLevel(add_prefix_space=False)
+text = "\n".join(document.text for document in train)
+new_text = "\n".join(document.text for document in held_out)
 
 
-def words_of(text):
-    return [word for word, _ in rule.pre_tokenize_str(text)]
+def words(text):  # each a run of letters, of digits or of signs
+    return re.findall(r"[A-Za-z]+|\d+|[^A-Za-z\d\s]+", text)
 
 
-units = {
-    "bytes": lambda text: text.encode(),
-    "characters": list,
-    "words": words_of,
-}
-table = {}
-for name, cut in units.items():
-    vocabulary, pieces = set(cut(train_text)), cut(held_out_text)
-    unknown = sum(piece not in vocabulary for piece in pieces) / len(pieces)
-    table[name] = len(vocabulary), len(pieces), unknown
-    print(
-        f"{name:10}  vocabulary {len(vocabulary):5d}  length {len(pieces):6d}  new {unknown:.1%}"
-    )
+known = set(words(text))
+print(f"{len(words(text)):,} words, {len(known):,} of them different")
 
 # %%
-# Words make the text short, less than a third of its characters. But more than one held-out word in
-# twenty never occurred in the training text, so a model of words could neither read nor write it.
-# More text does not cure this soon: the second half of the training text still brings more than a
-# fifth of all different words.
+# **Predict first.** How many of the words in the documents that we kept aside are new?
 #
-# Bytes and characters have the opposite fault. Their vocabulary is small, but a model that sees T
-# tokens at a time sees T letters, and generating a text costs a forward pass for each of them.
+# * None: it is the same manual.
+# * About 1 in 1,000
+# * More than 1 in 20
 
-words = words_of(train_text)
-first_half, all_words = set(words[: len(words) // 2]), set(words)
-added = 1 - len(first_half) / len(all_words)
-print(
-    f"{len(all_words)} different words, {added:.0%} of them new in the second half"
-)
+new = [word for word in words(new_text) if word not in known]
+print(f"{len(new) / len(words(new_text)):.1%} are new")
+print([word for word in new if word.isalpha()][:5])
 
-assert 3 * table["words"][1] < table["characters"][1] <= table["bytes"][1]
-assert table["bytes"][2] < 0.001
-assert table["characters"][2] < 0.001
-assert table["words"][2] > 0.05
-assert added > 0.2
+assert len(new) / len(words(new_text)) > 0.05
 
 # %%
-# Byte-pair encoding stands between the two. It begins with bytes, which can write everything, and
-# makes frequent sequences of bytes into units of their own, which makes the text short.
+# More than one word in twenty is new, although both texts are parts of one manual. There is always
+# another name, another number, another typing error. A model of words can neither read nor write
+# them.
 #
-# One merge
-# ---------
-#
-# Take four words with their counts, each as a tuple of pieces. Count every pair of neighbours over
-# all words, and replace the most frequent pair by one piece.
-
-from lm_from_scratch.text.tokenizer import (
-    apply_merges,
-    count_pairs,
-    learn_merges,
-    merge_pair,
-)
-
-counts = {"low": 5, "lower": 2, "newest": 6, "widest": 3}
-toy = {tuple(word): count for word, count in counts.items()}
-pairs = count_pairs(toy)
-print(pairs.most_common(4))
-
-assert pairs["e", "s"] == counts["newest"] + counts["widest"] == 9
-merge_pair(tuple("newest"), ("e", "s"))
-
-# %%
-# That is all there is to it. Do it again on the new pieces, and write down what you merged: the list
-# of merges *is* the tokenizer.
-
-step, by_hand = toy, []
-for _ in range(4):
-    pair, count = count_pairs(step).most_common(1)[0]
-    step = {merge_pair(pieces, pair): n for pieces, n in step.items()}
-    by_hand.append(pair)
-    print(
-        count,
-        "+".join(pair).ljust(5),
-        " ".join("·".join(pieces) for pieces in step),
-    )
-
-assert by_hand == learn_merges(toy, 4)
-
-# %%
-# For the fifth merge three pairs are equally frequent. Any rule will do, if everybody follows the
-# same. The package and the library give each piece an id when it first appears, letters in
-# alphabetical order, and take the pair with the smaller ids. So the result does not depend on the
-# order of the words.
-
-pairs = count_pairs(step)
-tied = [pair for pair, count in pairs.items() if count == max(pairs.values())]
-print(tied, "->", learn_merges(toy, 5)[-1])
-
-assert len(tied) == 3
-assert learn_merges(toy, 5)[-1] == min(tied)
-assert learn_merges(dict(reversed(toy.items())), 12) == learn_merges(toy, 12)
-
-# %%
-# Here is the whole of it. Pairs are counted inside a word only, so no merge reaches across the
-# border of a word.
-
-print(inspect.getsource(learn_merges))
-
-# %%
-# The same merges as the library
-# ------------------------------
-#
-# ``tokenizers`` is the library behind ``transformers``. Give it the same four words and let it merge
-# until nothing is left. It learns the same merges in the same order.
-
-import tokenizers
-from tokenizers import models, trainers
-
-
-def merges_of(backend):
-    return [
-        tuple(pair) for pair in json.loads(backend.to_str())["model"]["merges"]
-    ]
-
-
-backend = tokenizers.Tokenizer(models.BPE())
-backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-text = " ".join(" ".join([word] * count) for word, count in counts.items())
-backend.train_from_iterator([text], trainers.BpeTrainer(show_progress=False))
-
-assert learn_merges(toy, 1000) == merges_of(backend)
-print(len(merges_of(backend)), "merges, all equal")
-
-# %%
-# Four words are an easy test. Here are the words of the whole training text, and the first 60
-# merges. The pieces are bytes now; the library shows each byte as a printable character, and the
-# space as Ġ.
-
-from lm_from_scratch.text.tokenizer import Tokenizer
-
-word_counts = Counter(
-    tuple(word)
-    for document in train
-    for word, _ in rule.pre_tokenize_str(document.text)
-)
-learnt = learn_merges(word_counts, 60)
-texts = [document.text for document in train]
-by_library = Tokenizer.train(texts, vocab_size=256 + 1 + 60)
-
-assert learnt == merges_of(by_library.backend)
-print(" ".join("".join(pair) for pair in learnt))
-
-# %%
-# Encoding a word
-# ---------------
-#
-# To encode a word, start from its single pieces and apply the merges in the order in which they were
-# learnt. The word *lowest* was not among the four, but its parts were.
-
-pieces = tuple("lowest")
-for pair in learn_merges(toy, 10):
-    if merge_pair(pieces, pair) != pieces:
-        pieces = merge_pair(pieces, pair)
-        print("+".join(pair).ljust(6), "·".join(pieces))
-
-assert apply_merges("lowest", learn_merges(toy, 10)) == pieces == ("low", "est")
-
-# %%
-# The tokenizer that ships with the package was made the same way, with more merges. Applied by our
-# readable function, they give exactly what the library gives, for every different held-out word.
-
-from lm_from_scratch.checkpoint.folders import SHIPPED
-
-tokenizer = Tokenizer.load(SHIPPED)
-merges = merges_of(tokenizer.backend)
-held_out_words = sorted(set(words_of(held_out_text)))
-for word in held_out_words:
-    by_library = tuple(
-        token.value for token in tokenizer.backend.model.tokenize(word)
-    )
-    assert apply_merges(word, merges) == by_library
-print(f"{len(merges)} merges, {len(held_out_words)} words, all equal")
-
-# %%
-# Merges stay inside a word, and a word carries the space before it. So the place where you cut a
-# text matters: cut before the space and the tokens are the same, cut after it and they are not.
-
-print(tokenizer.pieces(tokenizer.encode("the") + tokenizer.encode(" list")))
-print(tokenizer.pieces(tokenizer.encode("the ") + tokenizer.encode("list")))
-
-assert tokenizer.encode("the list") == tokenizer.encode(
-    "the"
-) + tokenizer.encode(" list")
-assert tokenizer.encode("the list") != tokenizer.encode(
-    "the "
-) + tokenizer.encode("list")
-
-# %%
-# This is a trap for prompts. In the training text, the token of a single space stands before a
-# letter in less than one case in ten, so a prompt that ends in a space asks the model to
-# continue something that it has rarely seen.
-
-(space,) = tokenizer.encode(" ")
-after_space = [
-    tokenizer.pieces([b])[0]
-    for document in train
-    for a, b in pairwise(tokenizer.encode(document.text))
-    if a == space
-]
-share = sum(piece[0].isalpha() for piece in after_space) / len(after_space)
-print(f"{len(after_space)} single spaces, {share:.1%} of them before a letter")
-
-assert share < 0.1
-
-# %%
-# How large a vocabulary
-# ----------------------
-#
-# Now train the real tokenizer at several sizes V on the training text. Then measure how many
-# characters a token holds on three other texts: the held-out documents, the source of a Python
-# module, and a Chinese sentence.
-
-import heapq
+# Tokens are the way between: nearly as short as words, and nothing is ever unknown.
 
 import matplotlib.pyplot as plt
 
 from lm_from_scratch.instruments.plot import COLOURS, figure
 
-measured_on = {
-    "held-out documents": held_out_text,
-    "Python source": inspect.getsource(heapq),
-    "Chinese": "人人生而自由，在尊严和权利上一律平等。",
+lengths = {
+    "letters": len(new_text),
+    "tokens": len(tokenizer.encode(new_text)),
+    "words": len(words(new_text)),
 }
-sizes = [257, 512, 1024, 2048, 4096, 8192]
-trained = {size: Tokenizer.train(texts, vocab_size=size) for size in sizes}
-per_token = {
-    name: [len(text) / len(trained[size].encode(text)) for size in sizes]
-    for name, text in measured_on.items()
+known_letters = set(text)
+unknown = {
+    "letters": sum(letter not in known_letters for letter in new_text),
+    "tokens": 0,
+    "words": len(new),
 }
-for name, values in per_token.items():
-    print(f"{name:20}", *(f"{value:.2f}" for value in values))
+fig, (ax,) = figure(4.8, 2.2)
+ax.barh(list(lengths), list(lengths.values()), color=COLOURS[0])
+for i, name in enumerate(lengths):
+    ax.text(
+        lengths[name] + 600,
+        i,
+        f"new: {unknown[name] / lengths[name]:.0%}",
+        va="center",
+    )
+ax.invert_yaxis()
+ax.set_xlim(0, 52_000)
+ax.set_xticks(
+    [0, 10_000, 20_000, 30_000, 40_000], ["0", "10k", "20k", "30k", "40k"]
+)
+ax.set_xlabel("pieces")
+ax.set_title("The same text in letters, tokens and words")
+plt.show()
+
+assert unknown["letters"] < 0.001 * lengths["letters"]
+assert lengths["words"] < lengths["tokens"] < 1.5 * lengths["words"]
+assert 3 * lengths["tokens"] < lengths["letters"]
 
 # %%
-# The gain shrinks: the last step adds less than half of what the first one added. And a vocabulary
-# shortens what it was learnt on. Code gains less than prose, and Chinese, of which the training text
-# holds none, gains nothing: three bytes remain three tokens at every size.
+# One merge
+# ---------
+#
+# The idea is called *byte-pair encoding*, BPE. Start with single letters. Find the two neighbours
+# that occur together most often, and glue them into one new piece.
+#
+# Take a tiny language of four words, and how often each occurs.
+#
+# **Predict first.** Which pair of neighbours is the most frequent?
+#
+# * l and o
+# * w and e
+# * e and s
 
-fig, (ax,) = figure(4.8, 3.4)
-for (name, values), marker, colour in zip(per_token.items(), "os^", COLOURS):
-    ax.plot(sizes, values, marker=marker, color=colour, label=name)
+from collections import Counter
+from itertools import pairwise
+
+counts = {"low": 5, "lower": 2, "newest": 6, "widest": 3}
+pairs = Counter()
+for word, count in counts.items():
+    for pair in pairwise(word):
+        pairs[pair] += count
+print(pairs.most_common(3))
+
+assert pairs["e", "s"] == 6 + 3 == pairs["s", "t"]
+assert (pairs["w", "e"], pairs["l", "o"]) == (2 + 6, 5 + 2)
+
+# %%
+# The pair *es* occurs 9 times: 6 times in *newest* and 3 times in *widest*. So ``es`` becomes a
+# piece. (The pair *st* is as frequent. A tie goes to the pair found first.)
+#
+# Learning is a loop
+# ------------------
+#
+# Now do it again, and again. The pieces made so far can be glued, too, so they grow. The list of
+# merges, in order, *is* the tokenizer.
+
+from lm_from_scratch.text.tokenizer import count_pairs, merge_pair
+
+language = {tuple(word): count for word, count in counts.items()}
+merges = []
+for _ in range(10):
+    pairs = count_pairs(language)  # as above
+    best = max(pairs, key=pairs.get)
+    language = {merge_pair(w, best): n for w, n in language.items()}
+    merges.append(best)
+
+print(*("".join(pair) for pair in merges))
+
+assert merges[0] == ("e", "s")
+assert {"".join(pair) for pair in merges} >= {"est", "low", "newest"}
+
+# %%
+# After ten merges the tiny language has pieces such as ``est`` and ``low``. Nobody said that *-est*
+# is an ending of English. The counts found it.
+#
+# Cutting a new word
+# ------------------
+#
+# To cut a word, start from its letters and apply the merges in the order in which they were
+# learned. It need not be a word of the four.
+#
+# **Predict first.** How many tokens does "lowest" become?
+#
+# * 1
+# * 2
+# * 6
+
+pieces = tuple("lowest")
+rows, names = [pieces], ["letters"]
+for pair in merges:
+    if merge_pair(pieces, pair) != pieces:
+        pieces = merge_pair(pieces, pair)
+        rows.append(pieces)
+        names.append("+".join(pair))
+
+assert pieces == ("low", "est")
+diagrams.merges(rows, names)
+
+# %%
+# Two: ``low`` and ``est``. The word is new, but its parts are not. That is how a tokenizer reads
+# words that it has never met. In the worst case it spells them.
+#
+# The tokenizer in the first picture was made the same way, from the documentation of Python, with
+# 3,839 merges. Ids are given in the order of the merges, so a small id means an early merge, of a
+# frequent pair: ``␣the`` is number 266.
+#
+# Bytes make sure that nothing is unknown
+# ---------------------------------------
+#
+# What if a text has a letter that was not there when the tokenizer learned? A computer stores every
+# character as one to four *bytes*, numbers from 0 to 255. So BPE starts from the 256 bytes and not
+# from letters. English letters are one byte each, and 这 is three.
+
+print("这".encode().hex(" "))
+print([tokenizer.backend.id_to_token(i) for i in tokenizer.encode("这")])
+print([tokenizer.backend.id_to_token(i) for i in tokenizer.encode(" is")])
+
+assert "这".encode() == bytes([0xE8, 0xBF, 0x99])
+assert tokenizer.backend.id_to_token(tokenizer.encode(" is")[0]) == "Ġis"
+assert (tokenizer.vocab_size, tokenizer.encode(" the")) == (4096, [266])
+assert tokenizer.vocab_size == 3839 + 256 + 1
+
+# %%
+# So that is why a ``vocab.json`` shows ``è¿Ļ`` in the place of 这, and ``Ġis`` in the place of
+# " is". A text file cannot hold raw bytes, so each byte is written as some printable character: byte
+# ``e8`` as è, the space as Ġ. Nothing is broken. ``tokenizer.decode`` gives the real text.
+#
+# How many tokens?
+# ----------------
+#
+# When do we stop merging? The number of different tokens, the *vocabulary size* V, is your choice.
+# More merges make longer tokens, and so shorter texts. But each token needs its own row of numbers in
+# the model.
+
+from lm_from_scratch.text.tokenizer import Tokenizer
+
+sizes = [257, 512, 1024, 2048, 4096, 8192]
+texts = [document.text for document in train]
+trained = [Tokenizer.train(texts, vocab_size=size) for size in sizes]
+
+# %%
+
+other_texts = {
+    "English, the same manual": new_text,
+    "Chinese": "人人生而自由，在尊严和权利上一律平等。",
+}
+fig, (ax,) = figure(4.8, 3.0)
+per_token = {}
+for (name, other), marker in zip(other_texts.items(), "o^"):
+    per_token[name] = [len(other) / len(t.encode(other)) for t in trained]
+    ax.plot(sizes, per_token[name], marker=marker, label=name)
 ax.set_xscale("log", base=2)
 ax.set_xticks(sizes, [str(size) for size in sizes])
 ax.minorticks_off()
+ax.set_ylim(0, 4.6)
 ax.set_xlabel("vocabulary size V")
 ax.set_ylabel("characters per token")
-ax.set_title("Characters per token against vocabulary size")
+ax.set_title("A larger vocabulary makes longer tokens")
 ax.legend(frameon=False)
 plt.show()
 
-prose, source, chinese = per_token.values()
-assert prose[-1] - prose[-2] < (prose[1] - prose[0]) / 2
-assert all(a > b for a, b in zip(prose[1:], source[1:]))
-assert not set(measured_on["Chinese"]) & set(train_text)
+english, chinese = per_token.values()
+assert english[-1] - english[-2] < (english[1] - english[0]) / 2
+assert english[4] > 3
 assert all(abs(value - 1 / 3) < 1e-9 for value in chinese)
-assert prose[sizes.index(4096)] > 3
 
 # %%
-# With V = 4096 a token holds more than three characters of the held-out documents, so a context of
-# 256 tokens reaches back more than 768 characters instead of 256.
+# With V = 4096, a token holds more than three letters of English. Twice as many tokens add little.
 #
-# The price is parameters and arithmetic. The embedding has V rows of C numbers, and the model
-# computes one score for each of the V tokens at every step. At C = 128 and V = 4096 the embedding
-# has 524,288 numbers.
+# Chinese gains nothing at all, because there was none in the text that the tokenizer learned from.
+# A tokenizer is good at what it has seen. If you pay for a service by the token, you pay more in a
+# language that its tokenizer rarely met.
 #
-# Published models often have more rows than their tokenizer has tokens, up to the next multiple of 64
-# or 128, because processors multiply such matrices fastest: Qwen2-0.5B has 151,936 rows for 151,646
-# tokens. A row without a token is never a target in training; if it is drawn, it decodes to nothing.
+# The space at the end of a prompt
+# --------------------------------
 #
-# You know the two ends of the curve. Without merges the tokens are the bytes. When no pair is left
-# to merge, every training word is one token: byte-pair encoding has become the vocabulary of words,
-# except that it can still spell what it has never seen.
-
-smallest, largest = trained[257], Tokenizer.train(texts, vocab_size=10**6)
-n_words = sum(word_counts.values())
-print(
-    f"V = {smallest.vocab_size}: tokens are bytes; V = {largest.vocab_size}: tokens are words"
-)
-
-assert len(smallest.encode(held_out_text)) == len(held_out_text.encode("utf-8"))
-assert sum(len(ids) for ids in largest.encode_batch(texts)) == n_words
-assert 128 * 4096 == 524_288
-assert 151_936 % 128 == 0 and tokenizer.decode([151_935]) == ""
-
-# %%
-# A larger vocabulary does not change what was learnt before: the merges are greedy, so the merges of
-# a small tokenizer are the first merges of a large one.
-
-for size in sizes:
-    small = merges_of(trained[size].backend)
-    assert small == merges_of(largest.backend)[: len(small)]
-
-# %%
-# A loss *per token* cannot be compared between two tokenizers, because their tokens hold different
-# amounts of text. The page on training counts in bits per byte.
-#
-# What the shipped tokenizer does
-# -------------------------------
-#
-# The shipped tokenizer has V = 4096 tokens, learnt from Python's documentation. Some texts, with the
-# bytes of each token where they are no whole character.
-
-
-def spelled(text):
-    rest = text.encode("utf-8")
-    for token in tokenizer.encode(text):
-        n = len(
-            tokenizer.backend.id_to_token(token)
-        )  # one printable character for each byte
-        yield rest[:n]
-        rest = rest[n:]
-
-
-def label(piece):
-    try:
-        return repr(piece.decode("utf-8"))
-    except UnicodeDecodeError:
-        return piece.hex(" ")
-
-
-for text in [
-    "Return the list.",
-    "for i in range(10):",
-    "3141592653",
-    "ß",
-    "😀",
-    "中文",
-]:
-    pieces = list(spelled(text))
-    assert b"".join(pieces) == text.encode("utf-8")
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-    print(f"{text}  (characters {len(text)}, tokens {len(pieces)})")
-    print("   ", "  ".join(label(piece) for piece in pieces))
-
-# %%
-# The words of this English sentence are one token each. The number falls into pieces of unequal
-# length, so a digit's place in the number cannot be read from its place among the tokens. The emoji
-# and the Chinese characters are spelled in bytes: here a token is *a part of a character*.
-
-assert len(list(spelled("Return the list."))) == 4
-assert {len(piece) for piece in spelled("3141592653")} == {1, 2}
-assert len(list(spelled("😀"))) == 4
-assert len(list(spelled("中文"))) == 6
-
-# %%
-# Every string comes back
-# -----------------------
-#
-# ``decode(encode(text)) == text`` holds here for every string, because no step loses anything:
-# characters to bytes, bytes to pieces, pieces to ids. Some published tokenizers put a step in front
-# that rewrites the text: Qwen2's *normalizer* makes one character of a letter and its accent, and one
-# character comes back. Ours has none. Here are strings that break weaker tokenizers.
-
-wild = {
-    "nothing": "",
-    "only spaces": "   \t  ",
-    "line ends": "\n\r\n\r\n\n",
-    "the byte zero": "a\x00b",
-    "composed, decomposed": "é e\u0301",
-    "right to left": "שלום \u202bمرحبا\u202c",
-    "a family of emoji": "👨\u200d👩\u200d👧\u200d👦",
-    "a flag": "🇨🇳",
-    "byte order mark": "\ufefftext",
-    "no character": "\uffff \U0010ffff",
-    "Latin-1, all of it": "".join(map(chr, range(256))),
-    "a long word": "a" * 10_000,
-}
-for name, text in wild.items():
-    ids = tokenizer.encode(text)
-    assert tokenizer.decode(ids) == text
-    print(f"{name:21} {len(text):6d} characters {len(ids):5d} tokens")
-
-# %%
-# A table of examples proves little. There are finitely many characters, so send all of them through,
-# a thousand at a time.
-
-rows = [
-    "".join(characters[i : i + 1000]) for i in range(0, len(characters), 1000)
-]
-encoded = tokenizer.encode_batch(rows)
-assert all(tokenizer.decode(ids) == row for ids, row in zip(encoded, rows))
-print(
-    f"{len(characters):,d} characters as {sum(map(len, encoded)):,d} tokens and back"
-)
-
-# %%
-# Python lets a string hold half of a surrogate pair, which is no character and has no bytes. It is
-# refused with a message and not replaced in silence.
-
-try:
-    tokenizer.encode("half \ud83d")
-    raise AssertionError("half of a pair must be refused")
-except ValueError as error:
-    print(error)
-
-# %%
-# The other direction does not hold. A model can produce any list of ids, and some lists are no
-# valid UTF-8. They decode to a replacement character instead of an error.
-
-half = tokenizer.encode("😀")[:2]
-assert tokenizer.decode(half) == "\ufffd"
-assert tokenizer.encode(tokenizer.decode(half)) != half
-
-# %%
-# Streaming never shows half a character
-# --------------------------------------
-#
-# A chat window shows each token as it arrives. Decoding the tokens one by one breaks every character
-# that has several of them. ``Tokenizer.stream`` keeps the bytes back until the character is whole.
-
-ids = tokenizer.encode("ok 😀中")
-naive = [tokenizer.decode([token]) for token in ids]
-streamed = list(tokenizer.stream(ids))
-print("one by one", naive)
-print("streamed  ", streamed)
-
-assert "".join(naive) != "ok 😀中"
-assert streamed[-2:] == ["😀", "中"]
-for text in wild.values():
-    assert "".join(tokenizer.stream(tokenizer.encode(text))) == text
-
-# %%
-# Where a document ends
-# ---------------------
-#
-# One token stands for no text: the *end of text*. It separates the documents of the training text,
-# and a model that produces it has finished. Its id belongs to the program, which puts it where a
-# document ends.
-#
-# It needs a name in the vocabulary, and a document can contain that name: this page does. The
-# package encodes it letter by letter, unless it is told ``special=True``. The library in its usual
-# setting does not.
-
-end = tokenizer.eos_token_id
-document = f"The name {tokenizer.decode([end])} ends nothing."
-usual = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
-
-ours = tokenizer.encode(document)
-theirs = usual.encode(document, add_special_tokens=False).ids
-print("ours  ", ours)
-print("usual ", theirs)
-
-assert tokenizer.decode(ours) == document
-assert end not in ours
-assert theirs.count(end) == 1
-assert theirs == tokenizer.encode(document, special=True)
-
-# %%
-# In the usual setting the text decides where a document ends. Packed into rows, as below, its second
-# half becomes a document of its own that cannot see the first. Decoding does not reveal it: both
-# lists decode to the same text.
+# Someone gave a small story model the beginning "One day, Lily met a Shoggoth", and it went on well.
+# With one more space at the end, it wrote nonsense (`llama2.c #180
+# <https://github.com/karpathy/llama2.c/issues/180>`_). You cannot even see that space. What
+# happened? Try it on the model of this course: its three favourite next tokens, without the space
+# and with it.
 
 import torch
 
-_, documents = batches.packed_positions(torch.tensor([[end, *theirs]]), end)
-print("documents", documents[0].tolist())
+for prompt in ("The value of the", "The value of the "):
+    ids = tokenizer.start(prompt)  # a token for "start", then the prompt
+    scores = model(torch.tensor([ids]))[0, -1]  # one score per token: (V,)
+    best = scores.topk(3).indices.tolist()
+    print(tokenizer.pieces(ids)[1:], "->", tokenizer.pieces(best))
 
-assert documents.max() == 2
-assert batches.packed_positions(torch.tensor([[end, *ours]]), end)[1].max() == 1
-assert tokenizer.decode(theirs) == tokenizer.decode(ours)
+    assert (tokenizer.pieces(best)[0] == " value") == (prompt[-1] != " ")
 
 # %%
-# From tokens to training rows
-# ----------------------------
+# A space belongs to the word *after* it, remember? The model wants to write ``␣value``, but the
+# space is there already, as a token of its own. A lone space before a word hardly ever occurs in the
+# texts that the model learned from, so it is lost. The cure: let a prompt end with a word, and leave
+# the space to the model.
 #
-# Before anything is measured, documents go to one of two sides: those to train on, and those that
-# are held out. ``corpora.split`` decides by a document's name, so the side does not change when
-# documents are added, repeated or put into another order.
-
-names = {document.name for document in held_out}
-mixed = list(reversed(corpora.reference())) * 2
-again = corpora.split([*mixed, Document("new", "new", "A new text.")])[1]
-
-assert names <= {document.name for document in again} <= names | {"new"}
-assert not names & {document.name for document in train}
-
-# %%
-# Names are not enough. Documents share paragraphs, such as a licence, and a paragraph that stands on
-# both sides would measure what the model remembers. ``split`` removes it from the held-out side.
-#
-# Forty notes with one licence show it. The hash of its name decides the side of a document, so the
-# share ``held_out=0.25`` is only approximate.
-
-licence = "Permission is hereby granted, free of charge, to any person obtaining a copy."
-bodies = {
-    f"note {i}": f"Note {i} has something to say. " * 6 for i in range(40)
-}
-notes = [
-    Document(name, name, f"{body}\n\n{licence}")
-    for name, body in bodies.items()
-]
-notes_train, notes_held_out = corpora.split(notes, held_out=0.25)
-print(
-    len(notes_train), "documents to train on,", len(notes_held_out), "held out"
-)
-
-assert all(licence in document.text for document in notes_train)
-assert 0 < len(notes_held_out) != 0.25 * len(notes)
-assert not any(licence in document.text for document in notes_held_out)
-
-# %%
-# ``write_tokens`` encodes the documents once and writes one long line of ids to a file: an
-# end-of-text token first, then every document with an end-of-text token after it. With at most 65536
-# tokens in the vocabulary an id takes two bytes.
-
-import tempfile
-from pathlib import Path
-
-folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-file = batches.write_tokens(train, tokenizer, Path(folder.name) / "train.bin")
-n_ids = sum(len(ids) for ids in tokenizer.encode_batch(texts))
-print(len(train), "documents,", file.n_tokens, "tokens")
-
-assert file.n_tokens == n_ids + len(train) + 1
-assert file.path.stat().st_size == 2 * file.n_tokens
-assert (file.tokens == end).sum() == len(train) + 1
-
-# %%
-# A row of training data is a piece of this line, T tokens long, and its targets are the same piece
-# one token later. So a row has no padding, but it holds the ends of documents wherever they fall.
-# Three short documents show it.
-
-short = ["Add one to it.", "No.", "Return the list."]
-line = batches.write_tokens(
-    [Document(text, text, text) for text in short],
-    tokenizer,
-    Path(folder.name) / "short.bin",
-)
-batch = batches.packed_batch(line, starts=[0], block_size=line.n_tokens - 1)
-idx, positions, documents = batch.idx[0], batch.positions[0], batch.documents[0]
-print("idx      ", idx.tolist())
-print("targets  ", batch.targets[0].tolist())
-print("positions", positions.tolist())
-print("documents", documents.tolist())
-
-assert batch.targets[0, :-1].equal(idx[1:])
-assert batch.targets[0, -1] == end
-assert positions[idx == end].eq(0).all()
-
-# %%
-# The end-of-text token works twice. It is the target of a document's last token, so the model
-# learns to stop; and it is position 0 of the next document, so the model has something to start
-# from.
-#
-# Positions restart with every document, and a token sees only its own document, up to itself. The
-# picture shows both. Each label is a token and its position; ``⊢`` is the end-of-text token. The two
-# shades of blue only tell neighbouring documents apart.
-
-from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.instruments.plot import printable
-
-see = Visibility(
-    batch.positions, batch.positions, batch.documents, batch.documents
-)
-visible = see.mask[0, 0]  # (T, T)
-labels = [
-    "⊢" if token == end else printable(tokenizer.decode([token]))
-    for token in idx.tolist()
-]
-names = [
-    f"{label}  {position}"
-    for label, position in zip(labels, positions.tolist())
-]
-shade = 0.4 + 0.3 * (documents % 2)
-assert torch.equal(shade.diff() != 0, documents.diff() != 0)
-
-fig, (ax,) = figure(4.8, 4.8)
-ax.imshow((visible * shade[:, None]).numpy(), cmap="Blues", vmin=0, vmax=1)
-ax.set_xticks(range(len(names)), names, rotation=90)
-ax.set_yticks(range(len(names)), names)
-ax.set_xlabel("key: token and position")
-ax.set_ylabel("query")
-ax.set_title("Three documents in a row: who sees whom")
-ax.grid(False)
-plt.show()
-
-T = len(idx)
-for t in range(T):
-    for s in range(T):
-        assert visible[t, s] == (s <= t and documents[s] == documents[t])
-
-folder.cleanup()
-
-# %%
-# Bug museum
-# ----------
-#
-# Mistakes of real programs have numbers, such as G29. They are the same on all pages.
-#
-# G29: the character's number, modulo the vocabulary
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-#
-# A short tokenizer for a vocabulary of 50000 wrote each character as its Unicode number modulo 50000.
-# English text works, so it passed.
-
-
-def old_encode(text):
-    return [ord(character) % 50000 for character in text]
-
-
-def old_decode(ids):
-    return "".join(chr(number) for number in ids)
-
-
-print("'썐' becomes", old_encode("썐"), "the id of padding")
-print("'😀' comes back as", old_decode(old_encode("😀")))
-
-assert old_decode(old_encode("plain English")) == "plain English"
-assert old_encode("썐") == [0]
-assert old_decode(old_encode("😀")) == "潠"
-
-# %%
-# More than a million characters share 50000 numbers, so most of them come back as another one. The
-# law ``decode(encode(text)) == text`` finds this at once, if the text is not English. The fixed line
-# writes bytes: 256 numbers and no collision.
-
-
-def new_encode(text):
-    return list(text.encode("utf-8"))
-
-
-lost = sum(
-    old_decode(old_encode(character)) != character for character in characters
-)
-print(f"{lost:,d} of {len(characters):,d} characters come back as another one")
-
-assert lost > 1_000_000
-assert bytes(new_encode("썐😀")).decode("utf-8") == "썐😀"
-assert max(new_encode("썐😀")) < 256
-
-# %%
 # Exercises
 # ---------
 #
-# 1. *Easy.* Find the longest token of the shipped tokenizer that holds letters only, and the longest
-#    of all. Hint: ``tokenizer.pieces([i])[0]`` for every id. What does the longest tell you about the
-#    training text?
-# 2. *Easy.* Train a tokenizer on a text in your own language with ``corpora.read_texts`` and draw its
-#    curve into the figure. Hint: split first, and measure on the held-out side.
-# 3. *Medium.* Encode by the longest match instead: take the longest token of the vocabulary that the
-#    word begins with, then go on with the rest. Count the held-out words whose tokens differ from
-#    ``apply_merges``. Hint: work on the words of ``words_of``, and look at words that begin like
-#    *assert*.
-# 4. *Hard.* ``learn_merges`` counts all pairs anew for every merge. Keep the counts, and after a
-#    merge change only those of the words that contain the pair. Hint: an index from pair to words;
-#    ``learn_merges`` on the training text is your test.
+# 1. Put your own name, your address and a line of your favourite language into the first picture.
+#    Which parts are single tokens? A right answer says what the documents had to contain for that.
+# 2. Find the longest token of the shipped tokenizer that is made of letters only, and the longest
+#    of all. Hint: ``tokenizer.pieces([i])[0]`` for every id. A right answer explains from the
+#    longest one what a page of Python's documentation looks like.
+# 3. Add the word "slow", 4 times, to the tiny language. Work out on paper which pair is merged
+#    first now, then run the loop. A right answer says how many tokens "slowest" becomes after ten
+#    merges.
 #
 # Summary
 # -------
 #
-# * UTF-8 gives every one of the 1,112,064 Unicode characters one to four bytes, so 256 numbers write
-#   everything.
-# * A text is short in words, but more than 5 % of the held-out words were new. In characters or bytes
-#   almost nothing was new, but the text was more than three times as long.
-# * Byte-pair encoding merges the most frequent pair, again and again. Our readable functions learn
-#   the same merges as the library and encode every held-out word the same way.
-# * At V = 4096 a token holds more than three characters of the held-out documents. From V = 4096 to
-#   8192 the gain is less than half of that from 257 to 512.
-# * Every Unicode character survived the round trip, and a stream shows no half of a character.
-# * Documents are packed into rows; the end-of-text token separates them, positions restart, and no
-#   token sees another document.
-#
-# The next page builds the model that reads these rows.
-#
-# Sources
-# -------
-#
-# * Sennrich, Haddow, Birch: `Neural Machine Translation of Rare Words with Subword Units <https://arxiv.org/abs/1508.07909>`_, 2016. The four words are from there.
-# * Radford et al.: `Language Models are Unsupervised Multitask Learners <https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf>`_, 2019. Bytes as the alphabet.
-# * Gage: *A New Algorithm for Data Compression*, The C Users Journal, 1994. Byte-pair encoding, before
-#   language models used it.
-# * Yergeau: `UTF-8, a transformation format of ISO 10646 <https://www.rfc-editor.org/rfc/rfc3629>`_, 2003.
-# * The `tokenizers library <https://github.com/huggingface/tokenizers>`_.
-
-import platform
-
-import lm_from_scratch
-
-print("python", platform.python_version())
-print("torch", torch.__version__)
-print("tokenizers", tokenizers.__version__)
-print("lm_from_scratch", lm_from_scratch.__version__)
+# * A tokenizer cuts text into pieces and gives each an id. The model sees only ids, never letters.
+# * It learns by counting: merge the most frequent pair of neighbours, again and again, starting from
+#   256 bytes. So every text can be written, and frequent words are short.
+# * A space belongs to the word after it: never end a prompt with one.
