@@ -384,15 +384,18 @@ def merges(rows: Sequence[Sequence[str]], names: Sequence[str]) -> Drawing:
     return canvas.drawing()
 
 
-def marked(pieces: Sequence[str], marks: Sequence[bool]) -> Drawing:
-    """A text with some of its ``pieces`` marked: tinted and underlined."""
+def repeats(pieces: Sequence[str], n: int = 4) -> Drawing:
+    """A text, given by its tokens, in which every run of ``n`` tokens that has been there before is
+    marked: tinted and underlined."""
+    runs = [tuple(pieces[i : i + n]) for i in range(len(pieces) - n + 1)]
+    again = [i for i, run in enumerate(runs) if run in runs[:i]]
+    marks = {place for i in again for place in range(i, i + n)}
     r, g, b = (int(ORANGE[k : k + 2], 16) for k in (1, 3, 5))
     style = f"background: rgba({r}, {g}, {b}, 0.3); border-bottom: 2px solid {ORANGE}"
     spans = "".join(
-        f'<span style="{style}">{escape(piece)}</span>' if mark else escape(piece)
-        for piece, mark in zip(pieces, marks, strict=True)
+        f'<span style="{style}">{escape(piece)}</span>' if i in marks else escape(piece)
+        for i, piece in enumerate(pieces)
     )
     return Drawing(
-        f'<div class="diagram" style="white-space: pre-wrap; max-width: 40em">{spans}</div>',
-        "".join(pieces),
+        f'<div class="diagram" style="white-space: pre-wrap">{spans}</div>', "".join(pieces)
     )
