@@ -1,0 +1,578 @@
+r"""
+Tokens in depth: does every text come back?
+===========================================
+
+A tokenizer that loses one character in a million works in every demonstration. How do you know that
+yours loses none? This page belongs to the lesson `tokens <1_tokens.ipynb>`_.
+
+It sends every Unicode character through and back, compares our merges with those of the library
+``tokenizers``, one by one, and streams texts without ever showing half a character.
+
+Text is bytes
+-------------
+
+A text is a list of Unicode characters, and each character is a number. UTF-8 writes a character as
+one to four bytes: one for the letters of English, more for the rest.
+"""
+
+# sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_words = ["UTF-8", "surrogate", "bytes_to_unicode", "encode_special_tokens", "TextStreamer"]
+
+import inspect
+import json
+from collections import Counter
+from itertools import pairwise
+
+for character in "aß中😀":
+    utf8 = character.encode("utf-8")
+    print(
+        f"{character}  U+{ord(character):05X}  {len(utf8)} bytes: {utf8.hex(' ')}"
+    )
+
+# %%
+# Every character has bytes, and no two characters have the same bytes. We can check all of them. The gap
+# in the numbers holds the *surrogates*: halves of a pair from another encoding, which are not
+# characters.
+
+characters = [chr(n) for n in range(0x110000) if not 0xD800 <= n <= 0xDFFF]
+lengths = Counter(len(character.encode("utf-8")) for character in characters)
+for length, count in sorted(lengths.items()):
+    print(f"{count:9,d} characters of length {length}")
+
+assert len(characters) == 1_112_064
+assert len({character.encode("utf-8") for character in characters}) == len(
+    characters
+)
+assert set(lengths) == {1, 2, 3, 4}
+
+# %%
+# So 256 numbers are enough to write every text there is.
+#
+# Bytes, characters, words
+# ------------------------
+#
+# The lesson counts words roughly. Here a *word* is exactly what GPT-2 cuts out as one: a run of letters,
+# of digits or of signs, with the one space before it, or a run of other white space. The words joined
+# are the text again. The vocabulary of each unit is every different one in the training text.
+
+from tokenizers import pre_tokenizers
+
+from lm_from_scratch.text import corpora
+
+train, held_out = corpora.split(corpora.reference())
+train_text = "\n".join(document.text for document in train)
+held_out_text = "\n".join(document.text for document in held_out)
+rule = pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+def words_of(text):
+    return [word for word, _ in rule.pre_tokenize_str(text)]
+
+
+units = {
+    "bytes": lambda text: text.encode(),
+    "characters": list,
+    "words": words_of,
+}
+table = {}
+for name, cut in units.items():
+    vocabulary, pieces = set(cut(train_text)), cut(held_out_text)
+    unknown = sum(piece not in vocabulary for piece in pieces) / len(pieces)
+    table[name] = len(vocabulary), len(pieces), unknown
+    print(
+        f"{name:10}  vocabulary {len(vocabulary):5d}  length {len(pieces):6d}  new {unknown:.1%}"
+    )
+
+# %%
+# Words make the text short: less than a third of its characters. But more than one held-out word in
+# twenty never occurred in the training text. More text does not cure this soon: the second half of
+# the training text still brings more than a fifth of all different words.
+#
+# Bytes and characters have the opposite problem. Their vocabulary is small, but a model that sees T
+# tokens at a time sees T letters, and generating a text costs a forward pass for each letter.
+
+words = words_of(train_text)
+first_half, all_words = set(words[: len(words) // 2]), set(words)
+added = 1 - len(first_half) / len(all_words)
+print(
+    f"{len(all_words)} different words, {added:.0%} of them new in the second half"
+)
+
+assert 3 * table["words"][1] < table["characters"][1] <= table["bytes"][1]
+assert table["bytes"][2] < 0.001
+assert table["characters"][2] < 0.001
+assert table["words"][2] > 0.05
+assert added > 0.2
+
+# %%
+# Ties between pairs
+# ------------------
+#
+# Here are the four words of the lesson, and their first four merges.
+
+from lm_from_scratch.text.tokenizer import (
+    Tokenizer,
+    apply_merges,
+    count_pairs,
+    learn_merges,
+    merge_pair,
+)
+
+counts = {"low": 5, "lower": 2, "newest": 6, "widest": 3}
+toy = {tuple(word): count for word, count in counts.items()}
+assert count_pairs(toy)["e", "s"] == counts["newest"] + counts["widest"] == 9
+
+step, by_hand = toy, []
+for _ in range(4):
+    pair, count = count_pairs(step).most_common(1)[0]
+    step = {merge_pair(pieces, pair): n for pieces, n in step.items()}
+    by_hand.append(pair)
+    print(
+        count,
+        "+".join(pair).ljust(5),
+        " ".join("·".join(pieces) for pieces in step),
+    )
+
+assert by_hand == learn_merges(toy, 4)
+
+# %%
+# For the fifth merge three pairs are equally frequent. Any rule will do, as long as everybody follows the
+# same one. The lesson takes the pair that it finds first. The package and the library give each piece
+# an id when it first appears, letters in alphabetical order, and take the pair with the smaller ids.
+# So the result does not depend on the order of the words.
+
+pairs = count_pairs(step)
+tied = [pair for pair, count in pairs.items() if count == max(pairs.values())]
+print(tied, "->", learn_merges(toy, 5)[-1])
+
+assert len(tied) == 3
+assert learn_merges(toy, 5)[-1] == min(tied)
+assert learn_merges(dict(reversed(toy.items())), 12) == learn_merges(toy, 12)
+
+# %%
+# Here is the whole function. It counts pairs inside a word only, so no merge reaches across the border of
+# a word.
+
+print(inspect.getsource(learn_merges))
+
+# %%
+# The same merges as the library
+# ------------------------------
+#
+# ``transformers`` uses the library ``tokenizers``. Give it the same four words and let it merge until
+# nothing is left. It learns the same merges in the same order.
+
+import tokenizers
+from tokenizers import models, trainers
+
+
+def merges_of(backend):
+    return [
+        tuple(pair) for pair in json.loads(backend.to_str())["model"]["merges"]
+    ]
+
+
+backend = tokenizers.Tokenizer(models.BPE())
+backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+text = " ".join(" ".join([word] * count) for word, count in counts.items())
+backend.train_from_iterator([text], trainers.BpeTrainer(show_progress=False))
+
+assert learn_merges(toy, 1000) == merges_of(backend)
+print(len(merges_of(backend)), "merges, all equal")
+
+# %%
+# Four words are an easy test. Here are the words of the whole training text, and the first 60
+# merges. The pieces are bytes now; the library shows each byte as a printable character, and the
+# space as Ġ.
+
+word_counts = Counter(
+    tuple(word)
+    for document in train
+    for word, _ in rule.pre_tokenize_str(document.text)
+)
+learnt = learn_merges(word_counts, 60)
+texts = [document.text for document in train]
+by_library = Tokenizer.train(texts, vocab_size=256 + 1 + 60)
+
+assert learnt == merges_of(by_library.backend)
+print(" ".join("".join(pair) for pair in learnt))
+
+# %%
+# The same tokens as the library
+# ------------------------------
+#
+# The tokenizer that ships with the package was made the same way, with more merges. Our readable
+# ``apply_merges`` gives exactly the tokens that the library gives, for every different held-out word.
+
+from lm_from_scratch.checkpoint.folders import SHIPPED
+
+tokenizer = Tokenizer.load(SHIPPED)
+merges = merges_of(tokenizer.backend)
+held_out_words = sorted(set(words_of(held_out_text)))
+for word in held_out_words:
+    by_library = tuple(
+        token.value for token in tokenizer.backend.model.tokenize(word)
+    )
+    assert apply_merges(word, merges) == by_library
+print(f"{len(merges)} merges, {len(held_out_words)} words, all equal")
+
+assert apply_merges("lowest", learn_merges(toy, 10)) == ("low", "est")
+
+# %%
+# Merges stay inside a word, and a word carries the space before it. So the place where you cut a
+# text matters: cut before the space and the tokens are the same, cut after it and they are not.
+
+print(tokenizer.pieces(tokenizer.encode("the") + tokenizer.encode(" list")))
+print(tokenizer.pieces(tokenizer.encode("the ") + tokenizer.encode("list")))
+
+assert tokenizer.encode("the list") == tokenizer.encode(
+    "the"
+) + tokenizer.encode(" list")
+assert tokenizer.encode("the list") != tokenizer.encode(
+    "the "
+) + tokenizer.encode("list")
+
+# %%
+# The lesson shows how a space at the end of a prompt leads a model astray. Here is the number: in the
+# training text, less than one in ten tokens of a single space comes before a letter. So the model has
+# rarely seen what it is to continue.
+
+(space,) = tokenizer.encode(" ")
+after_space = [
+    tokenizer.pieces([b])[0]
+    for document in train
+    for a, b in pairwise(tokenizer.encode(document.text))
+    if a == space
+]
+share = sum(piece[0].isalpha() for piece in after_space) / len(after_space)
+print(f"{len(after_space)} single spaces, {share:.1%} of them before a letter")
+
+assert share < 0.1
+
+# %%
+# How large a vocabulary
+# ----------------------
+#
+# The lesson draws the curve for two texts. Here are three, with numbers: the held-out documents, the
+# source of a Python module, and a Chinese sentence.
+
+import heapq
+
+import matplotlib.pyplot as plt
+
+from lm_from_scratch.instruments.plot import COLOURS, figure
+
+measured_on = {
+    "held-out documents": held_out_text,
+    "Python source": inspect.getsource(heapq),
+    "Chinese": "人人生而自由，在尊严和权利上一律平等。",
+}
+sizes = [257, 512, 1024, 2048, 4096, 8192]
+trained = {size: Tokenizer.train(texts, vocab_size=size) for size in sizes}
+per_token = {
+    name: [len(text) / len(trained[size].encode(text)) for size in sizes]
+    for name, text in measured_on.items()
+}
+for name, values in per_token.items():
+    print(f"{name:20}", *(f"{value:.2f}" for value in values))
+
+# %%
+# The gain shrinks: the last step adds less than half of what the first one added. And a vocabulary
+# shortens the kind of text that it was learnt from. Code gains less than prose. Chinese, of which the
+# training text has none, gains nothing: three bytes remain three tokens at every size.
+
+fig, (ax,) = figure(4.8, 3.4)
+for (name, values), marker, colour in zip(per_token.items(), "os^", COLOURS):
+    ax.plot(sizes, values, marker=marker, color=colour, label=name)
+ax.set_xscale("log", base=2)
+ax.set_xticks(sizes, [str(size) for size in sizes])
+ax.minorticks_off()
+ax.set_xlabel("vocabulary size V")
+ax.set_ylabel("characters per token")
+ax.set_title("Characters per token against vocabulary size")
+ax.legend(frameon=False)
+plt.show()
+
+prose, source, chinese = per_token.values()
+assert prose[-1] - prose[-2] < (prose[1] - prose[0]) / 2
+assert all(a > b for a, b in zip(prose[1:], source[1:]))
+assert not set(measured_on["Chinese"]) & set(train_text)
+assert all(abs(value - 1 / 3) < 1e-9 for value in chinese)
+assert prose[sizes.index(4096)] > 3
+
+# %%
+# With V = 4096 a token holds more than three characters of the held-out documents. So a context of 256
+# tokens reaches back more than 768 characters, where letters would reach back 256.
+#
+# The price is parameters and arithmetic. The embedding has V rows of C numbers, and the model
+# computes one score for each of the V tokens at every step. At C = 128 and V = 4096 the embedding
+# has 524,288 numbers.
+#
+# Published models often have more rows than their tokenizer has tokens, up to the next multiple of 64
+# or 128, because processors multiply such matrices fastest: Qwen2-0.5B has 151,936 rows for 151,646
+# tokens. A row without a token is never a target in training; if it is drawn, it decodes to nothing.
+#
+# Both ends of the curve are familiar. Without merges the tokens are the bytes. When no pair is
+# left to merge, every training word is one token: byte-pair encoding has become a vocabulary of words,
+# but one that can still spell what it has never seen.
+
+smallest, largest = trained[257], Tokenizer.train(texts, vocab_size=10**6)
+n_words = sum(word_counts.values())
+print(
+    f"V = {smallest.vocab_size}: tokens are bytes; V = {largest.vocab_size}: tokens are words"
+)
+
+assert len(smallest.encode(held_out_text)) == len(held_out_text.encode("utf-8"))
+assert sum(len(ids) for ids in largest.encode_batch(texts)) == n_words
+assert 128 * 4096 == 524_288
+assert 151_936 % 128 == 0 and tokenizer.decode([151_935]) == ""
+
+# %%
+# A larger vocabulary does not change what was learnt before: the merges are greedy, so the merges of
+# a small tokenizer are the first merges of a large one.
+
+for size in sizes:
+    small = merges_of(trained[size].backend)
+    assert small == merges_of(largest.backend)[: len(small)]
+
+# %%
+# A loss *per token* cannot be compared between two tokenizers, because their tokens hold different
+# amounts of text. The page on training counts in bits per byte.
+#
+# What the shipped tokenizer does
+# -------------------------------
+#
+# The shipped tokenizer has V = 4096 tokens, learnt from Python's documentation. Here it cuts six texts.
+# Where the bytes of a token are not a whole character, the bytes are printed.
+
+
+def spelled(text):
+    rest = text.encode("utf-8")
+    for token in tokenizer.encode(text):
+        n = len(
+            tokenizer.backend.id_to_token(token)
+        )  # one printable character for each byte
+        yield rest[:n]
+        rest = rest[n:]
+
+
+def label(piece):
+    try:
+        return repr(piece.decode("utf-8"))
+    except UnicodeDecodeError:
+        return piece.hex(" ")
+
+
+for text in [
+    "Return the list.",
+    "for i in range(10):",
+    "3141592653",
+    "ß",
+    "😀",
+    "中文",
+]:
+    pieces = list(spelled(text))
+    assert b"".join(pieces) == text.encode("utf-8")
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    print(f"{text}  (characters {len(text)}, tokens {len(pieces)})")
+    print("   ", "  ".join(label(piece) for piece in pieces))
+
+# %%
+# The words of this English sentence are one token each. The number falls into pieces of unequal
+# length, so a digit's place in the number cannot be read from its place among the tokens. The emoji
+# and the Chinese characters are spelled in bytes: here a token is *a part of a character*.
+
+assert len(list(spelled("Return the list."))) == 4
+assert {len(piece) for piece in spelled("3141592653")} == {1, 2}
+assert len(list(spelled("😀"))) == 4
+assert len(list(spelled("中文"))) == 6
+
+# %%
+# The printable name of a byte
+# ----------------------------
+#
+# The lesson ends in a ``vocab.json`` that shows ``è¿Ļ`` in the place of 这. The rule is GPT-2's. A byte
+# that is a visible character in Latin-1 keeps it. The others, in order, get the characters from number
+# 256 on.
+
+visible_bytes = [*range(33, 127), *range(161, 173), *range(174, 256)]
+others = [byte for byte in range(256) if byte not in visible_bytes]
+name_of = {byte: chr(byte) for byte in visible_bytes}
+name_of |= {byte: chr(256 + i) for i, byte in enumerate(others)}
+print({f"{byte:02x}": name_of[byte] for byte in "这 \n".encode()})
+
+assert len(set(name_of.values())) == 256
+assert set(name_of.values()) == set(pre_tokenizers.ByteLevel.alphabet())
+assert [tokenizer.backend.id_to_token(i) for i in tokenizer.encode("这")] == [
+    name_of[byte] for byte in "这".encode()
+]
+
+# %%
+# Every string comes back
+# -----------------------
+#
+# ``decode(encode(text)) == text`` holds for every string, because no step loses anything: characters to
+# bytes, bytes to pieces, pieces to ids. Some published tokenizers rewrite the text first. Qwen2's
+# *normalizer* joins a letter and its accent into one character, and one character comes back. Ours has
+# no such step. Here are strings that break weaker tokenizers.
+
+wild = {
+    "nothing": "",
+    "only spaces": "   \t  ",
+    "line ends": "\n\r\n\r\n\n",
+    "the byte zero": "a\x00b",
+    "composed, decomposed": "é e\u0301",
+    "right to left": "שלום \u202bمرحبا\u202c",
+    "a family of emoji": "👨\u200d👩\u200d👧\u200d👦",
+    "a flag": "🇨🇳",
+    "byte order mark": "\ufefftext",
+    "no character": "\uffff \U0010ffff",
+    "Latin-1, all of it": "".join(map(chr, range(256))),
+    "a long word": "a" * 10_000,
+}
+for name, text in wild.items():
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    print(f"{name:21} {len(text):6d} characters {len(ids):5d} tokens")
+
+# %%
+# A table of examples proves little. But there are only so many characters: send all of them through, a
+# thousand at a time.
+
+rows = [
+    "".join(characters[i : i + 1000]) for i in range(0, len(characters), 1000)
+]
+encoded = tokenizer.encode_batch(rows)
+assert all(tokenizer.decode(ids) == row for ids, row in zip(encoded, rows))
+print(
+    f"{len(characters):,d} characters as {sum(map(len, encoded)):,d} tokens and back"
+)
+
+# %%
+# A Python string can hold half of a surrogate pair, which is not a character and has no bytes. The
+# tokenizer refuses it with a message, and does not quietly replace it.
+
+try:
+    tokenizer.encode("half \ud83d")
+    raise AssertionError("half of a pair must be refused")
+except ValueError as error:
+    print(error)
+
+# %%
+# The other direction does not hold. A model can produce any list of ids, and the bytes of some lists are
+# not valid UTF-8. They decode to a replacement character, without an error.
+
+half = tokenizer.encode("😀")[:2]
+assert tokenizer.decode(half) == "\ufffd"
+assert tokenizer.encode(tokenizer.decode(half)) != half
+
+# %%
+# Streaming never shows half a character
+# --------------------------------------
+#
+# A chat window shows each token as it arrives. Decoding the tokens one by one breaks every character
+# that has several of them. ``Tokenizer.stream`` keeps the bytes back until the character is whole.
+
+ids = tokenizer.encode("ok 😀中")
+naive = [tokenizer.decode([token]) for token in ids]
+streamed = list(tokenizer.stream(ids))
+print("one by one", naive)
+print("streamed  ", streamed)
+
+assert "".join(naive) != "ok 😀中"
+assert streamed[-2:] == ["😀", "中"]
+for text in wild.values():
+    assert "".join(tokenizer.stream(tokenizer.encode(text))) == text
+
+# %%
+# Bug museum
+# ----------
+#
+# G29: the character's number, modulo the vocabulary
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# A short tokenizer for a vocabulary of 50000 wrote each character as its Unicode number modulo 50000.
+# Its author tried it on English, where it works.
+
+
+def old_encode(text):
+    return [ord(character) % 50000 for character in text]
+
+
+def old_decode(ids):
+    return "".join(chr(number) for number in ids)
+
+
+print("'썐' becomes", old_encode("썐"), "the id of padding")
+print("'😀' comes back as", old_decode(old_encode("😀")))
+
+assert old_decode(old_encode("plain English")) == "plain English"
+assert old_encode("썐") == [0]
+assert old_decode(old_encode("😀")) == "潠"
+
+# %%
+# More than a million characters share 50000 numbers, so most come back as another character. The check
+# ``decode(encode(text)) == text`` finds the mistake at once, if the text is not English. The fixed line
+# writes bytes: 256 numbers, and no two characters collide.
+
+
+def new_encode(text):
+    return list(text.encode("utf-8"))
+
+
+lost = sum(
+    old_decode(old_encode(character)) != character for character in characters
+)
+print(f"{lost:,d} of {len(characters):,d} characters come back as another one")
+
+assert lost > 1_000_000
+assert bytes(new_encode("썐😀")).decode("utf-8") == "썐😀"
+assert max(new_encode("썐😀")) < 256
+
+# %%
+# Exercises
+# ---------
+#
+# 1. *Easy.* Train a tokenizer on a text in your own language with ``corpora.read_texts`` and draw its
+#    curve into the figure. Hint: split first, and measure on the held-out side.
+# 2. *Medium.* Encode by the longest match instead: take the longest token of the vocabulary that the
+#    word begins with, then go on with the rest. Count the held-out words whose tokens differ from
+#    ``apply_merges``. Hint: work on the words of ``words_of``, and look at words that begin like
+#    *assert*.
+# 3. *Hard.* ``learn_merges`` counts all pairs anew for every merge. Keep the counts, and after a
+#    merge change only those of the words that contain the pair. Hint: an index from pair to words;
+#    ``learn_merges`` on the training text is your test.
+#
+# Summary
+# -------
+#
+# * UTF-8 gives every one of the 1,112,064 Unicode characters one to four bytes, so 256 numbers write
+#   everything.
+# * A text is short in words, but more than 5 % of the held-out words were new. In characters or bytes
+#   almost nothing was new, but the text was more than three times as long.
+# * Our readable functions learn the same merges as the library, and encode every held-out word the same
+#   way.
+# * At V = 4096 a token holds more than three characters of the held-out documents. From V = 4096 to
+#   8192 the gain is less than half of that from 257 to 512.
+# * Every Unicode character survived the round trip, and a stream shows no half of a character.
+#
+# Sources
+# -------
+#
+# * Sennrich, Haddow, Birch: `Neural Machine Translation of Rare Words with Subword Units <https://arxiv.org/abs/1508.07909>`_, 2016. The four words are from there.
+# * Radford et al.: `Language Models are Unsupervised Multitask Learners <https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf>`_, 2019. Bytes as the alphabet.
+# * Gage: *A New Algorithm for Data Compression*, The C Users Journal, 1994. Byte-pair encoding, before
+#   language models used it.
+# * Yergeau: `UTF-8, a transformation format of ISO 10646 <https://www.rfc-editor.org/rfc/rfc3629>`_, 2003.
+# * The `tokenizers library <https://github.com/huggingface/tokenizers>`_.
+
+import platform
+
+import torch
+
+import lm_from_scratch
+
+print("python", platform.python_version())
+print("torch", torch.__version__)
+print("tokenizers", tokenizers.__version__)
+print("lm_from_scratch", lm_from_scratch.__version__)
