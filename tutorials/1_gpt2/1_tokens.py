@@ -129,7 +129,8 @@ assert 3 * lengths["tokens"] < lengths["letters"]
 # The idea is called *byte-pair encoding*, BPE. Start with single letters. Find the two neighbours
 # that occur together most often, and glue them into one new piece.
 #
-# Take a tiny language of four words, and how often each occurs.
+# Take a tiny language of four words. In its texts, *low* occurs 5 times, *lower* 2 times, *newest* 6
+# times and *widest* 3 times.
 #
 # **Predict first.** Which pair of neighbours is the most frequent?
 #
@@ -157,8 +158,8 @@ assert (pairs["w", "e"], pairs["l", "o"]) == (2 + 6, 5 + 2)
 # Learning is a loop
 # ------------------
 #
-# Now do it again, and again. The pieces made so far can be glued, too, so they grow. The list of
-# merges, in order, *is* the tokenizer.
+# Now do it again, and again. ``merge_pair`` glues one pair in one word. New pieces can be glued, too,
+# so they grow. The list of merges, in their order, *is* the tokenizer.
 
 from lm_from_scratch.text.tokenizer import count_pairs, merge_pair
 
@@ -203,8 +204,8 @@ assert pieces == ("low", "est")
 diagrams.merges(rows, names)
 
 # %%
-# Two: ``low`` and ``est``. The word is new, but its parts are not. That is how a tokenizer reads
-# words that it has never met. In the worst case it spells them.
+# Two: ``low`` and ``est``. The word is new, but its parts are not. In the worst case, a tokenizer
+# spells a word letter by letter.
 #
 # The tokenizer in the first picture was made the same way, from the documentation of Python, with
 # 3,839 merges. Ids are given in the order of the merges, so a small id means an early merge, of a
@@ -213,9 +214,9 @@ diagrams.merges(rows, names)
 # Bytes make sure that nothing is unknown
 # ---------------------------------------
 #
-# What if a text has a letter that was not there when the tokenizer learned? A computer stores every
-# character as one to four *bytes*, numbers from 0 to 255. So BPE starts from the 256 bytes and not
-# from letters. English letters are one byte each, and 这 is three.
+# What if a text has a letter that the tokenizer has never met? A computer stores every character as
+# one to four *bytes*, numbers from 0 to 255. So BPE starts from the 256 bytes and not from letters.
+# An English letter is one byte; 这, Chinese for "this", is three.
 
 print("这".encode().hex(" "))
 print([tokenizer.backend.id_to_token(i) for i in tokenizer.encode("这")])
@@ -235,8 +236,8 @@ assert tokenizer.vocab_size == 3839 + 256 + 1
 # ----------------
 #
 # When do we stop merging? The number of different tokens, the *vocabulary size* V, is your choice.
-# More merges make longer tokens, and so shorter texts. But each token needs its own row of numbers in
-# the model.
+# More merges make longer tokens, so a text has fewer of them. But each token needs a row of numbers of
+# its own in the model.
 
 from lm_from_scratch.text.tokenizer import Tokenizer
 
@@ -271,19 +272,21 @@ assert english[4] > 3
 assert all(abs(value - 1 / 3) < 1e-9 for value in chinese)
 
 # %%
-# With V = 4096, a token holds more than three letters of English. Twice as many tokens add little.
+# With V = 4096, a token holds more than three letters of English. A vocabulary of twice the size adds
+# little.
 #
 # Chinese gains nothing at all, because there was none in the text that the tokenizer learned from.
 # A tokenizer is good at what it has seen. If you pay for a service by the token, you pay more in a
-# language that its tokenizer rarely met.
+# language that its tokenizer has rarely met.
 #
 # The space at the end of a prompt
 # --------------------------------
 #
-# Someone gave a small story model the beginning "One day, Lily met a Shoggoth", and it went on well.
-# With one more space at the end, it wrote nonsense (`llama2.c #180
-# <https://github.com/karpathy/llama2.c/issues/180>`_). You cannot even see that space. What
-# happened? Try it on the model of this course: its three favourite next tokens, without the space
+# In 2020, people reported that a public demo of GPT-2 gave poor predictions (`allennlp #4484
+# <https://github.com/allenai/allennlp/issues/4484>`_). The cause was a character that nobody could
+# see: a space at the end of their text.
+#
+# Try it on the model of this course. These are its three favourite next tokens, without the space
 # and with it.
 
 import torch
@@ -297,10 +300,10 @@ for prompt in ("The value of the", "The value of the "):
     assert (tokenizer.pieces(best)[0] == " value") == (prompt[-1] != " ")
 
 # %%
-# A space belongs to the word *after* it, remember? The model wants to write ``␣value``, but the
-# space is there already, as a token of its own. A lone space before a word hardly ever occurs in the
-# texts that the model learned from, so it is lost. The cure: let a prompt end with a word, and leave
-# the space to the model.
+# A space belongs to the word *after* it. The model wants to write ``␣value``, but the space is there
+# already, as a token of its own. In the texts that the model learned from, a word hardly ever comes
+# after such a token, so the model is lost. The cure: end a prompt with a word, and leave the space to
+# the model.
 #
 # Exercises
 # ---------

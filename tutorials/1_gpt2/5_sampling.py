@@ -3,9 +3,9 @@ Sampling: from scores to words
 ==============================
 
 A language model does not write. It gives every token a score, and a program of ten lines picks one.
-That program decides whether you get a dull loop, a sensible text or nonsense. The model is the same.
+That program decides whether the same model writes a dull loop, a sensible text or nonsense.
 
-Pull the temperature down to 0 and press *Write 60 tokens*. Then pull it up to 2.
+Press *Write 60 tokens* and see. Then pull the temperature up to 2 and do it again.
 
 .. live:: next
    :model: gpt2-docs
@@ -15,7 +15,7 @@ Always the best token
 ---------------------
 
 The simplest program takes the token with the highest score, every time. It is called *greedy*. It
-cannot make a small mistake, so the text should be the best that this model can write. Should it not?
+never takes a bad token, so its text should be the best that this model can write.
 
 **Predict first.** What does the model write when it always takes the best token?
 
@@ -26,6 +26,7 @@ cannot make a small mistake, so the text should be the best that this model can 
 
 # sphinx_gallery_thumbnail_number = 2
 # sphinx_gallery_needs = ["1_tokens", "2_gpt2"]
+# sphinx_gallery_museum = ["G9"]
 # sphinx_gallery_words = ["temperature", "top_k", "top_p", "nucleus sampling", "greedy decoding", "do_sample", "repetition_penalty", "multinomial", "loop"]
 
 import torch
@@ -38,7 +39,7 @@ model, tokenizer = load_shipped("gpt2-docs")
 
 @torch.no_grad()
 def scores_after(ids):
-    return model(torch.tensor([ids]))[0, -1]  # (V,)
+    return model(torch.tensor([ids]))[0, -1]  # (1, T, V) -> (V,)
 
 
 ids = tokenizer.start("If an exception is")
@@ -49,13 +50,14 @@ assert tokenizer.decode(ids).count("the exception is raised") > 4
 diagrams.repeats(tokenizer.pieces(ids[1:]))
 
 # %%
-# It loops. Marked is every run of four tokens that the text has had before.
+# It loops. Every run of four tokens that the text has had before is marked. (In the widget, this is
+# temperature 0.)
 #
-# Each repetition makes the next one more likely: a model learned that texts repeat themselves. And the
-# greedy program never takes the second best token, so there is no way out. People do not write like
-# that. A real text is full of words that were not the likeliest ones.
+# Each repetition makes the next one more likely, because the texts that the model learned from repeat
+# themselves, too. And the greedy program never takes the second best token, so it cannot leave the
+# loop. People do not write like that: a real text is full of words that nobody would have guessed.
 #
-# So we let chance in. That takes three steps: scores become probabilities, we bend them, and we draw.
+# So we let chance in. That takes three steps: make probabilities of the scores, bend them, draw.
 #
 # Scores become probabilities
 # ---------------------------
@@ -105,14 +107,14 @@ bars({"the model": p})
 # Divide all logits by a number, the *temperature* τ, before the softmax. Below 1, likely tokens
 # become more likely still. Above 1, all come closer together. The order stays.
 #
-# **Predict first.** One token is twice as likely as another. How many times as likely is it at τ = 0.5?
+# **Predict first.** One token is twice as likely as another. How many times as likely is it at
+# τ = 0.5?
 #
 # * Twice: both are divided by the same number.
 # * Four times
-# * As likely
+# * Both are equally likely.
 
-a, b = 0.2, 0.1
-z = torch.tensor([a, b]).log()  # logits with these probabilities
+z = torch.tensor([0.2, 0.1]).log()  # logits with these probabilities
 for temperature in (2, 1, 0.5):
     q = (z / temperature).softmax(-1)
     print(f"τ = {temperature:<3}  {q[0] / q[1]:.2f} times as likely")
@@ -120,25 +122,28 @@ for temperature in (2, 1, 0.5):
 assert torch.isclose(q[0] / q[1], torch.tensor(4.0))
 
 # %%
-# Four times. Softmax turns *differences* of logits into *ratios* of probabilities, and dividing by 0.5 doubles each
-# difference. A ratio r becomes :math:`r^{1/\tau}`. In the whole vocabulary it looks like this.
+# Four times. A *difference* of logits becomes a *ratio* of probabilities, and dividing by 0.5 doubles
+# each difference. So a ratio r becomes :math:`r^{1/\tau}`. Here are the ten tokens again, at three
+# temperatures.
 
 bars({f"τ = {tau}": (logits / tau).softmax(-1) for tau in (0.5, 1, 2)})
 
-shares = [float((logits / tau).softmax(-1)[best].sum()) for tau in (0.5, 1, 2)]
-assert shares[0] > 0.8 > 0.65 > shares[1] > 0.3 > shares[2]
+assert (logits / 0.5).softmax(-1)[best].sum() > 0.8
+assert (logits / 2).softmax(-1)[best].sum() < 0.3
 
 # %%
-# At τ = 2 the ten have hardly anything left. Each token of the tail is unlikely, but there are thousands of them, and together they win. That is why bold texts turn to nonsense. One bad token is
-# enough: the model reads it, and goes on from there.
+# At τ = 2 the ten have hardly anything left. Each token of the tail is unlikely, but there are
+# thousands of them, and together they win. That is why bold texts turn into nonsense. One bad token
+# is enough: the model reads it, and goes on from there.
 #
 # Top-k and top-p: cut the tail
 # -----------------------------
 #
 # * *Top-k* keeps the k likeliest tokens. All others get probability 0.
-# * *Top-p* takes tokens from the likeliest on, until their probabilities add up to p, and drops the rest.
+# * *Top-p* keeps tokens, the likeliest first, until their probabilities add up to p. All others get
+#   probability 0.
 #
-# What is left is divided by its sum, so that it adds up to 1 again.
+# The probabilities that are left are divided by their sum, so that they add up to 1 again.
 
 from lm_from_scratch.generation.sampling import Sampler, keep_top_k, keep_top_p
 
@@ -151,8 +156,8 @@ bars(
 
 
 # %%
-# Why two? Because the model is sometimes sure and sometimes not. After ``def __init__(self``, top-p with
-# p = 0.9 keeps two tokens: a comma and a bracket.
+# Why two ways? Because the model is sometimes sure and sometimes not. After ``def __init__(self`` it
+# is: top-p with p = 0.9 keeps two tokens, a comma and a bracket.
 #
 # **Predict first.** How many tokens does top-p 0.9 keep after "Return the"?
 #
@@ -171,13 +176,14 @@ two = keep_top_p(z[None], 0.9)[0].isfinite().nonzero()[:, 0].tolist()
 assert sorted(tokenizer.pieces(two)) == [")", ","]
 
 # %%
-# Hundreds, because nearly any noun can follow. A fixed k = 50 is too many for the first and too few for
-# the second. Top-p adapts.
+# Hundreds, because nearly any noun can follow. A fixed k = 50 is too many for the first beginning and
+# too few for the second. Top-p adapts.
 #
 # The whole sampler
 # -----------------
 #
-# Now the ten lines.
+# Now the ten lines. The last one draws: imagine the probabilities end to end on a line, and throw a
+# dart at it. ``torch.multinomial`` says which token the dart hits.
 
 
 def choose(logits, temperature=1.0, top_k=50, top_p=0.9):
@@ -191,6 +197,15 @@ def choose(logits, temperature=1.0, top_k=50, top_p=0.9):
     p[before >= top_p] = 0
     return int(ids[torch.multinomial(p, 1)])  # draw
 
+
+assert choose(logits, temperature=0) == best[0]
+assert {choose(logits) for _ in range(500)} <= set(
+    Sampler(top_k=50, top_p=0.9)
+    .logits(logits[None], torch.zeros(1, len(logits), dtype=torch.bool))[0]
+    .isfinite()
+    .nonzero()[:, 0]
+    .tolist()
+)
 
 # %%
 # The same beginning at four temperatures, with nothing cut. A text ends after 30 tokens, or where the
@@ -206,62 +221,63 @@ for temperature in (0, 0.7, 1, 1.5):
     text = " ".join(tokenizer.decode(ids[1:]).split())
     print(f"τ = {temperature}: {text}\n")
 
-nowhere = torch.zeros(1, 4096, dtype=torch.bool)
-cut = Sampler(top_k=50, top_p=0.9).logits(logits[None], nowhere)[0]
-assert {choose(logits) for _ in range(500)} <= set(
-    cut.isfinite().nonzero()[:, 0].tolist()
-)
-assert choose(logits, 0) == best[0]
+assert sum(w.numel() for w in model.parameters()) < 2.5e6
 
 # %%
-# A loop, then something like English, then noise. The model has under three million parameters, so do not expect
-# sense. For large models, τ between 0.7 and 1 with p = 0.9 is a common start. For an answer that is
-# right or wrong, such as code, many people stay near 0.
+# A loop, then something like English, then noise. The model has two million parameters, so do not
+# expect sense. For large models, τ between 0.7 and 1 with p = 0.9 is a common start. Where only one
+# answer is right, as in a calculation, many people stay near 0.
 #
-# A penalty that rewards
-# ----------------------
+# The dog that repeated itself
+# ----------------------------
 #
-# There is another cure for loops: make every token that the text already has less likely. At the end of
-# 2019, ``transformers`` did it by dividing the logits of such tokens by a penalty. A user gave GPT-2 the
-# beginning "The dog" and a penalty of 1.5, and got "The dog dog dog dog dog dog"
-# (`issue 2302 <https://github.com/huggingface/transformers/issues/2302>`_). The higher the penalty, the more it repeated.
+# There is another cure for loops: a penalty for tokens that the text already has. At the end of 2019,
+# ``transformers`` divided their logits by the penalty. A user gave a small GPT-2 the beginning "The
+# dog" and a penalty of 1.5, and got "The dog dog dog dog dog dog" (`issue 2302
+# <https://github.com/huggingface/transformers/issues/2302>`_). The higher the penalty, the more it
+# repeated.
 #
-# What went wrong? GPT-2's logits are negative, most of the time. Ours are not; but we can subtract 30 from
-# all of them. That changes no probability.
+# We can do the same. GPT-2's logits are mostly negative, and those of our model are not. But we may
+# subtract 30 from all of them, which changes no probability.
 
 
-def penalised(logits, ids, right):
-    logits, said = logits - 30, list(set(ids))
-    assert torch.allclose(logits.softmax(-1), (logits + 30).softmax(-1))
-    z = logits[said]
-    logits[said] = torch.where(z > 0, z / 1.5, z * 1.5) if right else z / 1.5
-    return logits
+def old_penalty(z):
+    return z / 1.5
 
 
-for right in (False, True):
+def new_penalty(z):
+    return torch.where(z > 0, z / 1.5, z * 1.5)
+
+
+for penalty in (old_penalty, new_penalty):
     ids = tokenizer.start("The list")
     for _ in range(14):
-        ids.append(choose(penalised(scores_after(ids), ids, right), 0))
-    print(repr(tokenizer.decode(ids[1:])))
+        z = scores_after(ids) - 30
+        z[ids] = penalty(z[ids])  # of the tokens in the text
+        ids.append(int(z.argmax()))
+    print(f"{penalty.__name__}: {tokenizer.decode(ids[1:])!r}")
+
+assert torch.allclose((logits - 30).softmax(-1), p, atol=1e-6)
+assert tokenizer.decode(ids).count("list") == 1
 
 # %%
-# Divide -30 by 1.5 and you get -20, which is a *higher* score. The penalty was a reward. The fix, in
-# the second line: divide positive logits, multiply negative ones.
+# Divide -30 by 1.5 and you get -20, which is a *higher* score. The penalty was a reward. The new one
+# divides positive logits and multiplies negative ones.
 #
 # Exercises
 # ---------
 #
-# 1. Find the temperature at which you like the model's texts best, with and without top-p. Use the widget or ``choose``. A right
-#    answer says what goes wrong below it and what above.
-# 2. Add *min-p* to ``choose``: keep the tokens that are at least a tenth as likely as the likeliest one. A right answer keeps
-#    few tokens after "def __init__(self" and many after "Return the".
-# 3. Shift all logits by 5 and sample with the same seed. What changes? And with the penalty? A right answer says why one number
-#    added to all logits cannot matter to the softmax.
+# 1. Find the settings at which you like the model's texts best, in the widget or with ``choose``. A
+#    right answer says what goes wrong below your temperature, and what above it.
+# 2. Add *min-p* to ``choose``: keep the tokens that are at least a tenth as likely as the likeliest
+#    one. A right answer keeps two tokens after ``def __init__(self``, and more after "Return the".
+# 3. Add 5 to all logits. Which of these change: the probabilities, the greedy token, top-p, the new
+#    penalty? A right answer says why one number added to all logits cannot matter to the softmax.
 #
 # Summary
 # -------
 #
-# * The model gives scores; the sampler chooses. Always taking the best token leads into loops.
-# * Temperature divides the logits: below 1 the choice gets safer, above 1 bolder. The order of the tokens stays.
-# * Top-k keeps a fixed number of tokens, top-p as many as make up the probability p: few where the
-#   model is sure, many where it is not.
+# * The model gives scores, and the sampler chooses. Always taking the best token leads into loops.
+# * Temperature divides the logits: below 1 the choice is safer, above 1 bolder. The order stays.
+# * Top-k keeps a fixed number of tokens. Top-p keeps as many as it takes to reach the probability p:
+#   few where the model is sure, many where it is not.
