@@ -21,7 +21,7 @@ does not.
 """
 
 # sphinx_gallery_thumbnail_number = 1
-# sphinx_gallery_words = ["eos_token", "add_special_tokens", "prompt injection", "packing", "document_ids", "train test leak"]
+# sphinx_gallery_words = ["eos_token", "add_special_tokens", "prompt injection", "document_ids"]
 
 import matplotlib.pyplot as plt
 import tokenizers
