@@ -155,23 +155,19 @@ def lines(
 def shifted(pieces: Sequence[str], after: str) -> Drawing:
     """The pieces of a text above the target of each: the piece to its right. ``after`` is what
     follows the last one."""
-    targets = [*pieces[1:], after]
-    unit = min(8.0, (333 - 8 * len(pieces)) / sum(map(len, [*pieces])))
-    canvas = Canvas(
-        343, 118,
-        "; ".join(f"target of {a!r}: {b!r}" for a, b in zip(pieces, targets, strict=True)),
-    )  # fmt: skip
+    pairs = list(zip(pieces, [*pieces[1:], after], strict=True))
+    lengths = [max(map(len, pair)) for pair in pairs]
+    unit = min(8.0, (333 - 14 * len(pairs)) / sum(lengths))
+    says = "; ".join(f"target of {piece!r}: {target!r}" for piece, target in pairs)
+    canvas = Canvas(343, 118, says)
     canvas.text(5, 9, "the model reads", 11, "start", opacity=0.8)
     canvas.text(5, 110, "the target of each token", 11, "start", opacity=0.8)
     x = 5.0
-    for i, (piece, target) in enumerate(zip(pieces, targets, strict=True)):
-        width, middle = unit * len(piece) + 4, x + (unit * len(piece) + 4) / 2
-        size = min(13, 1.6 * (width + 2) / max(len(target), len(piece)))
-        colours = COLOURS[i % 5], COLOURS[(i + 1) % 5]
-        canvas.box(x, 20, width, 26, colours[0], 0.25)
-        canvas.text(middle, 33, printable(piece), size)
-        canvas.line(middle, 47, middle, 71, arrow=True)
-        canvas.box(x, 72, width, 26, colours[1], 0.25)
-        canvas.text(middle, 85, printable(target), size)
+    for i, (pair, length) in enumerate(zip(pairs, lengths, strict=True)):
+        width = unit * length + 10
+        for k, y in enumerate((20, 72)):
+            canvas.box(x, y, width, 26, COLOURS[(i + k) % 5], 0.25)
+            canvas.text(x + width / 2, y + 13, printable(pair[k]), 1.6 * unit)
+        canvas.line(x + width / 2, 47, x + width / 2, 71, arrow=True)
         x += width + 4
     return canvas.drawing()
