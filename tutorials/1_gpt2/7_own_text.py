@@ -27,8 +27,8 @@ notes = Path(folder.name, "notes")
 notes.mkdir()
 turtle = Path(sysconfig.get_path("stdlib"), "turtle.py")
 for node in ast.walk(ast.parse(turtle.read_text(encoding="utf-8"))):
-    if isinstance(node, ast.FunctionDef) and node.name[0] != "_":
-        text = ast.get_docstring(node) or ""
+    text = isinstance(node, ast.FunctionDef) and ast.get_docstring(node)
+    if text and not node.name.startswith("_"):
         (notes / f"{node.name}.txt").write_text(f"{node.name}\n\n{text}\n")
 
 print((notes / "forward.txt").read_text())
@@ -194,8 +194,13 @@ import json
 
 from lm_from_scratch.checkpoint.folders import SHIPPED
 
-record = json.loads((SHIPPED / "record.json").read_text())
-assert 1.65 < record["held_out"]["reference"]["bits_per_byte"] < 1.75
+assert (
+    1.65
+    < (json.loads((SHIPPED / "record.json").read_text()))["held_out"][
+        "reference"
+    ]["bits_per_byte"]
+    < 1.75
+)
 
 # %%
 # The model beats ``zlib``, and loses to a program that may look phrases up in the training files. It has to squeeze
