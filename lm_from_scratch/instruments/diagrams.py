@@ -491,4 +491,24 @@ def head_cells(titles: Sequence[str], owners: Sequence[Sequence[Sequence[int]]])
             canvas.box(x, top + 26 * head + 2, 18, 18, COLOURS[head % 5], 0.35, radius=2)
             canvas.text(x + 26, top + 26 * head + 11, f"head {head}", 12, "start")
         y += 12
+
+
+def shifted(pieces: Sequence[str], after: str) -> Drawing:
+    """The pieces of a text above the target of each: the piece to its right. ``after`` is what
+    follows the last one."""
+    pairs = list(zip(pieces, [*pieces[1:], after], strict=True))
+    lengths = [max(map(len, pair)) for pair in pairs]
+    unit = min(8.0, (333 - 14 * len(pairs)) / sum(lengths))
+    says = "; ".join(f"target of {piece!r}: {target!r}" for piece, target in pairs)
+    canvas = Canvas(343, 118, says)
+    canvas.text(5, 9, "the model reads", 11, "start", opacity=0.8)
+    canvas.text(5, 110, "the target of each token", 11, "start", opacity=0.8)
+    x = 5.0
+    for i, (pair, length) in enumerate(zip(pairs, lengths, strict=True)):
+        width = unit * length + 10
+        for k, y in enumerate((20, 72)):
+            canvas.box(x, y, width, 26, COLOURS[(i + k) % 5], 0.25)
+            canvas.text(x + width / 2, y + 13, printable(pair[k]), 1.6 * unit)
+        canvas.line(x + width / 2, 47, x + width / 2, 71, arrow=True)
+        x += width + 4
     return canvas.drawing()
