@@ -164,7 +164,7 @@ def online_softmax_frames(
     canvas = Canvas(width, top + count * high + 16, "")
     columns = 44, 155, 279
     for x, name, meaning in zip(
-        columns, "mla", ("largest score", "sum of exponentials", "weighted sum of values")
+        columns, "mla", ("largest score", "sum of exponentials", "weighted values")
     ):
         canvas.text(x, 8, name, 13, bold=True)
         canvas.text(x, 23, meaning, 11, opacity=0.8)

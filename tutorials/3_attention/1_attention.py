@@ -40,7 +40,7 @@ lengths = [2**i for i in range(10, 18)]
 tables = [4 * heads * T**2 / 2**30 for T in lengths]
 queries = [4 * heads * T * D / 2**30 for T in lengths]
 
-made, (ax,) = figure(4.8, 3.4)
+fig, (ax,) = figure(4.8, 3.4)
 ax.plot(lengths, tables, "o-", color=COLOURS[3], label="tables")
 ax.plot(lengths, queries, "s--", color=COLOURS[0], label="queries")
 ax.axhline(80, linestyle=":", color=COLOURS[4], label="memory of a large GPU")
@@ -233,7 +233,7 @@ kept = {
     for kind in ("formula", "tiled", "sdpa")
 }
 
-made, (ax,) = figure(4.8, 3.4)
+fig, (ax,) = figure(4.8, 3.4)
 for i, (kind, numbers) in enumerate(kept.items()):
     style = ("o-", "s--", "D:")[i]
     ax.plot(lengths, numbers, style, color=COLOURS[(3, 0, 2)[i]], label=kind)
@@ -252,9 +252,9 @@ assert kept["formula"][-1] > 20 * kept["tiled"][-1]
 # Twice the tokens need four times the memory with the table, and twice the memory without it. At 2,048 tokens the
 # table already costs more than twenty times as much.
 #
-# Fused kernels such as FlashAttention run this very loop. On a GPU, each tile stays in the small, fast memory of the chip,
-# and that makes them faster too. The backward pass needs the weights again, and computes them again, tile by tile. The
-# in-depth page shows how, and measures time and rounding.
+# Fused kernels such as FlashAttention run this very loop. On a GPU, each tile stays in the small, fast memory of the
+# chip, and that makes them faster too. The backward pass needs the weights again, and computes them again, tile by
+# tile. The in-depth page shows how, and measures time and rounding.
 #
 # Exercises
 # ---------
@@ -262,8 +262,8 @@ assert kept["formula"][-1] > 20 * kept["tiled"][-1]
 # 1. In a row of S random scores, how often does the running maximum change? Count it for S = 10, 100 and 1000, over
 #    many rows. A right answer compares with :math:`1 + 1/2 + \dots + 1/S`. Hint: with what probability is the last of j
 #    scores the largest?
-# 2. Let ``in_tiles`` return m + log l too. A right answer equals ``torch.logsumexp`` of the visible scores, and explains
-#    why this single number is enough to compute any weight of the row again.
+# 2. Let ``in_tiles`` return m + log l too. A right answer equals ``torch.logsumexp`` of the visible scores, and
+#    explains why this single number is enough to compute any weight of the row again.
 # 3. Start m at minus infinity instead of the lowest finite number. The sentence above still works. Find a batch for
 #    which the result is NaN. Hint: which tile has no largest score? A right answer names the first line that makes a
 #    NaN.

@@ -1,35 +1,14 @@
 r"""
-Attention from the formula to tiles
-===================================
+Attention in tiles, in depth
+============================
 
-Attention compares every query with every key, so T queries and S keys make T S weights. The formula keeps all of them
-in memory. The kernels that models use today keep none.
-
-That looks impossible: a softmax divides by a sum over the whole row, and before the last key is read, this sum is not
-known. This page derives the way out, first for one row of numbers, then for tiles, then for the gradient. Every step is
-compared with the formula.
-
-You will learn
---------------
-
-* what the formula costs in multiplications and in bytes,
-* how a softmax is computed in one pass, with a running maximum and a running sum,
-* how the backward pass gets all its weights back from one number per query,
-* how memory grows with the length for the formula, for tiles, and for the fused kernel of torch,
-* what the maximum, the scale, the axis and the hidden scores do, each by its failure.
-
-Before you start
-----------------
-
-Read the page on `GPT-2, block by block <../1_gpt2/2_gpt2.ipynb>`_. You need the softmax and derivatives of quotients. A
-CPU is enough, and nothing is downloaded.
-
-Letters name axes: B rows of a batch, H query heads, Hkv key and value heads, T queries, S keys, D features of a head.
+The lesson on `attention in tiles <1_attention.ipynb>`_ computes a softmax without storing its table. Is the result
+exactly that of the formula, and are the gradients too? What does it cost in operations, memory and time? This page
+counts all of it. Then it looks at four things that go wrong without an error message: the scale, the axis, hidden
+scores, and a tile in which everything is hidden.
 
 The formula, counted
 --------------------
-
-Each query takes a mean of the values. Its weights are the softmax of its scores.
 
 .. math::
 
@@ -37,10 +16,11 @@ Each query takes a mean of the values. Its weights are the softmax of its scores
    P_{tj} &= \frac{e^{s_{tj}}}{\sum_i e^{s_{ti}}} \\
    y_t &= \sum_j P_{tj} \, v_j
 
-The letters of this page are those of FlashAttention: P is the weight that other pages call a, and j counts keys.
+The letters are those of FlashAttention: P is the weight that other pages call a, and j counts keys. Axes are B rows, H
+query heads, Hkv key and value heads, T queries, S keys, and D features of a head.
 
-The package writes it with two matrix products. What a query may see is a ``Visibility``, which the next page is about;
-here it is causal.
+The package writes the formula with two matrix products. A ``Visibility`` says which keys a query may see; the lesson on
+`masks <2_masks.ipynb>`_ explains it. Here it is causal.
 """
 
 import inspect
@@ -60,6 +40,7 @@ from lm_from_scratch.attention.attention import (
 )
 from lm_from_scratch.attention.kinds import ATTENTION_KINDS
 from lm_from_scratch.attention.visibility import Visibility
+from lm_from_scratch.instruments.plot import COLOURS, GREY, curves, figure
 
 print(inspect.getsource(attention_weights).split('"""')[2])
 print(inspect.getsource(formula_attention))
@@ -83,9 +64,9 @@ def draw(B, H, Hkv, T, S, D, dtype=torch.float32, seed=0):
 print(causal(3, 5).mask[0, 0].int())
 
 # %%
-# Each of the two products multiplies and adds D numbers for every pair of a query and a key. A multiplication with its
-# addition is two operations, so the formula takes 4 B H T S D. Nearly half of the scores in a causal square are
-# hidden, and the formula computes them all the same.
+# For every pair of a query and a key, each of the two products multiplies and adds D numbers. A multiplication and its
+# addition count as two operations, so the formula takes 4 B H T S D operations. In a causal square nearly half of the
+# scores are hidden; the formula computes them anyway.
 
 B, H, T, D = 1, 4, 1024, 32
 q, k, v = draw(B, H, H, T, T, D)
@@ -95,9 +76,8 @@ print(f"{counter.get_total_flops():,} operations")
 assert counter.get_total_flops() == 4 * B * H * T * T * D
 
 # %%
-# The memory is the problem. A head has T D numbers in its queries, but T S numbers in its weights: as soon as S exceeds
-# D, the weights outgrow the queries. Here are both for one layer of the smallest GPT-2, with 12 heads of 64 features in
-# float32.
+# Memory is the larger problem. A head has T D numbers in its queries and T S numbers in its weights. As soon as S
+# exceeds D, the weights are larger than the queries. This table is for one layer of the smallest GPT-2, in float32.
 
 print("       T       queries       weights   weights / queries")
 for length in (128, 1024, 8192, 131072):
@@ -110,49 +90,28 @@ for length in (128, 1024, 8192, 131072):
 assert weights / 1024 == 768
 
 # %%
-# At 131,072 tokens the weights of one layer take 768 GiB. They are intermediate numbers: the result has the size of the
-# queries.
+# The result has the size of the queries. The weights are needed only on the way to it.
 #
-# A maximum for safety
-# --------------------
+# One row, and parts of a row
+# ---------------------------
 #
-# The largest float32 is near :math:`e^{88.7}`, so a score of 89 overflows. A score can be that large: nothing in GPT-2
-# bounds it. The remedy changes no weight. A constant that is subtracted from all scores of a row cancels in the
-# fraction:
-#
-# .. math::
-#
-#    \frac{e^{s_j - c}}{\sum_i e^{s_i - c}} = \frac{e^{-c} e^{s_j}}{e^{-c} \sum_i e^{s_i}} = P_j
-#
-# With c the largest score, every exponent is at most 0, and the sum is at least 1. Nothing overflows, and nothing
-# divides by zero.
-
-row = torch.tensor([2.0, 1.0, 4.0, 100.0, 3.0, 101.0, 99.0])
-naive = row.exp() / row.exp().sum()
-safe = (row - row.max()).exp() / (row - row.max()).exp().sum()
-print("naive", naive)
-print("safe ", safe.round(decimals=3))
-assert naive.isnan().any()
-torch.testing.assert_close(safe, row.softmax(0))
-assert math.floor(10 * math.log(torch.finfo(torch.float32).max)) == 887
-
-# %%
-# This takes three passes over the row: one for the maximum, one for the sum, one to divide. Between them the row has to
-# be somewhere.
-#
-# One pass over a row
-# -------------------
-#
-# After j scores, let m be the largest of them and l the sum of their exponentials, each taken relative to m. When the
-# next score is larger than m, all exponentials in the sum are relative to the wrong maximum. But they are all wrong by
-# the same factor, so one multiplication repairs their sum:
+# The lesson reads one score at a time and keeps the largest score m and the sum l. As formulas, for the next score s:
 #
 # .. math::
 #
 #    m' &= \max(m, s) \\
 #    l' &= \sum_{i \le j} e^{s_i - m'} + e^{s - m'} = e^{m - m'} \, l + e^{s - m'}
 #
-# The old scores appear only in m and l. They need not be kept.
+# Subtracting m keeps every exponent at most 0 and the sum at least 1, so nothing overflows and nothing divides by zero.
+# Without it, a score of 89 is too large: the largest float32 is near :math:`e^{88.7}`. Nothing in GPT-2 keeps scores
+# below that.
+
+row = torch.tensor([2.0, 1.0, 4.0, 100.0, 3.0, 101.0, 99.0])
+naive = row.exp() / row.exp().sum()
+safe = (row - row.max()).exp() / (row - row.max()).exp().sum()
+assert naive.isnan().any()
+torch.testing.assert_close(safe, row.softmax(0))
+assert math.floor(10 * math.log(torch.finfo(torch.float32).max)) == 887
 
 m, l = -math.inf, 0.0
 print("     s      m        l")
@@ -166,10 +125,11 @@ assert m == row.max()
 assert abs(l - (row - row.max()).exp().sum()) < 1e-6
 
 # %%
-# A score of 100 makes the sum before it a number near :math:`e^{-96}`, which is right: these keys will get almost no weight.
+# The score of 100 shrinks the sum before it to a number near :math:`e^{-96}`. That is right: those keys get almost no
+# weight.
 #
-# The result needs the values too. Their weighted sum is an accumulator a of D numbers, relative to the same maximum,
-# and the same factor repairs it. At the end the result is a / l. Here is one query against seven keys.
+# The weighted sum of the values is an accumulator a of D numbers, corrected by the same factor. Here is one query with
+# seven keys.
 
 q, k, v = draw(1, 1, 1, 1, 7, 5, torch.float64)
 scores = row.double()
@@ -182,8 +142,8 @@ for s, value in zip(scores, v[0, 0]):
 torch.testing.assert_close(a / l, scores.softmax(0) @ v[0, 0])
 
 # %%
-# Nothing in the derivation says that the new part is one score. Two states, from any two parts of a row, merge by the
-# same rule. So one row can be divided among several cores, in any order.
+# The new part need not be a single score. Two states (m, l, a), from any two parts of a row, merge by the same rule. So
+# several cores can share one row, and merge their results in any order.
 
 
 def state(part):
@@ -203,11 +163,11 @@ for merged in (merge(merge(x, y), z), merge(x, merge(z, y))):
     torch.testing.assert_close(merged[2] / merged[1], a / l)
 
 # %%
-# From a row to tiles
+# The package's tiles
 # -------------------
 #
-# The package takes a tile of queries, and for each of them a state (m, l, a). Then it takes one tile of keys after the
-# other. The scores of one tile against one tile are all that exists at a time.
+# The lesson's loop takes all queries at once. The package takes one tile of queries at a time, with a state (m, l, a)
+# for each query, and then one tile of keys after another. Only the scores of one tile with one tile exist at a time.
 
 from lm_from_scratch.attention.online_softmax import (
     TILE,
@@ -222,24 +182,18 @@ print(inspect.getsource(tile_scores))
 print(inspect.getsource(TiledAttention.forward))
 
 # %%
-# The last six lines of the inner loop are the recurrence, with rows in place of numbers. Two details are worth a look. The
-# running maximum starts at the most negative *finite* number (the museum shows why). And of each row one number
-# is kept for the backward pass, the log-sum-exp :math:`L = m + \log l`.
+# The last six lines of the inner loop are the lesson's. Two details are worth a look. The running maximum starts at the
+# most negative *finite* number; the museum shows why. And one number of each row is kept for the backward pass, the
+# log-sum-exp :math:`L = m + \log l`.
 #
-# A tile whose keys are all in the future is not visited, so the mask saves work here. With 10 tokens and tiles of 3,
-# the figure numbers the tiles in the order of their visit.
+# A tile whose keys are all in the future is not visited, so the mask saves work here. The figure has 10 tokens and
+# tiles of 3, numbered in the order of their visit.
 
-# sphinx_gallery_thumbnail_number = 2
-from lm_from_scratch.instruments.plot import (
-    COLOURS,
-    GREY,
-    attention_map,
-    curves,
-    figure,
-)
+# sphinx_gallery_thumbnail_number = 1
+from lm_from_scratch.instruments.plot import attention_map
 
 visibility = causal(10, 10)
-made, (ax,) = figure(4.6, 4.6)
+grid, (ax,) = figure(4.6, 4.6)
 names = [str(t) for t in range(10)]
 attention_map(ax, 0.25 * visibility.mask[0, 0].float(), names)
 visited = 0
@@ -276,8 +230,8 @@ assert n == 8 and share == 9 / 16
 # The backward pass
 # -----------------
 #
-# Write dO for the gradient that arrives at the result. From :math:`y_t = \sum_j P_{tj} v_j` the gradients of values and
-# weights are
+# Write dO for the gradient that arrives at the result. Since :math:`y_t = \sum_j P_{tj} v_j`, the gradients of values
+# and weights are
 #
 # .. math::
 #
@@ -292,14 +246,15 @@ assert n == 8 and share == 9 / 16
 #    dS_{tj} &= \sum_i dP_{ti} \, P_{ti} \, (1_{i = j} - P_{tj}) \\
 #    &= P_{tj} \Bigl( dP_{tj} - \sum_i P_{ti} \, dP_{ti} \Bigr)
 #
-# The last sum runs over a whole row again. This time no recurrence is needed, because the forward pass has computed it:
+# The last sum runs over a whole row again. This time there is nothing to repair, because the forward pass has computed
+# the sum already:
 #
 # .. math::
 #
 #    \delta_t = \sum_i P_{ti} \, dP_{ti} = \sum_i P_{ti} \, dO_t \cdot v_i = dO_t \cdot y_t
 #
-# And the weights need not be kept: :math:`P_{tj} = e^{s_{tj} - L_t}`, from a score that one product of D numbers gives
-# back. Here it is for whole matrices in float64, against autograd.
+# And the weights need not be kept: :math:`P_{tj} = e^{s_{tj} - L_t}`, where one product of D numbers gives the score
+# again. Here it is for whole matrices in float64, compared with autograd.
 
 q, k, v = draw(2, 3, 3, 7, 7, 5, torch.float64)
 hidden = ~causal(7, 7).mask
@@ -320,9 +275,9 @@ torch.testing.assert_close(dS, autograd_dS)
 torch.testing.assert_close(P.mT @ dO, autograd_dV)
 
 # %%
-# The rows of dS sum to zero, as they must: to add a constant to all scores of a row changes nothing.
+# The rows of dS sum to zero, as they must: adding a constant to all scores of a row changes nothing.
 #
-# The package does this tile by tile. A tile of dS adds to the gradients of its queries and of its keys.
+# The package does this tile by tile. Each tile of dS adds to the gradients of its queries and of its keys.
 
 assert dS.sum(-1).abs().max() < 1e-12
 print(inspect.getsource(TiledAttention.backward))
@@ -331,9 +286,9 @@ print(inspect.getsource(TiledAttention.backward))
 # Equal to the formula
 # --------------------
 #
-# Tiles that do not divide the length are where indices go wrong. So the lengths are odd, six query heads share two key
-# heads, four of the eleven keys come from a cache, and the tiles are tiny. In float64 values and gradients agree with
-# the formula and with the fused kernel to 1e-12.
+# Indices go wrong where tiles do not divide the length. So the lengths here are odd, six query heads share two key
+# heads, four of the eleven keys come from a cache, and the tiles are tiny. In float64, values and gradients agree with
+# those of the formula and of the fused kernel to 1e-12.
 
 
 def value_and_gradients(attend, inputs, visibility):
@@ -360,16 +315,16 @@ print(f"largest difference {worst:.0e}")
 assert worst < 1e-12
 
 # %%
-# The tiled softmax is no approximation. In exact arithmetic the two are equal; here they round in another order.
+# In exact arithmetic all of them are equal; here they round in another order.
 #
-# The four keys from the cache would find G2 of the page on attention maps, the triangle in the wrong corner:
+# The four keys from the cache would reveal a triangle in the wrong corner, whose story is in the lesson on masks:
 # ``sdpa_attention`` sets torch's ``is_causal`` only where queries and keys are the same tokens.
 #
 # Memory, counted
 # ---------------
 #
-# Two counts are taken. The first is what a forward pass saves for the backward pass. The second is the peak: a dispatch
-# mode sees the result of every operation, from the inputs to their gradients, and adds up the bytes that are alive. It
+# The lesson counts what the forward pass keeps for the backward pass. This page also counts the peak: a dispatch mode
+# sees the result of every operation, from the inputs to their gradients, and adds up the bytes that are alive. It
 # cannot see what a kernel allocates inside itself.
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -426,8 +381,8 @@ for T in lengths:
 series = {
     kind: (lengths, [peak[kind, T] / 2**20 for T in lengths]) for kind in kinds
 }
-made = curves(series, "T", "peak, MiB")
-(ax,) = made.axes
+chart = curves(series, "T", "peak, MiB")
+(ax,) = chart.axes
 for line, marker in zip(ax.lines, "osD"):
     line.set(marker=marker, markersize=5)
 for power, kind, factor in ((2, "formula", 2.0), (1, "sdpa", 0.5)):
@@ -462,15 +417,15 @@ assert saved["formula", 2048] > 2 * weights
 assert saved["tiled", 2048] < weights / 10
 
 # %%
-# At 2048 tokens the formula saves more than two sets of weights: the softmax needs its own result, and the product with
-# the values needs the masked one. The tiles save less than a tenth of one set: queries, keys, values, the result, and
+# At 2048 tokens the formula keeps more than two tables of weights: softmax needs its own result, and the product with
+# the values needs the masked one. The tiles keep less than a tenth of one table: queries, keys, values, the result, and
 # L.
 #
 # Time, as a ratio
 # ----------------
 #
-# The backward pass of the tiles computes the scores again. Where the formula takes two products forward and four
-# backward, the tiles take two and five. In exchange, they skip what is hidden.
+# The backward pass of the tiles computes the scores again. The formula takes two products forward and four backward,
+# the tiles two and five. In exchange, the tiles skip what is hidden.
 
 
 def both_ways(attend, inputs, visibility):
@@ -489,8 +444,8 @@ assert by_formula == (2 + 4) * 2 * B * H * T * T * D
 assert by_tiles == (2 + 5) * 2 * B * H * T * T * D * share
 
 # %%
-# What this means in time depends on the machine. Each line is the median of the ratio to the fused kernel in the same
-# round, with the smallest and the largest.
+# How long this takes depends on the machine. Each line is the median of the ratio to the fused kernel in the same
+# round, with the smallest and the largest ratio.
 
 
 def seconds(attend, inputs, visibility, backward):
@@ -518,18 +473,18 @@ for backward in (False, True):
         print(f"{name:29} {middle:5.1f}  ({low:.1f} to {high:.1f}) x sdpa")
 
 # %%
-# The tiled function is there to be read. A fused kernel does the same steps in compiled code, and on a GPU it holds the
-# tile in the fast memory of the chip.
+# The package's tiled function is written to be read. A fused kernel runs the same steps as compiled code, and on a GPU
+# it keeps the tile in the fast memory of the chip.
 #
 # The scale keeps the entropy
 # ---------------------------
 #
-# Without the root a score of independent entries has variance D, as the page on GPT-2 showed. The entropy of the weights
-# tells how many keys a query really averages: it is :math:`\log S` for a plain mean and 0 for a single key.
+# Why divide scores by :math:`\sqrt{D}`? Without the root, a score of independent entries has variance D. The entropy of
+# the weights shows how many keys a query really averages: it is :math:`\log S` for a plain mean and 0 for a single key.
 #
 # For many normal scores with variance 1, the mean of :math:`e^s` is near :math:`e^{1/2}` and the weighted mean of s is
 # near 1. So the entropy, the log-sum-exp minus the weighted mean, is near :math:`\log S + 1/2 - 1`, whatever D is.
-# Without the root the softmax comes close to picking one key.
+# Without the root, softmax comes close to picking one key.
 
 widths = [4, 8, 16, 32, 64, 128, 256]
 entropy = {"with root": [], "without root": []}
@@ -543,8 +498,8 @@ for width in widths:
 
 levels = {"$\\log S - 1/2$": math.log(512) - 0.5}
 series = {name: (widths, values) for name, values in entropy.items()}
-made = curves(series, "D", "entropy, nats", levels)
-(ax,) = made.axes
+chart = curves(series, "D", "entropy, nats", levels)
+(ax,) = chart.axes
 ax.lines[0].set(marker="o")
 ax.lines[1].set(marker="s", linestyle="-.")
 ax.set_xscale("log", base=2)
@@ -557,9 +512,9 @@ for value in entropy["with root"]:
 assert entropy["without root"][-1] < 0.5
 
 # %%
-# A wrong scale raises no error, and the text may still look right. The next lines put wrong functions into the shipped
-# GPT-2: no root, and the root of C instead of D. They print the loss and the share of positions with the same most
-# likely successor.
+# A wrong scale raises no error, and the text may still look right. The next lines put two wrong functions into the
+# shipped GPT-2: one without the root, one with the root of the model's width C instead of D. They print the loss and
+# the share of positions whose most likely next token is the same.
 
 from lm_from_scratch.attention.kinds import attention_layers, use_attention_
 from lm_from_scratch.checkpoint.weights import load_shipped
@@ -601,21 +556,21 @@ results = {
     "no root": damaged(scaled_by(math.sqrt(D))),
 }
 for name, (loss, same) in results.items():
-    print(f"{name:15} loss {loss:.2f}   same successor {same:.0%}")
+    print(f"{name:15} loss {loss:.2f}   same next token {same:.0%}")
 assert results["1 / root of D"][1] > 0.99
 assert results["1 / root of C"][1] > 0.5
 losses = [loss for loss, _ in results.values()]
 assert losses == sorted(losses)
 
 # %%
-# With the root of C, more than half of the most likely successors stay the same. Compare logits, not text.
+# With the root of C, more than half of the most likely next tokens stay the same. Compare logits, not text.
 #
 # The axis of the softmax
 # -----------------------
 #
-# A softmax over the queries instead of the keys is one digit away: ``-2`` for ``-1``. Shapes fit, and columns sum to 1.
-# The divisor of a column holds later queries, so a token sees its future. And a single query, as in generation, gets
-# the weight 1 for every key.
+# A softmax over the queries instead of the keys is one digit away: ``-2`` for ``-1``. The shapes fit, and columns sum
+# to 1 where rows should. The divisor of a column contains later queries, so a token sees its future. And a single
+# query, as in generation, gives every key the weight 1.
 
 
 def over_queries(q, k, v, visibility, dropout=0.0):
@@ -642,11 +597,11 @@ print(f"in the shipped model: loss {damaged(over_queries)[0]:.2f}")
 # Hidden scores
 # -------------
 #
-# A hidden key must get the weight 0. In exact arithmetic a score of :math:`-\infty` does it. In floating point,
-# infinity becomes NaN here in two ways: times 0, and minus itself.
+# A hidden key must get the weight 0. In exact arithmetic a score of :math:`-\infty` does that. In floating point,
+# infinity becomes NaN in two ways: infinity times 0, and infinity minus infinity.
 #
-# The first way is a mask that is built by a product, as in older code: a triangle of large negative numbers, times the
-# condition that the key is in the future. The second is a row in which all keys are hidden.
+# The first happens where a mask is built by a product, as in older code: a triangle of large negative numbers, times
+# the condition that the key is in the future. The second happens in a row in which all keys are hidden.
 
 minimum = torch.finfo(torch.float32).min
 later = (
@@ -666,13 +621,14 @@ assert torch.full((2,), -math.inf).softmax(-1).isnan().all()
 
 # %%
 # With the most negative finite number no NaN appears, but the row without keys becomes a plain mean over hidden keys.
-# Therefore ``attention_weights`` sets hidden weights to 0 after the softmax. The last page of this chapter measures
-# what other functions return for such a row.
+# So ``attention_weights`` sets hidden weights to 0 after the softmax. What other functions return for such a row is
+# measured in `every kind meets every case <3b_conformance.ipynb>`_.
 #
 # Five kinds in one model
 # -----------------------
 #
-# Each kind is a function with one signature. To change the kind of a built model is one call, and the logits stay.
+# The package has five kinds of attention, functions with one signature. One call changes the kind of a model, and its
+# logits stay the same.
 
 for kind in ATTENTION_KINDS:
     use_attention_(gpt2, kind)
@@ -688,12 +644,11 @@ use_attention_(gpt2, "sdpa")
 # Q30: minus infinity, minus minus infinity
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# The page that assembles Qwen2 showed Q30: a fill of minus infinity gives NaN where a row sees no key. In tiles it is
-# worse: a *tile* without a visible key is enough.
+# A fill of minus infinity gives NaN where a row sees no key; in tiles, a *tile* without a visible key is enough.
 #
-# The recurrence on paper starts with :math:`m = -\infty`. If the first tile is hidden, the new maximum is
-# :math:`-\infty` too, and the factor is :math:`e^{-\infty + \infty}`. The next lines plant this start in a copy of the
-# package's source.
+# `The page on Qwen2 <../2_qwen2/4_qwen2.ipynb>`_ shows the first case. In the second, the loop on paper starts with
+# :math:`m = -\infty`. If the first tile is hidden, the new maximum is :math:`-\infty` too, and the factor is
+# :math:`e^{-\infty + \infty}`. The next lines plant this start in a copy of the package's source.
 
 from lm_from_scratch.attention import online_softmax
 
@@ -721,14 +676,14 @@ for padding in (0, 1, 2, 3):
     assert counts[1] == 0
 
 # %%
-# The mutant passes without padding, and with less padding than a tile. Then every real token is NaN. The fixed line is
-# the package's start at the most negative finite number: :math:`e^{-\infty - m}` is 0 for every finite m. The check is
-# padding that fills a tile.
+# The mutant passes without padding, and with less padding than a tile. With more, every real token is NaN. The package
+# starts at the most negative finite number instead: :math:`e^{-\infty - m}` is 0 for every finite m. The check that
+# finds the mistake is padding that fills a tile.
 #
 # Which sentence is false?
 # ------------------------
 #
-# 1. To subtract one number from all scores of a row changes none of its weights.
+# 1. Subtracting one number from all scores of a row changes none of its weights.
 # 2. Attention in tiles is an approximation, which larger tiles make better.
 # 3. The number that the formula writes in place of a hidden score has no finite number below it.
 # 4. Of all scores of a query, the backward pass keeps one number.
@@ -750,22 +705,19 @@ for tile in (1, 2, 7):
     assert error < 1e-12
 
 # %%
-# The second sentence is false: tiles of any size give the same weights, because what was added up is put right whenever
-# the maximum rises. Only the order of the sums differs.
+# The second sentence is false. Tiles of any size give the same weights, because the sums are corrected whenever the
+# maximum rises. Only the order of the sums differs.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* How often does the running maximum change in a row of S random scores? Count it for S = 10, 100, 1000 over
-#    many rows. A right answer compares with :math:`1 + 1/2 + \dots + 1/S`. Hint: with what probability is the last of j
-#    scores the largest?
-# 2. *Easy.* Call ``attend_in_tiles`` with tiles of 8, 64 and 512 for T = 512, and count the peak with ``Peak``. A right
+# 1. *Easy.* Call ``attend_in_tiles`` with tiles of 8, 64 and 512 for T = 512, and count the peak with ``Peak``. A right
 #    answer shows which size has the smallest peak, and says what the smallest tiles cost instead. Hint: count the calls
 #    of ``tile_scores`` too.
-# 3. *Medium.* Compute the cross-entropy of T tokens over a vocabulary of V without ever holding T V logits: read the
+# 2. *Medium.* Compute the cross-entropy of T tokens over a vocabulary of V without ever holding T V logits: read the
 #    head's weight in slices of the vocabulary. A right answer equals ``F.cross_entropy`` to 1e-5, and its largest
 #    tensor is counted. Hint: the loss is the log-sum-exp minus the logit of the target; no accumulator is needed.
-# 4. *Hard.* Give each head a *sink*: one number that joins the sum l like a score, but has no value. Change the tiled
+# 3. *Hard.* Give each head a *sink*: one number that joins the sum l like a score, but has no value. Change the tiled
 #    forward, derive what changes in the backward pass, and give the gradient of the sink. Hint: a sink is a key with
 #    the value 0; which of L, :math:`\delta` and dS notice it? A right answer equals the formula with such a key, in
 #    value and gradient.
@@ -774,15 +726,12 @@ for tile in (1, 2, 7):
 # -------
 #
 # * The formula takes 4 B H T S D operations, and S / D times the memory of the queries for its weights.
-# * A running maximum, a running sum and an accumulator give the exact softmax in one pass. The same rule merges any two
-#   parts.
+# * Any two parts of a row merge by the rule that adds one score.
 # * Backward needs L and the result, because :math:`\sum_i P_{ti} \, dP_{ti} = dO_t \cdot y_t`. Values and gradients
 #   equal the formula's to 1e-12 in float64, for five sizes of tiles.
 # * From 1024 to 2048 tokens, the peak of the formula grows by more than 3.8, that of tiles and of the fused kernel by
 #   at most 2.01.
-# * Wrong scale, wrong axis and infinity fail without an error message. Padding that fills a tile finds the last.
-#
-# All kinds asked a ``Visibility`` who sees whom. The next page makes every mask from positions.
+# * A wrong scale, a wrong axis and infinity fail without an error message. Padding that fills a tile reveals the last.
 #
 # Sources
 # -------
