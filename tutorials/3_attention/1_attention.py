@@ -40,7 +40,7 @@ lengths = [2**i for i in range(10, 18)]
 tables = [4 * heads * T**2 / 2**30 for T in lengths]
 queries = [4 * heads * T * D / 2**30 for T in lengths]
 
-fig, (ax,) = figure(4.8, 3.4)
+_, (ax,) = figure(4.8, 3.4)
 ax.plot(lengths, tables, "o-", color=COLOURS[3], label="tables")
 ax.plot(lengths, queries, "s--", color=COLOURS[0], label="queries")
 ax.axhline(80, linestyle=":", color=COLOURS[4], label="memory of a large GPU")
@@ -233,7 +233,7 @@ kept = {
     for kind in ("formula", "tiled", "sdpa")
 }
 
-fig, (ax,) = figure(4.8, 3.4)
+_, (ax,) = figure(4.8, 3.4)
 for i, (kind, numbers) in enumerate(kept.items()):
     style = ("o-", "s--", "D:")[i]
     ax.plot(lengths, numbers, style, color=COLOURS[(3, 0, 2)[i]], label=kind)
