@@ -110,8 +110,8 @@ assert torch.equal(together, blocks.bool())
 # Six plausible masks
 # -------------------
 #
-# How would you notice a wrong mask? Here are six that look right in code. Some of them count columns t and s, as such code
-# often does. The window is 4.
+# How would you notice a wrong mask? Here are six that look right in code. Some of them count columns t and s, as such
+# code often does. The window is 4.
 
 
 def masks(p_t, p_s):  # positions of queries (B, T, 1) and of keys (B, 1, S)
@@ -132,9 +132,9 @@ def masks(p_t, p_s):  # positions of queries (B, T, 1) and of keys (B, 1, S)
 
 
 # %%
-# The test for all of them is one idea: **the same text must get the same logits, however it is laid out.** We put a mask
-# into every layer of the shipped model. Then the model reads a text in three ways: alone, left-padded in a batch, and in
-# pieces with a cache.
+# The test for all of them is one idea: **the same text must get the same logits, however it is laid out.** We put a
+# mask into every layer of the shipped model. Then the model reads a text in three ways: alone, left-padded in a batch,
+# and in pieces with a cache.
 
 import torch.nn.functional as F
 
@@ -189,12 +189,13 @@ marks = ["".join(".x"[x] for x in row) for row in caught.values()]
 assert marks == ["...", "xxx", "xxx", "xxx", ".x.", "..x", "..x"]
 
 # %%
-# Three. A mask that forgets the padding is right where there is no padding, so only the padded batch reveals it. The last
-# two go wrong only when there are fewer queries than keys, as with a cache. The rule itself passes all three tests.
+# Three. A mask that forgets the padding is right where there is no padding, so only the padded batch reveals it. The
+# last two go wrong only when there are fewer queries than keys, as with a cache. The rule itself passes all three
+# tests.
 #
 # One warning: the three in the first column were noticed because we had the right logits to compare with. A model whose
-# window is one too long agrees with itself in all layouts. So compare with somebody else's program too; the in-depth page
-# does.
+# window is one too long agrees with itself in all layouts. So compare with somebody else's program too; the in-depth
+# page does.
 #
 # A triangle in the wrong corner
 # ------------------------------
@@ -239,8 +240,8 @@ assert right_rows.sum(-1).tolist() == [7, 8, 9]
 #
 # 1. Draw the two packed documents for a layer with a window of 3. Predict first how many keys each query sees. A right
 #    answer starts again at one key in the second document.
-# 2. Add 7 to all positions, but leave padding at -1. Which pictures on this page change? A right answer goes through the
-#    four parts of the rule and says why none of them notices.
+# 2. Add 7 to all positions, but leave padding at -1. Which pictures on this page change? A right answer goes through
+#    the four parts of the rule and says why none of them notices.
 # 3. Write a seventh wrong mask, one that only the padded batch reveals and that is not in the table. A right answer
 #    shows its row.
 #

@@ -1,28 +1,10 @@
 r"""
-Masks from positions
-====================
+Masks, in depth
+===============
 
-The formula of attention is one line. The mask beside it takes more care: which keys may a query see when a batch has
-padding, a cache holds earlier tokens, a window forgets them, or two documents share a row?
-
-It is common to build a different mask for each of these, out of triangles and slices. This page makes all of them from
-one integer per token, its position, and a second one where documents share a row. Then it plants
-old mistakes, and asks which test would have noticed.
-
-You will learn
---------------
-
-* one rule of four conditions that makes every mask, from causal to ring buffer,
-* how to prove that padding, chunks, windows and packing change nothing,
-* which of three tests sees which mask mistake, and which mistakes none of them sees,
-* how far information travels through layers that each see a window,
-* when a mask need not be built, and how to know that without reading a value.
-
-Before you start
-----------------
-
-Read the page on `attention <1_attention.ipynb>`_ and the page on
-`Qwen2 <../2_qwen2/4_qwen2.ipynb>`_. A CPU is enough.
+The lesson on `masks from positions <2_masks.ipynb>`_ has one rule for every mask, and tests it on one model. Is the
+rule right in every layout: padding anywhere, chunks, static buffers, rings, packed rows? Which of twelve wrong masks
+would a test have noticed? And when does a mask need not be built at all?
 
 Letters name axes: B rows, T queries, S keys, H query heads, Hkv key heads, D features of a head. L is the number of
 layers, W the number of keys in a window.
@@ -30,12 +12,13 @@ layers, W the number of keys in a window.
 A model to look into
 --------------------
 
-The masks on this page are not drawn by hand. A model reads a batch, and a wrapper around its attention keeps what the
-attention was told. The model is a Qwen2 of four layers. Its weights are random with standard deviation 0.25, large
-enough that a wrong mask moves the logits. The tokens come from the shipped tokenizer.
+The masks on this page are not drawn by hand. A model reads a batch, and a wrapper around its attention keeps the
+``Visibility`` that the attention received. The model is a Qwen2 of four layers. Its weights are random with standard
+deviation 0.25, large enough that a wrong mask moves the logits. The tokenizer is the shipped one.
 """
 
-# sphinx_gallery_thumbnail_number = 2
+# sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_museum = ["G25"]
 
 import inspect
 import math
@@ -100,8 +83,8 @@ def watch(model, idx, layer=0, **options):
 
 
 # %%
-# A sentence of nine tokens goes in. What reaches the attention is an object of the class ``Visibility``. Its ``mask``
-# has the shape (B, 1, T, S) and is True where a query may see a key.
+# A sentence of nine tokens goes in. The ``mask`` of a ``Visibility`` has the shape (B, 1, T, S) and is True where a
+# query may see a key.
 
 model = random_model()
 nine = tokenizer.encode("Return the number of items in a container.")
@@ -116,23 +99,11 @@ print(causal.mask[0, 0].int())
 assert torch.equal(causal.mask[0, 0], torch.ones(9, 9).tril().bool())
 
 # %%
-# Every picture of this page is drawn like the next one: a row is a query, a column is a key, and blue is visible.
-
-from lm_from_scratch.instruments.plot import figure, mask_map, printable
-
-words = [printable(piece) for piece in tokenizer.pieces(nine)]
-made, (ax,) = figure(4.6, 4.2)
-mask_map(ax, causal.mask[0, 0], words, words, "causal")
-ax.tick_params(axis="x", rotation=90)
-ax.set(xlabel="key", ylabel="query")
-plt.show()
-
-# %%
-# One rule
-# --------
+# The rule in the package
+# -----------------------
 #
-# Each token carries its **position**: where it stands in its own sequence, or -1 if it is padding. With
-# :math:`p_t` for the position of a query and :math:`p_s` for that of a key, key s is visible to query t if
+# With :math:`p_t` for the position of a query, :math:`p_s` for that of a key, and d for their documents, key s is
+# visible to query t if
 #
 # .. math::
 #
@@ -142,20 +113,18 @@ plt.show()
 #    d_s &= d_t \qquad \text{(both are in one document, if there are several)}
 #
 # The first two conditions together leave a padding query nothing to see. The method below is these four lines. Its last
-# line is for callers who want to hide more, and stays unused on this page.
+# lines are for callers who want to hide more; this page does not use them.
 
 from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
 
 print(inspect.getsource(Visibility.rule))
 
 # %%
-# The rule never asks in which *column* a token stands. This is the reason why it needs no special cases.
-#
 # Fifteen batches
 # ---------------
 #
 # Padding first. Two sentences of unequal length become a batch in three ways. The function ``positions_from_mask``
-# counts the real tokens wherever the padding stands.
+# counts the real tokens, wherever the padding is.
 
 from lm_from_scratch.text.batches import padded_batch
 
@@ -176,7 +145,7 @@ pictures = {
 
 # %%
 # Then windows. A window of W keys includes the query's own: row t sees :math:`\min(t + 1, W)` keys. With W = 1 every
-# token sees itself alone.
+# token sees only itself.
 
 for W in (1, 2, 4):
     slides = random_model(sliding_window=W, layer_types=(SLIDING,) * 4)
@@ -191,8 +160,8 @@ for W in (1, 2, 4):
         )
 
 # %%
-# Two documents in one row: positions start again, and a document number keeps the two apart. Without the numbers, the
-# second document would see the keys of the first whose positions are low enough.
+# Then two documents in one row. Positions start again, and document numbers keep the two apart. Without the numbers,
+# the second document would see every key of the first with a low enough position.
 
 row = torch.tensor([four + five])
 restart = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
@@ -202,8 +171,8 @@ pictures["two documents"] = watch(
 )
 
 # %%
-# With a cache, the queries are fewer than the keys. The cache remembers the position of every key that it holds, so a
-# padded row stays padded for ever.
+# With a cache there are fewer queries than keys. The cache remembers the position of every key that it holds, so
+# padding in a row stays padding.
 
 from lm_from_scratch.cache.growing import GrowingCache
 
@@ -227,13 +196,14 @@ pictures["the same, left padding"] = watch_last(
 pictures["one query after 8"] = watch_last(model, GrowingCache(4), idx, 8, 1)
 
 # %%
-# Last, a cache whose size is fixed, so that a compiled program always sees tensors of one shape. The key of position p
+# Last comes a cache of fixed size, so that a compiled program always sees tensors of one shape. The key of position p
 # goes to slot p mod S. With more slots than tokens this is a *static buffer*, whose unused slots must stay hidden. With
-# fewer it is a *ring buffer*, which forgets the oldest key and holds the others in a rotated order.
+# fewer slots it is a *ring buffer*, which forgets the oldest key and holds the others in a rotated order.
 #
-# The package has both. Here only their masks matter; the chapter on caches builds them.
+# The chapter on caches builds both. Here only their masks matter.
 
 from lm_from_scratch.cache.slots import SlidingCache, StaticCache
+from lm_from_scratch.instruments.plot import figure, mask_map
 
 pictures["3 after 6, W = 4"] = watch_last(slides, GrowingCache(4), idx, 6, 3)
 static = StaticCache(4, capacity=12)
@@ -243,10 +213,10 @@ pictures["ring of 6, W = 4"] = watch_last(slides, ring, idx, *[1] * 9)
 print("slots of the ring hold", ring.tracks[0].positions[0, :6].tolist())
 
 # %%
-# Here are all fifteen. The labels are positions, -1 is padding or an unused slot. Where a batch has two rows, the
-# first is shown.
+# Here are all fifteen. The labels are positions, with -1 for padding and for unused slots. Of a batch with two rows,
+# the first is drawn.
 
-made, axes = figure(6.4, 9.4, rows=5, columns=3)
+_, axes = figure(6.4, 9.4, rows=5, columns=3)
 axes[0].get_gridspec().set_height_ratios([3, 3, 3, 1.2, 1.2])
 for ax, (title, seen) in zip(axes, pictures.items(), strict=True):
     queries, keys = seen.query_positions[0], seen.key_positions[0]
@@ -255,8 +225,8 @@ for ax, (title, seen) in zip(axes, pictures.items(), strict=True):
 plt.show()
 
 # %%
-# A chunk is the *lower* rows of the triangle, a static buffer is a chunk with grey columns, and the ring is one row of a
-# band whose columns were rotated. Each can be checked without the rule.
+# A chunk has the *lower* rows of the triangle. A static buffer is a chunk with grey columns. The ring is one row of a
+# band whose columns are rotated. Each of these can be checked without the rule.
 
 full = torch.ones(9, 9).tril().bool()
 band = full & ~full.tril(-4)
@@ -278,12 +248,11 @@ real = left.positions[0] >= 0
 assert torch.equal(first_row["left padding"], full & real & real[:, None])
 
 # %%
-# The proof: nothing changes
-# --------------------------
+# The same text, the same logits
+# ------------------------------
 #
-# A mask is right if the same text gets the same logits, however it is laid out. Three laws follow, each on a model whose
-# layers alternate between full attention and a window of four. The reference is each text alone, in one pass, without
-# padding and without a cache.
+# The lesson's test has three laws. Here each is checked on a model whose layers alternate between full attention and a
+# window of four. The reference is each text alone, in one pass, without padding and without a cache.
 
 types = (FULL, SLIDING) * 2
 mixed = random_model(sliding_window=4, layer_types=types)
@@ -303,7 +272,7 @@ print(f"standard deviation of the logits {alone_a.std():.1f}")
 assert alone_a.std() > 1
 
 # %%
-# **Padded equals alone.** Padding stands left, right, or between the tokens.
+# **Padded equals alone.** The padding is left, right, or between the tokens.
 
 for side in ("left", "right"):
     batch = padded_batch([b, a], pad_token_id=0, side=side)
@@ -325,8 +294,8 @@ logits = mixed(spread, positions=positions_from_mask(scattered))
 check("padding inside", logits[holes], alone_b[0])
 
 # %%
-# **Chunks equal one pass.** The text of twelve tokens comes in pieces of 5, 1, 3 and 3, through two kinds of cache. The
-# windowed layers have a window in both, so this is also the law *a window with a cache equals a window without*.
+# **Chunks equal one pass.** A text of twelve tokens comes in pieces of 5, 1, 3 and 3, through two kinds of cache. Two
+# of the layers have a window, so this also shows that a window with a cache equals a window without one.
 
 
 def in_chunks(model, idx, pieces, cache, positions=None):
@@ -349,8 +318,8 @@ logits = in_chunks(mixed, batch.idx, chunks, GrowingCache(4), batch.positions)
 check("left padding, in chunks", logits[0, 3:], alone_b[0])
 
 # %%
-# A ring may be shorter than the text if *every* layer has a window that fits into it. Six slots are enough for W = 4 and
-# one token at a time.
+# A ring may be shorter than the text if *every* layer has a window that fits into it. For W = 4 and one token at a
+# time, six slots are enough.
 
 check(
     "ring buffer",
@@ -359,7 +328,7 @@ check(
 )
 
 # %%
-# **Packed equals alone.** Both documents stand in one row, in either order.
+# **Packed equals alone.** Both documents share one row, in either order.
 
 order = {"a, b": (a, b), "b, a": (b, a)}
 alone = {12: alone_a[0], 9: alone_b[0]}
@@ -374,8 +343,9 @@ for name, (first, second) in order.items():
     check(f"packed {name}: second", logits[n:], alone[m])
 
 # %%
-# The laws compare the model with itself: a window that is too wide everywhere would obey all of them. So one comparison
-# goes to a model that other people wrote. ``transformers`` reads the same weights and builds its masks in its own way.
+# These laws compare the model with itself. A window that is too wide everywhere would obey all of them. So one
+# comparison is with a model that other people wrote: ``transformers`` reads the same weights and builds its masks in
+# its own way.
 
 with tempfile.TemporaryDirectory() as folder:
     save_pretrained(mixed, f"{folder}/mixed")
@@ -393,9 +363,9 @@ check("transformers, full row", ours[1], theirs[1])
 # Twelve wrong masks
 # ------------------
 #
-# Classical code builds a mask from columns: a triangle, cut to size, and a padding mask. Done right it gives the right
-# logits in most batches. Here it is, as a function of the visibility, next to its mistakes. Those with a number, such as
-# G2, were found in real programs.
+# Classical code builds a mask from columns: a triangle, cut to size, and a padding mask. Done right, it gives the right
+# logits in most batches. Here it is, written as a function of the visibility, beside its mistakes: the lesson's six and
+# more. Those with a number, such as G2, were found in real programs.
 
 
 def columns(seen, first=None):
@@ -456,9 +426,9 @@ def no_window(seen):  # Q1
 
 
 # %%
-# Each of them is put into a copy of the model as another rule. Four more mistakes are not rules: a fill of minus
-# infinity, a mask that is added as -10000, and two rotations that use other positions than the mask does. The two are
-# hooks on the module that computes the rotation.
+# Each of them replaces the rule in a copy of the model. Four more mistakes are not rules: a fill of minus infinity, a
+# mask that is added as -10000, and two rotations with other positions than the mask has. The rotations are changed by
+# hooks on the module that computes them.
 
 
 def with_attention(attend, **changes):
@@ -531,8 +501,8 @@ planted = {
 }
 
 # %%
-# Three tests look at each: the full pass, the left-padded batch (real tokens only), and pieces of 5, 1, 3 and 3. They
-# compare with the right model's logits. A point means that the error is below 5e-5.
+# Each copy takes three tests: the full pass, the left-padded batch (real tokens only), and pieces of 5, 1, 3 and 3. The
+# tests compare with the right model's logits. A dot means that the error is below 5e-5.
 
 
 def three_tests(model, wanted_a=alone_a, wanted_b=alone_b):
@@ -575,17 +545,17 @@ assert caught == {
 }
 
 # %%
-# Of the twelve wrong ones, the full pass sees three. The padded batch finds three others, and the pieces find four
-# others. The full pass adds none, but it is the simplest place to look for the three that it sees.
+# Of the twelve wrong copies, the full pass reveals three. The padded batch reveals three more, and the pieces four
+# more.
 #
-# Two pass all three. A rotation that counts the padding is not a mistake in a Qwen2: rotated scores depend on the
-# difference of two positions, and it is the same with and without the padding. No test should ask for more.
+# Two copies pass all three tests. A rotation that counts the padding is not a mistake in a Qwen2: rotated scores depend
+# on the difference of two positions, and padding does not change a difference. No test should demand more.
 #
-# The -10000 is a mistake, and the tests are too weak for it: it takes scores of thousands, as the museum of the page on
-# GPT-2 showed.
+# The -10000 is a mistake, and these tests are too weak to notice it. It takes scores of thousands, as in the museum of
+# `GPT-2 <../1_gpt2/2_gpt2.ipynb>`_.
 #
-# And two in the table were seen only because the right model was there to compare with. Compare the models whose window
-# is wrong with themselves, and they pass.
+# Two copies were noticed only because the right model was there to compare with: those whose window is wrong. Compared
+# with themselves, they pass.
 
 for name in ("window of W + 1 (Q2)", "no window (Q1)"):
     wrong = planted[name]
@@ -597,15 +567,15 @@ for name in ("window of W + 1 (Q2)", "no window (Q1)"):
 # How far information travels
 # ---------------------------
 #
-# A layer with a window of W keys looks W - 1 tokens back. The state that it reads there already holds what the layer
+# A layer with a window of W keys looks W - 1 tokens back. The states that it reads there already contain what the layer
 # below saw, so L layers look :math:`L (W - 1)` tokens back. Together with the token itself, a state depends on
 #
 # .. math::
 #
 #    L \, (W - 1) + 1
 #
-# tokens. This is a claim about derivatives, and they can be measured: the gradient of the sum of the last state's features
-# with respect to the embedding of each token. A token that cannot matter has a gradient of exactly 0.
+# tokens. This is a claim about derivatives, so it can be measured: take the gradient of the sum of the last state's
+# features with respect to the embedding of each token. A token that cannot matter has a gradient of exactly 0.
 
 
 def reach(L, W, T=24):
@@ -627,7 +597,7 @@ for W in (1, 2, 3, 4):
 # In the figure the window has four keys. Each layer reaches three tokens further back. White is exactly 0.
 
 norms = torch.stack([reach(L, 4) for L in range(1, 7)])
-made, (ax,) = figure(6.4, 3.4)
+chart, (ax,) = figure(6.4, 3.4)
 image = ax.imshow(
     norms.log10().numpy(), cmap="viridis", aspect="auto", origin="lower"
 )
@@ -636,19 +606,19 @@ ax.set_xticks(range(2, 24, 3), range(-21, 1, 3))
 ax.grid(False)
 ax.set(xlabel="token, 0 is the last", ylabel="layers L")
 ax.set_title("Gradient of the last state, W = 4", fontsize=10)
-made.colorbar(image, ax=ax, label="log10 of the norm")
+chart.colorbar(image, ax=ax, label="log10 of the norm")
 plt.show()
 assert [(n > 0).sum().item() for n in norms] == [3 * L + 1 for L in range(1, 7)]
 
 # %%
 # Reach is not memory. Generation needs only the last W keys of a windowed layer, because what older tokens had to say
-# has already moved up into the states of later ones.
+# has already moved up into the states of later tokens.
 #
-# Who slides is a list
-# --------------------
+# Full or sliding, layer by layer
+# -------------------------------
 #
-# Published models mix both kinds. The config says it with one word per layer, and the model makes one visibility for
-# each *kind*, which its layers share. Here are the keys that the last of twelve tokens sees in each layer.
+# Published models mix both kinds of layer. The config has one word per layer, and the model makes one visibility for
+# each *kind*, which all its layers share. Here is how many keys the last of twelve tokens sees in each layer.
 
 kinds = {
     "alternating": (FULL, SLIDING, FULL, SLIDING),
@@ -666,11 +636,11 @@ for name, layer_types in kinds.items():
 # The mask that is never built
 # ----------------------------
 #
-# A mask has T times S entries, so its memory grows with the square of the text. Two cases need none: the plain triangle,
-# which the fused kernel knows as ``is_causal``, and a single query at the end, which may see everything.
+# A mask has T times S entries, so its memory grows with the square of the text. Two cases need none: the plain
+# triangle, which the fused kernel knows as ``is_causal``, and a single query at the end, which may see everything.
 #
-# Both could be found by looking at the positions. The attention does not look. A visibility is ``dense`` if the caller
-# gave no positions, so nothing *can* be padding.
+# Both could be found by reading the positions. The attention does not read them. A visibility is ``dense`` if the
+# caller gave no positions, so nothing *can* be padding.
 
 print(inspect.getsource(Visibility.hides_only_the_future.fget))
 print(inspect.getsource(Visibility.is_causal.fget))
@@ -693,11 +663,11 @@ for name, seen in fast.items():
 assert fast["one pass"].is_causal and fast["one query"].is_full
 
 # %%
-# Why not look? On a GPU, reading a value makes the program wait until the device has computed it. A compiler that traces
-# the model has no value to read, and splits the program there.
+# Why not read them? On a GPU, reading a value makes the program wait until the device has computed it. A compiler that
+# traces the model has no value to read, and splits the program there.
 #
-# Tensors on the ``meta`` device have a shape and no values. If the model runs there, it has read none. The kind called
-# ``packed`` does read the positions, and says so.
+# Tensors on the ``meta`` device have a shape but no values. If the model runs there, it has read none. The kind of
+# attention called ``packed`` does read the positions, so it fails there.
 
 from lm_from_scratch.attention.kinds import use_attention_
 
@@ -717,9 +687,9 @@ assert read
 
 # %%
 # With ``fullgraph=True`` the compiler refuses every break. It traces the model with positions, windows and padding into
-# one graph; the graph is then run as it is, with no compiler behind the tracer.
+# one graph. Here the graph then runs as it is, without being compiled further.
 #
-# The tracer itself makes a call that PyTorch has deprecated, and the warning about it is silenced.
+# The tracer itself makes a call that PyTorch has deprecated; we silence the warning about it.
 
 traced = torch.compile(mixed, fullgraph=True, backend="eager")
 with warnings.catch_warnings():
@@ -735,8 +705,8 @@ check("traced in one graph", logits[0, 3:], alone_b[0])
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # The Qwen2 of ``transformers`` 4.42 took the padding out of a batch before its fused kernel. In a windowed layer with a
-# cache it cut the *mask* to its last W columns. It cut the keys as well, but into variables that nobody read. The places
-# of the real tokens were then counted in rows of W columns and looked up in rows of S.
+# cache it cut the *mask* to its last W columns. It cut the keys as well, but into variables that no code used. The
+# places of the real tokens were then counted in rows of W columns and looked up in rows of S columns.
 
 
 def unpadded(cut_keys):
@@ -763,8 +733,8 @@ def unpadded(cut_keys):
 
 
 # %%
-# The last token is decoded after a padded prompt. Then the prompt of row 0 is exchanged for another text of the same
-# length, and row 1 must not notice.
+# The last token is decoded after a padded prompt. Then we exchange the prompt of row 0 for another text of the same
+# length. Row 1 must not notice.
 
 changed = batch.idx.clone()
 changed[0, 3:11] = torch.tensor(nine[:8])
@@ -784,16 +754,16 @@ for name, cut_keys in {"Q4": False, "fixed": True}.items():
 
 # %%
 # In a service, row 0 and row 1 belong to two people. The fixed line cuts keys, values and mask together. The check that
-# catches it changes one row and looks at the other, so it needs a batch of two different rows.
+# finds the mistake changes one row and looks at the other, so it needs a batch of two different rows.
 #
 # A ring without positions
 # ~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # Slots are compared as if they were positions, which is right until the buffer becomes a ring.
 #
-# In a static buffer, slot and position are the same number, so code may compare the positions of queries with the numbers
-# of slots. All is well until the buffer becomes a ring. ``litgpt`` met this in
-# `issue 2182 <https://github.com/Lightning-AI/litgpt/issues/2182>`_.
+# In a static buffer, slot and position are the same number, so code can get away with comparing the positions of
+# queries with the numbers of slots. ``litgpt`` met this in `issue 2182
+# <https://github.com/Lightning-AI/litgpt/issues/2182>`_.
 
 
 def slots_as_positions(seen):
@@ -816,8 +786,8 @@ for name, rule in rules.items():
     assert right_at == list(range(6 if name == "slots" else 12))
 
 # %%
-# The first round is right: a test must be longer than the ring. In the fixed line the keys bring their own positions,
-# and the rule does not care where they are stored.
+# The first round is right, so a test must be longer than the ring. In the fixed line the keys bring their own
+# positions, and the rule does not care where keys are stored.
 #
 # Which sentence is false?
 # ------------------------
@@ -825,7 +795,7 @@ for name, rule in rules.items():
 # 1. The mask of a chunk has one column for each key, those of the cache included.
 # 2. If hidden scores are the most negative finite number, the softmax gives every hidden key the weight 0.
 # 3. Other tokens under the padding do not change one bit of the logits of real tokens.
-# 4. A rule that hides the keys *at* the query's position too leaves the first token nothing to see.
+# 4. If a rule also hides the key *at* the query's position, the first token has nothing to see.
 
 chunk = pictures["3 after a cache of 6"]
 print("1.", tuple(chunk.mask.shape))
@@ -848,46 +818,41 @@ assert same
 assert strict.sum(-1).tolist() == list(range(9))
 
 # %%
-# The second is false. A padding token sees no key at all, all its scores are equal, and its weights are spread evenly
-# over hidden keys. The package sets them to 0 after the softmax.
+# The second is false. A padding token sees no key at all, so all its scores are equal, and its weights are spread
+# evenly over hidden keys. The package sets them to 0 after the softmax.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* Draw the two packed documents as a windowed layer sees them. Predict first how many keys each query sees.
-#    Hint: ``watch(slides, row, positions=restart, documents=number)``, where ``slides`` has W = 4. A right answer starts
-#    again at one key in the second document.
-# 2. *Easy.* Which of the fifteen pictures stay the same if all positions of a row grow by 7? Hint: padding stays -1. A
-#    right answer says for each condition of the rule why it does not change.
-# 3. *Medium.* A ring gets chunks of n tokens, and every layer has a window of W. How many slots does it need? Hint: the
+# 1. *Medium.* A ring gets chunks of n tokens, and every layer has a window of W. How many slots does it need? Hint: the
 #    first query of a chunk is asked after the last key of the chunk was written. A right answer is a formula;
 #    ``in_chunks`` with ``SlotCache`` agrees with it for W = 4 and n = 1, 2, 3, and fails with one slot less.
-# 4. *Hard.* Let a prompt see itself in both directions, and the answer the prompt and its own past. Hint: the rule needs no
-#    fifth condition. Give the queries of the prompt the position of its last token, and leave the keys as they are. Call the
-#    layers yourself, as the model's ``forward`` does, with a ``Visibility`` of your own. A right answer shows by a gradient
-#    that the first state depends on the last token of the prompt, and on none of the answer.
+# 2. *Hard.* Let a prompt see itself in both directions, and the answer the prompt and its own past. Hint: the rule
+#    needs no fifth condition. Give the queries of the prompt the position of its last token, and leave the keys as they
+#    are. Call the layers yourself, as the model's ``forward`` does, with a ``Visibility`` of your own. A right answer
+#    shows by a gradient that the first state depends on the last token of the prompt, and on none of the answer.
 #
 # Summary
 # -------
 #
-# * A position per token, a document number where needed, and four conditions made fifteen masks, from the triangle to a
-#   ring of six slots.
-# * Padded, in chunks, in fixed buffers, and packed, a text got the same logits as alone, within 5e-5. So did
-#   ``transformers``, with its own masks.
-# * Of twelve planted mistakes the full pass saw three, the left-padded batch six, and the pieces seven. Two were seen by
-#   none, and one of these is no mistake.
+# * Positions, document numbers and four conditions make all fifteen masks, from the triangle to a ring of six slots.
+# * Padded, in chunks, in fixed buffers, and packed, a text gets the same logits as alone, within 5e-5.
+#   ``transformers``, with its own masks, gets them too.
+# * Of twelve planted mistakes the full pass reveals three, the left-padded batch six, and the pieces seven. Two pass
+#   all tests, and one of these is not a mistake.
 # * L layers with a window of W keys see :math:`L(W - 1) + 1` tokens.
 # * The plain triangle and the single last query need no mask. The package knows them without reading a value.
-#
-# The rule hides padding, but it still computes it. The next page counts that work and takes it away.
 #
 # Sources
 # -------
 #
 # * Vaswani et al.: `Attention Is All You Need <https://arxiv.org/abs/1706.03762>`_, 2017.
-# * Beltagy et al.: `Longformer <https://arxiv.org/abs/2004.05150>`_, 2020. Windows, and what stacked layers of them see.
+# * Beltagy et al.: `Longformer <https://arxiv.org/abs/2004.05150>`_, 2020. Windows, and what stacked layers of them
+#   see.
 # * Jiang et al.: `Mistral 7B <https://arxiv.org/abs/2310.06825>`_, 2023. A window, and a ring buffer for its keys.
-# * PyTorch: `scaled_dot_product_attention <https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html>`_, where ``is_causal`` is defined.
+# * PyTorch: `scaled_dot_product_attention
+#   <https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html>`_, where
+#   ``is_causal`` is defined.
 
 import platform
 
