@@ -212,29 +212,29 @@ def signed(number: float) -> str:
     return f"{number:.2f}".replace("-", "−")
 
 
-def packed_row(
-    pieces: Sequence[Sequence[str]], width: int, a_row: int = 7
-) -> Drawing:  # fmt: skip
-    """Documents, each a list of pieces, end to end in a row of ``width`` slots; under each slot its
-    position and its document's number. The row is broken into lines of ``a_row`` slots."""
-    slots = [(piece, str(p), str(d)) for d, document in enumerate(pieces)
-             for p, piece in enumerate(document)]  # fmt: skip
-    used = len(slots)
-    slots += [("", "−1", "−1")] * (width - used)
-    cell, high, left = (343 - 62) / a_row, 76, 62
+def packed_row(pieces: Sequence[Sequence[str]], width: int, a_line: int = 6) -> Drawing:
+    """Documents, each a list of pieces, end to end in a row of ``width`` slots. Under each slot are
+    its position, the number of its document, and the piece that it is to predict. The row is broken
+    into lines of ``a_line`` slots."""
+    slots = [(piece, p, d) for d, each in enumerate(pieces) for p, piece in enumerate(each)]
+    targets = [target for each in pieces for target in [*each[1:], "–"]]
+    empty = width - len(slots)
+    left, high = 62, 94
+    cell = (343 - left) / a_line
     canvas = Canvas(
-        343, high * -(-width // a_row),
-        f"{len(pieces)} documents in a row of {width} slots, {width - used} of them empty; positions "
-        "start again at 0 in each document, and each has a number",
+        343, high * -(-width // a_line) - 14,
+        f"{len(pieces)} documents in a row of {width} slots, {empty} of them empty. Positions start "
+        "again at 0 in each document, each has a number, and its last token has no target",
     )  # fmt: skip
-    for i, (piece, position, number) in enumerate(slots):
-        x, y = left + i % a_row * cell, i // a_row * high + 4
-        if i % a_row == 0:
-            for k, name in enumerate(("position", "document")):
-                canvas.text(left - 6, y + 36 + 17 * k, name, 11, "end", opacity=0.8)
-        fill = COLOURS[int(number) % 5] if i < used else "none"
-        canvas.box(x + 1, y, cell - 2, 24, fill, 0.25)
-        canvas.text(x + cell / 2, y + 12, printable(piece).strip("␣"), 11)
-        canvas.text(x + cell / 2, y + 36, position, 12, bold=position == "0")
-        canvas.text(x + cell / 2, y + 53, number, 12)
+    for i, (piece, position, number) in enumerate([*slots, *[("", -1, -1)] * empty]):
+        x, y = left + i % a_line * cell, i // a_line * high + 2
+        if i % a_line == 0:
+            for k, name in enumerate(("position", "document", "target")):
+                canvas.text(left - 6, y + 36 + 16 * k, name, 11, "end", opacity=0.8)
+        canvas.box(x + 1, y, cell - 2, 24, COLOURS[number % 5] if piece else "none", 0.25)
+        canvas.text(x + cell / 2, y + 12, piece.strip(), 11)
+        for k, value in enumerate((position, number)):
+            canvas.text(x + cell / 2, y + 36 + 16 * k, str(value).replace("-", "−"), 12)
+        if piece:
+            canvas.text(x + cell / 2, y + 68, targets[i].strip(), 11, opacity=0.8)
     return canvas.drawing()

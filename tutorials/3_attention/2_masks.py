@@ -7,7 +7,7 @@ layers see only a window, and documents share a row. Programs often build a mask
 triangles and slices. When one is wrong, there is no error message: the model writes, and writes something else.
 
 One sentence covers all of them. **A key is visible if it is real, not after the query, within the window, and in the
-same document.** Here is its best-known part. A row is a query, a column is a key, and blue is visible.
+same document.** We begin with its best-known part, and a sentence of nine tokens.
 """
 
 # sphinx_gallery_thumbnail_number = 5
@@ -15,18 +15,20 @@ same document.** Here is its best-known part. A row is a query, a column is a ke
 # sphinx_gallery_words = ["causal mask", "padding mask", "attention_mask", "sliding window", "is_causal", "tril"]
 # sphinx_gallery_museum = ["G2", "Q1", "Q2"]
 
-import matplotlib.pyplot as plt
 import torch
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.instruments.plot import figure, mask_map
 
 model, tokenizer = load_shipped("qwen2-docs")
 torch.set_grad_enabled(False)
 ids = tokenizer.encode("Return the number of items in a container.")
 words = [piece.strip() for piece in tokenizer.pieces(ids)]
 positions = torch.arange(9)
-causal = positions <= positions[:, None]  # (T, S)
+causal = positions <= positions[:, None]  # (T, S): not after the query
+
+import matplotlib.pyplot as plt
+
+from lm_from_scratch.instruments.plot import figure, mask_map
 
 
 def draw(mask, queries, keys, title):
@@ -36,13 +38,16 @@ def draw(mask, queries, keys, title):
     plt.show()
 
 
-draw(causal, words, words, "not after the query")
-
 assert torch.equal(causal, torch.ones(9, 9).tril().bool())
 
 # %%
-# Why positions?
-# --------------
+# A row is a query, the token that looks. A column is a key, a token that is looked at. Blue is visible.
+
+draw(causal, words, words, "not after the query")
+
+# %%
+# Positions, not columns
+# ----------------------
 #
 # Each token has a **position**: its place in its own text, counted from 0. Padding has position -1. With these numbers
 # the rule is code, almost word for word. We write t for the position of a query and s for that of a key.
