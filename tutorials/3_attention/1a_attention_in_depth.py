@@ -193,7 +193,7 @@ print(inspect.getsource(TiledAttention.forward))
 from lm_from_scratch.instruments.plot import attention_map
 
 visibility = causal(10, 10)
-grid, (ax,) = figure(4.6, 4.6)
+_, (ax,) = figure(4.6, 4.6)
 names = [str(t) for t in range(10)]
 attention_map(ax, 0.25 * visibility.mask[0, 0].float(), names)
 visited = 0

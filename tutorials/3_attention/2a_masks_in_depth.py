@@ -597,7 +597,7 @@ for W in (1, 2, 3, 4):
 # In the figure the window has four keys. Each layer reaches three tokens further back. White is exactly 0.
 
 norms = torch.stack([reach(L, 4) for L in range(1, 7)])
-chart, (ax,) = figure(6.4, 3.4)
+fig, (ax,) = figure(4.8, 3.4)
 image = ax.imshow(
     norms.log10().numpy(), cmap="viridis", aspect="auto", origin="lower"
 )
@@ -606,7 +606,7 @@ ax.set_xticks(range(2, 24, 3), range(-21, 1, 3))
 ax.grid(False)
 ax.set(xlabel="token, 0 is the last", ylabel="layers L")
 ax.set_title("Gradient of the last state, W = 4", fontsize=10)
-chart.colorbar(image, ax=ax, label="log10 of the norm")
+fig.colorbar(image, ax=ax, label="log10 of the norm")
 plt.show()
 assert [(n > 0).sum().item() for n in norms] == [3 * L + 1 for L in range(1, 7)]
 

@@ -1,40 +1,24 @@
 r"""
-FlexAttention and packing
-=========================
+Packing and FlexAttention, in depth
+===================================
 
-A mask hides padding from attention. It does not make padding free: every layer computes a state for it, and throws the
-state away. How much work is that, on real documents, and how does one get rid of it without changing the result?
+The lesson on `packing <3_flex_and_packing.ipynb>`_ puts documents into rows and skips blocks that are hidden. Do loss
+*and gradients* stay what they were? How much time does packing save? And besides a mask, how else can attention be
+given the boundaries of documents? This page measures all of it, with cumulative lengths and with FlexAttention.
 
-This page counts the waste, lays documents end to end, and proves that loss and gradients stay what they were. Then it
-gives attention the same boundaries in two ways: as a list of lengths, and as a function that a compiler can build into
-a kernel.
-
-You will learn
---------------
-
-* what share of a batch is padding, and why sorting is no cure,
-* how to pack documents into rows, and what three things they need,
-* what goes wrong in a trained model when one of the three is missing,
-* cumulative lengths, and the quadratic cost that they save,
-* masks as functions: FlexAttention, its block mask, and its limits on a CPU.
-
-Before you start
-----------------
-
-Read the page on `masks <2_masks.ipynb>`_. A CPU is enough. Two paths of this page exist for GPUs only and **were not
-run**: the compiled FlexAttention, and the fused ``varlen_attn`` of PyTorch.
+Two paths exist for GPUs only and **were not run here**: the compiled FlexAttention, and the fused ``varlen_attn`` of
+PyTorch.
 
 Letters name axes: B rows, T queries, S keys, H query heads, Hkv key heads, D features of a head, N tokens of all
 documents together.
 
-The work that padding wastes
-----------------------------
+How long documents are
+----------------------
 
-The documents are the docstrings of Python's standard library, which every reader has. Each one begins with the
-end-of-text token, so that its first word has something to be predicted from.
-"""
+The documents are the docstrings of Python's standard library, cut at 512 tokens. Each begins with the end-of-text
+token, so that its first word has something to be predicted from."""
 
-# sphinx_gallery_thumbnail_number = 2
+# sphinx_gallery_thumbnail_number = 1
 
 import copy
 import inspect
@@ -47,7 +31,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.instruments.plot import COLOURS, LIGHT_GREY, figure
+from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.text.corpora import docstrings
 
 gpt2, tokenizer = load_shipped()
@@ -64,8 +48,8 @@ print("median", lengths.median().item(), "longest", lengths.max().item())
 assert lengths.float().mean() > 1.3 * lengths.median()
 
 # %%
-# Most are short and a few are long. A padded batch is as wide as its longest document, so with sixteen shuffled rows one
-# long document decides for all.
+# Most documents are short and a few are long. A padded batch is as wide as its longest document. The lesson does
+# without sorting; here is what sorting would save.
 
 B = 16
 
@@ -83,7 +67,7 @@ for name, share in shares.items():
     print(f"{name:17} {share:.1%} of the tokens are padding")
 assert shares["shuffled"] > 0.5 and shares["sorted by length"] < 0.1
 
-made, (ax,) = figure(6.4, 3.2)
+_, (ax,) = figure(4.8, 3.2)
 ax.hist(lengths.numpy(), bins=range(0, LIMIT + 16, 16), color=COLOURS[0])
 widths = lengths[: len(lengths) // B * B].view(-1, B).amax(1).float()
 for x, style, label in (
@@ -98,15 +82,14 @@ plt.show()
 assert widths.mean() > 2 * lengths.float().mean()
 
 # %%
-# In shuffled batches more than half of all tokens are padding. Sorting removes nearly all of it, but a sorted batch is no
-# random sample: it holds short documents alone, or long ones alone, and the gradient of each batch leans to one kind.
+# Sorting removes nearly all padding, but a sorted batch is not a random sample: it has only short documents, or only
+# long ones, and its gradient leans to one kind.
 #
-# Rows full of documents
-# ----------------------
+# First fit, in groups
+# --------------------
 #
-# **Packing** puts several documents into one row. A simple rule is *first-fit decreasing*: take the documents from long
-# to short, and put each into the first row that has room. To keep rows mixed, do it in groups of shuffled documents. A
-# training run would shuffle the rows once more.
+# First fit keeps the batches random if it packs groups of shuffled documents. Real training would shuffle the rows once
+# more.
 
 
 def first_fit(sequences, size):
@@ -128,47 +111,17 @@ share = 1 - lengths.sum().item() / (len(rows) * LIMIT)
 print(f"{len(rows)} rows of {LIMIT}; {share:.1%} padding")
 assert share < 0.1
 assert sorted(len(s) for row in rows for s in row) == sorted(lengths.tolist())
-
-# %%
-# The first sixteen documents, padded and packed. White lines separate documents, and grey is padding.
-
 chosen = [ids[:256] for ids in sequences[:B]]
-pictures = {
-    "padded": ([[ids] for ids in chosen], max(map(len, chosen))),
-    "packed": (first_fit(chosen, 256), 256),
-}
-made, axes = figure(6.4, 4.2, rows=2)
-axes[0].get_gridspec().set_height_ratios([3, 1.4])
-for ax, (name, (rows_of, width)) in zip(axes, pictures.items()):
-    for r, row in enumerate(rows_of):
-        ax.broken_barh([(0, width)], (r - 0.4, 0.8), color=LIGHT_GREY)
-        first = 0
-        for ids in row:
-            at = [(first, len(ids))]
-            ax.broken_barh(at, (r - 0.4, 0.8), fc=COLOURS[0], ec="white")
-            first += len(ids)
-    ax.set(xlim=(0, 256), ylim=(len(rows_of) - 0.4, -0.6), ylabel="row")
-    ax.set_yticks(range(0, len(rows_of), 5))
-    ax.set_title(name, fontsize=10)
-    ax.grid(False)
-axes[1].set_xlabel("column")
-plt.show()
 
 # %%
-# Over all documents less than a tenth is padding now, and packing cuts none of them. (The training of this package goes
-# further: ``PackedBatches`` cuts one long stream of documents into rows, has no padding at all, and cuts documents at the
-# ends of rows.)
+# The training of this package goes further. ``PackedBatches`` cuts one long stream of documents into rows. It has no
+# padding at all, but it cuts documents at the ends of rows.
 #
-# The three things a packed document needs
-# ----------------------------------------
+# Targets follow from positions
+# -----------------------------
 #
-# A document in a packed row must be computed as if it were alone. It needs
-#
-# 1. **positions** that start again at 0,
-# 2. **document numbers**, because two tokens at position 0 would otherwise see each other,
-# 3. **targets** that stop at its end: its last token must not predict the first of the next document.
-#
-# The third follows from the first: ``next_token_targets`` counts a target only if the next position is one higher.
+# The lesson names three things that a packed document needs: positions, document numbers and targets. The third follows
+# from the first: ``next_token_targets`` counts a target only if the next position is one higher.
 
 from lm_from_scratch.text.batches import Batch, padded_batch
 from lm_from_scratch.text.targets import next_token_targets
@@ -201,14 +154,14 @@ counted = (batch.targets != -100).sum().item()
 assert counted == sum(len(ids) - 1 for ids in small) == 19
 
 # %%
-# Here every row keeps its last targets empty, where the stream of ``PackedBatches`` lets a document predict the
-# end-of-text token that begins the next one.
+# Here the last token of every document has no target. In the stream of ``PackedBatches`` it predicts the end-of-text
+# token with which the next document begins.
 #
 # The same loss, the same gradients
 # ---------------------------------
 #
 # A Qwen2 of three layers, one of them with a window, computes forty documents in three ways: one at a time, as a padded
-# batch, and packed. The weights are large and the numbers are float64, so that a small difference would show.
+# batch, and packed. The weights are large and the numbers are float64, so that even a small mistake would show.
 
 from lm_from_scratch.attention.kinds import use_attention_
 from lm_from_scratch.models.causal_lm import randomize_
@@ -266,13 +219,15 @@ for name, batches in layouts.items():
     assert abs(loss - wanted) < 1e-9 and max(errors) / largest < 1e-9
 
 # %%
-# The loss of one document is weighted by the number of its targets: the mean over tokens is what all three share.
+# The loss of one document is weighted by the number of its targets, because all three layouts take the mean over
+# tokens.
 #
 # What happens when one is missing
 # --------------------------------
 #
-# The shipped GPT-2 was trained on packed rows with positions and document numbers. It now reads 60 documents, with one
-# thing taken away at a time. The targets stay right, so that the same tokens are counted.
+# The lesson draws these losses; here they are compared with each document alone. The shipped GPT-2 was trained on
+# packed rows with positions and document numbers. It reads 60 documents, with one thing taken away at a time. The
+# targets stay right, so that the same tokens are counted.
 
 short = [ids for ids in sequences[:1000] if len(ids) <= 200][:60]
 batch = packed(first_fit(short, 256), 256)
@@ -306,13 +261,11 @@ assert all(nats[name] > right + 0.1 for name in list(versions)[1:])
 assert nats["one document number"] == max(nats.values())
 
 # %%
-# Packed in the right way, the loss is the loss of each document alone. Everything else is worse, and the half-done repair
-# is the worst: when positions start again but nothing keeps the documents apart, a token sees the beginnings of all
-# documents in its row, earlier and later ones, at the same positions as its own text. Positions that start again without
-# any numbers are nearly always this mistake, so our models refuse them.
+# Packed in the right way, the loss is that of each document alone. Half of the repair is the worst: a token sees the
+# beginnings of all documents in its row, earlier and later ones, at the same positions as its own text.
 #
 # The leak can be measured as a derivative. How much does the last state of the second document depend on the tokens of
-# the first? Zero is the only right answer.
+# the first? The only right answer is 0.
 
 first, second = some[0][:5], some[1][:6]
 pair = packed([[first, second]], 11)
@@ -336,8 +289,8 @@ for name, numbers in {"own": pair.documents, "equal": same}.items():
 #
 #    \sum_i n_i^2 \le \Big(\sum_i n_i\Big)^2 = N^2
 #
-# scores. A kernel that computes these alone needs no mask. It needs to know where each document begins: the
-# **cumulative lengths**, 0 and then the sum of the lengths so far.
+# scores. A kernel that computes only these needs no mask. It needs to know where each document begins: the **cumulative
+# lengths**, which are 0 and then the sum of the lengths so far.
 
 from lm_from_scratch.attention.varlen import (
     fused_varlen_attention,
@@ -365,8 +318,8 @@ assert same.sum() == inside
 assert N * N / inside > 5
 
 # %%
-# ``varlen_attention`` takes queries (N, H, D), keys and values (N, Hkv, D) and these bounds. It equals the mask, also
-# with a window.
+# ``varlen_attention`` takes queries (N, H, D), keys and values (N, Hkv, D) and these bounds. Its result equals that of
+# the mask, also with a window.
 
 from lm_from_scratch.attention.attention import (
     formula_attention,
@@ -386,8 +339,8 @@ for window in (None, 8):
     print(f"window {window}: largest difference {error:.0e}")
 
 # %%
-# Is it faster? The two ways run in turn on the same row, and the table shows the time of the masked kernel divided by
-# that of the other, with its spread. The arithmetic allows the ratio above; the loop over documents costs some of it.
+# Is it faster? Both ways run in turn on the same row. The line shows the time with the mask, divided by the time with
+# lengths, and its spread. The arithmetic allows the ratio above; the loop over documents costs some of it.
 
 
 def ratios(slow, fast, repeats=7):
@@ -427,29 +380,29 @@ print(source[source.index("    y: Any") :])
 # From a batch to lengths and back
 # --------------------------------
 #
-# ``packed_attention`` fits this behind the signature of all kinds of attention. It reads from the visibility which
-# columns belong together, takes them out, calls ``varlen_attention``, and puts the results back. Padding gets 0.
+# ``packed_attention`` has the signature of all kinds of attention. It reads from the visibility which columns belong
+# together, takes them out, calls ``varlen_attention``, and puts the results back. Padding gets 0.
 
 source = inspect.getsource(packed_attention)
 print(source[source.index("    B, H, T, D = ") :])
 
 # %%
-# So any padded batch computes its attention without padding, and nothing else of the model changes. Real tokens get the
-# same logits, and gradients flow.
+# So any padded batch computes its attention without padding, and nothing else in the model changes. The loss and the
+# gradients are the same.
 
 padded = layouts["padded"][0]
-twin = copy.deepcopy(qwen2)
-use_attention_(twin, "packed")
-both = [m(padded.idx, positions=padded.positions) for m in (qwen2, twin)]
+packing = copy.deepcopy(qwen2)
+use_attention_(packing, "packed")
+both = [m(padded.idx, positions=padded.positions) for m in (qwen2, packing)]
 losses = [causal_lm_loss(logits, padded.targets) for logits in both]
 print(f"sdpa {losses[0].item():.6f}   packed {losses[1].item():.6f}")
-twin.zero_grad()
+packing.zero_grad()
 losses[1].backward()
-for p, w in zip(twin.parameters(), wanted_gradients):
+for p, w in zip(packing.parameters(), wanted_gradients):
     torch.testing.assert_close(p.grad, w, rtol=0.0, atol=1e-9 * largest.item())
 
 # %%
-# Lengths say less than positions. What cannot be said in them, such as a ring buffer whose keys stand in any order, is
+# Lengths say less than positions. What they cannot express, such as a ring buffer whose keys are in any order, is
 # refused.
 
 from lm_from_scratch.instruments.conformance import CASES
@@ -468,8 +421,8 @@ assert refused
 # A mask that is a function
 # -------------------------
 #
-# FlexAttention takes the opposite way: it accepts any rule. A mask is a function of four indices, (batch, head, query,
-# key), that says whether the key is visible. For this package the function is the rule of the last page, written with
+# FlexAttention goes the opposite way: it accepts any rule. A mask is a function of four indices, (batch, head, query,
+# key), that says whether the key is visible. In this package the function is the rule of the lesson on masks, with
 # indices.
 
 from lm_from_scratch.attention.flex import mask_function, uncompiled
@@ -477,9 +430,9 @@ from lm_from_scratch.attention.flex import mask_function, uncompiled
 print(inspect.getsource(mask_function))
 
 # %%
-# On a GPU, the compiler builds this function into the attention kernel, which then reads no mask of T times S entries. **The
-# compiled path was not run here.** On a CPU the package runs FlexAttention as plain PyTorch, which shows that the rule is right,
-# and says nothing about its speed.
+# On a GPU, the compiler builds this function into the attention kernel, which then reads no mask of T times S entries.
+# On a CPU the package runs FlexAttention as plain PyTorch, which shows that the rule is right, and says nothing about
+# speed.
 
 for name in (
     "packed documents, window",
@@ -500,11 +453,10 @@ for name in (
 # Blocks
 # ~~~~~~
 #
-# A function can be asked about one score, but a fast kernel must skip thousands at a time. So the function is evaluated
-# once, and a **block mask** remembers for each block of queries and keys whether all of it is hidden, some of it, or
-# nothing. Hidden blocks are never computed. Fully visible ones are computed without asking the function again.
+# The lesson draws the **block mask** of one packed row: for each block of queries and keys it records whether nothing
+# is visible, something, or everything. Here are three of them.
 #
-# The usual block has 128 queries and 128 keys. To see something, take blocks of 16 and a row of 192 tokens.
+# The usual block has 128 queries and 128 keys. To see something, we take blocks of 16 and a row of 192 tokens.
 
 from matplotlib.colors import ListedColormap
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -542,11 +494,11 @@ def grid(found):  # 0 hidden, 1 mixed, 2 fully visible
 
 
 # %%
-# The block mask agrees with one counted from the rule of the last page. The picture shows the blocks, and in dark the
-# scores that are visible.
+# The block mask agrees with one counted from the rule. The picture shows the blocks, and in dark the scores that are
+# visible.
 
-shades = ListedColormap(["white", COLOURS[1], COLOURS[5]])
-made, axes = figure(6.4, 2.5, columns=3)
+shades = ListedColormap(["none", COLOURS[1], COLOURS[5]])
+_, axes = figure(3.6, 9.0, rows=3)
 for ax, (name, found) in zip(axes, blocks.items()):
     kinds = grid(found)
     mask = rules[name].mask[0, 0]
@@ -565,13 +517,12 @@ for ax, (name, found) in zip(axes, blocks.items()):
     ax.set_yticks(range(0, T + 1, 64))
     ax.grid(False)
     ax.set_title(name, fontsize=10)
-    ax.set_xlabel("key")
-axes[0].set_ylabel("query")
+    ax.set(xlabel="key", ylabel="query")
 plt.show()
 
 # %%
-# White blocks are skipped. Orange ones are mixed, and the function decides inside them. Blue ones are fully visible. Only
-# whole blocks are saved: the coarser the blocks, the less of a sparse mask is left to skip.
+# Empty blocks are skipped. Orange blocks are mixed, and the function decides inside them. Blue blocks are fully
+# visible. Only whole blocks can be skipped: the coarser the blocks, the fewer of them are empty.
 
 skipped = []
 for size in (16, 32, 64):
@@ -591,8 +542,8 @@ assert usual.BLOCK_SIZE == (128, 128)
 # Scores that are a function
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# A second function may change the scores. Gemma 2 keeps them within a soft cap, :math:`c \tanh(s / c)`. For this, a fused
-# kernel without FlexAttention would have to be written anew; here it is one line. A plain formula agrees.
+# A second function may change the scores. Gemma 2 keeps them within a soft cap, :math:`c \tanh(s / c)`. Without
+# FlexAttention this needs a new fused kernel; with it, one line. A plain formula agrees.
 
 cap = 5.0
 seen = rules["window, W = 40"]
@@ -616,8 +567,8 @@ assert (y - capless).abs().max() > 0.01
 # What it cannot do here
 # ~~~~~~~~~~~~~~~~~~~~~~
 #
-# On a CPU there is no backward pass, and FlexAttention has no argument for dropout. The package refuses both; PyTorch
-# refuses the first as well.
+# On a CPU there is no backward pass, and FlexAttention has no argument for dropout. The package refuses both, and
+# PyTorch refuses gradients on a CPU as well.
 
 leaf = q.clone().requires_grad_()
 attempts = {
@@ -639,8 +590,8 @@ for name, attempt in attempts.items():
 # What packing buys
 # -----------------
 #
-# Back to the question of the page. A small Qwen2 takes training steps on sixteen shuffled documents at a time, padded or
-# packed. Both compute the same loss. The ratio of the *tokens* is counted, the ratio of the times is measured.
+# How much time does packing save in training? A small Qwen2 takes training steps on sixteen shuffled documents, padded
+# or packed. Both compute the same loss. The ratio of the *tokens* is counted, the ratio of the times is measured.
 
 sizes = dict(n_layer=2, n_head=4, n_embd=64, intermediate_size=168)
 learner = Qwen2ForCausalLM(
@@ -673,7 +624,7 @@ middle = report(
 assert counted > 1.5 and middle > 1.2
 
 # %%
-# Linear maps, norms and the head take the same time for a padding token as for a word. Attention alone could skip it.
+# Linear maps, norms and the head take as long for a padding token as for a word. Only attention could skip it.
 #
 # Bug museum
 # ----------
@@ -683,14 +634,8 @@ assert counted > 1.5 and middle > 1.2
 #
 # Packed documents are isolated, and their positions or targets still run across the border.
 #
-# People asked for isolated documents in
-# `transformers 25452 <https://github.com/huggingface/transformers/issues/25452>`_ and
-# `trl 784 <https://github.com/huggingface/trl/issues/784>`_. A repair often restarts the positions and stops there, which
-# `nanoVLM 204 <https://github.com/huggingface/nanoVLM/pull/204>`_ found to be not enough. The table above showed what it
-# costs a trained model.
-#
-# Which test sees the missing restart? In a Qwen2 it hides, because rotation knows differences of positions alone. In a
-# GPT-2 it does not.
+# The lesson tells of the opposite half of the repair. Which test notices that the restart is missing? In a Qwen2 the
+# logits do not show it, because rotation depends only on differences of positions. In a GPT-2 they do.
 
 learned = copy.deepcopy(gpt2)
 randomize_(learned)
@@ -711,7 +656,7 @@ print("targets across a border:", extra)
 assert extra == len(some) - len(batch.idx)
 
 # %%
-# But the targets tell, in every model: each document of a row but the last now predicts the first token of the next one.
+# The targets show it in every model: each document of a row but the last now predicts the first token of the next one.
 # The fixed line is ``positions[r, at] = torch.arange(len(ids))``, and the check is *packed equals alone*, on the loss.
 #
 # Cumulative lengths, off by one
@@ -719,8 +664,8 @@ assert extra == len(some) - len(batch.idx)
 #
 # Bounds count targets, not tokens: each document's last token becomes the next one's first.
 #
-# A document of n tokens has n - 1 targets. Code that counts targets gets bounds that do not end at N. This is the loud
-# version of the mistake, and it is refused.
+# A document of n tokens has n - 1 targets. Code that counts targets gets bounds that do not end at N. This version of
+# the mistake is refused.
 
 off = bounds.clone()
 off[1:] -= torch.arange(1, len(off))
@@ -733,8 +678,8 @@ except ValueError as error:
 assert refused
 
 # %%
-# The quiet version has the right end. Only the inner bounds are one too low, so that the last token of each document
-# becomes the first of the next.
+# The dangerous version ends at N. Only the inner bounds are one too low, so that the last token of each document
+# becomes the first of the next. No error is raised.
 
 off = bounds.clone()
 off[1:-1] -= 1
@@ -755,7 +700,7 @@ assert leak_right[parts[0] :].abs().max() == 0.0
 
 # %%
 # The check that finds it changes the last token of one document and demands that no other document
-# moves. The fixed line builds the bounds from the tokens: ``cumulative`` in ``varlen.py``.
+# changes. The fixed line builds the bounds from the tokens: ``cumulative`` in ``varlen.py``.
 #
 # Which sentence is false?
 # ------------------------
@@ -782,42 +727,37 @@ assert (one[:5] - other[6:]).abs().max() < 1e-9
 assert abs(mean - nats["positions and documents"]) > 0.01
 
 # %%
-# The second is false. The loss is a mean over tokens, so a long document weighs more than a short one. The mean over
-# documents gives every document one vote; it is another loss, with other gradients.
+# The second is false. The loss is a mean over tokens, so a long document counts more than a short one. The mean over
+# documents counts every document once; it is another loss, with other gradients.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* Draw the padding share of shuffled batches against B = 2, 4, 8, ..., 64. Hint: ``padding_share`` reads the
-#    global B. A right answer rises, and explains why the widest document of a batch grows with B.
-# 2. *Medium.* Add ALiBi to FlexAttention: the score of a key that is d tokens back is lowered by :math:`d \, 2^{-8(h+1)/H}`
-#    in head h. Hint: ``score_mod`` gets h, t and s as tensors. A right answer equals the formula with the same term to 1e-5,
-#    also for packed documents.
-# 3. *Medium.* Replace ``first_fit`` by *best fit*: the row with the least room that still fits. Count rows and padding on
-#    groups of 64, 256 and 1024. Hint: only the choice of r changes. A right answer compares both with the smallest possible
-#    number of rows, the tokens divided by the size.
-# 4. *Hard.* Decode a batch of unequal prompts with ``varlen_attention``: one query for each sequence, all its keys. Hint:
-#    ``cu_seq_q`` is 0, 1, 2, ... and the queries are the *last* of their sequences. A right answer equals
+# 1. *Medium.* Add ALiBi to FlexAttention: the score of a key that is d tokens back is lowered by :math:`d \,
+#    2^{-8(h+1)/H}` in head h. Hint: ``score_mod`` gets h, t and s as tensors. A right answer equals the formula with
+#    the same term to 1e-5, also for packed documents.
+# 2. *Medium.* Replace ``first_fit`` by *best fit*: the row with the least room that still fits. Count rows and padding
+#    on groups of 64, 256 and 1024. Hint: only the choice of r changes. A right answer compares both with the smallest
+#    possible number of rows, the tokens divided by the size.
+# 3. *Hard.* Decode a batch of unequal prompts with ``varlen_attention``: one query for each sequence, all its keys.
+#    Hint: ``cu_seq_q`` is 0, 1, 2, ... and the queries are the *last* of their sequences. A right answer equals
 #    ``sdpa_attention`` on the left-padded batch, and says which alignment of the triangle this needs.
 #
 # Summary
 # -------
 #
-# * In shuffled batches of sixteen docstrings more than half of the tokens are padding. First fit leaves less than a tenth.
-# * With positions that restart, document numbers and targets that stop, packed rows have the loss and the gradients of
-#   the padded batch and of each document alone, within 1e-9 in float64.
-# * Without them, a trained GPT-2 loses at least 0.1 nats per token, and most when all documents of a row share one number.
+# * Packed rows have the loss and the gradients of the padded batch and of each document alone, within 1e-9 in float64.
+# * Without positions or document numbers, a trained GPT-2 loses at least 0.1 nats per token, and most when positions
+#   start again and all documents of a row share one number.
 # * Cumulative lengths need :math:`\sum n_i^2` scores instead of :math:`N^2`, here more than five times fewer.
 # * FlexAttention takes any rule as a function and skips hidden blocks. On a CPU it has no gradients.
-#
-# There are now five kinds of attention with one signature. The next page holds each of them against every case of this
-# chapter.
 #
 # Sources
 # -------
 #
 # * Krell et al.: `Efficient Sequence Packing without Cross-contamination <https://arxiv.org/abs/2107.02027>`_, 2021.
-# * Dong et al.: `Flex Attention <https://arxiv.org/abs/2412.05496>`_, 2024, and PyTorch's `flex_attention <https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html>`_.
+# * Dong et al.: `Flex Attention <https://arxiv.org/abs/2412.05496>`_, 2024, and PyTorch's `flex_attention
+#   <https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html>`_.
 # * Dao: `FlashAttention-2 <https://arxiv.org/abs/2307.08691>`_, 2023. Its library takes cumulative lengths.
 # * Gemma Team: `Gemma 2 <https://arxiv.org/abs/2408.00118>`_, 2024. The soft cap.
 # * Press et al.: `ALiBi <https://arxiv.org/abs/2108.12409>`_, 2021.
