@@ -16,7 +16,8 @@ How long documents are
 ----------------------
 
 The documents are the docstrings of Python's standard library, cut at 512 tokens. Each begins with the end-of-text
-token, so that its first word has something to be predicted from."""
+token, so that its first word has something to be predicted from.
+"""
 
 # sphinx_gallery_thumbnail_number = 1
 
