@@ -1,805 +1,276 @@
 r"""
-Attention from the formula to tiles
-===================================
+Attention in tiles
+==================
 
-Attention compares every query with every key, so T queries and S keys make T S weights. The formula keeps all of them
-in memory. The kernels that models use today keep none.
+In attention, every token scores every token before it. The scores make a table with one row and one column per token,
+so it grows with the *square* of the length. How large does that get, and how can fast attention do without the table?
 
-That looks impossible: a softmax divides by a sum over the whole row, and before the last key is read, this sum is not
-known. This page derives the way out, first for one row of numbers, then for tiles, then for the gradient. Every step is
-compared with the formula.
+**Predict first.** A text of 32,768 tokens goes through one layer of the smallest GPT-2, with 12 heads. Each head has a
+table of its own, with 4 bytes for each number. How many bytes are the tables of this one layer?
 
-You will learn
---------------
-
-* what the formula costs in multiplications and in bytes,
-* how a softmax is computed in one pass, with a running maximum and a running sum,
-* how the backward pass gets all its weights back from one number per query,
-* how memory grows with the length for the formula, for tiles, and for the fused kernel of torch,
-* what the maximum, the scale, the axis and the hidden scores do, each by its failure.
-
-Before you start
-----------------
-
-Read the page on `GPT-2, block by block <../1_gpt2/2_gpt2.ipynb>`_. You need the softmax and derivatives of quotients. A
-CPU is enough, and nothing is downloaded.
-
-Letters name axes: B rows of a batch, H query heads, Hkv key and value heads, T queries, S keys, D features of a head.
-
-The formula, counted
---------------------
-
-Each query takes a mean of the values. Its weights are the softmax of its scores.
-
-.. math::
-
-   s_{tj} &= \frac{q_t \cdot k_j}{\sqrt{D}} \\
-   P_{tj} &= \frac{e^{s_{tj}}}{\sum_i e^{s_{ti}}} \\
-   y_t &= \sum_j P_{tj} \, v_j
-
-The letters of this page are those of FlashAttention: P is the weight that other pages call a, and j counts keys.
-
-The package writes it with two matrix products. What a query may see is a ``Visibility``, which the next page is about;
-here it is causal.
+* 48 MiB
+* 1.5 GiB
+* 48 GiB
 """
 
-import inspect
+# sphinx_gallery_thumbnail_number = 2
+# sphinx_gallery_needs = ["../1_gpt2/2_gpt2"]
+# sphinx_gallery_words = ["FlashAttention", "online softmax", "memory"]
+
 import math
-import statistics
-import time
-import weakref
+
+import torch
+
+T, heads, D = 32_768, 12, 64
+table = 4 * heads * T * T
+print(f"{table / 2**30:.0f} GiB")
+print(f"queries: {4 * heads * T * D / 2**20:.0f} MiB")
+
+assert table == 48 * 2**30
+assert 4 * heads * T * D == 96 * 2**20
+
+# %%
+# The queries take 96 MiB, and so does the result of attention. The tables take 512 times as much.
 
 import matplotlib.pyplot as plt
-import torch
-from torch.utils.flop_counter import FlopCounterMode
 
-from lm_from_scratch.attention.attention import (
-    attention_weights,
-    formula_attention,
-    sdpa_attention,
-)
-from lm_from_scratch.attention.kinds import ATTENTION_KINDS
-from lm_from_scratch.attention.visibility import Visibility
+from lm_from_scratch.instruments.plot import COLOURS, figure
 
-print(inspect.getsource(attention_weights).split('"""')[2])
-print(inspect.getsource(formula_attention))
+lengths = [2**i for i in range(10, 18)]
+tables = [4 * heads * T**2 / 2**30 for T in lengths]
+queries = [4 * heads * T * D / 2**30 for T in lengths]
 
-# %%
-# The last of S tokens are the queries, and ``dense`` says that nothing but the future is hidden.
-
-
-def causal(T, S):
-    queries = torch.arange(S - T, S)[None]
-    return Visibility(queries, torch.arange(S)[None], dense=True)
-
-
-def draw(B, H, Hkv, T, S, D, dtype=torch.float32, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    shapes = (B, H, T, D), (B, Hkv, S, D), (B, Hkv, S, D)
-    options = dict(generator=generator, dtype=dtype)
-    return [torch.randn(shape, **options) for shape in shapes]
-
-
-print(causal(3, 5).mask[0, 0].int())
-
-# %%
-# Each of the two products multiplies and adds D numbers for every pair of a query and a key. A multiplication with its
-# addition is two operations, so the formula takes 4 B H T S D. Nearly half of the scores in a causal square are
-# hidden, and the formula computes them all the same.
-
-B, H, T, D = 1, 4, 1024, 32
-q, k, v = draw(B, H, H, T, T, D)
-with FlopCounterMode(display=False) as counter:
-    formula_attention(q, k, v, causal(T, T))
-print(f"{counter.get_total_flops():,} operations")
-assert counter.get_total_flops() == 4 * B * H * T * T * D
-
-# %%
-# The memory is the problem. A head has T D numbers in its queries, but T S numbers in its weights: as soon as S exceeds
-# D, the weights outgrow the queries. Here are both for one layer of the smallest GPT-2, with 12 heads of 64 features in
-# float32.
-
-print("       T       queries       weights   weights / queries")
-for length in (128, 1024, 8192, 131072):
-    queries = 4 * 12 * length * 64 / 2**20
-    weights = 4 * 12 * length**2 / 2**20
-    print(
-        f"{length:8,}{queries:10.1f} MiB{weights:10,.0f} MiB{weights / queries:10,.0f}"
-    )
-    assert weights / queries == length / 64
-assert weights / 1024 == 768
-
-# %%
-# At 131,072 tokens the weights of one layer take 768 GiB. They are intermediate numbers: the result has the size of the
-# queries.
-#
-# A maximum for safety
-# --------------------
-#
-# The largest float32 is near :math:`e^{88.7}`, so a score of 89 overflows. A score can be that large: nothing in GPT-2
-# bounds it. The remedy changes no weight. A constant that is subtracted from all scores of a row cancels in the
-# fraction:
-#
-# .. math::
-#
-#    \frac{e^{s_j - c}}{\sum_i e^{s_i - c}} = \frac{e^{-c} e^{s_j}}{e^{-c} \sum_i e^{s_i}} = P_j
-#
-# With c the largest score, every exponent is at most 0, and the sum is at least 1. Nothing overflows, and nothing
-# divides by zero.
-
-row = torch.tensor([2.0, 1.0, 4.0, 100.0, 3.0, 101.0, 99.0])
-naive = row.exp() / row.exp().sum()
-safe = (row - row.max()).exp() / (row - row.max()).exp().sum()
-print("naive", naive)
-print("safe ", safe.round(decimals=3))
-assert naive.isnan().any()
-torch.testing.assert_close(safe, row.softmax(0))
-assert math.floor(10 * math.log(torch.finfo(torch.float32).max)) == 887
-
-# %%
-# This takes three passes over the row: one for the maximum, one for the sum, one to divide. Between them the row has to
-# be somewhere.
-#
-# One pass over a row
-# -------------------
-#
-# After j scores, let m be the largest of them and l the sum of their exponentials, each taken relative to m. When the
-# next score is larger than m, all exponentials in the sum are relative to the wrong maximum. But they are all wrong by
-# the same factor, so one multiplication repairs their sum:
-#
-# .. math::
-#
-#    m' &= \max(m, s) \\
-#    l' &= \sum_{i \le j} e^{s_i - m'} + e^{s - m'} = e^{m - m'} \, l + e^{s - m'}
-#
-# The old scores appear only in m and l. They need not be kept.
-
-m, l = -math.inf, 0.0
-print("     s      m        l")
-for s in row.tolist():
-    new_m = max(m, s)
-    l = math.exp(m - new_m) * l + math.exp(s - new_m)
-    m = new_m
-    print(f"{s:6.0f} {m:6.0f}   {l:.4f}")
-
-assert m == row.max()
-assert abs(l - (row - row.max()).exp().sum()) < 1e-6
-
-# %%
-# A score of 100 makes the sum before it a number near :math:`e^{-96}`, which is right: these keys will get almost no weight.
-#
-# The result needs the values too. Their weighted sum is an accumulator a of D numbers, relative to the same maximum,
-# and the same factor repairs it. At the end the result is a / l. Here is one query against seven keys.
-
-q, k, v = draw(1, 1, 1, 1, 7, 5, torch.float64)
-scores = row.double()
-m, l, a = torch.tensor(-math.inf), 0.0, torch.zeros(5)
-for s, value in zip(scores, v[0, 0]):
-    new_m = torch.maximum(m, s)
-    rescale, p = torch.exp(m - new_m), torch.exp(s - new_m)
-    m, l, a = new_m, rescale * l + p, rescale * a + p * value
-
-torch.testing.assert_close(a / l, scores.softmax(0) @ v[0, 0])
-
-# %%
-# Nothing in the derivation says that the new part is one score. Two states, from any two parts of a row, merge by the
-# same rule. So one row can be divided among several cores, in any order.
-
-
-def state(part):
-    m = scores[part].max()
-    p = torch.exp(scores[part] - m)
-    return m, p.sum(), p @ v[0, 0, part]
-
-
-def merge(one, other):
-    m = torch.maximum(one[0], other[0])
-    f, g = torch.exp(one[0] - m), torch.exp(other[0] - m)
-    return m, f * one[1] + g * other[1], f * one[2] + g * other[2]
-
-
-x, y, z = state(slice(0, 2)), state(slice(2, 3)), state(slice(3, 7))
-for merged in (merge(merge(x, y), z), merge(x, merge(z, y))):
-    torch.testing.assert_close(merged[2] / merged[1], a / l)
-
-# %%
-# From a row to tiles
-# -------------------
-#
-# The package takes a tile of queries, and for each of them a state (m, l, a). Then it takes one tile of keys after the
-# other. The scores of one tile against one tile are all that exists at a time.
-
-from lm_from_scratch.attention.online_softmax import (
-    TILE,
-    TiledAttention,
-    attend_in_tiles,
-    key_tiles,
-    tile_scores,
-    tiled_attention,
-)
-
-print(inspect.getsource(tile_scores))
-print(inspect.getsource(TiledAttention.forward))
-
-# %%
-# The last six lines of the inner loop are the recurrence, with rows in place of numbers. Two details are worth a look. The
-# running maximum starts at the most negative *finite* number (the museum shows why). And of each row one number
-# is kept for the backward pass, the log-sum-exp :math:`L = m + \log l`.
-#
-# A tile whose keys are all in the future is not visited, so the mask saves work here. With 10 tokens and tiles of 3,
-# the figure numbers the tiles in the order of their visit.
-
-# sphinx_gallery_thumbnail_number = 2
-from lm_from_scratch.instruments.plot import (
-    COLOURS,
-    GREY,
-    attention_map,
-    curves,
-    figure,
-)
-
-visibility = causal(10, 10)
-made, (ax,) = figure(4.6, 4.6)
-names = [str(t) for t in range(10)]
-attention_map(ax, 0.25 * visibility.mask[0, 0].float(), names)
-visited = 0
-for first in range(0, 10, 3):
-    rows = slice(first, min(first + 3, 10))
-    for columns in key_tiles(visibility, rows, 3):
-        visited += 1
-        size = columns.stop - columns.start, rows.stop - rows.start
-        corner = columns.start - 0.5, rows.start - 0.5
-        ax.add_patch(
-            plt.Rectangle(corner, *size, fill=False, edgecolor=COLOURS[3], lw=2)
-        )
-        centre = corner[0] + size[0] / 2, corner[1] + size[1] / 2
-        ax.text(*centre, str(visited), ha="center", va="center", fontsize=13)
-ax.set(title="Tiles of 3 x 3, in order of visit", xlabel="key", ylabel="query")
-plt.show()
-
-assert visited == 4 * 5 / 2
-
-# %%
-# With n tiles along each side, n (n + 1) / 2 of :math:`n^2` tiles are visited. The counter of operations agrees: for n
-# = 8 it is 9/16 of the formula's count.
-
-q, k, v = draw(B, H, H, T, T, D)
-with FlopCounterMode(display=False) as tiled_counter:
-    tiled_attention(q, k, v, causal(T, T))
-share = tiled_counter.get_total_flops() / counter.get_total_flops()
-n = T // TILE
-print(f"n = {n}, share {share:.4f}")
-assert share == n * (n + 1) / 2 / n**2
-assert n == 8 and share == 9 / 16
-
-# %%
-# The backward pass
-# -----------------
-#
-# Write dO for the gradient that arrives at the result. From :math:`y_t = \sum_j P_{tj} v_j` the gradients of values and
-# weights are
-#
-# .. math::
-#
-#    dV_j &= \sum_t P_{tj} \, dO_t \\
-#    dP_{tj} &= dO_t \cdot v_j
-#
-# A score acts on all weights of its row: :math:`\partial P_{ti} / \partial s_{tj} = P_{ti} (1_{i = j} - P_{tj})`.
-# Therefore
-#
-# .. math::
-#
-#    dS_{tj} &= \sum_i dP_{ti} \, P_{ti} \, (1_{i = j} - P_{tj}) \\
-#    &= P_{tj} \Bigl( dP_{tj} - \sum_i P_{ti} \, dP_{ti} \Bigr)
-#
-# The last sum runs over a whole row again. This time no recurrence is needed, because the forward pass has computed it:
-#
-# .. math::
-#
-#    \delta_t = \sum_i P_{ti} \, dP_{ti} = \sum_i P_{ti} \, dO_t \cdot v_i = dO_t \cdot y_t
-#
-# And the weights need not be kept: :math:`P_{tj} = e^{s_{tj} - L_t}`, from a score that one product of D numbers gives
-# back. Here it is for whole matrices in float64, against autograd.
-
-q, k, v = draw(2, 3, 3, 7, 7, 5, torch.float64)
-hidden = ~causal(7, 7).mask
-scores = (q @ k.mT / math.sqrt(5)).masked_fill(hidden, -math.inf)
-scores.requires_grad_()
-v.requires_grad_()
-y = scores.softmax(-1) @ v
-generator = torch.Generator().manual_seed(1)
-dO = torch.randn(y.shape, generator=generator, dtype=torch.float64)
-autograd_dS, autograd_dV = torch.autograd.grad(y, (scores, v), dO)
-
-with torch.no_grad():
-    L = scores.logsumexp(-1, keepdim=True)
-    P = torch.exp(scores - L)
-    delta = (dO * y).sum(-1, keepdim=True)
-    dS = P * (dO @ v.mT - delta)
-torch.testing.assert_close(dS, autograd_dS)
-torch.testing.assert_close(P.mT @ dO, autograd_dV)
-
-# %%
-# The rows of dS sum to zero, as they must: to add a constant to all scores of a row changes nothing.
-#
-# The package does this tile by tile. A tile of dS adds to the gradients of its queries and of its keys.
-
-assert dS.sum(-1).abs().max() < 1e-12
-print(inspect.getsource(TiledAttention.backward))
-
-# %%
-# Equal to the formula
-# --------------------
-#
-# Tiles that do not divide the length are where indices go wrong. So the lengths are odd, six query heads share two key
-# heads, four of the eleven keys come from a cache, and the tiles are tiny. In float64 values and gradients agree with
-# the formula and with the fused kernel to 1e-12.
-
-
-def value_and_gradients(attend, inputs, visibility):
-    leaves = [x.clone().requires_grad_() for x in inputs]
-    y = attend(*leaves, visibility)
-    upstream = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)
-    return [y.detach(), *torch.autograd.grad(y, leaves, upstream)]
-
-
-inputs = draw(2, 6, 2, 7, 11, 5, torch.float64)
-worst = 0.0
-for window in (None, 3):
-    visibility = causal(7, 11).within(window)
-    want = value_and_gradients(formula_attention, inputs, visibility)
-    kinds = {
-        f"tile {tile}": lambda *x, tile=tile: attend_in_tiles(*x, tile)
-        for tile in (1, 2, 3, 5, TILE)
-    }
-    for attend in (*kinds.values(), sdpa_attention):
-        have = value_and_gradients(attend, inputs, visibility)
-        for ours, theirs in zip(have, want, strict=True):
-            worst = max(worst, (ours - theirs).abs().max().item())
-print(f"largest difference {worst:.0e}")
-assert worst < 1e-12
-
-# %%
-# The tiled softmax is no approximation. In exact arithmetic the two are equal; here they round in another order.
-#
-# The four keys from the cache would find G2 of the page on attention maps, the triangle in the wrong corner:
-# ``sdpa_attention`` sets torch's ``is_causal`` only where queries and keys are the same tokens.
-#
-# Memory, counted
-# ---------------
-#
-# Two counts are taken. The first is what a forward pass saves for the backward pass. The second is the peak: a dispatch
-# mode sees the result of every operation, from the inputs to their gradients, and adds up the bytes that are alive. It
-# cannot see what a kernel allocates inside itself.
-
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from lm_from_scratch.instruments.record import record_saved
-
-
-class Peak(TorchDispatchMode):
-    """Bytes of the storages that operations made, while they are alive."""
-
-    def __init__(self):
-        super().__init__()
-        self.alive, self.peak = {}, 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for x in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(x, torch.Tensor):
-                storage = x.untyped_storage()
-                if storage.data_ptr() not in self.alive:
-                    self.alive[storage.data_ptr()] = storage.nbytes()
-                    forget = self.alive.pop, storage.data_ptr(), None
-                    weakref.finalize(storage, *forget)
-        self.peak = max(self.peak, sum(self.alive.values()))
-        return result
-
-
-def counted(attend, T):
-    with Peak() as mode:
-        leaves = [x.requires_grad_() for x in draw(1, 4, 4, T, T, 32)]
-        with record_saved() as saved:
-            y = attend(*leaves, causal(T, T))
-        y.sum().backward()
-    return sum(saved.values()), mode.peak
-
-
-lengths = [128, 256, 512, 1024, 2048]
-kinds = ("formula", "tiled", "sdpa")
-saved, peak = {}, {}
-print("             saved MiB                peak MiB")
-print("   T " + 2 * "  formula  tiled   sdpa")
-for T in lengths:
-    for kind in kinds:
-        saved[kind, T], peak[kind, T] = counted(ATTENTION_KINDS[kind], T)
-    numbers = [
-        count[kind, T] / 2**20 for count in (saved, peak) for kind in kinds
-    ]
-    print(f"{T:4} ", "".join(f"{number:8.1f}" for number in numbers))
-
-# %%
-# At the end of the table, twice the length takes nearly four times the memory with the formula, and at most twice the
-# memory with tiles and with the fused kernel. The dotted lines in the figure are exact powers of T.
-
-series = {
-    kind: (lengths, [peak[kind, T] / 2**20 for T in lengths]) for kind in kinds
-}
-made = curves(series, "T", "peak, MiB")
-(ax,) = made.axes
-for line, marker in zip(ax.lines, "osD"):
-    line.set(marker=marker, markersize=5)
-for power, kind, factor in ((2, "formula", 2.0), (1, "sdpa", 0.5)):
-    end = factor * peak[kind, 2048] / 2**20
-    guide = [end * (T / 2048) ** power for T in lengths]
-    label = f"$T^{power}$" if power > 1 else "$T$"
-    ax.plot(lengths, guide, ":", color=GREY, linewidth=1.2)
-    shift = dict(textcoords="offset points", ha="center")
-    ax.annotate(
-        label, (lengths[2], guide[2]), (0, 5 if power > 1 else -15), **shift
-    )
+_, (ax,) = figure(4.8, 3.4)
+ax.plot(lengths, tables, "o-", color=COLOURS[3], label="tables")
+ax.plot(lengths, queries, "s--", color=COLOURS[0], label="queries")
+ax.axhline(80, linestyle=":", color=COLOURS[4], label="memory of a large GPU")
 ax.set_xscale("log", base=2)
 ax.set_yscale("log")
-ax.set(title="Peak memory, forward and backward")
+ax.set(title="One layer of GPT-2", xlabel="tokens", ylabel="GiB")
 ax.legend(frameon=False)
 plt.show()
 
-growth = {
-    (count, kind): numbers[kind, 2048] / numbers[kind, 1024]
-    for count, numbers in (("saved", saved), ("peak", peak))
-    for kind in kinds
-}
-assert growth["saved", "formula"] > 3.8
-assert growth["peak", "formula"] > 3.8
-for kind in ("tiled", "sdpa"):
-    assert abs(growth["saved", kind] - 2) < 0.01
-    assert growth["peak", kind] < 2.01
-
-weights = 4 * 4 * 2048**2
-print(f"formula: {saved['formula', 2048] / weights:.2f} times (T, S) saved")
-assert saved["formula", 2048] > 2 * weights
-assert saved["tiled", 2048] < weights / 10
+assert table // (4 * heads * T * D) == 512
+assert tables[-1] == 768
 
 # %%
-# At 2048 tokens the formula saves more than two sets of weights: the softmax needs its own result, and the product with
-# the values needs the masked one. The tiles save less than a tenth of one set: queries, keys, values, the result, and
-# L.
+# At 131,072 tokens the tables of one layer would take 768 GiB. And all of it is needed only on the way, to average the
+# values.
 #
-# Time, as a ratio
-# ----------------
+# So we would like to read the keys a few at a time: score them, use the scores, forget them. Groups of keys read
+# together are called **tiles**.
 #
-# The backward pass of the tiles computes the scores again. Where the formula takes two products forward and four
-# backward, the tiles take two and five. In exchange, they skip what is hidden.
+# What stands in the way
+# ----------------------
+#
+# Softmax stands in the way. It turns scores :math:`s_j` into weights that sum to 1:
+#
+# .. math::
+#
+#    P_j = \frac{e^{s_j - m}}{\sum_i e^{s_i - m}}
+#
+# It needs two numbers of the *whole* row: the largest score m and the sum. Why m? Without it, a score of 100 is
+# already too large for its exponential. Subtracting the same number from all scores changes no weight.
 
+row = torch.tensor([98.0, 99.0, 100.0])
+print(row.exp() / row.exp().sum())
+safe = (row - row.max()).exp()
+print(safe / safe.sum())
 
-def both_ways(attend, inputs, visibility):
-    leaves = [x.detach().requires_grad_() for x in inputs]
-    with FlopCounterMode(display=False) as counter:
-        torch.autograd.grad(attend(*leaves, visibility).sum(), leaves)
-    return counter.get_total_flops()
-
-
-T = 1024
-inputs = draw(B, H, H, T, T, D)
-by_formula = both_ways(formula_attention, inputs, causal(T, T))
-by_tiles = both_ways(tiled_attention, inputs, causal(T, T))
-print(f"formula {by_formula:,}, tiles {by_tiles:,}")
-assert by_formula == (2 + 4) * 2 * B * H * T * T * D
-assert by_tiles == (2 + 5) * 2 * B * H * T * T * D * share
+assert (row.exp() / row.exp().sum()).isnan().all()
+torch.testing.assert_close(safe / safe.sum(), row.softmax(0))
 
 # %%
-# What this means in time depends on the machine. Each line is the median of the ratio to the fused kernel in the same
-# round, with the smallest and the largest.
+# This takes three passes over the row: one for the maximum, one for the sum, one to divide. It seems that the row has
+# to be kept until the end.
+#
+# Repair the sum
+# --------------
+#
+# Let us read one score at a time and remember two numbers: the largest score so far, **m**, and the sum of the
+# exponentials so far, **l**, each taken relative to m.
+#
+# When the next score is larger than m, all exponentials in the sum are relative to the wrong maximum. But they are all
+# wrong by the same factor, so one multiplication repairs their sum.
+#
+# **Predict first.** After two scores, m is 1 and l is 1.5. The next score is 3. What is the new sum?
+#
+# * 1.5 + 1
+# * 1.5 multiplied by a small number, plus 1
+# * nobody can know without the first two scores
 
+m, l = 1.0, 1.5
+s = 3.0
+new_m = max(m, s)
+l = math.exp(m - new_m) * l + math.exp(s - new_m)
+print(f"{math.exp(m - new_m):.3f} * 1.5 + 1 = {l:.3f}")
 
-def seconds(attend, inputs, visibility, backward):
-    leaves = [x.detach().requires_grad_(backward) for x in inputs]
-    start = time.perf_counter()
-    y = attend(*leaves, visibility)
-    if backward:
-        torch.autograd.grad(y.sum(), leaves)
-    return time.perf_counter() - start
-
-
-inputs = draw(1, 4, 4, 512, 512, 32)
-visibility = causal(512, 512)
-assert visibility.mask.numel() == 512**2  # made before the clock runs
-for backward in (False, True):
-    ratios = {"formula": [], "tiled": []}
-    for _ in range(9):
-        peer = seconds(sdpa_attention, inputs, visibility, backward)
-        for kind, values in ratios.items():
-            attend = ATTENTION_KINDS[kind]
-            values.append(seconds(attend, inputs, visibility, backward) / peer)
-    for kind, values in ratios.items():
-        low, middle, high = min(values), statistics.median(values), max(values)
-        name = f"{kind}, forward" + (" and backward" if backward else "")
-        print(f"{name:29} {middle:5.1f}  ({low:.1f} to {high:.1f}) x sdpa")
+# the scores 1 and 1 + log 0.5 have m = 1 and l = 1.5
+assert abs(l - (math.exp(1 - 3) + 0.5 * math.exp(1 - 3) + 1)) < 1e-9
 
 # %%
-# The tiled function is there to be read. A fused kernel does the same steps in compiled code, and on a GPU it holds the
-# tile in the fast memory of the chip.
+# The old scores were taken relative to 1 and belong relative to 3. Each is too large by :math:`e^{3 - 1}`, so all of
+# them shrink by :math:`e^{1 - 3}`. The new score is the maximum itself and adds :math:`e^0 = 1`.
 #
-# The scale keeps the entropy
-# ---------------------------
+# Attention also averages the values. Their weighted sum so far, **a**, is repaired by the same factor. At the end,
+# a / l is the result.
 #
-# Without the root a score of independent entries has variance D, as the page on GPT-2 showed. The entropy of the weights
-# tells how many keys a query really averages: it is :math:`\log S` for a plain mean and 0 for a single key.
+# Watch it on a sentence
+# ----------------------
 #
-# For many normal scores with variance 1, the mean of :math:`e^s` is near :math:`e^{1/2}` and the weighted mean of s is
-# near 1. So the entropy, the log-sum-exp minus the weighted mean, is near :math:`\log S + 1/2 - 1`, whatever D is.
-# Without the root the softmax comes close to picking one key.
+# The shipped GPT-2 reads a sentence. We take one head of its first layer, and ask where the full stop at the end
+# looks. There are ten keys, and we read them in tiles of four.
 
-widths = [4, 8, 16, 32, 64, 128, 256]
-entropy = {"with root": [], "without root": []}
-for width in widths:
-    generator = torch.Generator().manual_seed(width)
-    queries, keys = torch.randn(2, 512, width, generator=generator)
-    raw = queries @ keys.T
-    for name, s in zip(entropy, (raw / math.sqrt(width), raw)):
-        log_p = s.log_softmax(-1)
-        entropy[name].append(-(log_p.exp() * log_p).sum(-1).mean().item())
-
-levels = {"$\\log S - 1/2$": math.log(512) - 0.5}
-series = {name: (widths, values) for name, values in entropy.items()}
-made = curves(series, "D", "entropy, nats", levels)
-(ax,) = made.axes
-ax.lines[0].set(marker="o")
-ax.lines[1].set(marker="s", linestyle="-.")
-ax.set_xscale("log", base=2)
-ax.set(title="Entropy of the weights over S = 512 keys", ylim=(0, 6.5))
-ax.legend(frameon=False, loc="center right")
-plt.show()
-
-for value in entropy["with root"]:
-    assert abs(value - math.log(512) + 0.5) < 0.15
-assert entropy["without root"][-1] < 0.5
-
-# %%
-# A wrong scale raises no error, and the text may still look right. The next lines put wrong functions into the shipped
-# GPT-2: no root, and the root of C instead of D. They print the loss and the share of positions with the same most
-# likely successor.
-
-from lm_from_scratch.attention.kinds import attention_layers, use_attention_
+from lm_from_scratch.attention.kinds import attention_layers
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.text.corpora import load_corpus
-from lm_from_scratch.text.targets import next_token_targets
-from lm_from_scratch.training.loss import causal_lm_loss
 
-torch.set_grad_enabled(False)
-gpt2, tokenizer = load_shipped()
-texts = [
-    [tokenizer.eos_token_id, *tokenizer.encode(document.text[:2000])][:128]
-    for document in load_corpus("reference")
-]
-idx = torch.tensor([ids for ids in texts if len(ids) == 128][:4])
-right = gpt2(idx)
+model, tokenizer = load_shipped("gpt2-docs")
+ids = tokenizer.start("Return the number of items in a container.")
+kept = []
 
 
-def damaged(attend):
-    for layer in attention_layers(gpt2):
-        layer.attend = attend
-    logits = gpt2(idx)
-    use_attention_(gpt2, "sdpa")
-    loss = causal_lm_loss(logits, next_token_targets(idx)).item()
-    return loss, (logits.argmax(-1) == right.argmax(-1)).float().mean().item()
+def keep(q, k, v, visibility, dropout=0.0):  # each (B, H, T, D)
+    kept.append((q, k, v))
+    return right_attention(q, k, v, visibility, dropout)
 
 
-def scaled_by(factor):
-    def attend(q, k, v, visibility, dropout=0.0):
-        return formula_attention(factor * q, k, v, visibility)
-
-    return attend
-
-
-C = gpt2.config.n_embd
-D = C // gpt2.config.n_head
-results = {
-    "1 / root of D": damaged(scaled_by(1.0)),
-    "1 / root of C": damaged(scaled_by(math.sqrt(D / C))),
-    "no root": damaged(scaled_by(math.sqrt(D))),
-}
-for name, (loss, same) in results.items():
-    print(f"{name:15} loss {loss:.2f}   same successor {same:.0%}")
-assert results["1 / root of D"][1] > 0.99
-assert results["1 / root of C"][1] > 0.5
-losses = [loss for loss, _ in results.values()]
-assert losses == sorted(losses)
+layer = attention_layers(model)[0]
+right_attention, layer.attend = layer.attend, keep
+with torch.no_grad():
+    logits = model(torch.tensor([ids]))
+layer.attend = right_attention
 
 # %%
-# With the root of C, more than half of the most likely successors stay the same. Compare logits, not text.
-#
-# The axis of the softmax
-# -----------------------
-#
-# A softmax over the queries instead of the keys is one digit away: ``-2`` for ``-1``. Shapes fit, and columns sum to 1.
-# The divisor of a column holds later queries, so a token sees its future. And a single query, as in generation, gets
-# the weight 1 for every key.
+# Blue cells are the tile being read. Grey cells have been read *and forgotten*. The values have 32 features; we
+# follow the last one.
 
+from lm_from_scratch.instruments.diagrams import online_softmax_frames
 
-def over_queries(q, k, v, visibility, dropout=0.0):
-    scores = q @ k.mT / math.sqrt(q.shape[-1])
-    return scores.masked_fill(~visibility.mask, -torch.inf).softmax(-2) @ v
-
-
-q, k, v = draw(2, 3, 3, 7, 7, 5)
-changed = q.clone()
-changed[:, :, -1] += 1.0  # the last query; the results of the others must stay
-leaks = []
-for attend in (formula_attention, over_queries):
-    difference = attend(changed, k, v, causal(7, 7)) - attend(
-        q, k, v, causal(7, 7)
-    )
-    leaks.append(difference[:, :, :-1].abs().max())
-    print(f"{attend.__name__:18} results before it move by {leaks[-1]:.2f}")
-assert leaks[0] < 1e-5 and leaks[1] > 0.05
-first = attend(q[:, :, -1:], k, v, causal(1, 7))
-torch.testing.assert_close(first, v.sum(2, keepdim=True))
-print(f"in the shipped model: loss {damaged(over_queries)[0]:.2f}")
+q, k, v = (x[0, 3] for x in kept[0])  # head 3: (T, D)
+scores = k @ q[-1] / math.sqrt(32)  # (S,)
+words = ["⊢", *tokenizer.pieces(ids)[1:]]
+drawing = online_softmax_frames(words, scores.tolist(), v[:, -1].tolist(), 4)
+drawing
 
 # %%
-# Hidden scores
+# Each tile here holds a larger score than all tiles before it, so the sums are repaired twice. After the second repair,
+# most of the weight belongs to "container". The mark ⊢ is the start of the text.
+
+tiles = scores.split(4)
+assert tiles[0].max() < tiles[1].max() < tiles[2].max()
+weights = scores.softmax(0)
+assert weights.argmax() == 8 and words[8] == " container"
+assert weights[8] > 0.5
+assert f"a / l = {weights @ v[:, -1]:.2f}".replace("-", "−") in drawing.html
+
+# %%
+# The whole loop
+# --------------
+#
+# Here is attention in tiles for all heads and all queries at once. The line with ``masked_fill`` hides later tokens, as
+# always. Nothing in the loop is larger than T queries times one tile.
+
+
+def in_tiles(q, k, v, visibility, dropout=0.0, tile=4):
+    m = torch.full_like(q[..., :1], torch.finfo(q.dtype).min)  # (B, H, T, 1)
+    l, a = torch.zeros_like(m), torch.zeros_like(q)
+    for start in range(0, k.shape[2], tile):
+        keys = slice(start, start + tile)
+        s = q @ k[:, :, keys].mT / math.sqrt(q.shape[-1])  # (B, H, T, tile)
+        s = s.masked_fill(~visibility.rule(keys=keys), -torch.inf)
+        new_m = torch.maximum(m, s.amax(-1, keepdim=True))
+        factor, p = torch.exp(m - new_m), torch.exp(s - new_m)
+        l = factor * l + p.sum(-1, keepdim=True)
+        a = factor * a + p @ v[:, :, keys]
+        m = new_m
+    return a / l
+
+
+# %%
+# **Predict first.** We put this loop into every layer of the shipped model, where PyTorch's fused attention was. What
+# happens to the logits?
+#
+# * they stay the same, up to rounding
+# * they move a little, and less with larger tiles
+# * they are different numbers
+
+for layer in attention_layers(model):
+    layer.attend = in_tiles
+with torch.no_grad():
+    moved = (model(torch.tensor([ids])) - logits).abs().max()
+print(f"logits: up to {logits.abs().max():.0f}")
+print("moved by less than 0.0001:", bool(moved < 1e-4))
+
+assert moved < 1e-4
+
+# %%
+# Attention in tiles is *not* an approximation. Each repair is exact, so tiles of any size give the same result. Only
+# rounding differs, because sums are taken in another order.
+#
+# What it saves
 # -------------
 #
-# A hidden key must get the weight 0. In exact arithmetic a score of :math:`-\infty` does it. In floating point,
-# infinity becomes NaN here in two ways: times 0, and minus itself.
-#
-# The first way is a mask that is built by a product, as in older code: a triangle of large negative numbers, times the
-# condition that the key is in the future. The second is a row in which all keys are hidden.
+# In training, the memory that counts is what the forward pass keeps for the backward pass. Here it is for three ways
+# to compute the same attention: the formula with its table, the package's tiles, and PyTorch's fused kernel, ``sdpa``.
 
-minimum = torch.finfo(torch.float32).min
-later = (
-    torch.arange(7) > torch.arange(4, 7)[:, None]
-)  # 3 queries after 4 tokens
-padded = torch.tensor([[False, False], [False, True]])  # a row of padding
-print("fill      product, chunk   row without keys")
-for fill in (-math.inf, minimum):
-    product = torch.full((3, 7), fill).triu(1) * later
-    empty = torch.zeros(2, 2).masked_fill(~padded, fill).softmax(-1)
-    print(f"{fill:8.1e} {product.isnan().sum():7} NaN      {empty[0].tolist()}")
-assert product.isfinite().all()
-assert torch.equal(empty[0], torch.tensor([0.5, 0.5]))
-infinite = torch.full((3, 7), -math.inf).triu(1) * later
-assert infinite.isnan().any()
-assert torch.full((2,), -math.inf).softmax(-1).isnan().all()
+from lm_from_scratch.attention.kinds import ATTENTION_KINDS
+from lm_from_scratch.attention.visibility import Visibility
+from lm_from_scratch.instruments.record import record_saved
 
-# %%
-# With the most negative finite number no NaN appears, but the row without keys becomes a plain mean over hidden keys.
-# Therefore ``attention_weights`` sets hidden weights to 0 after the softmax. The last page of this chapter measures
-# what other functions return for such a row.
-#
-# Five kinds in one model
-# -----------------------
-#
-# Each kind is a function with one signature. To change the kind of a built model is one call, and the logits stay.
 
-for kind in ATTENTION_KINDS:
-    use_attention_(gpt2, kind)
-    error = (gpt2(idx) - right).abs().max().item()
-    print(f"{kind:8} logits differ by {error:.0e}")
-    assert error < 2e-4
-use_attention_(gpt2, "sdpa")
+def kept_bytes(kind, T):
+    q, k, v = torch.randn(3, 1, 4, T, 32, requires_grad=True)
+    places = torch.arange(T)[None]
+    causal = Visibility(places, places, dense=True)
+    with record_saved() as saved:
+        ATTENTION_KINDS[kind](q, k, v, causal, 0.0)
+    return sum(saved.values())
 
-# %%
-# Bug museum
-# ----------
-#
-# Q30: minus infinity, minus minus infinity
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-#
-# The page that assembles Qwen2 showed Q30: a fill of minus infinity gives NaN where a row sees no key. In tiles it is
-# worse: a *tile* without a visible key is enough.
-#
-# The recurrence on paper starts with :math:`m = -\infty`. If the first tile is hidden, the new maximum is
-# :math:`-\infty` too, and the factor is :math:`e^{-\infty + \infty}`. The next lines plant this start in a copy of the
-# package's source.
 
-from lm_from_scratch.attention import online_softmax
+lengths = [128, 256, 512, 1024, 2048]
+kept = {
+    kind: [kept_bytes(kind, T) / 2**20 for T in lengths]
+    for kind in ("formula", "tiled", "sdpa")
+}
 
-line = "torch.full_like(q_tile[..., :1], torch.finfo(work).min)"
-source = inspect.getsource(online_softmax)
-assert source.count(line) == 1
-planted = source.replace(
-    line, line.replace("torch.finfo(work).min", "-torch.inf")
-)
-mutant = {"__name__": "mutant"}
-exec(planted, mutant)
+_, (ax,) = figure(4.8, 3.4)
+for i, (kind, numbers) in enumerate(kept.items()):
+    style = ("o-", "s--", "D:")[i]
+    ax.plot(lengths, numbers, style, color=COLOURS[(3, 0, 2)[i]], label=kind)
+ax.set(title="Kept for the backward pass", xlabel="tokens", ylabel="MiB")
+ax.set_xscale("log", base=2)
+ax.set_yscale("log")
+ax.legend(frameon=False)
+plt.show()
 
-q, k, v = draw(2, 3, 3, 7, 7, 5)
-print("padding   NaN in real rows: planted, package   (tiles of 2)")
-for padding in (0, 1, 2, 3):
-    positions = torch.arange(7)[None] - padding
-    positions = positions.clamp(min=-1)  # padding has position -1
-    visibility = Visibility(positions, positions)
-    counts = [
-        attend(q, k, v, visibility, 2)[:, :, padding:].isnan().sum().item()
-        for attend in (mutant["attend_in_tiles"], attend_in_tiles)
-    ]
-    print(f"{padding:7} {counts[0]:20} {counts[1]:8}")
-    assert counts[0] == (0 if padding < 2 else q[:, :, padding:].numel())
-    assert counts[1] == 0
+assert kept["formula"][-1] > 3.8 * kept["formula"][-2]
+for kind in ("tiled", "sdpa"):
+    assert abs(kept[kind][-1] / kept[kind][-2] - 2) < 0.01
+assert kept["formula"][-1] > 20 * kept["tiled"][-1]
 
 # %%
-# The mutant passes without padding, and with less padding than a tile. Then every real token is NaN. The fixed line is
-# the package's start at the most negative finite number: :math:`e^{-\infty - m}` is 0 for every finite m. The check is
-# padding that fills a tile.
+# Twice the tokens need four times the memory with the table, and twice the memory without it. At 2,048 tokens the
+# table already costs more than twenty times as much.
 #
-# Which sentence is false?
-# ------------------------
-#
-# 1. To subtract one number from all scores of a row changes none of its weights.
-# 2. Attention in tiles is an approximation, which larger tiles make better.
-# 3. The number that the formula writes in place of a hidden score has no finite number below it.
-# 4. Of all scores of a query, the backward pass keeps one number.
-
-scores = torch.tensor([0.3, -1.2, 2.0], dtype=torch.float64)
-torch.testing.assert_close((scores - 7.0).softmax(0), scores.softmax(0))
-P = torch.exp(scores - scores.logsumexp(0))
-torch.testing.assert_close(P, scores.softmax(0))
-below = torch.nextafter(torch.tensor(minimum), torch.tensor(-math.inf))
-assert below == -math.inf
-
-places = torch.arange(7)[None]
-causal = Visibility(places, places)
-q, k, v = (x.double() for x in draw(1, 3, 3, 7, 7, 5))
-exact = formula_attention(q, k, v, causal)
-for tile in (1, 2, 7):
-    error = (attend_in_tiles(q, k, v, causal, tile) - exact).abs().max().item()
-    print(f"tiles of {tile}: within 1e-12 of the formula: {error < 1e-12}")
-    assert error < 1e-12
-
-# %%
-# The second sentence is false: tiles of any size give the same weights, because what was added up is put right whenever
-# the maximum rises. Only the order of the sums differs.
+# Fused kernels such as FlashAttention run this very loop. On a GPU, each tile stays in the small, fast memory of the
+# chip, and that makes them faster too. The backward pass needs the weights again, and computes them again, tile by
+# tile. The in-depth page shows how, and measures time and rounding.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* How often does the running maximum change in a row of S random scores? Count it for S = 10, 100, 1000 over
+# 1. In a row of S random scores, how often does the running maximum change? Count it for S = 10, 100 and 1000, over
 #    many rows. A right answer compares with :math:`1 + 1/2 + \dots + 1/S`. Hint: with what probability is the last of j
 #    scores the largest?
-# 2. *Easy.* Call ``attend_in_tiles`` with tiles of 8, 64 and 512 for T = 512, and count the peak with ``Peak``. A right
-#    answer shows which size has the smallest peak, and says what the smallest tiles cost instead. Hint: count the calls
-#    of ``tile_scores`` too.
-# 3. *Medium.* Compute the cross-entropy of T tokens over a vocabulary of V without ever holding T V logits: read the
-#    head's weight in slices of the vocabulary. A right answer equals ``F.cross_entropy`` to 1e-5, and its largest
-#    tensor is counted. Hint: the loss is the log-sum-exp minus the logit of the target; no accumulator is needed.
-# 4. *Hard.* Give each head a *sink*: one number that joins the sum l like a score, but has no value. Change the tiled
-#    forward, derive what changes in the backward pass, and give the gradient of the sink. Hint: a sink is a key with
-#    the value 0; which of L, :math:`\delta` and dS notice it? A right answer equals the formula with such a key, in
-#    value and gradient.
+# 2. Let ``in_tiles`` return m + log l too. A right answer equals ``torch.logsumexp`` of the visible scores, and
+#    explains why this single number is enough to compute any weight of the row again.
+# 3. Start m at minus infinity instead of the lowest finite number. The sentence above still works. Find a batch for
+#    which the result is NaN. Hint: which tile has no largest score? A right answer names the first line that makes a
+#    NaN.
 #
 # Summary
 # -------
 #
-# * The formula takes 4 B H T S D operations, and S / D times the memory of the queries for its weights.
-# * A running maximum, a running sum and an accumulator give the exact softmax in one pass. The same rule merges any two
-#   parts.
-# * Backward needs L and the result, because :math:`\sum_i P_{ti} \, dP_{ti} = dO_t \cdot y_t`. Values and gradients
-#   equal the formula's to 1e-12 in float64, for five sizes of tiles.
-# * From 1024 to 2048 tokens, the peak of the formula grows by more than 3.8, that of tiles and of the fused kernel by
-#   at most 2.01.
-# * Wrong scale, wrong axis and infinity fail without an error message. Padding that fills a tile finds the last.
-#
-# All kinds asked a ``Visibility`` who sees whom. The next page makes every mask from positions.
-#
-# Sources
-# -------
-#
-# * Vaswani et al.: `Attention Is All You Need <https://arxiv.org/abs/1706.03762>`_, 2017.
-# * Milakov, Gimelshein: `Online normalizer calculation for softmax <https://arxiv.org/abs/1805.02867>`_, 2018. The
-#   recurrence.
-# * Rabe, Staats: `Self-attention Does Not Need O(n2) Memory <https://arxiv.org/abs/2112.05682>`_, 2021.
-# * Dao et al.: `FlashAttention <https://arxiv.org/abs/2205.14135>`_, 2022. Tiles in the fast memory of a GPU, and the
-#   backward pass.
-# * `Flash-Decoding <https://pytorch.org/blog/flash-decoding/>`_, 2023. Merging parts of one row.
-# * NaN in the wild: `rows without any key <https://github.com/pytorch/pytorch/issues/103749>`_.
-
-import platform
-
-import lm_from_scratch
-
-print("python", platform.python_version())
-print("torch", torch.__version__)
-print("lm_from_scratch", lm_from_scratch.__version__)
+# * The table of scores grows with the square of the length; everything else in attention grows with the length.
+# * Remember the largest score m, the sum l and the weighted values a. When m rises, one factor repairs both sums.
+# * The result is exact for tiles of any size, so nobody needs to store the table.

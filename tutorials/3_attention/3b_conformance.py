@@ -2,41 +2,30 @@ r"""
 Every kind meets every case
 ===========================
 
-Five functions of this package claim to compute one result: the formula, the fused kernel, tiles, FlexAttention, and
-packed sequences. They are fast for different reasons, and they can go wrong in different places.
+The package has five kinds of attention: the formula, the fused kernel, tiles, and the two ways of the lesson on
+`packing <3_flex_and_packing.ipynb>`_, FlexAttention and packed sequences. All claim to compute one result. They are
+fast for different reasons, and can go wrong in different places. How do you find out that all of them are right?
 
-The first test of attention that one writes is a full causal text. This page puts every kind on every kind
-of input, forward and backward, in four number formats, and measures all of it against one slow and simple program. Then it plants bugs, and looks which
-inputs see them.
-
-You will learn
---------------
-
-* what a conformance matrix is, and why two fast programs that agree prove little,
-* how to read an oracle, and what it must not share with the programs it judges,
-* how large a rounding error may be, in units of the number format,
-* which input is needed to see which bug,
-* what a query without any key should give.
-
-Before you start
-----------------
-
-Read the first two pages of this chapter, on `attention <1_attention.ipynb>`_ and on `masks <2_masks.ipynb>`_. A CPU is
-enough, and ``transformers`` must be installed. Nothing is downloaded.
+Most people begin by testing a full causal text. This page puts every kind on every kind of input, forward and
+backward, in four number formats, and compares all of it with one slow and simple program. Then it plants bugs, and
+looks which inputs reveal them. Six of the seven pass the full causal text.
 
 One table instead of many tests
 -------------------------------
 
-The rows of the table are *cases*: who stands where, what is padding, how many heads share a key. The columns are
-*kinds*: functions with one signature. A cell holds the largest error of one kind on one case, or the words with which
-it refused.
+The rows of the table are *cases*: the positions of tokens, what is padding, how many heads share a key. The columns
+are *kinds*: functions with one signature. A cell holds the largest error of one kind on one case, or the message with
+which the kind refused.
 
-A table has an advantage over a list of tests. A new kind gets all cases, and a new case gets all kinds. The hole that
-nobody thought of is an empty cell that somebody can see.
+A table has an advantage over a list of tests. A new kind gets all cases, and a new case gets all kinds. A combination
+that nobody thought of is an empty cell that anybody can see.
 
-The expected result must come from elsewhere. Kinds that are compared with each other can share a mistake, as we will
-see. So an *oracle* stands beside the table: written to be read, in float64, and sharing no line with the kinds.
+The expected result must come from elsewhere, because kinds can share a mistake, as we will see. So there is an
+*oracle* beside the table: written to be read, in float64, and sharing no line with the kinds.
 """
+
+# sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_needs = ["1_attention", "2_masks"]
 
 import inspect
 import itertools
@@ -54,10 +43,10 @@ print(inspect.getsource(Case.visible))
 print(inspect.getsource(oracle))
 
 # %%
-# There is no mask tensor here, and no axis of rows or heads. Whether a query sees a key is decided with Python
-# integers, for one pair at a time. A query that sees nothing gets a sum of nothing, which is 0.
+# There is no mask tensor here. Whether a query sees a key is decided with Python integers, for one pair at a time. A
+# query that sees nothing gets a sum of nothing, which is 0.
 #
-# An oracle has to be checked by hand, because nothing judges it. Queries of 0 give all visible keys the same weight, so
+# Nothing checks the oracle, so you have to check it by hand. Queries of 0 give all visible keys the same weight, so
 # each result is a plain mean that you can compute in your head.
 
 from lm_from_scratch.instruments.conformance import itself
@@ -83,8 +72,8 @@ for name, (case, expected) in by_hand.items():
 # The cases
 # ---------
 #
-# A case is data: positions of queries and keys, documents, a window, numbers of heads. Here is one of them, and how
-# many cases have each property.
+# A case is data: positions of queries and keys, documents, a window, numbers of heads. Here is one case, and how many
+# cases have each property.
 
 from lm_from_scratch.attention.kinds import ATTENTION_KINDS
 from lm_from_scratch.instruments.conformance import CASES, DTYPES, matrix
@@ -124,16 +113,16 @@ assert len(total) == 9
 # How large may an error be?
 # --------------------------
 #
-# A number format rounds to a relative precision, its *epsilon*. Oracle and kind get the same inputs, rounded already,
-# so an error is one of the computation. It is the largest difference, divided by the largest entry of the result where
-# that exceeds 1.
+# A number format rounds to a relative precision, its *epsilon*. The oracle and the kinds get the same inputs, rounded
+# already, so every error comes from the computation. We take the largest difference, divided by the largest entry of
+# the result where that exceeds 1.
 #
-# Here is the rule of this page. A result may be wrong by 16 epsilon and a gradient by 64. The 16-bit formats get a
-# quarter of that, because their sums are taken in float32 and rounded late.
+# The limits of this page are 16 epsilon for results and 64 for gradients. The 16-bit formats get a quarter of that,
+# because their sums are taken in float32 and rounded late.
 #
-# One exception has a reason. A score of size n carries a rounding error of n times epsilon / 2, and the exponential
-# turns an absolute error into a relative one. So in two cases with huge scores, gradients in float32 and float64 may be
-# wrong by n epsilon.
+# There is one exception. A score of size n carries a rounding error of n times epsilon / 2, and the exponential turns
+# an absolute error into a relative one. So in two cases with huge scores, gradients in float32 and float64 may be wrong
+# by n epsilon.
 
 
 def largest_score(case):
@@ -165,8 +154,8 @@ def limits(cell):
 
 
 # %%
-# Dropout is random, so its case compares a mean over many draws with the result without dropout. Its error is noise,
-# and the limit is 0.1. It must not be zero either: then nothing was dropped.
+# Dropout is random, so its case compares a mean over many draws with the result without dropout. The error is noise,
+# and its limit is 0.1. An error of zero is wrong too: then nothing was dropped.
 
 
 def is_right(cell):
@@ -178,12 +167,12 @@ def is_right(cell):
 
 
 # %%
-# A NaN is not at most anything, so it counts as wrong.
+# A comparison with NaN is never true, so NaN counts as wrong.
 #
 # The matrix
 # ----------
 #
-# All of it runs now.
+# Now all of it runs.
 
 cells = list(matrix())
 tally = Counter(
@@ -202,7 +191,7 @@ assert tally.total() == len(cells)
 assert tally["right, forward and backward"] > len(cells) / 2
 
 # %%
-# No cell is wrong. That would also be true of a function that refuses everything, so the number of cells with a
+# No cell is wrong. A function that refuses everything would have no wrong cell either, so the number of cells with a
 # measured result matters as much.
 #
 # First the results in float32, forward. Numbers are errors in epsilon, rounded up: 0 is exact, and a dash is a refusal.
@@ -237,15 +226,15 @@ print(f"largest error in float32: {worst:.1e}")
 assert worst < 16 * torch.finfo(torch.float32).eps < 2e-6
 
 # %%
-# Then the gradients of queries, keys and values in the two cases with huge scores, in the same units. FlexAttention has
+# Then the gradients of queries, keys and values in the two cases with huge scores, in the same unit. FlexAttention has
 # no backward pass on a CPU.
 
 can_train = [kind for kind in ATTENTION_KINDS if kind != "flex"]
 table(1, torch.float32, can_train, HUGE)
 
 # %%
-# Such scores are large enough for rounding to matter, and kinds differ in what they round. This is what the exception
-# is for.
+# Such scores are large enough for rounding to matter, and kinds differ in what they round. That is why the limit has an
+# exception.
 #
 # Now all formats. For each kind, the next lines print the largest error in epsilon over all other cases, results and
 # gradients.
@@ -269,13 +258,12 @@ for which, title in enumerate(("forward", "gradient")):
         print(f"{kind:9}{row}")
 
 # %%
-# The figure has a dot for each of these cells; errors of 0 stand at the lower edge. Dashed lines are the limits of
+# The figure has a dot for each of these cells; errors of 0 are at the lower edge. Dashed lines are the limits of
 # float32 and float64, dotted lines those of the 16-bit formats.
 
-# sphinx_gallery_thumbnail_number = 1
 from lm_from_scratch.instruments.plot import COLOURS, figure
 
-made, axes = figure(6.4, 6.4, rows=2)
+_, axes = figure(6.4, 6.4, rows=2)
 for which, ax in enumerate(axes):
     for i, (dtype, name) in enumerate(formats.items()):
         for j, kind in enumerate(ATTENTION_KINDS):
@@ -312,8 +300,8 @@ plt.show()
 # Two kinds that agree
 # --------------------
 #
-# Why not save the oracle and compare kinds with each other? The next lines count the cells in which two kinds have the
-# same error to the last bit.
+# Why not do without the oracle and compare the kinds with each other? The next lines count the cells in which two kinds
+# have the same error to the last bit.
 
 errors = {(cell.kind, cell.case, cell.dtype): cell for cell in cells}
 same = Counter()
@@ -327,15 +315,15 @@ assert same.most_common(1)[0][0] == ("sdpa", "packed")
 assert same["sdpa", "packed"] > len(CASES) * len(DTYPES) / 2
 
 # %%
-# Packed sequences go through the fused kernel, one after the other, so ``sdpa`` and ``packed`` have the same error to the
-# last bit in more than half of their cells. If the kernel were wrong there, both would be wrong together, and a comparison of the
-# two would pass.
+# Packed sequences go through the fused kernel, one after the other. So ``sdpa`` and ``packed`` have the same error to
+# the last bit in more than half of their cells. If the kernel were wrong there, both would be wrong together, and a
+# comparison of the two would pass.
 #
 # What a kind refuses
 # -------------------
 #
-# A refusal is a ``ValueError`` with the reason. Nothing is computed wrongly in silence. These are the messages of this
-# run, with the number of cells and the cases.
+# A kind refuses with a ``ValueError`` that gives the reason; a wrong result without an error would be worse. These are
+# the messages, with the number of cells and the cases.
 
 refusals = defaultdict(list)
 for cell in cells:
@@ -357,13 +345,13 @@ assert {kind for kind, _, _ in refusals} == {"tiled", "flex", "packed"}
 
 # %%
 # The formula and the fused kernel refuse nothing. Packing takes the tokens out of their rows, so it needs them in
-# order. That is not so in a ring buffer, which is the case "keys in any order".
+# order. In a ring buffer they are not, which is the case "keys in any order".
 #
 # Planted bugs
 # ------------
 #
 # A test that never failed has not been tested. Here are seven bugs. The first widens a window by one key. Each of the
-# others replaces one expression, wherever it stands in a copy of the package's source, and nothing else.
+# others replaces one expression in a copy of the package's source, and nothing else.
 
 from lm_from_scratch.attention import attention, online_softmax
 from lm_from_scratch.attention.attention import formula_attention
@@ -436,8 +424,8 @@ red = {
 }
 
 # %%
-# They run in float32 and float16. A cell below is marked ``x`` if a result is wrong, and ``g`` if a gradient alone is.
-# Cases that see nothing are left out.
+# The bugs run in float32 and float16. A cell below is marked ``x`` if a result is wrong, and ``g`` if only a gradient
+# is. Cases that reveal no bug are left out.
 
 
 def mark(letter, case):
@@ -463,9 +451,9 @@ for case in CASES:
 assert all(red.values())
 
 # %%
-# Read the columns. A missing rescale is seen by the cases that are longer than a tile, and by no other: with fewer keys
-# than a tile holds, there is nothing to rescale. The corner is seen after a cache alone. The missing delta gives right
-# results everywhere, so only gradients show it. The missing float32 is seen in float16 and not in float32.
+# Read the columns. Only cases longer than a tile reveal a missing rescale: with fewer keys than a tile holds, there is
+# nothing to rescale. Only cases after a cache reveal the wrong corner. The missing delta gives right results
+# everywhere, so only gradients show it. The missing float32 shows in float16 and not in float32.
 
 long = {case for case in CASES if "longer than a tile" in case}
 assert {cell.case for cell in red["R"]} == long
@@ -475,8 +463,8 @@ marks = {mark("D", case) for case in CASES}
 assert marks == {"g", "."}
 
 # %%
-# Now read the row that everybody tests: "causal, known", a full text. Its results show no bug at all, and its gradients
-# show one.
+# Now read the row that everybody tests: "causal, known", a full text. Its results reveal no bug at all, and its
+# gradients reveal one.
 
 assert seen["causal, known"] == {"D"}
 assert mark("D", "causal, known") == "g"
@@ -489,18 +477,18 @@ for size in range(1, len(bugs) + 1):
     ]
     if groups:
         break
-print(f"{size} cases see all seven bugs, in {len(groups)} ways. One way:")
+print(f"{size} cases reveal all seven bugs, in {len(groups)} ways. One way:")
 print(*groups[0], sep="\n")
 assert 1 < size < len(bugs)
 
 # %%
-# A handful of cases would do for these seven bugs. The rest of the table is for the bugs that we have not thought of.
+# A few cases would be enough for these seven bugs. The rest of the table is for the bugs that we have not thought of.
 #
 # A query without a key
 # ---------------------
 #
-# In a padded batch some queries see nothing: their softmax is a fraction of 0 and 0. Programs differ in what they
-# return. Here is row 0 of the case "left padding", whose first token is padding, under seven functions.
+# In a padded batch some queries see nothing: their softmax divides 0 by 0. Programs differ in what they return. Here is
+# row 0 of the case "left padding", whose first token is padding, from seven functions.
 
 import transformers
 from transformers.models.qwen2.modeling_qwen2 import eager_attention_forward
@@ -549,11 +537,11 @@ for kind in ("formula", "tiled", "packed"):
     assert (results[f"package, {kind}"] == 0).all()
 
 # %%
-# A softmax over infinities gives NaN. With the most negative finite number it gives the plain mean of all seven values:
-# those of padding, and those of the future.
+# A softmax over infinities gives NaN. With the most negative finite number it gives the plain mean of all seven values,
+# including those of padding and of the future.
 #
-# Here the answer is 0, for three reasons. A sum over no keys is 0. A result of 0 reads nothing that is hidden, so
-# nothing can leak. And its gradient is 0, where a NaN would spread.
+# In this package the answer is 0, for three reasons. A sum over no keys is 0. A result of 0 contains nothing that is
+# hidden, so nothing can leak. And its gradient is 0, where NaN would spread.
 
 spread = softmax_with(-torch.inf)  # the next layer reads these as values
 weights = torch.zeros(7)
@@ -562,7 +550,7 @@ print("0 times NaN in the next layer:", (weights @ spread[0, 0])[:2].tolist())
 assert (weights @ spread[0, 0]).isnan().all()
 
 # %%
-# The last line is why one NaN in a row that nobody reads is not harmless: 0 times NaN is NaN.
+# So one NaN is not harmless, even in a row that nobody reads: 0 times NaN is NaN.
 #
 # Bug museum
 # ----------
@@ -582,8 +570,8 @@ lowest = torch.tensor(torch.finfo(torch.bfloat16).min).bfloat16()
 assert lowest - 10000 == lowest
 
 # %%
-# So the row of a padding token, meant to become a plain mean, becomes NaN if its scores are negative enough. The row is
-# never read, and the layer's real rows are right. The next layer multiplies its values by 0.
+# So the row of a padding token, which should become a plain mean, becomes NaN if its scores are negative enough. Nobody
+# reads that row, and the layer's real rows are right. But the next layer multiplies its values by 0.
 
 
 def add(scores, hidden):
@@ -615,14 +603,14 @@ for name, hide in (("add", add), ("fill", fill)):
 
 # %%
 # With small scores the mistake does not show, and in bfloat16 the minimum absorbs even a score of -10000. The fixed
-# line is in ``attention_weights``: it replaces hidden scores, in float32, and sets hidden weights to 0. The check puts
-# padding and large negative scores together, in float16, and looks at all rows, those of padding too.
+# line is in ``attention_weights``: it replaces hidden scores, in float32, and sets hidden weights to 0. The check
+# combines padding with large negative scores, in float16, and looks at all rows, including those of padding.
 #
 # Which sentence is false?
 # ------------------------
 #
 # 1. Two kinds that agree in every cell may both be wrong.
-# 2. One limit in epsilon allows float16 a larger error than bfloat16.
+# 2. A limit of 4 epsilon allows float16 a larger error than bfloat16.
 # 3. The gradient of a query that sees no key is 0.
 # 4. A kind that refuses every case has no wrong cell.
 
@@ -631,9 +619,9 @@ def refuses(*inputs):
     raise ValueError("no")
 
 
-twins = dict.fromkeys(("one", "two"), one_key_more)
+alike = dict.fromkeys(("one", "two"), one_key_more)
 few = {"window 2": CASES["window 2"]}
-one, two = matrix(twins, few, [torch.float64])
+one, two = matrix(alike, few, [torch.float64])
 assert one[2:] == two[2:]
 assert not is_right(one)
 
@@ -649,8 +637,8 @@ print("epsilon of float16 and bfloat16:", eps)
 assert eps[1] == 8 * eps[0]
 
 # %%
-# The second sentence is false. Of its 16 bits, bfloat16 gives three more to the range of its numbers than float16 does, so
-# its epsilon is eight times as large.
+# The second sentence is false. Of its 16 bits, bfloat16 spends three more on the range of its numbers than float16
+# does, so its epsilon is eight times as large.
 #
 # Exercises
 # ---------
@@ -670,15 +658,14 @@ assert eps[1] == 8 * eps[0]
 # Summary
 # -------
 #
-# * A conformance matrix puts every kind on every case, against an oracle that shares no code with them.
+# * A conformance matrix puts every kind on every case, and compares it with an oracle that shares no code with the
+#   kinds.
 # * No cell is wrong: where scores are below 10, results are within 16 epsilon and gradients within 64, and within a
 #   quarter of that in the 16-bit formats. What a kind cannot compute, it refuses.
 # * ``sdpa`` and ``packed`` have the same error to the last bit in more than half of the cells, because they share a
 #   kernel. Agreement is no proof.
-# * A full causal text shows none of seven planted bugs in its results, and one in its gradients.
-# * A query without a key gives 0, where a softmax gives NaN or the mean of what is hidden.
-#
-# Attention is settled. The next chapter gives the models a new task: to classify.
+# * A full causal text reveals none of seven planted bugs by its results, and one by its gradients.
+# * A query without a key gives 0, where a plain softmax gives NaN or the mean of what is hidden.
 #
 # Sources
 # -------
@@ -686,7 +673,8 @@ assert eps[1] == 8 * eps[0]
 # * Vaswani et al.: `Attention Is All You Need <https://arxiv.org/abs/1706.03762>`_, 2017.
 # * DeMillo, Lipton, Sayward: `Hints on Test Data Selection <https://doi.org/10.1109/C-M.1978.218136>`_, 1978. Tests are
 #   judged by planted bugs.
-# * Goldberg: `What Every Computer Scientist Should Know About Floating-Point Arithmetic <https://doi.org/10.1145/103162.103163>`_, 1991.
+# * Goldberg: `What Every Computer Scientist Should Know About Floating-Point Arithmetic
+#   <https://doi.org/10.1145/103162.103163>`_, 1991.
 # * Dao et al.: `FlashAttention <https://arxiv.org/abs/2205.14135>`_, 2022.
 # * Dong et al.: `Flex Attention <https://arxiv.org/abs/2412.05496>`_, 2024.
 # * Q23 in the wild: `the minimum plus a score <https://github.com/huggingface/transformers/pull/17306>`_.
