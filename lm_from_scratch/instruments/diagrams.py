@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from math import exp
 from typing import Any
 
 from lm_from_scratch.instruments.plot import COLOURS, printable
@@ -545,10 +544,10 @@ def online_softmax_frames(
         m = max(scores[j] for j in keys)
         if states:
             m = max(m, states[-1][0])
-        weights = [exp(scores[j] - m) for j in keys]
+        weights = [math.exp(scores[j] - m) for j in keys]
         l, a = sum(weights), sum(w * values[j] for w, j in zip(weights, keys))
         if states:
-            before, factor = states[-1], exp(states[-1][0] - m)
+            before, factor = states[-1], math.exp(states[-1][0] - m)
             power = f"{signed(before[0])} − {signed(m)}".replace("− −", "+ ")
             canvas.text(2, y + 86, f"factor  exp({power}) = {factor:.2f}", 12, "start", RED)
             parts = [f"{factor:.2f} × {signed(old)} + {signed(new)}".replace("+ −", "− ")
@@ -584,8 +583,8 @@ def packed_row(pieces: Sequence[Sequence[str]], width: int, a_line: int = 6) -> 
     cell = (343 - left) / a_line
     canvas = Canvas(
         343, high * -(-width // a_line) - 14,
-        f"{len(pieces)} documents in a row of {width} slots, {empty} of them empty. Positions start "
-        "again at 0 in each document, each has a number, and its last token has no target",
+        f"{len(pieces)} documents in a row of {width} slots, {empty} of them empty. Positions "
+        "start again at 0 in each document, each has a number, and its last token has no target",
     )  # fmt: skip
     for i, (piece, position, number) in enumerate([*slots, *[("", -1, -1)] * empty]):
         x, y = left + i % a_line * cell, i // a_line * high + 2
