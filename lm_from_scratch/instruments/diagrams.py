@@ -276,6 +276,7 @@ def model_sizes(configs: Mapping[str, Any], parameters: Mapping[str, int]) -> Dr
         for i, line in enumerate(numbers):
             canvas.text(166, y + 24 + 15 * i, line, 11, "start")
         y += height
+    return canvas.drawing()
 
 
 def _tip(x: float, y: float, radius: float, turn: float) -> tuple[float, float]:
@@ -491,6 +492,7 @@ def head_cells(titles: Sequence[str], owners: Sequence[Sequence[Sequence[int]]])
             canvas.box(x, top + 26 * head + 2, 18, 18, COLOURS[head % 5], 0.35, radius=2)
             canvas.text(x + 26, top + 26 * head + 11, f"head {head}", 12, "start")
         y += 12
+    return canvas.drawing()
 
 
 def shifted(pieces: Sequence[str], after: str) -> Drawing:
@@ -511,6 +513,7 @@ def shifted(pieces: Sequence[str], after: str) -> Drawing:
             canvas.text(x + width / 2, y + 13, printable(pair[k]), 1.6 * unit)
         canvas.line(x + width / 2, 47, x + width / 2, 71, arrow=True)
         x += width + 4
+    return canvas.drawing()
 
 
 def online_softmax_frames(
@@ -522,7 +525,7 @@ def online_softmax_frames(
     count = -(-len(words) // tile)
     states: list[tuple[float, float, float]] = []
     canvas = Canvas(width, top + count * high + 16, "")
-    columns = 44, 155, 279
+    columns = 44.0, 155.0, 279.0
     for x, name, meaning in zip(
         columns, "mla", ("largest score", "sum of exponentials", "weighted values")
     ):
