@@ -278,7 +278,7 @@ for name, values in per_token.items():
 
 # %%
 # The gain shrinks: the last step adds less than half of what the first one added. And a vocabulary
-# shortens the kind of text that it was learnt from. Code gains less than prose. Chinese, of which the
+# shortens the kind of text that it was learned from. Code gains less than prose. Chinese, of which the
 # training text has none, gains nothing: three bytes remain three tokens at every size.
 
 fig, (ax,) = figure(4.8, 3.4)
@@ -328,7 +328,7 @@ assert 128 * 4096 == 524_288
 assert 151_936 % 128 == 0 and tokenizer.decode([151_935]) == ""
 
 # %%
-# A larger vocabulary does not change what was learnt before: the merges are greedy, so the merges of
+# A larger vocabulary does not change what was learned before: the merges are greedy, so the merges of
 # a small tokenizer are the first merges of a large one.
 
 for size in sizes:
@@ -342,7 +342,7 @@ for size in sizes:
 # What the shipped tokenizer does
 # -------------------------------
 #
-# The shipped tokenizer has V = 4096 tokens, learnt from Python's documentation. Here it cuts six texts.
+# The shipped tokenizer has V = 4096 tokens, learned from Python's documentation. Here it cuts six texts.
 # Where the bytes of a token are not a whole character, the bytes are printed.
 
 
