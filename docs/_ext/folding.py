@@ -80,6 +80,8 @@ def kind(node: ast.stmt, drawing: set[str]) -> str:
     if isinstance(node, ast.FunctionDef):
         return "figure" if draws_only(node.body, drawing) else ""
     value = getattr(node, "value", None)
+    if isinstance(node, ast.Expr) and is_check(node.value):
+        return "check"
     if isinstance(value, ast.Call) and root(value.func) in drawing:
         if isinstance(node, ast.Assign):
             drawing.update(name.id for name in ast.walk(node) if is_target(name))
@@ -137,6 +139,12 @@ def is_target(node: ast.AST) -> bool:
 def is_call_of(node: ast.stmt, name: str) -> bool:
     call = getattr(node, "value", None)
     return isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == name
+
+
+def is_check(node: ast.expr) -> bool:
+    """Whether an expression is a call as `torch.testing.assert_close(...)`."""
+    name = getattr(getattr(node, "func", None), "attr", "")
+    return isinstance(node, ast.Call) and name.startswith("assert_")
 
 
 def is_table(node: ast.expr) -> bool:

@@ -20,6 +20,8 @@ def shown(code: str) -> list[tuple[str, str]]:
     [
         ("x = 1\n", [("x = 1", "")]),
         ("x = 1\nassert x\nassert x > 0\n", [("x = 1", ""), ("assert x", "checked: 2")]),
+        ("x = 1\ntorch.testing.assert_close(x, y)\n",
+         [("x = 1", ""), ("torch.testing.assert_close(x, y)", "checked: 1")]),
         ("assert x\nx = 1\n", [("assert x", "")]),  # before what follows: in its place
         ("for y in x:\n    assert y\n", [("for y in x:", "checked: 1")]),
         ("print(x)\n", [("print(x)", "")]),
