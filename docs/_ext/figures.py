@@ -18,7 +18,7 @@ from lm_from_scratch.instruments import plot
 THEMED = {"#000000": "currentColor", "#ffffff": "var(--lm-ground)"}
 THEMED |= dict.fromkeys(("#dddddd", "#e4e4e4", "#f4f4f4"), "var(--lm-faint)")
 #: In pixels: what a figure shrinks to, where letters can still be read.
-NARROW = 460
+NARROW = 500
 RST = """
 .. raw:: html
    :file: {}
