@@ -241,7 +241,7 @@ assert moved["epsilon outside root", 0.02] > moved["epsilon outside root", 0.25]
 # ~~~~~~~~~~~~~~~~~~~~~
 #
 # A user trained a GPT-2 and printed its scores. Many were below -10000, the number that hid the future. So the model
-# had learnt to push down the scores of the past, until the tokens that it must not see got the weight.
+# had learned to push down the scores of the past, until the tokens that it must not see got the weight.
 #
 # The published code of GPT-2 replaces a hidden score: it multiplies by 0 and subtracts 1e10. Later programs wrote
 # -10000, some as a replacement, some as a term that is added to the score. Neither hides a key once the scores are that

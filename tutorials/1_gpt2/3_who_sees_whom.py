@@ -136,7 +136,7 @@ def train(sees_future):
 # %%
 # **Predict first.** What does the training loss of the model that sees the future do?
 #
-# * It stays at 2.77: nothing can be learnt from random ids.
+# * It stays at 2.77: nothing can be learned from random ids.
 # * It falls almost to 0.
 # * It grows, because later tokens confuse the model.
 
@@ -199,7 +199,7 @@ torch.testing.assert_close(weights, maps[3][0, 3])
 
 # %%
 # That is the first drawing as a table. Would -10000 do, instead of minus infinity? The ``transformers`` library once
-# had it. A user's model learnt to push the scores of the past below -10000, and
+# had it. A user's model learned to push the scores of the past below -10000, and
 # `read the future <2b_testing_a_model.ipynb>`_.
 #
 # Heads are slices
@@ -218,7 +218,7 @@ after_block = x + block.mlp(block.ln_2(x))
 torch.testing.assert_close(after_block, states[4][0][0], atol=1e-4, rtol=0.0)
 
 # %%
-# The results of the heads are laid side by side again, and a last matrix mixes them. Each head has learnt to look
+# The results of the heads are laid side by side again, and a last matrix mixes them. Each head has learned to look
 # elsewhere.
 #
 # .. live:: look
