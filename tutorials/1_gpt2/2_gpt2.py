@@ -55,7 +55,7 @@ diagrams.tokens(pieces, ids.tolist())
 # Two lookups
 # -----------
 #
-# All that the model has learnt is in its tensors. Each has a name, so we put them into a dictionary.
+# All that the model has learned is in its tensors. Each has a name, so we put them into a dictionary.
 
 w = {
     name.removeprefix("transformer."): tensor
@@ -103,7 +103,7 @@ assert round(100 * (50257 + 1024) * 768 / 124_439_808) == 32
 # ---------
 #
 # Every part of the model reads a normalised copy of ``x``: each token's vector is shifted to mean 0 and scaled to
-# variance 1. Then each of the C columns gets a scale and a shift, both learnt. In the names, ``h.0`` is block 0.
+# variance 1. Then each of the C columns gets a scale and a shift, both learned. In the names, ``h.0`` is block 0.
 
 
 def norm(x, name):
@@ -246,7 +246,7 @@ def show_top(logits, n=5):
 show_top(logits)
 
 # %%
-# *If the file does not exist, an exception …* The model has learnt how documentation goes on.
+# *If the file does not exist, an exception …* The model has learned how documentation goes on.
 #
 # Nothing stops us from asking earlier. Here is the best guess from the stream before the first block (0), and after
 # each block. ``↵`` is the end of a line.

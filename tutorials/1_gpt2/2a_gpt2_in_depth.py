@@ -6,8 +6,8 @@ Is your GPT-2 right, and where do its parameters and its time go? This page deep
 `from token ids to the next word <2_gpt2.ipynb>`_. It computes GPT-2 once more from plain tensors, and after every step
 compares the result with what the ``transformers`` library has at the same point, until the logits are equal.
 
-Then it counts: parameters and multiplications of the published sizes, by formulas that are exact. How to test a
-model so that a wrong part cannot hide is a page of its own, `how to test a model <2b_testing_a_model.ipynb>`_.
+Then it counts the parameters and multiplications of the published sizes, by formulas that are exact. How a wrong part
+hides, and what finds it, is a page of its own: `how to test a model <2b_testing_a_model.ipynb>`_.
 
 A small model with large weights
 --------------------------------
@@ -428,8 +428,8 @@ print(f"largest difference {largest:.1e} at u = {u[at]:.1f}")
 assert 4e-4 < largest < 5e-4
 
 # %%
-# That the MLP looks at one token at a time, the lesson shows. Here all 22 rows are checked: with another first token,
-# only the first row of its result changes.
+# The MLP looks at one token at a time, as the lesson shows. Here it is checked for both rows of the batch: with another
+# first token, only the first token's result changes.
 
 other = h.clone()
 other[:, 0] += 1.0
@@ -658,7 +658,7 @@ for size in ends:
 
 # %%
 # The :math:`T^2` part overtakes the weights of a block when :math:`2 T^2 C > 12 T C^2`, that is beyond T = 6C. For the
-# smallest GPT-2 these are 4608 tokens, more than four times the length that it can read.
+# smallest GPT-2 this means 4608 tokens, more than four times the length that it can read.
 
 assert 6 * SIZES["gpt2"]["n_embd"] == 4608 > 4 * P
 

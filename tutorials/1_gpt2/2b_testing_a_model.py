@@ -16,7 +16,7 @@ Two models with random weights
 ------------------------------
 
 ``transformers`` builds a GPT-2 with 97 tokens, 32 features, 4 heads and 3 blocks, and gives us the expected logits.
-In one version the weights are drawn with standard deviation 0.25, in the other with 0.02, as before a training.
+In one version the weights are drawn with standard deviation 0.25, in the other with 0.02, as before training.
 """
 
 # sphinx_gallery_words = ["unit test", "regression test", "tolerance", "assert_close", "position_ids", "left padding"]
@@ -126,7 +126,7 @@ def unscaled(q, k, v, visibility, dropout=0.0):
     return formula_attention(q * math.sqrt(q.shape[-1]), k, v, visibility)
 
 
-def sighted(q, k, v, visibility, dropout=0.0):
+def see_everything(q, k, v, visibility, dropout=0.0):
     return F.scaled_dot_product_attention(q, k, v)
 
 
@@ -150,7 +150,7 @@ class EpsilonOutside(LayerNorm):
 
 damages = {
     "no position embedding": ("wpe", "forward", lambda positions: 0.0),
-    "no causal mask": ("h.{}.attn", "attend", sighted),
+    "no causal mask": ("h.{}.attn", "attend", see_everything),
     "no residual": ("h.{}", "__class__", NoResidual),
     "norm after the sum": ("h.{}", "__class__", PostNorm),
     "no final norm": ("ln_f", "forward", lambda x: x),
@@ -240,9 +240,12 @@ assert moved["epsilon outside root", 0.02] > moved["epsilon outside root", 0.25]
 # G25: a mask of -10000
 # ~~~~~~~~~~~~~~~~~~~~~
 #
-# A user of GPT-2 found that its output for a token depended on tokens after it. The published code replaces a hidden
-# score: it multiplies by 0 and subtracts 1e10. Later programs wrote -10000, some as a replacement, some as a term that
-# is added to the score. Neither hides a key once the scores are that large.
+# A user trained a GPT-2 and printed its scores. Many were below -10000, the number that hid the future. So the model
+# had learned to push down the scores of the past, until the tokens that it must not see got the weight.
+#
+# The published code of GPT-2 replaces a hidden score: it multiplies by 0 and subtracts 1e10. Later programs wrote
+# -10000, some as a replacement, some as a term that is added to the score. Neither hides a key once the scores are that
+# large.
 #
 # Here the weights of ``c_attn`` grow, and the scores grow with the square of the factor. Row 0 is padded as before, and
 # we put other tokens into its padding. The real tokens must not notice.
@@ -295,7 +298,8 @@ assert noticed["write the minimum", 100] == 0.0
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # A mask alone is not enough. If the padding is hidden but still counted, every real token is read at a wrong place.
-# The forward pass of ``transformers`` counts this way when it gets no ``position_ids``.
+# The forward pass of ``transformers`` counts this way when it gets no ``position_ids``. Its ``generate`` makes them
+# from the mask, so the two disagreed, and a user noticed.
 
 given = dict(attention_mask=attention_mask)
 mask_only = oracle(idx, **given).logits[0, 4:]
@@ -384,9 +388,9 @@ assert max(found["right"]) < 5e-5
 # ---------
 #
 # 1. *Easy.* Old checkpoints store the causal triangle as ``h.0.attn.bias``. A popular filter drops every name that
-#    ends in ``attn.bias``. Apply it to the names of
-#    ``model.state_dict()``: which ones go? Set these tensors to zero and measure how far the logits move. Hint: this is
-#    G16; ``CONSTANTS`` in ``checkpoint/weights.py`` shows a filter that is right.
+#    ends in ``attn.bias``. Apply it to the names of ``model.state_dict()``: which ones go? Set these tensors to zero
+#    and measure how far the logits move. Hint: this is G16; ``CONSTANTS`` in ``checkpoint/weights.py``
+#    shows a filter that is right.
 # 2. *Medium.* Add a damage to the table: ``view(B, H, T, D)`` without ``transpose``. Hint: write an ``Attention`` with
 #    a wrong ``forward``, like ``NoResidual``. A right answer says how far the logits move, and whether a token still
 #    sees only its past.

@@ -136,7 +136,7 @@ def train(sees_future):
 # %%
 # **Predict first.** What does the training loss of the model that sees the future do?
 #
-# * It stays at 2.77: nothing can be learnt from random ids.
+# * It stays at 2.77: nothing can be learned from random ids.
 # * It falls almost to 0.
 # * It grows, because later tokens confuse the model.
 
@@ -198,8 +198,9 @@ plt.show()
 torch.testing.assert_close(weights, maps[3][0, 3])
 
 # %%
-# That is the first drawing as a table. "Minus a large number" is not enough: with -10000 in its place, hidden tokens
-# have come back in `real models <2b_testing_a_model.ipynb>`_.
+# That is the first drawing as a table. Would -10000 do, instead of minus infinity? The ``transformers`` library once
+# had it. A user's model learned to push the scores of the past below -10000, and
+# `read the future <2b_testing_a_model.ipynb>`_.
 #
 # Heads are slices
 # ----------------
@@ -217,7 +218,7 @@ after_block = x + block.mlp(block.ln_2(x))
 torch.testing.assert_close(after_block, states[4][0][0], atol=1e-4, rtol=0.0)
 
 # %%
-# The results of the heads are laid side by side again, and a last matrix mixes them. Each head has learnt to look
+# The results of the heads are laid side by side again, and a last matrix mixes them. Each head has learned to look
 # elsewhere.
 #
 # .. live:: look
@@ -251,10 +252,10 @@ diagrams.head_cells(
 # The batch that wrote something else
 # -----------------------------------
 #
-# Prompts in one batch must have the same length, so short ones get padding in front, and a mask hides the padding. Yet
-# users of the ``transformers`` library found that a prompt in a batch got other logits than alone.
+# Prompts in one batch must have the same length, so short ones get padding in front, and a mask hides the padding. In
+# ``transformers``, a user found, ``generate`` and a plain forward pass disagreed about one and the same padded prompt.
 #
-# Here is the same mistake with our model:
+# Both hid the padding, but only one of them counted it. Here is this mistake with our model:
 
 from lm_from_scratch.attention.visibility import positions_from_mask
 
@@ -267,8 +268,7 @@ counted = torch.where(mask == 1, torch.arange(9), -1)  # -1: padding, hidden
 print(positions[0].tolist(), counted[0].tolist())
 
 # %%
-# Both lists hide the padding. But the second one still counts it, so the prompt begins at place 6. Here is the best
-# next token: alone, and with each of the two lists.
+# With the second list, the prompt begins at place 6. Here is the best next token: alone, and with each list.
 
 alone = model(torch.tensor([short]))[0, -1]
 right = model(batch, positions=positions)[0, -1]
