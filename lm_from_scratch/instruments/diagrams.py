@@ -86,6 +86,7 @@ class Canvas:
         self, x: float, y: float, radius: float, fill: str = "none", tint: float = 0.2,
         edge: str = INK,
     ) -> None:  # fmt: skip
+        """A circle around (x, y)."""
         self.marks.append(
             f'<circle cx="{x:g}" cy="{y:g}" r="{radius:g}" fill="{fill}" '
             f'fill-opacity="{tint:g}" stroke="{edge}"/>'
@@ -96,9 +97,11 @@ class Canvas:
         self.marks.append(f'<a href="{escape(address)}">')
 
     def end_link(self) -> None:
+        """What follows leads nowhere again."""
         self.marks.append("</a>")
 
     def drawing(self) -> Drawing:
+        """The sheet as it is."""
         linked = any(mark.startswith("<a ") for mark in self.marks)
         role = "group" if linked else "img"  # the parts of an image cannot be links
         return Drawing(

@@ -110,7 +110,7 @@ def read_texts(path: str | Path, chunk: int | None = None) -> list[Document]:
 
     A single file is cut into documents of about ``chunk`` characters: 4000, or less if the file
     would not give about twenty. It is cut between paragraphs; where these are too long, between
-    lines, then between words.
+    lines, then between words. Raises ``ValueError`` where there is no text.
     """
     path = Path(path)
     if path.is_dir():
