@@ -80,9 +80,8 @@ def train(model, stream, steps, lr=0.004, B=16):
 
 
 def as_stream(documents):
-    texts = [
-        [0, *tokenizer.encode(d.text)] for d in documents
-    ]  # token 0 comes between texts
+    # token 0 comes before each text
+    texts = [[0, *tokenizer.encode(d.text)] for d in documents]
     return torch.tensor([i for ids in texts for i in ids])
 
 
@@ -203,8 +202,8 @@ assert round(math.log(2048), 1) == 7.6 and round(math.log(50257), 1) == 10.8
 # * *Clipping* shortens a gradient that is longer than 1, so that one strange batch cannot undo the work of a
 #   hundred others.
 #
-# Learnt, or learnt by heart?
-# ---------------------------
+# Learned, or learned by heart?
+# -----------------------------
 #
 # A pupil who has seen the answers gets full marks and may have understood nothing. So the test is on text that
 # the model has not seen.
