@@ -1,6 +1,6 @@
 r"""
-Learning curves in depth: what has the model learnt?
-====================================================
+Learning curves in depth: what has the model learned?
+=====================================================
 
 The loss falls. Is the model good? Which of two numbers is better, and by how much must they differ? This page
 deepens the lesson on `training <4_training.ipynb>`_: it puts models that you can count by hand, compressors,
@@ -261,7 +261,7 @@ ax.set_title("A model learns: the loss and three baselines")
 plt.show()
 
 # %%
-# Is there a moment at which the model has learnt the frequencies and nothing else? The gradient at the
+# Is there a moment at which the model has learned the frequencies and nothing else? The gradient at the
 # logits told us to expect one. A number makes it visible. Compare the entropy :math:`H` of the *mean*
 # prediction with the *mean entropy* of the predictions:
 #
@@ -293,7 +293,7 @@ assert context[400] > 1.0
 # %%
 # At step 30 the loss is within 0.3 nats of the unigram, and :math:`I` is below 0.05 nats: less than in the
 # random model, whose predictions depended on the context without any sense. At the end it is more than 1
-# nat. The model learnt *what is frequent*, then *what follows what*.
+# nat. The model learned *what is frequent*, then *what follows what*.
 #
 # What the model says on the way
 # ------------------------------
@@ -552,7 +552,7 @@ for part in (
 # -------
 #
 # * Compare losses per token only between models with the same tokenizer; bits per byte compare everything.
-# * The nano model learnt frequencies first and context second, and ended below every bigram we tried.
+# * The nano model learned frequencies first and context second, and ended below every bigram we tried.
 # * Differences smaller than the spread between seeds say nothing.
 # * On the training text both models do better than on held-out text, by more than the frequency of the tokens
 #   explains. So measure on text that the model has not seen (check 5).
