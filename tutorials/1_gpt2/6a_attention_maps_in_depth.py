@@ -1,32 +1,11 @@
 r"""
-What attention looks at
+Attention maps in depth
 =======================
 
-Attention is the only place in a GPT-2 where one token can learn from another. Its weights can be drawn,
-and the drawings are tempting: a bright cell seems to say *why* the model predicts what it predicts. How
-much of that is true?
-
-This page draws maps, but it trusts measurements. It scores every head of a real model, finds a circuit
-of two heads in a small one, and then breaks heads to see what they were for.
-
-.. live:: look
-   :model: gpt2-docs
-
-You will learn
---------------
-
-* to record the maps of a model without changing what it computes, and which laws they must obey,
-* to measure what each head looks at, against what a head that looks everywhere would score,
-* how two heads in two layers learn to copy, and how suddenly,
-* to test a claim about a head by removing the head,
-* what a map does not tell.
-
-Before you start
-----------------
-
-Read the pages on `the model <2_gpt2.ipynb>`_ and on `training <4_training.ipynb>`_ first. You need one CPU core. The
-model is the small GPT-2 that comes with the package; a second one is trained on this page. ``transformers`` must be
-installed (the package's ``test`` extra brings it): the page compares its maps with ours.
+Is a recorded map right? Which of 32 heads is worth a look, and how much of what you see is chance? This page takes the
+maps of the lesson on `attention maps <6_attention_maps.ipynb>`_ apart: four laws that every map obeys, a score for
+every head of the shipped GPT-2, a copying circuit of two heads that forms while you watch, and what is lost without
+each head.
 
 A map is a matrix of weights
 ----------------------------
@@ -43,6 +22,7 @@ function ``attention_maps`` runs the model and returns one tensor (B, H, T, T) f
 is from a document that was held out from training.
 """
 
+# sphinx_gallery_words = ["attention sink", "output_attentions", "activation patching", "mechanistic interpretability"]
 # sphinx_gallery_thumbnail_number = 3
 
 import math
@@ -94,7 +74,7 @@ assert all(layer.shape == (1, H, len(ids), len(ids)) for layer in maps)
 # Four laws
 # ---------
 #
-# A recorded map can be wrong in silence. Four laws are cheap to check.
+# A recorded map can be wrong without an error. Four laws are cheap to check.
 #
 # Each row sums to 1, because it is a softmax. Nothing flows from the future, and the weight there is not
 # small but exactly 0.
@@ -237,13 +217,12 @@ assert column.argmax() == 0 and column[0] > 1.5 * even.mean()
 assert column.topk(3).values.sum() > 0.5
 
 # %%
-# Read the map by columns. A dark column is a key that many tokens look at, whatever they are themselves. The
-# darkest is BOS, the start of the document, and more than half of all weight lies on the three columns that are
-# printed. Looking everywhere favours the first columns, too, because more rows can see them; BOS gets more than
-# 1.5 times that.
+# Read the map by columns. A dark column is a key that many tokens look at, whatever they are themselves. The darkest is
+# BOS, the start of the document, and the three printed columns hold more than half of all weight. Looking everywhere
+# favours the first columns, too, because more rows can see them. BOS gets more than 1.5 times that.
 #
-# All heads of that layer read the same vectors. They look at them in different ways: for any two of them, some
-# weight differs by more than 0.3. The entropies in the titles are those of the held-out texts.
+# All heads of that layer read the same vectors, but in different ways: between any two of them, some weight differs by
+# more than 0.3. The entropies in the titles are those of the held-out texts.
 
 fig, axes = figure(5.4, 5.8, 2, 2)
 for h, ax in enumerate(axes):
@@ -262,9 +241,9 @@ for a in range(H):
 # Measure every head
 # ------------------
 #
-# A picture of one sentence invites stories. So turn each story into a number: mark the keys that the story
-# talks about, and take the mean weight on them, over all queries that have such a key. The same number
-# for a head that looks everywhere, with weight :math:`1/(t+1)` on each visible key, is the baseline.
+# The lesson turned three habits into numbers. Here are six, for every head of GPT-2. A score is the mean weight on the
+# marked keys, over all queries that have such a key. The baseline is the same number for a head that looks everywhere,
+# with weight :math:`1/(t+1)` on each visible key.
 
 causal = torch.ones(T, T, dtype=torch.bool).tril()
 
@@ -310,8 +289,8 @@ for name, marked in stories.items():
     )
 
 # %%
-# The table of the best is one thing; the map of all scores shows whether the best is an exception. Each
-# cell is the score of a head divided by the uniform score, so 1 is what looking everywhere would give.
+# Is the best head an exception? The map of all scores answers that. Each cell is the score of a head divided by the
+# uniform score, so 1 is what looking everywhere would give.
 
 fig, axes = figure(5.4, 7.4, 2, 3)
 for ax, (name, (scores, uniform)) in zip(axes, found.items()):
@@ -353,10 +332,9 @@ assert previous.max() < 0.9 and ends.max() < 0.9
 # Does the model copy?
 # --------------------
 #
-# A model that reads ``A B ... A`` can guess ``B``, whatever ``A`` and ``B`` are, if a head looks at the
-# token *after* the first ``A``. Such a head is called an *induction head* (Olsson et al., 2022). The test
-# shows a sequence of n random tokens twice: nothing but copying predicts the second copy. The tokens are
-# drawn from the 300 most frequent ones, so that each is a token that the model knows well.
+# An *induction head* (Olsson et al., 2022) looks at the token *after* an earlier copy of the present one. The test
+# shows n random tokens twice: nothing but copying predicts the second copy. The tokens are drawn from the 300 most
+# frequent ones, so that the model knows each of them well. Both shipped models take the test.
 
 flat = torch.tensor([token for t in tokens for token in t])
 pool = torch.bincount(flat, minlength=model.config.vocab_size).topk(300).indices
@@ -380,27 +358,34 @@ n = 40
 place = torch.arange(2 * n + 1)
 copied_from = (place[:, None] - place[None, :] == n - 1) & (place[:, None] > n)
 copies = []
-for seed in range(3):
-    idx = twice(n, seed)
-    assert torch.equal(idx[:, n + 1 :], idx[:, 1 : n + 1])
-    nats = surprise(model, idx)
-    first, second = nats[:, 1:n].mean().item(), nats[:, n + 1 :].mean().item()
-    scores, uniform = score(
-        torch.stack(attention_maps(model, idx)), copied_from[None]
-    )
-    copies.append((first, second, scores.max(), uniform))
-    best = head(scores)
-    print(f"seed {seed}: loss {first:.2f} -> {second:.2f}", end="   ")
-    print(f"best head {best}: {scores[best]:.3f}, uniform {uniform:.3f}")
+for name in ("gpt2-docs", "qwen2-docs"):
+    reader, _ = load_shipped(name)  # both have the same tokenizer
+    for seed in range(3):
+        idx = twice(n, seed)
+        assert torch.equal(idx[:, n + 1 :], idx[:, 1 : n + 1])
+        nats = surprise(reader, idx)
+        first, second = (
+            nats[:, 1:n].mean().item(),
+            nats[:, n + 1 :].mean().item(),
+        )
+        scores, uniform = score(
+            torch.stack(attention_maps(reader, idx)), copied_from[None]
+        )
+        copies.append((first, second, scores.max(), uniform))
+        best = head(scores)
+        print(
+            f"{name:10} seed {seed}: loss {first:.2f} -> {second:.2f}", end=""
+        )
+        print(f"   best head {best}: {scores[best]:.3f}, uniform {uniform:.3f}")
 guess = math.log(model.config.vocab_size)
 print(f"guessing evenly: {guess:.2f}")
 
 # %%
 # Every loss here is above :math:`\log V`, the loss of a guess that gives all V tokens the same probability. The
-# model expects sentences, and random tokens surprise it more than they would surprise that guess.
+# models expect sentences, and random tokens surprise them more than they would surprise that guess.
 #
-# A model that copies would be hardly surprised by the second copy. This one is a little less surprised
-# than by the first, and no head looks where an induction head has to look.
+# A model that copies would be hardly surprised by the second copy. These two are a little less surprised than by the
+# first, and no head looks where an induction head has to look.
 
 for first, second, best_score, uniform in copies:
     assert 0.8 * first < second < first
@@ -408,15 +393,17 @@ for first, second, best_score, uniform in copies:
     assert best_score < 3 * uniform
 
 # %%
-# A test that finds nothing needs a control: can it find anything? So we make a model that *has* to copy.
+# A test that finds nothing needs a control: can it find anything? So we train a model that *has* to copy.
 #
-# A specimen that has to copy
-# ---------------------------
+# A model that has to copy
+# ------------------------
 #
-# The specimen reads texts of 16 letters. Each text has a secret of its own: an order of the letters around
-# a circle. The text walks along the circle and jumps to a random letter now and then. What follows a
-# letter can be known only from the same text, at the place where that letter stood before. Only those
-# targets count.
+# The lesson trained the smallest copier, and its first head took what stood before from several letters at once. Here
+# is a task that makes the two parts of the circuit clean.
+#
+# Each text of 16 letters has a secret of its own: an order of the letters around a circle. The text walks along the circle
+# and jumps to a random letter now and then. What follows a letter can be known only from the same text, at the place
+# where that letter stood before. Only those targets count.
 
 LETTERS = "abcdefghijklmnop"
 V, LENGTH = len(LETTERS), 48
@@ -468,11 +455,11 @@ rest = dict(
     initializer_range=0.1, embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0
 )
 torch.manual_seed(0)
-specimen = Model(
+copier = Model(
     GPT2Config(**shape, **rest, bos_token_id=None, eos_token_id=None)
 )
 optimizer = torch.optim.AdamW(
-    parameter_groups(specimen, 0.01), betas=(0.9, 0.98), fused=True
+    parameter_groups(copier, 0.01), betas=(0.9, 0.98), fused=True
 )
 
 test = circle_text(32, generator)
@@ -493,13 +480,13 @@ def examine(model):
 
 texts = circle_text(24 * STEPS, generator)  # all at once: 24 for each step
 batches = list(zip(texts.idx.split(24), texts.targets.split(24)))
-history = {0: examine(specimen)}
+history = {0: examine(copier)}
 for step, batch in enumerate(batches, start=1):
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(step, config)
-    optimizer_step(specimen, optimizer, [Batch(*batch)], config)
+    optimizer_step(copier, optimizer, [Batch(*batch)], config)
     if step % 20 == 0:
-        history[step] = examine(specimen)
+        history[step] = examine(copier)
 
 final_loss, final = history[STEPS]
 for name, (scores, uniform) in final.items():
@@ -514,13 +501,13 @@ for name, (scores, uniform) in final.items():
 # Now the test from above: the 16 letters in a random order, twice.
 
 once = torch.rand(32, V, generator=generator).argsort(1)
-nats = surprise(specimen, torch.cat([once, once], 1)).mean(0)
+nats = surprise(copier, torch.cat([once, once], 1)).mean(0)
 first, second = float(nats[: V - 1].mean()), float(nats[V:].mean())
 print(f"loss {first:.2f} -> {second:.2f}")
 assert second < 0.3 * first
 
 # %%
-# The test works: the specimen's loss on the second copy is less than a third of that on the first. And it
+# The test works: the copier's loss on the second copy is less than a third of that on the first. And it
 # learnt to copy suddenly.
 
 losses = {step: loss for step, (loss, _) in history.items()}
@@ -579,14 +566,14 @@ assert previous_head[0] < induction_head[0]
 
 w = 24
 labels = [LETTERS[i] for i in test.idx[0, :w]]
-specimen_maps = attention_maps(specimen, test.idx[:1])
+copier_maps = attention_maps(copier, test.idx[:1])
 fig, axes = figure(5.4, 9.6, 2, 1)
 for ax, name, (l, h) in zip(
     axes, ["previous token", "induction"], [previous_head, induction_head]
 ):
     attention_map(
         ax,
-        specimen_maps[l][0, h, :w, :w],
+        copier_maps[l][0, h, :w, :w],
         labels,
         f"{name}: layer {l}, head {h}",
     )
@@ -594,15 +581,14 @@ for ax, name, (l, h) in zip(
 plt.show()
 
 # %%
-# Together they are a circuit. The lower head writes into every token which letter stood before it. The
-# upper head asks with its own letter, "who came after me?", and finds the tokens whose predecessor is that
-# letter. That is a story, and so far we have only pictures and scores for it.
+# Together they are a circuit. The lower head writes into every token which letter stood before it. The upper head looks
+# with its own letter for the tokens that came after that letter. So far we have only pictures and scores for this story.
 #
 # Break it
 # --------
 #
-# A head that matters can be removed. Each head owns D columns of the input of ``c_proj``: setting them to 0
-# removes what it says, and leaves everything else as it is. A hook does it to a finished model.
+# Each head owns D columns of the input of ``c_proj``. As in the lesson, a hook sets them to 0, now for several heads at
+# once.
 
 
 @contextmanager
@@ -627,8 +613,8 @@ def without(model, heads):
 
 
 all_heads = [(l, h) for l in range(3) for h in range(2)]
-with without(specimen, []):
-    assert examine(specimen)[0] == final_loss
+with without(copier, []):
+    assert examine(copier)[0] == final_loss
 groups = {
     "none": [],
     "previous-token heads": [
@@ -648,14 +634,14 @@ groups["all other heads"] = [pair for pair in all_heads if pair not in used]
 
 result = {}
 for name, heads in groups.items():
-    with without(specimen, heads):
-        loss, scores = examine(specimen)
+    with without(copier, heads):
+        loss, scores = examine(copier)
     result[name] = loss, scores["induction"][0].max().item()
     which = " ".join(f"{l}.{h}" for l, h in heads)
     print(
         f"without {name:21} {which:12} loss {loss:.2f}  induction {result[name][1]:.2f}"
     )
-assert examine(specimen)[0] == final_loss  # the hooks are gone
+assert examine(copier)[0] == final_loss  # the hooks are gone
 
 # %%
 # Without the previous-token head the loss is back at the level of a model that knows nothing, *and the
@@ -684,7 +670,7 @@ ax.set_title("The loss without ...")
 plt.show()
 
 # %%
-# Two lines of this table are lessons of their own. Removing *one* induction head does less than half of the
+# Look at two lines of this table again. Removing *one* induction head does less than half of the
 # damage of removing all, because another head does the same job: a small effect does not prove that a head
 # has no role. And with all induction heads silenced their maps are as bright as before. A map shows what a
 # head reads, never whether anybody listens to what it says.
@@ -692,7 +678,7 @@ plt.show()
 # The brightest map and the most needed head
 # ------------------------------------------
 #
-# Now do the same to the real model: silence each of its 32 heads in turn, and measure the loss on 16
+# The lesson switched off three heads of the shipped Qwen2. Now take GPT-2, and all of them: silence each of its 32 heads in turn, and measure the loss on 16
 # rows of held-out text. If a sharp map were a sign of importance, the sharp heads would do the most damage.
 
 some = rows[:16]
@@ -754,21 +740,22 @@ assert difference.mean() > 2 * error
 assert abs(order) < 0.7
 
 # %%
-# The head with the flattest map, which looks at everything almost alike, is more than twice as needed as the
-# median head, and more than the head with the sharpest map, by more than two standard errors. Its pale picture would not have been chosen for a
-# figure. One can guess what a mean over everything is good for; the measurement says that it is needed.
+# The head with the flattest map looks at everything almost alike. Nobody would choose its pale picture for a figure. Yet it
+# is more than twice as needed as the median head, and more than the head with the sharpest map, by more than two
+# standard errors. One can guess what a mean over everything is good for; the measurement says that it is needed.
 #
 # What a map is not
 # -----------------
 #
 # * A map is not an explanation. Jain and Wallace (2019) found, for trained text classifiers, very different
-#   weights that give the same predictions. What follows from that is disputed; see the sources.
+#   weights that give the same predictions. What follows from that is disputed; see the sources. That BERT rests on its
+#   separator is from Clark et al. (2019).
 # * Position s in a higher layer is not token s. Its vector has been mixed with others below: the induction
 #   head finds a letter by what stood *before* it.
 # * A weight is not a contribution. What flows is the weight times the value, and a value can be small
 #   (Kobayashi et al., 2020). Many large models put much weight on the first token although it says little:
 #   an *attention sink* (Xiao et al., 2023).
-# * Ablation has limits, too. A silent head is not something that the model has met in training, and other
+# * Switching off has limits, too. A silent head is not something that the model has met in training, and other
 #   heads can step in.
 #
 # Is there a sink in our small model? The score of the first token says no.
@@ -846,8 +833,8 @@ else:
     raise AssertionError("the old mask fitted")
 
 # %%
-# That crashed, which is the lucky case. The corner of T rows and all S columns fits, and it is wrong in
-# silence. It is also what ``is_causal=True`` means in PyTorch. To see what a fused kernel looks at, let the
+# That crashed, which is the lucky case. The corner of T rows and all S columns fits, and it is wrong
+# without an error. It is also what ``is_causal=True`` means in PyTorch. To see what a fused kernel looks at, let the
 # values be unit vectors: then its output *is* the map.
 
 unit = torch.eye(S)[None, None]
@@ -931,30 +918,27 @@ assert error > 0.5
 #
 # 1. *Easy.* Add the story "a quotation mark" to ``stories``. Which head likes it most, and how far above
 #    uniform is it? Hint: build the mark as for the line ends.
-# 2. *Easy.* Train the specimen with one layer. How low does the loss get, and why? Hint: a circuit of two
-#    heads needs two layers.
-# 3. *Medium.* Replace each head's output by its mean over many texts instead of by 0. Does the order of the
+# 2. *Medium.* Replace each head's output by its mean over many texts instead of by 0. Does the order of the
 #    damage change? Hint: collect the input of ``c_proj`` with a hook first.
-# 4. *Hard.* Remove *pairs* of heads in the shipped model and look for pairs that do more damage together
+# 3. *Hard.* Remove *pairs* of heads in the shipped model and look for pairs that do more damage together
 #    than the sum of both. Hint: 496 pairs are many; begin with the pairs of one layer.
 #
 # Summary
 # -------
 #
-# * A recorded map obeys laws: rows sum to 1, the future and padding have weight 0, recording changes no logit,
+# * A correct map obeys laws: rows sum to 1, the future and padding have weight 0, recording changes no logit,
 #   and ``transformers`` gives the same maps.
 # * The shipped model has a head that looks at the previous token and one that looks at line ends, both more
 #   than 2.5 times as much as chance. It hardly copies, and no head passes the induction test.
-# * The specimen copies with two kinds of heads in two layers. Without the lower one, the upper ones go blind.
+# * The copier copies with two kinds of heads in two layers. Without the lower one, the upper ones go blind.
 # * The flattest map of the shipped model belongs to a head that is more than twice as needed as the median one.
-#
-# You have followed a language model from text to single heads. The next chapter turns it into a Qwen2, part by part.
 #
 # Sources
 # -------
 #
 # * Olsson et al.: `In-context Learning and Induction Heads <https://arxiv.org/abs/2209.11895>`_, 2022.
 # * Elhage et al.: `A Mathematical Framework for Transformer Circuits <https://transformer-circuits.pub/2021/framework/index.html>`_, 2021. How heads compose.
+# * Clark et al.: `What Does BERT Look At? <https://arxiv.org/abs/1906.04341>`_, 2019. The separator as a resting place.
 # * Jain, Wallace: `Attention is not Explanation <https://arxiv.org/abs/1902.10186>`_, 2019.
 # * Wiegreffe, Pinter: `Attention is not not Explanation <https://arxiv.org/abs/1908.04626>`_, 2019. The reply.
 # * Kobayashi et al.: `Attention is Not Only a Weight <https://arxiv.org/abs/2004.10102>`_, 2020. Weights and norms of values.
