@@ -1,1057 +1,311 @@
 r"""
-Which module is this from?
-==========================
+Which module does this docstring come from?
+===========================================
 
-A trained language model turns a text into states. One linear map on the right state turns the text into a label.
+"Return the charset of the message header." That is from ``asyncio``, ``email``, ``importlib``, ``logging``,
+``multiprocessing`` or ``xml``. You guess ``email``. How would a language model, which only ever guesses the next
+token, learn to answer such a question?
 
-This page asks which package of Python's standard library a docstring comes from. It compares the shipped GPT-2 with
-its own architecture without training, and with a naive Bayes of a few lines. It also asks what the model had read before,
-because that decides what the numbers mean.
-
-You will learn
---------------
-
-* which state of a causal model stands for a whole text,
-* how to pool it under any padding, and what a wrong column costs in accuracy,
-* how many labels a frozen backbone saves, and when a word count is as good,
-* how the result changes if the model never read the texts,
-* how to equal ``Qwen2ForSequenceClassification`` of transformers, and where to differ.
-
-Before you start
-----------------
-
-Read the pages on `GPT-2 <../1_gpt2/2_gpt2.ipynb>`_ and on `training <../1_gpt2/4_training.ipynb>`_. A CPU is enough,
-``transformers`` must be installed (the package's ``test`` extra brings it), and nothing is downloaded.
-
-Letters name axes: B rows of a batch, T tokens, C features of a state, V entries of the vocabulary, K labels.
-
-The question
-------------
-
-The package's corpus of docstrings is already on your disk. Here is the beginning of a document. Its first line is the
-qualified name and the signature.
+It needs a *head*: one small matrix, trained in a second. The texts to learn from are the docstrings of these packages, on
+your disk. The name of the function would give the answer away, so we keep only what is below it.
 """
 
-import collections
-import copy
-import inspect
-import itertools
-import math
-import random
+# sphinx_gallery_needs = ["../1_gpt2/2_gpt2", "../1_gpt2/4_training"]
+# sphinx_gallery_words = ["text classification", "ForSequenceClassification", "linear probe", "score head", "num_labels"]
+# sphinx_gallery_thumbnail_number = 1
 
-import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 
 from lm_from_scratch.text.corpora import docstrings, split
 from lm_from_scratch.text.document import Document
 
-corpus = docstrings()
-example = next(d for d in corpus if d.name.endswith("BoundedSemaphore"))
-print(example.group)
-print(example.text[:130])
-assert example.text.startswith(example.name.removeprefix("docstrings/"))
+PACKAGES = ["asyncio", "email", "importlib"]
+PACKAGES += ["logging", "multiprocessing", "xml"]
 
-# %%
-# The name gives the answer away, so it goes: only the text below the first line is used. Texts of fewer than 20
-# characters go too, copies count once, and a text that stands in two packages is dropped.
-#
-# The labels are K = 6 packages that are part of every installation.
+found, label = {}, {}
+for document in docstrings():
+    package = document.group.removeprefix("module/").split(".")[0]
+    text = document.text.partition("\n\n")[2].strip()
+    if package in PACKAGES and len(text) >= 20 and text not in found:
+        found[text] = Document(document.name, document.name, text)
+        label[document.name] = PACKAGES.index(package)
 
-LABELS = ["asyncio", "email", "importlib"]
-LABELS += ["logging", "multiprocessing", "xml"]
-K = len(LABELS)
+train, test = split(list(found.values()), held_out=0.3)
+y = torch.tensor([label[document.name] for document in train])
+y_test = torch.tensor([label[document.name] for document in test])
+print(len(train), "texts to learn from,", len(test), "to be tested on")
 
-
-def module(document):
-    return document.group.removeprefix("module/")
-
-
-def package(document):
-    return module(document).split(".")[0]
-
-
-def bodies(documents, label):
-    found = {}
-    for document in documents:
-        text = document.text.partition("\n\n")[2].strip()
-        if len(text) >= 20:
-            found.setdefault(text, []).append(document)
-    for text, origins in found.items():
-        if len({label(document) for document in origins}) == 1:
-            name = origins[0].name
-            yield Document(name, name, text), label(origins[0])
-
-
-labelled = [(d, k) for d, k in bodies(corpus, package) if k in LABELS]
-known = {d.name: LABELS.index(label) for d, label in labelled}
-
-# %%
-# ``split`` sends a document to a side by its name alone, so the sides are the same on every machine. It also removes
-# each longer paragraph of a test text that stands in a training text.
-
-train, test = split([document for document, _ in labelled], held_out=0.3)
-y_train, y_test = (
-    torch.tensor([known[document.name] for document in side])
-    for side in (train, test)
-)
-
-
-def paragraphs(side):
-    parts = (part.strip() for d in side for part in d.text.split("\n\n"))
-    return {part for part in parts if len(part) >= 40}
-
-
-assert not paragraphs(train) & paragraphs(test)
 assert not {d.text for d in train} & {d.text for d in test}
-print(f"{'':16}train  test")
-for k, label in enumerate(LABELS):
-    counts = (y_train == k).sum(), (y_test == k).sum()
-    print(f"{label:16}{counts[0]:5}{counts[1]:6}")
-print(f"{'all':16}{len(train):5}{len(test):6}")
-assert min(torch.bincount(y_test)) >= 20
+assert 900 < len(train) < 1300 and len(test) > 400
 
 # %%
-# The classes are not balanced, so a constant answer can be right more often than once in six.
-#
-# Baselines first
-# ---------------
-#
-# A result is a share of a limited number of test documents, and comes with an interval. Wilson's interval holds the true
-# rates p that the observed rate does not contradict:
-#
-# .. math::
-#
-#    \left| \hat p - p \right| \le z \sqrt{p (1 - p) / n}
-
-Z = 1.959964  # 95 %
-
-
-def wilson(right, n):
-    middle = (right + Z**2 / 2) / (n + Z**2)
-    half = Z * (right * (n - right) / n + Z**2 / 4) ** 0.5 / (n + Z**2)
-    return middle - half, middle + half
-
-
-for end in wilson(30, 40):  # both ends solve the equation
-    torch.testing.assert_close(
-        abs(0.75 - end), Z * (end * (1 - end) / 40) ** 0.5
-    )
-
-correct = {}  # for each method, which test documents it gets right
-
-
-def report(name, answers):
-    correct[name] = answers == y_test
-    right, n = int(correct[name].sum()), len(y_test)
-    low, high = wilson(right, n)
-    print(f"{name:22}{right / n:6.1%} of {n}   95 %: {low:.1%} to {high:.1%}")
-
-
-# %%
-# The first two baselines need no learning: always the largest class, and the package whose name stands in the text.
-
-largest = y_train.mode().values
-named = torch.tensor(
-    [
-        next((k for k in range(K) if LABELS[k] in d.text.lower()), largest)
-        for d in test
-    ]
-)
-report("largest class", torch.full_like(y_test, largest))
-report("package named in text", named)
-
-# %%
-# Naive Bayes sees a text as a set of tokens, without order. If token v occurs in :math:`n_{kv}` training texts of
-# class k, the score of the class is
-#
-# .. math::
-#
-#    s_k = \log p(k) + \sum_{v \in \text{text}} \log \frac{n_{kv} + \alpha}{\sum_u (n_{ku} + \alpha)}
-#
-# The tokens are those of the shipped tokenizer. A sequence is the end-of-text token, up to 20 tokens of the text, and
-# the end-of-text token again: as a document of the model's training, cut short.
+# The model without its last matrix is the *backbone*: token ids in, a state of 128 numbers out for each token.
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-
-model, tokenizer = load_shipped()
-END = tokenizer.eos_token_id
-V, C = model.config.vocab_size, model.config.n_embd
-
-
-def sequences(documents):
-    ids = tokenizer.encode_batch([d.text for d in documents])
-    return [[END, *row[:20], END] for row in ids]
-
-
-def bags(rows):
-    return torch.stack(
-        [
-            torch.bincount(torch.tensor(r), minlength=V).clamp(max=1)
-            for r in rows
-        ]
-    ).float()  # (N, V)
-
-
-def naive_bayes(bag, y, alpha):
-    classes = F.one_hot(y).float()  # (N, K)
-    counts = classes.T @ bag + alpha  # (K, V)
-    weight = (counts / counts.sum(1, keepdim=True)).log()
-    return lambda bag: bag @ weight.T + classes.mean(0).log()  # (N, K)
-
-
-# %%
-# The strength :math:`\alpha` is chosen on a fifth of the training side. The test side is not asked.
-
-
-def choose(fit, x, y, strengths):
-    fifth = torch.arange(len(y)) % 5 == 0
-    rates = {}
-    for strength in strengths:
-        answers = fit(x[~fifth], y[~fifth], strength)(x[fifth]).argmax(1)
-        rates[strength] = (answers == y[fifth]).float().mean().item()
-    return max(rates, key=rates.get)
-
-
-rows_train, rows_test = sequences(train), sequences(test)
-bag_train, bag_test = bags(rows_train), bags(rows_test)
-ALPHA = choose(naive_bayes, bag_train, y_train, (0.03, 0.1, 0.3, 1.0))
-print("alpha", ALPHA)
-bayes = naive_bayes(bag_train, y_train, ALPHA)(bag_test)  # (N, K)
-report("naive Bayes", bayes.argmax(1))
-
-rate = {name: right.float().mean().item() for name, right in correct.items()}
-assert rate["largest class"] < 0.3 and rate["package named in text"] < 0.45
-assert rate["naive Bayes"] > 0.7
-
-# %%
-# Counting tokens is right in more than seven of ten cases. A neural classifier of texts means little without this line
-# beside it.
-#
-# The last token has seen everything
-# ----------------------------------
-#
-# In a causal model the state of token t is a function of tokens 0 to t. Only the last one has seen the whole text, so
-# the package reads the label off its state, with a linear map ``score`` without bias.
-
-from lm_from_scratch.models.heads import SequenceClassifier, last_token
-
-print(inspect.getsource(SequenceClassifier.classify))
-print(inspect.getsource(last_token))
-
-# %%
-# There are two candidates: the last token of the text, and the end-of-text token behind it. The first was trained to
-# predict one more token; for the second, the text is complete. One pass gives both states, because with left padding
-# they stand in the last two columns of every row.
-
+from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.text.batches import padded_batch
 
-
-def by_length(rows, size=32):
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-    return [order[i : i + size] for i in range(0, len(rows), size)]
+model, tokenizer = load_shipped("gpt2-docs")
+END = tokenizer.eos_token_id
 
 
-@torch.no_grad()
-def last_two_states(backbone, rows):
-    states = torch.zeros(len(rows), 2, backbone.config.n_embd)
-    for chosen in by_length(rows):
-        batch = padded_batch([rows[i] for i in chosen], END, side="left")
-        states[chosen] = backbone(batch.idx, positions=batch.positions)[:, -2:]
-    return states  # (N, 2, C)
+def batch_of(texts):
+    rows = [[END, *tokenizer.encode(text)[:20], END] for text in texts]
+    return padded_batch(rows, END)
 
 
-states_train = last_two_states(model.backbone, rows_train)
-states_test = last_two_states(model.backbone, rows_test)
+def states(batch):
+    with evaluating(model):
+        return model.backbone(batch.idx, positions=batch.positions)
+
+
+def last(x, positions):  # (B, T, C), (B, T)
+    return x[torch.arange(len(x)), positions.argmax(1)]  # (B, C)
+
 
 # %%
-# With a frozen backbone these states never change, so they are computed once, and training the head is a convex
-# problem. This is called a linear probe. Its strength is chosen like that of naive Bayes.
+# The head reads one state of each text, the last one, and turns it into six scores.
 
 
-def linear_probe(states, y, decay):
-    weight = torch.zeros(y.max() + 1, states.shape[1], requires_grad=True)
-    solver = torch.optim.LBFGS(
-        [weight],
-        max_iter=50,
-        tolerance_grad=1e-4,
-        line_search_fn="strong_wolfe",
-    )
-
-    def loss():
-        solver.zero_grad()
-        loss = F.cross_entropy(states @ weight.T, y)
-        loss = loss + decay * weight.square().sum()
+def fit(x, y, K=6):  # (N, C), (N,)
+    head = torch.zeros(K, x.shape[1], requires_grad=True)
+    optimizer = torch.optim.AdamW([head], lr=0.01)
+    for _ in range(300):
+        loss = F.cross_entropy(x @ head.T, y)
+        optimizer.zero_grad()
         loss.backward()
-        return loss
-
-    solver.step(loss)
-    solution = weight.detach()  # (K, C)
-    return lambda states: states @ solution.T
+        optimizer.step()
+    return head.detach()  # (K, C)
 
 
-DECAY = {}
-for column, name in enumerate(("frozen, at last token", "frozen, at the end")):
-    x_train, x_test = states_train[:, column], states_test[:, column]
-    decays = (1e-3, 3e-3, 1e-2, 3e-2)
-    DECAY[column] = choose(linear_probe, x_train, y_train, decays)
-    probe = linear_probe(x_train, y_train, DECAY[column])
-    report(name, probe(x_test).argmax(1))
+batch = batch_of([document.text for document in train])
+x = last(states(batch), batch.positions)  # (1084, 128)
+head = fit(x, y)
 
-rate = {name: right.float().mean().item() for name, right in correct.items()}
-assert rate["frozen, at the end"] > rate["largest class"] + 0.3
-assert rate["frozen, at the end"] > rate["frozen, at last token"]
-assert C == 128
+yours = [
+    "Return the charset of the message header.",
+    "Parse an element and its attributes.",
+    "Start a process that shares the queue.",
+]
+three = batch_of(yours)
+shares = (last(states(three), three.positions) @ head.T).softmax(1)  # (3, K)
 
-# %%
-# A model that was trained to predict tokens, and nothing else, holds the subject of a text in 128 numbers. The end
-# token is the better place to read it, and the rest of the page uses it.
-#
-# Padding
-# -------
-#
-# The probe's weights go into a ``SequenceClassifier``. It takes token ids and positions, and the positions say what is
-# padding. The same three texts get the same logits with padding on the left, on the right, and on both sides.
+import matplotlib.pyplot as plt
 
-frozen = SequenceClassifier(model.backbone, K).eval()
-frozen.score.load_state_dict({"weight": probe(torch.eye(C)).T})
+from lm_from_scratch.instruments import diagrams, plot
 
-three = [sorted(rows_test, key=len)[i] for i in (5, 200, 300)]
-left = padded_batch(three, END, side="left")
-right = padded_batch(three, END, side="right")
-idx = F.pad(right.idx, (3, 2), value=END)
-positions = F.pad(right.positions, (3, 2), value=-1)
-print("tokens", [len(row) for row in three], "in", tuple(idx.shape))
-with torch.no_grad():
-    alone = torch.cat([frozen(torch.tensor([row])) for row in three])
-    padded = {
-        "left": frozen(left.idx, positions=left.positions),
-        "right": frozen(right.idx, positions=right.positions),
-        "both": frozen(idx, positions=positions),
-    }
-for side, logits in padded.items():
-    error = (logits - alone).abs().max().item()
-    print(f"{side:6} largest difference from each row alone {error:.0e}")
-    torch.testing.assert_close(logits, alone, atol=1e-3, rtol=1e-3)
-
-# %%
-# Reading the last column instead is the classic mistake. It is invisible with left padding and with one text at a
-# time, so it passes a demonstration and fails in a batch. A thread of another course found its classifier
-# `reading the padding <https://github.com/rasbt/LLMs-from-scratch/issues/990>`_.
-#
-# Here are 256 test texts in batches of 32, in no special order, padded on the right. The mistake comes in two forms:
-# the padding is hidden from the text but read by the head, or it is an ordinary token for both.
-
-sample = random.Random(0).sample(range(len(test)), 256)
-pooled = collections.defaultdict(list)
-kept = []  # batches and states, for the museum below
-with torch.no_grad():
-    for start in range(0, 256, 32):
-        rows = [rows_test[i] for i in sample[start : start + 32]]
-        batch = padded_batch(rows, END)
-        x = model.backbone(batch.idx, positions=batch.positions)  # (B, T, C)
-        blind = model.backbone(batch.idx)
-        kept.append((batch, x))
-        pooled["last real token"].append(
-            last_token(x, positions=batch.positions)
-        )
-        pooled["[:, -1], padding hidden"].append(x[:, -1])
-        pooled["[:, -1], padding a token"].append(blind[:, -1])
-
-
-def accuracy(states):
-    answers = frozen.score(torch.cat(states)).argmax(1)
-    return (answers == y_test[sample]).float().mean().item()
-
-
-cost = {name: accuracy(states) for name, states in pooled.items()}
-for name, value in cost.items():
-    print(f"{name:26}{value:6.1%} of {len(sample)}")
-full = sum(int((b.positions[:, -1] >= 0).sum()) for b, _ in kept)
-print(f"rows that fill the batch: {full} of {len(sample)}")
-assert cost["last real token"] > cost["[:, -1], padding hidden"] + 0.15
-assert cost["last real token"] > cost["[:, -1], padding a token"]
-
-# %%
-# The hidden padding has seen nothing, and its state says nothing: what is still right are the rows that fill the batch,
-# and luck. Padding that reads the text is milder here, because this model knows the padding token as an end of text.
-# Both are wrong, and neither raises an error.
-#
-# How many labels does a frozen backbone save?
-# --------------------------------------------
-#
-# The states are there, and a probe takes milliseconds. So train both methods on n labels for each class, six times with
-# other documents, and keep the strengths that were chosen above.
-
-
-def few_labels(methods, y, n, draws, y_test=None):
-    rates = {name: [] for name in methods}
-    for seed in range(draws):
-        generator = torch.Generator().manual_seed(seed)
-        order = torch.randperm(len(y), generator=generator)
-        picked = [order[y[order] == k][:n] for k in range(y.max() + 1)]
-        picked = torch.cat(picked)
-        others = torch.ones(len(y), dtype=torch.bool)
-        others[picked] = False
-        for name, (fit, strength, x, x_test) in methods.items():
-            solved = fit(x[picked], y[picked], strength)
-            if x_test is None:  # test on what is left
-                right = solved(x[others]).argmax(1) == y[others]
-            else:
-                right = solved(x_test).argmax(1) == y_test
-            rates[name].append(right.float().mean().item())
-    return rates
-
-
-methods = {
-    "naive Bayes": (naive_bayes, ALPHA, bag_train, bag_test),
-    "probe": (linear_probe, DECAY[1], x_train, x_test),
-}
-curve = {
-    n: few_labels(methods, y_train, n, draws=6, y_test=y_test)
-    for n in (1, 2, 4, 8, 16, 32, 64)
-}
-
-# %%
-# The figure shows the mean of the draws, and the range from the worst to the best.
-
-from lm_from_scratch.instruments.plot import COLOURS, figure, number_map
-
-made, (ax,) = figure(5.0, 3.4)
-styles = {
-    "naive Bayes": dict(color=COLOURS[3], marker="s", linestyle="--"),
-    "probe": dict(color=COLOURS[0], marker="o"),
-}
-for name, style in styles.items():
-    rates = 100 * torch.tensor([curve[n][name] for n in curve])
-    ax.plot(list(curve), rates.mean(1), label=name, **style)
-    ends = rates.amin(1), rates.amax(1)
-    ax.fill_between(list(curve), *ends, color=style["color"], alpha=0.12)
-ax.set_xscale("log", base=2)
-ax.set_xticks(list(curve), [str(n) for n in curve])
-ax.set(xlabel="labels of each class", ylabel="right, %")
-ax.set_title(f"{K} packages, all read before")
-ax.legend(frameon=False, loc="lower right")
+fig, axes = plot.figure(4.6, 5.6, 3, 1)
+for ax, text, share in zip(axes, yours, shares):
+    ax.barh(PACKAGES, share.tolist(), color=plot.COLOURS[0])
+    ax.invert_yaxis()
+    ax.grid(False)
+    ax.set(xlim=(0, 1))
+    ax.set_title(text, fontsize=10)
 plt.show()
-
-
-def average(rates):
-    return {name: sum(part) / len(part) for name, part in rates.items()}
-
-
-for n in (2, 4, 8):
-    mean = average(curve[n])
-    print(n, {name: f"{value:.1%}" for name, value in mean.items()})
-    assert mean["probe"] > mean["naive Bayes"] + 0.05
+assert (
+    shares[:2].argmax(1).tolist() == [1, 5] and shares[:2].amax(1).min() > 0.8
+)
 
 # %%
-# With two to eight labels for each class the probe is more than five points ahead. The usual explanation is that a word
-# which no labelled text contains tells naive Bayes nothing, while the backbone has learnt from unlabelled text which
-# words go together. Before you believe it, ask what the unlabelled text was.
+# Nobody wrote these three sentences into a package, and the model has an opinion on each. Write your own into
+# ``yours``. The third asks for trouble: ``asyncio`` starts processes, too.
 #
-# What the model had read before
-# ------------------------------
+# Which state to read
+# -------------------
 #
-# The shipped model was trained on docstrings of Python 3.11: on these very texts, each below its qualified name. The
-# label stood in front of the text. Does the model know the subject, or does it remember the text?
+# In a causal model a token has seen only what stands before it. The last token is the only one that has seen the whole
+# text, so the head reads its state. Here it is the sign END, which closes every document.
+#
+# Texts differ in length. Short rows of a batch are filled up with padding, whose positions are -1, so the last *real*
+# token is in another column in each row. ``last`` finds it: it has the largest position.
 
-read, unread = split(corpus, held_out=0.05)  # as in the model's training
+words = [["⊢", "Close", " it", ".", "END"], ["⊢", "Stop", "END"]]
+rows = [*words, ["⊢", "Read", " the", " next", " line", ".", "END"]]
+assert shares.shape == (3, 6) and x.shape == (len(train), 128)
+diagrams.padded_rows(rows, "pad", [len(row) - 1 for row in rows])
+
+# %%
+# **Predict first.** Many programs read ``x[:, -1]``, the last column, instead. The head is right for 3 of 4 test
+# texts. How many are left if it reads the last column of this padded batch?
+#
+# * about 3 of 4: padding is hidden from the text, so it changes nothing
+# * about half
+# * about 1 of 6, a blind guess
+
+batch_test = batch_of([document.text for document in test])
+every = states(batch_test)  # (469, 22, 128)
+x_test = last(every, batch_test.positions)
+
+
+def right(scores):  # (N, K)
+    return (scores.argmax(1) == y_test).float().mean().item()
+
+
+full = (batch_test.positions[:, -1] >= 0).float().mean().item()
+rate = {"frozen + head": right(x_test @ head.T)}
+print(f"last real token {rate['frozen + head']:.0%}")
+print(f"last column     {right(every[:, -1] @ head.T):.0%}")
+print(f"rows without padding: {full:.0%}")
+assert 0.7 < rate["frozen + head"] < 0.82
+assert 0.4 < right(every[:, -1] @ head.T) < 0.6 and 0.4 < full < 0.7
+
+# %%
+# About half. Rows that fill the batch are still read at their end; the rest is read at a place that has seen no text.
+# Nothing crashes. And with one text at a time there is no padding, so a demonstration looks perfect.
+#
+# Count words first
+# -----------------
+#
+# Before you are proud of a model, try the simplest thing. *Naive Bayes* counts: if " charset" stands mostly in texts of
+# ``email``, each " charset" is a point for ``email``. It sees a text as a set of tokens, without their order.
+
+
+def bag(batch):
+    seen = torch.zeros(len(batch.idx), tokenizer.vocab_size)
+    return seen.scatter_(1, batch.idx, 1.0)  # (N, V)
+
+
+def count(bag, y):
+    counts = F.one_hot(y, 6).float().T @ bag + 0.1  # (K, V)
+    return (counts / counts.sum(1, keepdim=True)).log()
+
+
+# %%
+# The other extreme is *fine-tuning*: train all two million weights together with the head.
+
+import copy
+
+from lm_from_scratch.models.heads import SequenceClassifier
+
+torch.manual_seed(0)
+tuned = SequenceClassifier(copy.deepcopy(model.backbone), 6)
+optimizer = torch.optim.AdamW(tuned.parameters(), lr=5e-4)
+for chosen in torch.randperm(len(train)).split(24):
+    part = batch_of([train[i].text for i in chosen])
+    logits = tuned(part.idx, positions=part.positions)  # (24, 6)
+    loss = F.cross_entropy(logits, y[chosen])
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(tuned.parameters(), 1.0)
+    optimizer.step()
+
+# %%
+# **Predict first.** All of them had the same texts to learn from. Who is right most often?
+#
+# * the counted words
+# * the frozen backbone with its head
+# * the fine-tuned model
+
+with evaluating(tuned):
+    logits = tuned(batch_test.idx, positions=batch_test.positions)
+rate["fine-tuned"] = right(logits)
+rate["counted words"] = right(bag(batch_test) @ count(bag(batch), y).T)
+
+fig, (ax,) = plot.figure(4.6, 2.2)
+ax.barh(list(rate), [100 * value for value in rate.values()])
+for place, value in enumerate(rate.values()):
+    ax.text(100 * value - 3, place, f"{value:.0%}", ha="right", va="center")
+ax.grid(False)
+ax.set(xlim=(0, 100), xlabel="right, %", title="469 test texts")
+plt.show()
+assert rate["counted words"] > rate["fine-tuned"] - 0.01
+assert rate["fine-tuned"] > rate["frozen + head"] - 0.02
+assert rate["counted words"] > rate["frozen + head"] + 0.02
+
+# %%
+# Counting wins. On a question that single words decide, with a thousand labels, a model buys nothing. So run the simple
+# method first: your result means little without it.
+#
+# What a model is good for
+# ------------------------
+#
+# Labels are expensive, and a thousand of them are a luxury. Take n texts of each package, and train both again.
+
+n_labels = (2, 4, 8, 16, 32, 64)
+words, words_test = bag(batch), bag(batch_test)
+curves = {"counted words": [], "frozen + head": []}
+for n in n_labels:
+    both = []
+    for _ in range(6):  # other texts each time
+        order = torch.randperm(len(y))
+        some = torch.cat([order[y[order] == k][:n] for k in range(6)])
+        counted = right(words_test @ count(words[some], y[some]).T)
+        both.append([counted, right(x_test @ fit(x[some], y[some]).T)])
+    for values, mean in zip(curves.values(), torch.tensor(both).mean(0)):
+        values.append(100 * mean)
+
+fig, (ax,) = plot.figure(4.6, 3.2)
+for (name, values), style in zip(curves.items(), ("s--", "o-")):
+    ax.plot(n_labels, values, style, label=name)
+ax.set_xscale("log", base=2)
+ax.set_xticks(n_labels, [str(n) for n in n_labels])
+ax.set(xlabel="texts of each package", ylabel="right, %")
+ax.set_title("Few labels: the model is ahead")
+ax.legend(frameon=False)
+plt.show()
+for place, (a, b) in enumerate(zip(*curves.values())):
+    assert b - a > 5 if place < 3 else b - a < 20
+assert curves["frozen + head"][-1] < curves["counted words"][-1] + 5
+
+# %%
+# With two to eight texts of each package the model is far ahead. A word that no labelled text contains tells the count
+# nothing; the model has learnt from unlabelled text which words go together.
+#
+# Ask what the model had read
+# ---------------------------
+#
+# That is the usual explanation, and for a while it was the whole story of this page. Then somebody asked what
+# the "unlabelled text" had been.
+
+read, _ = split(docstrings(), held_out=0.05)  # as in the model's training
 names = {document.name for document in read}
 share = sum(document.name in names for document in test) / len(test)
-print(f"{share:.0%} of the test texts were training text of the model")
+print(f"test texts that the model had read in training: {share:.0%}")
 assert share > 0.9
 
 # %%
-# Some modules were held out when the model was trained. They make a control: tell three modules apart, with two labels
-# for each. The question is asked for triples of modules that it had read, and for triples that it had not. A backbone
-# with random weights, which has read nothing, takes part in both.
-
-by_module = collections.defaultdict(list)
-for side, least in ((read, 25), (unread, 12)):
-    counts = collections.Counter(label for _, label in bodies(side, module))
-    for document, label in bodies(side, module):
-        if counts[label] >= least and len(by_module[label]) < 20:
-            by_module[label].append(document)
-by_module = {label: texts for label, texts in by_module.items() if texts}
-held_out = {module(document) for document in unread}
-fresh = [label for label in by_module if label in held_out]
-chance = random.Random(0)
-known_modules = [label for label in by_module if label not in held_out]
-known_modules = chance.sample(known_modules, 24)
-print("never read:", {label: len(by_module[label]) for label in fresh})
-assert not held_out & {module(document) for document in read}
-assert len(fresh) >= 3
-
-modules = [*fresh, *known_modules]
-rows = sequences([text for label in modules for text in by_module[label]])
-owner = [i for i, label in enumerate(modules) for _ in by_module[label]]
-owner = torch.tensor(owner)
-torch.manual_seed(0)
-untrained = type(model)(model.config).eval()
-bag = bags(rows)
-trained = last_two_states(model.backbone, rows)[:, 1]
-random_states = last_two_states(untrained.backbone, rows)[:, 1]
-
-
-def tell_apart(triple):
-    places = [
-        (owner == modules.index(label)).nonzero()[:, 0] for label in triple
-    ]
-    y = torch.cat([torch.full_like(p, k) for k, p in enumerate(places)])
-    here = torch.cat(places)
-    methods = {
-        "naive Bayes": (naive_bayes, ALPHA, bag[here], None),
-        "probe": (linear_probe, DECAY[1], trained[here], None),
-        "probe, random": (linear_probe, DECAY[1], random_states[here], None),
-    }
-    return average(few_labels(methods, y, n=2, draws=2))
-
-
-results = {
-    "read": [tell_apart(chance.sample(known_modules, 3)) for _ in range(25)],
-    "never read": [tell_apart(t) for t in itertools.combinations(fresh, 3)],
-}
-
-# %%
-# Each triple is a point. On the line, both methods are equally good; above it, the probe is better.
-
-# sphinx_gallery_thumbnail_number = 2
-made, (ax,) = figure(5.0, 4.6)
-markers = {"read": (COLOURS[0], "o"), "never read": (COLOURS[3], "D")}
-for side, (colour, marker) in markers.items():
-    x = [100 * result["naive Bayes"] for result in results[side]]
-    y = [100 * result["probe"] for result in results[side]]
-    ax.scatter(x, y, color=colour, marker=marker, label=side, s=28)
-ax.plot([40, 100], [40, 100], color="black", linestyle=":", linewidth=1.2)
-ax.set(xlim=(40, 100), ylim=(40, 100))
-ax.set(xlabel="naive Bayes, right, %", ylabel="probe, right, %")
-ax.set_title("Three modules, two labels of each")
-ax.legend(frameon=False)
-plt.show()
-
-mean = {}
-for side, points in results.items():
-    mean[side] = average({m: [p[m] for p in points] for m in points[0]})
-    values = {name: f"{value:.1%}" for name, value in mean[side].items()}
-    print(f"{side}, {len(points)} triples:", values)
-
-
-def lead(side, over):
-    return mean[side]["probe"] - mean[side][over]
-
-
-assert lead("never read", "naive Bayes") < 0.05
-assert lead("read", "naive Bayes") > lead("never read", "naive Bayes") + 0.02
-assert lead("never read", "probe, random") > 0.03
-
-# %%
-# On modules that the model had never read, the probe is not five points ahead of naive Bayes, as it was in the curve. The
-# lead is more than two points smaller than on modules that it had read, and the output says whether any is left.
-# There are few such modules, their triples overlap, and naive Bayes finds some of them easy: this is a warning, not a
-# measure of memory.
+# The model was trained on these docstrings, each below its full name: the answer stood on the line above. Does it know
+# the subject, or remember the text? On modules that it had never read, its lead over counting shrinks to almost
+# nothing (measured in depth). Large models have read most of the internet, test sets included, so ask this of every
+# result.
 #
-# What does not depend on memory is the distance to random weights: more than three points on texts that neither
-# backbone had read. Pre-training did teach the model something that carries over to new text.
+# Where it goes wrong
+# -------------------
 #
-# Fine-tuning
-# -----------
-#
-# Now all weights move. The loop is a plain one: one pass over the training texts in batches of 24, with texts of similar
-# length side by side, and AdamW with the package's parameter groups and learning rate. The numbers are round ones and
-# not the result of a search.
+# Row by row: where do the texts of a package go? The numbers are per cent of the row.
 
-from lm_from_scratch.training.classification_loss import classification_loss
-from lm_from_scratch.training.train import (
-    TrainConfig,
-    learning_rate,
-    parameter_groups,
-)
-
-
-def shuffled(rows, size, seed):
-    chance = random.Random(seed)
-    order = chance.sample(range(len(rows)), len(rows))
-    shelves = [order[i : i + 8 * size] for i in range(0, len(order), 8 * size)]
-    shelves = [sorted(shelf, key=lambda i: len(rows[i])) for shelf in shelves]
-    batches = [s[i : i + size] for s in shelves for i in range(0, len(s), size)]
-    return chance.sample(batches, len(batches))
-
-
-def fine_tune(classifier, rows, y, seed=0):
-    batches = shuffled(rows, 24, seed)
-    config = TrainConfig(steps=len(batches), lr=1e-3, warmup=10)
-    groups = parameter_groups(classifier, weight_decay=0.01)
-    optimizer = torch.optim.AdamW(groups, fused=True)
-    torch.manual_seed(seed)
-    losses = []
-    for step, chosen in enumerate(batches, start=1):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, config)
-        batch = padded_batch([rows[i] for i in chosen], END)
-        logits = classifier.train()(batch.idx, positions=batch.positions)
-        loss = classification_loss(logits, y[chosen])
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(classifier.parameters(), 1.0)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-@torch.no_grad()
-def predict(classifier, rows):
-    logits = torch.zeros(len(rows), K)
-    for chosen in by_length(rows):
-        batch = padded_batch([rows[i] for i in chosen], END)
-        logits[chosen] = classifier.eval()(batch.idx, positions=batch.positions)
-    return logits
-
-
-# %%
-# The same loop trains the same architecture from random weights, in as many steps.
-
-losses = {}
-for name, start in (("from random weights", untrained), ("fine-tuned", model)):
-    torch.manual_seed(0)
-    classifier = SequenceClassifier(copy.deepcopy(start.backbone), K)
-    losses[name] = fine_tune(classifier, rows_train, y_train)
-    logits = predict(classifier, rows_test)
-    report(name, logits.argmax(1))
-
-print(f"{len(losses[name])} steps, {sum(map(len, rows_train))} tokens")
-
-# %%
-# Here is everything on one scale.
-
-rate = {name: right.float().mean().item() for name, right in correct.items()}
-made, (ax,) = figure(5.0, 3.4)
-for row, (name, right) in enumerate(correct.items()):
-    low, high = (100 * end for end in wilson(int(right.sum()), len(test)))
-    ax.plot([low, high], [row, row], color=COLOURS[0])
-    ax.plot(100 * rate[name], row, marker="o", color=COLOURS[0])
-ax.set_yticks(range(len(correct)), list(correct))
-ax.invert_yaxis()
-ax.set(xlim=(0, 100), xlabel="right, %", title="Accuracy, 95 % interval")
-plt.show()
-
-only = {
-    "fine-tuned": correct["fine-tuned"] & ~correct["naive Bayes"],
-    "naive Bayes": correct["naive Bayes"] & ~correct["fine-tuned"],
-}
-for name, right in only.items():
-    print(f"only {name} is right: {int(right.sum())} texts")
-
-assert rate["fine-tuned"] > rate["from random weights"] + 0.15
-assert rate["fine-tuned"] > rate["largest class"] + 0.4
-assert 1.9e6 < sum(p.numel() for p in model.parameters()) < 2.4e6
-assert 0.0 < rate["naive Bayes"] - rate["fine-tuned"] < 0.12
-assert min(int(right.sum()) for right in only.values()) >= 5
-
-# %%
-# Fine-tuning is far better than the same training from random weights, and not as good as naive Bayes: with all the
-# labels, on a question that single words decide, two million parameters buy nothing. Is the difference chance? Both
-# answered the same texts, so only the texts on which one of them is right count. If the two were equally good, each
-# such text would fall to either side like a coin. The sign test gives the probability of a result at least as uneven.
-
-fewer, more = sorted(int(right.sum()) for right in only.values())
-tosses = fewer + more
-tail = sum(math.comb(tosses, k) for k in range(fewer + 1))
-print(f"{fewer} against {more}: p = {min(1.0, 2 * tail / 2**tosses):.3f}")
-
-# %%
-# Each of the two is right where the other is wrong, so they are not the same classifier.
-#
-# An exercise asks what a longer training gives. And the comparison favours the fine-tuned model: it had read the test
-# texts before, below their names, and naive Bayes had not.
-#
-# What it gets wrong
-# ------------------
-#
-# Row k of the matrix shows where the texts of package k went, in per cent of the row.
-
-answers = logits.argmax(1)
-confusion = torch.zeros(K, K)
-confusion.index_put_((y_test, answers), torch.ones(len(test)), accumulate=True)
-assert confusion.sum() == len(test)
-assert confusion.diag().sum() == correct["fine-tuned"].sum()
+confusion = torch.zeros(6, 6)
+for truth, answer in zip(y_test, logits.argmax(1)):
+    confusion[truth, answer] += 1
 percent = 100 * confusion / confusion.sum(1, keepdim=True)
 
-made, (ax,) = figure(5.4, 5.0)
-number_map(ax, percent, largest=100)
-ax.set_xticks(range(K), LABELS, rotation=45, ha="right")
-ax.set_yticks(range(K), LABELS)
+fig, (ax,) = plot.figure(4.6, 4.2)
+plot.number_map(ax, percent, largest=100)
+ax.set_xticks(range(6), PACKAGES, rotation=45, ha="right")
+ax.set_yticks(range(6), PACKAGES)
 ax.set(xlabel="answer", ylabel="package", title="Confusion, fine-tuned")
 plt.show()
+assert confusion.sum() == len(test)
 
 # %%
-# Are the mistakes reasonable? These are the four that the classifier was most sure of.
-
-sure, answers = logits.softmax(1).max(1)
-wrong = (answers != y_test).nonzero().flatten().tolist()
-wrong = sorted(wrong, key=lambda i: -sure[i])
-for i in wrong[:4]:
-    truth, answer = LABELS[y_test[i]], LABELS[answers[i]]
-    print(f"{truth}, answer {answer} ({sure[i]:.0%})")
-    print("   ", " ".join(test[i].text.split())[:66])
-
-# %%
-# The same as transformers
-# ------------------------
-#
-# The oracle is a small ``Qwen2ForSequenceClassification`` with large weights. Its tensors have the names of ours, and
-# every one must be used.
-
-import transformers
-
-from lm_from_scratch.checkpoint.configs import config_from_dict
-from lm_from_scratch.models.causal_lm import randomize_
-from lm_from_scratch.models.qwen2 import Qwen2Model
-
-PAD = 0
-config = transformers.Qwen2Config(
-    vocab_size=97,
-    hidden_size=48,
-    intermediate_size=112,
-    num_hidden_layers=3,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    max_position_embeddings=64,
-    bos_token_id=2,
-    eos_token_id=2,
-    pad_token_id=PAD,
-    num_labels=3,
-)
-oracle = transformers.Qwen2ForSequenceClassification(config).eval()
-randomize_(oracle)
-generator = torch.Generator().manual_seed(0)
-
-tiny = SequenceClassifier(Qwen2Model(config_from_dict(config.to_dict())), 3)
-print(tiny.load_state_dict(oracle.state_dict(), strict=True))
-tiny = tiny.eval()
-
-# %%
-# Rows of 8, 5 and 3 tokens are padded on the left, on the right and on both sides. Logits, loss and the gradients of all
-# parameters agree.
-
-from lm_from_scratch.attention.visibility import positions_from_mask
-
-masks = {
-    "left": [[1] * 8, [0] * 3 + [1] * 5, [0] * 5 + [1] * 3],
-    "right": [[1] * 8, [1] * 5 + [0] * 3, [1] * 3 + [0] * 5],
-    "both": [[1] * 8, [0] + [1] * 5 + [0] * 2, [0] * 2 + [1] * 3 + [0] * 3],
-}
-ids = torch.randint(3, 97, (3, 8), generator=generator)
-y = torch.tensor([2, 0, 1])
-for side, mask in masks.items():
-    mask = torch.tensor(mask)
-    idx = ids.masked_fill(mask == 0, PAD)
-    positions = positions_from_mask(mask)
-    theirs = oracle(idx, attention_mask=mask, labels=y)
-    ours = tiny(idx, positions=positions)
-    torch.testing.assert_close(ours, theirs.logits, atol=5e-5, rtol=0.0)
-    loss = classification_loss(ours, y)
-    torch.testing.assert_close(loss, theirs.loss, atol=5e-5, rtol=0.0)
-    tiny.zero_grad()
-    oracle.zero_grad()
-    loss.backward()
-    theirs.loss.backward()
-    for name, parameter in oracle.named_parameters():
-        gradient = tiny.get_parameter(name).grad
-        torch.testing.assert_close(
-            gradient, parameter.grad, atol=1e-4, rtol=1e-4
-        )
-    wrong = tiny.score(tiny.backbone(idx, positions=positions)[:, -1])
-    off = (wrong - ours).abs().max().item()
-    print(f"{side:6} equal; with [:, -1] instead off by {off:.1f}")
-    assert off < 5e-5 if side == "left" else off > 1.0
-
-# %%
-# Saved, and opened by both
-# -------------------------
-#
-# ``save_pretrained`` writes the fine-tuned classifier like any other model, and ``classifier_from_pretrained`` reads it
-# back. transformers opens the same folder.
-
-import tempfile
-
-from lm_from_scratch.checkpoint.weights import (
-    classifier_from_pretrained,
-    save_pretrained,
-)
-
-with tempfile.TemporaryDirectory() as folder:
-    save_pretrained(classifier, f"{folder}/packages", tokenizer)
-    again = classifier_from_pretrained(f"{folder}/packages")
-    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(
-        f"{folder}/packages"
-    )
-
-batch = padded_batch(rows_test[:4], END)
-with torch.no_grad():
-    logits = classifier.eval()(batch.idx, positions=batch.positions)
-    assert torch.equal(again(batch.idx, positions=batch.positions), logits)
-    for row, expected in zip(rows_test[:4], logits):
-        row = theirs(torch.tensor([row])).logits[0]
-        torch.testing.assert_close(row, expected, atol=1e-4, rtol=1e-4)
-try:
-    theirs(batch.idx, attention_mask=(batch.positions >= 0).long())
-except ValueError as error:
-    print("ValueError:", error)
-else:
-    raise AssertionError("transformers takes a batch without a padding token")
-
-# %%
-# One row gives equal logits. A batch is refused, because transformers finds the end of a row by the padding token, and
-# the file names none. Set ``pad_token_id`` to a token with which no text ends. These rows end with the end-of-text token,
-# so it is the wrong choice here.
-
-unused = (set(range(V)) - {token for row in rows_test for token in row}).pop()
-with torch.no_grad():
-    for pad in (unused, END):
-        theirs.config.pad_token_id = pad
-        idx = batch.idx.masked_fill(batch.positions < 0, pad)
-        mask = (batch.positions >= 0).long()
-        off = (theirs(idx, attention_mask=mask).logits - logits).abs().max()
-        print(f"{'end of text' if pad == END else 'unused token'}: {off:.0e}")
-        assert off > 0.1 if pad == END else off < 1e-4
-
-# %%
-# Bug museum
-# ----------
-#
-# Q17: the token before the first padding token
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-#
-# Earlier releases of transformers looked for the padding in the token *ids*: the column before the first padding id,
-# modulo T. Later releases take the right-most token that is not the padding id.
-#
-# Both rules assume that the padding token never occurs in a text. GPT-2 has no padding token of its own and is usually
-# padded with its end-of-text token, as on this page. Our texts begin and end with it.
-
-
-def before_first_pad(idx):
-    return ((idx == END).int().argmax(1) - 1) % idx.shape[1]
-
-
-def rightmost_other(idx):
-    columns = torch.arange(idx.shape[1])
-    return torch.where(idx != END, columns, 0).amax(1)
-
-
-print("first row ends with", kept[0][0].idx[0, -8:].tolist())
-for rule in (before_first_pad, rightmost_other):
-    chosen = [(x, rule(batch.idx)) for batch, x in kept]
-    states = [x[torch.arange(32), columns] for x, columns in chosen]
-    cost[rule.__name__] = accuracy(states)
-for name in ("last real token", "before_first_pad", "rightmost_other"):
-    print(f"{name:18}{cost[name]:6.1%} of {len(sample)}")
-assert cost["before_first_pad"] == cost["[:, -1], padding hidden"]
-assert cost["last real token"] > cost["before_first_pad"] + 0.15
-assert cost["last real token"] > cost["rightmost_other"]
-
-# %%
-# The old rule finds the end-of-text token in column 0, and -1 modulo T is the last column: the same mistake as above.
-# The new rule stops one token early and gives the head a state that it was not trained on. The fixed rule asks the
-# positions, which know the padding and do not guess it.
-#
-# Padding on one side alone does not find the mistake, as long as the padding token is not in the text. The check is a
-# row with the padding token inside, and padding on both sides.
-
-
-def real_columns(positions):
-    columns = torch.arange(8.0).expand(len(positions), 8)[..., None]
-    return last_token(columns, positions=positions)[:, 0].long()
-
-
-def old_rule(idx):
-    return ((idx == PAD).int().argmax(1) - 1) % idx.shape[1]
-
-
-for side in ("left", "right"):
-    mask = torch.tensor(masks[side])
-    columns = real_columns(positions_from_mask(mask))
-    assert torch.equal(old_rule(ids.masked_fill(mask == 0, PAD)), columns)
-
-mask = torch.tensor([[0] + [1] * 6 + [0]])
-positions = positions_from_mask(mask)
-idx = ids[:1].masked_fill(mask == 0, PAD)
-idx[0, [3, 6]] = PAD  # two tokens of the text
-theirs = oracle(idx, attention_mask=mask).logits
-x = tiny.backbone(idx, positions=positions)
-torch.testing.assert_close(tiny.score(x[:, 5]), theirs, atol=5e-5, rtol=0.0)
-off = (tiny(idx, positions=positions) - theirs).abs().max().item()
-print(
-    f"old rule: column {old_rule(idx).item()}, transformers: column 5", end=", "
-)
-print(f"positions: column {real_columns(positions).item()}")
-print(f"logits of transformers differ by {off:.1f}")
-assert (old_rule(idx).item(), real_columns(positions).item()) == (7, 6)
-assert off > 0.5
-
-# %%
-# This is a difference from transformers on purpose: where the padding token is part of a text, the two do not agree.
-#
-# Q19 and Q20: the first batch decides, and int8 is no integer
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-#
-# Without a ``problem_type``, the loss is chosen by what the labels look like. The oracle writes its choice into the
-# config, so the first batch decides for all later ones. One class for each row comes first, then three marks for each
-# row.
-
-marks = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
-print("now", oracle.config.problem_type)
-try:
-    oracle(ids, labels=marks)
-except ValueError as error:
-    print("ValueError:", error)
-else:
-    raise AssertionError("transformers has fixed Q19")
-
-ours = classification_loss(tiny(ids), marks)
-by_hand = F.binary_cross_entropy_with_logits(tiny(ids), marks)
-torch.testing.assert_close(ours, by_hand)
-
-# %%
-# Now the choice in the config is removed, and the classes are stored in one byte each. They are taken for marks, because
-# only ``long`` and ``int`` count as integers.
-
-oracle.config.problem_type = None
-try:
-    oracle(ids, labels=y.to(torch.int8))
-except ValueError as error:
-    print("ValueError:", str(error)[:60])
-else:
-    raise AssertionError("transformers has fixed Q20")
-print("written:", oracle.config.problem_type)
-
-for dtype in (torch.int8, torch.uint8, torch.int16, torch.int64):
-    ours = classification_loss(tiny(ids), y.to(dtype))
-    torch.testing.assert_close(ours, F.cross_entropy(tiny(ids), y))
-
-# %%
-# The fixed lines keep the choice in a local variable, and ask whether the dtype is floating. The check is a second
-# batch of another kind, and labels of every integer dtype.
-
-from lm_from_scratch.training.classification_loss import problem_type_of
-
-print(inspect.getsource(problem_type_of))
-print(inspect.getsource(classification_loss))
-
-# %%
-# Which sentence is false?
-# ------------------------
-#
-# 1. Freezing the backbone does not change the gradient of ``score.weight``.
-# 2. Gradient checking saves memory: it computes parts of the forward pass again instead of keeping them.
-# 3. ``keys_to_ignore_at_inference = ["past_key_values"]`` does not stop a Qwen2 from returning its cache.
-# 4. A classifier with K labels that is right in 1 of K cases can be worse than a constant answer.
-
-from lm_from_scratch.instruments.record import record_saved
-from lm_from_scratch.training.gradient_checkpointing import (
-    use_gradient_checkpointing_,
-)
-
-
-def gradient(classifier):
-    classifier.zero_grad()
-    classification_loss(classifier(ids), y).backward()
-    return classifier.score.weight.grad.clone()
-
-
-def kept_bytes(classifier):
-    with record_saved(classifier) as saved:
-        classifier(ids.repeat(1, 8))
-    return sum(saved.values())
-
-
-everything = gradient(tiny)
-tiny.backbone.requires_grad_(False)
-moved = (gradient(tiny) - everything).abs().max()
-tiny.backbone.requires_grad_(True)
-print(f"1. moved by {moved:.0e}")
-
-runs = []
-
-
-def head(weight):
-    runs.append(1)
-    return F.cross_entropy(states_test[:4, 1].double() @ weight.T, y_test[:4])
-
-
-weight = torch.zeros(K, C, dtype=torch.double, requires_grad=True)
-assert torch.autograd.gradcheck(head, weight)
-checkpointed = copy.deepcopy(tiny)
-use_gradient_checkpointing_(checkpointed)
-saved = kept_bytes(checkpointed) / kept_bytes(tiny)
-print(
-    f"2. checking {weight.numel()} numbers ran forward {len(runs)} times;",
-    end=" ",
-)
-print(f"checkpointing keeps {saved:.0%} of the bytes")
-
-ignored = oracle.config.keys_to_ignore_at_inference
-returned = oracle(ids, use_cache=True).past_key_values
-print("3. ignored:", ignored, "returned:", returned is not None)
-print(
-    f"4. 1 of K is {1 / K:.1%}, the largest class {rate['largest class']:.1%}"
-)
-
-assert moved < 1e-6
-assert len(runs) >= 2 * weight.numel() and saved < 0.6
-torch.testing.assert_close(gradient(checkpointed), everything)
-assert ignored == ["past_key_values"] and returned is not None
-assert rate["largest class"] > 1 / K
-
-# %%
-# The second sentence is false. It is gradient *checkpointing* that computes again and saves memory. Gradient checking
-# is a test: it moves each number up and down, and compares the slope with the gradient.
+# The diagonal is what it gets right. Look for the largest number beside it: which two packages write about the same
+# things?
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* Put the qualified name back in front of the texts, and run the baselines again. Hint: use ``document.text``
-#    as it is. A right answer shows which of the three baselines profits most, and says what such a result would be worth.
-# 2. *Easy.* Give training from random weights 2, 4 and 8 passes. Hint: shuffle with another seed in each pass. A
-#    right answer is a curve over passes, with the interval of each point and the line of naive Bayes.
-# 3. *Medium.* Take the mean of all real states instead of the last one. Hint: the positions say what to leave out, and
-#    the first token has seen nothing. A right answer is the probe's rate for both kinds of pooling, and a padded
-#    batch that gives the same logits as each row alone.
-# 4. *Hard.* Add the scores of naive Bayes to the logits of the fine-tuned model, with a factor chosen on the training
-#    side. Hint: the loop ``choose`` needs a model that did not train on its fifth. A right answer compares the sum with
-#    both parts on the same test texts, and counts the texts on which they differ.
+# 1. Read the state of the *first* token instead of the last. A right answer gives the rate, and says why it is that of
+#    one constant answer.
+# 2. Read the mean of all real states instead of the last one. A right answer shows that a text alone and the same
+#    text in a padded batch get the same scores.
+# 3. Keep the name in front of the text (``document.text`` as it is). A right answer says which of the three methods
+#    profits most, and what such a result would be worth.
 #
 # Summary
 # -------
 #
-# * Read the label off the last real token, found by position: the same logits under left, right and two-sided padding,
-#   equal to ``Qwen2ForSequenceClassification`` to 5e-5 in all three.
-# * Reading ``[:, -1]`` of right-padded batches, with the padding hidden, cost more than 15 points of accuracy, without
-#   an error. So did the rule of Q17.
-# * With 2, 4 and 8 labels for each class, a frozen backbone beat naive Bayes by more than 5 points, on texts that it had
-#   read. On modules that it had not read, its lead was smaller by more than 2 points; over random weights it was
-#   more than 3.
-# * With all labels, fine-tuning beat the same steps from random weights by more than 15 points, and ended below a word
-#   count, by less than 12 points.
-# * At least 90 % of the test texts had been training text of the language model, with their names. A result on them does not
-#   say what it would be on new texts.
-#
-# One label for a whole text uses one state of many. The next page gives every token a label of its own.
-#
-# Sources
-# -------
-#
-# * Radford et al.: `Improving Language Understanding by Generative Pre-Training <https://cdn.openai.com/research-covers/language-unsupervised/language_understanding_paper.pdf>`_,
-#   2018. A pre-trained causal model, an extract token at the end, and a linear head.
-# * Alain, Bengio: `Understanding intermediate layers using linear classifier probes <https://arxiv.org/abs/1610.01644>`_, 2016.
-# * Wilson: `Probable Inference, the Law of Succession, and Statistical Inference <https://doi.org/10.1080/01621459.1927.10502953>`_, 1927.
-# * McCallum, Nigam: `A Comparison of Event Models for Naive Bayes Text Classification <https://www.cs.cmu.edu/~knigam/papers/multinomial-aaaiws98.pdf>`_,
-#   1998.
-
-import platform
-
-import lm_from_scratch
-
-print("python", platform.python_version())
-print("torch", torch.__version__)
-print("transformers", transformers.__version__)
-print("lm_from_scratch", lm_from_scratch.__version__)
+# * A classifier is a backbone and one matrix. In a causal model the matrix reads the last *real* token, found by its
+#   position.
+# * Reading the last column of a padded batch costs a quarter of the answers, without an error.
+# * Count words first, and ask what the model had read: both decide what your result is worth.
