@@ -34,6 +34,8 @@ DRAWINGS = {
     "shifted": diagrams.shifted(["a", " b"], " c"),
     "frames": diagrams.online_softmax_frames(["a", "b", "c"], [1.0, -2.0, 3.0], [1.0, 2.0, 3.0], 2),
     "packed": diagrams.packed_row([["a", "b"], ["c"]], 4),
+    "padded": diagrams.padded_rows([["a", " b"], ["<c>"]], "pad", [1, 0]),
+    "labelled": diagrams.labelled(["if", " <x>"], ["keyword", "name"], ["keyword", "number"]),
 }  # fmt: skip
 each_drawing = pytest.mark.parametrize("drawing", DRAWINGS.values(), ids=DRAWINGS)
 
