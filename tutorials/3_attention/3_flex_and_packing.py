@@ -76,7 +76,8 @@ draw([[x] for x in groups[0]], max(map(len, groups[0])), "16 padded rows")
 # -------------
 #
 # **Packing** puts several documents into one row, end to end. A simple rule is called *first fit*: take the documents
-# from long to short, and put each into the first row that has room.
+# from long to short, and put each into the first row that has room. In the picture, two shades of blue tell documents
+# apart.
 
 
 def first_fit(documents, width):
