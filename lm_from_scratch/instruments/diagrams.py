@@ -546,7 +546,7 @@ def online_softmax_frames(
         for j in keys:
             x = width * (j - keys[0] + 0.5) / tile
             canvas.text(x, y + 46, printable(words[j]), 13, bold=True)
-            canvas.text(x, y + 63, signed(scores[j]), 13, colour=BLUE)
+            canvas.text(x, y + 63, _signed(scores[j]), 13, colour=BLUE)
         m = max(scores[j] for j in keys)
         if states:
             m = max(m, states[-1][0])
@@ -554,26 +554,26 @@ def online_softmax_frames(
         l, a = sum(weights), sum(w * values[j] for w, j in zip(weights, keys))
         if states:
             before, factor = states[-1], math.exp(states[-1][0] - m)
-            power = f"{signed(before[0])} − {signed(m)}".replace("− −", "+ ")
+            power = f"{_signed(before[0])} − {_signed(m)}".replace("− −", "+ ")
             canvas.text(2, y + 86, f"factor  exp({power}) = {factor:.2f}", 12, "start", RED)
-            parts = [f"{factor:.2f} × {signed(old)} + {signed(new)}".replace("+ −", "− ")
+            parts = [f"{factor:.2f} × {_signed(old)} + {_signed(new)}".replace("+ −", "− ")
                      for old, new in zip(before[1:], (l, a))]  # fmt: skip
-            steps = f"{signed(before[0])} → {signed(m)}", *parts
+            steps = f"{_signed(before[0])} → {_signed(m)}", *parts
             l, a = factor * before[1] + l, factor * before[2] + a
             for x, text in zip(columns, steps):
                 canvas.text(x, y + 106, text, 11)
         states.append((m, l, a))
         for x, number in zip(columns, states[-1]):
-            canvas.text(x, y + (126 if i else 96), signed(number), 14, bold=True)
+            canvas.text(x, y + (126 if i else 96), _signed(number), 14, bold=True)
     result = states[-1][2] / states[-1][1]
-    canvas.text(columns[2], top + count * high + 6, f"a / l = {signed(result)}", 13, bold=True)
+    canvas.text(columns[2], top + count * high + 6, f"a / l = {_signed(result)}", 13, bold=True)
     canvas.says = f"{count} tiles of keys; after each, " + "; ".join(
         f"m = {m:.1f}, l = {l:.2f}, a = {a:.2f}" for m, l, a in states
     )
     return canvas.drawing()
 
 
-def signed(number: float) -> str:
+def _signed(number: float) -> str:
     """Two digits, with a minus sign as wide as a plus."""
     return f"{number:.2f}".replace("-", "−")
 

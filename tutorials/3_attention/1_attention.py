@@ -14,7 +14,7 @@ table of its own, with 4 bytes for each number. How many bytes are the tables of
 """
 
 # sphinx_gallery_thumbnail_number = 2
-# sphinx_gallery_needs = ["../1_gpt2/2_gpt2"]
+# sphinx_gallery_needs = ["../1_gpt2/3_who_sees_whom"]
 # sphinx_gallery_words = ["FlashAttention", "online softmax", "memory"]
 
 import math
@@ -30,7 +30,8 @@ assert table == 48 * 2**30
 assert 4 * heads * T * D == 96 * 2**20
 
 # %%
-# The queries take 96 MiB, and so does the result of attention. The tables take 512 times as much.
+# That is 4 bytes for each of 12 × 32,768 × 32,768 numbers. The queries take 96 MiB, and so does the result of
+# attention: the tables are 512 times as large.
 
 import matplotlib.pyplot as plt
 
@@ -43,7 +44,7 @@ queries = [4 * heads * T * D / 2**30 for T in lengths]
 _, (ax,) = figure(4.8, 3.4)
 ax.plot(lengths, tables, "o-", color=COLOURS[3], label="tables")
 ax.plot(lengths, queries, "s--", color=COLOURS[0], label="queries")
-ax.axhline(80, linestyle=":", color=COLOURS[4], label="memory of a large GPU")
+ax.axhline(80, linestyle=":", color=COLOURS[4], label="a large GPU, 80 GiB")
 ax.set_xscale("log", base=2)
 ax.set_yscale("log")
 ax.set(title="One layer of GPT-2", xlabel="tokens", ylabel="GiB")
@@ -54,23 +55,24 @@ assert table // (4 * heads * T * D) == 512
 assert tables[-1] == 768
 
 # %%
-# At 131,072 tokens the tables of one layer would take 768 GiB. And all of it is needed only on the way, to average the
-# values.
+# Each step to the right doubles the length, and each line upwards is ten times as much. At 131,072 tokens the tables of
+# one layer would take 768 GiB. And they are only needed on the way, to average the values.
 #
-# So we would like to read the keys a few at a time: score them, use the scores, forget them. Groups of keys read
-# together are called **tiles**.
+# So we would like to read the keys a few at a time: score them, use the scores, forget them. A group of keys that are
+# read together is called a **tile**.
 #
-# What stands in the way
-# ----------------------
+# What is in the way
+# ------------------
 #
-# Softmax stands in the way. It turns scores :math:`s_j` into weights that sum to 1:
+# Softmax is in the way. It turns the scores of a query into weights that sum to 1:
 #
 # .. math::
 #
 #    P_j = \frac{e^{s_j - m}}{\sum_i e^{s_i - m}}
 #
-# It needs two numbers of the *whole* row: the largest score m and the sum. Why m? Without it, a score of 100 is
-# already too large for its exponential. Subtracting the same number from all scores changes no weight.
+# Here :math:`s_j` is the score of key j. Softmax needs two numbers of the *whole* row: the largest score m, and the
+# sum. Why m? The exponential of 100 is already too large for a float32. Subtracting the same number from all scores
+# changes no weight, and keeps the exponentials small.
 
 row = torch.tensor([98.0, 99.0, 100.0])
 print(row.exp() / row.exp().sum())
@@ -81,8 +83,8 @@ assert (row.exp() / row.exp().sum()).isnan().all()
 torch.testing.assert_close(safe / safe.sum(), row.softmax(0))
 
 # %%
-# This takes three passes over the row: one for the maximum, one for the sum, one to divide. It seems that the row has
-# to be kept until the end.
+# This reads the row three times: for the maximum, for the sum, and to divide. So it seems that the row has to be kept
+# until the end.
 #
 # Repair the sum
 # --------------
@@ -97,7 +99,7 @@ torch.testing.assert_close(safe / safe.sum(), row.softmax(0))
 #
 # * 1.5 + 1
 # * 1.5 multiplied by a small number, plus 1
-# * nobody can know without the first two scores
+# * you cannot know without the first two scores
 
 m, l = 1.0, 1.5
 s = 3.0
@@ -118,8 +120,8 @@ assert abs(l - (math.exp(1 - 3) + 0.5 * math.exp(1 - 3) + 1)) < 1e-9
 # Watch it on a sentence
 # ----------------------
 #
-# The shipped GPT-2 reads a sentence. We take one head of its first layer, and ask where the full stop at the end
-# looks. There are ten keys, and we read them in tiles of four.
+# The shipped GPT-2 reads a sentence. Each of its layers computes attention with a function called ``attend``. In the
+# first layer we put in another one, which also keeps the queries, keys and values.
 
 from lm_from_scratch.attention.kinds import attention_layers
 from lm_from_scratch.checkpoint.weights import load_shipped
@@ -141,7 +143,8 @@ with torch.no_grad():
 layer.attend = right_attention
 
 # %%
-# Blue cells are the tile being read. Grey cells have been read *and forgotten*. The values have 32 features; we
+# We take one head, and the full stop at the end of the sentence. Where does it look? There are ten keys, in tiles of
+# four. Blue cells are the tile being read. Grey cells have been read *and forgotten*. Each value has 32 features; we
 # follow the last one.
 
 from lm_from_scratch.instruments.diagrams import online_softmax_frames
@@ -167,8 +170,9 @@ assert f"a / l = {weights @ v[:, -1]:.2f}".replace("-", "−") in drawing.html
 # The whole loop
 # --------------
 #
-# Here is attention in tiles for all heads and all queries at once. The line with ``masked_fill`` hides later tokens, as
-# always. Nothing in the loop is larger than T queries times one tile.
+# Here is attention in tiles, for all heads and all queries at once. ``visibility.rule`` is True where a query may see a
+# key, so the line with ``masked_fill`` hides later tokens. The maximum m starts at the lowest number there is. Nothing
+# in the loop is larger than T queries times one tile.
 
 
 def in_tiles(q, k, v, visibility, dropout=0.0, tile=4):

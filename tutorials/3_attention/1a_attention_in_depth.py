@@ -646,8 +646,8 @@ use_attention_(gpt2, "sdpa")
 #
 # A fill of minus infinity gives NaN where a row sees no key; in tiles, a *tile* without a visible key is enough.
 #
-# `The page on Qwen2 <../2_qwen2/4_qwen2.ipynb>`_ shows the first case. In the second, the loop on paper starts with
-# :math:`m = -\infty`. If the first tile is hidden, the new maximum is :math:`-\infty` too, and the factor is
+# `Qwen2 in depth <../2_qwen2/4a_qwen2_in_depth.ipynb>`_ shows the first case. In the second, the loop on paper starts
+# with :math:`m = -\infty`. If the first tile is hidden, the new maximum is :math:`-\infty` too, and the factor is
 # :math:`e^{-\infty + \infty}`. The next lines plant this start in a copy of the package's source.
 
 from lm_from_scratch.attention import online_softmax

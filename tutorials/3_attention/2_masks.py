@@ -2,15 +2,15 @@ r"""
 Masks from positions
 ====================
 
-Which tokens may a token look at? Not the later ones. But a batch also has padding, a cache holds earlier tokens, some
-layers see only a window, and documents share a row. Programs often build a mask of its own for each of these, out of
-triangles and slices. When one is wrong, there is no error message: the model writes, and writes something else.
+Which tokens may a token look at? Not the later ones. But a batch also has padding, some layers see only a window of the
+last few tokens, and documents may share a row. Programs often build a separate mask for each case, out of triangles and
+slices. When one of these masks is wrong, there is no error message. The model writes, and writes something else.
 
 One sentence covers all of them. **A key is visible if it is real, not after the query, within the window, and in the
 same document.** We begin with its best-known part, and a sentence of nine tokens.
 """
 
-# sphinx_gallery_thumbnail_number = 5
+# sphinx_gallery_thumbnail_number = 4
 # sphinx_gallery_needs = ["1_attention", "../2_qwen2/4_qwen2"]
 # sphinx_gallery_words = ["causal mask", "padding mask", "attention_mask", "sliding window", "is_causal", "tril"]
 # sphinx_gallery_museum = ["G2", "Q1", "Q2"]
@@ -77,7 +77,7 @@ assert torch.equal(visible(p, p)[4:, 4:], causal[:5, :5])
 assert not visible(p, p)[:4].any() and not visible(p, p)[:, :4].any()
 
 # %%
-# Padding is seen by nobody, and sees nothing. The sentence itself has the triangle that it has alone.
+# No token sees padding, and padding sees nothing. The sentence itself has the triangle that it has alone.
 #
 # **Predict first.** Now the layer has a window of 3: a query sees its own key and two before it. Columns are counted
 # from 0, so column 5 holds "a". Which columns does it see?
@@ -137,9 +137,9 @@ def masks(p_t, p_s):  # positions of queries (B, T, 1) and of keys (B, 1, S)
 
 
 # %%
-# The test for all of them is one idea: **the same text must get the same logits, however it is laid out.** We put a
-# mask into every layer of the shipped model. Then the model reads a text in three ways: alone, left-padded in a batch,
-# and in pieces with a cache.
+# The test is one idea: **the same text must get the same logits, however it is laid out.** We put a mask into every
+# layer of the shipped model. Then the model reads a text in three ways: alone, left-padded in a batch, and in pieces.
+# For the pieces it needs a *cache*, which holds the keys and values of the pieces before.
 
 import torch.nn.functional as F
 
@@ -182,9 +182,7 @@ table = torch.tensor(list(caught.values()))
 print("revealed by the text alone:", table[:, 0].sum().item())
 
 _, (ax,) = figure(4.6, 3.4)
-mask_map(
-    ax, table, list(caught), ["alone", "padded", "pieces"], "blue: noticed"
-)
+mask_map(ax, table, list(caught), ["alone", "padded", "pieces"], "noticed")
 ax.set_aspect("auto")
 plt.show()
 
@@ -194,13 +192,13 @@ marks = ["".join(".x"[x] for x in row) for row in caught.values()]
 assert marks == ["...", "xxx", "xxx", "xxx", ".x.", "..x", "..x"]
 
 # %%
-# Three. A mask that forgets the padding is right where there is no padding, so only the padded batch reveals it. The
-# last two go wrong only when there are fewer queries than keys, as with a cache. The rule itself passes all three
-# tests.
+# Three: blue means that logits changed. A mask that forgets the padding is right where there is no padding, so only the
+# padded batch reveals it. The last two go wrong only when there are fewer queries than keys, as with a cache. The rule
+# itself passes all three tests.
 #
 # One warning: the three in the first column were noticed because we had the right logits to compare with. A model whose
-# window is one too long agrees with itself in all layouts. So compare with somebody else's program too; the in-depth
-# page does.
+# window is one too long agrees with itself in all layouts. So compare with a model that other people wrote, too; the
+# in-depth page does.
 #
 # A triangle in the wrong corner
 # ------------------------------
@@ -238,7 +236,7 @@ assert right_rows.sum(-1).tolist() == [7, 8, 9]
 # %%
 # FlashAttention had the same corner, and in 2023 `version 2.1 changed it
 # <https://github.com/Dao-AILab/flash-attention#21-change-behavior-of-causal-flag>`_. A program that moved from one
-# library to the other got another mask. With positions the question does not come up.
+# library to the other got another mask. With positions there is no corner to choose.
 #
 # Exercises
 # ---------

@@ -551,8 +551,8 @@ assert caught == {
 # Two copies pass all three tests. A rotation that counts the padding is not a mistake in a Qwen2: rotated scores depend
 # on the difference of two positions, and padding does not change a difference. No test should demand more.
 #
-# The -10000 is a mistake, and these tests are too weak to notice it. It takes scores of thousands, as in the museum of
-# `GPT-2 <../1_gpt2/2_gpt2.ipynb>`_.
+# The -10000 is a mistake, and these tests are too weak to notice it. It takes scores of thousands, as in
+# `how to test a model <../1_gpt2/2b_testing_a_model.ipynb>`_.
 #
 # Two copies were noticed only because the right model was there to compare with: those whose window is wrong. Compared
 # with themselves, they pass.

@@ -14,7 +14,7 @@ make a batch, as wide as its longest document. What share of all slots is paddin
 * more than half
 """
 
-# sphinx_gallery_thumbnail_number = 4
+# sphinx_gallery_thumbnail_number = 5
 # sphinx_gallery_needs = ["2_masks"]
 # sphinx_gallery_words = ["sequence packing", "padding", "block mask", "cu_seqlens", "BlockMask", "example packing"]
 
@@ -47,17 +47,14 @@ import matplotlib.pyplot as plt
 from lm_from_scratch.instruments.plot import COLOURS, LIGHT_GREY, figure
 
 
-def draw(rows, title):
+def draw(rows, width, title):
     _, (ax,) = figure(4.4, 0.8 + 0.13 * len(rows))
     for r, row in enumerate(rows):
-        ax.broken_barh([(0, 256)], (r - 0.4, 0.8), color=LIGHT_GREY)
+        ax.broken_barh([(0, width)], (r - 0.4, 0.8), color=LIGHT_GREY)
         ends = [sum(map(len, row[: i + 1])) for i in range(len(row))]
         for i, ids in enumerate(row):
-            bar, colour = (
-                [(ends[i] - len(ids), len(ids))],
-                COLOURS[(0, 5)[i % 2]],
-            )
-            ax.broken_barh(bar, (r - 0.4, 0.8), color=colour)
+            bar = [(ends[i] - len(ids), len(ids))]
+            ax.broken_barh(bar, (r - 0.4, 0.8), color=COLOURS[5 * (i % 2)])
     ax.set(title=title, yticks=[], ylim=(len(rows) - 0.5, -0.5))
     ax.set_xticks(range(0, 257, 64))
     ax.grid(False)
@@ -69,17 +66,18 @@ assert sum(shares) / len(shares) > 0.5
 # %%
 # One long document makes all sixteen rows long. Here is the first batch: blue slots are tokens, grey ones are padding.
 
-draw([[ids] for ids in groups[0]], "padded: 16 rows")
+draw([[x] for x in groups[0]], max(map(len, groups[0])), "16 padded rows")
 
 # %%
-# You could sort the documents by length, so that each batch has documents of one length. But then a batch is no longer
-# a random sample: one is all short notes, the next all long essays.
+# You could sort the documents by length, so that each batch has documents of nearly one length. But then a batch is no
+# longer a random sample: one has only short notes, the next only long explanations.
 #
 # Fill the rows
 # -------------
 #
 # **Packing** puts several documents into one row, end to end. A simple rule is called *first fit*: take the documents
-# from long to short, and put each into the first row that has room.
+# from long to short, and put each into the first row that has room. In the picture, two shades of blue tell documents
+# apart.
 
 
 def first_fit(documents, width):
@@ -95,7 +93,7 @@ def first_fit(documents, width):
     return rows
 
 
-draw(first_fit(groups[0], 256), "the same documents, packed")
+draw(first_fit(groups[0], 256), 256, "the same documents, packed")
 
 assert len(first_fit(groups[0], 256)) < 16
 
@@ -113,7 +111,7 @@ assert sum(map(len, rows)) == len(documents)
 # Three things to carry along
 # ---------------------------
 #
-# A packed document must be computed as if it were alone. For that it needs
+# The model must compute a packed document as if it were alone. For that the document needs
 #
 # 1. **positions** that start again at 0,
 # 2. a **document number**, so that documents do not see each other,
@@ -180,11 +178,11 @@ def pack(rows, width):
 
 
 # %%
-# **Predict first.** The shipped GPT-2 reads sixty documents, packed. In which row is its loss the worst?
+# **Predict first.** The shipped GPT-2 reads sixty packed documents. Which mistake costs the most?
 #
-# * positions run on, and everything before is visible
-# * positions start again, but all documents have one number
-# * each document has its number, but positions run on
+# * neither: positions run on through the row, and documents have no numbers
+# * positions only: they start again, but documents have no numbers
+# * numbers only: each document has one, but positions run on
 
 from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.training.loss import causal_lm_loss
@@ -193,7 +191,7 @@ some = [ids for ids in documents if len(ids) < 200][:60]
 idx, positions, numbers = pack(first_fit(some, 256), 256)
 targets = next_token_targets(idx, positions=positions)
 run_on = torch.where(positions >= 0, torch.arange(256), -1)
-one = torch.zeros_like(numbers)
+one = torch.zeros_like(numbers)  # one number for all is no number
 
 
 def loss(positions, numbers):
@@ -202,10 +200,10 @@ def loss(positions, numbers):
 
 
 nats = {
-    "both right": loss(positions, numbers),
-    "positions run on": loss(run_on, numbers),
+    "both": loss(positions, numbers),
+    "numbers only": loss(run_on, numbers),
     "neither": loss(run_on, one),
-    "one number": loss(positions, one),
+    "positions only": loss(positions, one),
 }
 
 _, (ax,) = figure(4.4, 2.4)
@@ -214,12 +212,13 @@ ax.set(title="Loss of packed documents", xlabel="nats per token")
 ax.invert_yaxis()
 plt.show()
 
-assert max(nats, key=nats.get) == "one number"
-assert all(nats[name] > nats["both right"] + 0.1 for name in list(nats)[1:])
+assert max(nats, key=nats.get) == "positions only"
+assert all(nats[name] > nats["both"] + 0.1 for name in list(nats)[1:])
 
 # %%
-# Half the repair is the worst of all. A token then sees the beginnings of all documents in its row, at the same
-# positions as its own text. So the models of this package refuse positions that start again without document numbers.
+# Positions only, half of the repair, is the worst of all. A token then sees the beginnings of all documents in its row,
+# at the same positions as its own text. So the models of this package refuse positions that start again without
+# document numbers.
 #
 # With both, packing changes nothing. The second document of a row gets the logits that it gets alone.
 
@@ -235,7 +234,7 @@ assert at.sum() > 1 and (packed - alone).abs().max() < 1e-4
 # -------------------
 #
 # In a packed row most pairs of tokens are hidden, and we would like to skip them. PyTorch's **FlexAttention** takes the
-# mask as a function: given a query t and a key s, is s visible?
+# mask as a function. Given a row b of the batch, a head h, a query t and a key s, it says whether s is visible.
 
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -253,9 +252,9 @@ print("more than half skipped:", blocks.sparsity() > 50)
 assert blocks.sparsity() > 50
 
 # %%
-# The function is evaluated once, for blocks of 16 queries and 16 keys. Empty blocks hold nothing visible, and a GPU
-# kernel skips them. In orange blocks it asks the function for each pair. In blue blocks everything is visible, and it
-# need not ask.
+# The function is evaluated once, and each block of 16 queries and 16 keys is sorted into one of three kinds. In an
+# empty block nothing is visible, and a GPU kernel skips it. In an orange block the kernel calls the function for each
+# pair. In a blue block everything is visible, so it need not.
 
 from matplotlib.colors import ListedColormap
 
@@ -297,7 +296,7 @@ assert (y[:, :, at] - alone).abs().max() < 1e-5
 #
 # 1. Plot the share of padding for batches of 2, 4, 8, ..., 64 documents. A right answer rises, and explains why.
 # 2. Count the rows that ``first_fit`` needs for all groups. Compare with the smallest number of rows that could hold
-#    all tokens. A right answer is above it, by less than a tenth.
+#    all tokens. A right answer is above it, by less than an eighth.
 # 3. Give ``visible`` a window of 16. Predict how many blocks are skipped then, more or fewer. A right answer draws the
 #    blocks.
 #
@@ -305,6 +304,6 @@ assert (y[:, :, at] - alone).abs().max() < 1e-5
 # -------
 #
 # * In batches of random documents more than half of the work can be padding; packed rows waste less than a tenth.
-# * A packed document needs its own positions, its own number, and targets that stop at its end. Two of three is worse
-#   than none.
+# * A packed document needs its own positions, its own number, and targets that stop at its end. Positions without
+#   numbers are worse than neither.
 # * FlexAttention takes the mask as a function and skips the blocks in which nothing is visible.
