@@ -47,18 +47,19 @@ def lines(part: Part) -> int:
 
 
 def split(code: str, drawing: set[str]) -> list[Part]:
+    code = code.strip("\n")
     statements = ast.parse(code).body
     kinds = [kind(statement, drawing) for statement in statements]
     shown = [i for i, found in enumerate(kinds) if found == ""]
     if not shown:
         folded = [found for found in kinds if found != "import"]
-        return [Part(code.strip("\n"), folded or kinds)] if code.strip() else [Part(code)]
+        return [Part(code, folded or kinds)]
     # Imports below the last line that is shown are for what is folded.
     first, last = shown[0], shown[-1]
     above = statements[first - 1].end_lineno if first and {*kinds[:first]} == {"import"} else 0
     below = statements[last].end_lineno if {*kinds[last + 1 :]} - {"import"} else None
     written = code.split("\n")
-    if above < LONG:
+    if lines(Part("\n".join(written[:above]))) < LONG:
         above = 0
     found = [
         Part("\n".join(written[:above]), ["import"]),

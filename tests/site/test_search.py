@@ -145,7 +145,6 @@ def test_queries_are_of_public_threads() -> None:
         assert 1 <= len(query["pages"]) <= 3
 
 
-@pytest.mark.xfail(strict=True, reason="in-depth pages of chapters 1 to 4 are to come")
 def test_queries_name_places_of_the_site(site: Path) -> None:
     text = (site / "_static" / "places.js").read_text(encoding="utf-8")
     known = json.loads(text[text.index("{") : text.rindex("}") + 1])
