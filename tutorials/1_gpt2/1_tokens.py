@@ -285,7 +285,7 @@ assert all(abs(value - 1 / 3) < 1e-9 for value in chinese)
 #
 # In 2020, people reported that a public demo of GPT-2 gave poor predictions (`allennlp #4484
 # <https://github.com/allenai/allennlp/issues/4484>`_). The cause was a character that nobody could
-# see: a space at the end of their text.
+# see: a space at the end of the text that they gave it, the *prompt*.
 #
 # Try it on our model. It gives each of its V tokens a score, and the three highest are its favourite
 # next tokens. (``torch`` is PyTorch. The next lesson explains such lines.)
