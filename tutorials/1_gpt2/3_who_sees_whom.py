@@ -97,9 +97,9 @@ y = weights @ v  # (D,)
 # The last token may look at everything. The others may not: ``" does"`` has to guess ``" not"``, and the answer is the
 # next token in the text.
 #
-# Would a model cheat? We train two tiny models, one of which sees the future, on *random* ids between 0 and 15. Training
-# makes a number, the *loss*, as small as it can: 0 means that every next token was predicted with certainty. Here the
-# past says nothing about the next id, so an honest model can only guess among 16. Its loss is ln 16 = 2.77.
+# Would a model cheat? We train two tiny models, one of which sees the future, on *random* ids between 0 and 15.
+# Training makes a number, the *loss*, as small as it can: 0 means that every next token was predicted with certainty.
+# Here the past says nothing about the next id, so an honest model can only guess among 16. Its loss is ln 16 = 2.77.
 
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
@@ -183,8 +183,8 @@ assert round(scores.softmax(-1)[1, 2].item(), 2) == 0.09
 # %%
 # The hidden key still counts, because :math:`e^0 = 1`. Only :math:`e^{-\infty}` is 0.
 #
-# So we compute the scores of all queries at once, and add a triangle (``triu``: the upper right): minus infinity for the
-# future, 0 for the rest.
+# So we compute the scores of all queries at once, and add a triangle (``triu``: the upper right): minus infinity for
+# the future, 0 for the rest.
 
 future = torch.full((T, T), -torch.inf).triu(1)  # row t: the query of token t
 scores = q @ k.T / D**0.5 + future  # (T, T)
