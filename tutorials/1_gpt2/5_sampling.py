@@ -211,7 +211,7 @@ assert {choose(logits) for _ in range(500)} <= set(
 
 # %%
 # The same beginning at four temperatures, with nothing cut. A text ends after 30 tokens, or where the
-# model ends it with ``<|endoftext|>``.
+# model writes the token that separates documents.
 
 torch.manual_seed(5)
 for temperature in (0, 0.7, 1, 1.5):
