@@ -152,8 +152,8 @@ assert share["best"] < real < share["after 600 steps"] - 0.05
 assert 0.08 < real < 0.2
 
 # %%
-# The texts of the best model share fewer runs than real files do: it writes new sentences. The model of step 600 copies
-# most of its text, and this is what the rising curve meant.
+# The texts of the best model share fewer runs than real files do: it writes new sentences. The model of step 600 has
+# begun to copy, and this is what the rising curve meant.
 #
 # Is it any good? Ask a compressor
 # --------------------------------
