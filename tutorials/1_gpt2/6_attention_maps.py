@@ -238,9 +238,9 @@ assert all(by_text.mean() > 0.01 for by_text in rise.values())
 # one token: the separator between two sentences. Was it so important? They measured how much the prediction depended on
 # that weight. Hardly at all.
 #
-# Weights must sum to 1. A head that finds nothing has to leave them somewhere, and a token that is always
-# there makes a good resting place: a separator, a line end, or, in many large models, the first token. A dark column says
-# where a head looks, and not what the model needs.
+# Weights must sum to 1. A head that finds nothing has to leave them somewhere, and a token that is always there makes a
+# good resting place: a separator, a line end, or, in many large models, the first token. A dark column says where a
+# head looks, and not what the model needs.
 #
 # A head that learns to copy
 # --------------------------
@@ -268,7 +268,8 @@ for row in idx.tolist():
     print("".join(LETTERS[i] for i in row))
 
 # %%
-# We train only on letters that have appeared before; the rest cannot be known. ``cross_entropy`` skips a target of -100.
+# We train only on letters that have appeared before; the rest cannot be known. ``cross_entropy`` skips a target of
+# -100.
 
 shape = dict(vocab_size=16, block_size=T, n_layer=2, n_head=1, n_embd=48)
 rest = dict(initializer_range=0.1, bos_token_id=None, eos_token_id=None)
@@ -330,8 +331,8 @@ assert after > before + 1 and after > torch.tensor(16.0).log()
 
 # %%
 # It is gone, and the loss is worse than that of a guess, although nobody touched the second head. The two form a
-# circuit. The first head adds to each letter's vector which letters came before it. The second reads that note: an "x" looks for a
-# letter that says "I came after x".
+# circuit. The first head adds to each letter's vector which letters came before it. The second reads that note: an "x"
+# looks for a letter that says "I came after x".
 #
 # Exercises
 # ---------
@@ -347,6 +348,6 @@ assert after > before + 1 and after > torch.tensor(16.0).log()
 # -------
 #
 # * A map has a row for each token that looks; its weights sum to 1, and those of the future are exactly 0.
-# * To claim that a head has a habit, mark the cells that the habit predicts, and compare the weight on them with chance,
-#   on many texts.
+# * To claim that a head has a habit, mark the cells that the habit predicts, and compare the weight on them with
+#   chance, on many texts.
 # * A map shows where a head looks. Only switching the head off shows what it is needed for.
