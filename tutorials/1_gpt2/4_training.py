@@ -144,8 +144,8 @@ diagrams.shifted(pieces[:-1], pieces[-1])
 #    -\log p(\text{the right token})
 #
 # That is 0 for a token that was certain, 0.7 for one chance in two, and 6.9 for one in a thousand. (log is the natural
-# logarithm.) Here is the trained model that ships with this package, reading a sentence. Long bars are tokens that it
-# did not expect. The dashed line is a *uniform guess*: all tokens equally likely.
+# logarithm.) Here the trained model of this package reads a sentence. Long bars are tokens that it did not
+# expect. The dashed line is a *uniform guess*: all tokens equally likely.
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 
@@ -184,8 +184,8 @@ round(math.log(2048), 1), round(losses[1], 1), round(math.log(50257), 1)
 
 # %%
 # A fresh model finds all :math:`V` tokens about equally likely. Each has the probability :math:`1/V`, so the
-# surprise is :math:`\log V`. Check this first in any training: a loss that starts much higher means that the random
-# numbers of the model are too large.
+# surprise is :math:`\log V`: the first and the last number above. Check this first in any training: a loss that starts
+# much higher means that the random numbers of the model are too large.
 
 assert abs(losses[1] - math.log(2048)) < 0.3
 assert round(math.log(2048), 1) == 7.6 and round(math.log(50257), 1) == 10.8
@@ -283,7 +283,7 @@ assert ends[0.004] + 0.5 < ends[0.0001] < 7.6 and ends[0.1] < 7.6
 
 # %%
 # Only the rate 1 fails, and it fails completely. Clipping limits the gradient, but a step of AdamW is about as large as
-# the learning rate, whatever the gradient. At the other end, 0.0001 is safe and slow.
+# the learning rate, whatever the gradient. The rate 0.0001 is safe and slow.
 #
 # So begin with a rate that worked for a model of about your size. Try three times more and three times less for a
 # few hundred steps, and keep the largest one whose loss falls smoothly.
