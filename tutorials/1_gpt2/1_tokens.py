@@ -83,7 +83,7 @@ assert len(new) / len(words(new_text)) > 0.05
 # another name, another number, another typing error. A model of words can neither read nor write
 # them.
 #
-# Tokens are the way between: nearly as short as words, and nothing is ever unknown.
+# Tokens lie in between: a text is nearly as short as in words, and nothing is ever unknown.
 
 import matplotlib.pyplot as plt
 
@@ -127,7 +127,7 @@ assert 3 * lengths["tokens"] < lengths["letters"]
 # ---------
 #
 # The idea is called *byte-pair encoding*, BPE. Start with single letters. Find the two neighbours
-# that occur together most often, and glue them into one new piece.
+# that occur together most often, and *merge* them: glue them into one new piece.
 #
 # Take a tiny language of four words. In its texts, *low* occurs 5 times, *lower* 2 times, *newest* 6
 # times and *widest* 3 times.
@@ -184,9 +184,9 @@ assert {"".join(pair) for pair in merges} >= {"est", "low", "newest"}
 # ------------------
 #
 # To cut a word, start from its letters and apply the merges in the order in which they were
-# learned. It need not be a word of the four.
+# learned. It need not be one of the four words.
 #
-# **Predict first.** How many tokens does "lowest" become?
+# **Predict first.** With the ten merges above, how many tokens does "lowest" become?
 #
 # * 1
 # * 2
@@ -204,12 +204,12 @@ assert pieces == ("low", "est")
 diagrams.merges(rows, names)
 
 # %%
-# Two: ``low`` and ``est``. The word is new, but its parts are not. In the worst case, a tokenizer
-# spells a word letter by letter.
+# Two: ``low`` and ``est``. Each row of the drawing is one merge. The word is new, but its parts are
+# not. In the worst case, a tokenizer spells a word letter by letter.
 #
 # The tokenizer in the first picture was made the same way, from the documentation of Python, with
-# 3,839 merges. Ids are given in the order of the merges, so a small id means an early merge, of a
-# frequent pair: ``␣the`` is number 266.
+# 3,839 merges. Ids are given in the order of the merges, so a small id means a frequent pair:
+# ``␣the`` is number 266.
 #
 # Bytes make sure that nothing is unknown
 # ---------------------------------------
@@ -228,16 +228,16 @@ assert (tokenizer.vocab_size, tokenizer.encode(" the")) == (4096, [266])
 assert tokenizer.vocab_size == 3839 + 256 + 1
 
 # %%
-# So that is why a ``vocab.json`` shows ``è¿Ļ`` in the place of 这, and ``Ġis`` in the place of
-# " is". A text file cannot hold raw bytes, so each byte is written as some printable character: byte
-# ``e8`` as è, the space as Ġ. Nothing is broken. ``tokenizer.decode`` gives the real text.
+# The first line shows the three bytes of 这, written with the digits 0 to f. The next two show how a
+# tokenizer's file, ``vocab.json``, lists such tokens: ``è¿Ļ`` for 这 and ``Ġis`` for " is". A text
+# file cannot hold raw bytes, so each is written as some printable character. Nothing is broken:
+# ``tokenizer.decode`` gives the real text.
 #
-# How many tokens?
-# ----------------
+# When to stop merging
+# --------------------
 #
-# When do we stop merging? The number of different tokens, the *vocabulary size* V, is your choice.
-# More merges make longer tokens, so a text has fewer of them. But each token needs a row of numbers of
-# its own in the model.
+# The number of different tokens, the *vocabulary size* V, is your choice. More merges make longer
+# tokens, so a text has fewer of them. But the model must store a row of numbers for each token.
 
 from lm_from_scratch.text.tokenizer import Tokenizer
 
@@ -246,7 +246,7 @@ texts = [document.text for document in train]
 trained = [Tokenizer.train(texts, vocab_size=size) for size in sizes]
 
 # %%
-# How many characters does a token hold then, in English and in Chinese?
+# How many characters does a token hold, in English and in Chinese?
 
 other_texts = {
     "English, the same manual": new_text,
@@ -273,7 +273,7 @@ assert english[4] > 3
 assert all(abs(value - 1 / 3) < 1e-9 for value in chinese)
 
 # %%
-# With V = 4096, a token holds more than three letters of English. A vocabulary of twice the size adds
+# With V = 4096, a token holds more than three characters of English. Twice the vocabulary adds
 # little.
 #
 # Chinese gains nothing at all, because there was none in the text that the tokenizer learned from.
@@ -285,16 +285,16 @@ assert all(abs(value - 1 / 3) < 1e-9 for value in chinese)
 #
 # In 2020, people reported that a public demo of GPT-2 gave poor predictions (`allennlp #4484
 # <https://github.com/allenai/allennlp/issues/4484>`_). The cause was a character that nobody could
-# see: a space at the end of their text.
+# see: a space at the end of the text that they gave it, the *prompt*.
 #
-# Try it on the model of this course. These are its three favourite next tokens, without the space
-# and with it.
+# Try it on our model. It gives each of its V tokens a score, and the three highest are its favourite
+# next tokens. (``torch`` is PyTorch. The next lesson explains such lines.)
 
 import torch
 
 for prompt in ("The value of the", "The value of the "):
-    ids = tokenizer.start(prompt)  # a token for "start", then the prompt
-    scores = model(torch.tensor([ids]))[0, -1]  # one score per token: (V,)
+    ids = tokenizer.start(prompt)  # a token that marks the start, then these
+    scores = model(torch.tensor([ids]))[0, -1]  # V scores
     best = scores.topk(3).indices.tolist()
     print(tokenizer.pieces(ids)[1:], "->", tokenizer.pieces(best))
 
@@ -303,9 +303,8 @@ assert "value" not in tokenizer.pieces(best)
 
 # %%
 # A space belongs to the word *after* it. The model wants to write ``␣value``, but the space is there
-# already, as a token of its own. In the texts that the model learned from, a word hardly ever comes
-# after such a token, so the model is lost. The cure: end a prompt with a word, and leave the space to
-# the model.
+# already, as a token of its own. In the texts that the model learned from, a word hardly ever follows
+# such a token, so the model is lost. So end a prompt with a word, and leave the space to the model.
 #
 # Exercises
 # ---------

@@ -3,14 +3,14 @@ GPT-2, from token ids to the next word
 ======================================
 
 You type the beginning of a sentence, and GPT-2 says how likely each next word is. What does it compute in between?
-Two table lookups, some matrix products, and three small functions. On this page you write all of them, and the whole
-model fits into 17 lines.
+Two table lookups, weighted sums, and three small functions. On this page you write all of them, and the whole model
+fits into 17 lines.
 
 .. live:: next
    :model: gpt2-docs
 
-Our model is a small GPT-2 that was trained on Python's documentation. Here is the whole of it. Each part of the
-drawing is a link to its section.
+Our model is a small GPT-2 that was trained on Python's documentation. Here is the whole of it. Each part is a link
+to the section that explains it.
 """
 
 # sphinx_gallery_needs = ["1_tokens"]
@@ -40,10 +40,9 @@ diagrams.gpt2_blocks(
 # A sentence becomes ids
 # ----------------------
 #
-# The tokenizer cuts the text into T = 9 tokens, and each of them has a number, its id. The first token is added: it
-# says that a document begins here.
-#
-# The ids go into a *tensor*, PyTorch's array of numbers. Comments such as ``(T,)`` say its shape.
+# With a token in front that separates documents, the text has T = 9 tokens. Their ids go into a *tensor*, PyTorch's
+# array of numbers. A comment says its shape: ``(T,)`` is a row of T numbers, ``(T, C)`` a table with T rows and C
+# columns.
 
 text = "If the file does not exist, an"
 ids = torch.tensor(tokenizer.start(text))  # (T,)
@@ -55,7 +54,7 @@ diagrams.tokens(pieces, ids.tolist())
 # Two lookups
 # -----------
 #
-# All that the model has learned is in its tensors. Each has a name, so we put them into a dictionary.
+# All that the model has learned is in its tensors. We put them into a dictionary, by name.
 
 w = {
     name.removeprefix("transformer."): tensor
@@ -66,24 +65,24 @@ print(f"{len(w)} tensors, V = {V}, C = {C}")
 
 # %%
 # The table ``wte`` has one row of C = 128 numbers for each of the V = 4096 tokens in the vocabulary. An id chooses a
-# row, and from now on this row, a *vector*, is the token.
+# row, and from now on this row, a *vector*, represents the token.
 #
-# Training has moved the rows. Tokens that are used alike now have rows that point in similar directions. These are the
-# nearest neighbours of ``" file"``:
+# Think of a vector as an arrow. Tokens that are used alike have rows that point in similar directions, and
+# ``cosine_similarity`` compares directions: 1 is the same, 0 a right angle. These tokens are nearest to ``" file"``:
 
 file = w["wte.weight"][ids[3]]
-similar = F.cosine_similarity(w["wte.weight"], file, dim=-1)  # (V,)
+similar = F.cosine_similarity(w["wte.weight"], file)  # (V,)
 tokenizer.pieces(similar.topk(6).indices.tolist())
 
 # %%
 # A second table, ``wpe``, has a row for each place in the text. The sum of both rows says which token it is and where.
-# So ``x`` has T rows, one for each token, with C numbers in each.
+# Indexing with ``ids`` picks T rows at once.
 
 T = len(ids)
 x = w["wte.weight"][ids] + w["wpe.weight"][:T]  # (T, C)
 
 # %%
-# **Predict first.** The tables have 4096 and 256 rows. How many of all numbers of the model are in these two tables?
+# **Predict first.** The tables have 4096 and 256 rows. The model has 2.1 million numbers. What share is in the tables?
 #
 # * about 1 %
 # * about 26 %
@@ -97,17 +96,18 @@ assert round(100 * tables / total) == 26
 assert round(100 * (50257 + 1024) * 768 / 124_439_808) == 32
 
 # %%
-# A quarter, for looking things up. In the smallest GPT-2 that OpenAI published, the share is 32 %.
+# A quarter is there only to be looked up. In the smallest GPT-2 that OpenAI published, it is 32 %.
 #
 # LayerNorm
 # ---------
 #
-# Every part of the model reads a normalised copy of ``x``: each token's vector is shifted to mean 0 and scaled to
-# variance 1. Then each of the C columns gets a scale and a shift, both learned. In the names, ``h.0`` is block 0.
+# Every part of the model reads a normalised copy of ``x``: each token's vector is shifted to mean 0, and scaled so that
+# the mean of its squares is 1. Then each of the C columns gets a scale and a shift, both learned. In the names, ``h.0``
+# is block 0, the first of eight (the large frame in the drawing).
 
 
 def norm(x, name):
-    x = x - x.mean(-1, keepdim=True)  # -1: of each row
+    x = x - x.mean(-1, keepdim=True)  # -1: one mean for each row, (T, 1)
     x = x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
     return x * w[f"{name}.weight"] + w[f"{name}.bias"]
 
@@ -115,18 +115,18 @@ def norm(x, name):
 h = norm(x, "h.0.ln_1")  # (T, C)
 
 # %%
-# Why? The vectors grow while they travel through the model, that of our last token more than 30 times. Thanks to the
-# norm, every part meets vectors of the same size.
+# Why? Vectors grow on their way through the model, that of our last token more than 30 times. Thanks to the norm, every
+# part meets vectors of the same size.
 #
 # Attention
 # ---------
 #
-# So far each vector knows its own token and its place, and nothing else. In attention, tokens look back. Each receives
-# a weighted mean of vectors that come from itself and from the tokens before it.
+# So far each vector comes from its own token and place alone. In attention, tokens look back. Each receives a weighted
+# mean of vectors that come from itself and from the tokens before it.
 #
-# Our tool is ``linear``, a matrix product (``@``): each number of the result is a weighted sum of one token's numbers.
-# For now, take ``attention`` as a closed box. The next lesson, `who sees whom <3_who_sees_whom.ipynb>`_, opens it line
-# by line.
+# Our tool is ``linear``. ``@`` is a *matrix product*: each number of the result is a weighted sum of one token's
+# numbers, and the weights are learned. For now, take ``attention`` as a closed box and skip its lines. The next lesson,
+# `who sees whom <3_who_sees_whom.ipynb>`_, explains each of them.
 
 
 def linear(x, name):
@@ -145,12 +145,13 @@ def attention(h, i):  # of block i
 
 
 # %%
-# Attention happens in H = 4 *heads* side by side. Here are the weights of one head of block 0. The strongest line
-# says: ``" not"`` takes 96 % of its mean from ``" does"``.
+# Attention happens in H = 4 *heads* side by side. Here are the weights of one head of block 0. Among the words, the
+# strongest line says: ``" not"`` takes 96 % of its mean from ``" does"``.
 
 from lm_from_scratch.instruments.plot import attention_maps
 
-weights = attention_maps(model, ids[None])[0][0, 0]  # (T, T)
+maps = attention_maps(model, ids[None])  # [None]: a batch of one text
+weights = maps[0][0, 0]  # block 0, text 0, head 0: (T, T)
 
 assert round(100 * weights[5, 4].item()) == 96
 assert weights[1:].max() == weights[5, 4]
@@ -160,14 +161,14 @@ diagrams.lines(pieces, pieces, weights.tolist())
 # The MLP
 # -------
 #
-# The MLP works on what has arrived. It makes each vector four times as wide, applies GELU to each number, and
-# returns to C. GELU keeps large numbers and turns negative ones into almost 0, so each of the 4C numbers acts as a
-# switch.
+# The MLP (multilayer perceptron) works on what has arrived. It makes each vector four times as wide, applies GELU to
+# each number, and returns to C. GELU keeps large numbers and turns negative ones into almost 0, so each of the 4C
+# numbers acts as a switch.
 
 
 def mlp(h, i):
     wide = linear(h, f"h.{i}.mlp.c_fc")  # (T, 4C)
-    wide = F.gelu(wide, approximate="tanh")
+    wide = F.gelu(wide, approximate="tanh")  # GPT-2's formula for GELU
     return linear(wide, f"h.{i}.mlp.c_proj")
 
 
@@ -178,7 +179,7 @@ def mlp(h, i):
 
 def changed_rows(part):
     other = h.clone()
-    other[3] += 1.0  # another token instead of " file"
+    other[3] += 1.0  # as if " file" were another token
     moved = (part(other, 0) - part(h, 0)).abs().amax(-1)  # (T,)
     return (moved > 1e-5).nonzero().flatten().tolist()
 
@@ -215,7 +216,7 @@ assert 30 < stream[-1][-1].std() / stream[0][-1].std() < 40
 # -----------------------
 #
 # How does a vector become a word? After a last norm, we compare it with every row of ``wte``, the table from the
-# beginning, by a *dot product*: multiply number by number, and add up. The better a row fits, the higher its score.
+# beginning, by a *dot product*: multiply number by number, and add up. The better a row fits, the higher the score.
 # These V scores are the *logits*.
 #
 # **Predict first.** What is the shape of the logits of our sentence?
@@ -233,8 +234,8 @@ logits = score(stream[-1])
 print(tuple(logits.shape))
 
 # %%
-# Each of the nine tokens guesses its own successor. Training uses all nine guesses. To continue the text we need the
-# last one. Softmax turns its scores into probabilities, and these are the top five:
+# Each of the nine tokens guesses the one after it, so there are 9 rows of scores. Training uses them all. To continue
+# the text we need the last row. ``softmax`` turns its scores into probabilities: positive, with the sum 1.
 
 
 def show_top(logits, n=5):
@@ -246,10 +247,11 @@ def show_top(logits, n=5):
 show_top(logits)
 
 # %%
-# *If the file does not exist, an exception …* The model has learned how documentation goes on.
+# *If the file does not exist, an exception …* The model has learned how documentation goes on. (``" un"`` would begin a
+# longer word.)
 #
-# Nothing stops us from asking earlier. Here is the best guess from the stream before the first block (0), and after
-# each block. ``↵`` is the end of a line.
+# Nothing stops us from asking earlier. Here is the best guess before the first block (0) and after each block. ``↵`` is
+# the end of a line.
 
 guesses = [score(x)[-1].softmax(-1).max(-1) for x in stream]
 words = tokenizer.pieces([guess.indices.item() for guess in guesses])
@@ -272,8 +274,8 @@ assert words[0] == " an" and shares[0] > 95
 assert words[1] == " optional" and words[-1] == " exception"
 
 # %%
-# Before any block, the vector only knows that it is ``" an"``. One block later it guesses what often follows this word.
-# Only the last block writes ``" exception"``.
+# Before any block, the vector says only ``" an"``. One block later it guesses what often follows this word. Only the
+# last block makes it ``" exception"``.
 #
 # **Predict first.** What happens to the guess if we leave out the positions, ``wpe``?
 #
@@ -286,13 +288,13 @@ without = score(run_blocks(w["wte.weight"][ids])[-1])
 show_top(without)
 
 # %%
-# Now the end of a line is the best guess. Every block was trained on the sum of a word's row and a place's row. One row
-# alone is a vector that it has never met.
+# Now the end of a line is the best guess. Every block was trained on the sum of a token's row and a place's row, and
+# has never met one without the other.
 #
 # The whole model
 # ---------------
 #
-# Here it is, in one piece, with nothing hidden but ``norm`` and ``linear`` from above.
+# Here it is in one piece, with ``norm`` and ``linear`` from above.
 
 
 def gpt2(ids):
@@ -315,7 +317,7 @@ def gpt2(ids):
 
 
 # %%
-# Its logits are those of the package's model, for all nine tokens.
+# Its logits are those of the package's model, up to rounding.
 
 mine = gpt2(ids)
 theirs = model(ids[None])[0]  # the package's model
@@ -326,8 +328,8 @@ assert len({line for *_, line in gpt2.__code__.co_lines()}) == 17
 torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=0.0)
 
 # %%
-# The GPT-2 models that OpenAI published differ in nothing but their sizes. The largest has V = 50257, C = 1600, 48
-# blocks and 25 heads.
+# The GPT-2 models that OpenAI published differ only in their sizes. The largest has V = 50257, C = 1600, 48 blocks and
+# 25 heads.
 #
 # Exercises
 # ---------
@@ -337,12 +339,12 @@ torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=0.0)
 # 2. *Easy.* Leave out one block at a time, and print the best guess. Which block can the sentence spare least? A right
 #    answer names the one without which ``" exception"`` gets less than 0.1 %, and says what only this block reads.
 # 3. *Medium.* Count the numbers of one block on paper, from C alone. A right answer is a formula in C that gives
-#    198,272 for C = 128, and the sizes of the tensors whose names begin with ``h.0.`` add up to it.
+#    198,272 for C = 128, as do the sizes of the tensors whose names begin with ``h.0.``.
 #
 # Summary
 # -------
 #
-# * An id chooses a row of ``wte``, its place a row of ``wpe``. The sum of both rows enters the residual stream.
+# * An id chooses a row of ``wte``, and its place a row of ``wpe``. Their sum enters the residual stream.
 # * Each block adds two things to the stream: attention, in which tokens look at earlier ones, and an MLP, which works
 #   on each token alone. Both read a normalised copy.
 # * The logits compare each token's last vector with all rows of ``wte``: (T, V), a guess after every token.

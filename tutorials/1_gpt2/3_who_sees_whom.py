@@ -30,13 +30,13 @@ assert maps[3][0, 3, 4:].argmax(-1).tolist() == [3] * 5
 diagrams.lines(pieces, pieces, maps[3][0, 3].tolist())
 
 # %%
-# This is head 3 of block 3, and it likes ``" file"``: all tokens after this word look at it most. No line goes to a
-# later token. On this page you compute these lines.
+# This is head 3 of block 3 (both are counted from 0), and it likes ``" file"``: all tokens after this word look at it
+# most. No line goes to a later token. On this page you compute these lines.
 #
 # Query, key, value
 # -----------------
 #
-# In a head, each token makes three small vectors from its large one:
+# In a head, each token makes three short vectors from its long one:
 #
 # * a *query*: what I look for,
 # * a *key*: what I offer, so that others find me,
@@ -45,7 +45,8 @@ diagrams.lines(pieces, pieces, maps[3][0, 3].tolist())
 # Think of a library. The query is what you type into the search box, keys are the titles on the spines, and values are
 # what is in the books.
 #
-# One matrix makes all three, for all heads. Block 3 reads ``x``, the residual stream after blocks 0 to 2:
+# One ``linear``, here called ``c_attn``, makes all three for all heads. It reads ``x``, the residual stream after
+# blocks 0 to 2, normalised by ``ln_1``:
 
 with record_hidden_states(model) as states:
     model(ids[None])
@@ -56,7 +57,7 @@ qkv = block.attn.c_attn(block.ln_1(x))  # (T, 3C)
 Q, K, V = qkv.split(128, dim=-1)  # each (T, C)
 
 # %%
-# A head owns D = 32 of the C = 128 columns of each. Head 3, the last of four, owns the last ones.
+# A head owns D = 32 of the C = 128 columns of each. Head 3, the last of four, owns columns 96 to 127.
 
 q, k, v = Q[:, 96:], K[:, 96:], V[:, 96:]  # each (T, D)
 
@@ -65,14 +66,14 @@ q, k, v = Q[:, 96:], K[:, 96:], V[:, 96:]  # each (T, D)
 # --------------------
 #
 # Take the last token, ``" an"``. The dot product of its query with a key, the *score*, is large if the two fit. Softmax
-# takes the exponential of each score and divides by their sum. This makes *weights*: none is negative, and their sum
-# is 1.
+# takes e to the power of each score and divides by the sum. This makes *weights*: none is negative, and their sum is 1.
+# For the token at place s:
 #
 # .. math::
 #
 #    a_s = \operatorname{softmax}_s \left( \frac{q \cdot k_s}{\sqrt{D}} \right)
 
-scores = k @ q[-1] / D**0.5  # (T,)
+scores = k @ q[-1] / D**0.5  # (T,): q[-1] with each row of k
 weights = scores.softmax(-1)  # (T,)
 
 print("key            score  weight")
@@ -82,34 +83,34 @@ torch.testing.assert_close(weights, maps[3][0, 3, -1])
 assert pieces[weights.argmax()] == " file"
 
 # %%
-# ``" an"`` receives the mean of all values under these weights. A third of it comes from ``" file"``.
+# ``" an"`` receives the mean of all values, weighted in this way. A third of it comes from ``" file"``.
 
 y = weights @ v  # (D,)
 
 # %%
-# The root of D keeps the scores of wide heads from becoming huge. `GPT-2 in depth <2a_gpt2_in_depth.ipynb>`_ shows
-# what happens without it.
+# A sum of more products is larger, so we divide by the root of D. `GPT-2 in depth <2a_gpt2_in_depth.ipynb>`_ shows what
+# happens without it.
 #
 # No looking ahead
 # ----------------
 #
-# The last token may look at everything. The others may not: ``" does"`` has to guess ``" not"``, and the answer
-# is the next token in the row.
+# The last token may look at everything. The others may not: ``" does"`` has to guess ``" not"``, and the answer is the
+# next token in the text.
 #
-# Would a model notice? We train two tiny models, one of which sees the future, on *random* ids between 0 and 15.
-# Training makes a number, the *loss*, as small as it can: 0 means that every next token was predicted for sure. From
-# the past nothing here can be predicted, so an honest loss is that of pure guessing, ln 16 = 2.77.
+# Would a model cheat? We train two tiny models, one of which sees the future, on *random* ids between 0 and 15.
+# Training makes a number, the *loss*, as small as it can: 0 means that every next token was predicted with certainty.
+# Here the past says nothing about the next id, so an honest model can only guess among 16. Its loss is ln 16 = 2.77.
 
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
 
 def see_everything(q, k, v, visibility, dropout=0.0):
-    return F.scaled_dot_product_attention(q, k, v)  # without a mask
+    return F.scaled_dot_product_attention(q, k, v)  # PyTorch's, no mask
 
 
 # %%
-# Each model has one block and trains for 300 steps. The lesson on `training <4_training.ipynb>`_ explains the lines of
-# this function. It returns the loss of every step.
+# Each model has one block and trains for 300 steps. You can skip these lines; the next lesson, `training
+# <4_training.ipynb>`_, explains them. The function returns the loss of every step.
 
 
 @torch.enable_grad()
@@ -156,13 +157,13 @@ assert min(blind) > 2.7
 assert max(peeking[-10:]) < 0.3
 
 # %%
-# It copies each answer from the token after it. Its loss is the best that you will ever see, and the model is useless:
-# when it writes, the next token does not exist yet.
+# It falls almost to 0: each token copies its answer from the one after it. Yet the model is useless, because when it
+# writes, the next token does not exist yet.
 #
 # Why minus infinity is added
 # ---------------------------
 #
-# So a token must give weight 0 to all tokens after it.
+# So a token must give weight 0 to all tokens after it. A *mask* sees to that.
 #
 # **Predict first.** Three scores are 2, 1 and 3. To hide the third key, we multiply its score by 0. What is its weight
 # after softmax?
@@ -180,11 +181,10 @@ for line, name in zip(
 assert round(scores.softmax(-1)[1, 2].item(), 2) == 0.09
 
 # %%
-# The hidden key still counts. A score of 0 is an ordinary score, because :math:`e^0 = 1`. Only :math:`e^{-\infty}` is
-# 0.
+# The hidden key still counts, because :math:`e^0 = 1`. Only :math:`e^{-\infty}` is 0.
 #
-# So we compute the scores of all queries at once, and add a triangle: 0 for what is visible, minus infinity for the
-# future.
+# So we compute the scores of all queries at once, and add a triangle (``triu``: the upper right): minus infinity for
+# the future, 0 for the rest.
 
 future = torch.full((T, T), -torch.inf).triu(1)  # row t: the query of token t
 scores = q @ k.T / D**0.5 + future  # (T, T)
@@ -198,28 +198,28 @@ plt.show()
 torch.testing.assert_close(weights, maps[3][0, 3])
 
 # %%
-# That is the first drawing as a table. Would -10000 do, instead of minus infinity? The ``transformers`` library once
-# had it. A user's model learned to push the scores of the past below -10000, and
+# That is the first drawing as a table. Would -10000 do, instead of minus infinity? The library ``transformers`` once
+# used it. A user's model learned to push the scores of the past below -10000, and
 # `read the future <2b_testing_a_model.ipynb>`_.
 #
 # Heads are slices
 # ----------------
 #
-# Four heads work side by side, each on its own columns. ``view`` cuts the C columns into (H, D), and ``transpose``
-# puts the heads first, so that one product computes all of them.
+# Four heads work side by side, each on its own columns. ``view`` cuts the C columns into (H, D), and ``transpose`` puts
+# the heads first, so that one product computes all of them. ``mT`` swaps the last two axes, as ``T`` does for a table.
 
 q, k, v = (part.view(T, H, D).transpose(0, 1) for part in (Q, K, V))
 weights = (q @ k.mT / D**0.5 + future).softmax(-1)  # (H, T, T)
 y = (weights @ v).transpose(0, 1).reshape(T, H * D)  # (T, C)
-x = x + block.attn.c_proj(y)
+x = x + block.attn.c_proj(y)  # mix the heads, and add to the stream
 
 torch.testing.assert_close(weights, maps[3][0])
 after_block = x + block.mlp(block.ln_2(x))
 torch.testing.assert_close(after_block, states[4][0][0], atol=1e-4, rtol=0.0)
 
 # %%
-# The results of the heads are laid side by side again, and a last matrix mixes them. Each head has learned to look
-# elsewhere.
+# The results of the heads are laid side by side again, and ``c_proj`` mixes them. Each head has learned to look
+# elsewhere. See for yourself:
 #
 # .. live:: look
 #    :model: gpt2-docs
@@ -246,16 +246,17 @@ diagrams.head_cells(
 )
 
 # %%
-# ``view`` moves no numbers. It cuts the same row of memory into other pieces, and there the features of a token lie
-# together. The shapes agree, nothing fails, and the heads mix up the tokens.
+# The second one. ``view`` moves no numbers: it cuts the same row of memory, 0 to 11, into other pieces. The shapes
+# agree, nothing fails, and the heads mix up the tokens.
 #
-# The batch that wrote something else
-# -----------------------------------
+# The prompt that changed in a batch
+# ----------------------------------
 #
-# Prompts in one batch must have the same length, so short ones get padding in front, and a mask hides the padding. In
-# ``transformers``, a user found, ``generate`` and a plain forward pass disagreed about one and the same padded prompt.
+# Several texts computed together are a *batch*. They must have the same length, so short ones get padding in front, and
+# a mask hides it. A user of ``transformers`` found two functions that continued the same padded prompt differently.
 #
-# Both hid the padding, but only one of them counted it. Here is this mistake with our model:
+# Both hid the padding, but one of them counted it: the first word was at place 6, not 0. Here is this mistake with
+# our model:
 
 from lm_from_scratch.attention.visibility import positions_from_mask
 
@@ -268,7 +269,7 @@ counted = torch.where(mask == 1, torch.arange(9), -1)  # -1: padding, hidden
 print(positions[0].tolist(), counted[0].tolist())
 
 # %%
-# With the second list, the prompt begins at place 6. Here is the best next token: alone, and with each list.
+# Here is the best next token: for the prompt alone, and in the batch with each list of places.
 
 alone = model(torch.tensor([short]))[0, -1]
 right = model(batch, positions=positions)[0, -1]
@@ -281,10 +282,10 @@ assert tokenizer.pieces(best.tolist()) == [" value", " value", "collections"]
 
 # %%
 # *Return the value* becomes *Return thecollections*, and nothing fails. Hiding is not enough: padding must not be
-# counted, either. In this package one tensor does both. Positions begin at 0 in each text, and -1 is padding.
+# counted, either. In this package one tensor does both: positions begin at 0 in each text, and -1 is padding.
 #
-# With right positions, a text may also come in pieces. A cache keeps keys and values and knows how many tokens it has
-# read, so the next ones continue there:
+# With the right positions, a text may also come in pieces. A *cache* keeps keys and values and knows how many tokens it
+# has read, so the next ones continue there:
 
 from lm_from_scratch.cache.growing import GrowingCache
 
@@ -310,7 +311,7 @@ torch.testing.assert_close(in_pieces, at_once, atol=1e-4, rtol=0.0)
 # Summary
 # -------
 #
-# * A token compares its query with the keys of others. Softmax makes weights, and the token receives the mean of the
-#   values under them.
+# * A token compares its query with all keys up to its own. Softmax makes weights, and the token receives the weighted
+#   mean of the values.
 # * The mask adds minus infinity to the scores of later tokens *before* softmax. Without it a model learns to copy.
 # * The same text must get the same logits alone, padded, and in pieces. If not, look at the positions.

@@ -3,7 +3,7 @@ Training: from noise to words
 =============================
 
 A new language model is a box of random numbers. How does it learn to write? It guesses the next token
-of a text, sees the right one, and changes its numbers a little, thousands of times.
+of a text, sees the right one, and changes its numbers a little, again and again.
 
 We train a small GPT-2 on Python's language reference, which is already on your disk. It has a
 vocabulary of 2,048 tokens.
@@ -27,7 +27,7 @@ documents, held_out_documents = split(load_corpus("reference"))
 tokenizer = Tokenizer.train([d.text for d in documents], vocab_size=2048)
 
 # %%
-# The model has two blocks and 64 features. Before it has read anything, it continues "The" like this:
+# The model has two blocks, and its vectors have 64 numbers. Before it has read anything, it continues "The" like this:
 
 sizes = dict(block_size=64, n_layer=2, n_head=4, n_embd=64)
 fixed = dict(initializer_range=0.04, bos_token_id=0, eos_token_id=0)
@@ -49,13 +49,13 @@ say(model, "The")
 assert tokenizer.eos_token_id == 0 and tokenizer.vocab_size == 2048
 
 # %%
-# This is the code that changes it. Do not read it line by line yet: the rest of the page explains it.
+# This is the code that changes the model. Do not read it line by line yet: the rest of the page explains it.
 
 
 def batch(stream, B=16, T=64):
     starts = torch.randint(len(stream) - T, (B,))
     rows = torch.stack([stream[i : i + T + 1] for i in starts])  # (B, T + 1)
-    return rows[:, :-1], rows[:, 1:]  # tokens, and the token after each
+    return rows[:, :-1], rows[:, 1:]  # tokens, and the one after each
 
 
 def loss_of(model, idx, targets):
@@ -68,7 +68,7 @@ def train(model, stream, steps, lr=0.004, B=16):
     for step in range(1, steps + 1):
         optimizer.param_groups[0]["lr"] = lr * min(1, step / 20)
         loss = loss_of(model, *batch(stream, B))
-        optimizer.zero_grad()
+        optimizer.zero_grad()  # forget the last gradient
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -76,7 +76,8 @@ def train(model, stream, steps, lr=0.004, B=16):
 
 
 # %%
-# We run 250 steps. Every 25 steps the model is tested on *held-out* text, which it never trains on.
+# We run 250 steps. Every 25 steps the model is tested on *held-out* text, which it never trains on. The *loss* says how
+# badly it guesses.
 
 
 def as_stream(documents):
@@ -121,8 +122,8 @@ assert tests[250] < tests[100] < tests[25] < tests[0]
 # The target of a token is the token to its right
 # -----------------------------------------------
 #
-# ``batch`` cuts 16 rows of 64 tokens out of the text, at random places. One row is 64 small exercises:
-# from each token, and those before it, guess the next one.
+# A *batch* is a number of rows that are computed together. ``batch`` cuts B = 16 rows of T = 64 tokens out of the text,
+# at random places. One row is 64 small exercises: from each token, and those before it, guess the next one.
 
 from lm_from_scratch.instruments import diagrams
 
@@ -130,8 +131,8 @@ pieces = tokenizer.pieces(tokenizer.encode("If the object does not have an"))
 diagrams.shifted(pieces[:-1], pieces[-1])
 
 # %%
-# The shift by one happens here and nowhere else. Code that shifts again, inside the model, teaches it to
-# predict the token *after* the next one. Its loss falls too, so the mistake is hard to see.
+# The shift by one happens here and nowhere else. Code that shifts again inside the model teaches it to predict the
+# token *after* the next one. The loss still falls, so the mistake is hard to see.
 #
 # The loss is surprise
 # --------------------
@@ -142,8 +143,9 @@ diagrams.shifted(pieces[:-1], pieces[-1])
 #
 #    -\log p(\text{the right token})
 #
-# That is 0 for a token that was certain, 0.7 for one chance in two, and 6.9 for one in a thousand. Here is the
-# trained model that ships with this package, reading a sentence. Long bars are tokens that it did not expect.
+# That is 0 for a token that was certain, 0.7 for one chance in two, and 6.9 for one in a thousand. (log is the natural
+# logarithm.) Here the trained model of this package reads a sentence. Long bars are tokens that it did not
+# expect. The dashed line is a *uniform guess*: all tokens equally likely.
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 
@@ -182,8 +184,8 @@ round(math.log(2048), 1), round(losses[1], 1), round(math.log(50257), 1)
 
 # %%
 # A fresh model finds all :math:`V` tokens about equally likely. Each has the probability :math:`1/V`, so the
-# surprise is :math:`\log V`. It is the first thing to check in any run: a loss that starts higher means that the
-# random weights are too large.
+# surprise is :math:`\log V`: the first and the last number above. Check this first in any training: a loss that starts
+# much higher means that the random numbers of the model are too large.
 
 assert abs(losses[1] - math.log(2048)) < 0.3
 assert round(math.log(2048), 1) == 7.6 and round(math.log(50257), 1) == 10.8
@@ -194,19 +196,20 @@ assert round(math.log(2048), 1) == 7.6 and round(math.log(50257), 1) == 10.8
 #
 # The rest of the loop makes the loss smaller:
 #
-# * ``loss.backward()`` computes the *gradient*: how the loss changes with each weight.
-# * *AdamW* moves each weight against its gradient, by about the *learning rate* ``lr``. `Chapter 7
+# * ``loss.backward()`` computes the *gradient*: how much the loss would grow if a *weight*, one of the model's numbers,
+#   grew a little. (The weights of attention are something else: they are computed anew for each text.)
+# * *AdamW* moves each weight the other way, by about the *learning rate* ``lr``. `Chapter 7
 #   <../7_optimizers/1_adamw.ipynb>`_ takes it apart.
 # * *Warm-up* raises the learning rate over the first 20 steps, because AdamW trusts its first few gradients too
 #   much.
-# * *Clipping* shortens a gradient that is longer than 1, so that one strange batch cannot undo the work of a
-#   hundred others.
+# * *Clipping* takes all gradients together as one long vector, and shortens it to length 1 if it is longer. So one
+#   strange batch cannot undo the work of a hundred others.
 #
 # Learned, or learned by heart?
 # -----------------------------
 #
-# A pupil who has seen the answers gets full marks and may have understood nothing. So the test is on text that
-# the model has not seen.
+# A pupil who has seen the answers gets full marks and may have understood nothing. So we test on text that the model
+# has not seen.
 #
 # **Predict first.** A new model gets only the first 3,000 tokens, a small part of the text, again and again. What
 # does its *held-out* loss do?
@@ -237,19 +240,20 @@ assert losses[140] < 3 < min(tests.values()) + 0.5 < tests[140]
 assert len(stream) > 30 * 3000 and tests[140] > math.log(2048)
 
 # %%
-# The training loss keeps falling. But the model learns the 3,000 tokens by heart and becomes sure of
-# itself, on new text wrongly so: it ends up worse than a uniform guess. This is *overfitting*.
+# The training loss keeps falling. But the model learns the 3,000 tokens by heart and becomes sure of itself. On new
+# text it is sure and wrong: it ends up worse than a uniform guess. This is *overfitting*.
 #
 # Keep the weights from the lowest point of the held-out curve. More text helps most. After that: a smaller model,
-# fewer steps, dropout of 0.1 or 0.2, or a trained model to begin with. The lesson on
-# `your own text <7_own_text.ipynb>`_ does this in practice.
+# fewer steps, *dropout* (in training, a tenth or a fifth of the numbers inside the model are set to 0 at random), or a
+# trained model to begin with. The lesson on `your own text <7_own_text.ipynb>`_ does this in practice.
 #
 # Choose the learning rate, then the batch size
 # ---------------------------------------------
 #
-# The learning rate is the number that matters most. Four new models try one each, for 50 steps.
+# The learning rate is the setting that matters most. We train four new models with one rate each, for 50 steps.
 #
-# **Predict first.** The rates are 0.0001, 0.004, 0.1 and 1. Which models end up worse than they began?
+# **Predict first.** The rates are 0.0001, 0.004, 0.1 and 1. Most weights are below 0.1. Which models end up worse than
+# they began?
 #
 # * none: clipping prevents that
 # * the one with 1
@@ -269,27 +273,31 @@ ax.set(xlabel="step", ylabel="loss", ylim=(5, 14), title="Four learning rates")
 ax.legend(frameon=False, ncols=2)
 plt.show()
 print(*(f"lr {lr}: {end:.1f}" for lr, end in ends.items()), sep="\n")
+assert all(
+    (w.abs() < 0.1).float().mean() > 0.95
+    for name, w in GPT2LMHeadModel(config).named_parameters()
+    if "ln_" not in name
+)
 assert ends[1] > 20 and runs[1][0] < 8
 assert ends[0.004] + 0.5 < ends[0.0001] < 7.6 and ends[0.1] < 7.6
 
 # %%
-# Only 1 fails, and it fails completely. Clipping limits the gradient, but a step of AdamW is about as
-# large as the learning rate, whatever the gradient. At the other end, 0.0001 is safe and slow.
+# Only the rate 1 fails, and it fails completely. Clipping limits the gradient, but a step of AdamW is about as large as
+# the learning rate, whatever the gradient. The rate 0.0001 is safe and slow.
 #
 # So begin with a rate that worked for a model of about your size. Try three times more and three times less for a
 # few hundred steps, and keep the largest one whose loss falls smoothly.
 #
-# The batch is a smaller decision. A larger one gives a less noisy gradient and makes each step slower. If
-# the batch you want does not fit into memory, add up the gradients of several small ones. Until 2024 a widely used
-# trainer averaged their losses even where one had far fewer tokens than another, and got another gradient than
-# the large batch gives. The `in-depth page <4a_training_in_depth.ipynb>`_ shows the difference.
+# The batch is a smaller decision. A larger one gives a less noisy gradient and makes each step slower. If it does not
+# fit into memory, add up the gradients of several small ones. Weigh them by their tokens: until 2024 a widely used
+# trainer did not, and `got another gradient <4a_training_in_depth.ipynb>`_ than the large batch gives.
 #
 # What loss to expect
 # -------------------
 #
-# That depends on the tokenizer: longer tokens are fewer, and each is harder to guess. *Bits per byte* spread the
-# surprise over the bytes of the text, so that any two models can be compared. Even a program such as ``gzip``
-# can take part, because a text that is easy to predict is easy to compress.
+# That depends on the tokenizer: longer tokens are fewer, and each is harder to guess. So add up the surprise of the
+# whole text, divide by log 2 to count in bits, and share it among the bytes of the text. In *bits per byte*, any two
+# models can be compared. Even ``gzip`` can take part: a text that is easy to predict is easy to compress.
 
 import gzip
 import json
@@ -297,7 +305,7 @@ import json
 from lm_from_scratch.checkpoint.folders import SHIPPED
 
 text = "".join(d.text for d in held_out_documents).encode()
-factor = len(held_out) / len(text) / math.log(2)  # tokens a byte, bits a nat
+factor = len(held_out) / len(text) / math.log(2)  # tokens per byte, in bits
 record = json.loads((SHIPPED / "record.json").read_text())
 values = {
     "a uniform guess": factor * math.log(2048),
@@ -318,9 +326,9 @@ assert values["the shipped model"] < values["our model"]
 assert values["our model"] < values["a uniform guess"] - 0.5
 
 # %%
-# The shipped model has more weights and saw the text for longer. For your own run, compare with a guess and
-# with a compressor on *your* text. The page on `learning curves <4b_learning_curves_in_depth.ipynb>`_ has
-# finer rulers.
+# The shipped model has more weights and was trained for longer. For a model of yours, compare with a uniform guess and
+# with a compressor on *your* text. The page on `learning curves <4b_learning_curves_in_depth.ipynb>`_ has more such
+# comparisons.
 #
 # Exercises
 # ---------

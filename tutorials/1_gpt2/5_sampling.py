@@ -50,20 +50,21 @@ assert tokenizer.decode(ids).count("the exception is raised") > 4
 diagrams.repeats(tokenizer.pieces(ids[1:]))
 
 # %%
-# It loops. Every run of four tokens that the text has had before is marked. (In the widget, this is
+# It loops. The marks show every run of four tokens that has occurred before. (In the widget, this is
 # temperature 0.)
 #
 # Each repetition makes the next one more likely, because the texts that the model learned from repeat
 # themselves, too. And the greedy program never takes the second best token, so it cannot leave the
 # loop. People do not write like that: a real text is full of words that nobody would have guessed.
 #
-# So we let chance in. That takes three steps: make probabilities of the scores, bend them, draw.
+# So we let chance in. That takes three steps: turn the scores into probabilities, reshape them, and
+# draw one token.
 #
 # Scores become probabilities
 # ---------------------------
 #
 # The scores are called *logits*. *Softmax* makes probabilities of them: take e to the power of each,
-# then divide by the sum. Now all are positive, and together they are 1.
+# then divide by the sum. Now all are positive, and their sum is 1.
 
 import matplotlib.pyplot as plt
 
@@ -104,8 +105,8 @@ bars({"the model": p})
 # Temperature: how bold
 # ---------------------
 #
-# Divide all logits by a number, the *temperature* τ, before the softmax. Below 1, likely tokens
-# become more likely still. Above 1, all come closer together. The order stays.
+# Divide all logits by a number, the *temperature* τ (tau), before the softmax. Below 1, likely tokens
+# become more likely still. Above 1, all come closer together. The order stays the same.
 #
 # **Predict first.** One token is twice as likely as another. How many times as likely is it at
 # τ = 0.5?
@@ -114,7 +115,7 @@ bars({"the model": p})
 # * Four times
 # * Both are equally likely.
 
-z = torch.tensor([0.2, 0.1]).log()  # logits with these probabilities
+z = torch.tensor([0.2, 0.1]).log()  # logits whose e to the power is this
 for temperature in (2, 1, 0.5):
     q = (z / temperature).softmax(-1)
     print(f"τ = {temperature:<3}  {q[0] / q[1]:.2f} times as likely")
@@ -122,9 +123,9 @@ for temperature in (2, 1, 0.5):
 assert torch.isclose(q[0] / q[1], torch.tensor(4.0))
 
 # %%
-# Four times. A *difference* of logits becomes a *ratio* of probabilities, and dividing by 0.5 doubles
-# each difference. So a ratio r becomes :math:`r^{1/\tau}`. Here are the ten tokens again, at three
-# temperatures.
+# Four times. A *difference* of logits becomes a *ratio* of probabilities. Dividing by 0.5 doubles each
+# difference, and that squares the ratio: 2 becomes 4. In general, r becomes :math:`r^{1/\tau}`. Here
+# are the ten tokens again, at three temperatures.
 
 bars({f"τ = {tau}": (logits / tau).softmax(-1) for tau in (0.5, 1, 2)})
 
@@ -132,9 +133,9 @@ assert (logits / 0.5).softmax(-1)[best].sum() > 0.8
 assert (logits / 2).softmax(-1)[best].sum() < 0.3
 
 # %%
-# At τ = 2 the ten have hardly anything left. Each token of the tail is unlikely, but there are
-# thousands of them, and together they win. That is why bold texts turn into nonsense. One bad token
-# is enough: the model reads it, and goes on from there.
+# At τ = 2 little is left for the ten. Each token of the tail is unlikely, but there are thousands of
+# them, and together they win. That is why bold texts turn into nonsense. One bad token is enough: the
+# model reads it, and goes on from there.
 #
 # Top-k and top-p: cut the tail
 # -----------------------------
@@ -143,7 +144,8 @@ assert (logits / 2).softmax(-1)[best].sum() < 0.3
 # * *Top-p* keeps tokens, the likeliest first, until their probabilities add up to p. All others get
 #   probability 0.
 #
-# The probabilities that are left are divided by their sum, so that they add up to 1 again.
+# The probabilities that are left are divided by their sum, so that they add up to 1 again. In the
+# picture, × is a token that was cut.
 
 from lm_from_scratch.generation.sampling import Sampler, keep_top_k, keep_top_p
 
@@ -157,7 +159,7 @@ bars(
 
 # %%
 # Why two ways? Because the model is sometimes sure and sometimes not. After ``def __init__(self`` it
-# is: top-p with p = 0.9 keeps two tokens, a comma and a bracket.
+# is sure: top-p with p = 0.9 keeps two tokens, a comma and a bracket.
 #
 # **Predict first.** How many tokens does top-p 0.9 keep after "Return the"?
 #
@@ -167,7 +169,7 @@ bars(
 
 for text in ("def __init__(self", "Return the"):
     z = scores_after(tokenizer.start(text))
-    kept = keep_top_p(z[None], 0.9).isfinite().sum()
+    kept = keep_top_p(z[None], 0.9).isfinite().sum()  # cut: -inf
     print(f"{text!r}: {kept} tokens kept")
 
 assert kept > 200
@@ -176,8 +178,8 @@ two = keep_top_p(z[None], 0.9)[0].isfinite().nonzero()[:, 0].tolist()
 assert sorted(tokenizer.pieces(two)) == [")", ","]
 
 # %%
-# Hundreds, because nearly any noun can follow. A fixed k = 50 is too many for the first beginning and
-# too few for the second. Top-p adapts.
+# Hundreds, because nearly any noun can follow. A fixed k of 50 is too many for the first text and too
+# few for the second. Top-p adapts.
 #
 # The whole sampler
 # -----------------
@@ -193,7 +195,7 @@ def choose(logits, temperature=1.0, top_k=50, top_p=0.9):
     p, ids = p.sort(descending=True)  # likeliest first
     p[top_k:] = 0
     p /= p.sum()
-    before = p.cumsum(-1) - p  # what the likelier tokens have together
+    before = p.cumsum(-1) - p  # the sum of all likelier ones
     p[before >= top_p] = 0
     return int(ids[torch.multinomial(p, 1)])  # draw
 
@@ -209,7 +211,7 @@ assert {choose(logits) for _ in range(500)} <= set(
 
 # %%
 # The same beginning at four temperatures, with nothing cut. A text ends after 30 tokens, or where the
-# model ends it.
+# model writes the token that separates documents.
 
 torch.manual_seed(5)
 for temperature in (0, 0.7, 1, 1.5):
@@ -237,8 +239,8 @@ assert sum(w.numel() for w in model.parameters()) < 2.5e6
 # <https://github.com/huggingface/transformers/issues/2302>`_). The higher the penalty, the more it
 # repeated.
 #
-# We can do the same. GPT-2's logits are mostly negative, and those of our model are not. But we may
-# subtract 30 from all of them, which changes no probability.
+# We can do the same. GPT-2's logits are mostly negative, and those of our model are not. So we
+# subtract 30 from all of them. No difference changes, so no probability changes.
 
 
 def old_penalty(z):
@@ -261,8 +263,8 @@ assert torch.allclose((logits - 30).softmax(-1), p, atol=1e-6)
 assert tokenizer.decode(ids).count("list") == 1
 
 # %%
-# Divide -30 by 1.5 and you get -20, which is a *higher* score. The penalty was a reward. The new one
-# divides positive logits and multiplies negative ones.
+# Divide -30 by 1.5 and you get -20, which is a *higher* score. The penalty was a reward. The new
+# penalty divides positive logits and multiplies negative ones.
 #
 # Exercises
 # ---------
@@ -278,6 +280,6 @@ assert tokenizer.decode(ids).count("list") == 1
 # -------
 #
 # * The model gives scores, and the sampler chooses. Always taking the best token leads into loops.
-# * Temperature divides the logits: below 1 the choice is safer, above 1 bolder. The order stays.
+# * Temperature divides the logits: below 1 the choice is safer, above 1 bolder.
 # * Top-k keeps a fixed number of tokens. Top-p keeps as many as it takes to reach the probability p:
 #   few where the model is sure, many where it is not.

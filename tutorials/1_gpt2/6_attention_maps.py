@@ -14,8 +14,8 @@ model learn to copy.
 One head, one map
 -----------------
 
-A layer has several *heads*, and each looks in its own way. ``record_attention`` keeps what they look at while
-the model reads.
+A layer (another word for block) has several *heads*, and each looks in its own way. ``record_attention`` keeps
+their weights while the model reads.
 
 The model is the course's small Qwen2, because its heads are the easiest to read. It attends as GPT-2 does;
 chapter 2 shows where the two differ.
@@ -87,7 +87,7 @@ assert ((maps.sum(-1) - 1).abs() < 1e-4).all()
 # Three heads you can name
 # ------------------------
 #
-# The head above looks at the previous token. Two others have habits as clear.
+# The head above looks at the previous token. Two others have equally clear habits.
 
 fig, axes = plot.figure(4.6, 9.0, 2, 1)
 for ax, (l, h) in zip(axes, [(4, 0), (3, 1)]):
@@ -98,7 +98,7 @@ assert words[8] == words[15] == "\n"
 assert maps[4, 0, 9:15].argmax(-1).tolist() == [8] * 6
 
 # %%
-# Head 4.0 (layer 4, head 0) looks at the end of the last line. Each line of the text rests on the line end above it.
+# Head 4.0 (layer 4, head 0) looks at the end of the last line: each token of a line looks up at the line end above.
 #
 # Head 3.1 is pale in most rows. Where it is dark, it glues a word together: it looks from a piece of a word to the
 # piece before it. Here is "unhashable", drawn as lines.
@@ -114,7 +114,7 @@ diagrams.lines(words[9:15], words[9:15], glue.tolist())
 #
 # One sentence proves nothing: with 32 maps, some will look like something. So turn each habit into a number. Mark the
 # cells that the habit predicts, and measure the share of the weight that lies on them, in 24 pieces of text that the
-# model has not read.
+# model was not trained on. ``score`` takes the mean of this share over all rows that have a marked cell.
 
 from lm_from_scratch.text.corpora import load_corpus, split
 
@@ -183,7 +183,8 @@ assert scores["word pieces"][3, 1] > 2 * scores["previous token"][3, 1]
 # -----------------
 #
 # A habit need not be useful. To find out, switch a head off: the heads of a layer write their results side
-# by side, D numbers each, and one matrix mixes them. Zeros in the place of D numbers silence one head.
+# by side, D numbers each, and one matrix mixes them. Zeros in the place of D numbers silence one head. A *hook*, which
+# PyTorch calls just before that matrix, puts them there.
 
 from contextlib import contextmanager
 
@@ -227,19 +228,19 @@ for gap in [rise["previous token"] - rise[name] for name in list(rise)[1:]]:
 assert all(by_text.mean() > 0.01 for by_text in rise.values())
 
 # %%
-# The previous token is missed most. The dark columns at the line ends are missed, too, but less: the darkest map is
-# not the most needed one.
+# The model misses the head for the previous token most. It misses the dark columns at the line ends, too, but less: the
+# darkest map is not the one it needs most.
 #
 # A map is not an explanation
 # ---------------------------
 #
-# In 2019 researchers drew the maps of BERT, and found layers with more than half of all weight on one token: the
-# separator between two sentences. Was it so important? They measured how much the prediction depended on
+# In 2019 researchers drew the maps of BERT, a model of that time, and found layers with more than half of all weight on
+# one token: the separator between two sentences. Was it so important? They measured how much the prediction depended on
 # that weight. Hardly at all.
 #
-# Weights must sum to 1. A head that finds nothing has to leave them somewhere, and a token that is always
-# there makes a good resting place: a separator, a line end, or, in many large models, the first token. A dark column says
-# where a head looks, and not what the model needs.
+# Weights must sum to 1. A head that finds nothing has to leave them somewhere, and a token that is always there makes a
+# good resting place: a separator, a line end, or, in many large models, the first token. A dark column says where a
+# head looks, and not what the model needs.
 #
 # A head that learns to copy
 # --------------------------
@@ -267,7 +268,8 @@ for row in idx.tolist():
     print("".join(LETTERS[i] for i in row))
 
 # %%
-# Only letters that have appeared before are trained on; the rest cannot be known.
+# We train only on letters that have appeared before; the rest cannot be known. ``cross_entropy`` skips a target of
+# -100.
 
 shape = dict(vocab_size=16, block_size=T, n_layer=2, n_head=1, n_embd=48)
 rest = dict(initializer_range=0.1, bos_token_id=None, eos_token_id=None)
@@ -328,9 +330,9 @@ assert (
 assert after > before + 1 and after > torch.tensor(16.0).log()
 
 # %%
-# It is gone, and the loss is worse than that of a guess, although nobody touched the second head. The two are a circuit.
-# The first head writes into each letter which letters stood before it. The second reads that note: an "x" looks for a
-# letter that says "I came after x".
+# It is gone, and the loss is worse than that of a guess, although nobody touched the second head. The two form a
+# circuit. The first head adds to each letter's vector which letters came before it. The second reads that note: an "x"
+# looks for a letter that says "I came after x".
 #
 # Exercises
 # ---------
@@ -346,6 +348,6 @@ assert after > before + 1 and after > torch.tensor(16.0).log()
 # -------
 #
 # * A map has a row for each token that looks; its weights sum to 1, and those of the future are exactly 0.
-# * To claim that a head has a habit, mark the cells that the habit predicts, and compare the weight on them with chance,
-#   on many texts.
+# * To claim that a head has a habit, mark the cells that the habit predicts, and compare the weight on them with
+#   chance, on many texts.
 # * A map shows where a head looks. Only switching the head off shows what it is needed for.

@@ -2,16 +2,16 @@ r"""
 Train it on your own text
 =========================
 
-You have a folder of notes, mails or stories. Can a model continue them in your style? Five minutes and
-two commands will tell:
+You have a folder of notes, emails or stories. Can a model continue them in your style? Five minutes and
+two commands will tell: one trains a model, the other lets it write.
 
 .. code-block:: console
 
    python -m lm_from_scratch train --corpus my-notes/ --out build/mine
    python -m lm_from_scratch generate --model build/mine/model --prompt "Dear"
 
-This page does the same in Python, with a folder that everybody has: the manual of Python's turtle
-graphics. The loop writes a short file for each command; this is one of them.
+This page does the same in Python. Our notes are the manual of Python's turtle graphics. The first block puts
+each command into a file of its own, and prints one.
 """
 
 # sphinx_gallery_thumbnail_number = 1
@@ -34,7 +34,7 @@ for node in ast.walk(ast.parse(turtle.read_text(encoding="utf-8"))):
 print((notes / "forward.txt").read_text())
 
 # %%
-# Read the folder, hold a tenth of the files out, learn a vocabulary, cut batches:
+# Read the folder, hold out a tenth of the files, learn a vocabulary from the others, and cut batches:
 
 import torch
 
@@ -79,7 +79,7 @@ for step in train(model, batches, plan, test):
             best = copy.deepcopy(model)
 
 # %%
-# There is no turtle command called "jump". The model writes its page all the same.
+# There is no turtle command called "jump". The model describes it anyway, three times.
 
 from lm_from_scratch.generation.generate import generate_text
 from lm_from_scratch.generation.sampling import Sampler
@@ -107,17 +107,17 @@ assert not (notes / "jump.txt").exists()
 assert 75 <= min(tests, key=tests.get) <= 225
 
 # %%
-# The voice is right: a summary, arguments, an example with three arrows. The sense is not. After 100 to
-# 200 steps the held-out loss turns up, so we keep the model from the lowest point.
+# The form is right: a summary, then an example with ``>>>``. The sense is not. After 100 to 200 steps the held-out
+# loss turns up: the model begins to learn the files by heart. The texts above are from the lowest point.
 #
 # Does it write or copy?
 # ----------------------
 #
-# Take all runs of eight tokens in a text. How many of them occur, word for word, in the training files?
-# Real files that were held out are the ruler. A manual repeats itself, so their number is not 0.
+# Take all runs of eight tokens in a text. How many of them occur, token for token, in the training files? For
+# comparison we count real files, too: those that were held out. A manual repeats itself, so even they share some.
 #
-# **Predict first.** Of 100 such runs, real files share about 14 with the training files. How many do the texts
-# of our best model share?
+# **Predict first.** Of 100 runs in the held-out files, about 14 are also in the training files. How many of 100
+# are, in the texts of our best model?
 #
 # * far more: it can only copy
 # * about as many
@@ -152,13 +152,14 @@ assert share["best"] < real < share["after 600 steps"] - 0.05
 assert 0.08 < real < 0.2
 
 # %%
-# The best model shares fewer than real files do: it writes, in words of its own. The model of step 600 shares more.
-# It has begun to copy, and this is what the rising curve meant.
+# The texts of the best model share fewer runs than real files do: it writes new sentences. The model of step 600 has
+# begun to copy, and this is what the rising curve meant.
 #
 # Is it any good? Ask a compressor
 # --------------------------------
 #
-# A loss per token means little by itself. Count bits per byte, and ask programs that every Python has.
+# A loss per token means little by itself. Count bits per byte instead, and compare with programs that come with Python.
+# ``zlib`` and ``xz`` compress a text by pointing back to phrases that they have seen before.
 #
 # **Predict first.** Which of these needs the fewest bits for the held-out files?
 #
@@ -174,11 +175,11 @@ before = "".join(d.text for d in documents).encode()
 new = "".join(d.text for d in held_out).encode()
 bits_per_nat = 1 / math.log(2)
 bits = min(tests.values()) * (new_file.n_tokens - 1) * bits_per_nat
-both = len(lzma.compress(before + new)) - len(lzma.compress(before))
+xz = len(lzma.compress(before + new)) - len(lzma.compress(before))
 values = {
     "zlib": 8 * len(zlib.compress(new, 9)) / len(new),
     "our model": bits / len(new),
-    "xz + training files": 8 * both / len(new),
+    "xz + training files": 8 * xz / len(new),
 }
 
 fig, (ax,) = figure(4.8, 2.2)
@@ -204,8 +205,8 @@ assert (
 )
 
 # %%
-# The model beats ``zlib``, and loses to a program that may look phrases up in the training files. It has to squeeze
-# them into its weights, and 36 kB are little to learn from.
+# The model beats ``zlib``, and loses to ``xz``, which may look up phrases in the training files. The model has to
+# squeeze them into its weights, and 36 kB is little to learn from.
 #
 # For your own text: a value above that of ``zlib`` means that something is wrong, or that the training was far too
 # short. A value of 2 is good for minutes of training. The model that ships with this package reached 1.7 on its own
@@ -226,36 +227,38 @@ assert torch.equal(again(ids), best.eval()(ids))
 folder.cleanup()
 
 # %%
-# The folder is in the format of ``transformers``. The command ``generate --model`` opens it, and the ``train``
-# command has written one just like it to ``build/mine/model``.
+# The folder has the format of the library ``transformers``, so other programs can open it, too. The command
+# ``generate --model`` opens it, and the ``train`` command at the top writes one just like it to ``build/mine/model``.
 #
 # When the result disappoints
 # ---------------------------
 #
-# * *It copies, and the held-out loss turns up.* Get more text first. Then ``--steps 150``, ``--dropout 0.1``, or a
-#   smaller ``--n-embd``.
-# * *It babbles, and both losses still fall.* Train longer: ``--steps 2000``. Then a larger model: ``--n-embd 128
+# Add these options to the ``train`` command:
+#
+# * *It copies, and the held-out loss turns up.* Get more text first. Then try ``--steps 150``, ``--dropout 0.1``, or a
+#   smaller ``--n-embd``, the length of the vectors.
+# * *It babbles, and both losses still fall.* Train longer: ``--steps 2000``. Then try a larger model: ``--n-embd 128
 #   --n-layer 4``.
 # * *It babbles, and the held-out loss turns up.* You have too little text to begin from noise. Begin with a
 #   model that can already write: ``--from gpt2-docs``, or ``--from gpt2``, which downloads OpenAI's (0.5 GB).
 #
-# How much text is enough? From 30 kB, a long chapter, a model learns layout and typical words. A megabyte, a
-# thick novel, gives whole phrases. No folder of yours is large enough for facts: a small model copies a style, and
+# How much text is enough? From 30 kB, a long chapter, a model learns layout and typical words. From a megabyte, a
+# thick novel, it learns whole phrases. No folder of yours is large enough for facts: a small model copies a style, and
 # what it says is made up.
 #
 # Exercises
 # ---------
 #
-# 1. Let ``notes`` be a folder of your own, and run the rest of the page. Compare its bits per byte with ``zlib``. A
-#    right answer says which of the three cases above you have.
+# 1. Let ``notes`` be a folder of your own, and run the rest of the page. Compare its bits per byte with those of
+#    ``zlib``. A right answer says which of the three cases above you have.
 # 2. Train on half of the files (``documents[::2]``). At which step does the held-out loss turn up now, and why
 #    earlier?
-# 3. Put dropout at 0.1 and train again. What happens to the lowest held-out loss, and to the share of copied runs
-#    after 600 steps?
+# 3. Set the three dropout numbers to 0.1 and train again. What happens to the lowest held-out loss, and to the share of
+#    copied runs after 600 steps?
 #
 # Summary
 # -------
 #
-# * Read, split, tokenizer, batches, model, train, sample, save: a dozen lines, or one command.
-# * Keep the weights with the lowest held-out loss. After that a model copies.
-# * A compressor on the same text says whether a loss is good.
+# * From a folder to a model that continues it: two commands, or a few lines of Python for each step.
+# * Keep the weights with the lowest held-out loss. After that, a model begins to copy.
+# * To know whether a loss is good, compare its bits per byte with those of a compressor on the same text.

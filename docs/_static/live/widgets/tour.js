@@ -45,7 +45,7 @@ lm.widgets.tour = function (place, { model, tokenizer }) {
   function vector() {
     const id = seen.ids.at(-1);
     return [
-      p(`Number ${id} chooses row ${id} of a table: ${n_embd} numbers that were learnt. From here on they are the token.`),
+      p(`Number ${id} chooses row ${id} of a table: ${n_embd} numbers that were learned. From here on they represent the token.`),
       lm.strip(seen.embedded),
     ];
   }
@@ -55,7 +55,7 @@ lm.widgets.tour = function (place, { model, tokenizer }) {
     const most = seen.heads[layer].map((weights) => lm.argmax(weights));
     const strongest = lm.argmax(seen.heads[layer].map((weights, h) => weights[most[h]]));
     return [
-      p(`Each of the ${n_head} heads of this block looks back from “${last()}”, and adds what it finds to the vector. ` +
+      p(`Attention looks back from “${last()}” in ${n_head} ways at once, its heads. Each adds what it finds to the vector. ` +
         `The most decisive one looks here:`),
       lm.element("ol", { class: "live-tokens" }, ...ids.map((id, t) => {
         const weight = seen.heads[layer][strongest][t];
