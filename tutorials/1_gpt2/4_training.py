@@ -49,7 +49,7 @@ say(model, "The")
 assert tokenizer.eos_token_id == 0 and tokenizer.vocab_size == 2048
 
 # %%
-# This is the code that changes the model. Do not read it line by line yet: the rest of the page explains it.
+# This is the code that changes the model. Do not read it yet: the rest of the page explains it.
 
 
 def batch(stream, B=16, T=64):
@@ -184,8 +184,8 @@ round(math.log(2048), 1), round(losses[1], 1), round(math.log(50257), 1)
 
 # %%
 # A fresh model finds all :math:`V` tokens about equally likely. Each has the probability :math:`1/V`, so the
-# surprise is :math:`\log V`: the first and the last number above. Check this first in any training: a loss that starts
-# much higher means that the random numbers of the model are too large.
+# surprise is :math:`\log V`: the first and the last number above. Check this first: a loss that starts much higher
+# means that the random numbers of the model are too large.
 
 assert abs(losses[1] - math.log(2048)) < 0.3
 assert round(math.log(2048), 1) == 7.6 and round(math.log(50257), 1) == 10.8
