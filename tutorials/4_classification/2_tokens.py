@@ -264,20 +264,20 @@ assert tokenizer.pieces(ids[0].tolist())[place] == " float"
 assert torch.allclose(scores[0], scores[1], atol=1e-4)
 
 # %%
-# Not at all. The bracket decides, and the bracket comes *after* the name: in a causal model a token sees nothing behind
-# itself. All that the model can do is bet on what most programs do.
+# Not at all. The bracket decides, and the bracket comes *after* the name. In a causal model a token sees nothing that
+# follows it, so the model can only bet on what most programs do.
 #
-# There are two ways out. A tagger may wait: read the state of the *next* token as well, and almost all of these mistakes are gone (measured
-# in depth). Or the model may look both ways, as BERT does, which can tag but not write.
+# There are two ways out. A tagger may wait and read the state of the *next* token as well: then fewer than one name in ten
+# is wrong (measured in depth). Or the model may look both ways, as BERT does, which can tag but not write.
 #
 # A report that was too good
 # --------------------------
 #
-# Labels are padded with -100 here. Somebody began with ``torch.zeros`` instead, and 0 is a label: ``keyword``. The padding of
-# every short program became a row of keywords.
+# Labels are padded with -100 here. It is easy to begin with ``torch.zeros`` instead. But 0 is a label, ``keyword``, so the
+# padding of every short program becomes a row of keywords.
 #
-# Nothing crashed. The model learned that padding is a keyword, which is easy, and the test counted those answers. The accuracy
-# went *up* by several points, and on real tokens it did not.
+# Nothing crashes. The model learns that padding is a keyword, which is easy, and the test counts those answers. The
+# accuracy goes *up* by more than three points (measured in depth), and on real tokens nothing is better.
 #
 # A number that improves for no reason deserves the same suspicion as one that falls.
 #
