@@ -98,10 +98,11 @@ assert words[8] == words[15] == "\n"
 assert maps[4, 0, 9:15].argmax(-1).tolist() == [8] * 6
 
 # %%
-# Head 4.0 (layer 4, head 0) looks at the end of the last line: each token of a line looks up at the line end above.
+# Head 4.0 (layer 4, head 0) looks at line ends. The whole second line looks at the line end above it, whatever
+# the token is.
 #
-# Head 3.1 is pale in most rows. Where it is dark, it glues a word together: it looks from a piece of a word to the
-# piece before it. Here is "unhashable", drawn as lines.
+# Head 3.1 is pale in most rows, but not inside a word. There it looks from one piece of the word to the piece before it.
+# Here is "unhashable", drawn as lines.
 
 glue = maps[3, 1, 9:15, 9:15]
 assert words[10:13] == [" un", "hash", "able"]

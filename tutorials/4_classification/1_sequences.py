@@ -103,13 +103,14 @@ for ax, text, share in zip(axes, yours, shares):
     ax.set(xlim=(0, 1))
     ax.set_title(text, fontsize=10)
 plt.show()
+assert not any(text in d.text for d in docstrings() for text in yours)
 assert (
     shares[:2].argmax(1).tolist() == [1, 5] and shares[:2].amax(1).min() > 0.8
 )
 
 # %%
-# Nobody wrote these three sentences into a package, and the model has an opinion on each. Write your own into
-# ``yours``. The third asks for trouble: ``asyncio`` starts processes, too.
+# None of these three sentences is in a package, and the model has an opinion on each. Write your own into
+# ``yours``. The third is a hard one: ``asyncio`` starts processes, too.
 #
 # Which state to read
 # -------------------
@@ -205,9 +206,9 @@ rate["counted words"] = right(bag(batch_test) @ count(bag(batch), y).T)
 fig, (ax,) = plot.figure(4.6, 2.2)
 ax.barh(list(rate), [100 * value for value in rate.values()])
 for place, value in enumerate(rate.values()):
-    ax.text(100 * value - 3, place, f"{value:.0%}", ha="right", va="center")
+    ax.text(100 * value + 2, place, f"{value:.0%}", va="center")
 ax.grid(False)
-ax.set(xlim=(0, 100), xlabel="right, %", title="469 test texts")
+ax.set(xlim=(0, 100), xlabel="right, %", title=f"{len(test)} test texts")
 plt.show()
 assert rate["counted words"] > rate["fine-tuned"] - 0.01
 assert rate["fine-tuned"] > rate["frozen + head"] - 0.02
@@ -255,8 +256,7 @@ assert curves["frozen + head"][-1] < curves["counted words"][-1] + 5
 # Ask what the model had read
 # ---------------------------
 #
-# That is the usual explanation, and for a while it was the whole story of this page. Then somebody asked what
-# the "unlabelled text" had been.
+# That is the usual explanation. Before you believe it, ask what the "unlabelled text" was.
 
 read, _ = split(docstrings(), held_out=0.05)  # as in the model's training
 names = {document.name for document in read}
@@ -266,9 +266,8 @@ assert share > 0.9
 
 # %%
 # The model was trained on these docstrings, each below its full name: the answer stood on the line above. Does it know
-# the subject, or remember the text? On modules that it had never read, its lead over counting shrinks to almost
-# nothing (measured in depth). Large models have read most of the internet, test sets included, so ask this of every
-# result.
+# the subject, or remember the text? On modules that it had never read, its lead over counting is much smaller (measured in
+# depth). Large models have read most of the internet, test sets included, so ask this of every result.
 #
 # Where it goes wrong
 # -------------------

@@ -1,29 +1,10 @@
 r"""
-Which module is this from?
-==========================
+One label for a text, in depth
+==============================
 
-A trained language model turns a text into states. One linear map on the right state turns the text into a label.
-
-This page asks which package of Python's standard library a docstring comes from. It compares the shipped GPT-2 with
-its own architecture without training, and with a naive Bayes of a few lines. It also asks what the model had read before,
-because that decides what the numbers mean.
-
-You will learn
---------------
-
-* which state of a causal model stands for a whole text,
-* how to pool it under any padding, and what a wrong column costs in accuracy,
-* how many labels a frozen backbone saves, and when a word count is as good,
-* how the result changes if the model never read the texts,
-* how to equal ``Qwen2ForSequenceClassification`` of transformers, and where to differ.
-
-Before you start
-----------------
-
-Read the pages on `GPT-2 <../1_gpt2/2_gpt2.ipynb>`_ and on `training <../1_gpt2/4_training.ipynb>`_. A CPU is enough,
-``transformers`` must be installed (the package's ``test`` extra brings it), and nothing is downloaded.
-
-Letters name axes: B rows of a batch, T tokens, C features of a state, V entries of the vocabulary, K labels.
+The lesson on `one label for a text <1_sequences.ipynb>`_ put a head on a GPT-2 and named the package of a docstring. How
+sure are its numbers? Are texts equal alone and in a padded batch, and equal to ``Qwen2ForSequenceClassification``? How
+many labels does a frozen backbone save, on texts that it has read and on texts that it has not?
 
 The question
 ------------
@@ -31,6 +12,8 @@ The question
 The package's corpus of docstrings is already on your disk. Here is the beginning of a document. Its first line is the
 qualified name and the signature.
 """
+
+# sphinx_gallery_words = ["problem_type", "pad_token_id", "Wilson interval", "few-shot", "contamination"]
 
 import collections
 import copy
@@ -53,8 +36,8 @@ print(example.text[:130])
 assert example.text.startswith(example.name.removeprefix("docstrings/"))
 
 # %%
-# The name gives the answer away, so it goes: only the text below the first line is used. Texts of fewer than 20
-# characters go too, copies count once, and a text that stands in two packages is dropped.
+# The name gives the answer away, so only the text below the first line is used. Texts of fewer than 20
+# characters are dropped, copies count once, and a text that is in two packages is dropped.
 #
 # The labels are K = 6 packages that are part of every installation.
 
@@ -88,7 +71,7 @@ known = {d.name: LABELS.index(label) for d, label in labelled}
 
 # %%
 # ``split`` sends a document to a side by its name alone, so the sides are the same on every machine. It also removes
-# each longer paragraph of a test text that stands in a training text.
+# each longer paragraph of a test text that is in a training text.
 
 train, test = split([document for document, _ in labelled], held_out=0.3)
 y_train, y_test = (
@@ -201,7 +184,7 @@ def naive_bayes(bag, y, alpha):
 
 
 # %%
-# The strength :math:`\alpha` is chosen on a fifth of the training side. The test side is not asked.
+# The strength :math:`\alpha` is chosen on a fifth of the training side. The test side takes no part.
 
 
 def choose(fit, x, y, strengths):
@@ -225,14 +208,12 @@ assert rate["largest class"] < 0.3 and rate["package named in text"] < 0.45
 assert rate["naive Bayes"] > 0.7
 
 # %%
-# Counting tokens is right in more than seven of ten cases. A neural classifier of texts means little without this line
-# beside it.
+# Counting tokens is right in more than seven of ten cases.
 #
-# The last token has seen everything
-# ----------------------------------
+# Which of the last two tokens
+# ----------------------------
 #
-# In a causal model the state of token t is a function of tokens 0 to t. Only the last one has seen the whole text, so
-# the package reads the label off its state, with a linear map ``score`` without bias.
+# ``SequenceClassifier`` reads the state of the last real token, with a linear map ``score`` without bias.
 
 from lm_from_scratch.models.heads import SequenceClassifier, last_token
 
@@ -240,9 +221,9 @@ print(inspect.getsource(SequenceClassifier.classify))
 print(inspect.getsource(last_token))
 
 # %%
-# There are two candidates: the last token of the text, and the end-of-text token behind it. The first was trained to
-# predict one more token; for the second, the text is complete. One pass gives both states, because with left padding
-# they stand in the last two columns of every row.
+# There are two candidates: the last token of the text, and the end-of-text token after it. The first was trained to
+# predict one more token; for the second, the text is complete. One pass gives both states, because left padding puts
+# them into the last two columns of every row.
 
 from lm_from_scratch.text.batches import padded_batch
 
@@ -335,12 +316,10 @@ for side, logits in padded.items():
     torch.testing.assert_close(logits, alone, atol=1e-3, rtol=1e-3)
 
 # %%
-# Reading the last column instead is the classic mistake. It is invisible with left padding and with one text at a
-# time, so it passes a demonstration and fails in a batch. A thread of another course found its classifier
-# `reading the padding <https://github.com/rasbt/LLMs-from-scratch/issues/990>`_.
-#
-# Here are 256 test texts in batches of 32, in no special order, padded on the right. The mistake comes in two forms:
-# the padding is hidden from the text but read by the head, or it is an ordinary token for both.
+# The lesson read the last column instead. Another course found its classifier
+# `reading the padding <https://github.com/rasbt/LLMs-from-scratch/issues/990>`_, too. The mistake comes in two forms: the
+# padding is hidden from the text but read by the head, or it is an ordinary token for both. Here are 256 test texts in
+# batches of 32, in no special order, padded on the right.
 
 sample = random.Random(0).sample(range(len(test)), 256)
 pooled = collections.defaultdict(list)
@@ -380,8 +359,7 @@ assert cost["last real token"] > cost["[:, -1], padding a token"]
 # How many labels does a frozen backbone save?
 # --------------------------------------------
 #
-# The states are there, and a probe takes milliseconds. So train both methods on n labels for each class, six times with
-# other documents, and keep the strengths that were chosen above.
+# The lesson showed the means. Here are six draws of n labels for each class, with the strengths that were chosen above.
 
 
 def few_labels(methods, y, n, draws, y_test=None):
@@ -417,7 +395,7 @@ curve = {
 
 from lm_from_scratch.instruments.plot import COLOURS, figure, number_map
 
-made, (ax,) = figure(5.0, 3.4)
+fig, (ax,) = figure(5.0, 3.4)
 styles = {
     "naive Bayes": dict(color=COLOURS[3], marker="s", linestyle="--"),
     "probe": dict(color=COLOURS[0], marker="o"),
@@ -445,15 +423,14 @@ for n in (2, 4, 8):
     assert mean["probe"] > mean["naive Bayes"] + 0.05
 
 # %%
-# With two to eight labels for each class the probe is more than five points ahead. The usual explanation is that a word
-# which no labelled text contains tells naive Bayes nothing, while the backbone has learnt from unlabelled text which
-# words go together. Before you believe it, ask what the unlabelled text was.
+# With two to eight labels for each class the probe is more than five points ahead. Before you believe that
+# explanation of the lesson, ask what the unlabelled text was.
 #
 # What the model had read before
 # ------------------------------
 #
-# The shipped model was trained on docstrings of Python 3.11: on these very texts, each below its qualified name. The
-# label stood in front of the text. Does the model know the subject, or does it remember the text?
+# The shipped model was trained on docstrings of Python 3.11: on these very texts, each below its qualified name. Does the
+# model know the subject, or does it remember the text?
 
 read, unread = split(corpus, held_out=0.05)  # as in the model's training
 names = {document.name for document in read}
@@ -463,7 +440,7 @@ assert share > 0.9
 
 # %%
 # Some modules were held out when the model was trained. They make a control: tell three modules apart, with two labels
-# for each. The question is asked for triples of modules that it had read, and for triples that it had not. A backbone
+# for each, once for triples of modules that the model had read, and once for triples that it had not. A backbone
 # with random weights, which has read nothing, takes part in both.
 
 by_module = collections.defaultdict(list)
@@ -516,7 +493,7 @@ results = {
 # Each triple is a point. On the line, both methods are equally good; above it, the probe is better.
 
 # sphinx_gallery_thumbnail_number = 2
-made, (ax,) = figure(5.0, 4.6)
+fig, (ax,) = figure(5.0, 4.6)
 markers = {"read": (COLOURS[0], "o"), "never read": (COLOURS[3], "D")}
 for side, (colour, marker) in markers.items():
     x = [100 * result["naive Bayes"] for result in results[side]]
@@ -621,10 +598,10 @@ for name, start in (("from random weights", untrained), ("fine-tuned", model)):
 print(f"{len(losses[name])} steps, {sum(map(len, rows_train))} tokens")
 
 # %%
-# Here is everything on one scale.
+# All methods on one scale:
 
 rate = {name: right.float().mean().item() for name, right in correct.items()}
-made, (ax,) = figure(5.0, 3.4)
+fig, (ax,) = figure(5.0, 3.4)
 for row, (name, right) in enumerate(correct.items()):
     low, high = (100 * end for end in wilson(int(right.sum()), len(test)))
     ax.plot([low, high], [row, row], color=COLOURS[0])
@@ -648,8 +625,7 @@ assert 0.0 < rate["naive Bayes"] - rate["fine-tuned"] < 0.12
 assert min(int(right.sum()) for right in only.values()) >= 5
 
 # %%
-# Fine-tuning is far better than the same training from random weights, and not as good as naive Bayes: with all the
-# labels, on a question that single words decide, two million parameters buy nothing. Is the difference chance? Both
+# Fine-tuning is far better than the same training from random weights, and not as good as naive Bayes. Is the difference chance? Both
 # answered the same texts, so only the texts on which one of them is right count. If the two were equally good, each
 # such text would fall to either side like a coin. The sign test gives the probability of a result at least as uneven.
 
@@ -661,7 +637,7 @@ print(f"{fewer} against {more}: p = {min(1.0, 2 * tail / 2**tosses):.3f}")
 # %%
 # Each of the two is right where the other is wrong, so they are not the same classifier.
 #
-# An exercise asks what a longer training gives. And the comparison favours the fine-tuned model: it had read the test
+# An exercise shows what a longer training gives. And the comparison favours the fine-tuned model: it had read the test
 # texts before, below their names, and naive Bayes had not.
 #
 # What it gets wrong
@@ -676,7 +652,7 @@ assert confusion.sum() == len(test)
 assert confusion.diag().sum() == correct["fine-tuned"].sum()
 percent = 100 * confusion / confusion.sum(1, keepdim=True)
 
-made, (ax,) = figure(5.4, 5.0)
+fig, (ax,) = figure(5.4, 5.0)
 number_map(ax, percent, largest=100)
 ax.set_xticks(range(K), LABELS, rotation=45, ha="right")
 ax.set_yticks(range(K), LABELS)
@@ -851,8 +827,8 @@ assert cost["last real token"] > cost["rightmost_other"]
 
 # %%
 # The old rule finds the end-of-text token in column 0, and -1 modulo T is the last column: the same mistake as above.
-# The new rule stops one token early and gives the head a state that it was not trained on. The fixed rule asks the
-# positions, which know the padding and do not guess it.
+# The new rule stops one token early and gives the head a state that it was not trained on. The fixed rule reads the
+# positions, which say what is padding.
 #
 # Padding on one side alone does not find the mistake, as long as the padding token is not in the text. The check is a
 # row with the padding token inside, and padding on both sides.
@@ -1009,14 +985,9 @@ assert rate["largest class"] > 1 / K
 # Exercises
 # ---------
 #
-# 1. *Easy.* Put the qualified name back in front of the texts, and run the baselines again. Hint: use ``document.text``
-#    as it is. A right answer shows which of the three baselines profits most, and says what such a result would be worth.
-# 2. *Easy.* Give training from random weights 2, 4 and 8 passes. Hint: shuffle with another seed in each pass. A
+# 1. *Easy.* Give training from random weights 2, 4 and 8 passes. Hint: shuffle with another seed in each pass. A
 #    right answer is a curve over passes, with the interval of each point and the line of naive Bayes.
-# 3. *Medium.* Take the mean of all real states instead of the last one. Hint: the positions say what to leave out, and
-#    the first token has seen nothing. A right answer is the probe's rate for both kinds of pooling, and a padded
-#    batch that gives the same logits as each row alone.
-# 4. *Hard.* Add the scores of naive Bayes to the logits of the fine-tuned model, with a factor chosen on the training
+# 2. *Hard.* Add the scores of naive Bayes to the logits of the fine-tuned model, with a factor chosen on the training
 #    side. Hint: the loop ``choose`` needs a model that did not train on its fifth. A right answer compares the sum with
 #    both parts on the same test texts, and counts the texts on which they differ.
 #
@@ -1034,8 +1005,6 @@ assert rate["largest class"] > 1 / K
 #   count, by less than 12 points.
 # * At least 90 % of the test texts had been training text of the language model, with their names. A result on them does not
 #   say what it would be on new texts.
-#
-# One label for a whole text uses one state of many. The next page gives every token a label of its own.
 #
 # Sources
 # -------

@@ -1,36 +1,19 @@
 r"""
-A label for every token
-=======================
+A label for every token, in depth
+=================================
 
-An editor colours a program by the kind of each word: keyword, string, comment. This page trains a language model to do
-the same, token by token.
-
-Nobody needs a model for that, because Python's own ``tokenize`` does it without a mistake. This is the reason for the
-choice: every label is exact and free, so every mistake of the model is a real one and can be explained.
-
-You will learn
---------------
-
-* how labels of characters become labels of byte-pair tokens, and what is lost on the way,
-* how strong a table of single tokens is, and what context adds to it,
-* what a causal model cannot know, shown in its mistakes,
-* why padding must not count in a loss,
-* how to equal ``Qwen2ForTokenClassification`` of transformers, and where to differ.
-
-Before you start
-----------------
-
-Read the `page before this one <1_sequences.ipynb>`_. A CPU is enough, ``transformers`` must be installed (the package's
-``test`` extra brings it), and nothing is downloaded.
-
-Letters name axes: B rows of a batch, T tokens, C features of a state, V entries of the vocabulary, K labels.
+The lesson on `labels for tokens <2_tokens.ipynb>`_ coloured Python programs. What is lost between characters and tokens?
+How strong are tables, frozen states and random weights as baselines, with intervals? How much is one token of waiting
+worth? And does the head equal ``Qwen2ForTokenClassification`` of transformers?
 
 Exact labels
 ------------
 
 There are K = 7 labels. Six of them are the kinds of ``tokenize``. The seventh, ``call``, is a name with an opening
-bracket behind it: what is called or defined. It is here for a reason that a section below explains.
+bracket after it: what is called or defined.
 """
+
+# sphinx_gallery_words = ["seqeval", "macro F1", "offset mapping", "ignore_index", "bootstrap"]
 
 import ast
 import collections
@@ -91,8 +74,7 @@ assert [kind for _, _, kind in spans(program)].count("call") == 2
 # From characters to tokens
 # -------------------------
 #
-# The model reads byte-pair tokens, which know nothing of Python. The tokenizer's backend tells which characters each
-# token covers. A token gets the label of its first character that has one; a token of blanks alone gets -100, the label
+# The tokenizer's backend says which characters each token covers. A token gets the label of its first character that has one; a token of blanks alone gets -100, the label
 # that does not count.
 
 from lm_from_scratch.checkpoint.weights import load_shipped
@@ -206,7 +188,7 @@ print(f"{len(train)} pieces for training, {len(test)} for the test")
 # Baselines first
 # ---------------
 #
-# Accuracy alone rewards a model that knows strings, the most frequent label. So the mean over classes of F1 stands beside
+# Accuracy alone rewards a model that knows strings, the most frequent label. So the mean over classes of F1 is beside
 # it, with :math:`P_k` right answers of class k, :math:`A_k` answers and :math:`N_k` tokens:
 #
 # .. math::
@@ -411,10 +393,10 @@ series = {
     for name, values in losses.items()
 }
 level = {"log 7": torch.tensor(7.0).log().item()}
-made = curves(series, "step", "loss", level)
-made.axes[0].lines[1].set_linestyle("-.")
-made.axes[0].legend(frameon=False)
-made.axes[0].set_title("Training loss, 8 pieces for a step")
+fig = curves(series, "step", "loss", level)
+fig.axes[0].lines[1].set_linestyle("-.")
+fig.axes[0].legend(frameon=False)
+fig.axes[0].set_title("Training loss, 8 pieces for a step")
 plt.show()
 assert all(abs(values[0] - level["log 7"]) < 0.5 for values in losses.values())
 
@@ -442,7 +424,7 @@ assert macro_f1(confusion(answers["fine-tuned"])) > 0.7
 # sphinx_gallery_thumbnail_number = 2
 matrix = confusion(answers["fine-tuned"])
 percent = 100 * matrix / matrix.sum(1, keepdim=True)
-made, (ax,) = figure(5.2, 4.8)
+fig, (ax,) = figure(5.2, 4.8)
 number_map(ax, percent, largest=100)
 ax.set_xticks(range(K), LABELS, rotation=45, ha="right")
 ax.set_yticks(range(K), LABELS)
@@ -457,7 +439,7 @@ print(
 
 # %%
 # Here are a short piece of the test side and the program from the top of this page, read by the classifier. Where the
-# answer is wrong, the right label stands behind it.
+# answer is wrong, the right label follows it.
 
 
 def read(text, most=40):
@@ -487,8 +469,8 @@ read(program)
 # What comes after is unknown
 # ---------------------------
 #
-# Is a name called? The bracket that decides comes after the name. A causal model gives the name its logits before that,
-# so they are the same with and without a bracket, while the labels differ.
+# As in the lesson: the bracket that makes a name a call comes after the name, so a causal model gives both the same
+# logits.
 
 with_bracket = tokenizer.encode("x = float(y)\n")
 without = tokenizer.encode("x = float + y\n")
@@ -502,8 +484,8 @@ share = a.softmax(-1)
 print({LABELS[k]: f"{share[k]:.0%}" for k in range(K) if share[k] > 0.005})
 
 # %%
-# The best that such a model can do is to bet. A reader that waits for one more token does not have to. So train two
-# probes on the frozen states: one reads the state of the token, the other reads the next state as well.
+# The model bets. A reader that waits for one more token does not have to. So train two probes on the frozen states: one
+# reads the state of the token, the other reads the next state as well.
 #
 # Only names and calls count here, at their last token, which is the one that the bracket follows.
 
@@ -596,7 +578,7 @@ tiny = TokenClassifier(Qwen2Model(config_from_dict(config.to_dict())), K).eval()
 print(tiny.load_state_dict(oracle.state_dict(), strict=True))
 
 # %%
-# Rows of 9, 6 and 4 tokens stand in a batch with padding on both sides. Logits are compared at real tokens. Losses and the
+# Rows of 9, 6 and 4 tokens are in a batch with padding on both sides. Logits are compared at real tokens. Losses and the
 # gradients of all parameters agree if the padding is labelled -100 for the oracle.
 
 mask = [[1] * 9, [0] + [1] * 6 + [0] * 2, [0] * 3 + [1] * 4 + [0] * 2]
@@ -635,8 +617,7 @@ print(inspect.getsource(token_classification_loss))
 # G7: padding in the loss
 # ~~~~~~~~~~~~~~~~~~~~~~~
 #
-# The page on training showed G7 in a language model. Here the mistake is a tensor of labels that begins as
-# ``torch.zeros``: padding then says ``keyword``.
+# The lesson tells the story: a tensor of labels begins as ``torch.zeros``, and padding says ``keyword``.
 #
 # Two probes are trained on the states of the 96 shortest pieces, padded to one length. The first gets such labels for
 # its padding, the second ignores padding. Both are measured on the shorter half of the test pieces, each as its author
@@ -674,7 +655,7 @@ assert reported["counted"] > true["counted"] + 0.03
 assert abs(reported["left out"] - true["left out"]) < 1e-6
 
 # %%
-# The report is more than three points too good, because padding is easy. The fixed line asks the positions. The check
+# The report is more than three points too good, because padding is easy. The fixed line reads the positions. The check
 # gives the padding an impossible label, and demands the same loss.
 
 odd = y.masked_fill(padding, 77)
@@ -703,7 +684,7 @@ assert sizes == {True: 2, False: 1}
 
 # %%
 # The hidden states vanish without an error. The fixed line selects by name, and the check asks with the cache off. In this
-# package nothing is at a place: a model returns one tensor, and a recorder keeps the states.
+# package a model returns one tensor, and a recorder keeps the states.
 
 from lm_from_scratch.instruments.record import record_hidden_states
 
@@ -750,13 +731,11 @@ assert a.argmax() == b.argmax()
 # Exercises
 # ---------
 #
-# 1. *Easy.* Give a token the label of its last character instead of its first. Hint: one index in ``example``. A right
-#    answer counts the labels that change, and compares the tables of tokens for both rules.
-# 2. *Medium.* Weight the loss of each class by the inverse of its frequency. Hint: ``F.cross_entropy`` has ``weight``. A
+# 1. *Medium.* Weight the loss of each class by the inverse of its frequency. Hint: ``F.cross_entropy`` has ``weight``. A
 #    right answer reports accuracy and F1 with and without, and says which of them the weights were for.
-# 3. *Medium.* Cut the pieces at random tokens, so that a text may begin inside a string. Hint: keep the labels, drop the
+# 2. *Medium.* Cut the pieces at random tokens, so that a text may begin inside a string. Hint: keep the labels, drop the
 #    first tokens. A right answer compares the first eight tokens of such pieces with those of whole ones.
-# 4. *Hard.* Fine-tune with patience: at each token, predict the label of the token before. Hint: roll the labels by
+# 3. *Hard.* Fine-tune with patience: at each token, predict the label of the token before. Hint: roll the labels by
 #    one place and label the first with -100. A right answer finds more calls than this page, and says what the delay
 #    costs in an editor.
 #
@@ -767,11 +746,8 @@ assert a.argmax() == b.argmax()
 # * A table of tokens, and one of pairs, are the baselines to beat. A frozen backbone beat the first by more than 3
 #   points; fine-tuning beat the second by more than 5.
 # * What follows a token is unknown to a causal model. One token of patience was worth more than 5 points on names.
-# * Loss and gradients equal ``Qwen2ForTokenClassification`` if it is told to ignore padding; ours always does. A probe that
+# * Loss and gradients equal ``Qwen2ForTokenClassification`` if its labels of padding are -100; ours skips padding always. A probe that
 #   counts padding reported a rate that was more than 3 points too high.
-#
-# Both heads of this chapter sit on a backbone that does not know of them. The next chapter goes back to writing text, and
-# keeps what the model has read.
 #
 # Sources
 # -------
