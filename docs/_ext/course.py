@@ -97,7 +97,7 @@ def add(app: Any, doctree: nodes.document) -> None:
     found = {identity: s for s in doctree.findall(nodes.section) for identity in s["ids"]}
     if "exercises" in found:
         found["exercises"] += with_checks(name, docname)
-    if gallery.is_lesson(name):
+    if gallery.is_lesson(name) and "summary" in found:
         found["summary"] += onward(name, docname)
     app.env.note_dependency("exercises/index.md")  # which changes when one of them does
 

@@ -55,7 +55,10 @@ def themed(figure: Any, name: str) -> str:
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"\s*<metadata>.*?</metadata>|\s*<style.*?</style>", "", svg, flags=re.S)
-    svg = re.sub(r"(<text[^>]*?)#ffffff", r"\1white", svg)  # on a colour
+    # White letters, also those of a formula, are on a colour and stay.
+    svg = re.sub(
+        r"(<text[^>]*?)#ffffff|(<g style=\"fill: )#ffffff(?=[^>]*>\s*<text)", r"\1\2white", svg
+    )
     for colour, variable in THEMED.items():
         svg = svg.replace(colour, variable)
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
@@ -63,15 +66,14 @@ def themed(figure: Any, name: str) -> str:
         float(n) * 4 / 3 for n in re.findall(r'(?:width|height)="([\d.]+)pt"', svg)[:2]
     )
     alt = escape(_single_line_sanitize(_matplotlib_fig_titles(figure)))
-    size = f"min-width: {min(width, NARROW):.0f}px; " if width > NARROW else ""
+    size = f"min-width: {NARROW}px; " if width > NARROW else ""
     head = (
         f'<svg role="img" aria-label="{alt}" width="{width:.0f}" height="{height:.0f}" '
         f'style="{size}stroke-linejoin: round" fill="currentColor" '
     )
     svg = re.sub(r"<svg\b.*?(?=viewBox)", lambda _: head, svg, count=1, flags=re.S)
     svg = re.sub(r'(viewBox="[^"]*")[^>]*>', r"\1>", svg, count=1)
-    focus = ' tabindex="0"' if width > NARROW else ""
-    return f'<div class="figure"{focus}>{svg.strip()}</div>\n'
+    return f'<div class="figure">{svg.strip()}</div>\n'
 
 
 def colours() -> dict[str, Any]:

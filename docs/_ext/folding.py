@@ -9,11 +9,16 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 
-#: Modules that draw. What is imported from one, or made by one, draws too.
-DRAWS = ("matplotlib", "lm_from_scratch.instruments.plot", "lm_from_scratch.instruments.diagrams")
+import gallery
+
+#: Modules that draw. What is imported from one, or made by one, draws too; but of `PLOT` only the
+#: functions that take axes, or return a figure.
+PLOT = "lm_from_scratch.instruments.plot"
+DRAWS = ("matplotlib", PLOT, "lm_from_scratch.instruments.diagrams")
 #: Lines of imports at the beginning of a block, so many of which are folded.
-LONG = 4
+LONG = 3
 
 
 @dataclass
@@ -27,18 +32,43 @@ class Part:
     def label(self) -> str:
         said = ["imports"] if {*self.kinds} == {"import"} else []
         if count := self.kinds.count("check"):
-            said.append(f"checked: {count}")
+            said.append(f"{count} check" + "s" * (count > 1))
         if "table" in self.kinds:
-            said.append("printing code")
+            said.append("code of the table")
         if "figure" in self.kinds:
-            said.append("figure code")
+            said.append("code of the figure")
         return ", ".join(said)
 
 
 def parts(blocks: list[str]) -> list[list[Part]]:
-    """Each block of a page in up to three parts: imports, what is shown, what is folded below."""
+    """Each block of a page in up to three parts: imports, what is shown, what is folded below.
+
+    What gives a name to something that is read later, in lines that are shown, is shown as well.
+    """
     drawing: set[str] = set()
-    return [split(block, drawing) for block in blocks]
+    found, drew = [], []
+    for block in blocks:
+        found.append(split(block, drawing))
+        drew.append(set(drawing))
+    read: set[str] = set()
+    for block_parts, figures in zip(reversed(found), reversed(drew), strict=True):
+        for part in reversed(block_parts):
+            if "figure" in part.kinds and assigned(part) & read - figures:
+                part.kinds = []
+            if not part.kinds:
+                read |= loaded(part)
+    return found
+
+
+def assigned(part: Part) -> set[str]:
+    tree = ast.walk(ast.parse(part.text))
+    values = [target for node in tree if isinstance(node, ast.Assign) for target in node.targets]
+    return {node.id for value in values for node in ast.walk(value) if is_target(node)}
+
+
+def loaded(part: Part) -> set[str]:
+    tree = ast.walk(ast.parse(part.text))
+    return {node.id for node in tree if isinstance(node, ast.Name) and not is_target(node)}
 
 
 def lines(part: Part) -> int:
@@ -53,7 +83,8 @@ def split(code: str, drawing: set[str]) -> list[Part]:
     shown = [i for i, found in enumerate(kinds) if found == ""]
     if not shown:
         folded = [found for found in kinds if found != "import"]
-        return [Part(code, folded or kinds)]
+        few = not folded and lines(Part(code)) < LONG
+        return [Part(code, [] if few else folded or kinds)]
     # Imports below the last line that is shown are for what is folded.
     first, last = shown[0], shown[-1]
     above = statements[first - 1].end_lineno if first and {*kinds[:first]} == {"import"} else 0
@@ -83,9 +114,11 @@ def kind(node: ast.stmt, drawing: set[str]) -> str:
     value = getattr(node, "value", None)
     if isinstance(node, ast.Expr) and is_check(node.value):
         return "check"
-    if isinstance(value, ast.Call) and root(value.func) in drawing:
-        if isinstance(node, ast.Assign):
-            drawing.update(name.id for name in ast.walk(node) if is_target(name))
+    draws = isinstance(value, ast.Call) and root(value.func) in drawing
+    if isinstance(node, ast.Assign):
+        targets = {name.id for name in ast.walk(node) if is_target(name)}
+        (drawing.update if draws else drawing.difference_update)(targets)
+    if draws:
         return "figure"
     if isinstance(node, ast.Expr) and is_table(node.value):
         return "table"
@@ -93,19 +126,20 @@ def kind(node: ast.stmt, drawing: set[str]) -> str:
 
 
 def loop(node: ast.For | ast.With, drawing: set[str]) -> str:
-    if isinstance(node, ast.For) and any(
-        isinstance(name, ast.Name) and name.id in drawing for name in ast.walk(node.iter)
-    ):
-        drawing.update(name.id for name in ast.walk(node.target) if isinstance(name, ast.Name))
-    if draws_only(node.body, drawing):
+    inside = set(drawing)
+    if isinstance(node, ast.With):
+        opened = (item.context_expr for item in node.items)
+        return "figure" if all(root(one) in drawing for one in opened) else ""
+    if any(isinstance(name, ast.Name) and name.id in drawing for name in ast.walk(node.iter)):
+        inside |= {name.id for name in ast.walk(node.target) if isinstance(name, ast.Name)}
+    if node.orelse:
+        return ""
+    if draws_only(node.body, inside):
         return "figure"
-    kinds = {kind(inner, drawing) for inner in node.body}
-    if kinds == {"check"}:
+    rest = [inner for inner in node.body if kind(inner, inside) != "check"]
+    if not rest:
         return "check"
-    printed = all(
-        is_call_of(inner, "print") for inner in node.body if kind(inner, drawing) != "check"
-    )
-    return "table" if isinstance(node, ast.For) and printed else ""
+    return "table" if all(is_call_of(inner, "print") for inner in rest) else ""
 
 
 def draws_only(body: list[ast.stmt], drawing: set[str]) -> bool:
@@ -122,8 +156,23 @@ def names_that_draw(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
         whole = alias.name
         if isinstance(node, ast.ImportFrom):
             whole = f"{node.module}.{alias.name}"
-        if whole.startswith(DRAWS):
+        if whole.startswith(DRAWS) and (not whole.startswith(f"{PLOT}.") or alias.name in plots()):
             yield alias.asname or alias.name.partition(".")[0]
+
+
+@cache
+def plots() -> set[str]:
+    """The functions of `PLOT` that take axes, or return a figure."""
+    path = gallery.ROOT / f"{PLOT.replace('.', '/')}.py"
+    functions = [
+        node
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+    ]
+    signature = {
+        one.name: f"{ast.unparse(one.args)} {ast.unparse(one.returns)}" for one in functions
+    }
+    return {name for name, said in signature.items() if "Axes" in said or "Figure" in said}
 
 
 def root(node: ast.expr) -> str:
@@ -144,14 +193,15 @@ def is_call_of(node: ast.stmt, name: str) -> bool:
 
 def is_check(node: ast.expr) -> bool:
     """Whether an expression is a call as `torch.testing.assert_close(...)`."""
-    name = getattr(getattr(node, "func", None), "attr", "")
+    called = node.func if isinstance(node, ast.Call) else node
+    name = getattr(called, "attr", getattr(called, "id", ""))
     return isinstance(node, ast.Call) and name.startswith("assert_")
 
 
 def is_table(node: ast.expr) -> bool:
-    """Whether an expression prints in columns: with a width or a number of digits."""
+    """Whether an expression prints in columns: something in it has a width."""
     if not (isinstance(node, ast.Call) and root(node.func) == "print"):
         return False
-    return any(
-        isinstance(inner, ast.FormattedValue) and inner.format_spec for inner in ast.walk(node)
-    )
+    parts = [inner for inner in ast.walk(node) if isinstance(inner, ast.FormattedValue)]
+    specs = [ast.unparse(part.format_spec)[2:-1] for part in parts if part.format_spec]
+    return any(re.match(r".?[<>^=]|\d|\{", spec) for spec in specs)

@@ -11,9 +11,13 @@ from typing import Any
 import folding
 import gallery
 from docutils import nodes
+from sphinx.transforms import SphinxTransform
 from sphinx.transforms.post_transforms import SphinxPostTransform
+from sphinx.util import logging
 
-PREDICT = "Predict first."
+logger = logging.getLogger(__name__)
+
+PREDICT, ASKS = "Predict first.", "asks"
 ANSWER = "Choose, then open the answer"
 
 
@@ -23,6 +27,18 @@ class fold(nodes.General, nodes.Element):
 
 class choices(nodes.General, nodes.Element):
     """A question, of which a reader chooses one answer."""
+
+
+class Mark(SphinxTransform):
+    """Questions are known by their English, so before a translation takes its place."""
+
+    default_priority = 10
+
+    def apply(self, **kwargs: Any) -> None:
+        for paragraph in self.document.findall(nodes.paragraph):
+            first = paragraph.children[0] if paragraph.children else None
+            if isinstance(first, nodes.strong) and first.astext() == PREDICT:
+                paragraph["classes"].append(ASKS)
 
 
 class Fold(SphinxPostTransform):
@@ -55,8 +71,7 @@ def is_output(node: nodes.Node) -> bool:
 
 
 def asks(paragraph: nodes.paragraph) -> bool:
-    first = paragraph.children[0] if paragraph.children else None
-    return isinstance(first, nodes.strong) and first.astext() == PREDICT
+    return ASKS in paragraph["classes"]
 
 
 def below(node: nodes.Node) -> list[nodes.Node]:
@@ -77,6 +92,8 @@ def hide_answer(question: nodes.paragraph) -> None:
         for node in shown:
             node.parent.remove(node)
             made += node
+    else:
+        logger.warning("nothing answers: %s", question.astext(), location=question)
 
 
 def is_block(node: nodes.Node) -> bool:
@@ -91,6 +108,9 @@ def offer_choices(question: nodes.paragraph, name: str) -> None:
     """The list below a question becomes buttons of which one is chosen."""
     after = below(question)
     if after and isinstance(after[0], nodes.bullet_list):
+        if any(len(item) != 1 for item in after[0]):
+            logger.warning("a choice is one paragraph: %s", question.astext(), location=question)
+            return
         made = choices(name=name)
         question.replace_self(made)
         after[0].parent.remove(after[0])
@@ -102,6 +122,7 @@ def replace(block: nodes.literal_block, parts: list[folding.Part]) -> None:
     made: list[nodes.Node] = []
     for part in parts:
         copy = block.copy()
+        copy["ids"] = [] if made else copy["ids"]
         copy.rawsource = part.text
         copy += nodes.Text(part.text)
         made.append(fold("", copy, label=part.label, classes=["code"]) if part.kinds else copy)
@@ -138,5 +159,6 @@ def visit_choices(self: Any, node: choices) -> None:
 def setup(app: Any) -> dict[str, bool]:
     app.add_node(fold, html=(visit_fold, depart_fold))
     app.add_node(choices, html=(visit_choices, None))
+    app.add_transform(Mark)
     app.add_post_transform(Fold)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

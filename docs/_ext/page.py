@@ -23,6 +23,7 @@ from sphinx_gallery import gen_gallery, gen_rst, py_source_parser
 
 #: A link to the notebook of another page, which the site makes a link to that page.
 LINK = re.compile(r"`([^`<]+?)\s*<(?:\.\./(\w+)/)?(\d\w*)\.ipynb>`_")
+FORMULA = re.compile(r"^\.\. math::.*\n(?:(?: +.*)?\n)*", re.M)
 #: How fast a page is read. Rounded to five minutes: nobody has measured it with a class.
 WORDS_A_MINUTE = 200
 LINES_A_MINUTE = 20
@@ -124,13 +125,18 @@ def minutes(page: str) -> int:
     return read_in(blocks(gallery.script(page)))
 
 
+def words(text: str) -> int:
+    """Those of a text in markup: formulas are none, nor are addresses."""
+    text = FORMULA.sub("", LINK.sub(r"\1", text))
+    return len(re.findall(r"\w[\w'-]*", re.sub(r"https?://\S+", "", text)))
+
+
 def read_in(found: list[Any]) -> int:
     text = "".join(f"{block.content}\n" for block in found if block.type == "text")
-    text, formulas = re.subn(r"^\.\. math::.*\n(?:(?: +.*)?\n)*", "", text, flags=re.M)
-    words = re.findall(r"\w[\w'-]*", re.sub(r"https?://\S+", "", LINK.sub(r"\1", text)))
     code = folding.parts([block.content for block in found if block.type == "code"])
     lines = sum(folding.lines(part) for parts in code for part in parts if not part.kinds)
-    time = len(words) / WORDS_A_MINUTE + lines / LINES_A_MINUTE + formulas * MINUTES_A_FORMULA
+    formulas = len(FORMULA.findall(text))
+    time = words(text) / WORDS_A_MINUTE + lines / LINES_A_MINUTE + formulas * MINUTES_A_FORMULA
     return max(5, 5 * round(time / 5))
 
 

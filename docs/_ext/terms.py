@@ -163,9 +163,11 @@ def link_terms(
     for text in list(prose(document)):
         whole, made, end = text.astext(), [], 0
         # Letters of scripts without spaces are no border: a word may touch them.
-        for found in re.finditer(rf"(?<![\w-])(?:{any_word})(?![\w-])", whole, re.A):
+        for found in re.finditer(rf"(?<![\w-])(?:{any_word})(?![\w+-])", whole, re.A):
             term = known[" ".join(found[0].split())]
             if term.name in linked or not term.is_on(docname):
+                continue
+            if term.document == SYMBOLS and not is_axis(whole, found):
                 continue
             linked.add(term.name)
             uri = f"{places[term.document]}#{term.place}"
@@ -178,6 +180,16 @@ def link_terms(
         if made:
             made.append(nodes.Text(whole[end:]))
             text.parent.replace(text, [node for node in made if node.astext()])
+
+
+def is_axis(text: str, letter: re.Match[str]) -> bool:
+    """Whether a letter names an axis: in a shape, beside a sign of equality, or before what it
+    counts. Not "the W of AdamW" or "C++"."""
+    before, after = text[: letter.start()], text[letter.end() :]
+    shape = re.search(r"(\(|, )$", before) and re.match(r",|\)", after)
+    equal = before.endswith("= ") or after.startswith(" =")
+    counts = not before.lower().endswith("the ") and re.match(r" [a-z]+s\b(?! for)", after)
+    return bool(shape or equal or counts)
 
 
 @cache

@@ -25,7 +25,7 @@
   });
 
   function scrollable() {
-    document.querySelectorAll("div.math, .highlight pre, .pst-scrollable-table-container").forEach(function (box) {
+    document.querySelectorAll("div.math, .highlight pre, .figure, .diagram, .pst-scrollable-table-container").forEach(function (box) {
       if (box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight + 1) box.tabIndex = 0;
     });
   }
@@ -37,4 +37,14 @@
   if (document.readyState === "complete") whenDrawn();
   else window.addEventListener("load", whenDrawn);
   window.addEventListener("resize", scrollable);
+
+  // Print what is folded, too.
+  var opened = [];
+  window.addEventListener("beforeprint", function () {
+    opened = Array.from(document.querySelectorAll("details.fold:not([open])"));
+    opened.forEach(function (fold) { fold.open = true; });
+  });
+  window.addEventListener("afterprint", function () {
+    opened.forEach(function (fold) { fold.open = false; });
+  });
 })();

@@ -19,23 +19,33 @@ def shown(code: str) -> list[tuple[str, str]]:
     ("code", "parts"),
     [
         ("x = 1\n", [("x = 1", "")]),
-        ("x = 1\nassert x\nassert x > 0\n", [("x = 1", ""), ("assert x", "checked: 2")]),
+        ("x = 1\nassert x\nassert x > 0\n", [("x = 1", ""), ("assert x", "2 checks")]),
         ("x = 1\ntorch.testing.assert_close(x, y)\n",
-         [("x = 1", ""), ("torch.testing.assert_close(x, y)", "checked: 1")]),
+         [("x = 1", ""), ("torch.testing.assert_close(x, y)", "1 check")]),
         ("assert x\nx = 1\n", [("assert x", "")]),  # before what follows: in its place
-        ("for y in x:\n    assert y\n", [("for y in x:", "checked: 1")]),
+        ("for y in x:\n    assert y\n", [("for y in x:", "1 check")]),
         ("print(x)\n", [("print(x)", "")]),
-        ("print(f'{x:.2f}')\n", [("print(f'{x:.2f}')", "printing code")]),
-        ("for y in x:\n    print(y)\n", [("for y in x:", "printing code")]),
+        ("print(f'{x:.2f}')\n", [("print(f'{x:.2f}')", "")]),
+        ("print(f'{x:8.2f}')\n", [("print(f'{x:8.2f}')", "code of the table")]),
+        ("print(f'{x:>{n}}')\n", [("print(f'{x:>{n}}')", "code of the table")]),
+        ("import a\n", [("import a", "")]),
+        (IMPORTS, [("import a", "imports")]),
+        ("x = 1\nassert_close(x, y)\n", [("x = 1", ""), ("assert_close(x, y)", "1 check")]),
+        ("for y in x:\n    print(y)\nelse:\n    z = 1\n", [("for y in x:", "")]),
+        (DRAW + "with torch.no_grad():\n    z = f(x)\n    plt.plot(z)\n", [(DRAW.strip(), "")]),
+        # What computes is shown, wherever it is imported from.
+        ("from lm_from_scratch.instruments.plot import attention_maps\nm = attention_maps(x)\n",
+         [("from lm_from_scratch.instruments.plot import attention_maps", "")]),
+        ("for y in x:\n    print(y)\n", [("for y in x:", "code of the table")]),
         ("for y in x:\n    z = y\n    print(z)\n", [("for y in x:", "")]),
         (IMPORTS + "x = 1\n", [("import a", "imports"), ("x = 1", "")]),
         ("import a\nx = 1\n", [("import a", "")]),
         (DRAW + "plt.plot(x)\nplt.show()\nassert x\n",
-         [("import matplotlib.pyplot as plt", "checked: 1, figure code")]),
+         [("import matplotlib.pyplot as plt", "1 check, code of the figure")]),
         (OWN + "fig, (ax,) = figure()\nfor y in x:\n    z = y\n    ax.plot(z)\n",
-         [(OWN.strip(), "figure code")]),
+         [(OWN.strip(), "code of the figure")]),
         (OWN + "x = 1\n_, axes = figure()\nfor ax, y in zip(axes, x):\n    mask_map(ax, y)\n",
-         [(OWN.strip(), ""), ("_, axes = figure()", "figure code")]),
+         [(OWN.strip(), ""), ("_, axes = figure()", "code of the figure")]),
         ("ax.plot(x)\n", [("ax.plot(x)", "")]),  # of another library
         ("def f(x):\n    return x\n", [("def f(x):", "")]),
     ],
@@ -46,7 +56,7 @@ def test_a_block_is_folded(code: str, parts: list[tuple[str, str]]) -> None:
 
 def test_names_that_draw_are_known_in_later_blocks() -> None:
     blocks = [DRAW + "fig, ax = plt.subplots()\n", "ax.plot([1])\n", "x.plot([1])\n"]
-    assert [parts[0].label for parts in folding.parts(blocks)] == ["figure code"] * 2 + [""]
+    assert [parts[0].label for parts in folding.parts(blocks)] == ["code of the figure"] * 2 + [""]
 
 
 def test_no_line_is_lost() -> None:
@@ -55,3 +65,17 @@ def test_no_line_is_lost() -> None:
     assert [line for line in together.split("\n") if line] == [
         line for line in code.split("\n") if line
     ]
+
+
+def test_what_is_read_later_is_shown() -> None:
+    """And a name that draws no more, or drew in a loop alone, is one as others."""
+    blocks = [
+        DRAW + "for y in x:\n    z = y + 1\n    plt.plot(z)\n",
+        "w = z\n",
+        OWN + "fig, axes = figure()\nfor ax, y in zip(axes, x):\n    ax.plot(y)\n",
+        "y.backward()\n",
+        "axes = f(x)\n",
+        "axes.append(1)\n",
+    ]
+    labels = [[part.label for part in parts] for parts in folding.parts(blocks)]
+    assert labels == [[""], [""], ["code of the figure"], [""], [""], [""]]

@@ -79,7 +79,7 @@ Code has ``query``, a formula :math:`query`, a `link on a query <https://example
 
 A query-like word and a subquery are other words. Two queries, and the same query again.
 Block tables come first, and one block later. RoPE is written so; Rope is not.
-The mean is zero. I see (T, K), T again, ``T`` and N.
+The mean is zero. T++ and the T of AdamT are others. I see (T, K), T again, ``T`` and N texts.
 """
 
 
