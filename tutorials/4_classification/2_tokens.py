@@ -12,6 +12,7 @@ mistake is the model's.
 # sphinx_gallery_museum = ["G7"]
 # sphinx_gallery_thumbnail_number = 2
 
+import copy
 import io
 import keyword
 import token
@@ -22,10 +23,11 @@ import torch.nn.functional as F
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments import diagrams
+from lm_from_scratch.models.heads import TokenClassifier
+from lm_from_scratch.models.modes import evaluating
 
 LABELS = ["keyword", "name", "call", "number", "string", "comment", "operator"]
-OTHERS = {"NAME": "name", "NUMBER": "number"}
-OTHERS |= {"COMMENT": "comment", "OP": "operator"}
+OTHERS = dict(NAME="name", NUMBER="number", COMMENT="comment", OP="operator")
 
 
 def kind(part):
@@ -149,9 +151,8 @@ assert len(train) == 300 and len(test) > 90
 # * string
 
 seen = labels != -100
-counts = torch.zeros(tokenizer.vocab_size, K)
-ones = torch.ones(int(seen.sum()))
-counts.index_put_((batch.idx[seen], labels[seen]), ones, accumulate=True)
+pairs = batch.idx[seen] * K + labels[seen]  # one number for each pair
+counts = pairs.bincount(minlength=tokenizer.vocab_size * K).view(-1, K)
 usual = labels[seen].mode().values
 table = torch.where(counts.sum(1) > 0, counts.argmax(1), usual)  # (V,)
 
@@ -174,11 +175,6 @@ assert 0.5 < right(table[batch_test.idx]) < 0.75
 #
 # The state of a token holds what attention has gathered from the tokens before it. So put the head on *every* state, and
 # train it together with the backbone.
-
-import copy
-
-from lm_from_scratch.models.heads import TokenClassifier
-from lm_from_scratch.models.modes import evaluating
 
 torch.manual_seed(0)
 tagger = TokenClassifier(copy.deepcopy(model.backbone), K).train()
@@ -217,7 +213,7 @@ diagrams.labelled(tokenizer.pieces(ids[1:]), names[0][1:], names[1][1:])
 # %%
 # Where do the tokens of each label go? The numbers are per cent of a row.
 
-pairs = labels_test[real] * K + answers[real]  # one number for each pair
+pairs = labels_test[real] * K + answers[real]
 confusion = pairs.bincount(minlength=K * K).view(K, K)  # (truth, answer)
 percent = 100 * confusion / confusion.sum(1, keepdim=True)
 
