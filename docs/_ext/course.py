@@ -151,6 +151,21 @@ def sort_cards(app: Any, docname: str, source: list[str]) -> None:
     source[0] = f"{lessons}{group}{toctree}{path}"
 
 
+def read_again(
+    app: Any, env: Any, added: set[str], changed: set[str], removed: set[str]
+) -> set[str]:
+    """Pages that name one that has changed, or whose place in the path has."""
+    found: set[str] = set()
+    for docname in added | changed | removed:
+        if name := gallery.page_of(docname):
+            lesson = gallery.lesson(name)
+            found |= {lesson, *gallery.in_depth(lesson), *filter(None, beside(lesson))}
+        elif docname.startswith("auto_tutorials/") and docname.count("/") == 2:  # is no more
+            chapter = docname.split("/")[1]
+            found |= {one for one in gallery.in_order() if one.startswith(f"{chapter}/")}
+    return {gallery.document(name)[1:] for name in found} & env.found_docs
+
+
 def turn_pages(app: Any, docname: str, template: str, context: Any, doctree: Any) -> None:
     """The buttons at the end of a page follow the path."""
     if (name := gallery.page_of(docname)) is None:
@@ -166,6 +181,7 @@ def turn_pages(app: Any, docname: str, template: str, context: Any, doctree: Any
 
 
 def setup(app: Any) -> dict[str, bool]:
+    app.connect("env-get-outdated", read_again)
     app.connect("source-read", link_pages)
     app.connect("source-read", sort_cards)
     app.connect("doctree-read", add)
