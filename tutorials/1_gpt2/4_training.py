@@ -304,8 +304,8 @@ assert (
 # three times less for a few hundred steps, and keep the one with the lowest loss.
 #
 # The batch is a smaller decision. A larger one gives a less noisy gradient and makes each step slower. If it does not
-# fit into memory, add up the gradients of several small ones. Weigh them by their tokens: until 2024 ``transformers``
-# `did not <https://huggingface.co/blog/gradient_accumulation>`_, and got `another gradient
+# fit into memory, add up the gradients of several small ones. Weigh them by their tokens: until 2024 the trainer
+# of ``transformers`` `did not <https://huggingface.co/blog/gradient_accumulation>`_, and got `another gradient
 # <4a_training_in_depth.ipynb>`_ than the large batch gives.
 #
 # What loss to expect

@@ -247,8 +247,8 @@ assert sum(w.numel() for w in model.parameters()) < 2.5e6
 # repeated.
 #
 # We can do the same. Most logits of our model are negative, too, but those of the likely tokens are
-# positive, and dividing makes these smaller. In the model of that user, even they were far below 0. So
-# we subtract 30 from all logits. No difference changes, so no probability changes.
+# positive, and dividing makes these smaller. In the model of that user, even they were negative. So we
+# subtract 30 from all logits. No difference changes, so no probability changes.
 
 
 def old_penalty(z):
