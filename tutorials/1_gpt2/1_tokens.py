@@ -217,7 +217,8 @@ diagrams.merges(rows, names)
 # ---------------------------------------
 #
 # What if a text has a letter that the tokenizer has never met? A text file, in the
-# usual form called UTF-8, stores each character as one to four *bytes*, numbers from 0 to 255. So BPE starts from the 256 bytes and not from letters.
+# usual form called UTF-8, stores each character as one to four *bytes*, numbers from 0 to 255. So
+# BPE starts from the 256 bytes and not from letters.
 # An English letter is one byte; 这, Chinese for "this", is three.
 
 print("这".encode().hex(" "))
@@ -306,7 +307,7 @@ assert "value" not in tokenizer.pieces(best)
 # %%
 # A space belongs to the word *after* it. The model wants to write ``␣value``, but the space is there
 # already, as a token of its own. In the texts that the model learned from, a word `hardly ever follows
-# <1a_tokens_in_depth.ipynb>`_ such a token. So end a prompt with a word, and leave the space to it.
+# <1a_tokens_in_depth.ipynb>`_ such a token. So end a prompt with a word, and leave the space to the model.
 #
 # Exercises
 # ---------
