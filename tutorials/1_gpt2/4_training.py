@@ -360,8 +360,8 @@ assert values["our model"] < values["a uniform guess"] - 0.5
 #    140 steps? A right answer says why not.
 # 2. Shift twice: in ``loss_of``, drop the last logit of each row and the first target. Train 100 steps, then let
 #    the model continue "The". A right answer explains what the words have to do with each other.
-# 3. Count how often each token occurs in ``stream`` (``torch.bincount``). Which loss has a model that knows only these
-#    shares? A right answer is near that of the rate 0.1, and says what that model learned.
+# 3. Count how often each token occurs in ``stream`` (``torch.bincount``). What is the loss of a model that knows only
+#    these shares? A right answer is near that of the rate 0.1, and says what that model learned.
 #
 # Summary
 # -------
