@@ -94,10 +94,10 @@ lengths = {
     "tokens": len(tokenizer.encode(new_text)),
     "words": len(words(new_text)),
 }
-known_letters = set(text)
+known_letters, vocabulary = set(text), range(tokenizer.vocab_size)
 unknown = {
     "letters": sum(letter not in known_letters for letter in new_text),
-    "tokens": 0,
+    "tokens": sum(i not in vocabulary for i in tokenizer.encode(new_text)),
     "words": len(new),
 }
 fig, (ax,) = figure(4.8, 2.2)
@@ -119,6 +119,8 @@ ax.set_title("The same text in letters, tokens and words")
 plt.show()
 
 assert unknown["letters"] < 0.001 * lengths["letters"]
+assert unknown["tokens"] == 0
+assert tokenizer.decode(tokenizer.encode(new_text)) == new_text
 assert lengths["words"] < lengths["tokens"] < 1.5 * lengths["words"]
 assert 3 * lengths["tokens"] < lengths["letters"]
 
@@ -214,8 +216,9 @@ diagrams.merges(rows, names)
 # Bytes make sure that nothing is unknown
 # ---------------------------------------
 #
-# What if a text has a letter that the tokenizer has never met? A computer stores every character as
-# one to four *bytes*, numbers from 0 to 255. So BPE starts from the 256 bytes and not from letters.
+# What if a text has a letter that the tokenizer has never met? A text file, in the
+# usual form called UTF-8, stores each character as one to four *bytes*, numbers from 0 to 255. So
+# BPE starts from the 256 bytes and not from letters.
 # An English letter is one byte; 这, Chinese for "this", is three.
 
 print("这".encode().hex(" "))
@@ -283,9 +286,9 @@ assert all(abs(value - 1 / 3) < 1e-9 for value in chinese)
 # The space at the end of a prompt
 # --------------------------------
 #
-# In 2020, people reported that a public demo of GPT-2 gave poor predictions (`allennlp #4484
+# In 2020, a user reported that a public demo of GPT-2 gave poor predictions (`allennlp #4484
 # <https://github.com/allenai/allennlp/issues/4484>`_). The cause was a character that nobody could
-# see: a space at the end of the text that they gave it, the *prompt*.
+# see: a space at the end of the text that it was given, the *prompt*.
 #
 # Try it on our model. It gives each of its V tokens a score, and the three highest are its favourite
 # next tokens. (``torch`` is PyTorch. The next lesson explains such lines.)
@@ -303,8 +306,8 @@ assert "value" not in tokenizer.pieces(best)
 
 # %%
 # A space belongs to the word *after* it. The model wants to write ``␣value``, but the space is there
-# already, as a token of its own. In the texts that the model learned from, a word hardly ever follows
-# such a token, so the model is lost. So end a prompt with a word, and leave the space to the model.
+# already, as a token of its own. In the texts that the model learned from, a word `hardly ever follows
+# <1a_tokens_in_depth.ipynb>`_ such a token. So end a prompt with a word, and leave the space to the model.
 #
 # Exercises
 # ---------

@@ -87,6 +87,8 @@ assert pieces[weights.argmax()] == " file"
 
 y = weights @ v  # (D,)
 
+assert 0.3 < weights[pieces.index(" file")] < 0.4
+
 # %%
 # A sum of more products is larger, so we divide by the root of D. `GPT-2 in depth <2a_gpt2_in_depth.ipynb>`_ shows what
 # happens without it.
@@ -199,8 +201,8 @@ torch.testing.assert_close(weights, maps[3][0, 3])
 
 # %%
 # That is the first drawing as a table. Would -10000 do, instead of minus infinity? The library ``transformers`` once
-# used it. A user's model learned to push the scores of the past below -10000, and
-# `read the future <2b_testing_a_model.ipynb>`_.
+# used it. A user's model learned to push the scores of the past below -10000, and `read the future
+# <https://github.com/huggingface/transformers/issues/15199>`_.
 #
 # Heads are slices
 # ----------------
@@ -253,7 +255,8 @@ diagrams.head_cells(
 # ----------------------------------
 #
 # Several texts computed together are a *batch*. They must have the same length, so short ones get padding in front, and
-# a mask hides it. A user of ``transformers`` found two functions that continued the same padded prompt differently.
+# a mask hides it. A user of ``transformers`` found two functions that gave the same padded prompt
+# `different logits <https://github.com/huggingface/transformers/issues/18388>`_.
 #
 # Both hid the padding, but one of them counted it: the first word was at place 6, not 0. Here is this mistake with
 # our model:

@@ -3,7 +3,7 @@ Sampling: from scores to words
 ==============================
 
 A language model does not write. It gives every token a score, and a program of ten lines picks one.
-That program decides whether the same model writes a dull loop, a sensible text or nonsense.
+That program decides whether the same model makes sense or noise.
 
 Press *Write 60 tokens* and see. Then pull the temperature up to 2 and do it again.
 
@@ -173,9 +173,16 @@ for text in ("def __init__(self", "Return the"):
     print(f"{text!r}: {kept} tokens kept")
 
 assert kept > 200
-z = scores_after(tokenizer.start("def __init__(self"))
-two = keep_top_p(z[None], 0.9)[0].isfinite().nonzero()[:, 0].tolist()
-assert sorted(tokenizer.pieces(two)) == [")", ","]
+assert sorted(
+    tokenizer.pieces(
+        keep_top_p(
+            scores_after(tokenizer.start("def __init__(self"))[None], 0.9
+        )[0]
+        .isfinite()
+        .nonzero()[:, 0]
+        .tolist()
+    )
+) == [")", ","]
 
 # %%
 # Hundreds, because nearly any noun can follow. A fixed k of 50 is too many for the first text and too
@@ -239,8 +246,9 @@ assert sum(w.numel() for w in model.parameters()) < 2.5e6
 # <https://github.com/huggingface/transformers/issues/2302>`_). The higher the penalty, the more it
 # repeated.
 #
-# We can do the same. GPT-2's logits are mostly negative, and those of our model are not. So we
-# subtract 30 from all of them. No difference changes, so no probability changes.
+# We can do the same. Most logits of our model are negative, too, but those of the likely tokens are
+# positive, and dividing makes these smaller. In the model of that user, even they were negative. So we
+# subtract 30 from all logits. No difference changes, so no probability changes.
 
 
 def old_penalty(z):
@@ -260,6 +268,8 @@ for penalty in (old_penalty, new_penalty):
     print(f"{penalty.__name__}: {tokenizer.decode(ids[1:])!r}")
 
 assert torch.allclose((logits - 30).softmax(-1), p, atol=1e-6)
+assert (logits < 0).float().mean() > 0.7 and logits[best].min() > 0
+assert (logits - 30).max() < 0
 assert tokenizer.decode(ids).count("list") == 1
 
 # %%

@@ -99,7 +99,7 @@ ax.plot(list(tests), list(tests.values()), "o-", markersize=3)
 ax.text(608, history[-1], "training", va="center", color=GREY)
 ax.text(608, tests[600], "held out", va="center", color=COLOURS[0])
 ax.set(xlabel="step", ylabel="loss", xlim=(-8, 770))
-ax.set_title("100 files are few: the held-out loss turns up")
+ax.set_title("A hundred files are few: the held-out loss turns up")
 plt.show()
 assert tokenizer.eos_token_id == 0 and 80 < len(documents) < 130
 assert min(tests.values()) + 0.3 < tests[600] and history[-1] < 1.2
@@ -116,8 +116,8 @@ assert 75 <= min(tests, key=tests.get) <= 225
 # Take all runs of eight tokens in a text. How many of them occur, token for token, in the training files? For
 # comparison we count real files, too: those that were held out. A manual repeats itself, so even they share some.
 #
-# **Predict first.** Of 100 runs in the held-out files, about 14 are also in the training files. How many of 100
-# are, in the texts of our best model?
+# **Predict first.** In the held-out files, about one run in seven is also in the training files. How many are, in the
+# texts of our best model?
 #
 # * far more: it can only copy
 # * about as many
@@ -206,7 +206,7 @@ assert (
 
 # %%
 # The model beats ``zlib``, and loses to ``xz``, which may look up phrases in the training files. The model has to
-# squeeze them into its weights, and 36 kB is little to learn from.
+# squeeze them into its weights, and a hundred short files are little to learn from.
 #
 # For your own text: a value above that of ``zlib`` means that something is wrong, or that the training was far too
 # short. A value of 2 is good for minutes of training. The model that ships with this package reached 1.7 on its own
