@@ -150,7 +150,7 @@ inner_features
 # Two thirds: three matrices of two thirds the width cost as much as two. In general, :math:`2 C \cdot 4C = 3 C I` gives
 # :math:`I = \tfrac{8}{3} C`.
 #
-# The paper on SwiGLU compared at this width, so the gate had to earn its place at equal cost. It did. The published Qwen2 models
+# The `paper on SwiGLU <https://arxiv.org/abs/2002.05202>`_ compared at this width, so the gate had to earn its place at equal cost. It did. The published Qwen2 models
 # are even `wider <3a_swiglu_in_depth.ipynb>`_.
 
 assert inner_features == 2048 == 2 * 3072 // 3
@@ -246,12 +246,15 @@ def wrong_heads(q, k, v, visibility, dropout=0.0):
     return sdpa_attention(q, k, v, visibility)
 
 
+texts = []
 for attend in (wrong_heads, sdpa_attention):
     for layer in model.model.layers:
         layer.self_attn.attend = attend
     start = "If the file does not exist, an"
     written = "".join(generate_text(model, tokenizer, start, 24, seed=0))
-    print(" ".join((start + written).split()))
+    texts.append(" ".join((start + written).split()))
+    print(texts[-1])
+assert texts[0] != texts[1]
 
 # %%
 # The first text is made of words, too, so a quick look may miss the mistake. Test with more than one key head, and with fewer

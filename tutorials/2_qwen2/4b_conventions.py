@@ -156,7 +156,7 @@ row(
 # ~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # In the package, padding has position -1 and real tokens count from 0. A forward pass of ``transformers`` that gets a
-# mask and no ``position_ids`` counts the padding too. For a learnt position embedding this is wrong. A rotation depends on distances
+# mask and no ``position_ids`` counts the padding too. For a learned position embedding this is wrong. A rotation depends on distances
 # alone, so it does not notice.
 
 from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
@@ -467,7 +467,7 @@ row(
 # Inside the root or outside
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# The Annotated Transformer, from which many people learnt, adds epsilon to the standard deviation instead of the variance. With
+# The Annotated Transformer, from which many people learned, adds epsilon to the standard deviation instead of the variance. With
 # a variance near 1 that is hard to see, so the inputs are small again. The converter is to write epsilon inside the root.
 
 
