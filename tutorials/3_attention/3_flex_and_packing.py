@@ -164,11 +164,10 @@ except ValueError as error:
 assert refused == "row 0 has two tokens at position 0"
 
 # %%
-#
 # Half a repair
 # -------------
 #
-# Most programs make the mask from slots instead: a token sees all earlier slots of its row. In 2023 a user of
+# Many programs make the mask from slots instead: a token sees all earlier slots of its row. In 2023 a user of
 # `transformers <https://github.com/huggingface/transformers/issues/25452>`_ asked how to separate packed documents. It
 # is tempting to start the positions again and change nothing else. But then a token still sees all earlier slots, as an
 # `open pull request <https://github.com/huggingface/nanoVLM/pull/204>`_ to nanoVLM points out.
@@ -236,6 +235,7 @@ ax.set(title="Loss of packed documents", xlabel="nats per token")
 ax.invert_yaxis()
 plt.show()
 
+assert len(some) == 60
 assert max(nats, key=nats.get) == "positions only"
 assert nats["positions only"] > nats["neither"] + 0.1
 assert min(nats, key=nats.get) == "both"
@@ -246,7 +246,7 @@ assert all(nats[name] > nats["both"] + 0.1 for name in list(nats)[:3])
 # text. With positions only, several tokens of different documents are at each position, and they get mixed up.
 #
 # Libraries have changed since. In 2025 `transformers <https://github.com/huggingface/transformers/pull/39194>`_ learned
-# to read the documents from positions that start again, and TRL's `packing
+# to read the documents from positions that start again, if it gets no ``attention_mask``. TRL's `packing
 # <https://github.com/huggingface/trl/pull/3526>`_ gives it such positions.
 #
 # With both, packing changes nothing. The second document of a row gets the logits that it gets alone.
