@@ -5,8 +5,8 @@ Attention in tiles
 In attention, every token scores every token before it. The scores make a table with one row and one column per token,
 so it grows with the *square* of the length. How large does that get, and how can fast attention do without the table?
 
-**Predict first.** A text of 32,768 tokens goes through one layer of the smallest GPT-2, with 12 heads. Each head has a
-table of its own, with 4 bytes for each number. How many bytes are the tables of this one layer?
+**Predict first.** A text of 32,768 tokens goes through one layer as wide as that of the smallest GPT-2, with 12 heads.
+Each head has a table of its own, with 4 bytes for each number. How many bytes are the tables of this one layer?
 
 * 48 MiB
 * 1.5 GiB
@@ -44,11 +44,12 @@ queries = [4 * heads * T * D / 2**30 for T in lengths]
 _, (ax,) = figure(4.8, 3.4)
 ax.plot(lengths, tables, "o-", color=COLOURS[3], label="tables")
 ax.plot(lengths, queries, "s--", color=COLOURS[0], label="queries")
-ax.axhline(80, linestyle=":", color=COLOURS[4], label="a large GPU, 80 GiB")
+ax.axhline(80, linestyle=":", color=COLOURS[4])
+ax.text(1024, 100, "a large GPU, 80 GiB")
 ax.set_xscale("log", base=2)
 ax.set_yscale("log")
-ax.set(title="One layer of GPT-2", xlabel="tokens", ylabel="GiB")
-ax.legend(frameon=False)
+ax.set(title="One layer with 12 heads", xlabel="tokens", ylabel="GiB")
+ax.legend(frameon=False, loc="lower right")
 plt.show()
 
 assert table // (4 * heads * T * D) == 512
@@ -92,8 +93,7 @@ torch.testing.assert_close(safe / safe.sum(), row.softmax(0))
 # Let us read one score at a time and remember two numbers: the largest score so far, **m**, and the sum of the
 # exponentials so far, **l**, each taken relative to m.
 #
-# When the next score is larger than m, all exponentials in the sum are relative to the wrong maximum. But they are all
-# wrong by the same factor, so one multiplication repairs their sum.
+# When the next score is larger than m, all exponentials in the sum are relative to the wrong maximum.
 #
 # **Predict first.** After two scores, m is 1 and l is 1.5. The next score is 3. What is the new sum?
 #
@@ -111,8 +111,9 @@ print(f"{math.exp(m - new_m):.3f} * 1.5 + 1 = {l:.3f}")
 assert abs(l - (math.exp(1 - 3) + 0.5 * math.exp(1 - 3) + 1)) < 1e-9
 
 # %%
-# The old scores were taken relative to 1 and belong relative to 3. Each is too large by :math:`e^{3 - 1}`, so all of
-# them shrink by :math:`e^{1 - 3}`. The new score is the maximum itself and adds :math:`e^0 = 1`.
+# The old exponentials were taken relative to 1 and belong relative to 3. All are too large by the same factor
+# :math:`e^{3 - 1}`, so one multiplication by :math:`e^{1 - 3}` repairs their sum. The new score is the maximum itself
+# and adds :math:`e^0 = 1`.
 #
 # Attention also averages the values. Their weighted sum so far, **a**, is repaired by the same factor. At the end,
 # a / l is the result.
@@ -172,7 +173,7 @@ assert f"a / l = {weights @ v[:, -1]:.2f}".replace("-", "−") in drawing.html
 #
 # Here is attention in tiles, for all heads and all queries at once. ``visibility.rule`` is True where a query may see a
 # key, so the line with ``masked_fill`` hides later tokens. The maximum m starts at the lowest number there is. Nothing
-# in the loop is larger than T queries times one tile.
+# in the loop grows with T times T.
 
 
 def in_tiles(q, k, v, visibility, dropout=0.0, tile=4):

@@ -207,7 +207,8 @@ assert marks == ["...", "xxx", "xxx", "xxx", ".x.", "..x", "..x"]
 # ``is_causal=True``. In every step attention returned `the same vector
 # <https://github.com/pytorch/pytorch/issues/144858>`_.
 #
-# **Predict first.** One query comes after a cache of 8 keys, so there are 9 keys. How many of them does it see?
+# **Predict first.** One query comes after a cache of 8 keys, so there are 9 keys. How many of them does it see with
+# ``is_causal=True``?
 #
 # * 9
 # * 8
@@ -220,8 +221,10 @@ print("only the first value:", torch.equal(y[0, 0], v[0, 0]))
 assert torch.equal(y[0, 0], v[0, 0])
 
 # %%
-# PyTorch draws the triangle from the *first* key. With as many queries as keys that makes no difference. But queries
-# after a cache are the last tokens, so they need the lower rows. Here are three queries after six keys, in both ways.
+# PyTorch draws the triangle from the *first* key, as the `documentation
+# <https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html>`_ says. With as
+# many queries as keys that makes no difference. But queries after a cache are the last tokens, so they need the lower
+# rows. Here are three queries after six keys, in both ways.
 
 right_rows = visible(positions[6:], positions)
 wrong_rows = torch.ones(3, 9).tril().bool()
@@ -232,6 +235,19 @@ draw(right_rows, words[6:], words, "from positions")
 assert torch.equal(right_rows, causal[6:])
 assert wrong_rows.sum(-1).tolist() == [1, 2, 3]
 assert right_rows.sum(-1).tolist() == [7, 8, 9]
+
+# %%
+# PyTorch has the right triangle, too. Give ``causal_lower_right`` as the mask:
+
+from torch.nn.attention.bias import causal_lower_right
+
+q, k, v = torch.randn(1, 1, 3, 32), k[None], v[None]
+bias = causal_lower_right(3, 9)
+y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+wanted = F.scaled_dot_product_attention(q, k, v, attn_mask=right_rows)
+print("the lower rows:", torch.allclose(y, wanted, atol=1e-5))
+
+torch.testing.assert_close(y, wanted)
 
 # %%
 # FlashAttention had the same corner, and in 2023 `version 2.1 changed it

@@ -75,9 +75,9 @@ draw([[x] for x in groups[0]], max(map(len, groups[0])), "16 padded rows")
 # Fill the rows
 # -------------
 #
-# **Packing** puts several documents into one row, end to end. A simple rule is called *first fit*: take the documents
-# from long to short, and put each into the first row that has room. In the picture, two shades of blue tell documents
-# apart.
+# **Packing** puts several documents into one row, end to end. A simple rule is called *first-fit decreasing*: take the
+# documents from long to short, and put each into the first row that has room. In the picture, two shades of blue tell
+# documents apart.
 
 
 def first_fit(documents, width):
@@ -98,14 +98,16 @@ draw(first_fit(groups[0], 256), 256, "the same documents, packed")
 assert len(first_fit(groups[0], 256)) < 16
 
 # %%
-# Over all documents, less than a tenth of the slots is padding now, and no document was cut.
+# Over all documents, less than a tenth of the slots is padding now. Long documents were cut at 256 tokens first; packing
+# itself splits none.
 
 many = [documents[i : i + 256] for i in range(0, len(documents), 256)]
 rows = [row for group in many for row in first_fit(group, 256)]
 print("below a tenth:", padding(rows, 256) < 0.1)
 
 assert padding(rows, 256) < 0.1
-assert sum(map(len, rows)) == len(documents)
+assert sorted(x for row in rows for x in row) == sorted(documents)
+assert max(map(len, encoded)) > 256 and max(map(len, documents)) == 256
 
 # %%
 # Three things to carry along
@@ -151,16 +153,26 @@ assert leaky[0].nonzero().flatten().tolist() == [0, 4]
 
 # %%
 # Both first tokens have position 0, so they see each other. "Close" even sees "Return", which comes after it in the
-# row.
-#
+# row. The models of this package refuse such a row:
+
+try:
+    gpt2(torch.tensor([[*range(9)]]), positions=p[None])
+except ValueError as error:
+    refused = str(error).split(":")[0]
+    print(refused)
+
+assert refused == "row 0 has two tokens at position 0"
+
+# %%
 # Half a repair
 # -------------
 #
-# This happens to real projects. Packed documents saw each other, and people asked `transformers
-# <https://github.com/huggingface/transformers/issues/25452>`_ and `trl
-# <https://github.com/huggingface/trl/issues/784>`_ for a way to separate them. A repair often restarts the positions
-# and stops there, which `nanoVLM <https://github.com/huggingface/nanoVLM/pull/204>`_ found to be not enough. What does
-# it cost a trained model?
+# Many programs make the mask from slots instead: a token sees all earlier slots of its row. In 2023 a user of
+# `transformers <https://github.com/huggingface/transformers/issues/25452>`_ asked how to separate packed documents. It
+# is tempting to start the positions again and change nothing else. But then a token still sees all earlier slots, as an
+# `open pull request <https://github.com/huggingface/nanoVLM/pull/204>`_ to nanoVLM points out.
+#
+# What does this half of a repair cost a trained model?
 
 
 def pack(rows, width):
@@ -180,10 +192,14 @@ def pack(rows, width):
 # %%
 # **Predict first.** The shipped GPT-2 reads sixty packed documents. Which mistake costs the most?
 #
-# * neither: positions run on through the row, and documents have no numbers
-# * positions only: they start again, but documents have no numbers
-# * numbers only: each document has one, but positions run on
+# * neither: positions run on through the row, and tokens see all earlier slots
+# * positions only: they start again, but tokens see all earlier slots
+# * numbers only: tokens see their own document, but positions run on
 
+import torch.nn.functional as F
+
+from lm_from_scratch.attention.attention import sdpa_attention
+from lm_from_scratch.attention.kinds import attention_layers
 from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.training.loss import causal_lm_loss
 
@@ -191,20 +207,27 @@ some = [ids for ids in documents if len(ids) < 200][:60]
 idx, positions, numbers = pack(first_fit(some, 256), 256)
 targets = next_token_targets(idx, positions=positions)
 run_on = torch.where(positions >= 0, torch.arange(256), -1)
-one = torch.zeros_like(numbers)  # one number for all is no number
 
 
-def loss(positions, numbers):
+def slots(q, k, v, visibility, dropout=0.0):  # sees all earlier slots
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def loss(positions, attend):
+    for layer in attention_layers(gpt2):
+        layer.attend = attend
     logits = gpt2(idx, positions=positions, documents=numbers)
     return causal_lm_loss(logits, targets).item()
 
 
 nats = {
-    "both": loss(positions, numbers),
-    "numbers only": loss(run_on, numbers),
-    "neither": loss(run_on, one),
-    "positions only": loss(positions, one),
+    "neither": loss(run_on, slots),
+    "positions only": loss(positions, slots),
+    "numbers only": loss(run_on, sdpa_attention),
+    "both": loss(positions, sdpa_attention),
 }
+for name, x in nats.items():
+    print(f"{name:14} {x:.2f}")
 
 _, (ax,) = figure(4.4, 2.4)
 ax.barh(list(nats), list(nats.values()), color=COLOURS[0])
@@ -212,13 +235,19 @@ ax.set(title="Loss of packed documents", xlabel="nats per token")
 ax.invert_yaxis()
 plt.show()
 
+assert len(some) == 60
 assert max(nats, key=nats.get) == "positions only"
-assert all(nats[name] > nats["both"] + 0.1 for name in list(nats)[1:])
+assert nats["positions only"] > nats["neither"] + 0.1
+assert min(nats, key=nats.get) == "both"
+assert all(nats[name] > nats["both"] + 0.1 for name in list(nats)[:3])
 
 # %%
-# Positions only, half of the repair, is the worst of all. A token then sees the beginnings of all documents in its row,
-# at the same positions as its own text. So the models of this package refuse positions that start again without
-# document numbers.
+# Positions only, half of the repair, is the worst of all for this model. With neither, a row still looks like one long
+# text. With positions only, several tokens of different documents are at each position, and they get mixed up.
+#
+# Libraries have changed since. In 2025 `transformers <https://github.com/huggingface/transformers/pull/39194>`_ learned
+# to read the documents from positions that start again, if it gets no ``attention_mask``. TRL's `packing
+# <https://github.com/huggingface/trl/pull/3526>`_ gives it such positions.
 #
 # With both, packing changes nothing. The second document of a row gets the logits that it gets alone.
 
@@ -304,6 +333,6 @@ assert (y[:, :, at] - alone).abs().max() < 1e-5
 # -------
 #
 # * In batches of random documents more than half of the work can be padding; packed rows waste less than a tenth.
-# * A packed document needs its own positions, its own number, and targets that stop at its end. Positions without
-#   numbers are worse than neither.
+# * A packed document needs its own positions, its own number, and targets that stop at its end. Half a repair can be
+#   worse than none.
 # * FlexAttention takes the mask as a function and skips the blocks in which nothing is visible.
