@@ -204,8 +204,8 @@ def shared_heads(n_head: int, n_kv_heads: Sequence[int]) -> Drawing:
             canvas.text(left, y, f"q{h}", 11)
         for head in range(n_kv_head):
             key = row * (0.9 + (head + 0.5) * n_head / n_kv_head)
-            canvas.box(right - 12, key - 11, 32, 22, COLOURS[head % 5], 0.25)
-            canvas.text(right + 4, key, f"k{head} v{head}", 11)
+            canvas.box(right - 12, key - 11, 40, 22, COLOURS[head % 5], 0.25)
+            canvas.text(right + 8, key, f"k{head} v{head}", 11)
     return canvas.drawing()
 
 
@@ -246,7 +246,7 @@ def qwen2_blocks(n_layer: int, links: Sequence[str]) -> Drawing:
     part(262, "RMSNorm", "was LayerNorm", 1)
     part(302, "gated MLP", "was GELU", 5)
     part(376, "RMSNorm", "was LayerNorm", 1)
-    part(420, "head", "the embedding again")
+    part(420, "output head", "the embedding again")
     for y in (109, 279, 393):
         canvas.line(spine, y, left, y, arrow=True)
     for y in (229, 319):
@@ -345,7 +345,7 @@ def hand_speeds(turns: Mapping[str, float], steps: int) -> Drawing:
         for t in range(steps + 1):
             last = t == steps
             tip = _tip(x, y, 0.88 * radius, t / turn)
-            canvas.line(x, y, *tip, 2.4 if last else 1.2, BLUE, 1.0 if last else 0.45, last)
+            canvas.line(x, y, *tip, 2.4 if last else 1.4, BLUE, 1.0 if last else 0.6, last)
         canvas.text(x, y + radius + 17, name, 12, bold=True)
         canvas.text(x, y + radius + 35, f"{turn:,.0f} tokens a turn", 12)
     return canvas.drawing()
@@ -524,7 +524,7 @@ def online_softmax_frames(
 ) -> Drawing:
     """A softmax in tiles, one frame per tile of keys: the scores it reads, the factor that corrects
     what was added up before, and m, l, a after it. ``values`` is one feature of each key."""
-    width, high, top = 343, 146, 4  # the first frame corrects nothing: there is room above it
+    width, high, top, left = 343, 163, 4, 44  # the first frame corrects nothing: there is room above it
     count = -(-len(words) // tile)
     states: list[tuple[float, float, float]] = []
     canvas = Canvas(width, top + count * high + 16, "")
@@ -544,9 +544,12 @@ def online_softmax_frames(
             fill, tint = (INK, 0.15) if j < keys[0] else (BLUE, 0.6) if j in keys else ("none", 0)
             canvas.box(width - 241 + j * cell, y + 14, cell - 3, 12, fill, tint, radius=2)
         for j in keys:
-            x = width * (j - keys[0] + 0.5) / tile
-            canvas.text(x, y + 46, printable(words[j]), 13, bold=True)
-            canvas.text(x, y + 63, _signed(scores[j]), 13, colour=BLUE)
+            x = left + (width - left) * (j - keys[0] + 0.5) / tile
+            canvas.text(x, y + 46, printable(words[j]), 12, bold=True)
+            canvas.text(x, y + 63, _signed(scores[j]), 12)
+            canvas.text(x, y + 80, _signed(values[j]), 12)
+        for k, row in enumerate(("key", "score", "value")):
+            canvas.text(2, y + 46 + 17 * k, row, 11, "start", opacity=0.8)
         m = max(scores[j] for j in keys)
         if states:
             m = max(m, states[-1][0])
@@ -555,16 +558,16 @@ def online_softmax_frames(
         if states:
             before, factor = states[-1], math.exp(states[-1][0] - m)
             power = f"{_signed(before[0])} − {_signed(m)}".replace("− −", "+ ")
-            canvas.text(2, y + 86, f"factor  exp({power}) = {factor:.2f}", 12, "start", RED)
+            canvas.text(2, y + 103, f"factor  exp({power}) = {factor:.2f}", 12, "start", RED)
             parts = [f"{factor:.2f} × {_signed(old)} + {_signed(new)}".replace("+ −", "− ")
                      for old, new in zip(before[1:], (l, a))]  # fmt: skip
             steps = f"{_signed(before[0])} → {_signed(m)}", *parts
             l, a = factor * before[1] + l, factor * before[2] + a
             for x, text in zip(columns, steps):
-                canvas.text(x, y + 106, text, 11)
+                canvas.text(x, y + 123, text, 11)
         states.append((m, l, a))
-        for x, number in zip(columns, states[-1]):
-            canvas.text(x, y + (126 if i else 96), _signed(number), 14, bold=True)
+        for x, name, number in zip(columns, "mla", states[-1]):
+            canvas.text(x, y + (143 if i else 113), f"{name} = {_signed(number)}", 13, bold=True)
     result = states[-1][2] / states[-1][1]
     canvas.text(columns[2], top + count * high + 6, f"a / l = {_signed(result)}", 13, bold=True)
     canvas.says = f"{count} tiles of keys; after each, " + "; ".join(
