@@ -524,7 +524,12 @@ def online_softmax_frames(
 ) -> Drawing:
     """A softmax in tiles, one frame per tile of keys: the scores it reads, the factor that corrects
     what was added up before, and m, l, a after it. ``values`` is one feature of each key."""
-    width, high, top, left = 343, 163, 4, 44  # the first frame corrects nothing: there is room above it
+    width, high, top, left = (
+        343,
+        163,
+        4,
+        44,
+    )  # the first frame corrects nothing: there is room above it
     count = -(-len(words) // tile)
     states: list[tuple[float, float, float]] = []
     canvas = Canvas(width, top + count * high + 16, "")

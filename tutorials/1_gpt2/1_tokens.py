@@ -10,7 +10,7 @@ below it is its *id*, and the ids are all that the model gets.
 """
 
 # sphinx_gallery_thumbnail_number = 2
-# sphinx_gallery_words = ["BPE", "subword", "vocab_size", "vocab.json", "tiktoken", "strawberry", "trailing space"]
+# sphinx_gallery_words = ["BPE", "subword", "vocab_size", "vocab.json", "tiktoken", "strawberry", "trailing space", "byte pair encoding", "BPE merges", "merges.txt", "Ġ", "encode", "decode", "input_ids", "how many tokens"]
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments import diagrams

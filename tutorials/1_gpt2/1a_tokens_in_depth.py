@@ -16,7 +16,7 @@ one to four bytes: one for the letters of English, more for the rest.
 """
 
 # sphinx_gallery_thumbnail_number = 1
-# sphinx_gallery_words = ["UTF-8", "surrogate", "bytes_to_unicode", "encode_special_tokens", "TextStreamer"]
+# sphinx_gallery_words = ["UTF-8", "surrogate", "bytes_to_unicode", "encode_special_tokens", "TextStreamer", "special tokens", "allowed_special", "disallowed_special", "endoftext", "eos_token", "UnicodeDecodeError", "replacement character", "pre-tokenization regex", "train a tokenizer"]
 
 import inspect
 import json

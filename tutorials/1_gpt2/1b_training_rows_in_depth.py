@@ -21,7 +21,7 @@ does not.
 """
 
 # sphinx_gallery_thumbnail_number = 1
-# sphinx_gallery_words = ["eos_token", "add_special_tokens", "prompt injection", "document_ids"]
+# sphinx_gallery_words = ["eos_token", "endoftext", "add_special_tokens", "prompt injection", "document_ids", "block_size", "dataloader"]
 
 import matplotlib.pyplot as plt
 import tokenizers

@@ -14,7 +14,7 @@ to the section that explains it.
 """
 
 # sphinx_gallery_needs = ["1_tokens"]
-# sphinx_gallery_words = ["transformer", "decoder", "model.py", "nanoGPT", "forward pass", "logit lens", "unembedding"]
+# sphinx_gallery_words = ["transformer", "decoder", "model.py", "nanoGPT", "forward pass", "logit lens", "unembedding", "transformer block", "self-attention", "multi-head attention", "nn.Embedding", "wte", "wpe", "lm_head", "c_attn", "positional embedding", "position_ids", "transformer from scratch", "124M parameters"]
 import torch
 import torch.nn.functional as F
 

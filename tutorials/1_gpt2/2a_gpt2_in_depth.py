@@ -18,7 +18,7 @@ where GPT-2 starts its training with 0.02. With small weights some mistakes all 
 measures.
 """
 
-# sphinx_gallery_words = ["FLOPs", "parameter count", "weight tying", "GELU", "initialisation", "Conv1D"]
+# sphinx_gallery_words = ["FLOPs", "parameter count", "weight tying", "GELU", "initialisation", "Conv1D", "tie weights", "tie_weights", "tie_word_embeddings", "number of parameters", "pre-norm", "post-norm", "n_embd", "n_head", "view", "reshape", "contiguous"]
 import inspect
 import math
 import tempfile

@@ -19,7 +19,7 @@ Two models with random weights
 In one version the weights are drawn with standard deviation 0.25, in the other with 0.02, as before training.
 """
 
-# sphinx_gallery_words = ["unit test", "regression test", "tolerance", "assert_close", "position_ids", "left padding"]
+# sphinx_gallery_words = ["unit test", "regression test", "tolerance", "assert_close", "position_ids", "left padding", "tiny random model", "torch.allclose", "compare with transformers", "logits differ"]
 # sphinx_gallery_museum = ["G16"]
 import copy
 import math

@@ -11,7 +11,7 @@ vocabulary of 2,048 tokens.
 
 # sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_needs = ["1_tokens", "2_gpt2"]
-# sphinx_gallery_words = ["training loop", "validation loss", "overfitting", "cross_entropy", "labels", "loss plateau"]
+# sphinx_gallery_words = ["cross_entropy", "loss curve", "loss plateau", "perplexity", "initial loss", "overfitting", "validation loss", "learning rate", "warmup", "gradient clipping", "train from scratch", "optimizer.step"]
 import math
 
 import torch

@@ -31,6 +31,7 @@ rounding does not blur the later comparisons.
 """
 
 # sphinx_gallery_thumbnail_number = 3
+# sphinx_gallery_words = ["repetition_penalty", "min_p", "logits processor", "LogitsProcessor", "generation config", "max_new_tokens", "reproducible", "seed"]
 # sphinx_gallery_museum = ["G13"]
 
 import math

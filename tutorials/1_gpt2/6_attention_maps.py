@@ -22,7 +22,7 @@ chapter 2 shows where the two differ.
 """
 
 # sphinx_gallery_needs = ["2_gpt2", "4_training"]
-# sphinx_gallery_words = ["attention head", "BertViz", "attention weights", "ablation", "interpretability", "induction"]
+# sphinx_gallery_words = ["visualize attention", "attention weights", "attention heatmap", "output_attentions", "BertViz", "interpretability"]
 # sphinx_gallery_thumbnail_number = 1
 
 import torch

@@ -22,7 +22,7 @@ function ``attention_maps`` runs the model and returns one tensor (B, H, T, T) f
 is from a document that was held out from training.
 """
 
-# sphinx_gallery_words = ["attention sink", "output_attentions", "activation patching", "mechanistic interpretability"]
+# sphinx_gallery_words = ["induction heads", "attention sink", "ablation", "head pruning", "attention is not explanation", "TransformerLens"]
 # sphinx_gallery_thumbnail_number = 3
 
 import math

@@ -16,7 +16,7 @@ each command into a file of its own, and prints one.
 
 # sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_needs = ["4_training", "5_sampling"]
-# sphinx_gallery_words = ["own text", "own data", "custom dataset", "fine-tune", "fine-tuning", "corpus", "memorization"]
+# sphinx_gallery_words = ["own data", "custom dataset", "fine-tune on my text", "tiny shakespeare", "OpenWebText", "prepare dataset", "train on my own data"]
 import ast
 import sysconfig
 import tempfile

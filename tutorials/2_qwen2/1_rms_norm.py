@@ -10,7 +10,7 @@ of a token and resets its length.
 """
 
 # sphinx_gallery_needs = ["../1_gpt2/2_gpt2"]
-# sphinx_gallery_words = ["RMS", "pre-norm", "nn.RMSNorm", "rsqrt", "underflow"]
+# sphinx_gallery_words = ["RMS", "pre-norm", "nn.RMSNorm", "rsqrt", "underflow", "RMSNorm vs LayerNorm", "LlamaRMSNorm", "T5LayerNorm"]
 # sphinx_gallery_thumbnail_number = 1
 import matplotlib.pyplot as plt
 import torch

@@ -14,6 +14,8 @@ What comes out
 The package writes the formula as it is, with one addition: half precision is widened to float32 first.
 """
 
+# sphinx_gallery_words = ["rms_norm_eps", "variance_epsilon", "eps", "float32 upcast", "fp16 overflow"]
+
 import copy
 import inspect
 import math

@@ -11,7 +11,7 @@ position. The smaller the angle between the two hands, the higher the score of a
 """
 
 # sphinx_gallery_needs = ["1_rms_norm", "../1_gpt2/2_gpt2"]
-# sphinx_gallery_words = ["rotary", "rotate_half", "position_ids", "freqs_cis", "rope_theta", "relative position"]
+# sphinx_gallery_words = ["rotary", "rotate_half", "position_ids", "freqs_cis", "rope_theta", "relative position", "apply_rotary_pos_emb", "inv_freq", "positional encoding"]
 
 import copy
 

@@ -16,7 +16,7 @@ The package's code
 """
 
 # sphinx_gallery_museum = ["Q11"]
-# sphinx_gallery_words = ["rotate_half", "repeat_interleave", "permute", "freqs_cis", "partial_rotary_factor"]
+# sphinx_gallery_words = ["rotate_half", "repeat_interleave", "permute", "freqs_cis", "partial_rotary_factor", "interleaved", "permute q_proj k_proj", "GPT-NeoX style", "GPT-J style", "cos_cached", "complex numbers"]
 import copy
 import inspect
 import math

@@ -234,6 +234,7 @@ cases = {
     "Hkv = 2, tiled": (attend_to_tiled_heads, 2),
 }
 # sphinx_gallery_thumbnail_number = 2
+# sphinx_gallery_words = ["repeat_interleave", "enable_gqa", "multi-query attention", "q_proj", "k_proj", "qkv bias", "c_proj initialisation"]
 fig, axes = figure(4.8, 5.6, rows=2, columns=2)
 for ax, (title, (attention, n_kv_head)) in zip(axes, cases.items()):
     moved = who_reads(attention, n_kv_head)

@@ -14,6 +14,7 @@ files shows the five changes in code. Minus marks GPT-2, plus marks Qwen2.
 """
 
 # sphinx_gallery_museum = ["Q29"]
+# sphinx_gallery_words = ["compare with transformers", "logits do not match", "half precision", "wrong output", "gibberish after loading"]
 
 import copy
 import difflib

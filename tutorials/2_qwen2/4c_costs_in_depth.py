@@ -240,6 +240,7 @@ assert old["attention"] / old.total() > 0.2
 parts = ("embedding", "positions", "attention", "MLP")
 hatches = dict(zip(parts, ("", "//", "..", "xx")))
 # sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_words = ["memory usage", "logits memory", "gradient checkpointing", "num_logits_to_keep", "parameter count", "FLOPs"]
 fig, (ax,) = figure(4.8, 2.6)
 for row, (name, c) in enumerate({"GPT-2": old, "Qwen2-0.5B": counts}.items()):
     start = 0.0

@@ -15,7 +15,7 @@ Each head has a table of its own, with 4 bytes for each number. How many bytes a
 
 # sphinx_gallery_thumbnail_number = 2
 # sphinx_gallery_needs = ["../1_gpt2/3_who_sees_whom"]
-# sphinx_gallery_words = ["FlashAttention", "online softmax", "memory"]
+# sphinx_gallery_words = ["scaled_dot_product_attention", "F.scaled_dot_product_attention", "online softmax", "tiling", "sqrt(d_k)", "attention memory", "O(n^2)"]
 
 import math
 

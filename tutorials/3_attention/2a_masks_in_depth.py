@@ -18,6 +18,7 @@ deviation 0.25, large enough that a wrong mask moves the logits. The tokenizer i
 """
 
 # sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_words = ["off by one", "receptive field", "attn_mask", "4D mask", "mask shape"]
 # sphinx_gallery_museum = ["G25"]
 
 import inspect

@@ -16,7 +16,7 @@ make a batch, as wide as its longest document. What share of all slots is paddin
 
 # sphinx_gallery_thumbnail_number = 5
 # sphinx_gallery_needs = ["2_masks"]
-# sphinx_gallery_words = ["sequence packing", "padding", "block mask", "cu_seqlens", "BlockMask", "example packing"]
+# sphinx_gallery_words = ["flex_attention", "create_block_mask", "BlockMask", "mask_mod", "packing", "document mask", "cross-contamination", "sequence packing"]
 
 import torch
 

@@ -20,6 +20,7 @@ token, so that its first word has something to be predicted from.
 """
 
 # sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_words = ["score_mod", "ALiBi", "flash_attn_varlen_func", "cu_seqlens", "position_ids reset", "FlexAttention slow", "padding-free"]
 
 import copy
 import inspect

@@ -25,6 +25,7 @@ The expected result must come from elsewhere, because kinds can share a mistake,
 """
 
 # sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_words = ["attn_implementation", "eager", "sdpa", "flash_attention_2", "different results", "numerical tolerance", "rtol atol"]
 # sphinx_gallery_needs = ["1_attention", "2_masks"]
 
 import inspect

@@ -13,7 +13,7 @@ There are K = 7 labels. Six of them are the kinds of ``tokenize``. The seventh, 
 bracket after it: what is called or defined.
 """
 
-# sphinx_gallery_words = ["seqeval", "macro F1", "offset mapping", "ignore_index", "bootstrap"]
+# sphinx_gallery_words = ["AutoModelForTokenClassification", "ignore_index", "align labels with tokens", "imbalanced labels"]
 
 import ast
 import collections
