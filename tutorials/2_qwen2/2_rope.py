@@ -271,9 +271,9 @@ assert torch.allclose(
 )
 assert not torch.allclose(
     with_rotation(lambda x, cos, sin: x)(idx)[0, -1],
-    with_rotation(lambda x, cos, sin: x)(
-        idx[:, [0, 7, 6, 5, 4, 3, 2, 1, 8]]
-    )[0, -1],
+    with_rotation(lambda x, cos, sin: x)(idx[:, [0, 7, 6, 5, 4, 3, 2, 1, 8]])[
+        0, -1
+    ],
     atol=1.0,
 )
 
