@@ -83,8 +83,8 @@ assert torch.allclose(norm(points, 1), normed)
 # ----------------------
 #
 # Every block *adds* its results to the state of a token. It may add the negative of something, but it never resets the
-# state. What does that do to the length of a state? Let the small Qwen2 that comes with the course read a sentence. It has 8 blocks with two norms each, and
-# one more norm at the end: 17.
+# state. What does that do to the length of a state? Let the small Qwen2 that comes with the course read a sentence. It
+# has 8 blocks with two norms each, and one more norm at the end: 17.
 #
 # To see what each norm reads, we hang a *hook* on it: a function that PyTorch calls just before the module runs.
 
@@ -245,8 +245,8 @@ assert torch.nn.functional.rms_norm(x[sizes > 257], x.shape[1:]).eq(1).all()
 
 # %%
 # The fix is to square in float32 and to round only the result. The package's ``rms_norm`` does that, and so did the
-# norm that had been replaced. PyTorch's norm squares in float32 since. On the left, both curves fall for a better reason: a token much shorter than
-# :math:`\sqrt{\epsilon}` is noise, and epsilon keeps it small.
+# norm that had been replaced. By now PyTorch's norm squares in float32, too. On the left, both curves fall for a
+# better reason: a token much shorter than :math:`\sqrt{\epsilon}` is noise, and epsilon keeps it small.
 #
 # The gradient, the cost, rounding, and more mistakes are in
 # `RMSNorm in depth <1a_rms_norm_in_depth.ipynb>`_.

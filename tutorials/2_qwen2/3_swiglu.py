@@ -150,8 +150,8 @@ inner_features
 # Two thirds: three matrices of two thirds the width cost as much as two. In general, :math:`2 C \cdot 4C = 3 C I` gives
 # :math:`I = \tfrac{8}{3} C`.
 #
-# The `paper on SwiGLU <https://arxiv.org/abs/2002.05202>`_ compared at this width, so the gate had to earn its place at equal cost. It did. The published Qwen2 models
-# are even `wider <3a_swiglu_in_depth.ipynb>`_.
+# The `paper on SwiGLU <https://arxiv.org/abs/2002.05202>`_ compared at this width, so the gate had to earn its place at
+# equal cost. It did. The published Qwen2 models are even `wider <3a_swiglu_in_depth.ipynb>`_.
 
 assert inner_features == 2048 == 2 * 3072 // 3
 assert 3 * 768 * inner_features == two

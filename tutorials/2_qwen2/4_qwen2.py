@@ -46,8 +46,8 @@ assert sum(p.numel() for p in gpt2.parameters()) == 2_143_488
 assert sum(p.numel() for p in qwen2.parameters()) == 2_101_376
 
 # %%
-# The two models have almost the same size and read the same text equally often. Still they do not quite agree. What is different
-# inside?
+# The two models have almost the same size and read the same text equally often. Still they do not quite agree. What is
+# different inside?
 #
 # Five changes
 # ------------
@@ -75,8 +75,8 @@ diagrams.qwen2_blocks(8, sections)
 # Three biases instead of all
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# In GPT-2 every linear map of a block adds a bias. In Qwen2 only the maps to queries, keys and values do. What such a bias can change is a
-# question of its own: `biases on three maps <3a_swiglu_in_depth.ipynb>`_.
+# In GPT-2 every linear map of a block adds a bias. In Qwen2 only the maps to queries, keys and values do. What such a
+# bias can change is a question of its own: `biases on three maps <3a_swiglu_in_depth.ipynb>`_.
 #
 # A rotation instead of a table
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -150,9 +150,9 @@ for module in gpt2.transformer.h.modules():
 # %%
 # It is: every logit is the same, except for rounding. In depth the same is done with `transformers <4a_qwen2_in_depth.ipynb>`_.
 #
-# Why compare numbers and not read what the model writes? In ``transformers`` 4.42, of 2024, Qwen2 knew its sliding window in only one
-# of three kinds of attention. The other two printed a warning and let every token see the whole text. Nothing crashed, and every
-# short text was right: `the window that was not there <4a_qwen2_in_depth.ipynb>`_.
+# Why compare numbers and not read what the model writes? In ``transformers`` 4.42, of 2024, Qwen2 knew its sliding
+# window in only one of three kinds of attention. The other two printed a warning and let every token see the whole
+# text. Nothing crashed, and every short text was right: `the window that was not there <4a_qwen2_in_depth.ipynb>`_.
 #
 # Take one change back
 # --------------------
@@ -208,8 +208,8 @@ ax.set(title="One change taken back", xlabel="bits per byte", xlim=(0, 6.2))
 plt.show()
 
 # %%
-# The gate, by far. How bad it is depends on the number that replaces the gates. We tried two more: 0.1, and 0, which is no MLP at
-# all. Each costs more than any other change.
+# The gate, by far. How bad it is depends on the number that replaces the gates. We tried two more: 0.1, and 0, which is
+# no MLP at all. Each costs more than any other change.
 #
 # Without the rotation the model hardly knows the order of the words, but that costs less. The biases matter little. The mean
 # hardly matters at all. It is close to 0 in the rows of the embedding table, the only place that we checked.
@@ -304,5 +304,6 @@ torch.testing.assert_close(again(ids), qwen2(ids), atol=0, rtol=0)
 # -------
 #
 # * Qwen2 keeps GPT-2's skeleton and changes five parts: norm, biases, positions, key heads, MLP.
-# * Of the parts that we took back, the trained model misses its gates most. Shared key heads save memory: with copies for all query heads, no score would change.
+# * Of the parts that we took back, the trained model misses its gates most. Shared key heads save memory: with copies
+#   for all query heads, no score would change.
 # * All published sizes are one program. Only the numbers in ``config.json`` differ.
