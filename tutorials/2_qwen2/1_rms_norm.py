@@ -2,11 +2,11 @@ r"""
 RMSNorm: every token at one length
 ==================================
 
-A Qwen2 of 24 layers normalises every token 49 times: it brings the token's vector to a standard length. The code for it
-has three lines. Why does a model need it so often?
+A Qwen2 of 24 blocks normalises every token 49 times: twice in each block, and once at the end. Each time, it brings
+the token's vector to a standard length. The code has three lines. Why does a model need it so often?
 
-Here are 24 tokens with two features each. RMSNorm moves every one of them to the same circle. It keeps the direction
-of a token and resets its length.
+Here are 24 tokens with two *features* each: a token's vector is a point, and its length is the distance from (0, 0).
+RMSNorm moves every point to the same circle. It keeps the direction of a token and resets its length.
 """
 
 # sphinx_gallery_needs = ["../1_gpt2/2_gpt2"]
@@ -41,14 +41,14 @@ assert (normed.norm(dim=-1) - 2**0.5).abs().max() < 0.01
 # -----------------------------
 #
 # The name is the recipe, read from right to left: *root mean square*. Square the features of a token, take their mean,
-# take the root, and divide the token by it.
+# take the root, and divide the features by it.
 #
 # .. math::
 #
 #    y_c = \frac{x_c}{\sqrt{m + \epsilon}} \, w_c \qquad m = \frac{1}{C} \sum_c x_c^2
 #
-# Here C is the number of features. The weight w has one learned number for each feature, and :math:`\epsilon` is tiny.
-# We will meet both again.
+# Here C is the number of features. The weight w has one learned number for each feature, and :math:`\epsilon`, in code
+# ``eps``, is a tiny number. We will see later what the two are for. The dots in ``(..., C)`` stand for any sizes.
 
 
 def norm(x, weight, eps=1e-6):
@@ -82,11 +82,11 @@ assert torch.allclose(norm(points, 1), normed)
 # Why a model wants that
 # ----------------------
 #
-# Every block *adds* its results to the state of a token. It may add the negative of something, but it never resets the
-# state. What does that do to the length of a state? Let the small Qwen2 that comes with the course read a sentence. It
-# has 8 blocks with two norms each, and one more norm at the end: 17.
+# Every block *adds* its results to the residual stream. It may add the negative of something, but it never resets the
+# stream. Call a token's row of the stream its *state*. What happens to the length of a state? Let the small Qwen2 of
+# this course read a sentence. It has 8 blocks, so there are 17 norms.
 #
-# To see what each norm reads, we hang a *hook* on it: a function that PyTorch calls just before the module runs.
+# To see what each norm reads, we give it a *hook*: a function that PyTorch calls just before the norm runs.
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.layers.norm import RMSNorm
@@ -116,8 +116,9 @@ print(f"{words[-1] / words[0]:.0f} times")
 assert len(states) == 17 and words[-1] > 30 * words[0]
 
 # %%
-# Nothing holds the length back, and training found no reason to. Here are all 17 norms, from left to right. The
-# gray line is what comes out, before the weight is applied.
+# Nothing holds the length back, and training found no reason to. Here are all 17 norms, from left to right. From
+# :math:`10^0` to :math:`10^1` the length is ten times as large. The grey line is the length after the norm, before the
+# weight is applied.
 
 root = states.shape[-1] ** 0.5
 ones = torch.ones(states.shape[-1])
@@ -135,15 +136,15 @@ assert (after - root).abs().max() < 0.05
 assert before[-1, 0] > 4 * before[-1, 1:].max()
 
 # %%
-# Attention and MLP read the state through a norm. Whatever has piled up in the state, the norm hands them a copy of
-# length :math:`\sqrt{C}`, here :math:`\sqrt{128} = 11.3`. So each layer is trained on inputs of one size, early and
-# late. The state itself stays as long as it is.
+# Attention and MLP read the state through a norm. Whatever has piled up in the state, they get a copy of
+# length :math:`\sqrt{C}`, here :math:`\sqrt{128} = 11.3`. So every block, early or late, is trained on
+# inputs of one length. The state itself stays as long as it is.
 #
 # The token that starts the text is by far the longest. Larger models have such tokens too, with single features above
-# 1,000 (`Sun et al., 2024 <https://arxiv.org/abs/2402.17762>`_). Keep that number in mind.
+# 1,000 (`Sun et al., 2024 <https://arxiv.org/abs/2402.17762>`_). We will need that number at the end of this page.
 #
-# After dividing, the *weight* says how much each feature counts. In this model the last norm multiplies by about 3:
-# longer vectors make larger logits, and so more decided predictions.
+# After the division, the *weight* says how much each feature counts. In this model the last norm multiplies by about
+# 3: longer vectors make larger logits, and so more confident predictions.
 
 weight = model.model.norm.weight  # (C,)
 print(f"from {weight.min():.1f} to {weight.max():.1f}")
@@ -154,10 +155,10 @@ assert 2.4 < weight.min() < weight.mean() < weight.max() < 3.4
 # ---------------------------
 #
 # GPT-2 uses LayerNorm. It subtracts the mean of a token's features before it divides, and adds a learned bias at the
-# end. That is four steps, and RMSNorm keeps two.
+# end. RMSNorm does neither.
 #
-# Is the subtraction missed? We can ask a model that was trained with it. The next code replaces all 17 LayerNorms of
-# our small GPT-2 by norms that subtract nothing, without any new training.
+# Does the model need the subtraction? Let us take it away from one that was trained with it. This hook runs *after*
+# each of the 17 LayerNorms of our small GPT-2, and replaces the result by one without the subtraction.
 
 import copy
 
@@ -205,9 +206,9 @@ assert len(shares) == 4 * 17 and max(shares) < 0.03
 # A story about squares
 # ---------------------
 #
-# In 2024 somebody `replaced the norm of a Llama <https://github.com/pytorch/pytorch/pull/133085>`_ by the one that had
-# just come with PyTorch. In float32 the answers were good. In float16, a format of two bytes that halves the memory,
-# they were wrong, and no error message said why.
+# In 2024 somebody `replaced the norm of a Llama <https://github.com/pytorch/pytorch/pull/133085>`_ with PyTorch's own,
+# which was new. In float32 the answers were good. In float16, which stores a number in two bytes instead of four, they
+# were wrong, and there was no error message.
 #
 # **Predict first.** The norm squares its input. What are the squares of 0.0001, 1 and 256 in float16?
 #
@@ -218,9 +219,12 @@ assert len(shares) == 4 * 17 and max(shares) < 0.03
 torch.tensor([1e-4, 1.0, 256.0], dtype=torch.float16).square()
 
 # %%
-# Both ends are lost. A small square *underflows* to 0: without epsilon the norm would divide by zero, and that is what
-# epsilon is for. A large square becomes infinity, and one over its root is 0. The token with the feature of 1,000
-# turns to nothing.
+# Both ends are lost. A small square *underflows* to 0. Without epsilon the norm would then divide by zero: that is what
+# epsilon is for. A large square becomes infinity, and one over its root is 0. So a token with a feature of 1,000
+# becomes a row of zeros.
+#
+# To see where this begins, we put tokens of 91 sizes through ``norm`` in float16. A token's *size* is the root of its
+# mean square, which should be 1 after the norm.
 
 
 def size_after(norm, x):
@@ -228,7 +232,7 @@ def size_after(norm, x):
     return y.float().square().mean(-1).sqrt()
 
 
-sizes = torch.logspace(-5, 4, 91)  # of a token
+sizes = torch.logspace(-5, 4, 91)  # 0.00001 to 10,000
 x = (sizes[:, None] * torch.ones(2)).half()
 in_float16, in_float32 = size_after(norm, x), size_after(rms_norm, x)
 
@@ -244,9 +248,9 @@ assert in_float16[(sizes > 0.1) & (sizes < 200)].gt(0.99).all()
 assert torch.nn.functional.rms_norm(x[sizes > 257], x.shape[1:]).eq(1).all()
 
 # %%
-# The fix is to square in float32 and to round only the result. The package's ``rms_norm`` does that, and so did the
-# norm that had been replaced. By now PyTorch's norm squares in float32, too. On the left, both curves fall for a
-# better reason: a token much shorter than :math:`\sqrt{\epsilon}` is noise, and epsilon keeps it small.
+# From size 256 on, nothing is left in float16. The fix is to square in float32 and to round only the result. The
+# package's ``rms_norm`` does that, Llama's own norm did, and by now PyTorch's norm does, too. On the left, both curves
+# fall for a good reason: a token much smaller than :math:`\sqrt{\epsilon}` is noise, and epsilon keeps it small.
 #
 # The gradient, the cost, rounding, and more mistakes are in
 # `RMSNorm in depth <1a_rms_norm_in_depth.ipynb>`_.

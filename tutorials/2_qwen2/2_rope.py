@@ -2,12 +2,12 @@ r"""
 RoPE: positions as rotations
 ============================
 
-*The dog bit the man* and *the man bit the dog* have the same words. A model must know who is before whom. One
-attention on its own hardly knows: it takes a mean, and a mean has no order. (That no word sees the words after it
-gives a little away, over many blocks.)
+*The dog bit the man* and *the man bit the dog* have the same words. A model must know which word comes first. One
+attention on its own hardly knows: it takes a mean, and a mean has no order.
 
-Qwen2, Llama and most models of today turn each query and each key like the hand of a clock, say by one hour for each
-position. The smaller the angle between the two hands, the higher the score of attention.
+Most models of today turn each query and each key like the hand of a clock. Suppose they have only two
+numbers, so that each is an arrow, and turn by one hour for each position. The smaller the angle between two hands, the
+higher their score in attention.
 """
 
 # sphinx_gallery_needs = ["1_rms_norm", "../1_gpt2/2_gpt2"]
@@ -36,10 +36,10 @@ diagrams.clock_hands((3, 5), (13, 15))
 # here 2, and nothing about where they are. This is RoPE, the rotary position embedding.
 #
 # The other way: learned positions
-# -------------------------------
+# --------------------------------
 #
-# GPT-2 adds a learned vector to each token, one for each position. The table of these vectors has a last row, and there
-# the model ends. Our small GPT-2 has 256 rows, so it refuses a text that begins at position 250.
+# GPT-2 adds a learned vector to each token, one for each position. The table of these vectors has a last row, and no
+# text can be longer. Our small GPT-2 has 256 rows, so it refuses a text that begins at position 250.
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 
@@ -59,10 +59,12 @@ except ValueError as error:
 assert "no embeddings for the later positions" in refused
 
 # %%
-# And "one place apart" has to be learned again at every place: nothing ties the vectors of 3 and 4 to those of 13 and
-# 14. Move a text and watch both models:
+# And "one place apart" has to be learned again at every place: nothing ties the vectors of places 3 and 4 to those of
+# 13 and 14. Move a text and watch both models:
 #
 # .. live:: clock
+#
+# With rotations, attention changes only by rounding. In GPT-2 it changes.
 #
 # Why rotate and not add? Add the vectors :math:`p_m` and :math:`p_n` of two places to a query and a key, and the score
 # has four parts:
@@ -71,8 +73,8 @@ assert "no embeddings for the later positions" in refused
 #
 #    (q + p_m) \cdot (k + p_n) = q \cdot k + q \cdot p_n + p_m \cdot k + p_m \cdot p_n
 #
-# Three of them change when the text moves. A rotation adds nothing. A score measures two lengths and an angle: the
-# lengths stay, and only the angle changes.
+# Three of them change when the text moves. A rotation keeps the length of each vector and changes only the angle
+# between the two. The score depends on nothing else.
 #
 # Seconds, minutes, hours
 # -----------------------
@@ -80,10 +82,11 @@ assert "no embeddings for the later positions" in refused
 # One hand is not enough. On a clock of twelve hours, a distance of 1 looks like a distance of 13. A real clock
 # has several hands with different speeds, and so has RoPE.
 #
-# A head with D features has D/2 *pairs* of features. Two numbers are a point in a plane, so each pair is a hand. Pair i
-# turns by :math:`\theta^{-2i/D}` radians at each position. Here D is 32 and the base :math:`\theta` is 10,000.
+# A query with D features has D/2 *pairs* of features, and each pair is a hand. Pair i turns by :math:`\theta^{-2i/D}`
+# radians at each position. Here D is 32 and the base :math:`\theta` is 10,000, so pair 0 turns by 1 radian, pair 1 by
+# 0.56, and the last by 0.0002.
 #
-# A whole turn is :math:`2\pi` radians. How many tokens does each of the 16 hands need for it?
+# A whole turn is :math:`2\pi`, or 6.28, radians. How many tokens does each of the 16 hands need for it?
 
 D, theta = model.config.head_dim, model.config.rope_theta
 speeds = theta ** -(torch.arange(0, D, 2) / D)  # (D/2,)
@@ -96,13 +99,13 @@ diagrams.hand_speeds(
 )
 
 # %%
-# The clocks show three of the hands at positions 0 to 6. Pair 0 is almost around: it tells neighbours apart. Pair 8 has
-# hardly moved: it tells near from far. None of these speeds is learned.
+# The clocks show three of the hands at positions 0 to 6, the arrow at 6. Pair 0 is almost around: it tells neighbours
+# apart. Pair 8 has hardly moved: it tells near from far. These speeds are fixed and not learned.
 #
 # Seven lines of code
 # -------------------
 #
-# Turning a pair (a, b) is the rotation that you may know from school:
+# Turning a pair (a, b) by an angle :math:`\alpha` is the rotation that you may know from school:
 #
 # .. math::
 #
@@ -133,9 +136,9 @@ assert torch.allclose(
 )
 
 # %%
-# Let us try it on words. Real hands do not start at 12 o'clock: each query and key has directions of its own, and the
-# turn is added to them. Here the query of " exist" meets the key of " not", in the first block: three times at distance
-# 2, then further apart.
+# Let us try it on words. Real hands do not start at 12 o'clock: each query and key has its own directions, and the turn
+# is added to them. Here the query of " exist" meets the key of " not", in the first block: three times at distance 2,
+# then further apart.
 
 block = model.model.layers[0]
 x = block.input_layernorm(model.model.embed_tokens(idx))  # (B, T, C)
@@ -157,8 +160,8 @@ assert abs(score(105, 103) - score(5, 3)) < 1e-4
 assert abs(score(5, 1) - score(5, 3)) > 0.1
 
 # %%
-# The first three scores are equal: same distance, same score. This is the score of the two words at every distance up
-# to 100, a sum of 16 waves.
+# The first three scores are equal: same distance, same score. Here is the score of the two words at every distance up
+# to 100. It is a sum of 16 waves, one for each pair. Fast pairs make the ripples, and slow pairs the slope.
 
 import matplotlib.pyplot as plt
 
@@ -175,7 +178,7 @@ plt.show()
 # this text begins at position 100,000?
 #
 # * They hardly change
-# * They are somewhat worse, as in a long text
+# * They get somewhat worse, as in a long text
 # * The model writes nonsense, because it never saw such positions
 
 here = model(idx, positions=positions[None])
@@ -187,14 +190,14 @@ assert (there - here).abs().max() < 0.02
 assert torch.equal(here.argmax(-1), there.argmax(-1))
 
 # %%
-# They hardly change, and the rest is rounding. Inside, the model never sees a position, only distances. Unseen
-# *distances* are another matter: `longer contexts <2a_longer_contexts.ipynb>`_ shows what happens there.
+# They hardly change, and that little is rounding. Attention never sees a position, only distances. *Distances* that the
+# model was not trained on are another matter: `longer contexts <2a_longer_contexts.ipynb>`_ shows what happens there.
 #
 # Queries and keys, not values
 # ----------------------------
 #
-# Attention also has values, what a token hands over. They are not turned. Here is the output of one head for the last
-# token, with a switch that turns the values, too.
+# Attention also has values: what a token hands over. They are not turned. Here is the output of one head for the last
+# token. If ``turn_values`` is True, it turns the values too.
 
 v = block.self_attn.v_proj(x)[0, :, :D]  # (T, D)
 
@@ -222,13 +225,14 @@ assert changes[0] < 1e-4 and changes[1] > 0.5
 
 # %%
 # Yes. A query is compared with a key, so a turn that both share cancels. A value is compared with nothing. It is
-# passed on as it is, and its turn would stay in the sum.
+# passed on as it is, so its turn stays in the output.
 #
 # Fluent and wrong
 # ----------------
 #
-# Which two features are a pair? The code of ``transformers`` takes i and i + D/2, as above (``rotate_half``). The
-# paper and Meta's own Llama take neighbours. Here are eight features, each with the number of its pair.
+# Which two features are a pair? The code of ``transformers`` takes i and i + D/2, as we did (its name for this is
+# ``rotate_half``). The paper and Meta's own Llama take neighbours, 2i and 2i + 1. Here are eight features, each with
+# the number of its pair.
 
 diagrams.feature_pairs(
     {
@@ -238,9 +242,10 @@ diagrams.feature_pairs(
 )
 
 # %%
-# Both are right, each with its own weights. In 2025 the notebooks of a popular book loaded Meta's weights of Llama 2
-# into half-split code. Every shape fitted, and nothing failed. A reader `compared numbers with two other programs
-# <https://github.com/rasbt/LLMs-from-scratch/pull/747>`_ and found it. Here is the same mistake with our model.
+# Both are right, if the weights were trained with the same layout. In 2025 the notebooks of a popular book loaded
+# Meta's weights of Llama 2 into half-split code. Every shape was right, and nothing failed. A reader `compared numbers
+# with two other programs <https://github.com/rasbt/LLMs-from-scratch/pull/747>`_ and found the mistake. Here it is in
+# our model.
 
 from lm_from_scratch.generation.generate import generate
 from lm_from_scratch.generation.sampling import Sampler
@@ -278,17 +283,17 @@ assert not torch.allclose(
 )
 
 # %%
-# The wrong text is fluent for a while. At position 0 nothing is turned, so a test that looks at the first token, or
-# only asks whether the output looks like English, lets the mistake pass.
+# The wrong text begins like English. At position 0 nothing is turned. So a test that looks only at the first token, or
+# asks only whether the output looks like English, lets the mistake pass.
 #
-# The two layouts, the conversion between them, and tables in bfloat16 that forget every second position are in
+# How to convert one layout into the other, and what bfloat16 does to positions, is in
 # `RoPE in depth <2b_rope_in_depth.ipynb>`_.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* Draw ``clock_hands`` for two distances that this one hand cannot tell apart. A right answer names all
-#    distances that look like 2, and says which other hand of the model would tell them apart.
+# 1. *Easy.* Draw ``clock_hands`` for two distances that a hand of one hour a position cannot tell apart. A right answer
+#    names all distances that look like 2, and says how a second, slower hand would tell them apart.
 # 2. *Easy.* Change ``score`` so that only the query is turned. A right answer shows that the score now depends on m
 #    and not on n, so a model of this kind cannot see distances.
 # 3. *Medium.* Replace ``rope`` by a function that returns x as it is, and shuffle the words before the last one. A
@@ -299,7 +304,8 @@ assert not torch.allclose(
 # Summary
 # -------
 #
-# * RoPE turns each pair of features of queries and keys by position times speed. Two words then have the same score
-#   wherever they are at the same distance.
-# * Fast pairs tell neighbours apart, slow pairs near from far. Nothing is learned, and no table ends.
-# * Weights and code must agree on the pairs: half-split or interleaved. The wrong layout writes fluent text.
+# * RoPE turns each pair of features of queries and keys by position times speed. Two words at the same distance then
+#   have the same score, wherever they are.
+# * Fast pairs tell neighbours apart, slow pairs near from far. Nothing is learned, and there is no table that could
+#   end.
+# * Weights and code must agree on the pairs: half-split or interleaved. With the wrong layout, nothing fails.

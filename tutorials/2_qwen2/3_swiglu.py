@@ -2,11 +2,12 @@ r"""
 SwiGLU and shared key heads
 ===========================
 
-A model has the same weights for every token, yet it should not do the same with every token. Qwen2's MLP has *gates* for
-that. Each gate looks at the token and decides how much of one feature passes.
+A model has the same weights for every token, yet it should not do the same with every token. An MLP makes each token's
+vector wide, then narrow again. The wide numbers are its *inner features*, and in Qwen2 each of them has a *gate*. The
+gate looks at the token and decides how much of the feature passes.
 
-Here are seven of the 384 gates in the first block of the shipped model, while it reads one sentence. The larger the disk,
-the wider the gate is open.
+Here are seven of the 384 gates in the first block of the shipped model, while it reads one sentence. The larger the
+disc, the wider the gate is open.
 """
 
 # sphinx_gallery_needs = ["1_rms_norm", "2_rope"]
@@ -30,13 +31,13 @@ ids = tokenizer.start(text)
 model(torch.tensor([ids]))
 hook.remove()
 x = read[0][0]  # (T, C)
-gates = F.silu(block.mlp.gate_proj(x))  # (T, I): how much passes
+gates = F.silu(block.mlp.gate_proj(x))  # (T, I), I = 384
 some = [34, 222, 104, 251, 245, 309, 105]
 diagrams.gates(tokenizer.pieces(ids)[1:], some, gates[1:, some].tolist())
 
 # %%
-# Gate 222 opens wide at "an". Gate 251 opens at "of", gate 309 at "to". Nobody programmed that: training gave these words features
-# of their own.
+# Gate 222 opens wide at "an", gate 251 at "of", gate 309 at "to". Nobody programmed that: training gave these words
+# features of their own.
 
 pieces = tokenizer.pieces(ids)
 words = [" the", " an", " object", " of", " is", " to", " be"]
@@ -44,11 +45,11 @@ assert [pieces[t] for t in gates[:, some].argmax(0).tolist()] == words
 assert gates.shape[1] == 384
 
 # %%
-# Close one gate
-# --------------
+# Shut one gate
+# -------------
 #
-# What is gate 222 good for? We remove what passes through it, and compare. The model has 8 blocks with 384 gates each,
-# 3,072 in all.
+# What is gate 222 good for? We remove what passes through it, and compare what the model expects next. It has 8 blocks
+# with 384 gates each, 3,072 in all.
 #
 # **Predict first.** The text so far is "This is an". What changes when gate 222 is shut?
 #
@@ -80,14 +81,16 @@ assert after[vowel].sum() < 2 / 3 * before[vowel].sum()
 assert after[consonant].sum() > 2 * before[consonant].sum()
 
 # %%
-# With the gate shut, words that begin with a vowel lose more than a third of their probability, and words that begin with a
-# consonant gain. This one feature helps the model to write "an error" and not "an way". Most features are harder to name.
+# With the gate shut, next words that begin with a vowel lose more than a third of their probability, and words that
+# begin with a consonant gain. This one feature helps the model to write "an error" and not "an way". Most features are
+# harder to name.
 #
 # Two matrices, or three
 # ----------------------
 #
-# GPT-2's MLP has two matrices. The first makes I inner features from a token's C features, GELU bends each of them, and the
-# second matrix leads back. (PyTorch stores a matrix as outputs × inputs, hence the ``.T``.)
+# GPT-2's MLP has two matrices. The first, *up*, makes I inner features from a token's C features. GELU makes almost 0
+# of the negative ones. The second, *down*, leads back to C features. (PyTorch stores a matrix as outputs × inputs,
+# hence the ``.T``.)
 
 
 def gpt2_mlp(x, up, down):  # biases left out
@@ -111,10 +114,11 @@ torch.testing.assert_close(y, block.mlp(x))
 assert [tuple(m.weight.shape) for m in maps] == [(384, 128)] * 2 + [(128, 384)]
 
 # %%
-# In each inner feature two numbers meet: g from the gate matrix and u from the up matrix. What passes is silu(g) times u, where
-# :math:`\operatorname{silu}(g) = g \, \sigma(g)`, and :math:`\sigma` rises from 0 for very negative g to 1 for very positive g.
+# For each inner feature there are two numbers: g from the gate matrix and u from the up matrix. What passes is silu(g)
+# times u. Here :math:`\operatorname{silu}(g) = g \, \sigma(g)`, and :math:`\sigma` rises from 0 for very negative g to
+# 1 for very positive g. So silu has nearly the shape of GELU.
 #
-# This is SwiGLU: *Swish*, another word for silu, and *gated linear unit*.
+# The name SwiGLU is made of *Swish*, another word for silu, and *gated linear unit*.
 
 import matplotlib.pyplot as plt
 
@@ -129,14 +133,14 @@ ax.legend(frameon=False)
 plt.show()
 
 # %%
-# On the left the gate is shut: whatever u is, almost nothing passes. On the right it is open: the gate decides *how much*
-# passes, and u decides *what*, with its sign.
+# On the left the gate is shut: whatever u is, almost nothing passes. On the right it is open: the gate decides *how
+# much* passes, and u decides *what*, with its sign.
 #
 # Three matrices for the price of two
 # -----------------------------------
 #
-# **Predict first.** GPT-2's two matrices are 768 × 3,072 and 3,072 × 768. You want three matrices with as many weights in
-# all. How many inner features can you afford?
+# **Predict first.** GPT-2's two matrices are 768 × 3,072 and 3,072 × 768. You want three matrices with as many weights
+# in all. How many inner features can you afford?
 #
 # * 3,072
 # * 2,048
@@ -147,11 +151,11 @@ inner_features = two // (3 * 768)
 inner_features
 
 # %%
-# Two thirds: three matrices of two thirds the width cost as much as two. In general, :math:`2 C \cdot 4C = 3 C I` gives
-# :math:`I = \tfrac{8}{3} C`.
+# 2,048: three matrices of two thirds the width have as many weights as two. In general, :math:`2 C \cdot 4C = 3 C I`
+# gives :math:`I = \tfrac{8}{3} C`.
 #
-# The `paper on SwiGLU <https://arxiv.org/abs/2002.05202>`_ compared at this width, so the gate had to earn its place at
-# equal cost. It did. The published Qwen2 models are even `wider <3a_swiglu_in_depth.ipynb>`_.
+# The `paper on SwiGLU <https://arxiv.org/abs/2002.05202>`_ compared models at this width, that is, at equal cost, and
+# those with a gate predicted better. The published Qwen2 models are even `wider <3a_swiglu_in_depth.ipynb>`_.
 
 assert inner_features == 2048 == 2 * 3072 // 3
 assert 3 * 768 * inner_features == two
@@ -160,14 +164,16 @@ assert 3 * 768 * inner_features == two
 # Shared key heads
 # ----------------
 #
-# When a model writes, it keeps the keys and values of all earlier tokens: the KV cache. In GPT-2 every query head has
-# a key head and a value head of its own. In Qwen2, several query heads share one. This is *grouped-query attention*, GQA.
+# The second change saves memory. When a model writes, it keeps the keys and values of all earlier tokens: the KV cache.
+# In GPT-2 every query head has a key head and a value head of its own. In Qwen2, several query heads share one. This is
+# *grouped-query attention*, GQA. In the drawing, H is the number of query heads, and Hkv that of key heads.
 
 diagrams.shared_heads(4, [4, 2, 1])
 
 # %%
-# On the left is the shipped GPT-2, in the middle the shipped Qwen2, on the right the extreme, one key head for all. In
-# code, two matrices become smaller, and the keys and values are repeated just before they are used:
+# On the left is the shipped GPT-2, in the middle the shipped Qwen2, on the right the extreme: one key head for all. In
+# code, the matrices of keys and values become smaller. Their results are repeated just before they are used, so that
+# each query head finds a partner. Here are the keys:
 
 h = block.input_layernorm(model.model.embed_tokens.weight[ids])  # (T, C)
 T, attention = len(ids), block.self_attn
@@ -179,19 +185,19 @@ assert torch.equal(k_for_each_query[0], k_for_each_query[1])
 assert torch.equal(k_for_each_query[2], k[1])
 
 # %%
-# The queries still differ, so two heads of a group can ask different questions. But both must find their answers by the same
-# keys. That is the price of sharing.
+# The queries still differ, so two heads of a group can look for different things. But they look through the same keys.
+# That is the price of sharing.
 #
-# **Predict first.** Qwen2-7B has 28 layers, 28 query heads, 4 key heads, and 128 features in a head. A number takes 2 bytes.
-# How much does its cache grow with each token?
+# **Predict first.** Qwen2-7B has 28 blocks, 28 query heads, 4 key heads, 4 value heads, and 128 features in a head. A
+# number takes 2 bytes. How much does its cache grow with each token?
 #
 # * 1 KiB
 # * 56 KiB
 # * 392 KiB
 
-layers, features = 28, 128
-shared = 2 * layers * 4 * features * 2  # keys and values; two bytes
-separate = 2 * layers * 28 * features * 2
+n_blocks, features = 28, 128
+shared = 2 * n_blocks * 4 * features * 2  # keys and values; two bytes
+separate = 2 * n_blocks * 28 * features * 2
 print(f"one token:      {shared / 2**10:6.0f} KiB {separate / 2**10:6.0f} KiB")
 context = 32_768
 print(f"{context:,} tokens: {shared * context / 2**30:6.2f} GiB", end=" ")
@@ -200,8 +206,8 @@ assert (shared, separate) == (56 * 2**10, 392 * 2**10)
 assert shared * context == 1.75 * 2**30 and separate == 7 * shared
 
 # %%
-# The 1 KiB would be the keys of one layer. Keys and values of all layers take 56 KiB with four key heads, and 392 KiB with a
-# key head for every query head.
+# The keys of one block take 4 × 128 × 2 bytes, 1 KiB. Keys and values of all 28 blocks take 56 KiB. With a key head for
+# every query head, it would be 392 KiB.
 
 sizes = {"28 key heads": separate, "4 key heads": shared}
 fig, (ax,) = figure(4.6, 1.9)
@@ -211,11 +217,12 @@ ax.set(title="Cache of 32,768 tokens, Qwen2-7B", xlabel="GiB", xlim=(0, 15))
 plt.show()
 
 # %%
-# For one long text that is 1.75 GiB instead of 12.25. A server keeps such a cache for each of the people it answers at the same
-# time, so the same memory now serves seven times as many.
+# For one long text that is 1.75 GiB instead of 12.25. A server keeps such a cache for each person it is answering, so
+# the same memory now serves seven times as many people.
 #
-# The smaller matrices also save weights. The shipped Qwen2 spends them on its MLP: 384 inner features instead of the 341 of
-# :math:`\tfrac{8}{3} C`. In all, the matrices of its blocks have exactly as many weights as those of the shipped GPT-2.
+# The smaller matrices also save weights. The shipped Qwen2 spends them on its MLP, which has 384 inner features instead
+# of :math:`\tfrac{8}{3} C`, which is 341. In all, the matrices of its blocks have exactly as many weights as those of
+# the shipped GPT-2.
 
 
 def in_matrices(blocks):
@@ -231,9 +238,10 @@ assert 8 * 128 // 3 == 341
 # One word, and the wrong heads
 # -----------------------------
 #
-# ``repeat_interleave`` gives heads 0 0 1 1. ``repeat`` gives 0 1 0 1: same shape, no error, and two of four query heads read
-# keys that they were not trained with. In November 2024 a change to Apple's axlearn had the second order, and
-# `a fix followed <https://github.com/apple/axlearn/pull/842>`_. jax-js had to `fix it too <https://github.com/ekzhang/jax-js/pull/180>`_.
+# ``repeat_interleave`` gives key heads 0 0 1 1. ``repeat`` gives 0 1 0 1: same shape, no error, and two of four query
+# heads read keys that they were not trained with. In November 2024 a change to Apple's axlearn had the second order,
+# and `a fix followed <https://github.com/apple/axlearn/pull/842>`_. jax-js had to `fix it too
+# <https://github.com/ekzhang/jax-js/pull/180>`_.
 #
 # Here is our model with either order, the wrong one first:
 
@@ -257,22 +265,22 @@ for attend in (wrong_heads, sdpa_attention):
 assert texts[0] != texts[1]
 
 # %%
-# The first text is made of words, too, so a quick look may miss the mistake. Test with more than one key head, and with fewer
-# key heads than query heads: in all other cases the two orders are the same.
+# The first text is made of words too, so a quick look may miss the mistake. Test with more than one key head, and with
+# fewer key heads than query heads: in all other cases the two orders are the same.
 #
 # Exercises
 # ---------
 #
-# 1. Print the ten words with the widest gate for another feature of the first block, over a longer text of yours. A right answer is a
-#    list like the columns of the first picture. Can you name the feature?
-# 2. Shut gate 251, the one of "of", after the text "Return the number of". A right answer shows the five likeliest next words before and
-#    after, and says in one sentence what the model seems to have missed.
-# 3. Write ``repeat_kv(k, n_head)`` with ``expand`` and ``reshape`` and without ``repeat_interleave``. A right answer equals ``repeat_interleave``
-#    for 1, 2 and 4 key heads.
+# 1. Print the ten words with the widest gate for another feature of the first block, over a longer text of yours. A
+#    right answer is a list like the columns of the first picture. Can you name the feature?
+# 2. Shut gate 251, which opens at "of", after the text "Return the number of". A right answer shows the five likeliest
+#    next words before and after, and says in one sentence what the model no longer notices.
+# 3. Write ``repeat_kv(k, n_head)`` with ``expand`` and ``reshape`` and without ``repeat_interleave``. A right answer
+#    equals ``repeat_interleave`` for 1, 2 and 4 key heads.
 #
 # Summary
 # -------
 #
-# * A gated MLP multiplies two maps of a token: silu of the gate says how much of each feature passes, and up says what.
+# * A gated MLP multiplies two numbers for each inner feature: silu of the gate says how much passes, and up says what.
 # * Three matrices with :math:`I = \tfrac{8}{3} C` have as many weights as GPT-2's two with 4C.
-# * Query heads that share key heads shrink the cache: Qwen2-7B keeps 56 KiB for a token instead of 392.
+# * If query heads share key heads, the cache is smaller: Qwen2-7B keeps 56 KiB for a token instead of 392.

@@ -2,10 +2,10 @@ r"""
 From GPT-2 to Qwen2 in five changes
 ===================================
 
-GPT-2 is from 2019, Qwen2 from 2024. What happened in between? Less than you might think: the skeleton is the same, and five
-parts are new. You know most of them from the last lessons. Now they become one model.
+GPT-2 is from 2019, Qwen2 from 2024. What happened in between? Less than you might think: the skeleton is the same, and
+five parts are new. You know most of them from the last lessons. Now they become one model.
 
-The package ships one model of each kind, trained on the same text. Here both read the same four words.
+The course has one small model of each kind, trained on the same text. Here both read the same four words.
 """
 
 # sphinx_gallery_needs = ["../1_gpt2/2_gpt2", "1_rms_norm", "2_rope", "3_swiglu"]
@@ -46,13 +46,14 @@ assert sum(p.numel() for p in gpt2.parameters()) == 2_143_488
 assert sum(p.numel() for p in qwen2.parameters()) == 2_101_376
 
 # %%
-# The two models have almost the same size and read the same text equally often. Still they do not quite agree. What is
-# different inside?
+# The two models have almost the same size, and have read the same text equally often. Still they do not quite agree.
+# What is different inside?
 #
 # Five changes
 # ------------
 #
-# Here is Qwen2, from token ids to logits. Parts without colour are as in GPT-2. Select a coloured part to read what changed.
+# Here is Qwen2, from token ids to logits. Select a coloured part to read what changed. Parts without colour are as in
+# GPT-2: the *output head* is the comparison with the table of embeddings, which gives the logits.
 
 from lm_from_scratch.instruments import diagrams
 
@@ -69,20 +70,20 @@ diagrams.qwen2_blocks(8, sections)
 # RMSNorm instead of LayerNorm
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# `RMSNorm <1_rms_norm.ipynb>`_ divides each token's features by their root mean square. It does not subtract the mean first, and it
-# adds no bias.
+# `RMSNorm <1_rms_norm.ipynb>`_ divides each token's features by their root mean square. It does not subtract the mean
+# first, and it adds no bias.
 #
 # Three biases instead of all
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# In GPT-2 every linear map of a block adds a bias. In Qwen2 only the maps to queries, keys and values do. What such a
-# bias can change is a question of its own: `biases on three maps <3a_swiglu_in_depth.ipynb>`_.
+# In GPT-2 every matrix product in a block adds a bias. In Qwen2 only those for queries, keys and values do. What such a
+# bias can change is in depth: `biases on three maps <3a_swiglu_in_depth.ipynb>`_.
 #
 # A rotation instead of a table
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# GPT-2 adds a row of a table to the token to say where it is. Qwen2 `rotates <2_rope.ipynb>`_ queries and keys by an angle that grows with
-# the position. There is no table that could end.
+# GPT-2 adds a row of a table to say where a token is. Qwen2 `rotates <2_rope.ipynb>`_ queries and keys by an angle that
+# grows with the position. There is no table that could end.
 #
 # Key heads that are shared
 # ~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -92,7 +93,7 @@ diagrams.qwen2_blocks(8, sections)
 # A gate in the MLP
 # ~~~~~~~~~~~~~~~~~
 #
-# A third matrix decides how much of each inner feature passes: SwiGLU instead of GELU.
+# A third matrix decides how much of each inner feature passes: `SwiGLU <3_swiglu.ipynb>`_ instead of GELU.
 #
 # Qwen2 in twenty lines
 # ---------------------
@@ -112,8 +113,8 @@ def layer(n):
 
 
 # %%
-# Now the model. Read it beside the drawing; the comments give the shapes. Four parts are arguments, so that we can exchange them
-# later.
+# Now the model. Read it beside the drawing; the comments give the shapes. Four parts are arguments (``norm``, ``bias``,
+# ``turn`` and ``act``), so that we can exchange them later.
 
 
 def qwen2_logits(ids, norm=rms_norm, bias=1, turn=apply_rope, act=F.silu):
@@ -148,17 +149,19 @@ for module in gpt2.transformer.h.modules():
     assert not isinstance(module, torch.nn.Linear) or module.bias is not None
 
 # %%
-# It is: every logit is the same, except for rounding. In depth the same is done with `transformers <4a_qwen2_in_depth.ipynb>`_.
+# It is: every logit is the same, except for rounding. The in-depth page compares with
+# `transformers <4a_qwen2_in_depth.ipynb>`_.
 #
-# Why compare numbers and not read what the model writes? In ``transformers`` 4.42, of 2024, Qwen2 knew its sliding
-# window in only one of three kinds of attention. The other two printed a warning and let every token see the whole
-# text. Nothing crashed, and every short text was right: `the window that was not there <4a_qwen2_in_depth.ipynb>`_.
+# Why compare numbers, and not just read what the model writes? ``transformers`` 4.42, of 2024, had three
+# implementations of Qwen2's attention. Only one of them had the *sliding window*, a limit on how far back a token
+# looks. The other two printed a warning, and let every token see the whole text. Nothing crashed, and every short text
+# was right: `the window that was not there <4a_qwen2_in_depth.ipynb>`_.
 #
 # Take one change back
 # --------------------
 #
-# How much does the trained model rely on each change? We take back one at a time, and let the model read text that it has never
-# seen. We measure *bits per byte*, which say how much the text surprises the model. Less is better.
+# How much does the trained model rely on each change? We take back one at a time, and let the model read text that it
+# has never seen. We measure *bits per byte*: how much the text surprises the model. Less is better.
 #
 # * Norm: subtract the mean as well, as LayerNorm does.
 # * Biases: leave them out.
@@ -211,11 +214,11 @@ plt.show()
 # The gate, by far. How bad it is depends on the number that replaces the gates. We tried two more: 0.1, and 0, which is
 # no MLP at all. Each costs more than any other change.
 #
-# Without the rotation the model hardly knows the order of the words, but that costs less. The biases matter little. The mean
-# hardly matters at all. It is close to 0 in the rows of the embedding table, the only place that we checked.
+# Without the rotation the model hardly knows the order of the words, but that costs less. The biases matter little. The
+# mean hardly matters at all. It is close to 0 in the rows of the embedding table, the only place that we checked.
 #
-# And the shared key heads? Give each query head its own copy of a key head, and every score stays the same: exercise 1. Only
-# the cache and two matrices grow.
+# And the shared key heads? Give each query head its own copy of a key head, and every score stays the same (exercise
+# 1). Only the cache and two matrices grow.
 
 assert bits["gate = 1"] == max(bits.values())
 assert min(bits[f"gate = {g}"] for g in (1, 0.1, 0)) > bits["rotation"] + 0.5
@@ -226,14 +229,14 @@ assert w["embed_tokens.weight"].mean(-1).std() < 0.2 * 0.09
 assert w["embed_tokens.weight"].std() > 0.09
 
 # %%
-# Keep in mind what this measures: how much a *trained* model needs its parts. Which architecture learns better is another question:
+# This measures how much a *trained* model needs its parts. Which architecture learns better is another question:
 # `two trained models <4c_costs_in_depth.ipynb>`_.
 #
 # The published sizes
 # -------------------
 #
-# Qwen2-7B is the same twenty lines. Only the numbers of its config are different. In the drawing each bar is a block, as wide as
-# the model.
+# Qwen2-7B is the same twenty lines. Only the numbers of its configuration are different: L blocks, C features of a
+# token, I inner features, H query heads and Hkv key heads. In the drawing each thin bar is a block, as wide as C.
 
 from lm_from_scratch.models.qwen2 import SIZES, Qwen2Config, Qwen2ForCausalLM
 
@@ -250,8 +253,8 @@ counts = {name: parameters(config) for name, config in configs.items()}
 diagrams.model_sizes(configs, counts)
 
 # %%
-# **Predict first.** Qwen2-0.5B has 494 million parameters. Its table of embeddings has 151,936 rows of C = 896 numbers. What share
-# of the parameters is that?
+# **Predict first.** Qwen2-0.5B has 494 million parameters. Its table of embeddings has 151,936 rows of C = 896 numbers.
+# What share of the parameters is that?
 #
 # * 3 %
 # * 28 %
@@ -264,13 +267,14 @@ assert counts["Qwen2-0.5B"] == 494_032_768
 assert counts["Qwen2-7B"] == 7_615_616_512
 
 # %%
-# More than a quarter. That is why the small models use the table twice, as embedding and as head. The 7B has a head of its own.
+# More than a quarter. That is why the small models use the table twice, as embedding and as output head. Qwen2-7B has a
+# separate output head.
 #
 # Open a folder
 # -------------
 #
-# A checkpoint is a folder: a config, the weights, a tokenizer. ``from_pretrained`` opens the folder of a Qwen2 or GPT-2
-# language model, and ``save_pretrained`` writes one that ``transformers`` can open.
+# A saved model, a *checkpoint*, is a folder: a config, the weights, a tokenizer. ``from_pretrained`` opens that of any
+# Qwen2 or GPT-2 language model, and ``save_pretrained`` writes one that ``transformers`` can open.
 
 import tempfile
 from pathlib import Path
@@ -284,7 +288,8 @@ with tempfile.TemporaryDirectory() as folder:
 torch.testing.assert_close(again(ids), qwen2(ids), atol=0, rtol=0)
 
 # %%
-# A name on the hub works like a folder. This block is not run here, because it downloads a gigabyte.
+# The name of a model on the Hugging Face Hub works like a folder. This line is not run here, because it downloads a
+# gigabyte.
 #
 # .. code-block:: python
 #
@@ -293,17 +298,17 @@ torch.testing.assert_close(again(ids), qwen2(ids), atol=0, rtol=0)
 # Exercises
 # ---------
 #
-# 1. Give each of the four query heads its own key head: repeat the rows of ``k_proj`` and ``v_proj`` in ``w``, with their biases, and drop
-#    ``repeat_interleave``. A right answer has the same logits as before.
-# 2. Set all gates to 1 in one block only, and try each of the eight blocks. A right answer has eight numbers, and says which block
-#    needs its gates least.
-# 3. Count the parameters of one block of Qwen2-7B by hand, from the numbers in the picture. A right answer is 28 times that, plus two
-#    tables of 152,064 rows and one norm: 7,615,616,512.
+# 1. Give each of the four query heads its own key head: repeat the rows of ``k_proj`` and ``v_proj`` in ``w``, with
+#    their biases, and drop ``repeat_interleave``. A right answer has the same logits as before.
+# 2. Set all gates to 1 in one block only, and try each of the eight blocks. A right answer has eight numbers, and says
+#    which block needs its gates least.
+# 3. Count the parameters of one block of Qwen2-7B by hand, from the numbers in the picture. A right answer is 28 times
+#    that, plus two tables of 152,064 rows and one norm: 7,615,616,512.
 #
 # Summary
 # -------
 #
 # * Qwen2 keeps GPT-2's skeleton and changes five parts: norm, biases, positions, key heads, MLP.
-# * Of the parts that we took back, the trained model misses its gates most. Shared key heads save memory: with copies
-#   for all query heads, no score would change.
-# * All published sizes are one program. Only the numbers in ``config.json`` differ.
+# * Of the parts that we took back, the trained model misses its gates most. Shared key heads save memory: with a copy
+#   for each query head, the scores would be the same.
+# * All published sizes run the same code. Only the numbers in ``config.json`` differ.
