@@ -306,6 +306,5 @@ assert not torch.allclose(
 #
 # * RoPE turns each pair of features of queries and keys by position times speed. Two words at the same distance then
 #   have the same score, wherever they are.
-# * Fast pairs tell neighbours apart, slow pairs near from far. Nothing is learned, and there is no table that could
-#   end.
+# * Fast pairs tell neighbours apart, slow pairs near from far. Nothing is learned, and no table ends.
 # * Weights and code must agree on the pairs: half-split or interleaved. With the wrong layout, nothing fails.
