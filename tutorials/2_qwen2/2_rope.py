@@ -64,8 +64,6 @@ assert "no embeddings for the later positions" in refused
 #
 # .. live:: clock
 #
-# With rotations, attention changes only by rounding. In GPT-2 it changes.
-#
 # Why rotate and not add? Add the vectors :math:`p_m` and :math:`p_n` of two places to a query and a key, and the score
 # has four parts:
 #

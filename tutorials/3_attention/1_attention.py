@@ -2,8 +2,9 @@ r"""
 Attention in tiles
 ==================
 
-In attention, every token scores every token before it. The scores make a table with one row and one column per token,
-so it grows with the *square* of the length. How large does that get, and how can fast attention do without the table?
+In attention, the query of each token is scored against the keys of all tokens. The scores make a table with one row and
+one column per token, so it grows with the *square* of the length. How large does it get, and how can fast attention do
+without it?
 
 **Predict first.** A text of 32,768 tokens goes through one layer as wide as that of the smallest GPT-2, with 12 heads.
 Each head has a table of its own, with 4 bytes for each number. How many bytes are the tables of this one layer?
@@ -49,23 +50,23 @@ ax.text(1024, 100, "a large GPU, 80 GiB")
 ax.set_xscale("log", base=2)
 ax.set_yscale("log")
 ax.set(title="One layer with 12 heads", xlabel="tokens", ylabel="GiB")
-ax.legend(frameon=False, loc="lower right")
+ax.legend(frameon=False, loc=(0.02, 0.57))
 plt.show()
 
 assert table // (4 * heads * T * D) == 512
 assert tables[-1] == 768
 
 # %%
-# Each step to the right doubles the length, and each line upwards is ten times as much. At 131,072 tokens the tables of
+# Each step to the right doubles the length, and each step upwards is ten times as much. At 131,072 tokens the tables of
 # one layer would take 768 GiB. And they are only needed on the way, to average the values.
 #
 # So we would like to read the keys a few at a time: score them, use the scores, forget them. A group of keys that are
 # read together is called a **tile**.
 #
-# What is in the way
-# ------------------
+# Softmax is in the way
+# ---------------------
 #
-# Softmax is in the way. It turns the scores of a query into weights that sum to 1:
+# It turns the scores of a query into weights that sum to 1:
 #
 # .. math::
 #
@@ -91,7 +92,7 @@ torch.testing.assert_close(safe / safe.sum(), row.softmax(0))
 # --------------
 #
 # Let us read one score at a time and remember two numbers: the largest score so far, **m**, and the sum of the
-# exponentials so far, **l**, each taken relative to m.
+# exponentials :math:`e^{s_j - m}` so far, **l**. We say that these exponentials are taken relative to m.
 #
 # When the next score is larger than m, all exponentials in the sum are relative to the wrong maximum.
 #
@@ -111,9 +112,9 @@ print(f"{math.exp(m - new_m):.3f} * 1.5 + 1 = {l:.3f}")
 assert abs(l - (math.exp(1 - 3) + 0.5 * math.exp(1 - 3) + 1)) < 1e-9
 
 # %%
-# The old exponentials were taken relative to 1 and belong relative to 3. All are too large by the same factor
-# :math:`e^{3 - 1}`, so one multiplication by :math:`e^{1 - 3}` repairs their sum. The new score is the maximum itself
-# and adds :math:`e^0 = 1`.
+# The old exponentials were taken relative to 1, and now they should be relative to 3. All are too large by the same
+# factor :math:`e^{3 - 1}`, so one multiplication by :math:`e^{1 - 3}` repairs their sum. The new score is the maximum
+# itself and adds :math:`e^0 = 1`.
 #
 # Attention also averages the values. Their weighted sum so far, **a**, is repaired by the same factor. At the end,
 # a / l is the result.
@@ -144,9 +145,9 @@ with torch.no_grad():
 layer.attend = right_attention
 
 # %%
-# We take one head, and the full stop at the end of the sentence. Where does it look? There are ten keys, in tiles of
-# four. Blue cells are the tile being read. Grey cells have been read *and forgotten*. Each value has 32 features; we
-# follow the last one.
+# We take one head, and the query of the full stop at the end of the sentence. Where does it look? There are ten keys,
+# in tiles of four. Blue cells are the tile being read. Grey cells have been read *and forgotten*. Each value has 32
+# features, and we follow the last one. The mark ⊢ is the start of the text.
 
 from lm_from_scratch.instruments.diagrams import online_softmax_frames
 
@@ -157,8 +158,8 @@ drawing = online_softmax_frames(words, scores.tolist(), v[:, -1].tolist(), 4)
 drawing
 
 # %%
-# Each tile here holds a larger score than all tiles before it, so the sums are repaired twice. After the second repair,
-# most of the weight belongs to "container". The mark ⊢ is the start of the text.
+# Each tile has a larger score than all tiles before it, so the sums are repaired twice. After the second repair,
+# most of the weight belongs to "container".
 
 tiles = scores.split(4)
 assert tiles[0].max() < tiles[1].max() < tiles[2].max()
@@ -192,7 +193,7 @@ def in_tiles(q, k, v, visibility, dropout=0.0, tile=4):
 
 
 # %%
-# **Predict first.** We put this loop into every layer of the shipped model, where PyTorch's fused attention was. What
+# **Predict first.** We put this loop into every layer of the shipped model, in place of PyTorch's own attention. What
 # happens to the logits?
 #
 # * they stay the same, up to rounding
@@ -209,14 +210,15 @@ print("moved by less than 0.0001:", bool(moved < 1e-4))
 assert moved < 1e-4
 
 # %%
-# Attention in tiles is *not* an approximation. Each repair is exact, so tiles of any size give the same result. Only
-# rounding differs, because sums are taken in another order.
+# They stay the same. Attention in tiles is *not* an approximation. Each repair is exact, so tiles of any size give the
+# same result. Only rounding differs, because sums are taken in another order.
 #
 # What it saves
 # -------------
 #
 # In training, the memory that counts is what the forward pass keeps for the backward pass. Here it is for three ways
-# to compute the same attention: the formula with its table, the package's tiles, and PyTorch's fused kernel, ``sdpa``.
+# to compute the same attention: the formula with its table, the package's tiles, and PyTorch's function for attention,
+# ``sdpa``, a *fused kernel*: one program that does all the steps.
 
 from lm_from_scratch.attention.kinds import ATTENTION_KINDS
 from lm_from_scratch.attention.visibility import Visibility

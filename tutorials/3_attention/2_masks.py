@@ -6,8 +6,8 @@ Which tokens may a token look at? Not the later ones. But a batch also has paddi
 last few tokens, and documents may share a row. Programs often build a separate mask for each case, out of triangles and
 slices. When one of these masks is wrong, there is no error message. The model writes, and writes something else.
 
-One sentence covers all of them. **A key is visible if it is real, not after the query, within the window, and in the
-same document.** We begin with its best-known part, and a sentence of nine tokens.
+One sentence covers all cases. **A key is visible if it is real, not after the query, within the window, and in the same
+document.** Real means that it is not padding. We begin with "not after the query", for a sentence of nine tokens.
 """
 
 # sphinx_gallery_thumbnail_number = 4
@@ -50,7 +50,7 @@ draw(causal, words, words, "not after the query")
 # ----------------------
 #
 # Each token has a **position**: its place in its own text, counted from 0. Padding has position -1. With these numbers
-# the rule is code, almost word for word. We write t for the position of a query and s for that of a key.
+# the rule becomes code, almost word for word. We write t for the position of a query and s for that of a key.
 
 
 def visible(t, s, window=None):
@@ -64,8 +64,8 @@ def visible(t, s, window=None):
 assert torch.equal(visible(positions, positions), causal)
 
 # %%
-# The function never asks in which *column* a token stands. That is why padding needs no special case. Here a short
-# sentence is padded on the left, and the labels show the positions.
+# The function never uses the *column* of a token. That is why padding needs no special case. Here a short sentence is
+# padded on the left, and the labels show the positions.
 
 short = tokenizer.pieces(tokenizer.encode("Return a new list."))
 p = torch.tensor([-1, -1, -1, -1, 0, 1, 2, 3, 4])
@@ -115,8 +115,9 @@ assert torch.equal(together, blocks.bool())
 # Six plausible masks
 # -------------------
 #
-# How would you notice a wrong mask? Here are six that look right in code. Some of them count columns t and s, as such
-# code often does. The window is 4.
+# How would you notice a wrong mask? Here are the rule, with a window of 4, and six masks that look right in code. Some
+# of them compare columns, here t and s, instead of positions. You need not find the mistakes: the names say what they
+# are.
 
 
 def masks(p_t, p_s):  # positions of queries (B, T, 1) and of keys (B, 1, S)
@@ -153,7 +154,7 @@ batch = padded_batch([ids, a], pad_token_id=0, side="left")
 
 def three_ways(name):
     def attend(q, k, v, seen, dropout=0.0):
-        p_t, p_s = seen.query_positions, seen.key_positions
+        p_t, p_s = seen.query_positions, seen.key_positions  # (B, T), (B, S)
         mask = masks(p_t[:, :, None], p_s[:, None])[name][:, None]
         return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
 
@@ -181,7 +182,7 @@ for name in masks(positions[None, :, None], positions[None, None]):
 table = torch.tensor(list(caught.values()))
 print("revealed by the text alone:", table[:, 0].sum().item())
 
-_, (ax,) = figure(4.6, 3.4)
+_, (ax,) = figure(3.6, 3.0)
 mask_map(ax, table, list(caught), ["alone", "padded", "pieces"], "noticed")
 ax.set_aspect("auto")
 plt.show()
@@ -192,9 +193,9 @@ marks = ["".join(".x"[x] for x in row) for row in caught.values()]
 assert marks == ["...", "xxx", "xxx", "xxx", ".x.", "..x", "..x"]
 
 # %%
-# Three: blue means that logits changed. A mask that forgets the padding is right where there is no padding, so only the
-# padded batch reveals it. The last two go wrong only when there are fewer queries than keys, as with a cache. The rule
-# itself passes all three tests.
+# Three: blue means that the logits changed. A mask that forgets the padding is right where there is no padding, so only
+# the padded batch reveals it. The last two go wrong only when there are fewer queries than keys, as with a cache. The
+# rule itself passes all three tests.
 #
 # One warning: the three in the first column were noticed because we had the right logits to compare with. A model whose
 # window is one too long agrees with itself in all layouts. So compare with a model that other people wrote, too; the
@@ -221,10 +222,10 @@ print("only the first value:", torch.equal(y[0, 0], v[0, 0]))
 assert torch.equal(y[0, 0], v[0, 0])
 
 # %%
-# PyTorch draws the triangle from the *first* key, as the `documentation
+# PyTorch draws the triangle from the *first* query and key, as the `documentation
 # <https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html>`_ says. With as
-# many queries as keys that makes no difference. But queries after a cache are the last tokens, so they need the lower
-# rows. Here are three queries after six keys, in both ways.
+# many queries as keys that is right. But queries after a cache are the last tokens, so they need the last rows of the
+# triangle. Here are three queries after six keys in a cache, in both ways.
 
 right_rows = visible(positions[6:], positions)
 wrong_rows = torch.ones(3, 9).tril().bool()
@@ -245,12 +246,12 @@ q, k, v = torch.randn(1, 1, 3, 32), k[None], v[None]
 bias = causal_lower_right(3, 9)
 y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 wanted = F.scaled_dot_product_attention(q, k, v, attn_mask=right_rows)
-print("the lower rows:", torch.allclose(y, wanted, atol=1e-5))
+print("the last rows:", torch.allclose(y, wanted, atol=1e-5))
 
 torch.testing.assert_close(y, wanted)
 
 # %%
-# FlashAttention had the same corner, and in 2023 `version 2.1 changed it
+# FlashAttention, another library, had the same corner, and in 2023 `version 2.1 changed it
 # <https://github.com/Dao-AILab/flash-attention#21-change-behavior-of-causal-flag>`_. A program that moved from one
 # library to the other got another mask. With positions there is no corner to choose.
 #

@@ -3,11 +3,12 @@ Packing documents into rows
 ===========================
 
 The texts of a batch have different lengths, so short rows are filled up with padding. A mask hides padding from
-attention. But every layer still computes it, and then throws the result away. How much work is that, on real texts, and
+attention. But every layer still computes it, and the result is thrown away. How much work is that, on real texts, and
 how can you avoid it?
 
 **Predict first.** The documents are the docstrings of Python's standard library, cut at 256 tokens. Sixteen random ones
-make a batch, as wide as its longest document. What share of all slots is padding?
+make a batch, as wide as its longest document. Each row of it has one slot per token of that width. What share of all
+slots is padding?
 
 * about a tenth
 * about a third
@@ -98,8 +99,8 @@ draw(first_fit(groups[0], 256), 256, "the same documents, packed")
 assert len(first_fit(groups[0], 256)) < 16
 
 # %%
-# Over all documents, less than a tenth of the slots is padding now. Long documents were cut at 256 tokens first; packing
-# itself splits none.
+# Over all documents, less than a tenth of the slots is padding now. Long documents were cut at 256 tokens first;
+# packing itself splits none.
 
 many = [documents[i : i + 256] for i in range(0, len(documents), 256)]
 rows = [row for group in many for row in first_fit(group, 256)]
@@ -128,7 +129,7 @@ pieces = [tokenizer.pieces(tokenizer.encode(text)) for text in two]
 packed_row(pieces, 12)
 
 # %%
-# Suppose you forget the document numbers. The rule of the last page then compares positions alone.
+# Suppose you forget the document numbers. The rule of the last lesson then compares only positions.
 #
 # **Predict first.** Which tokens does "Return" see, the first token of the second document?
 #
@@ -190,7 +191,8 @@ def pack(rows, width):
 
 
 # %%
-# **Predict first.** The shipped GPT-2 reads sixty packed documents. Which mistake costs the most?
+# **Predict first.** The shipped GPT-2 reads sixty packed documents. The targets are right. Which choice for the other
+# two raises the loss most?
 #
 # * neither: positions run on through the row, and tokens see all earlier slots
 # * positions only: they start again, but tokens see all earlier slots
@@ -249,7 +251,8 @@ assert all(nats[name] > nats["both"] + 0.1 for name in list(nats)[:3])
 # to read the documents from positions that start again, if it gets no ``attention_mask``. TRL's `packing
 # <https://github.com/huggingface/trl/pull/3526>`_ gives it such positions.
 #
-# With both, packing changes nothing. The second document of a row gets the logits that it gets alone.
+# With right positions and numbers, packing changes nothing. The second document of a row gets the logits that it gets
+# alone.
 
 at = numbers[0] == 1
 packed = gpt2(idx, positions=positions, documents=numbers)[0, at]  # (n, V)
@@ -283,7 +286,8 @@ assert blocks.sparsity() > 50
 # %%
 # The function is evaluated once, and each block of 16 queries and 16 keys is sorted into one of three kinds. In an
 # empty block nothing is visible, and a GPU kernel skips it. In an orange block the kernel calls the function for each
-# pair. In a blue block everything is visible, so it need not.
+# pair. In a blue block everything is visible, so it need not. Orange blocks lie on the diagonal, and where one document
+# ends and the next one begins.
 
 from matplotlib.colors import ListedColormap
 
