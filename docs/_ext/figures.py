@@ -47,8 +47,8 @@ def themed(figure: Any, name: str) -> str:
 
     for axes in figure.axes:
         for mapped in [*axes.images, *axes.collections]:
-            if mapped.get_array() is not None and (own := colours().get(mapped.get_cmap().name)):
-                mapped.set_cmap(own)
+            if mapped.get_array() is not None:
+                mapped.set_cmap(on_any_ground(mapped.get_cmap()))
     file = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(file, format="svg", transparent=True, dpi=200, metadata={"Date": None})
@@ -76,10 +76,14 @@ def themed(figure: Any, name: str) -> str:
     return f'<div class="figure">{svg.strip()}</div>\n'
 
 
-def colours() -> dict[str, Any]:
-    """Maps in the place of those that begin, or have their middle, in white: nothing is there."""
-    from matplotlib.colors import LinearSegmentedColormap
+def on_any_ground(colours: Any) -> Any:
+    """A map without white or light grey: where nothing is, the ground of the page is seen."""
+    from matplotlib.colors import LinearSegmentedColormap, ListedColormap, to_hex
 
+    if isinstance(colours, ListedColormap):
+        clear = {"#ffffff": "#ffffff00", "#e4e4e4": "#76767633"}
+        found = map(to_hex, colours.colors)
+        return ListedColormap([clear.get(colour, colour) for colour in found])
     ends = ("#D55E00FF", "#D55E0000", "#0072B200", "#0072B2FF")
     both = LinearSegmentedColormap.from_list("both", list(zip((0, 0.5, 0.5, 1), ends, strict=True)))
-    return {"Blues": plot.blues(), "RdBu": both}
+    return {"Blues": plot.blues(), "RdBu": both}.get(colours.name, colours)

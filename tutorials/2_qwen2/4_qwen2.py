@@ -76,7 +76,7 @@ diagrams.qwen2_blocks(8, sections)
 # Three biases instead of all
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# In GPT-2 every matrix product in a block adds a bias. In Qwen2 only those for queries, keys and values do. What such a
+# In GPT-2 every ``linear`` of a block adds a bias. In Qwen2 only those for queries, keys and values do. What such a
 # bias can change is in depth: `biases on three maps <3a_swiglu_in_depth.ipynb>`_.
 #
 # A rotation instead of a table
