@@ -49,7 +49,7 @@ class Page(HTMLParser):
             self.links.append(attrs["href"] or "")
         if tag == "img" and "alt" not in attrs:
             self.images_without_alt.append(attrs.get("src") or "")
-        if tag == "svg" and attrs.get("role") == "img" and not attrs.get("aria-label"):
+        if tag == "svg" and attrs.get("aria-label") == "":
             self.figures_without_title.append("drawn in the page")
         if tag == "img" and is_name_of_file(attrs.get("alt") or "", attrs.get("src") or ""):
             self.figures_without_title.append(attrs["src"] or "")

@@ -40,7 +40,7 @@ def test_every_question_has_its_answer(site: Path, name: str) -> None:
     asked = gallery.script(name).read_text().count("**Predict first.**")
     assert text.count("Predict first.") == asked
     assert len(re.findall(r'<details class="[^"]*\banswer\b', text)) == asked
-    chosen = re.findall(r'<fieldset class="predict.*?</fieldset>', text, re.S)
+    chosen = re.findall(r'<fieldset class="[^"]*predict.*?</fieldset>', text, re.S)
     assert len(chosen) == asked
     assert all(2 <= choices.count("<input") <= 4 for choices in chosen)
 

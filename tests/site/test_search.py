@@ -165,7 +165,7 @@ def test_a_result_says_what_it_is_about(
         for item in page.locator("#search-results li").all()  # waits for a line in each
     }
     assert said["glossary.html#term-RMSNorm"].startswith("Dividing a vector by the root")
-    assert said["auto_tutorials/2_qwen2/1_rms_norm.html"].startswith("A Qwen2 of 24 layers")
+    assert said["auto_tutorials/2_qwen2/1_rms_norm.html"].startswith("A Qwen2 of 24 blocks")
     assert said["exercises/rms_norm.html"].startswith("What you can do afterwards: ")
     question = "questions.html#why-does-rmsnorm-convert-to-float32-what-underflows"
     assert said[question].startswith("Because it squares its input")
