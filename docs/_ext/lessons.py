@@ -50,8 +50,13 @@ class Fold(SphinxPostTransform):
             return
         blocks = [block for block in self.document.findall(nodes.literal_block) if is_code(block)]
         questions = [p for p in self.document.findall(nodes.paragraph) if asks(p)]
+        ran = any(
+            "sphx-glr-script-out" in node["classes"]
+            for node in self.document.findall(nodes.Element)
+        )
         for question in questions:
-            hide_answer(question)
+            if not hide_answer(question) and ran:
+                logger.warning("nothing answers: %s", question.astext(), location=question)
         for number, question in enumerate(questions):
             offer_choices(question, f"choice-{number}")
         for block, parts in zip(blocks, folding.parts([b.astext() for b in blocks]), strict=True):
@@ -80,8 +85,8 @@ def below(node: nodes.Node) -> list[nodes.Node]:
     return list(beside[beside.index(node) + 1 :])
 
 
-def hide_answer(question: nodes.paragraph) -> None:
-    """Fold what the next block printed and drew."""
+def hide_answer(question: nodes.paragraph) -> bool:
+    """Fold what the next block printed and drew, and say whether it did."""
     after = below(question)
     code = next((i for i, node in enumerate(after) if is_block(node)), len(after))
     found = list(takewhile(lambda node: is_output(node) or ignored(node), after[code + 1 :]))
@@ -92,8 +97,7 @@ def hide_answer(question: nodes.paragraph) -> None:
         for node in shown:
             node.parent.remove(node)
             made += node
-    else:
-        logger.warning("nothing answers: %s", question.astext(), location=question)
+    return bool(shown)
 
 
 def is_block(node: nodes.Node) -> bool:
