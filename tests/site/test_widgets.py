@@ -386,7 +386,7 @@ def test_a_link_holds_the_state(visit: Visitor, server: str) -> None:
 @pytest.mark.parametrize(
     ("widget", "state", "want"),
     [
-        ("look", "layer=99&head=-5&token=1e9&silent=9.9,x", "Layer 7, head 0: “"),
+        ("look", "layer=99&head=-5&token=1e9&silent=9.9,x", "Layer 7, head 0: “·is” looks"),
         ("next", "temperature=1e-320&top_k=1e99&top_p=-1&seed=", "temperature (more: bolder)0"),
         ("next", "temperature=hot&top_k=2.4&text=what?&seed=1", "top-k (0: all)2"),
         ("tour", "stage=1000", "Step 20 of 20"),
