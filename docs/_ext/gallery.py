@@ -75,9 +75,14 @@ def in_order() -> list[str]:
 
 def lesson(page: str) -> str:
     """The lesson that a page deepens; of a lesson, itself."""
-    digits, _ = number(script(page))
-    beside = (name for name in in_order() if name.startswith(page.partition("/")[0] + "/"))
-    return next(name for name in beside if number(script(name)) == (digits, ""))
+    return next(name for name in beside(page) if is_lesson(name))
+
+
+def beside(page: str) -> list[str]:
+    """The pages with the number of one: a lesson, and those in depth."""
+    path = script(page)
+    same = (one for one in pages(path.parent) if number(one)[0] == number(path)[0])
+    return [f"{one.parent.name}/{one.stem}" for one in same]
 
 
 def is_lesson(page: str) -> bool:
@@ -91,7 +96,7 @@ def lessons() -> list[str]:
 
 def in_depth(page: str) -> list[str]:
     """The in-depth pages of a lesson."""
-    return [name for name in in_order() if not is_lesson(name) and lesson(name) == page]
+    return [name for name in beside(page) if not is_lesson(name)]
 
 
 def script(page: str) -> Path:

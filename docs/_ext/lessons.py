@@ -48,8 +48,8 @@ class Fold(SphinxPostTransform):
     def run(self, **kwargs: Any) -> None:
         if gallery.page_of(self.env.docname) is None:
             return
-        blocks = [block for block in self.document.findall(nodes.literal_block) if is_code(block)]
-        questions = [p for p in self.document.findall(nodes.paragraph) if asks(p)]
+        blocks = list(self.document.findall(is_code))
+        questions = [p for p in self.document.findall(nodes.paragraph) if ASKS in p["classes"]]
         ran = any(
             "sphx-glr-script-out" in node["classes"]
             for node in self.document.findall(nodes.Element)
@@ -63,9 +63,10 @@ class Fold(SphinxPostTransform):
             replace(block, parts)
 
 
-def is_code(block: nodes.literal_block) -> bool:
-    """Whether a block is one of the script: not what it printed, and not an example in its text."""
-    return block.get("language") == "Python"  # as the gallery writes it
+def is_code(node: nodes.Node) -> bool:
+    """Whether a node is a block of the script: not what it printed, nor an example in its text."""
+    written = isinstance(node, nodes.literal_block)
+    return written and node.get("language") == "Python"  # as the gallery writes it
 
 
 def is_output(node: nodes.Node) -> bool:
@@ -73,10 +74,6 @@ def is_output(node: nodes.Node) -> bool:
     if isinstance(node, nodes.raw):
         return True
     return isinstance(node, nodes.Element) and any("sphx-glr" in c for c in node.get("classes", []))
-
-
-def asks(paragraph: nodes.paragraph) -> bool:
-    return ASKS in paragraph["classes"]
 
 
 def below(node: nodes.Node) -> list[nodes.Node]:
@@ -88,7 +85,7 @@ def below(node: nodes.Node) -> list[nodes.Node]:
 def hide_answer(question: nodes.paragraph) -> bool:
     """Fold what the next block printed and drew, and say whether it did."""
     after = below(question)
-    code = next((i for i, node in enumerate(after) if is_block(node)), len(after))
+    code = next((i for i, node in enumerate(after) if is_code(node)), len(after))
     found = list(takewhile(lambda node: is_output(node) or ignored(node), after[code + 1 :]))
     shown = [node for node in found if is_output(node)]
     if shown:
@@ -98,10 +95,6 @@ def hide_answer(question: nodes.paragraph) -> bool:
             node.parent.remove(node)
             made += node
     return bool(shown)
-
-
-def is_block(node: nodes.Node) -> bool:
-    return isinstance(node, nodes.literal_block) and is_code(node)
 
 
 def ignored(node: nodes.Node) -> bool:
