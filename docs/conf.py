@@ -45,6 +45,7 @@ extensions = [
     "lessons",
     "landing",
     "live",
+    "downloads",
     "docstrings",
     "terms",
     "finding",

@@ -62,7 +62,7 @@ def notebook_path(script: Path) -> Path:
 
 def cells(script: Path) -> list[Any]:
     """What the notebook of a script holds before it is executed."""
-    page = nbformat.reads(json.dumps(notebooks.convert(script)), as_version=4).cells
+    page = nbformat.reads(json.dumps(notebooks.as_written(script)), as_version=4).cells
     for i, cell in enumerate(page):
         cell.update(id=f"cell-{i:02}", metadata={})
         if cell.cell_type == "markdown":

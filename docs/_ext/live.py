@@ -3,15 +3,12 @@
 The widget is ``_static/live/widgets/next.js``. Options are what it begins with: ``:prompt:``, and
 ``:model:``, one of those that ship with the package. A page with a widget loads a small script;
 engine and weights come when a reader is near. Without scripts, and in print, there is a picture
-(live_pictures.py). Scripts and notebooks that readers download do not have the line.
+(live_pictures.py).
 """
 
 import base64
 import hashlib
-import io
 import json
-import re
-import zipfile
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,8 +35,6 @@ INVITATIONS = {
     "draft": "One model guesses some tokens ahead, another checks them in one run. Which stay?",
 }
 PROMPT = "If the file does not exist, an"
-#: The directive in a script, a notebook, or a text: its line, its options, one empty line.
-LINE = re.compile(r"^((?:# ?)?)\.\. live::.*\n(?:\1 +:.*\n)*(?:#?\n)?", re.M)
 
 
 class live(nodes.General, nodes.Element):
@@ -118,42 +113,9 @@ def write_models(folder: Path) -> None:
         rst.write({folder / f"{shipped.name}.js": script})
 
 
-def without(text: str) -> str:
-    """A script, or the text of a cell, without widgets."""
-    return LINE.sub("", text)
-
-
-def cells_without(notebook: dict[str, Any]) -> dict[str, Any]:
-    """A notebook without widgets."""
-    for cell in notebook["cells"]:
-        text = "".join(cell["source"])
-        if cell["cell_type"] == "markdown" and without(text) != text:
-            cell["source"] = [without(text)]
-    return notebook
-
-
-def download(name: str, content: bytes) -> bytes:
-    """A file that readers download, without widgets."""
-    if b".. live::" not in content and not name.endswith(".zip"):
-        return content
-    if name.endswith(".py"):
-        return without(content.decode()).encode()
-    if name.endswith(".ipynb"):
-        return json.dumps(cells_without(json.loads(content)), indent=1).encode()
-    if name.endswith(".zip"):
-        made = io.BytesIO()
-        with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(made, "w") as new:
-            for entry in old.infolist():
-                new.writestr(entry, download(entry.filename, old.read(entry)))
-        return made.getvalue()
-    return content
-
-
 def finish(app: Any, error: Exception | None) -> None:
     if not error and app.builder.format == "html":
         write_models(Path(app.outdir, "_static", "live", "models"))
-        for path in Path(app.outdir, "_downloads").glob("*/*.*"):
-            rst.write({path: download(path.name, path.read_bytes())})
 
 
 def setup(app: Any) -> dict[str, bool]:

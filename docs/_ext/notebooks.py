@@ -13,9 +13,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import downloads
 import exercises
 import gallery
-import live
 import rst
 from page import blocks, settings
 from sphinx_gallery import notebook
@@ -24,8 +24,13 @@ RECORD = ".generated.json"
 
 
 def convert(script: Path) -> dict[str, Any]:
+    return downloads.notebook(as_written(script))
+
+
+def as_written(script: Path) -> dict[str, Any]:
+    """A cell for each block of the script."""
     target = gallery.DOCS / "auto_tutorials" / script.parent.name
-    return live.cells_without(notebook.jupyter_notebook(blocks(script), settings(), target))
+    return notebook.jupyter_notebook(blocks(script), settings(), target)
 
 
 def name(script: Path) -> Path:

@@ -1,128 +1,36 @@
-"""Drawings of how things work, as SVG and HTML: tokens, blocks, lines of attention.
+"""Drawings of how models work: tokens, blocks, lines of attention.
 
-Results are plotted (`plot`); here mechanisms are drawn. Ink is the colour of the text around a
-drawing, and other colours are those of `plot`, as tints that hold on white and on black. A drawing
-is at most 343 units wide where it can be, so that a phone shows it at its natural size.
+Results are plotted (`plot`); here mechanisms are drawn, on a `canvas`.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
+from lm_from_scratch.instruments.canvas import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    RED,
+    Canvas,
+    Drawing,
+    tint,
+)
 from lm_from_scratch.instruments.plot import COLOURS, printable
-
-INK = "currentColor"
-BLUE, ORANGE, GREEN, RED, PURPLE = COLOURS[:5]
-FONT = "system-ui, 'DejaVu Sans', sans-serif"
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """HTML that a notebook and a page show; ``says`` is the text in its place."""
-
-    html: str
-    says: str
-
-    def _repr_html_(self) -> str:
-        return self.html
-
-    def __repr__(self) -> str:
-        return self.says
-
-
-@dataclass
-class Canvas:
-    """A sheet of ``width`` x ``height`` units, with (0, 0) at the top left.
-
-    ``says`` is what the drawing shows, for readers who do not see it.
-    """
-
-    width: float
-    height: float
-    says: str
-    marks: list[str] = field(default_factory=list)
-
-    def text(
-        self, x: float, y: float, text: str, size: float = 13, anchor: str = "middle",
-        colour: str = INK, bold: bool = False, opacity: float = 1.0,
-    ) -> None:  # fmt: skip
-        """Write ``text`` with its middle at the height y; ``anchor``: start, middle or end."""
-        weight = ' font-weight="600"' if bold else ""
-        self.marks.append(
-            f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" text-anchor="{anchor}" dy="0.35em" '
-            f'fill="{colour}" opacity="{opacity:g}"{weight}>{escape(text)}</text>'
-        )
-
-    def box(
-        self, x: float, y: float, width: float, height: float, fill: str = "none",
-        tint: float = 0.2, edge: str = INK, radius: float = 4,
-    ) -> None:  # fmt: skip
-        """A box with its top left at (x, y). ``tint`` is the opacity of its colour ``fill``."""
-        self.marks.append(
-            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}" '
-            f'fill="{fill}" fill-opacity="{tint:g}" stroke="{edge}"/>'
-        )
-
-    def line(
-        self, x1: float, y1: float, x2: float, y2: float, width: float = 1.2, colour: str = INK,
-        opacity: float = 1.0, arrow: bool = False, dashes: str = "",
-    ) -> None:  # fmt: skip
-        """A line from (x1, y1) to (x2, y2), where an ``arrow`` may end."""
-        dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
-        self.marks.append(
-            f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="{colour}" '
-            f'stroke-width="{width:g}" stroke-opacity="{opacity:g}"{dashed}/>'
-        )
-        if arrow:
-            length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5
-            dx, dy = 7 * (x2 - x1) / length, 7 * (y2 - y1) / length
-            left, right = (x2 - dx - dy / 2, y2 - dy + dx / 2), (x2 - dx + dy / 2, y2 - dy - dx / 2)
-            points = f"{x2:g},{y2:g} {left[0]:g},{left[1]:g} {right[0]:g},{right[1]:g}"
-            self.marks.append(f'<polygon points="{points}" fill="{colour}"/>')
-
-    def circle(
-        self, x: float, y: float, radius: float, fill: str = "none", tint: float = 0.2,
-        edge: str = INK,
-    ) -> None:  # fmt: skip
-        """A circle around (x, y)."""
-        self.marks.append(
-            f'<circle cx="{x:g}" cy="{y:g}" r="{radius:g}" fill="{fill}" '
-            f'fill-opacity="{tint:g}" stroke="{edge}"/>'
-        )
-
-    def begin_link(self, address: str) -> None:
-        """What is drawn until `end_link` leads to an address, as "#attention" on the same page."""
-        self.marks.append(f'<a href="{escape(address)}">')
-
-    def end_link(self) -> None:
-        """What follows leads nowhere again."""
-        self.marks.append("</a>")
-
-    def drawing(self) -> Drawing:
-        """The sheet as it is."""
-        linked = any(mark.startswith("<a ") for mark in self.marks)
-        role = "group" if linked else "img"  # the parts of an image cannot be links
-        return Drawing(
-            f'<div class="diagram"><svg xmlns="http://www.w3.org/2000/svg" role="{role}" '
-            f'aria-label="{escape(self.says)}" viewBox="0 0 {self.width:g} {self.height:g}" '
-            f'width="{self.width:g}" height="{self.height:g}" font-family="{FONT}">'
-            f"{''.join(self.marks)}</svg></div>",
-            self.says,
-        )
 
 
 def tokens(pieces: Sequence[str], ids: Sequence[int] | None = None) -> Drawing:
     """The pieces of a text in coloured boxes, each above its number if ``ids`` are given."""
     boxes = []
     for i, piece in enumerate(pieces):
-        r, g, b = (int(COLOURS[i % 5][k : k + 2], 16) for k in (1, 3, 5))
         number = "" if ids is None else f"<br><small>{ids[i]}</small>"
         boxes.append(
             f'<span style="display: inline-block; margin: 0 2px 4px 0; padding: 1px 3px; '
             f"border-radius: 4px; text-align: center; white-space: pre; "
-            f'background: rgba({r}, {g}, {b}, 0.25)">{escape(printable(piece))}{number}</span>'
+            f'background: {tint(COLOURS[i % 5], 0.25)}">{escape(printable(piece))}{number}</span>'
         )
     return Drawing(f'<div class="diagram tokens">{"".join(boxes)}</div>', " | ".join(pieces))
 
@@ -394,8 +302,7 @@ def repeats(pieces: Sequence[str], n: int = 4) -> Drawing:
     runs = [tuple(pieces[i : i + n]) for i in range(len(pieces) - n + 1)]
     again = [i for i, run in enumerate(runs) if run in runs[:i]]
     marks = {place for i in again for place in range(i, i + n)}
-    r, g, b = (int(ORANGE[k : k + 2], 16) for k in (1, 3, 5))
-    style = f"background: rgba({r}, {g}, {b}, 0.3); border-bottom: 2px solid {ORANGE}"
+    style = f"background: {tint(ORANGE, 0.3)}; border-bottom: 2px solid {ORANGE}"
     spans = "".join(
         f'<span style="{style}">{escape(piece)}</span>' if i in marks else escape(piece)
         for i, piece in enumerate(pieces)
@@ -644,8 +551,8 @@ def labelled(pieces: Sequence[str], labels: Sequence[str], truth: Sequence[str] 
     def span(text: str, label: str, wrong: bool = False) -> str:
         if not label:
             return escape(text)
-        r, g, b = (int(tints[shown.index(label) % 7][k : k + 2], 16) for k in (1, 3, 5))
-        style = f"padding: 1px 0; border-radius: 3px; background: rgba({r}, {g}, {b}, 0.35)"
+        colour = tint(tints[shown.index(label) % 7], 0.35)
+        style = f"padding: 1px 0; border-radius: 3px; background: {colour}"
         if wrong:
             style += "; text-decoration: underline wavy; text-underline-offset: 3px"
         return f'<span style="{style}">{escape(text)}</span>'

@@ -78,7 +78,7 @@ def curves(
     levels: Mapping[str, float] | None = None,
 ) -> "Figure":
     """Lines by name, each given as (x, y), and horizontal reference ``levels`` by name."""
-    made, (ax,) = figure()
+    made, (ax,) = figure(4.8, 3.2)
     dashes = ("-", "--", "-.", ":")  # a colour is never the only difference
     for i, (name, (x, y)) in enumerate(series.items()):
         ax.plot(x, y, dashes[i % 4], label=name)

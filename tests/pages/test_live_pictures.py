@@ -6,6 +6,7 @@ import io
 import json
 import zipfile
 
+import downloads
 import gallery
 import live
 import live_pictures
@@ -78,7 +79,7 @@ print(1)
 
 
 def test_downloads_have_no_widgets() -> None:
-    text = live.download("a.py", SCRIPT.encode()).decode()
+    text = downloads.file("a.py", SCRIPT.encode()).decode()
     assert "live" not in text and "prompt" not in text
     for kept in ("Title\n=====\n\nText", "# ---------\n#\n# More text.", "print(1)"):
         assert kept in text
@@ -86,7 +87,7 @@ def test_downloads_have_no_widgets() -> None:
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("x/a.py", SCRIPT)
         file.writestr("x/b.bin", b"\x00\xff")
-    with zipfile.ZipFile(io.BytesIO(live.download("a.zip", archive.getvalue()))) as file:
+    with zipfile.ZipFile(io.BytesIO(downloads.file("a.zip", archive.getvalue()))) as file:
         assert file.read("x/a.py").decode() == text and file.read("x/b.bin") == b"\x00\xff"
 
 

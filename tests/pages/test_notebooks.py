@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import exercises
+import folding
 import gallery
 import nbformat
 import notebooks
@@ -46,17 +47,45 @@ def test_text_is_clean(script: Path) -> None:
 def test_notebook_is_valid(script: Path) -> None:
     notebook = notebooks.convert(script)
     nbformat.validate(notebook)
-    blocks = page.blocks(script)
-    kinds = ["code" if block.type == "code" else "markdown" for block in blocks]
-    assert [cell["cell_type"] for cell in notebook["cells"]] == kinds
-    assert "code" in kinds
-    assert "markdown" in kinds
+    first, *_ = notebook["cells"]
+    assert "".join(first["source"]).lstrip().startswith("# ")
     assert all("".join(cell["source"]).strip() for cell in notebook["cells"])
-    code = [block.content.strip() for block in blocks if block.type == "code"]
-    cells = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
-    assert [cell.strip() for cell in cells] == code  # which the record of the page has run
-    assert kinds[0] == "markdown"
-    assert "".join(notebook["cells"][0]["source"]).lstrip().startswith("# ")
+
+
+def lines(sources: list[str]) -> list[str]:
+    return [line for line in "\n".join(sources).split("\n") if line.strip()]
+
+
+@each_script
+def test_a_notebook_has_every_line_of_its_script(script: Path) -> None:
+    """Which the record of the page has run."""
+    blocks = [block.content for block in page.blocks(script) if block.type == "code"]
+    cells = notebooks.convert(script)["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert [line.removesuffix(";") for line in lines(code)] == lines(blocks) != []
+
+
+@each_script
+def test_a_notebook_hides_what_the_site_folds(script: Path) -> None:
+    """By a cell's own metadata. Nothing else of a cell is out of a reader's sight."""
+    cells = notebooks.convert(script)["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    blocks = [block.content for block in page.blocks(script) if block.type == "code"]
+    parts = [part for block in folding.parts(blocks) for part in block]
+    hidden = ["jupyter" in cell["metadata"] for cell in code]
+    assert hidden == [bool(part.kinds) for part in parts]
+    sources = ["".join(cell["source"]).removesuffix(";") for cell in code]
+    assert sources == [part.text for part in parts]
+
+
+def test_a_value_above_a_hidden_check_is_not_shown(tmp_path: Path) -> None:
+    """It is not the end of its block, so the page does not show it."""
+    script = tmp_path / "1_page.py"
+    script.write_text(
+        '"""\nA page\n======\n"""\n\nx = [1]\nx.pop()\nassert not x\n# %%\n# On.\nx\n'
+    )
+    cells = [cell for cell in notebooks.convert(script)["cells"] if cell["cell_type"] == "code"]
+    assert ["".join(cell["source"]) for cell in cells] == ["x = [1]\nx.pop();", "assert not x", "x"]
 
 
 def test_every_notebook_is_written(tmp_path: Path) -> None:

@@ -103,17 +103,17 @@ say(model, "The")
 
 import matplotlib.pyplot as plt
 
-from lm_from_scratch.instruments.plot import COLOURS, GREY, figure
+from lm_from_scratch.instruments.plot import COLOURS, GREY, curves, figure
 
-fig, (ax,) = figure(4.8, 3.2)
-ax.plot(list(losses), list(losses.values()), color=GREY, linewidth=0.8)
-ax.plot(list(tests), list(tests.values()), "o-", markersize=3)
-ax.text(max(losses), losses[max(losses)], " training", va="center", color=GREY)
-ax.text(
-    max(tests), tests[max(tests)], " held out", va="center", color=COLOURS[0]
+drawn = curves(
+    {
+        "training": (list(losses), list(losses.values())),
+        "held out": (list(tests), list(tests.values())),
+    },
+    "step",
+    "loss",
 )
-ax.set(xlabel="step", ylabel="loss", xlim=(-5, 1.3 * max(losses)))
-ax.set_title("250 steps: the loss falls")
+drawn.axes[0].set_title("250 steps: the loss falls")
 plt.show()
 assert tests[250] < tests[100] < tests[25] < tests[0]
 
@@ -227,15 +227,15 @@ for step, loss in train(parrot, stream[:3000], 140, B=8):
     if step % 10 == 0:
         tests[step] = test(parrot)
 
-fig, (ax,) = figure(4.8, 3.2)
-ax.plot(list(losses), list(losses.values()), color=GREY, linewidth=0.8)
-ax.plot(list(tests), list(tests.values()), "o-", markersize=3)
-ax.text(max(losses), losses[max(losses)], " training", va="center", color=GREY)
-ax.text(
-    max(tests), tests[max(tests)], " held out", va="center", color=COLOURS[0]
+drawn = curves(
+    {
+        "training": (list(losses), list(losses.values())),
+        "held out": (list(tests), list(tests.values())),
+    },
+    "step",
+    "loss",
 )
-ax.set(xlabel="step", ylabel="loss", xlim=(-5, 1.3 * max(losses)))
-ax.set_title("Too little text: the held-out loss turns up")
+drawn.axes[0].set_title("Too little text: the held-out loss turns up")
 plt.show()
 assert losses[140] < 3 < min(tests.values()) + 0.5 < tests[140]
 assert len(stream) > 30 * 3000 and tests[140] > math.log(2048)
