@@ -103,7 +103,7 @@ say(model, "The")
 
 import matplotlib.pyplot as plt
 
-from lm_from_scratch.instruments.plot import COLOURS, GREY, curves, figure
+from lm_from_scratch.instruments.plot import GREY, curves, figure
 
 drawn = curves(
     {
