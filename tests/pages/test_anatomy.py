@@ -35,7 +35,8 @@ def kind(script: Path) -> str:
     """ "in depth", "lesson", or "page": those of chapters that are in the old form."""
     if gallery.number(script)[1]:
         return "in depth"
-    return "page" if script.parent.name in OLD else "lesson"
+    old = script.parent.name in OLD and f"{FIRST[0]}\n---" in script.read_text(encoding="utf-8")
+    return "page" if old else "lesson"
 
 
 def faults(script: Path) -> list[str]:

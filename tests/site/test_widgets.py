@@ -26,7 +26,7 @@ PAGES = {
     "race": f"{TUTORIALS}/5_caching/1_why_cache",
     "clock": f"{TUTORIALS}/2_qwen2/2_rope",
     "break": f"{TUTORIALS}/1_gpt2/2b_testing_a_model",
-    "bits": f"{TUTORIALS}/8_quantized_weights/5_int8_int4",
+    "bits": f"{TUTORIALS}/8_quantized_weights/1_int8_int4",
     "draft": f"{TUTORIALS}/6_generation/2_speculative_decoding",
     "beams": f"{TUTORIALS}/6_generation/1_beam_search",
 }

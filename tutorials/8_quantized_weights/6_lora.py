@@ -20,7 +20,7 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on `a quantised weight <3_quantized_weight.ipynb>`_ and on `int8 and int4 <5_int8_int4.ipynb>`_, and the
+Read the pages on `a quantised weight <4_quantized_weight.ipynb>`_ and on `int8 and int4 <1_int8_int4.ipynb>`_, and the
 page on `AdamW <../7_optimizers/1_adamw.ipynb>`_. One CPU core is enough.
 
 Codes have no gradient

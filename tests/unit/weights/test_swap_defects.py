@@ -173,7 +173,7 @@ def test_t4_the_earlier_handler_ignored_assign() -> None:
 
 @each_kind
 @pytest.mark.parametrize("swapped", [False, True])
-def test_t4_loading_without_assign_takes_values_only(
+def test_t5_loading_without_assign_takes_values_only(
     kind: type[QuantizedWeight], swapped: bool
 ) -> None:
     layer = linear(kind.quantize(matrix(dtype=torch.bfloat16)))
@@ -189,7 +189,7 @@ def test_t4_loading_without_assign_takes_values_only(
 
 
 @each_kind
-def test_t4_loading_with_assign_takes_the_dtype_of_the_checkpoint(
+def test_t5_loading_with_assign_takes_the_dtype_of_the_checkpoint(
     kind: type[QuantizedWeight],
 ) -> None:
     layer = linear(kind.quantize(matrix(dtype=torch.bfloat16)))

@@ -21,7 +21,7 @@ You will learn
 Before you start
 ----------------
 
-Read the page on `swapping two tensors <1_swapping_tensors.ipynb>`_: it takes the exchange itself apart, and shows what
+Read the page on `swapping two tensors <2_swapping_tensors.ipynb>`_: it takes the exchange itself apart, and shows what
 a flag does that is left on. This page is about modules. One CPU core is enough. Nothing is downloaded.
 """
 

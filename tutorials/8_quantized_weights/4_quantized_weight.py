@@ -20,8 +20,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on `swapping tensors <1_swapping_tensors.ipynb>`_ and on
-`conversions <2_conversions.ipynb>`_. You need a CPU; nothing is downloaded.
+Read the pages on `swapping tensors <2_swapping_tensors.ipynb>`_ and on
+`conversions <3_conversions.ipynb>`_. You need a CPU; nothing is downloaded.
 """
 
 # sphinx_gallery_words = ["__torch_dispatch__", "__torch_function__", "quantize weights", "torchao", "wrapper subclass", "int4 packing"]
@@ -531,7 +531,7 @@ assert [id(p) for p in model.parameters()] == objects == inside
 
 # %%
 # ``weight_only`` leaves activations as they are. By default, where the processor has a kernel for it, products with
-# 8-bit weights round activations too, which is faster; the page on `int8 and int4 <5_int8_int4.ipynb>`_ measures both.
+# 8-bit weights round activations too, which is faster; the page on `int8 and int4 <1_int8_int4.ipynb>`_ measures both.
 # The logits are those of a plain model whose weights were rounded. ``dequantize_`` makes that model: it swaps each
 # weight for the matrix that it stands for.
 

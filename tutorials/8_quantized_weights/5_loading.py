@@ -21,8 +21,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on `swapping tensors <1_swapping_tensors.ipynb>`_, on `conversions <2_conversions.ipynb>`_ and on
-`a quantised weight <3_quantized_weight.ipynb>`_ first. One CPU core is enough. Nothing is downloaded.
+Read the pages on `swapping tensors <2_swapping_tensors.ipynb>`_, on `conversions <3_conversions.ipynb>`_ and on
+`a quantised weight <4_quantized_weight.ipynb>`_ first. One CPU core is enough. Nothing is downloaded.
 
 Three ways into a module
 ------------------------

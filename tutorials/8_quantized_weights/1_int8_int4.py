@@ -21,8 +21,8 @@ You will learn
 Before you start
 ----------------
 
-Read the pages on `the quantised weight <3_quantized_weight.ipynb>`_ and on
-`loading <4_loading.ipynb>`_. You need a CPU; nothing is downloaded.
+Read the pages on `the quantised weight <4_quantized_weight.ipynb>`_ and on
+`loading <5_loading.ipynb>`_. You need a CPU; nothing is downloaded.
 
 The two models come with the package: 2.1 million parameters, trained on Python's documentation. The text is held-out
 documentation, in pieces of 256 tokens that each begin as a document.
