@@ -16,7 +16,7 @@ import gallery
 #: Modules that draw. What is imported from one, or made by one, draws too; but of `PLOT` only the
 #: functions that take axes, or return a figure.
 PLOT = "lm_from_scratch.instruments.plot"
-DRAWS = ("matplotlib", PLOT, "lm_from_scratch.instruments.diagrams")
+DRAWS = re.compile(rf"matplotlib|{PLOT}|lm_from_scratch\.instruments\.\w*diagrams")
 #: Lines of imports at the beginning of a block, so many of which are folded.
 LONG = 3
 
@@ -156,7 +156,7 @@ def names_that_draw(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
         whole = alias.name
         if isinstance(node, ast.ImportFrom):
             whole = f"{node.module}.{alias.name}"
-        if whole.startswith(DRAWS) and (not whole.startswith(f"{PLOT}.") or alias.name in plots()):
+        if DRAWS.match(whole) and (not whole.startswith(f"{PLOT}.") or alias.name in plots()):
             yield alias.asname or alias.name.partition(".")[0]
 
 
