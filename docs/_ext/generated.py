@@ -67,6 +67,17 @@ def write(app: Any) -> None:
             old.unlink()  # the page of what was renamed or removed goes with it
 
 
+def sweep(app: Any, error: Exception | None) -> None:
+    """The HTML of a page that was renamed or removed goes with it, too."""
+    if not error and app.builder.format == "html":
+        for folder in ("api", "auto_tutorials", "exercises", "gpu"):
+            for path in Path(app.outdir, folder).rglob("*.html"):
+                name = path.relative_to(app.outdir).with_suffix("").as_posix()
+                if name not in app.env.found_docs:
+                    path.unlink()
+
+
 def setup(app: Any) -> dict[str, bool]:
     app.connect("builder-inited", write, priority=100)  # before autosummary writes its pages
+    app.connect("build-finished", sweep)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
