@@ -136,7 +136,7 @@ html_favicon = "_static/favicon.svg"
 html_static_path = ["_static"]
 templates_path = ["_templates"]
 html_css_files = ["site.css"]
-html_js_files = [("a11y.js", {"defer": "defer"}), ("museum.js", {"defer": "defer"})]
+html_js_files = [("a11y.js", {"defer": "defer"})]
 html_copy_source = False
 html_show_sourcelink = False
 # Summaries are fetched, which a copy opened from disk cannot do. See descriptions.py.

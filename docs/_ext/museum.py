@@ -138,9 +138,7 @@ def index() -> str:
         others=[exhibit for exhibit in exhibits() if not NUMBER.search(exhibit.title)],
         hunts=[one for one in exercises.written() if one.hunt and not NUMBER.search(one.hunt)],
         chapters=gallery.by_chapter(),
-        folders={
-            f.name: gallery.header_text(f)[0] for f in [*gallery.chapters(), gallery.GPU]
-        },
+        folders={f.name: gallery.header_text(f)[0] for f in [*gallery.chapters(), gallery.GPU]},
         link=link,
         about=about,
         hunt_line=hunt_line,
