@@ -231,7 +231,7 @@ def section(name: str, reports: list[Report], folder: Path) -> Section:
     table = side_by_side(name, reports)
     rows = [row for line in table for row in line if row]
     with_peer = compared(name, reports)
-    if with_peer:
+    if any(row.beside for row in rows):
         figure(table, names, folder / f"{name}.svg")
     answer = rst.render("benchmark_answer.rst", name=name, answer=summary(with_peer))
     numbers = rst.render(

@@ -476,12 +476,9 @@ def test_pages_are_those_of_a_whole_build(tmp_path: Path) -> None:
     case = '<testcase file="../tutorials/1_gpt2/{}.py" time="{}"/>'
     cases = [case.format("1_tokens", 90.0), case.format("2_gpt2", 20.0)]
     (tmp_path / "gallery_junit.xml").write_text(f"<testsuite>{''.join(cases)}</testsuite>")
-    found = {row.setting: (row.ours, row.verdict) for row in bench_pages.rows(SMOKE, tmp_path)}
-    assert found == {
-        "the scripts of all pages": (110.0, "met"),
-        "1_gpt2/1_tokens": (90.0, "missed"),
-        "1_gpt2/2_gpt2": (20.0, "met"),
-    }
+    found = {row.setting: row.ours for row in bench_pages.rows(SMOKE, tmp_path)}
+    pages = {"1_gpt2/1_tokens": 90.0, "1_gpt2/2_gpt2": 20.0}
+    assert found == {"the scripts of all pages": 110.0, **pages}
     cases.append(case.format("3_training", 0))  # which did not run: the times are of two builds
     (tmp_path / "gallery_junit.xml").write_text(f"<testsuite>{''.join(cases)}</testsuite>")
     assert list(bench_pages.rows(SMOKE, tmp_path)) == []
