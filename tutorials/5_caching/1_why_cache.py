@@ -90,8 +90,8 @@ pieces = ["⊢", *tokenizer.pieces(text)[1:]]
 cache_filling(pieces[:15], prompt=9)
 
 # %%
-# Without a cache, all the work on earlier tokens is done again. With it, their blue keys and values wait in memory,
-# and the model reads one token a round.
+# Without a cache, all the work on earlier tokens is done again. With it, their keys and values wait in memory, and the
+# model reads one token a round.
 #
 # **Predict first.** The prompt has 9 tokens, and we write 200. Without a cache, how many tokens does the model read in
 # all rounds together? With one it reads 208. (The last token is written and never read.)
@@ -107,8 +107,8 @@ print(f"ratio: {sum(rounds) / 208:.0f}")
 assert sum(rounds) == 21_700 and round(21_700 / 208) == 104
 
 # %%
-# Twice the text takes about four times the work without a cache, and twice the work with one. (Why did the clock show less
-# than 104? We come to that.)
+# Twice the text takes about four times the work without a cache, and twice the work with one. (Why did the clock show
+# less than 104? We come to that.)
 #
 # Keys and values, but no queries
 # -------------------------------
@@ -124,8 +124,7 @@ one_query(pieces[:10], weights.tolist())
 
 # %%
 # The new token has one query. It is compared with the *keys of all* tokens, and averages the *values of all* tokens.
-# The grey rows belong to old queries. They are finished, and nobody asks for them again. So there is nothing to gain
-# from keeping queries.
+# The grey rows belong to old queries. They are finished, and nobody asks for them again.
 #
 # And why may old keys and values stay as they are? Look at the last column: the causal mask hides the new key from
 # every earlier row. So no earlier token can notice that the text went on. What it passes to the next layer stays the
@@ -149,8 +148,8 @@ def linear(x, name):
 
 
 # %%
-# Five lines are new or changed. The cache is a dictionary with the keys and values of each layer. (``transformers``
-# calls it ``past_key_values``.)
+# Numbers mark what is new or changed. The cache is a dictionary with the keys and values of each layer.
+# (``transformers`` calls it ``past_key_values``.)
 
 
 def gpt2(ids, start, cache):  # ids: the new tokens (T,)
@@ -249,9 +248,9 @@ print(f"decode  {200 / with_cache.sum():7,.0f} tokens a second")
 assert min(seconds) / 200 < with_cache.median() / 2
 
 # %%
-# Why is decode so much slower per token? A pass fetches every weight of the model from memory. In prefill, 200 tokens
-# share that work; in decode, each token pays for all of it. That is also why the race is not won by 104 to 1: the
-# passes that a cache saves are wide, and wide passes are efficient.
+# Why is decode so much slower per token? Each pass has a fixed price: every weight must come from memory. (For our tiny
+# model, Python itself takes longer.) In prefill, 200 tokens share that price; in decode, each token pays it alone. That
+# is also why the race is not won by 104 to 1: the passes that a cache saves are wide, and wide passes are efficient.
 #
 # What it costs
 # -------------
