@@ -463,7 +463,7 @@ def test_C1_C2_without_bfloat16_a_benchmark_goes_on_and_its_row_says_so(
     assert {row.kind for row in not_measured} == absent
     for row in not_measured:
         assert "bf16" in row.kind or "bfloat16" in row.setting
-        assert (row.note, row.verdict) == ("not on this processor", "")
+        assert (row.note, row.beside) == ("not on this processor", "")
     assert any(row.ours > 0 for row in rows)
     page = benchmarks.page([measure.read(stored(made, tmp_path))], tmp_path)
     assert page.count("- not on this processor\n") == len(not_measured)
