@@ -155,8 +155,8 @@ cache_diagrams.shared_rulers(tokenizer.pieces(prompt)[1:8], 8, 4)
 # One ruler for everything
 # ------------------------
 #
-# A simple way to round *weights* takes one step for a whole tensor. Suppose you use it for a cache, and test it with one
-# text. It works. Later, the texts of several people are read in one batch.
+# A simple way to round *weights* takes one step for a whole tensor. Suppose you use it for a cache, and test it with
+# one text. It works. Later, the texts of several people are read in one batch.
 
 from lm_from_scratch.text.batches import pieces as cut
 from lm_from_scratch.text.corpora import reference, split
@@ -323,7 +323,8 @@ assert round(2 / (1 + 4 / 32), 1) == 1.8 and round(2 / (0.5 + 4 / 32), 1) == 3.2
 # Summary
 # -------
 #
-# * A number becomes the index of a mark on a ruler. It moves by at most half a step, and an outlier makes the step long.
+# * A number becomes the index of a mark on a ruler. It moves by at most half a step, and an outlier makes the step
+#   long.
 # * Each token and head has a ruler of its own, so a row depends neither on other rows nor on later tokens.
 # * Our model writes the same with 8 bits. Rounded keys do more damage than rounded values, since they change which
 #   token is read.

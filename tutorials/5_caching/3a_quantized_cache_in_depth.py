@@ -3,9 +3,9 @@ Quantised caches in depth
 =========================
 
 The lesson on `keys and values in 8 and 4 bits <3_quantized_cache.ipynb>`_ rounds what a cache keeps. Is such a cache
-right, and what does it cost? A cache that rounds does not equal the model without a cache, so the usual test fails. This
-page proves how far a number moves, counts the bytes, finds the law that a rounding cache obeys exactly, and measures
-its time. What the error does to logits, loss and text is in
+right, and what does it cost? A cache that rounds does not equal the model without a cache, so the usual test fails.
+This page proves how far a number moves, counts the bytes, finds the law that a rounding cache obeys exactly, and
+measures its time. What the error does to logits, loss and text is in
 `what rounding does to a model <3b_rounded_keys_in_depth.ipynb>`_.
 
 The two models come with the package. They have 8 layers, 2.1 million parameters and heads with D = 32, and were
@@ -180,8 +180,8 @@ assert per_number[torch.float32, 4, 8] == 1.5 and 2 * 4 / 8 / 1.5 == 2 / 3
 assert per_number[torch.float32, 8, 8] == k.element_size() == 2
 
 # %%
-# Small groups are expensive in float32: at 4 bits and N = 8, two thirds of the bytes are rulers. And 8 bits with N = 8 take
-# 2 bytes a number, exactly as many as a cache that keeps bfloat16.
+# Small groups are expensive in float32: at 4 bits and N = 8, two thirds of the bytes are rulers. And 8 bits with N = 8
+# take 2 bytes a number, exactly as many as a cache that keeps bfloat16.
 #
 # The exact law
 # -------------
@@ -230,8 +230,8 @@ assert statistics.mean(other) < 0.01
 # Time
 # ----
 #
-# Attention needs numbers, not codes. Each step decodes all S keys and values of each layer again: :math:`2 H_{kv} S D` numbers,
-# where the exact cache hands out a view of its buffer and copies nothing. A codec that counts shows it.
+# Attention needs numbers, not codes. Each step decodes all S keys and values of each layer again: :math:`2 H_{kv} S D`
+# numbers, where the exact cache hands out a view of its buffer and copies nothing. A codec that counts shows it.
 
 
 class Counting:

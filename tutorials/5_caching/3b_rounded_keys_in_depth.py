@@ -3,9 +3,9 @@ What rounding does to a model
 =============================
 
 The lesson on `keys and values in 8 and 4 bits <3_quantized_cache.ipynb>`_ rounds what a cache keeps, and the text stays
-the same or changes. What happens between a rounded number and a changed text? This page follows the error: from bytes to
-logits and loss, from keys and values through the layers, to the channels, the weights of attention, and the choice of a
-token.
+the same or changes. What happens between a rounded number and a changed text? This page follows the error: from bytes
+to logits and loss, from keys and values through the layers, to the channels, the weights of attention, and the choice
+of a token.
 
 Both models come with the package. The text is held-out documentation, in pieces of 256 tokens that each begin as a
 document.
@@ -355,8 +355,8 @@ for name, title in itertools.product(models, SHOWN[1:]):
     assert changed.float().mean() < (0.02 if title[0] == "8" else 0.12)
 
 # %%
-# One changed token is enough: what follows is another text. The table counts the tokens until a text differs from that of
-# the exact cache, after 8 prompts of 64 tokens, at most 60.
+# One changed token is enough: what follows is another text. The table counts the tokens until a text differs from that
+# of the exact cache, after 8 prompts of 64 tokens, at most 60.
 
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import Sampler
@@ -380,8 +380,8 @@ assert sum(until["4 bits, N 32"]) < sum(until["8 bits, N 32"])
 assert sum(until["4 bits, N 32"]) < 240
 
 # %%
-# So a different text is no sign of damage: the loss says how little is lost. And an equal text is no test: where nothing
-# changed, the cache still rounds.
+# So a different text is no sign of damage: the loss says how little is lost. And an equal text is no test: where
+# nothing changed, the cache still rounds.
 
 # %%
 # Which sentence is false?
@@ -403,8 +403,8 @@ same = torch.full((1, 1, 1, 8), 3.7)
 assert torch.equal(Quantized(4).decode(Quantized(4).encode(same)), same)
 
 # %%
-# The first sentence is false. The softmax divides by the sum of whatever exponentials it is given: the weights move, and
-# their sum does not.
+# The first sentence is false. The softmax divides by the sum of whatever exponentials it is given: the weights move,
+# and their sum does not.
 #
 # Exercises
 # ---------

@@ -64,8 +64,8 @@ mask = torch.tensor([[0] * (T - len(p)) + [1] * len(p) for p in prompts])
 columns = torch.arange(T).expand_as(idx)
 
 # %%
-# ``write`` continues such a batch with a cache. ``positions`` says where each token is in its text. The first pass reads
-# the prompts. Then every row gets one new token at a time, at the position after its last.
+# ``write`` continues such a batch with a cache. ``positions`` says where each token is in its text. The first pass
+# reads the prompts. Then every row gets one new token at a time, at the position after its last.
 
 
 def write(model, idx, positions, n=14):
@@ -197,8 +197,8 @@ for name, each in models.items():
 # batches of unequal prompts. The mask was right, and it was applied when the prompts were read. At the steps after
 # that, it was not. Let us forget it at the same place.
 #
-# **Predict first.** After the first pass, the padding is no longer hidden. Which new token of the short row is the first
-# to be wrong?
+# **Predict first.** After the first pass, the padding is no longer hidden. Which new token of the short row is the
+# first to be wrong?
 #
 # * the first
 # * the second or a later one
@@ -218,8 +218,8 @@ assert forgot[0] == alone[0] and forgot != alone[:4]
 cache_diagrams.versions({"alone": alone[:4], "mask forgotten": forgot})
 
 # %%
-# The first token is right, so a test that generates one token passes. The keys of the padding are still in the cache, and
-# every later query sees them. Here the second token is right as well, by luck.
+# The first token is right, so a test that generates one token passes. The keys of the padding are still in the cache,
+# and every later query sees them. Here the second token is right as well, by luck.
 #
 # What is left
 # ------------
@@ -242,8 +242,8 @@ cache_diagrams.versions({"alone": alone[:4], "mask forgotten": forgot})
 # 2. *Easy.* Take ten prompts of 1 to 40 tokens. How many padding tokens are in two batches of five, as they come and
 #    sorted by length? A right answer shows both counts and the same greedy texts.
 # 3. *Medium.* In a chat, both rows get a second message, again of unequal lengths. Read it into the same cache. A right
-#    answer equals each whole conversation alone. Hint: padding may stand anywhere, if its position is -1 and real tokens
-#    go on counting from ``cache.lengths``.
+#    answer equals each whole conversation alone. Hint: padding may stand anywhere, if its position is -1 and real
+#    tokens go on counting from ``cache.lengths``.
 #
 # Summary
 # -------

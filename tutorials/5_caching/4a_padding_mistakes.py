@@ -60,14 +60,14 @@ for rows, ids in zip((1, 2, 3), said):
 assert said[0] == said[1] != said[2]
 
 # %%
-# The second prompt is shorter than the first, so row 0 gets no padding, and its text stays the same. When the long prompt
-# joins, row 0 says something else.
+# The second prompt is shorter than the first, so row 0 gets no padding, and its text stays the same. When the long
+# prompt joins, row 0 says something else.
 #
 # A program that is right
 # -----------------------
 #
-# The functions of the package keep the text. They pad on the left, and give each token a position in its own row: -1 for
-# padding.
+# The functions of the package keep the text. They pad on the left, and give each token a position in its own row: -1
+# for padding.
 
 from lm_from_scratch.text.batches import padded_batch
 
@@ -119,8 +119,8 @@ assert ours[0].tolist() == said[0]
 # -----------------------
 #
 # Three causes are wrong positions for the prompts. Padding may be **attended**, like any token: the position of each is
-# its column. Or it is hidden but **counted**, so that a text still starts at its column instead of 0. Or it is **masked by
-# id**, and the text contains that id too: with end-of-text as padding, every document loses its first token.
+# its column. Or it is hidden but **counted**, so that a text still starts at its column instead of 0. Or it is **masked
+# by id**, and the text contains that id too: with end-of-text as padding, every document loses its first token.
 
 from lm_from_scratch.attention.visibility import PADDING, positions_from_mask
 

@@ -6,8 +6,8 @@ The lesson on `batches of unequal prompts <4_padded_batches.ipynb>`_ compares fi
 Does the law hold with padding on any side and anywhere, in every kind of cache, through rounding, and beside
 ``transformers``? And how much of a batch is wasted when its rows end at different times?
 
-Two ways to read, one to go on
-------------------------------
+How a row is compared
+---------------------
 
 Two small models have random weights that are large enough to show every mistake, in float64. ``speak`` feeds them one
 token after another, from the start that it is given. Its reference is each row alone, without padding and without a
@@ -148,8 +148,8 @@ for kind, m in tiny.items():
 # In a growing cache, left padding stays in front of the row, and right padding stays inside it as a hole. Both take the
 # same number of columns.
 #
-# To a static cache the side makes no difference: position p is in slot p, whatever column the token came from. Below, the
-# batch *left* has padding on the left in two rows, and before, inside and after the tokens of the third.
+# To a static cache the side makes no difference: position p is in slot p, whatever column the token came from. Below,
+# the batch *left* has padding on the left in two rows, and before, inside and after the tokens of the third.
 
 from lm_from_scratch.cache.slots import StaticCache
 
@@ -312,7 +312,8 @@ assert rounded > 0  # in bfloat16
 # -------------------
 #
 # The library reads the same weights. With left padding and a mask, its ``generate`` writes the same tokens as ours. (A
-# forward pass of its GPT-2 with a mask alone does not: see `seven ways to get padding wrong <4a_padding_mistakes.ipynb>`_.)
+# forward pass of its GPT-2 with a mask alone does not: see
+# `seven ways to get padding wrong <4a_padding_mistakes.ipynb>`_.)
 
 load = transformers.AutoModelForCausalLM.from_pretrained
 batch = padded_batch(prompts, end, side="left")
@@ -388,9 +389,9 @@ assert (got - wanted).abs().max() < 1e-12
 # Exercises
 # ---------
 #
-# 1. *Easy.* Make forty prompts from ``texts`` and ``cuts``, sort them by length, and cut them into batches of eight. How
-#    many padding tokens are left? Hint: ``(padded_batch(...).positions < 0).sum()``. A right answer gives the count with
-#    and without sorting, and shows that no greedy text changes.
+# 1. *Easy.* Make forty prompts from ``texts`` and ``cuts``, sort them by length, and cut them into batches of eight.
+#    How many padding tokens are left? Hint: ``(padded_batch(...).positions < 0).sum()``. A right answer gives the count
+#    with and without sorting, and shows that no greedy text changes.
 # 2. *Medium.* How does the number of texts that change in bfloat16 grow with their length n? Hint: if one step in k
 #    flips, a text stays with probability :math:`(1 - 1/k)^n`. A right answer estimates k from ``many`` and compares the
 #    curve with counts for n = 5, 10, 20 and 40.
