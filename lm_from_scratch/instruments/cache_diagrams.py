@@ -1,4 +1,5 @@
-"""Drawings of caches: how one fills, what a new token needs of it, and where its keys lie."""
+"""Drawings of caches: how one fills, what a new token needs of it, where its keys lie, and what
+padded rows hold."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -267,4 +268,36 @@ def slot_masks(
                 fill = (BLUE, 0.75) if one else (INK, 0.08)
                 canvas.box(x, top, cell - 3, 16, *fill, edge="none", radius=2)
         y += row * len(queries) + 2
+    return canvas.drawing()
+
+
+def padded_batch(
+    rows: Sequence[Sequence[str]], positions: Sequence[Sequence[int]], read: Sequence[int] = ()
+) -> Drawing:
+    """The columns of a batch with the mask and the position of each token below it; where the
+    position is -1 there is padding. The column ``read`` of each row is blue."""
+    T = max(map(len, rows))
+    left, high = 48, 70
+    wide = (341 - left) / T
+    masks = [[int(p >= 0) for p in row] for row in positions]
+    canvas = Canvas(
+        343, high * len(rows),
+        "; ".join(
+            f"row {r}: {' | '.join(words)}, mask {mask}, positions {[*places]}"
+            for r, (words, mask, places) in enumerate(zip(rows, masks, positions, strict=True))
+        ),
+    )  # fmt: skip
+    for r, (words, mask, places) in enumerate(zip(rows, masks, positions, strict=True)):
+        y = high * r + 2
+        for k, name in enumerate((f"row {r}", "mask", "position")):
+            canvas.text(0, y + (13, 36, 52)[k], name, 11, "start", opacity=0.8)
+        for t, (word, real, place) in enumerate(zip(words, mask, places, strict=True)):
+            x, chosen = left + wide * t, r < len(read) and t == read[r]
+            fill, tinted = (BLUE, 0.35) if chosen else (INK, 0.12 if real else 0.02)
+            faint = 1.0 if real else 0.55
+            canvas.box(x + 1, y, wide - 2, 26, fill, tinted)
+            size = min(12.0, 1.65 * wide / max(len(word.strip(" ")), 1))
+            canvas.text(x + wide / 2, y + 13, printable(word.strip(" ")), size, opacity=faint)
+            canvas.text(x + wide / 2, y + 36, str(real), 12, opacity=faint)
+            canvas.text(x + wide / 2, y + 52, f"{place}".replace("-", "−"), 12, opacity=faint)
     return canvas.drawing()

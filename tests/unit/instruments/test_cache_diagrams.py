@@ -18,6 +18,9 @@ DRAWINGS = {
     "one query": cache_diagrams.one_query(WORDS[:3], [0.5, 0.2, 0.3]),
     "slots": cache_diagrams.slot_steps(WORDS, 8, 3),
     "order": cache_diagrams.writing_order(WORDS[:7], 3, 2),
+    "padded batch": cache_diagrams.padded_batch(
+        [["pad", "<a>"], ["b", " c"]], [[-1, 0], [0, 1]], read=[1, 1]
+    ),
     "masks": cache_diagrams.slot_masks({"a": ([0, 1, 2], [1, 2], MASK)}),
 }
 each_drawing = pytest.mark.parametrize("drawing", DRAWINGS.values(), ids=DRAWINGS)
@@ -119,3 +122,10 @@ def test_the_row_of_a_query_is_its_weights() -> None:
     html = cache_diagrams.one_query(["a", "b", "c"], [0.5, 0.25, 0.0]).html
     tints = re.findall(r'fill-opacity="([\d.]+)" stroke="#E69F00"', html)
     assert tints[-3:] == ["0.9", "0.5", "0.1"]
+
+
+def test_padding_has_mask_0_and_position_minus_1() -> None:
+    assert DRAWINGS["padded batch"].says == (
+        "row 0: pad | <a>, mask [0, 1], positions [-1, 0]; "
+        "row 1: b |  c, mask [1, 1], positions [0, 1]"
+    )
