@@ -48,13 +48,13 @@ def beam_tree(
     canvas.text(4, y, printable(start), 13, "start", bold=True)
     kept = [(x, y + 10)]
     for depth, shown in enumerate(rows, 1):
-        below = []
+        below: list[tuple[float, float]] = []
         for i, one in enumerate(shown):
-            x, y = column * (i + 0.5), row * depth - 12
+            x, y = column * (i + 0.5), row * depth - 12.0
             lost = one.fate == "dropped"
             won = one.tokens == best.tokens[:depth]
             above = kept[one.parent]
-            canvas.line(*above, x, y, 3 if won else 1.2, BLUE if won else INK,
+            canvas.line(above[0], above[1], x, y, 3 if won else 1.2, BLUE if won else INK,
                         1.0 if won else 0.45, dashes="3 3" if lost else "")  # fmt: skip
             fill, strength = _LOOKS[one.fate]
             word = printable(piece(one.tokens[-1]))
