@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from torch import Tensor
+
 from lm_from_scratch.instruments.canvas import BLUE, GREEN, INK, ORANGE, PURPLE, Canvas, Drawing
 
 
@@ -40,36 +42,41 @@ def rounding(rows: Mapping[str, tuple[Sequence[float], float, int]]) -> Drawing:
     return canvas.drawing()
 
 
-def holders(title: str, links: Mapping[str, str], contents: Mapping[str, str]) -> Drawing:
-    """Who holds which tensor: an arrow from each name to an object, and what the object contains.
+def holders(title: str, held: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Drawing:
+    """Who holds which tensor: an arrow from each holder in ``held`` to its object, one of the
+    ``tensors``, and in the object its dtype and the names of its attributes.
 
-    ``links`` has the object of each holder, ``contents`` what is in each object. Equal contents
-    have equal colours, in the order of the alphabet.
+    Equal contents have equal colours, in the order of the alphabet.
     """
     row, left, right, wide = 24, 112, 196, 143
-    colours = dict(zip(sorted(set(contents.values())), (BLUE, ORANGE, GREEN, PURPLE)))
-    groups = [[name for name in links if links[name] == one] for one in contents]
-    height = 30 + sum(max(row * len(group), 46) + 10 for group in groups)
+    inside = {
+        name: ", ".join([str(tensor.dtype).removeprefix("torch."), *vars(tensor)])
+        for name, tensor in tensors.items()
+    }
+    colours = dict(zip(sorted(set(inside.values())), (BLUE, ORANGE, GREEN, PURPLE)))
+    groups = {
+        name: [holder for holder, one in held.items() if one is tensor]
+        for name, tensor in tensors.items()
+    }
     canvas = Canvas(
-        343, height,
+        343, 30 + sum(max(row * len(group), 46) + 10 for group in groups.values()),
         f"{title}: " + "; ".join(
-            f"{', '.join(group) or 'nobody'} at {one}, which has {contents[one]}"
-            for one, group in zip(contents, groups, strict=True)
+            f"{', '.join(group) or 'nobody'} at {name}, which is {inside[name]}"
+            for name, group in groups.items()
         ),
     )  # fmt: skip
     canvas.text(2, 12, title, 13, "start", bold=True)
     y = 30.0
-    for one, group in zip(contents, groups, strict=True):
+    for name, group in groups.items():
         tall = max(row * len(group), 46)
         middle = y + tall / 2
-        colour = colours[contents[one]]
+        colour = colours[inside[name]]
         canvas.box(right, middle - 23, wide, 46, colour, 0.25, colour)
-        canvas.text(right + wide / 2, middle - 9, one, 11, opacity=0.85)
-        canvas.text(right + wide / 2, middle + 9, contents[one], 13, bold=True)
-        for i, name in enumerate(group):
-            start = middle + row * (i - (len(group) - 1) / 2)
-            canvas.text(left, start, name, 13, "end")
-            end = middle + (start - middle) * 0.3
-            canvas.line(left + 6, start, right - 2, end, arrow=True)
+        canvas.text(right + wide / 2, middle - 9, name, 11, opacity=0.85)
+        canvas.text(right + wide / 2, middle + 9, inside[name], 13, bold=True)
+        for i, holder in enumerate(group):
+            start = row * (i - (len(group) - 1) / 2)
+            canvas.text(left, middle + start, holder, 13, "end")
+            canvas.line(left + 6, middle + start, right - 2, middle + 0.3 * start, arrow=True)
         y += tall + 10
     return canvas.drawing()

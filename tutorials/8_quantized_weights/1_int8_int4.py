@@ -45,8 +45,8 @@ def in_bits(bits):
 assert 7e9 * 4 == 28e9
 
 # %%
-# **Predict first.** Each model continues *If the file does not exist, an* and always takes the likeliest token. Which of
-# them write exactly the text of the 32-bit model?
+# **Predict first.** Each model continues *If the file does not exist, an* and always takes the likeliest token. Which
+# of them write exactly the text of the 32-bit model?
 #
 # * all but the one with 2 bits
 # * those with 8 and 4 bits
@@ -240,9 +240,9 @@ for name, size in per_weight.items():
 assert 7 * per_weight["int4"] < 4
 
 # %%
-# Speed, sometimes. To write one token, a model reads each of its weights once, so fewer bytes can mean less waiting. But
-# codes have to be turned into numbers again. With a long prompt or many texts at once, that work may cost more than the
-# bytes save.
+# Speed, sometimes. To write one token, a model reads each of its weights once, so fewer bytes can mean less waiting.
+# But codes have to be turned into numbers again. With a long prompt or many texts at once, that work may cost more than
+# the bytes save.
 #
 # Fast int8 avoids it: it rounds the activations to 8 bits too, and multiplies the bytes themselves. That is what
 # ``quantize_(model, bits=8)`` does; with ``weight_only=True`` the activations keep their digits. `How fast are int8 and
@@ -251,8 +251,8 @@ assert 7 * per_weight["int4"] < 4
 # Exercises
 # ---------
 #
-# 1. *Easy.* What does ``rounded`` make of a row of zeros, and why? Add a line that repairs it. A right answer changes no
-#    other row.
+# 1. *Easy.* What does ``rounded`` make of a row of zeros, and why? Add a line that repairs it. A right answer changes
+#    no other row.
 # 2. *Medium.* Give ``rounded`` groups of 64, and levels from the smallest to the largest weight of each group. Try both
 #    changes alone and together, with 3 bits. A right answer says which one lowers the loss more, and what each costs in
 #    bytes.
@@ -265,5 +265,5 @@ assert 7 * per_weight["int4"] < 4
 #
 # * A quantised weight is a small whole number, its code, times a scale that it shares with its row or group.
 # * The largest weight of a group sets the step for all of them, so groups keep the harm of an outlier to itself.
-# * 8 bits cost next to nothing, 4 bits a little, 2 bits everything. Memory shrinks for certain, time only with the right
-#   kernel.
+# * 8 bits cost next to nothing, 4 bits a little, 2 bits everything. Memory shrinks for certain, time only with the
+#   right kernel.

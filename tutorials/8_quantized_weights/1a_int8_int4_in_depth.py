@@ -347,8 +347,8 @@ axes[0].legend(frameon=False, fontsize=8)
 plt.show()
 
 # %%
-# (Both maps that end a block of GPT-2 are called ``c_proj``, and count as one kind.) The divergences of the kinds add up
-# to the divergence of all, within a quarter, as those of independent errors would.
+# (Both maps that end a block of GPT-2 are called ``c_proj``, and count as one kind.) The divergences of the kinds add
+# up to the divergence of all, within a quarter, as those of independent errors would.
 #
 # One matrix takes more than its share, the embedding. It is used twice: a row is looked up for each token, and all rows
 # are the head. Each use alone:
@@ -399,13 +399,13 @@ for name in models:
     assert abs(kls[name, "groups of 64"] / ours - 1) < 0.05
 
 # %%
-# With the same groups, symmetric levels raise the divergence by more than a fifth. Symmetric groups of 32 take the bytes
-# of groups of 64 with a zero point, so compare these two rows. One step for a whole matrix is the worst, by a factor of
-# more than 3.
+# With the same groups, symmetric levels raise the divergence by more than a fifth. Symmetric groups of 32 take the
+# bytes of groups of 64 with a zero point, so compare these two rows. One step for a whole matrix is the worst, by a
+# factor of more than 3.
 #
-# All these rules round to the nearest level, which is best for each weight alone and not for the sum that a row computes.
-# GPTQ chooses codes one column after another, and lets the columns that follow make up for the error; AWQ scales the
-# columns that meet large activations before it rounds. Both need text to calibrate, and neither runs here.
+# All these rules round to the nearest level, which is best for each weight alone and not for the sum that a row
+# computes. GPTQ chooses codes one column after another, and lets the columns that follow make up for the error; AWQ
+# scales the columns that meet large activations before it rounds. Both need text to calibrate, and neither runs here.
 #
 # Bug museum
 # ----------
@@ -480,8 +480,8 @@ assert torch.equal(after[[0, 2, 3]], before[[0, 2, 3]])
 #   outlier's damage to itself.
 # * int4 with groups of 64 takes 0.5625 bytes a number in bfloat16, scales and zero points included.
 # * With 8-bit weights alone the held-out loss of both models moves by less than 0.005 nats, with activations rounded
-#   too by less than 0.01, with 4 bits by less than 0.1. The divergence tells more: from 8-bit weights alone to 4 bits it
-#   grows more than 50 times.
+#   too by less than 0.01, with 4 bits by less than 0.1. The divergence tells more: from 8-bit weights alone to 4 bits
+#   it grows more than 50 times.
 # * Divergences of the kinds of matrices add up within a quarter, and the embedding has more than its share.
 #
 # Sources

@@ -162,8 +162,8 @@ ax.legend(frameon=False)
 plt.show()
 
 # %%
-# The package measures the whole GPT-2 small and Qwen2-0.5B with ``tests/benchmarks/bench_quantize.py``, beside ``transformers``
-# and beside bfloat16 in oneDNN's own layout, and says where the time of a step goes.
+# The package measures the whole GPT-2 small and Qwen2-0.5B with ``tests/benchmarks/bench_quantize.py``, beside
+# ``transformers`` and beside bfloat16 in oneDNN's own layout, and says where the time of a step goes.
 #
 # Activations of 8 bits
 # ---------------------
@@ -176,9 +176,9 @@ plt.show()
 #    y_{mn} = s_m \, s_n \sum_k q_{mk} \, c_{nk}, \qquad q_{mk} = \mathrm{round}(x_{mk} / s_m), \quad
 #    s_m = \max_k |x_{mk}| / 127
 #
-# and the sum is one of integers, which is exact in any order. One step for the whole batch would be simpler, but then an
-# outlier in one text would coarsen all other texts. (On a processor with AVX2 alone the largest code is 63, because the sum of
-# two products must fit into 16 bits there. ``largest_code`` tries it out.)
+# and the sum is one of integers, which is exact in any order. One step for the whole batch would be simpler, but then
+# an outlier in one text would coarsen all other texts. (On a processor with AVX2 alone the largest code is 63, because
+# the sum of two products must fit into 16 bits there. ``largest_code`` tries it out.)
 
 top = largest_code()
 print("largest code of an activation here:", top or "no kernel")
@@ -281,8 +281,8 @@ for title, (weight, dtype) in weights.items():
 # * A token reads every weight: int4 reads less than a seventh of float32. What is left of that factor in speed is
 #   measured, not derived.
 # * int8 is fast because products are computed in 8 bits, with activations rounded row by row; a row of a batch is what
-#   it is alone. ``weight_only`` keeps the precision of activations by splitting them into two or three digits; with many
-#   rows that costs time.
+#   it is alone. ``weight_only`` keeps the precision of activations by splitting them into two or three digits; with
+#   many rows that costs time.
 # * int4's kernel decodes in every product. Where arithmetic is the limit, memory is its point, not speed.
 #
 # Sources
