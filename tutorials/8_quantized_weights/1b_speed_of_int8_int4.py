@@ -2,9 +2,9 @@ r"""
 How fast are int8 and int4?
 ===========================
 
-The lesson on `int8 and int4 <1_int8_int4.ipynb>`_ makes a model more than six times smaller. Is it six times faster? This
-page counts the bytes that a token reads, measures how close decoding comes to the time that memory alone would need,
-and explains why fast int8 also rounds the *activations*, the numbers that a weight is multiplied with.
+The lesson on `int8 and int4 <1_int8_int4.ipynb>`_ makes a model more than six times smaller. Is it six times faster?
+This page counts the bytes that a token reads, measures how close decoding comes to the time that memory alone would
+need, and explains why fast int8 also rounds the *activations*, the numbers that a weight is multiplied with.
 """
 
 # sphinx_gallery_needs = ["../5_caching/1_why_cache"]

@@ -155,7 +155,7 @@ assert head.weight.all() and not saved["weight"].any()
 # %%
 # The old ones. A ``state_dict`` holds *detached* tensors: other objects that look at the same memory. A swap takes
 # ``weight`` to other memory, and they stay where they are. The same is true of ``weight.detach()``, ``weight.data`` and
-# ``weight.numpy()``. So take them after the swap.
+# NumPy arrays over a weight. So take them after the swap.
 #
 # A *view* is another such object, and PyTorch is stricter with it. A view remembers its base, because changes and
 # gradients of one must reach the other. After a swap it would belong to the wrong tensor.
@@ -170,9 +170,11 @@ print(error_of(torch.utils.swap_tensors, weight, zeros))
 assert "Expected use_count of t1 to be 1" in message and not weight.any()
 
 # %%
-# As long as the view exists, the swap is refused; without it, it goes through. A weak reference blocks a swap as well,
-# and so does a loss whose backward pass is still to come. In practice: swap before the forward pass or after the
-# backward pass, and let go of views. `Refused swaps <2b_refused_swaps.ipynb>`_ shows what would go wrong otherwise.
+# As long as the view exists, the swap is refused; without it, it goes through. A weak reference blocks a swap as well.
+# With a loss whose backward pass is still to come, either the swap is refused or the backward pass is.
+#
+# In practice: swap before the forward pass or after the backward pass, and let go of views.
+# `Refused swaps <2b_refused_swaps.ipynb>`_ shows what would go wrong otherwise.
 #
 # What the optimizer remembers
 # ----------------------------

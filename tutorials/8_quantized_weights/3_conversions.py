@@ -83,8 +83,8 @@ weight_diagrams.holders(
 )
 
 # %%
-# The model computes with the loaded tensors, so they receive the gradients. The optimizer steps tensors that nobody
-# uses; they have no gradient, and an optimizer passes over those. We say that it is *stranded*.
+# The model computes with the loaded tensors, so they receive the gradients. The optimizer holds tensors that nobody
+# uses any more. They get no gradient, and an optimizer passes over tensors without one. We say that it is *stranded*.
 #
 # A small function finds it, in your program too. It compares objects, not numbers:
 
@@ -192,14 +192,14 @@ assert module.weight.dtype == torch.bfloat16 and row.dtype == torch.float32
 
 # %%
 # An error is better than a view with wrong numbers. But do not leave the flag on: code that knows nothing of it would
-# fail where it ran before. A loss that waits for its backward pass is another reason to refuse. `Conversions in depth
-# <3a_conversions_in_depth.ipynb>`_ has the complete table, of 13 ways to give a module new numbers.
+# fail where it ran before. A loss that waits for its backward pass leads to errors, too.
+# `Conversions in depth <3a_conversions_in_depth.ipynb>`_ has a table of 13 ways to give a module new numbers.
 #
 # Quantise what an optimizer holds
 # --------------------------------
 #
-# Here is a case in which nothing but a swap will do. The shipped GPT-2 is being trained, and AdamW has made one step.
-# Then every matrix is to become one of 8 bits.
+# Here is a case that needs a swap. The shipped GPT-2 is being trained, and AdamW has made one step. Then every matrix
+# is to become one of 8 bits.
 
 model, tokenizer = load_shipped()
 idx = torch.tensor([tokenizer.encode(text)[:97]])
