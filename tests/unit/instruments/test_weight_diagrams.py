@@ -1,0 +1,81 @@
+"""Drawings of weights are sound, inside their sheet, and say what they show."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from lm_from_scratch.instruments import weight_diagrams
+from lm_from_scratch.instruments.canvas import Drawing
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def a_tensor_with_a_scale() -> torch.Tensor:
+    tensor = torch.ones(2, dtype=torch.int8)
+    tensor.scale = torch.ones(1)  # type: ignore[attr-defined]
+    return tensor
+
+
+PLAIN, CODES = torch.zeros(2), a_tensor_with_a_scale()
+BOTH = {"tensor <1>": PLAIN, "tensor 2": CODES}
+DRAWINGS = {
+    "rounding": weight_diagrams.rounding(
+        {"<wide>": ([0.1, -0.7, 0.4], 0.1, 7), "narrow": ([0.02, 0.07], 0.01, 7)}
+    ),
+    "holders": weight_diagrams.holders(
+        "after", {"name": PLAIN, "<list>": PLAIN, "new": CODES}, BOTH
+    ),
+    "no holder": weight_diagrams.holders("nobody", {"name": PLAIN}, BOTH),
+}
+each_drawing = pytest.mark.parametrize("drawing", DRAWINGS.values(), ids=DRAWINGS)
+
+
+def parsed(drawing: Drawing) -> ElementTree.Element:
+    return ElementTree.fromstring(drawing._repr_html_())
+
+
+@each_drawing
+def test_a_drawing_stays_on_its_sheet_and_says_what_it_shows(drawing: Drawing) -> None:
+    (svg,) = parsed(drawing).iter(f"{SVG}svg")
+    width, height = float(svg.get("width", 0)), float(svg.get("height", 0))
+    assert width <= 343 and svg.get("aria-label") == repr(drawing)
+    for mark in svg.iter():
+        places = (float(mark.get(name, 0)) for name in ("x", "x1", "x2", "cx"))
+        heights = (float(mark.get(name, 0)) for name in ("y", "y1", "y2", "cy"))
+        assert all(-1 <= place <= width + 1 for place in places), mark.attrib
+        assert all(-1 <= place <= height + 1 for place in heights), mark.attrib
+
+
+def test_every_weight_goes_to_its_nearest_level() -> None:
+    drawing = weight_diagrams.rounding({"a": ([0.14, -0.7, 0.68], 0.1, 7)})
+    assert repr(drawing) == "a: 3 weights on 3 of 15 levels"
+    ends = {}  # where the lines of weights end, and where the tinted levels are
+    for end, width in ((61, "1.4"), (71, "3")):
+        line = rf'x2="([\d.]+)" y2="{end}"[^>]*stroke-width="{width}"'
+        ends[end] = {round(float(x)) for x in re.findall(line, drawing.html)}
+    assert ends[61] == ends[71] and len(ends[61]) == 3
+
+
+def test_levels_too_close_for_labels_have_none() -> None:
+    drawing = weight_diagrams.rounding({"a": ([7.0], 1.0, 7), "b": ([0.01], 0.01, 7)})
+    assert drawing.html.count(">3</text>") == 1
+
+
+def test_a_holder_is_at_the_object_that_it_holds() -> None:
+    assert repr(DRAWINGS["holders"]) == (
+        "after: name, <list> at tensor <1>, which is float32; new at tensor 2, which is int8, scale"
+    )
+    assert "nobody at tensor 2" in repr(DRAWINGS["no holder"])
+
+
+def test_equal_contents_have_equal_colours() -> None:
+    alike = {"one": PLAIN, "two": torch.ones(3)}
+    fills = [
+        re.findall(r'<rect[^>]*fill="([^"]+)"', weight_diagrams.holders("", {}, tensors).html)
+        for tensors in (BOTH, alike)
+    ]
+    assert len(set(fills[0])) == 2 and len(set(fills[1])) == 1
