@@ -1,4 +1,4 @@
-"""Drawings of how text is generated: batches over time, blocks of paged memory.
+"""Drawings of how many requests are served: batches over time, blocks of paged memory.
 
 Results are plotted (`plot`); here mechanisms are drawn, on a `canvas`.
 """
@@ -8,8 +8,6 @@ from itertools import groupby
 
 from lm_from_scratch.instruments.canvas import INK, Canvas, Drawing
 from lm_from_scratch.instruments.plot import COLOURS, printable
-
-# ------------------------------------------------------------------ batches and paged memory
 
 
 def batch_timelines(
