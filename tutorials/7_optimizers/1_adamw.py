@@ -150,7 +150,7 @@ def direction(g, state, beta1=0.9, beta2=0.999):
 # * 1 and 1
 # * about 3 and 3
 
-direction(torch.tensor([1000.0, 0.001]), {})
+print(direction(torch.tensor([1000.0, 0.001]), {}))
 
 assert round(0.1 / 0.001**0.5, 1) == 3.2 and round(0.001**0.5, 3) == 0.032
 

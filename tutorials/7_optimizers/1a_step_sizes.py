@@ -210,7 +210,7 @@ ends = {name: result["end"] for name, result in runs.items()}
 for name, end in ends.items():
     print(f"{name:18} loss {end:.2f}")
 
-made, (ax,) = figure(6.4, 4.0)
+made, (ax,) = figure(4.8, 3.6)
 styles = ((0, (5, 1)), "--", "-.", "-", ":")
 for (name, result), style in zip(runs.items(), styles):
     losses = torch.tensor(result["losses"])
@@ -235,7 +235,8 @@ assert ends["Adam, uncorrected"] - ends["Adam"] > 0.15
 # ----------------------
 #
 # Here is the last step of the Adam run, tensor by tensor. The bias of ``c_attn`` is cut into its parts for queries,
-# keys and values; that of the keys is special, and has its own section.
+# keys and values. That of the keys is left out of the figure: its gradient is rounding noise, as `AdamW in depth
+# <1b_adamw_in_depth.ipynb>`_ shows.
 
 parts = {}
 last = runs["Adam"]
@@ -329,7 +330,7 @@ print(
 )
 assert abs(factors[0] - math.sqrt(10)) < 1e-2 and 6 < factors[worst - 1] < 7
 
-made, (ax,) = figure(6.4, 3.6)
+made, (ax,) = figure(4.8, 3.4)
 ax.plot(
     ts,
     runs["Adam, uncorrected"]["sizes"],
@@ -350,7 +351,7 @@ ax.legend(frameon=False)
 plt.show()
 
 # %%
-# The figure shows two things. Without the correction the first steps are several times too large. And even with it,
+# Without the correction the first steps are several times too large. And even with it,
 # the first step is the largest: the direction is :math:`g_1 / \lvert g_1 \rvert`, so every weight moves by the whole
 # :math:`\eta`, however uncertain the sign that one batch gave it.
 
