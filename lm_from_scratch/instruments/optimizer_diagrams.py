@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from lm_from_scratch.instruments.canvas import (
     BLUE,
@@ -116,7 +117,7 @@ def memory(rows: Mapping[str, Mapping[str, float]], limit: float, limit_name: st
     for kind in kinds:
         canvas.box(x, bottom + 20, 11, 11, colours[kind], 0.45, colours[kind], radius=1)
         canvas.text(x + 16, bottom + 26, kind, 12, "start")
-        x += 30 + 6.6 * len(kind)
+        x += 32 + 7 * len(kind)
     return canvas.drawing()
 
 
@@ -194,13 +195,13 @@ def subspaces(gap: int) -> Drawing:
         ((178, 84), (204, 80), (222, 64), (248, 66), (276, 48)),
     )
     colours = BLUE, ORANGE, GREEN
-    for i, (plane, way, colour) in enumerate(zip(planes, ways, colours, strict=True)):
+    for plane, colour in zip(planes, colours, strict=True):
         corners = " ".join(f"{x:g},{y:g}" for x, y in plane)
         canvas.marks.append(
             f'<polygon points="{corners}" fill="{colour}" fill-opacity="0.15" stroke="{colour}"/>'
         )
-    for i, (way, colour) in enumerate(zip(ways, colours, strict=True)):
-        for (x1, y1), (x2, y2) in zip(way, way[1:]):
+    for way, colour in zip(ways, colours, strict=True):
+        for (x1, y1), (x2, y2) in pairwise(way):
             canvas.line(x1, y1, x2, y2, 1.6, INK)
         for x, y in way[1:]:
             canvas.circle(x, y, 3, colour, 1.0, INK)

@@ -158,8 +158,8 @@ assert round(0.1 / 0.001**0.5, 1) == 3.2 and round(0.001**0.5, 3) == 0.032
 # The factor of a million is gone: every weight is measured in its own unit. But why 3 and not 1?
 #
 # Both means start at 0. After one step m has seen a tenth of the gradient, and v a thousandth of its square. The root
-# of a thousandth is 0.032, so the result is :math:`0.1 / 0.032 = 3.2`. Adam repairs this by the *bias correction*: it divides each
-# mean by :math:`1 - \beta^t`, the share that has arrived after t steps.
+# of a thousandth is 0.032, so the result is :math:`0.1 / 0.032 = 3.2`. Adam repairs this by the *bias correction*: it
+# divides each mean by :math:`1 - \beta^t`, the share that has arrived after t steps.
 #
 # The whole step
 # --------------
@@ -192,8 +192,8 @@ print(w, p.data)
 torch.testing.assert_close(w, p.data)
 
 # %%
-# Now the learning rate means the same in every model: it is about the longest way that a weight goes in one step. A
-# weight whose gradients agree goes all of it. One whose gradients are noise stays near its place.
+# Now the learning rate means the same in every model: it is about the farthest that a weight moves in one step. A weight
+# whose gradients agree goes all the way. One whose gradients are noise stays near its place.
 #
 # Why the decay stands apart
 # --------------------------
@@ -286,8 +286,8 @@ assert 20 + (adam < best[0][-1]).int().argmax() < 150
 # --------------
 #
 # * **Learning rate**: 0.001 to 0.003 for models like ours, 0.0003 and less for billions of weights.
-# * **Warm-up**: let the rate rise over the first steps. In step 1 every weight goes the whole way, and one batch decides
-#   in which direction.
+# * **Warm-up**: let the rate rise over the first steps. In step 1 every weight goes all the way, and one batch decides in
+#   which direction.
 # * **betas**: 0.9 and 0.999 are the defaults. Large models are often trained with 0.95 as the second.
 # * **Decay**: 0.1 for matrices, and none for biases and norms. The weight of a norm belongs near 1, not near 0.
 #

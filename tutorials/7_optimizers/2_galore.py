@@ -2,8 +2,9 @@ r"""
 GaLore: Adam with a third of its memory
 =======================================
 
-The weights of Llama 7B take 13.5 GB, which a large consumer card can hold. Training it is another matter. AdamW needs four numbers
-for every weight: the weight, its gradient, and the two *moments* m and v, which it keeps until the next step.
+The weights of Llama 7B take 13.5 GB, which a large consumer card can hold. Training it is another matter. AdamW needs
+four numbers for every weight: the weight, its gradient, and the two *moments* m and v, which it keeps until the next
+step.
 
 Here is what that adds up to, at two bytes a number, for AdamW and for three ideas, one on top of the other.
 """
@@ -72,7 +73,7 @@ from matplotlib.colors import LinearSegmentedColormap
 signed = LinearSegmentedColormap.from_list(
     "", [COLOURS[1], COLOURS[1] + "00", COLOURS[0] + "00", COLOURS[0]]
 )
-norm = plt.Normalize(-G.abs().quantile(0.99), G.abs().quantile(0.99))
+norm = plt.Normalize(-G.abs().quantile(0.95), G.abs().quantile(0.95))
 _, axes = figure(4.6, 4.9, rows=2, columns=2)
 for ax, r in zip(axes, (128, 1, 8, 32)):
     shown = (U[:, :r] * s[:r] @ Vh[:r])[:64, :64]
@@ -115,13 +116,14 @@ assert (
 )
 
 # %%
-# About 90 %. That is of the gradient from which the directions were made. How much they hold of the *next* one `is measured
-# in depth <2a_gradient_directions.ipynb>`_: less, and far more than 25 %.
+# About 90 %. That is of the gradient from which the directions were made. How much they hold of the *next* one `is
+# measured in depth <2a_gradient_directions.ipynb>`_: less, and far more than 25 %.
 #
 # One step
 # --------
 #
-# So GaLore, short for gradient low-rank projection, describes a gradient by a few directions, and gives Adam only this description.
+# GaLore is short for gradient low-rank projection. It describes a gradient by a few directions, and Adam sees only this
+# description.
 
 diagrams.galore_step(128, 128, 32)
 
@@ -148,9 +150,9 @@ assert torch.linalg.matrix_rank((new - W).double(), rtol=1e-5) == 32
 torch.testing.assert_close(Q.T @ Q, torch.eye(32), atol=1e-5, rtol=0.0)
 
 # %%
-# A tall matrix has the basis on its right, as here. A wide one has it on its left, where it is smaller. The paper's factor
-# :math:`\alpha`, ``scale``, only makes the step of these matrices shorter: their learning rate is
-# lr times :math:`\alpha`.
+# A square or tall matrix has the basis on its right, as here. A wide one has it on its left, where it is smaller. The
+# paper's factor :math:`\alpha`, ``scale``, makes the step of these matrices shorter: their learning rate is ``lr`` times
+# :math:`\alpha`.
 #
 # **Predict first.** For this matrix AdamW keeps :math:`2 \cdot 128 \cdot 128` = 32,768 numbers. What does GaLore keep?
 #
@@ -164,11 +166,14 @@ m.numel() + v.numel() + Q.numel()
 # 12,288: the moments are a quarter, and Q must be kept too. Without it nobody would know what the numbers in m and v
 # mean.
 #
+# One library once made m and v as large as W, by mistake. With few directions it crashed. With all of them it ran, and
+# saved nothing.
+#
 # New directions, every now and then
 # ----------------------------------
 #
-# If Q stayed for ever, W could only ever change in 32 directions. So GaLore computes a new basis from time to time, from the
-# gradient of that step. The paper does it every 200 steps.
+# If Q stayed for ever, W could only ever change in 32 directions. So GaLore computes a new basis from time to time, from
+# the gradient of that step. The paper does it every 200 steps.
 
 assert m.numel() + v.numel() + Q.numel() == 12_288
 
@@ -198,15 +203,16 @@ print(ranks)
 assert ranks == [2, 2, 4, 4, 6, 6]
 
 # %%
-# Each basis adds two. So all of W is trained, a few directions at a time. LoRA differs in this point: it freezes W and
-# trains two thin matrices beside it, whose product has rank r for ever. On the other hand, LoRA never
-# needs the large gradient.
+# Each basis adds two. So all of W is trained, a few directions at a time.
+#
+# In this point LoRA is different: it freezes W and trains two thin matrices beside it, and the rank of their product
+# never grows. On the other hand, LoRA never needs the large gradient.
 #
 # Does it learn?
 # --------------
 #
-# ``GaLore`` above is the optimizer of the package. A group of weights that names a ``rank`` is projected, all others get AdamW. As in
-# the paper, embedding, head and norms are among those others. A small Qwen2 learns documentation, with a
+# ``GaLore`` above is the optimizer of the package. A group of weights that names a ``rank`` is projected, all others get
+# AdamW. As in the paper, embedding, head and norms are among those others. A small Qwen2 learns documentation, with a
 # quarter of its directions.
 
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
@@ -221,7 +227,7 @@ heads = dict(n_layer=2, n_head=4, n_kv_head=2, eos_token_id=None)
 sizes = dict(vocab_size=512, block_size=64, n_embd=64, intermediate_size=176)
 
 # %%
-# The function ``make`` gets two groups of weights, the matrices of the blocks with their own options, and all others.
+# The optimizer gets two groups of weights: the matrices of the blocks, with options of their own, and all others.
 
 
 def train(make, steps=160, **options):
@@ -266,8 +272,8 @@ plt.show()
 assert gained > 0.6 and low_bytes < 0.5 * full_bytes
 
 # %%
-# The dotted line is what embedding and norms learn alone. Of what the matrices add to that, GaLore gets most, with
-# a third of the memory. Its learning rate is 0.012, because 0.012 times the usual ``scale`` of 0.25 is the 0.003 of AdamW.
+# The dotted line is what embedding and norms learn alone. Of what the matrices add to that, GaLore gets most, with a
+# third of the memory. Its learning rate is 0.012, because 0.012 times the usual ``scale`` of 0.25 is the 0.003 of AdamW.
 #
 # What to choose
 # --------------
@@ -279,8 +285,9 @@ assert gained > 0.6 and low_bytes < 0.5 * full_bytes
 # * **Gradients**: they are still full size. `Using each as soon as it exists <4_in_backward.ipynb>`_ frees them.
 # * In ``transformers`` GaLore is ``optim="galore_adamw"``, with ``optim_target_modules``.
 #
-# If you write a GaLore yourself, `GaLore in depth <2b_galore_in_depth.ipynb>`_ has the checks. When Q changes, the numbers
-# in m and v get another meaning. What to do about that is `a page of its own <2c_moments_in_a_new_basis.ipynb>`_.
+# If you write a GaLore yourself, `GaLore in depth <2b_galore_in_depth.ipynb>`_ has the checks. When Q changes, the
+# numbers in m and v get another meaning. `The moments in a new basis <2c_moments_in_a_new_basis.ipynb>`_ tries what can
+# be done.
 #
 # Exercises
 # ---------
