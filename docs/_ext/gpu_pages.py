@@ -55,11 +55,17 @@ def downloads(script: Path, role: str = ":download:") -> str:
 def index() -> str:
     title, _, text = next(gallery.GPU.glob("*.rst")).read_text(encoding="utf-8").partition("\n")
     prefix = f"{modules.PACKAGE}.kernels."
+    names = [f"gpu/{path.stem}" for path in gallery.gpu_scripts()]
     return rst.render(
         "gpu.rst",
         title=title,
         header="\n".join(text.strip().splitlines()[2:]),
         scripts=gallery.gpu_scripts(),
+        lessons=[
+            f"gpu/{path.stem}" for path in gallery.gpu_scripts() if not gallery.number(path)[1]
+        ],
+        in_depth=gallery.in_depth,
+        script=gallery.script,
         said=pages.said,
         downloads=downloads,
         kernels=[

@@ -1,12 +1,13 @@
-"""The index of the bug museum: every mistake, where it is shown, and the tests that find it.
+"""The bug museum: a card for every mistake, by what one sees.
 
-`museum.toml` says of a mistake with a number what was wrong and what one saw. A page shows the
-numbers in the headings of its section "Bug museum", or mentions them (page.py); a test has them in
-its name (`test_Q4_...`), a hunt in its exercise.
+`museum.toml` says what is on a card. A page shows the numbers in the headings of its section "Bug
+museum", or mentions them (page.py); a test has them in its name (`test_Q4_...`), a hunt in its
+exercise.
 """
 
 import re
 import tomllib
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -21,19 +22,25 @@ from lm_from_scratch.exercises.exercise import Exercise
 NUMBER = re.compile(r"\b([GQKLT][1-9]\d?)\b")
 
 
+@dataclass(frozen=True)
+class Mistake:
+    """What one sees, what was wrong, and the line that fixes it."""
+
+    kind: str
+    saw: str
+    wrong: str
+    old: str
+    new: str
+
+
 @cache
 def data() -> dict[str, Any]:
     return tomllib.loads((gallery.DOCS / "museum.toml").read_text(encoding="utf-8"))
 
 
 @cache
-def numbers() -> dict[str, list[str]]:
-    """What was wrong and what one saw, by number."""
-    return {
-        f"{letter}{number}": said
-        for letter in data()["sources"]
-        for number, said in data()[letter].items()
-    }
+def numbers() -> dict[str, Mistake]:
+    return {key: Mistake(**said) for key, said in data().items() if NUMBER.fullmatch(key)}
 
 
 @cache
@@ -89,34 +96,49 @@ def hunt_line(one: Exercise) -> str:
     return f"Hunt: :doc:`{title} </exercises/{one.name}>`."
 
 
-def where(number: str) -> str:
-    lines = [f"Shown: {link(one)}." for one in exhibits() if number in NUMBER.findall(one.title)]
+def pages(number: str) -> list[str]:
+    """The pages that show or mention a mistake."""
+    shown = [one.page for one in exhibits() if number in NUMBER.findall(one.title)]
     named = [name for name in gallery.in_order() if number in page.comment(name, "museum")]
-    lines += [f"Mentioned: :doc:`{gallery.document(name)}`." for name in named]
-    lines = lines or ["Not shown on a page."]
-    lines += map(hunt_line, hunts(number))
-    names = ", ".join(f"``{name}``" for name in tests().get(number, []))
-    lines.append(f"Found by {names}." if names else "No test of the package: see the page.")
-    return "\n\n".join(lines)
+    return [*dict.fromkeys(shown + named)]
 
 
-def table(letter: str) -> str:
-    rows = [["number", "what was wrong", "what one saw", "where"]]
-    for number in (number for number in numbers() if number[0] == letter):
-        # The label stands before a paragraph, so that the paragraph carries the id.
-        place = f".. _{label(number)}:\n\n{number}"
-        rows.append([place, *numbers()[number], where(number)])
-    return rst.table(rows, ":widths: 10 27 27 36", ":class: museum")
+def chapters(number: str) -> list[str]:
+    """Where a reader looks for a mistake: the chapters of its pages, or the one of its letter."""
+    found = [name.partition("/")[0] for name in pages(number)]
+    return [*dict.fromkeys(found)] or [data()["sources"][number[0]][1]]
+
+
+def where(number: str) -> str:
+    """Where to go on from a card."""
+    shown = [f"Shown: {link(one)}." for one in exhibits() if number in NUMBER.findall(one.title)]
+    named = [name for name in gallery.in_order() if number in page.comment(name, "museum")]
+    lines = shown + [f"Mentioned: :doc:`{gallery.document(name)}`." for name in named]
+    return "\n\n".join([*lines, *map(hunt_line, hunts(number))])
+
+
+def cards() -> dict[str, list[str]]:
+    """The numbers by what one sees, in the order of the course."""
+    order = [folder.name for folder in [*gallery.chapters(), gallery.GPU]]
+    found = sorted(numbers(), key=lambda number: order.index(chapters(number)[0]))
+    kinds = data()["kinds"]
+    return {kind: [n for n in found if numbers()[n].kind == kind] for kind in kinds}
 
 
 def index() -> str:
     return rst.render(
         "museum.rst",
-        numbers=len(numbers()),
-        numbered={source: table(letter) for letter, source in data()["sources"].items()},
+        mistakes=numbers(),
+        kinds=data()["kinds"],
+        sources=data()["sources"],
+        cards=cards(),
+        label=label,
+        where=where,
+        chapters_of=chapters,
         others=[exhibit for exhibit in exhibits() if not NUMBER.search(exhibit.title)],
         hunts=[one for one in exercises.written() if one.hunt and not NUMBER.search(one.hunt)],
         chapters=gallery.by_chapter(),
+        folders={f.name: gallery.header_text(f)[0] for f in [*gallery.chapters(), gallery.GPU]},
         link=link,
         about=about,
         hunt_line=hunt_line,

@@ -568,3 +568,27 @@ def labelled(pieces: Sequence[str], labels: Sequence[str], truth: Sequence[str] 
         f"<small>{key}</small></div></div>",
         says,
     )
+
+
+def versions(texts: Mapping[str, Sequence[str]]) -> Drawing:
+    """One text, given by its tokens, in several versions by name. From the first token on that is
+    not that of the first version, a version is marked: tinted and underlined."""
+    first = [*next(iter(texts.values()))]
+    style = f"background: {tint(ORANGE, 0.3)}; border-bottom: 2px solid {ORANGE}"
+    rows, says = [], []
+    for name, pieces in texts.items():
+        n = same_tokens(first, pieces)
+        kept, other = ("".join(part).replace("\n", "↵") for part in (pieces[:n], pieces[n:]))
+        marked = f'<span style="{style}">{escape(other)}</span>' if other else ""
+        rows.append(
+            f'<div style="margin-bottom: 10px"><strong>{escape(name)}</strong><br>'
+            f'<span style="white-space: pre-wrap">{escape(kept)}{marked}</span></div>'
+        )
+        says.append(f"{name}: " + (f"{n} tokens, then {other!r}" if other else repr(kept)))
+    return Drawing(f'<div class="diagram">{"".join(rows)}</div>', "\n".join(says))
+
+
+def same_tokens(first: Sequence[str], second: Sequence[str]) -> int:
+    """How many tokens two texts have in common before they differ."""
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

@@ -97,30 +97,9 @@ class Row:
         return {1: "ahead", -1: "behind", 0: "undecided"}[side(self.ratio, 0.995)]
 
     @property
-    def aim(self) -> str:
-        """The target is ``met`` or ``missed`` in every round, or ``undecided``; without one
-        nothing. A share above the limit says nothing of the distance to it."""
-        sides = [side(self.ratio, self.target)] if self.target else []
-        if self.target_share:
-            share = self.share or [0.0] * 3
-            sides.append(0 if self.above_limit else side(share, self.target_share))
-        return {1: "met", -1: "missed", 0: "undecided"}[min(sides, key=ORDER)] if sides else ""
-
-    @property
     def above_limit(self) -> bool:
         """The share of the limit, as it is shown, is more than 100 %."""
         return self.share is not None and round(self.share[0], 2) > 1
-
-    @property
-    def verdict(self) -> str:
-        """Both in a word: ``behind``, ``undecided``, ``missed``, ``met``, or ``ahead``."""
-        if self.beside in ("behind", "undecided"):
-            return self.beside
-        return self.aim or self.beside
-
-
-#: One target that is missed decides, and then one that is not decided.
-ORDER = (-1, 0, 1).index
 
 
 def side(found: Sequence[float], aim: float) -> int:

@@ -74,67 +74,19 @@ def test_a_share_is_of_the_limit_of_the_same_round() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "target", "share", "verdict"),
+    ("ratio", "beside", "text"),
     [
-        (0.9, None, None, "behind"),
-        (0.9, 0.5, None, "behind"),  # whatever the target
-        (1.0, None, None, "ahead"),
-        (1.2, 1.5, None, "missed"),
-        (1.5, 1.5, None, "met"),
-        (1.5, 1.5, 0.9, "missed"),  # of the limit
-        (1.5, 1.5, 0.7, "met"),
+        ([1.1, 0.9, 1.3], "undecided", "no clear difference"),
+        ([0.9, 0.8, 1.1], "undecided", "no clear difference"),
+        ([0.9, 0.8, 0.99], "behind", "**slower**"),
+        ([1.0, 0.995, 1.1], "ahead", "faster"),
+        ([1.0, 1.0, 1.0], "ahead", "faster"),
     ],
 )
-def test_verdicts(ratio: float, target: float | None, share: float | None, verdict: str) -> None:
-    row = dataclasses.replace(
-        ROW, ratio=[ratio] * 3, target=target, target_share=share, share=[0.8, 0.8, 0.8]
-    )
-    assert row.verdict == verdict
-
-
-@pytest.mark.parametrize(
-    ("ratio", "target", "beside", "aim", "verdict", "text"),
-    [
-        ([1.1, 0.9, 1.3], None, "undecided", "", "undecided", "not decided"),
-        ([0.9, 0.8, 1.1], None, "undecided", "", "undecided", "not decided"),
-        ([0.9, 0.8, 0.99], None, "behind", "", "behind", "**behind**"),
-        ([1.0, 0.995, 1.1], None, "ahead", "", "ahead", "ahead"),
-        ([1.4, 1.2, 1.6], 1.5, "ahead", "undecided", "undecided", "ahead, target not decided"),
-        ([1.6, 1.4, 1.8], 1.5, "ahead", "undecided", "undecided", "ahead, target not decided"),
-        ([1.6, 1.5, 1.8], 1.5, "ahead", "met", "met", "ahead, target met"),
-        ([1.1, 0.9, 1.3], 1.0, "undecided", "undecided", "undecided", "not decided"),
-        (
-            [1.1, 0.9, 1.3],
-            1.5,
-            "undecided",
-            "missed",
-            "undecided",
-            "not decided, **short of its target**",
-        ),
-        ([0.8, 0.7, 0.9], 0.75, "behind", "undecided", "behind", "**behind**, target not decided"),
-    ],
-)
-def test_what_crosses_is_not_decided(
-    ratio: list[float], target: float | None, beside: str, aim: str, verdict: str, text: str
-) -> None:
-    row = dataclasses.replace(ROW, ratio=ratio, target=target)
-    assert (row.beside, row.aim, row.verdict) == (beside, aim, verdict)
-    assert benchmarks.verdict(row) == text
-
-
-@pytest.mark.parametrize(
-    ("share", "aim"),
-    [
-        ([0.9, 0.85, 0.95], "met"),
-        ([0.9, 0.75, 0.95], "undecided"),
-        ([0.7, 0.6, 0.75], "missed"),
-        ([2.5, 2.4, 2.6], "undecided"),  # above the limit: no evidence
-    ],
-)
-def test_a_share_of_the_limit_is_decided_by_all_rounds(share: list[float], aim: str) -> None:
-    assert dataclasses.replace(ROW, share=share, target_share=0.8).aim == aim
-    row = dataclasses.replace(ROW, share=share, target_share=0.8, target=99.0)
-    assert row.aim == "missed"  # one of two targets that is missed decides
+def test_what_crosses_is_not_decided(ratio: list[float], beside: str, text: str) -> None:
+    row = dataclasses.replace(ROW, ratio=ratio)
+    assert row.beside == beside and benchmarks.BESIDE[beside] == text
+    assert f": {text}\n" in benchmarks.cell(row)
 
 
 def test_limits_are_rates() -> None:
@@ -292,17 +244,39 @@ def test_every_file_is_run_by_the_command_or_by_hand() -> None:
 
 def test_a_bad_row_appears_as_bad(tmp_path: Path) -> None:
     bad = dataclasses.replace(ROW, kind="slow one", ratio=[0.5, 0.4, 0.6])
-    short = dataclasses.replace(ROW, kind="short one", target=4.0)
     fair = dataclasses.replace(ROW, kind="fair one")
-    page = benchmarks.page([report([bad, fair, short])], tmp_path)
+    noisy = dataclasses.replace(ROW, kind="noisy one", ratio=[1.5, 0.9, 2.0], target=4.0)
+    page = benchmarks.page([report([bad, fair, noisy])], tmp_path)
+    said = "In the middle of 3 comparisons ours is **1.50 times as fast** as its peer, or as small "
+    said += "(0.50 to 2.00). Slower in every round:\n\n* a model: slow one / a peer, 0.50\n"
+    assert page.count(said) == 1
     cells = page[page.index("- slow one\n") :]
-    assert "- 0.50 (0.40 to 0.60, 3 rounds): **behind**\n" in cells[: cells.index("- fair one")]
-    assert "rounds): ahead, **short of its target**\n" in page[page.index("- short one") :]
-    counted = "Beside a peer, of 3 rows: 2 ahead, 1 behind, 0 not decided. "
-    counted += "Of 1 target: 0 met, 1 missed, 0 not decided."
-    assert page.count(counted) == 3  # with alt text
-    order = [page.index(f"- {kind}\n") for kind in ("slow one", "fair one", "short one")]
+    assert "- 0.50 (0.40 to 0.60, 3 rounds): **slower**\n" in cells[: cells.index("- fair one")]
+    assert "rounds): no clear difference\n" in cells[cells.index("- noisy one") :]
+    order = [page.index(f"- {kind}\n") for kind in ("slow one", "fair one", "noisy one")]
     assert order == sorted(order)  # as measured, not by result
+
+
+def test_nothing_slower_is_said(tmp_path: Path) -> None:
+    page = benchmarks.page([report([ROW])], tmp_path)
+    assert "Nothing here is slower than its peer in every round." in page
+    assert "Slower in every round:" not in page
+
+
+def test_the_overview_has_a_mark_for_each_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lm_from_scratch.instruments.plot import COLOURS
+
+    made: list[Any] = []
+    monkeypatch.setattr(benchmarks, "save", lambda figure, path: made.append(figure))
+    bad = dataclasses.replace(ROW, ratio=[0.5, 0.4, 0.6])
+    alone = dataclasses.replace(ROW, peer=measure.AIM, ratio=[7.0] * 3)
+    benchmarks.overview([report([bad, ROW, alone])], tmp_path / "a.svg")
+    (ax,) = made[-1].axes
+    marks = [line for line in ax.lines if line.get_marker() not in ("None", "")]
+    assert [line.get_xdata()[0] for line in marks] == [0.5, ROW.ratio[0]]
+    assert [line.get_color() for line in marks] == [COLOURS[3], COLOURS[0]]
 
 
 def test_the_figure_shows_the_bad_row_in_its_colour(tmp_path: Path) -> None:
@@ -332,47 +306,19 @@ def test_a_long_label_leaves_the_figure_its_width(
         assert len(ticks) > 1 and all(a.x1 < b.x0 for a, b in itertools.pairwise(ticks))
 
 
-def budgeted(**seconds: float) -> list[Row]:
-    return [
-        measure.compare(page, "ours", measure.BUDGET, "s", [took], [60.0], target=1.0)
-        for page, took in seconds.items()
-    ]
-
-
-def test_a_budget_is_no_peer(tmp_path: Path) -> None:
+def test_seconds_of_pages_have_no_peer(tmp_path: Path) -> None:
     made = report()
-    measure.add(made, "pages", budgeted(short=15.0, exact=60.0, long=90.0), 1.0)
+    rows = [
+        measure.compare(page, "ours", measure.BUDGET, "s", [took], [60.0], target=1.0)
+        for page, took in {"short": 15.0, "long": 90.0}.items()
+    ]
+    measure.add(made, "pages", rows, 1.0)
     page = benchmarks.page([made], tmp_path)
-    head, _, site = page.partition("\nThis site\n")
-    counted = "Beside a peer, of 1 row: 1 ahead, 0 behind, 0 not decided."
-    assert f"seconds in all. {counted}\n" in head and head.count(counted) == 3
-    assert "Beside a peer" not in site and "ratio" not in site
-    assert site.count("Of 3 targets: 2 met, 1 missed, 0 not decided.") == 1
-    for page_, took, share, verdict in (
-        ("short", 15, "25%", "within"),
-        ("exact", 60, "100%", "within"),
-        ("long", 90, "150%", "**over its budget**"),
-    ):
-        cells = (page_, "ours", measure.BUDGET, "–", f"{took} of 60 s, {share}: {verdict}")
-        assert "\n     - ".join(cells) + "\n" in site
-
-
-def test_an_aim_is_no_peer() -> None:
-    aimed = measure.compare("", "ours", measure.AIM, "times", [1.4], [1.3], target=1.0)
-    assert (aimed.beside, aimed.aim, benchmarks.verdict(aimed)) == (
-        "",
-        "missed",
-        "**short of its target**",
-    )
-    assert benchmarks.count([aimed]) == "Of 1 target: 0 met, 1 missed, 0 not decided."
-
-
-def test_rows_that_are_not_decided_are_counted_as_such(tmp_path: Path) -> None:
-    noisy = dataclasses.replace(ROW, kind="noisy", ratio=[1.5, 0.9, 2.0], target=1.2)
-    close = dataclasses.replace(ROW, kind="close", ratio=[1.5, 1.1, 2.0], target=1.2)
-    page = benchmarks.page([report([ROW, noisy, close])], tmp_path)
-    assert "Beside a peer, of 3 rows: 2 ahead, 0 behind, 1 not decided." in page
-    assert "Of 2 targets: 0 met, 0 missed, 2 not decided." in page
+    site = page.partition(benchmarks.QUESTIONS["pages"])[2].partition("How it was measured")[0]
+    assert "slower" not in site and "ratio" not in site and "60" not in site
+    for name, took in (("short", 15), ("long", 90)):
+        cells = (name, "ours", benchmarks.NOTHING, f"{took} s")
+        assert "\n        - ".join(cells) + "\n" in site
 
 
 ABOVE = "A share above 100 % means"
@@ -402,7 +348,7 @@ def test_the_page_says_how_fast_it_is(tmp_path: Path) -> None:
         "**1.90** in decoding (1 row)."
     )
     assert any(
-        line.startswith(expected) for line in benchmarks.page([made], tmp_path).splitlines()[:10]
+        line.startswith(expected) for line in benchmarks.page([made], tmp_path).splitlines()[:25]
     )
 
 
@@ -422,7 +368,7 @@ def test_the_page_says_what_kind_of_run_is_stored(size: Size, tmp_path: Path) ->
         benchmark["date"] = "2026-01-02"
     text = benchmarks.page([made], tmp_path)
     line = f"A {size.name} run of 2026-01-02, 1,234 seconds in all."
-    assert any(line in said for said in text.splitlines()[:10])
+    assert any(line in said for said in text.splitlines()[:25])
     assert ("Few rounds" in text) == (size.name == "quick")
     made["benchmarks"]["loss"]["date"] = "2026-01-04"
     assert "of 2026-01-02 to 2026-01-04, 1,234 s" in benchmarks.page([made], tmp_path)
@@ -448,12 +394,11 @@ def test_processors_stand_side_by_side(tmp_path: Path) -> None:
     for number, made in enumerate([one, other]):
         made["machine"] |= {"processor": "P", "capability": f"C{number}"}
     page = benchmarks.page([one, other], tmp_path)
-    told = "- 2.00 (1.50 to 3.00, 3 rounds): ahead\n\n       1 and 2 ms\n"
-    line = f"   * - a model\n     - ours\n     - a peer\n     - –\n     {told}     {told}"
+    told = "- 2.00 (1.50 to 3.00, 3 rounds): faster\n\n          1 and 2 ms\n"
+    line = f"      * - a model\n        - ours\n        - a peer\n        {told}        {told}"
     assert line.count(told) == 2 and line in page
-    assert f"- only here\n     - a peer\n     - –\n     {told}     - –\n" in page
+    assert f"- only here\n        - a peer\n        {told}        - –\n" in page
     assert page.count("- P, C0\n") == page.count("- P, C1\n") - 1 == 2  # machine, training, loss
-    assert "P, C0: Beside a peer, of 2 rows: 2 ahead" in page
     assert page.count("(P, C1)") == 0 and "* **P, C1**, " in page
 
 
@@ -518,12 +463,12 @@ def test_C1_C2_without_bfloat16_a_benchmark_goes_on_and_its_row_says_so(
     assert {row.kind for row in not_measured} == absent
     for row in not_measured:
         assert "bf16" in row.kind or "bfloat16" in row.setting
-        assert (row.note, row.verdict) == ("not on this processor", "")
+        assert (row.note, row.beside) == ("not on this processor", "")
     assert any(row.ours > 0 for row in rows)
     page = benchmarks.page([measure.read(stored(made, tmp_path))], tmp_path)
     assert page.count("- not on this processor\n") == len(not_measured)
-    beside = sum(1 for row in rows if row.rounds and row.peer != measure.AIM)
-    assert f"Beside a peer, of {beside} rows: " in page
+    found = sum(1 for row in rows if row.rounds and row.beside)
+    assert f"In the middle of {found} comparison" in page
 
 
 def test_pages_are_those_of_a_whole_build(tmp_path: Path) -> None:
@@ -531,12 +476,9 @@ def test_pages_are_those_of_a_whole_build(tmp_path: Path) -> None:
     case = '<testcase file="../tutorials/1_gpt2/{}.py" time="{}"/>'
     cases = [case.format("1_tokens", 90.0), case.format("2_gpt2", 20.0)]
     (tmp_path / "gallery_junit.xml").write_text(f"<testsuite>{''.join(cases)}</testsuite>")
-    found = {row.setting: (row.ours, row.verdict) for row in bench_pages.rows(SMOKE, tmp_path)}
-    assert found == {
-        "the scripts of all pages": (110.0, "met"),
-        "1_gpt2/1_tokens": (90.0, "missed"),
-        "1_gpt2/2_gpt2": (20.0, "met"),
-    }
+    found = {row.setting: row.ours for row in bench_pages.rows(SMOKE, tmp_path)}
+    pages = {"1_gpt2/1_tokens": 90.0, "1_gpt2/2_gpt2": 20.0}
+    assert found == {"the scripts of all pages": 110.0, **pages}
     cases.append(case.format("3_training", 0))  # which did not run: the times are of two builds
     (tmp_path / "gallery_junit.xml").write_text(f"<testsuite>{''.join(cases)}</testsuite>")
     assert list(bench_pages.rows(SMOKE, tmp_path)) == []

@@ -1,766 +1,323 @@
 r"""
-Why a cache
-===========
+The KV cache
+============
 
-A language model writes one token at a time, and every new token looks back at all earlier ones. Must it read the whole
-text again for each word that it adds?
-
-It need not. Two vectors of every earlier token, its key and its value, are all that later tokens ask for, and they
-never change. This page proves it, keeps them in a cache, and counts what that saves: first in multiplications, then on
-the clock, which agrees less than one would hope. The disagreement explains how language models are served.
+A language model writes one token at a time, and each new token looks back at all tokens before it. The simplest
+program reads the whole text again for every token that it adds. With a *KV cache*, the model reads each token once.
+Race the two:
 
 .. live:: race
    :model: gpt2-docs
 
-You will learn
---------------
-
-* why keys and values of earlier tokens never change, and for which models this is false,
-* how to write a cache, and the one law that tells whether it is right,
-* the work of writing N tokens with and without a cache, by formula, by counting, and by the clock,
-* how many bytes a token costs, from GPT-2 to Qwen2-7B,
-* why reading a prompt and writing a text have different limits.
-
-Before you start
-----------------
-
-Read the pages on `GPT-2 <../1_gpt2/2_gpt2.ipynb>`_, on `attention <../1_gpt2/3_who_sees_whom.ipynb>`_ and on
-`masks <../3_attention/2_masks.ipynb>`_. A CPU is enough, ``transformers`` must be installed, and nothing is downloaded.
-
-The wasteful loop
------------------
-
-The shipped GPT-2 continues a text greedily. In every round the loop reads all tokens, keeps the logits of the last one,
-and forgets everything else that was computed.
+Here is the race in Python, with the same small GPT-2. Both ways write 200 tokens.
 """
 
-import copy
-import inspect
-import tempfile
-import time
-from dataclasses import replace
-from functools import partial
-from statistics import median
-from types import SimpleNamespace
+# sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_needs = ["../1_gpt2/2_gpt2", "../1_gpt2/3_who_sees_whom", "../3_attention/2_masks"]
+# sphinx_gallery_words = ["past_key_values", "past_key_value", "use_cache", "cache size", "KV cache memory", "kv cache formula", "prefill and decode", "key value cache", "KV cache from scratch", "why no query cache"]
 
-import matplotlib.pyplot as plt
+import time
+
 import torch
 import torch.nn.functional as F
-import transformers
 
-from lm_from_scratch.checkpoint.weights import from_pretrained, load_shipped
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.interface import NO_CACHE
+from lm_from_scratch.checkpoint.weights import load_shipped
 
 torch.set_grad_enabled(False)
-transformers.utils.logging.disable_progress_bar()
-
-shipped, tokenizer = load_shipped()
-prompt = [tokenizer.eos_token_id, *tokenizer.encode("When the")]
-
-ids = list(prompt)
-for _ in range(16):
-    logits = shipped(torch.tensor([ids]))  # (1, T, V)
-    ids.append(logits[0, -1].argmax().item())
-written = ids[len(prompt) :]
-tokenizer.decode(ids[1:])
-
-# %%
-# The package's ``generate`` writes the same tokens. It reads the prompt once, which is called *prefill*, and then runs
-# one token at a time, which is called *decode*. What passes between the rounds is a cache.
-
-from lm_from_scratch.generation.generate import (
-    complete,
-    decode,
-    generate,
-    prefill,
-)
-from lm_from_scratch.generation.sampling import GREEDY
-
-print(inspect.getsource(decode))
-assert complete(generate(shipped, [prompt], 16, GREEDY)) == [written]
-
-# %%
-# Earlier keys never change
-# -------------------------
-#
-# In layer l, a token makes its key and its value from its own state. Its next state is made from the same state and
-# from the keys and values that it sees.
-#
-# .. math::
-#
-#    k_t^{(l)}, v_t^{(l)} &= f^{(l)} \left( x_t^{(l)}, t \right) \\
-#    x_t^{(l+1)} &= g^{(l)} \left( x_t^{(l)}, \; (k_s^{(l)}, v_s^{(l)})_{s \le t} \right)
-#
-# Go up layer by layer. The first state is the embedding of token t. If the states of a layer depend on no later token,
-# nor do its keys and values, and by the second line nor do the states of the next layer.
-#
-# The condition :math:`s \le t` carries the whole argument. To see it fail, ``transformers`` builds a GPT-2 and a Qwen2
-# with large random weights, and the package reads their files.
-
-from lm_from_scratch.attention.kinds import attention_layers
-from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.cache.buffer import Buffer
-from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.cache.interface import Cache
-from lm_from_scratch.models.causal_lm import randomize_
+model, tokenizer = load_shipped("gpt2-docs")
+prompt = tokenizer.start("If the file does not exist, an")
 
 
-def twins(model):
-    """The model of transformers with random weights, and ours with the same."""
-    randomize_(model.eval())
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        return model, from_pretrained(folder)
+def write(count, cache):
+    ids, seconds = list(prompt), []
+    new = list(prompt)
+    for _ in range(count):
+        start = time.perf_counter()
+        logits = model(torch.tensor([new]), cache=cache, keep=slice(-1, None))
+        seconds.append(time.perf_counter() - start)
+        ids.append(logits[0, -1].argmax().item())
+        new = ids if cache is NO_CACHE else ids[-1:]
+    return ids, torch.tensor(seconds)
 
 
-no_ids = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
-gpt2_config = transformers.GPT2Config(
-    vocab_size=97, n_positions=64, n_embd=28, n_layer=3, n_head=4, **no_ids
-)
-qwen2_config = transformers.Qwen2Config(
-    vocab_size=97, hidden_size=48, intermediate_size=56, num_hidden_layers=3,
-    num_attention_heads=6, num_key_value_heads=2, **no_ids,
-)  # fmt: skip
-hf_gpt2, gpt2 = twins(transformers.GPT2LMHeadModel(gpt2_config))
-hf_qwen2, qwen2 = twins(transformers.Qwen2ForCausalLM(qwen2_config))
-generator = torch.Generator().manual_seed(1)
-idx = torch.randint(0, 97, (2, 12), generator=generator)  # (B, N)
+text, without = write(200, NO_CACHE)
+same, with_cache = write(200, GrowingCache(8))
+print("the same tokens:", text == same)
+for name, seconds in {"without": without, "with": with_cache}.items():
+    print(f"{name:8}{200 / seconds.sum():6.0f} tokens a second")
+print(f"ratio   {without.sum() / with_cache.sum():6.1f}")
+
+assert text == same
+assert with_cache.median() < without.median()
 
 # %%
-# Seven tokens are read twice: alone, and with five more behind them. The table shows how far their keys and values
-# move, with the causal mask and, for the same weights, without any.
+# The text is the same, and the cache writes it faster. How much faster depends on the length:
 
+import matplotlib.pyplot as plt
 
-def everything(q, k, v, visibility, dropout=0.0):
-    grouped = q.shape[1] != k.shape[1]
-    return F.scaled_dot_product_attention(q, k, v, enable_gqa=grouped)
-
-
-def movement(model):
-    short, long = GrowingCache(n_layer=3), GrowingCache(n_layer=3)
-    model(idx[:, :7], cache=short)
-    model(idx, cache=long)
-    moved = []
-    for layer in range(3):
-        before, after = (
-            torch.stack(cache.contents(layer)[:2]) for cache in (short, long)
-        )  # (2, B, Hkv, S, D)
-        moved.append((after[..., :7, :] - before).abs().max().item())
-    return moved
-
-
-print("                causal  no mask")
-for name, model in {"GPT-2": gpt2, "Qwen2": qwen2}.items():
-    unmasked = copy.deepcopy(model)
-    for attention in attention_layers(unmasked):
-        attention.attend = everything
-    causal, free = movement(model), movement(unmasked)
-    for i in range(3):
-        print(f"{name}, layer {i}  {causal[i]:8.0e} {free[i]:8.0e}")
-    assert max(*causal, free[0]) < 5e-5 < 0.5 < min(free[1:])
-
-# %%
-# With a causal mask nothing moves beyond rounding. Without one, everything above layer 0 moves: an encoder such as BERT
-# has to read a longer text again. Layer 0 is safe in both, because it reads embeddings.
-#
-# Queries need not be kept. A token asks its query once, in its own pass, and no later token uses it.
-#
-# The smallest cache
-# ------------------
-#
-# A model of the package asks its cache for three things: how long it is, what the new tokens may see, and, in every
-# layer, for all keys and values in exchange for the new ones. Concatenation is enough for that.
-
-
-class PlainCache(Cache):
-    def __init__(self):
-        self.held = {}  # layer: keys and values, each (B, Hkv, S, D)
-
-    @property
-    def length(self):
-        return self.held[0][0].shape[2] if self.held else 0
-
-    def see(self, x, positions, documents, windows):
-        T = x.shape[1]
-        keys = torch.arange(self.length + T)[None]  # (1, S)
-        return [Visibility(keys[:, -T:], keys, dense=True)] * len(windows)
-
-    def __getitem__(self, layer):
-        return SimpleNamespace(update=partial(self.update, layer))
-
-    def update(self, layer, *new):
-        old = self.held.get(layer, [part[:, :, :0] for part in new])
-        self.held[layer] = [torch.cat(pair, dim=2) for pair in zip(old, new)]
-        return self.held[layer]
-
-
-# %%
-# The new tokens are the *last* T of S positions. A text comes in pieces of 5, 1, 3 and 3 tokens. Three caches are
-# compared with one pass over the whole text: this one, the package's ``GrowingCache``, and the ``DynamicCache`` of
-# ``transformers`` in its own model.
-
-
-def in_pieces(model, idx, sizes, cache):
-    return torch.cat([model(x, cache=cache) for x in idx.split(sizes, 1)], 1)
-
-
-def check(name, ours, theirs):
-    torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=0.0)
-    print(f"{name:19} largest error {(ours - theirs).abs().max():.0e}")
-
-
-def run_hf(hf, x, cache):
-    return hf(x, past_key_values=cache, use_cache=True).logits
-
-
-sizes = [5, 1, 3, 3]
-for name, hf, model in (("GPT-2", hf_gpt2, gpt2), ("Qwen2", hf_qwen2, qwen2)):
-    full, theirs = model(idx), partial(run_hf, hf)  # (B, N, V)
-    plain, growing = PlainCache(), GrowingCache(n_layer=3)
-    dynamic = transformers.DynamicCache()
-    check(f"{name} PlainCache", in_pieces(model, idx, sizes, plain), full)
-    check(f"{name} GrowingCache", in_pieces(model, idx, sizes, growing), full)
-    check(f"{name} DynamicCache", in_pieces(theirs, idx, sizes, dynamic), full)
-    for layer, other in enumerate(dynamic.layers):
-        for ours in (growing.contents(layer)[:2], plain.held[layer]):
-            both = torch.stack([*ours]), torch.stack([other.keys, other.values])
-            torch.testing.assert_close(*both, atol=5e-5, rtol=0.0)
-        held_at = growing.contents(layer)[2]
-        assert torch.equal(held_at, torch.arange(12).expand(2, -1))
-
-# %%
-# Logits agree, and so does every stored number. Qwen2 stores its keys *after* their rotation, which depends on the
-# key's own position alone and is done once.
-#
-# Every key needs its position, too. In ``PlainCache`` it is the place in the tensor. ``GrowingCache`` writes it down,
-# so that rows with padding work as well.
-#
-# The law of caches
-# -----------------
-#
-# *One full pass equals prefill and decode equals any other division.* By this law a cache is judged. Seven tokens can
-# be cut in 64 ways. Here are all of them, in float64, where the tolerance can be tight.
-
-
-def ways_to_cut(n):
-    """All lists of positive numbers with sum n."""
-    cuts = range(1, n + 1)
-    return [[i, *rest] for i in cuts for rest in ways_to_cut(n - i)] or [[]]
-
-
-ways, seven = ways_to_cut(7), idx[:, :7]
-assert len(ways) == 2**6 == 64
-kinds = {"PlainCache": PlainCache, "GrowingCache": partial(GrowingCache, 3)}
-for name, model in {"GPT-2": gpt2.double(), "Qwen2": qwen2.double()}.items():
-    full = model(seven)
-    for kind, make in kinds.items():
-        pieces = [in_pieces(model, seven, sizes, make()) for sizes in ways]
-        worst = (torch.stack(pieces) - full).abs().max().item()
-        cache = make()
-        steps = [prefill(model, seven[:, :4], cache, chunk=3)]
-        steps += [decode(model, seven[:, t], cache) for t in (4, 5, 6)]
-        torch.testing.assert_close(torch.stack(steps, 1), full[:, 3:])
-        print(f"{name} {kind:12} {len(ways)} ways, largest error {worst:.0e}")
-        assert worst < 1e-10 < 1 < full.abs().max()
-
-# %%
-# What remains is rounding.
-#
-# Count the work
-# --------------
-#
-# A pass of a GPT-2 over T new tokens that see S keys multiplies each of the :math:`12 C^2` weights of a block once for
-# each new token. The head is needed for the last token only. Attention multiplies each query with S keys, and its
-# weights with S values. The rest of the model has no matrix products.
-#
-# .. math::
-#
-#    M(T, S) = 12 L C^2 \, T + V C + 2 L C \, T S
-#
-# Without a cache, round n is a pass with T = S = n. With one, T = 1 and S = n. These are the sums over N rounds.
-#
-# .. math::
-#
-#    M_{\text{without}} &= 12 L C^2 \, \frac{N (N + 1)}{2} + V C N + 2 L C \, \frac{N (N + 1) (2 N + 1)}{6} \\
-#    M_{\text{with}} &= 12 L C^2 \, N + V C N + 2 L C \, \frac{N (N + 1)}{2}
-#
-# The first terms are the linear maps of the blocks, the last ones attention. A cache saves one power of N in both:
-# from the square to N, and from the cube to the square.
-
-
-def multiplications(config, N, cached):
-    """Of the linear maps, and of attention."""
-    L, C, V = config.n_layer, config.n_embd, config.vocab_size
-    sum_1, sum_2 = N * (N + 1) // 2, N * (N + 1) * (2 * N + 1) // 6
-    tokens, pairs = (N, sum_1) if cached else (sum_1, sum_2)
-    return 12 * L * C**2 * tokens + V * C * N, 2 * L * C * pairs
-
-
-# %%
-# To check the formula, torch counts the matrix products of the smallest published GPT-2. On the ``meta`` device tensors
-# have shapes and no numbers, so nothing is computed.
-
-from torch.utils.flop_counter import FlopCounterMode
-
-from lm_from_scratch.attention.kinds import use_attention_
-from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
-
-with torch.device("meta"):
-    small = GPT2LMHeadModel(GPT2Config()).eval()
-use_attention_(small, "formula")
-blank = torch.zeros(1, 16, dtype=torch.long, device="meta")
-last = slice(-1, None)  # the column whose logits are wanted
-
-
-def counted(passes):
-    with FlopCounterMode(display=False) as counter:
-        for idx, options in passes:
-            small(idx, **options)
-    operations = counter.get_flop_counts()["Global"]
-    attention = operations.pop(torch.ops.aten.bmm)
-    return sum(operations.values()) // 2, attention // 2  # one is an addition
-
-
-cache = dict(cache=GrowingCache(n_layer=12), keep=last)
-without = counted((blank[:, : n + 1], dict(keep=last)) for n in range(8))
-with_cache = counted((blank[:, n : n + 1], cache) for n in range(8))
-assert without == multiplications(small.config, 8, cached=False)
-assert with_cache == multiplications(small.config, 8, cached=True)
-
-print("   N      without         with   ratio: linear, attention, all")
-for N in (8, 128, 1024):
-    a, b = (multiplications(small.config, N, cached) for cached in (0, 1))
-    ratios = a[0] / b[0], a[1] / b[1], sum(a) / sum(b)
-    print(f"{N:4}   {sum(a):.3e}    {sum(b):.3e}", end="   ")
-    print("".join(f"{ratio:10.1f}" for ratio in ratios))
-assert ratios[1] == (2 * N + 1) / 3 == 683
-assert round(ratios[2]) == 376
-
-# %%
-# At the full length of GPT-2, one multiplication of 376 remains. There is a shorter way to say how many these are.
-# *Writing a text with a cache takes as many multiplications as reading it in one pass*, where pairs that the mask hides
-# are not counted.
-
-linear, all_pairs = counted([(blank[:, :8], {})])
-places = torch.arange(8)[None]
-visible = Visibility(places, places).mask.double().mean().item()  # a share
-assert with_cache == (linear, visible * all_pairs)
-
-# %%
-# Measure it
-# ----------
-#
-# The clock runs on a GPT-2 with L = 4 and C = 256. Each round runs both ways in turn, and does so twice: ``crop``
-# takes the token back, and the shorter time counts. So other programs on the computer disturb little, and both ways
-# alike.
-
-config = GPT2Config(
-    n_layer=4, n_head=4, n_embd=256, vocab_size=512, bos_token_id=None,
-    eos_token_id=None,
-)  # fmt: skip
-torch.manual_seed(0)
-model = GPT2LMHeadModel(config).eval()
-N = 160
-text = torch.randint(0, 512, (1, N))
-
-
-def seconds(run, *args, **options):
-    start = time.perf_counter()
-    run(*args, **options)
-    return time.perf_counter() - start
-
-
-clock, cache = {"without": [], "with": []}, GrowingCache(n_layer=4)
-model(text)  # the first pass is slower
-for n in range(N):
-    tries = []
-    for _ in range(2):
-        without = seconds(model, text[:, : n + 1], keep=last)
-        cache.crop(n)
-        one = text[:, n : n + 1]
-        tries.append((without, seconds(model, one, keep=last, cache=cache)))
-    for name, times in zip(clock, zip(*tries)):
-        clock[name].append(min(times))
-
-# %%
-# One number turns multiplications into seconds: the speed of the last 32 rounds without a cache. The dotted lines
-# are the formula at this speed, for both ways.
-
-spent, formula = {}, {}
-for name, times in clock.items():
-    sums = [multiplications(config, n, name == "with") for n in range(N + 1)]
-    work = torch.tensor(sums, dtype=torch.float64).sum(1).diff()  # of round n
-    if name == "without":
-        speed = work[-32:].sum() / sum(times[-32:])
-    spent[name], formula[name] = torch.tensor(times), work / speed
-
-# sphinx_gallery_thumbnail_number = 1
-# sphinx_gallery_words = ["past_key_values", "past_key_value", "use_cache", "cache size", "KV cache memory", "kv cache formula", "prefill and decode", "key value cache"]
-# sphinx_gallery_museum = ["G3", "K13"]
 from lm_from_scratch.instruments.plot import COLOURS, figure
 
-made, (total, each) = figure(6.4, 3.8, columns=2)
-n = torch.arange(1, N + 1)
-shown = slice(7, None)
-for name, line, colour in (("without", "-", 3), ("with", "--", 0)):
-    style = dict(ls=line, color=COLOURS[colour], label=name)
-    total.plot(n[shown], spent[name].cumsum(0)[shown], **style)
-    each.plot(n[7::8], spent[name].view(-1, 8).median(1).values, **style)
-    dots = ":" if name == "without" else (0, (1, 3))
-    style |= dict(ls=dots, label=f"{name}, formula")
-    total.plot(n[shown], formula[name].cumsum(0)[shown], **style)
-    each.plot(n[shown], formula[name][shown], **style)
-for ax, title in ((total, "Seconds, n tokens"), (each, "Seconds, token n")):
-    ax.set(title=title, xlabel="n", xscale="log", yscale="log")
-    ax.set_xticks([8, 24, 64, 160], ["8", "24", "64", "160"])
-    ax.minorticks_off()
-lines = total.get_legend_handles_labels()
-made.legend(*lines, loc="outside lower center", ncols=2, frameon=False)
-plt.show()
-
-count_ratio = formula["without"].sum() / formula["with"].sum()
-clock_ratio = spent["without"].sum() / spent["with"].sum()
-quarters = {name: spent[name].view(4, -1).median(1).values for name in spent}
-growth = {name: q[3] / q[0] for name, q in quarters.items()}
-print(f"{count_ratio:.0f} times fewer multiplications")
-early, *_, late = (spent["without"] / spent["with"]).view(4, -1)
-low, middle, high = late.quantile(torch.tensor([0.25, 0.5, 0.75])).tolist()
-print(f"{clock_ratio:.1f} times fewer seconds;", end=" ")
-print(f"in the last quarter {middle:.1f} ({low:.1f} to {high:.1f})")
-print("time of a token, last quarter over first:", end=" ")
-print(*(f"{name} {ratio:.1f}" for name, ratio in growth.items()), sep=", ")
-assert 2 < clock_ratio < count_ratio
-assert spent["with"].sum() > formula["with"].sum()
-assert middle > 1.2 * early.median()
-assert 0.09 < formula["with"][-1] / formula["with"][0] - 1 < 0.11
-
-# %%
-# Without a cache the time of a token grows with the text. With one it grows much less: by formula, the last of 160
-# tokens costs about a tenth more than the first.
-#
-# But the clock saves less than the count. The dashed lines lie above their formula: with one token in a pass, the same
-# computer multiplies more slowly. The section after the next one shows what it waits for.
-#
-# What a token costs in memory
-# ----------------------------
-#
-# Each layer keeps a key and a value for each key head. With b bytes a number:
-#
-# .. math::
-#
-#    \text{bytes of a token} = 2 \, L \, H_{kv} \, D \, b
-#
-# The formula is compared with what a cache holds for three published shapes, GPT-2 in float32, Qwen2 in bfloat16. The
-# last column is the number of cached tokens that weigh as much as the model.
-
-from lm_from_scratch.models.qwen2 import SIZES, Qwen2Config, Qwen2ForCausalLM
-
-published = {"GPT-2 124M": small}
-for name in ("Qwen2-0.5B", "Qwen2-7B"):
-    with torch.device("meta"):
-        empty = Qwen2ForCausalLM(Qwen2Config(**SIZES[name]))
-    published[name] = empty.to(torch.bfloat16)
-
-token = {}
-print("            KiB a token   GiB of weights   tokens as heavy")
-for name, empty in published.items():
-    c, cache = empty.config, GrowingCache(empty.config.n_layer)
-    prefill(empty, blank, cache)
-    token[name] = cache.nbytes // 16
-    Hkv, b = getattr(c, "n_kv_head", c.n_head), empty.head_weight.itemsize
-    assert cache.nbytes == 16 * 2 * c.n_layer * Hkv * c.head_dim * b
-    weights = sum(p.nbytes for p in empty.parameters())
-    print(f"{name:10}{token[name] / 2**10:13.0f}", end="")
-    print(f"{weights / 2**30:17.2f}{weights // token[name]:18,}")
-
-assert [n / 2**10 for n in token.values()] == [72, 12, 56]
-assert 8 * 32768 * token["Qwen2-7B"] == 14 * 2**30
-assert 0.98 < 14 * 2**30 / weights < 0.99
-
-# %%
-# A token of the smallest GPT-2 costs 72 KiB, a token of Qwen2-0.5B only 12 KiB, because 14 query heads share two
-# key heads and a number takes two bytes. Qwen2-7B pays 56 KiB: eight rows of 32,768 tokens are 14 GiB, nearly as much
-# as its weights.
-#
-# Two phases, two limits
-# ----------------------
-#
-# A pass over a model that is larger than the processor's own memory reads every weight at least once, and multiplies
-# it once for each of its B T tokens. In float32:
-#
-# .. math::
-#
-#    \frac{\text{multiplications}}{\text{bytes of weights}} = \frac{B \, T}{4}
-#
-# A step of decode with one row has a quarter of a multiplication for each byte, a prefill of 64 tokens has 16. How many
-# could the processor do? The next block measures the speed of a large matrix product, and the speed at which a large
-# matrix is read for a product with one vector. The model has more than 160 MiB of weights. Every turn of the loop
-# measures everything once.
-
-wide = replace(config, n_layer=6, n_head=12, n_embd=768)
-model = GPT2LMHeadModel(wide).eval()
-used = 12 * 6 * 768**2 + 512 * 768  # weights in matrix products
-assert 4 * used > 160 * 2**20
-text = torch.randint(0, 512, (8, 64))
-square, tall = torch.randn(1024, 1024), torch.randn(16384, 2048)
-
-rows = (1, 2, 4, 8)
-caches = {B: GrowingCache(6, reserve=64) for B in rows}
-for B, cache in caches.items():
-    prefill(model, text[:B, :16], cache)
-assert caches[8].nbytes == 8 * caches[1].nbytes
-rate = {name: [] for name in (*rows, "prefill", "multiply", "read")}
-for t in range(16, 24):
-    for B, cache in caches.items():
-        took = seconds(decode, model, text[:B, t], cache)
-        rate[B].append(B / took)
-    took = seconds(prefill, model, text[:1], GrowingCache(6))
-    rate["prefill"].append(64 / took)
-    rate["multiply"].append(1024**3 / seconds(torch.mm, square, square))
-    rate["read"].append(tall.nbytes / seconds(torch.mv, tall, tall[0]))
-
-middle = {name: median(values) for name, values in rate.items()}
-balance = middle["multiply"] / middle["read"]
-print(f"{balance:.1f} multiplications for each byte, if it were ideal")
-print("tokens per second, one row = 1")
-for name in (*rows, "prefill"):
-    low, mid, high = (f(rate[name]) / middle[1] for f in (min, median, max))
-    print(f"{name!s:8}{mid:5.1f}  ({low:.1f} to {high:.1f})")
-assert balance > 0.5
-assert middle[8] > 1.3 * middle[1]
-assert middle["prefill"] > 2 * middle[1]
-
-# %%
-# The figure has both limits. While the weights are read once, B T tokens are made; and no pass multiplies faster than a
-# large product does. The output says how far each point is below the lower limit: a product of few rows is not a fast
-# one.
-
-made, (ax,) = figure(5.0, 3.6)
-x = torch.tensor([1.0, 64.0])
-read = x * middle["read"] / (4 * used)
-ax.plot(x, read, "--", color=COLOURS[3], label="limit of reading")
-multiply = middle["multiply"] / used
-ax.axhline(multiply, ls=":", color=COLOURS[2], label="limit of multiplying")
-ax.plot(rows, [middle[B] for B in rows], "o-", label="decode, B rows")
-ax.plot(64, middle["prefill"], "s", color=COLOURS[7], label="prefill, T = 64")
-ax.set(xscale="log", yscale="log", xlabel="B T", ylabel="tokens / s")
-ax.set_title("Tokens per second")
-ax.set_xticks([1, 2, 4, 8, 64], ["1", "2", "4", "8", "64"])
-ax.minorticks_off()
+_, (ax,) = figure(4.8, 3.0)
+for seconds, style, colour, name in (
+    (without, "o-", 3, "without a cache"),
+    (with_cache, "s--", 0, "with a cache"),
+):
+    middle = 1000 * seconds.view(-1, 20).median(1).values
+    ax.plot(
+        range(10, 210, 20), middle, style, color=COLOURS[colour], label=name
+    )
+ax.set(title="Time of a token", xlabel="tokens written", ylabel="ms")
+ax.set_ylim(0)
 ax.legend(frameon=False)
 plt.show()
 
-points = {B: middle[B] for B in rows} | {64: middle["prefill"]}
-for tokens, speed in points.items():
-    limit = min(tokens * middle["read"] / (4 * used), multiply)
-    print(f"B T = {tokens:2}: {speed / limit:.2f} of the lower limit")
-    assert speed < 1.3 * limit  # both were measured, at different moments
+assert without[150:].median() > without[:50].median()
 
 # %%
-# One row waits for memory: the processor could do more than twice the multiplications that it gets. The rows of a
-# batch share each reading of the weights, so eight rows write more tokens a second than one. In prefill the tokens of
-# a prompt share it. This is why servers decode many texts at once.
+# Without a cache, tokens become slower and slower. With it, the time hardly grows.
 #
-# The cache is not shared. Eight rows hold eight times its bytes, and read them in every step.
+# What is computed again
+# ----------------------
 #
-# Bug museum
-# ----------
-#
-# Defects of an old GPT-2 script are numbered G1, G2, ... on these pages, those of an old cache module K1, K2, ...
-#
-# G1, G2, G4: a chain of repairs
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-#
-# The script had three faults at once. In every round it fed the *whole* text to a model with a cache (G1), it cut the
-# mask from the wrong corner of the triangle (G2), and it counted positions from 0 in every pass (G4). Here they are
-# repaired one after the other.
+# In every layer, each token makes three vectors: a query q, a key k and a value v. Go through the first rounds of our
+# text. Grey boxes were computed in an earlier round, and thrown away.
 
+from lm_from_scratch.instruments.cache_diagrams import cache_filling, one_query
 
-def old_script(repaired):
-    class OldCache(PlainCache):
-        def see(self, x, *rest):
-            seen = super().see(x, *rest)
-            if "G4" not in repaired:
-                seen[0].query_positions = torch.arange(x.shape[1])[None]
-            return seen
-
-    def attend(q, k, v, visibility, dropout=0.0):
-        T, S = q.shape[2], k.shape[2]
-        past = S - T if "G2" in repaired else 0
-        triangle = torch.ones(S, S, dtype=torch.bool).tril()
-        mask = triangle[past : past + T, : past + T]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-
-    model, cache = copy.deepcopy(shipped), OldCache()
-    for attention in attention_layers(model):
-        attention.attend = attend
-    ids, lengths = list(prompt), []
-    while len(ids) < len(prompt) + 16:
-        new = ids[-1:] if lengths and "G1" in repaired else ids
-        logits = model(torch.tensor([new]), cache=cache)
-        lengths.append(cache.length)
-        ids.append(logits[0, -1].argmax().item())
-    return ids[len(prompt) :], lengths[:4]
-
-
-found, grown = {}, {}
-for repaired in ("nothing", "G2", "G2 G1", "G2 G1 G4"):
-    try:
-        found[repaired], grown[repaired] = old_script(repaired)
-        story = tokenizer.decode(found[repaired])
-        print(f"{repaired}: {grown[repaired]} keys\n   {story!r}")
-    except RuntimeError as error:
-        print(f"{repaired}: {error}")
-assert list(found) == ["G2", "G2 G1", "G2 G1 G4"]
-right = [repaired for repaired in found if found[repaired] == written]
-assert right == ["G2 G1 G4"]
-assert grown["G2"] == [3, 7, 12, 18] and grown["G2 G1"] == [3, 4, 5, 6]
+pieces = ["⊢", *tokenizer.pieces(text)[1:]]
+cache_filling(pieces[:15], prompt=9)
 
 # %%
-# The crash was the harmless state. With the first repair the cache grows by the whole
-# text in every round (G3). After this repair and the next one the text is fluent, and it is the wrong text. The fixed
-# lines are those of ``PlainCache.see``: new tokens are the last T of S positions, for mask and embedding.
+# Without a cache, all the work on earlier tokens is done again. With it, their keys and values wait in memory, and the
+# model reads one token a round.
 #
-# The check that finds all three is the law, on logits, after every repair. Fluent text proves nothing:
-# `a cache for nanoGPT <https://github.com/karpathy/nanoGPT/pull/613>`_ was proposed with the remark that its texts are
-# coherent, but not exactly those without it, and with the question whether that is a bug.
+# **Predict first.** The prompt has 9 tokens, and we write 200. Without a cache, how many tokens does the model read in
+# all rounds together? With one it reads 208. (The last token is written and never read.)
 #
-# K11: a copy of everything for every token
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-#
-# ``torch.cat`` makes a new tensor: to add one token it writes all S again. The old module did, and from 200 to 400
-# tokens its copies became 3.99 times as many. The fixed line asks for twice the room when there is too little:
+# * about 400
+# * about 2,000
+# * about 22,000
 
-from torch.utils._python_dispatch import TorchDispatchMode
+rounds = range(9, 209)  # the length of the text in each round
+print(f"without: {sum(rounds):,}, with: {9 + 199}")
+print(f"ratio: {sum(rounds) / 208:.0f}")
 
-print(inspect.getsource(Buffer.make_room))
-
-
-class Written(TorchDispatchMode):
-    """Counts the bytes that operations write into keys and values."""
-
-    bytes = 0
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        result = operation(*args, **(kwargs or {}))
-        if not operation.is_view and result.is_floating_point():
-            self.bytes += result.nbytes
-        return result
-
-
-def bytes_written(cache):
-    """After 0, 1, ..., 512 tokens, in one layer of the smallest GPT-2."""
-    x, k = torch.empty(1, 1), torch.empty(1, 12, 1, 64, device="meta")
-    after = [0]
-    with Written() as counter:
-        for _ in range(512):
-            cache.see(x, None, None, windows=[None])
-            cache[0].update(k, k)
-            after.append(counter.bytes)
-    return after
-
-
-one = 2 * 12 * 64 * 4  # bytes of a token
-plain, double = bytes_written(PlainCache()), bytes_written(GrowingCache(1))
-reserved = bytes_written(GrowingCache(1, reserve=512))
-print("bytes written / bytes held\n   n   concatenate  double  reserve")
-for n in (200, 400, 512):
-    shares = [counts[n] / (n * one) for counts in (plain, double, reserved)]
-    print(f"{n:4}{shares[0]:14.1f}{shares[1]:8.1f}{shares[2]:9.1f}")
-for n in range(1, 513):
-    assert plain[n] == n * (n + 1) // 2 * one
-    assert double[n] < 7 * n * one
-    assert reserved[n] == (512 + n) * one
-assert round(plain[400] / plain[200], 2) == 3.99
+assert sum(rounds) == 21_700 and round(21_700 / 208) == 104
 
 # %%
-# Doubling writes less than 4 n tokens of zeros, 2 n of copies and n new ones: less than 7 n. Who reserves the
-# length writes each place twice, a zero and the number.
+# Twice the text takes about four times the work without a cache, and twice the work with one. (Why did the clock show
+# less than 104? We come to that.)
 #
-# The clock gains less than that. Attention reads S keys and values for every token in any case; concatenation reads and
-# writes them once more. It triples the traffic of the cache, and beside the weights a short cache is small.
+# Keys and values, but no queries
+# -------------------------------
 #
-# Which sentence is false?
-# ------------------------
-#
-# 1. The last token of a written text never enters the cache.
-# 2. ``DynamicCache.update`` of ``transformers`` works in place: it adds the new keys to the tensor that it holds.
-# 3. After a cropped cache has read other tokens, it is as if it had never seen the first ones.
-#
-# One of them is. Decide first; the code tries all three.
+# Here is the round in which the model reads *exception*, in one head of the fifth layer. Darker cells have more
+# weight.
 
-cache = GrowingCache(8)
-complete(generate(shipped, [prompt], 16, GREEDY, cache=cache))
-print(f"1. {cache.length} tokens of {len(prompt) + 16} are held")
-assert cache.length == len(prompt) + 16 - 1
+from lm_from_scratch.instruments.plot import attention_maps
 
-dynamic, three, fourth = (
-    transformers.DynamicCache(),
-    *torch.zeros(2, 1, 2, 3, 4),
-)
-before, _ = dynamic.update(three, three, 0)
-after, _ = dynamic.update(fourth[:, :, :1], fourth[:, :, :1], 0)
-same = before.data_ptr() == after.data_ptr()
-print(f"2. {before.shape[2]} keys, {after.shape[2]} keys, same memory: {same}")
-assert (before.shape[2], after.shape[2], same) == (3, 4, False)
-
-cache, other = GrowingCache(3), idx.flip(1)[:, :5]
-gpt2(idx, cache=cache)
-cache.crop(4)
-never = gpt2(torch.cat([idx[:, :4], other], 1))[:, 4:]
-error = (gpt2(other, cache=cache) - never).abs().max()
-print(f"3. logits differ by {error:.0e}")
-assert error < 1e-10
+ten = torch.tensor([text[:10]])
+weights = attention_maps(model, ten)[4][0, 0, -1]  # its row: (S,)
+one_query(pieces[:10], weights.tolist())
 
 # %%
-# The second is false (K13). The old tensor still has three keys, and the four keys are in another place.
+# The new token has one query. It is compared with the *keys of all* tokens, and averages the *values of all* tokens.
+# The grey rows belong to old queries. They are finished, and nobody asks for them again.
+#
+# And why may old keys and values stay as they are? Look at the last column: the causal mask hides the new key from
+# every earlier row. So no earlier token can notice that the text went on. What it passes to the next layer stays the
+# same, and with it its keys and values there, up to the last layer. (BERT has no causal mask. One more word would
+# change all its keys above the first layer.)
+#
+# Build it
+# --------
+#
+# We take the model from the lesson on `GPT-2 <../1_gpt2/2_gpt2.ipynb>`_, with its weights and two helpers.
+
+w = {n.removeprefix("transformer."): x for n, x in model.state_dict().items()}
+
+
+def norm(x, name):
+    return F.layer_norm(x, (128,), w[f"{name}.weight"], w[f"{name}.bias"])
+
+
+def linear(x, name):
+    return F.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
+
+
+# %%
+# Numbers mark what is new or changed. The cache is a dictionary with the keys and values of each layer.
+# (``transformers`` calls it ``past_key_values``.)
+
+
+def gpt2(ids, start, cache):  # ids: the new tokens (T,)
+    T, S = len(ids), len(ids) + (cache[0][0].shape[1] if cache else 0)
+    x = w["wte.weight"][ids] + w["wpe.weight"][start : start + T]  # 1
+    future = torch.full((S, S), -torch.inf).triu(1)[-T:]  # 2
+    for i in range(8):
+        h = linear(norm(x, f"h.{i}.ln_1"), f"h.{i}.attn.c_attn")
+        q, k, v = h.view(T, 3, 4, -1).permute(1, 2, 0, 3)  # (H, T, D)
+        if S > T:
+            k = torch.cat([cache[i][0], k], dim=1)  # 3: (H, S, D)
+            v = torch.cat([cache[i][1], v], dim=1)  # 4
+        cache[i] = k, v  # 5
+        scores = q @ k.mT / 32**0.5 + future  # (H, T, S)
+        y = (scores.softmax(-1) @ v).transpose(0, 1).reshape(T, -1)
+        x = x + linear(y, f"h.{i}.attn.c_proj")
+        h = linear(norm(x, f"h.{i}.ln_2"), f"h.{i}.mlp.c_fc")
+        x = x + linear(F.gelu(h, approximate="tanh"), f"h.{i}.mlp.c_proj")
+    return norm(x, "ln_f") @ w["wte.weight"].T  # (T, V)
+
+
+# %%
+# 1. The positions of the new tokens go on where the cache ends, at ``start``.
+# 2. The new tokens are the *last* T of S tokens, so they get the last T rows of the triangle.
+# 3. Old keys come before the new ones.
+# 4. Old values, too.
+# 5. All of them are kept for the next round.
+#
+# How do you know that a cache is right? By a law: *cut a text into pieces any way you like, and the logits must be those
+# of one pass.* Here are 20 tokens in pieces of 9, 1, 1, 6 and 3.
+
+twenty = torch.tensor(text[:20])
+cache, logits = {}, []
+for piece in twenty.split([9, 1, 1, 6, 3]):
+    start = sum(map(len, logits))
+    logits.append(gpt2(piece, start, cache))
+full = model(twenty[None])[0]
+error = (torch.cat(logits) - full).abs().max()
+print(f"logits up to {full.abs().max():.0f}, largest error {error:.0e}")
+
+assert error < 1e-4 < 1 < full.abs().max()
+
+# %%
+# Only rounding is left: sums of fewer rows are added up in another order.
+#
+# A position forgotten
+# --------------------
+#
+# An old script of this project had almost been fixed: it fed one token a round, but put each of them at position 0.
+# There was no error message.
+#
+# **Predict first.** What does the model write?
+#
+# * the same text
+# * text that looks like documentation, but another one
+# * nothing that can be read
+
+
+def continued(count, forget=False):
+    ids, cache = list(prompt), {}
+    new = list(prompt)
+    for _ in range(count):
+        start = 0 if forget else len(ids) - len(new)
+        logits = gpt2(torch.tensor(new), start, cache)
+        ids.append(logits[-1].argmax().item())
+        new = ids[-1:]
+    return tokenizer.decode(ids[9:])
+
+
+print("right:", continued(7))
+print("wrong:", continued(16, forget=True))
+
+assert continued(7) == " exception is\nto be raised."
+wrong = " exception\nthe default value is not be used to be used to be used to"
+assert continued(16, forget=True) == wrong
+
+# %%
+# It is nearly English, so a quick look at the text finds nothing. The law finds it with the first token after the
+# prompt. Test logits, not fluency.
+#
+# Prefill and decode
+# ------------------
+#
+# Generating has two phases. In **prefill**, one pass reads the whole prompt and fills the cache. In **decode**, each
+# pass reads one token. Here are both for the same 200 tokens.
+
+ids = torch.tensor([text[:200]])
+seconds = []
+for _ in range(3):
+    start = time.perf_counter()
+    model(ids, cache=GrowingCache(8), keep=slice(-1, None))
+    seconds.append(time.perf_counter() - start)
+print(f"prefill {200 / min(seconds):7,.0f} tokens a second")
+print(f"decode  {200 / with_cache.sum():7,.0f} tokens a second")
+
+assert min(seconds) / 200 < with_cache.median() / 2
+
+# %%
+# Why is decode so much slower per token? Each pass has a fixed price: every weight must come from memory. (For our tiny
+# model, Python itself takes longer.) In prefill, 200 tokens share that price; in decode, each token pays it alone. That
+# is also why the race is not won by 104 to 1: the passes that a cache saves are wide, and wide passes are efficient.
+#
+# What it costs
+# -------------
+#
+# A cache trades memory for computation. Each token adds, in each of L layers, a key and a value with D features for
+# every key head:
+#
+# .. math::
+#
+#    \text{bytes of a token} = 2 \cdot L \cdot H_{kv} \cdot D \cdot \text{bytes of a number}
+#
+# **Predict first.** Qwen2-7B has 28 layers, 4 key heads with 128 features, and numbers of 2 bytes. How large is the
+# cache of one chat of 32,768 tokens?
+#
+# * 7 MiB
+# * 180 MiB
+# * 1.75 GiB
+
+from lm_from_scratch.models.qwen2 import SIZES, Qwen2Config, Qwen2ForCausalLM
+
+token = 2 * 28 * 4 * 128 * 2
+print(f"one token: {token / 2**10:.0f} KiB")
+print(f"one chat: {32_768 * token / 2**30:.2f} GiB")
+
+assert token / 2**10 == 56 and 32_768 * token / 2**30 == 1.75
+
+config = Qwen2Config(**SIZES["Qwen2-7B"])
+assert (config.n_layer, config.n_kv_head, config.head_dim) == (28, 4, 128)
+with torch.device("meta"):
+    weights = 2 * sum(p.numel() for p in Qwen2ForCausalLM(config).parameters())
+assert 8 * 1.75 < weights / 2**30 < 8 * 1.8
+assert 130 < 2000e9 / weights < 132
+assert config.n_head // config.n_kv_head == 7
+
+# %%
+# Eight such chats take 14 GiB, about as much as all weights of the model. The cache grows with every token and every
+# chat; the weights do not. Sharing key heads among query heads makes it 7 times smaller in this model (see `Qwen2
+# <../2_qwen2/4_qwen2.ipynb>`_). The next lessons `drop old keys <2_kinds_of_cache.ipynb>`_ and `round them to 4 bits
+# <3_quantized_cache.ipynb>`_.
+#
+# And the time? On a GPU whose memory delivers 2,000 GB a second, those weights allow at most 131 tokens a second for a
+# single chat, however fast the GPU multiplies. So servers `decode many chats at once
+# <../6_generation/3_continuous_batching.ipynb>`_: they share each reading of the weights. Each still has its own cache.
+#
+# When to empty it
+# ----------------
+#
+# A cache belongs to one text and one set of weights. Start the next text with an empty one, or its tokens look at keys
+# of the text before. If two texts begin alike, as chats with one system prompt do, the keys of the common beginning can
+# be kept: cut the rest off. In training there is no cache: one pass reads a whole text, and no later pass would use the
+# keys.
 #
 # Exercises
 # ---------
 #
 # 1. *Easy.* How many cached tokens weigh as much as Qwen2-1.5B in bfloat16? Compute it by the formula, then ask a
-#    cache on the ``meta`` device. Hint: the section on memory needs one more name. A right answer is one number, both
-#    ways.
-# 2. *Medium.* Give ``PlainCache`` a method ``crop(length)``, and test it as the third sentence was tested, for both
-#    models. Hint: cut all layers along S. A right answer has an error below 1e-10 for every length from 0 to 12.
-# 3. *Medium.* A batch does not help attention: in a step of decode, a number of the cache is multiplied H / Hkv times,
-#    whatever B is. Show it for Qwen2-0.5B with B = 1 and B = 8. Hint: count on the ``meta`` device, with the kind
-#    ``formula``, one step after a prefill. A right answer is 7 for both.
-# 4. *Hard.* Keep the normalised states from which keys and values are made, C numbers a token and layer, and compute
-#    all S keys and values in every step. For which of the three published shapes is this cache smaller, and what does
-#    a step cost? Hint: compare C with :math:`2 H_{kv} D`. A right answer keeps the law, finds one shape, and shows
-#    that the linear maps lose the saved power of N again.
+#    ``GrowingCache`` on the ``meta`` device. A right answer is one number, both ways. Hint: ``SIZES`` has its shape.
+# 2. *Easy.* Continue *Return the number of items in a* by ``gpt2``, with the cache that another text has left. Then
+#    empty it, and write the text again. A right answer shows both texts, and says which law is broken.
+# 3. *Medium.* Two prompts begin with the same nine tokens. Read these once, and continue each prompt from its own copy
+#    of the cache. A right answer has the logits of two full passes, and counts how many tokens were read. Hint: the
+#    tensors need not be copied, because ``torch.cat`` makes new ones.
 #
 # Summary
 # -------
 #
-# * With a causal mask, keys and values of a token depend on no later token. Without one, this is true of layer 0 alone.
-# * A cache is right if one full pass equals every division of it. All 64 ways to cut seven tokens agree to 1e-10.
-# * A cache saves one power of N. For 1024 tokens of the smallest GPT-2, one multiplication of 376 remains, as many as
-#   reading the text once takes. The clock saves less.
-# * A token takes :math:`2 L H_{kv} D b` bytes: 72 KiB in GPT-2 with float32, 12 KiB in Qwen2-0.5B and 56 KiB in
-#   Qwen2-7B with bfloat16.
-# * One row of decode waits for the weights to be read. A batch shares the reading, but not the cache.
-# * Concatenation writes N (N + 1) / 2 tokens to hold N, a buffer that doubles less than 7 N.
-#
-# The buffer of this page grows for ever. The next page looks at caches of other kinds: of a fixed size, with a window,
-# and for layers that differ.
-#
-# Sources
-# -------
-#
-# * Shazeer: `Fast Transformer Decoding: One Write-Head is All You Need <https://arxiv.org/abs/1911.02150>`_, 2019. Why
-#   decoding waits for memory, and fewer key heads as an answer.
-# * Pope et al.: `Efficiently Scaling Transformer Inference <https://arxiv.org/abs/2211.05102>`_, 2022. Prefill,
-#   decode, and what each costs.
-# * Williams, Waterman, Patterson: `Roofline <https://doi.org/10.1145/1498765.1498785>`_, 2009. The figure with two
-#   limits.
-# * Ainslie et al.: `GQA <https://arxiv.org/abs/2305.13245>`_, 2023. Query heads that share keys.
-
-import platform
-
-import lm_from_scratch
-
-print("python", platform.python_version())
-print("torch", torch.__version__)
-print("transformers", transformers.__version__)
-print("lm_from_scratch", lm_from_scratch.__version__)
+# * The causal mask hides new keys from earlier tokens, so their keys and values never change. A new token needs all of
+#   them, and no old query.
+# * With a cache the model reads each token once; the logits must be those of one full pass, for every division.
+# * The price is memory: :math:`2 L H_{kv} D` numbers for each token of each text.

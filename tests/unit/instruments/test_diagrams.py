@@ -35,6 +35,7 @@ DRAWINGS = {
     "frames": diagrams.online_softmax_frames(["a", "b", "c"], [1.0, -2.0, 3.0], [1.0, 2.0, 3.0], 2),
     "packed": diagrams.packed_row([["a", "b"], ["c"]], 4),
     "padded": diagrams.padded_rows([["a", " b"], ["<c>"]], "pad", [1, 0]),
+    "versions": diagrams.versions({"<a>": [" one", "\n"], "b": [" one", " <two>"]}),
     "labelled": diagrams.labelled(["if", " <x>"], ["keyword", "name"], ["keyword", "number"]),
 }  # fmt: skip
 each_drawing = pytest.mark.parametrize("drawing", DRAWINGS.values(), ids=DRAWINGS)
@@ -94,3 +95,15 @@ def test_an_arrow_points_to_its_end() -> None:
     canvas.line(0, 0, 10, 0, arrow=True)
     points = re.search(r'points="([^"]*)"', canvas.drawing().html)
     assert points and points[1].split()[0] == "10,0"
+
+
+def test_a_version_is_marked_from_its_first_other_token_on() -> None:
+    drawing = diagrams.versions({"a": ["x", "y", "z"], "b": ["x", "y", "z"], "c": ["x", "o", "z"]})
+    marked = re.findall(r'<span style="background[^>]*>([^<]*)</span>', drawing.html)
+    assert marked == ["oz"]
+    assert drawing.says == "a: 'xyz'\nb: 'xyz'\nc: 1 tokens, then 'oz'"
+
+
+def test_a_text_that_ends_early_is_no_other_text() -> None:
+    assert diagrams.same_tokens(["x", "y"], ["x"]) == 1
+    assert diagrams.same_tokens([], []) == 0

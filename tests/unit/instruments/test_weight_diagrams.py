@@ -1,15 +1,35 @@
-"""Drawings of weights are sound SVG, inside their sheet, and say what they show."""
+"""Drawings of weights are sound, inside their sheet, and say what they show."""
 
 from __future__ import annotations
 
+import re
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 from lm_from_scratch.instruments import weight_diagrams
 from lm_from_scratch.instruments.canvas import Drawing
 
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def a_tensor_with_a_scale() -> torch.Tensor:
+    tensor = torch.ones(2, dtype=torch.int8)
+    tensor.scale = torch.ones(1)  # type: ignore[attr-defined]
+    return tensor
+
+
+PLAIN, CODES = torch.zeros(2), a_tensor_with_a_scale()
+BOTH = {"tensor <1>": PLAIN, "tensor 2": CODES}
 DRAWINGS = {
+    "rounding": weight_diagrams.rounding(
+        {"<wide>": ([0.1, -0.7, 0.4], 0.1, 7), "narrow": ([0.02, 0.07], 0.01, 7)}
+    ),
+    "holders": weight_diagrams.holders(
+        "after", {"name": PLAIN, "<list>": PLAIN, "new": CODES}, BOTH
+    ),
+    "no holder": weight_diagrams.holders("nobody", {"name": PLAIN}, BOTH),
     "held": weight_diagrams.held_tensors("Tensor (2, 3)", {"codes": ["int8", "<6>"], "scale": []}),
     "doors": weight_diagrams.two_doors(["F.linear"], ["detach", "clone"], ["all else:", "error"]),
     "stations": weight_diagrams.load_stations([f"#{i}" for i in range(5)]),
@@ -20,27 +40,51 @@ DRAWINGS = {
 each_drawing = pytest.mark.parametrize("drawing", DRAWINGS.values(), ids=DRAWINGS)
 
 
-@each_drawing
-def test_a_drawing_is_sound_and_says_what_it_shows(drawing: Drawing) -> None:
-    assert ElementTree.fromstring(drawing._repr_html_()).tag == "div"
-    assert repr(drawing).strip()
+def parsed(drawing: Drawing) -> ElementTree.Element:
+    return ElementTree.fromstring(drawing._repr_html_())
 
 
 @each_drawing
-def test_a_drawing_stays_on_its_sheet(drawing: Drawing) -> None:
-    (svg,) = ElementTree.fromstring(drawing.html).iter("{http://www.w3.org/2000/svg}svg")
+def test_a_drawing_stays_on_its_sheet_and_says_what_it_shows(drawing: Drawing) -> None:
+    (svg,) = parsed(drawing).iter(f"{SVG}svg")
     width, height = float(svg.get("width", 0)), float(svg.get("height", 0))
-    assert svg.get("viewBox") == f"0 0 {width:g} {height:g}"
-    assert width <= 343 and svg.get("aria-label")
+    assert width <= 343 and svg.get("aria-label") == repr(drawing)
     for mark in svg.iter():
-        size = {name: float(mark.get(name, 0)) for name in ("width", "height")}
-        if mark is not svg and mark.tag.endswith("rect"):
-            assert 0 <= float(mark.get("x", 0)) <= width - size["width"], mark.attrib
-            assert 0 <= float(mark.get("y", 0)) <= height - size["height"], mark.attrib
-        places = {name: float(mark.get(name, 0)) for name in ("x", "x1", "x2", "cx")}
-        heights = {name: float(mark.get(name, 0)) for name in ("y", "y1", "y2", "cy")}
-        assert all(-1 <= place <= width + 1 for place in places.values()), mark.attrib
-        assert all(-1 <= place <= height + 1 for place in heights.values()), mark.attrib
+        places = (float(mark.get(name, 0)) for name in ("x", "x1", "x2", "cx"))
+        heights = (float(mark.get(name, 0)) for name in ("y", "y1", "y2", "cy"))
+        assert all(-1 <= place <= width + 1 for place in places), mark.attrib
+        assert all(-1 <= place <= height + 1 for place in heights), mark.attrib
+
+
+def test_every_weight_goes_to_its_nearest_level() -> None:
+    drawing = weight_diagrams.rounding({"a": ([0.14, -0.7, 0.68], 0.1, 7)})
+    assert repr(drawing) == "a: 3 weights on 3 of 15 levels"
+    ends = {}  # where the lines of weights end, and where the tinted levels are
+    for end, width in ((61, "1.4"), (71, "3")):
+        line = rf'x2="([\d.]+)" y2="{end}"[^>]*stroke-width="{width}"'
+        ends[end] = {round(float(x)) for x in re.findall(line, drawing.html)}
+    assert ends[61] == ends[71] and len(ends[61]) == 3
+
+
+def test_levels_too_close_for_labels_have_none() -> None:
+    drawing = weight_diagrams.rounding({"a": ([7.0], 1.0, 7), "b": ([0.01], 0.01, 7)})
+    assert drawing.html.count(">3</text>") == 1
+
+
+def test_a_holder_is_at_the_object_that_it_holds() -> None:
+    assert repr(DRAWINGS["holders"]) == (
+        "after: name, <list> at tensor <1>, which is float32; new at tensor 2, which is int8, scale"
+    )
+    assert "nobody at tensor 2" in repr(DRAWINGS["no holder"])
+
+
+def test_equal_contents_have_equal_colours() -> None:
+    alike = {"one": PLAIN, "two": torch.ones(3)}
+    fills = [
+        re.findall(r'<rect[^>]*fill="([^"]+)"', weight_diagrams.holders("", {}, tensors).html)
+        for tensors in (BOTH, alike)
+    ]
+    assert len(set(fills[0])) == 2 and len(set(fills[1])) == 1
 
 
 def test_every_drawing_is_tested() -> None:
@@ -49,13 +93,13 @@ def test_every_drawing_is_tested() -> None:
         for name, one in vars(weight_diagrams).items()
         if getattr(one, "__annotations__", {}).get("return") in (Drawing, "Drawing")
     ]
-    assert len(functions) == len(DRAWINGS) - 1  # one of them twice
+    assert len(functions) == len(DRAWINGS) - 2  # two of them twice
 
 
 def test_matrices_are_in_scale() -> None:
     boxes = [
         (float(mark.get("width", 0)), float(mark.get("height", 0)))
-        for mark in ElementTree.fromstring(DRAWINGS["tall"].html).iter()
+        for mark in parsed(DRAWINGS["tall"]).iter()
         if mark.tag.endswith("rect")
     ]
     (wide, high), b, a = boxes
@@ -64,5 +108,5 @@ def test_matrices_are_in_scale() -> None:
 
 
 def test_stations_lead_to_their_sections() -> None:
-    links = [mark.get("href") for mark in ElementTree.fromstring(DRAWINGS["stations"].html).iter()]
+    links = [mark.get("href") for mark in parsed(DRAWINGS["stations"]).iter()]
     assert [link for link in links if link] == ["#0", "#1", "#2", "#3", "#4"]

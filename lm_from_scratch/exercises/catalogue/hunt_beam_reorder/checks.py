@@ -69,7 +69,7 @@ def same_memory(reorder: Reorder, keys: Tensor, values: Tensor, parents: Tensor)
         "the buffers are the same objects": len(held) == len(after)
         and all(a is b for a, b in zip(held, after, strict=True)),
         "they lie at the same place": before == [part.data_ptr() for part in held],
-        "layer 0, read by who holds the old tensor": held[0][:, :, : keys.shape[3]].clone(),
+        "layer 0, read through the old tensor": held[0][:, :, : keys.shape[3]].clone(),
     }
 
 
@@ -327,9 +327,10 @@ EXERCISE = Exercise(
         "cache.",
         "`part[rows]` with a tensor of rows makes a copy, so `part.copy_(part[rows])` reads "
         "before it writes. Rows are `parents` plus n times the number of the prompt. The stories "
-        "are in the bug museum of the page 6_generation/1_beam_search: caches of transformers that "
-        "stayed behind, https://github.com/huggingface/transformers/issues/46612, and Q16, a cache "
-        "that became a tuple.",
+        "are in the bug museum of the page 6_generation/1a_beam_search_in_depth: caches of "
+        "transformers that stayed behind, "
+        "https://github.com/huggingface/transformers/issues/46612, and Q16, a cache that became a "
+        "tuple.",
     ),
     wrong=planted(WRONG),
     right={

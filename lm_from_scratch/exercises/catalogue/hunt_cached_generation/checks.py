@@ -304,8 +304,8 @@ EXERCISE = Exercise(
         "belong to it. With the first alone fixed, one new token gets position 0.",
         "With `past` keys held, feed only `new`, at `torch.arange(past, past + T)`, and take the "
         "rows of the triangle from `past` on. The story is in the bug museum of the page "
-        "5_caching/1_why_cache: G1, G2, G4. A cache proposed for nanoGPT wrote coherent texts that "
-        "were not those without it: https://github.com/karpathy/nanoGPT/pull/613",
+        "5_caching/1a_why_cache_in_depth: G1, G2, G4. A cache proposed for nanoGPT wrote coherent "
+        "texts that were not those without it: https://github.com/karpathy/nanoGPT/pull/613",
     ),
     wrong=planted(WRONG),
     survivors={

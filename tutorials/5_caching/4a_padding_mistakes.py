@@ -1,0 +1,422 @@
+r"""
+Seven ways to get padding wrong
+===============================
+
+The lesson on `batches of unequal prompts <4_padded_batches.ipynb>`_ fixes a program in three steps. Which mistakes are
+there, what does each of them do alone, and which test sees it? This page plants seven of them, one at a time, in a
+program that is right. Two leave the first token right, and one is outside the model.
+
+A program that fails
+--------------------
+
+Each of three prompts begins a document, as the end-of-text token in front says. They have 7, 5 and 47 tokens.
+"""
+
+# sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_words = ["padding_side", "pad_token = eos_token", "repetition_penalty", "batch size changes output", "garbage output in batch"]
+import copy
+from functools import partial
+
+import matplotlib.pyplot as plt
+import torch
+import transformers
+
+from lm_from_scratch.checkpoint.folders import PRETRAINED
+from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.instruments.plot import COLOURS, figure, printable
+
+torch.set_grad_enabled(False)
+transformers.utils.logging.disable_progress_bar()
+model, tokenizer = load_shipped()
+end = tokenizer.eos_token_id
+three = [
+    "Return the number of items in",
+    "The default value is",
+    "If the file does not exist, this method raises an error. Otherwise it "
+    "opens the file, reads all of its lines, and returns them as a list of "
+    "strings, in the order in which they stand in the",
+]
+three = [[end, *tokenizer.encode(text)] for text in three]
+assert [len(prompt) for prompt in three] == [7, 5, 47]
+
+# %%
+# The program pads on the right with the end-of-text token, gives no positions and no mask, and always reads the last
+# column. For one prompt alone, all of this is right.
+
+
+def naive(prompts, n):
+    T = max(len(prompt) for prompt in prompts)
+    idx = torch.tensor([p + [end] * (T - len(p)) for p in prompts])
+    for _ in range(n):
+        best = model(idx)[:, -1].argmax(-1, keepdim=True)
+        idx = torch.cat([idx, best], dim=1)
+    return idx[:, T:].tolist()
+
+
+said = [naive(three[:rows], 12)[0] for rows in (1, 2, 3)]
+print("what row 0 says next")
+for rows, ids in zip((1, 2, 3), said):
+    print(f"in a batch of {rows}:", printable(tokenizer.decode(ids)))
+assert said[0] == said[1] != said[2]
+
+# %%
+# The second prompt is shorter than the first, so row 0 gets no padding, and its text stays the same. When the long
+# prompt joins, row 0 says something else.
+#
+# A program that is right
+# -----------------------
+#
+# The functions of the package keep the text. They pad on the left, and give each token a position in its own row: -1
+# for padding.
+
+from lm_from_scratch.text.batches import padded_batch
+
+batch = padded_batch([[11, 12], [21, 22, 23, 24]], pad_token_id=0, side="left")
+print(batch.idx)
+print(batch.positions)
+
+# %%
+# *Prefill* reads the prompts into a cache and returns the logits (B, V) of the last column. *Decode* reads one new
+# token for each row, at the position after the last. Here are both phases in a form in which mistakes can be planted:
+# ``read`` is the first, and ``speak`` calls it and goes on.
+
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.generation.generate import (
+    complete,
+    decode,
+    generate,
+    prefill,
+)
+from lm_from_scratch.generation.sampling import GREEDY
+
+
+def read(model, prompts, place=lambda batch: batch.positions):
+    batch = padded_batch(prompts, pad_token_id=end, side="left")
+    positions = place(batch)
+    cache = GrowingCache(model.config.n_layer)
+    logits = prefill(model, batch.idx, cache, positions=positions)  # (B, V)
+    return logits, positions[:, -1], cache
+
+
+def speak(model, start, prompts, n, choose=lambda logits: logits.argmax(-1)):
+    logits, last, cache = start(model, prompts)
+    said, scores = [], []
+    for step in range(n):
+        if step > 0:
+            last = last + 1
+            logits = decode(model, said[-1], cache, positions=last)
+        scores.append(logits)
+        said.append(choose(logits))
+    return torch.stack(said, 1), torch.stack(scores, 1)  # (B, n), (B, n, V)
+
+
+ours, _ = speak(model, read, three, 12)
+assert ours.tolist() == complete(generate(model, three, 12, GREEDY))
+assert ours[0].tolist() == said[0]
+
+# %%
+# Six causes in the model
+# -----------------------
+#
+# Three causes are wrong positions for the prompts. Padding may be **attended**, like any token: the position of each is
+# its column. Or it is hidden but **counted**, so that a text still starts at its column instead of 0. Or it is **masked
+# by id**, and the text contains that id too: with end-of-text as padding, every document loses its first token.
+
+from lm_from_scratch.attention.visibility import PADDING, positions_from_mask
+
+
+def attended(batch):
+    return torch.arange(batch.idx.shape[1]).expand_as(batch.idx)
+
+
+def counted(batch):
+    return attended(batch).where(batch.positions >= 0, PADDING)
+
+
+def masked_by_id(batch):
+    return positions_from_mask((batch.idx != end).long())
+
+
+# %%
+# The fourth is to read the **pad column**. Padding on the right needs no mask while the prompts are read, as no real
+# token comes after it; but the last column of a short row is padding. Here the cache then forgets the padding with
+# ``crop``, so that nothing else is wrong.
+
+
+def pad_column(model, prompts):
+    batch = padded_batch(prompts, pad_token_id=end, side="right")
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    cache = GrowingCache(model.config.n_layer)
+    logits = model(batch.idx, cache=cache)[:, -1]
+    cache.crop(lengths)
+    return logits, lengths - 1, cache
+
+
+# %%
+# Two causes come after the prompts. A mask for the **first pass only** leaves the keys of the padding in the cache,
+# where every later token sees them. And the prompts may be counted without padding, the new tokens with it: **two
+# counts** in one row.
+
+
+def first_pass_only(model, prompts):
+    logits, last, cache = read(model, prompts)
+    cache.tracks[0].positions.clamp_(min=0)
+    return logits, last, cache
+
+
+def two_counts(model, prompts):
+    logits, last, cache = read(model, prompts)
+    return logits, last.max().expand_as(last), cache
+
+
+starts = {
+    "correct": read,
+    "attended": partial(read, place=attended),
+    "counted": partial(read, place=counted),
+    "masked by id": partial(read, place=masked_by_id),
+    "pad column": pad_column,
+    "first pass only": first_pass_only,
+    "two counts": two_counts,
+}
+
+# %%
+# The first measurement is the largest error of a logit, in float64. Two small models have random weights that are large
+# enough to show every mistake. All runs are fed the same tokens. The reference is each row alone, without padding and
+# without a cache.
+
+from lm_from_scratch.models.causal_lm import build, randomize_
+from lm_from_scratch.models.gpt2 import GPT2Config
+from lm_from_scratch.models.qwen2 import Qwen2Config
+
+
+def random_model(config):
+    model = build(config).eval()
+    randomize_(model)
+    return model.double()
+
+
+sizes = dict(vocab_size=97, block_size=64, n_layer=3, n_head=4)
+sizes |= dict(eos_token_id=None, bos_token_id=None)
+qwen2 = sizes | dict(n_embd=40, n_kv_head=2, intermediate_size=56)
+tiny = {
+    "GPT-2": random_model(GPT2Config(**sizes, n_embd=36)),
+    "Qwen2": random_model(Qwen2Config(**qwen2)),
+}
+generator = torch.Generator().manual_seed(0)
+few = [torch.randint(1, 97, (n,), generator=generator) for n in (4, 9, 17)]
+few = [[end, *ids.tolist()] for ids in few]
+fed = torch.randint(1, 97, (3, 2), generator=generator)
+
+
+def logit_errors(model, start):
+    feed = iter(fed.T)
+    _, got = speak(model, start, few, 2, lambda logits: next(feed))
+    for row, prompt in enumerate(few):
+        for step in range(2):
+            ids = torch.tensor([prompt + fed[row, :step].tolist()])
+            got[row, step] -= model(ids)[0, -1]
+    return got.abs().amax((0, 2)).tolist()  # by step
+
+
+errors = {}
+print(f"{'':16}{'GPT-2':>12}{'':10}{'Qwen2':>12}")
+print(f"{'':16}{'prompt':>10}{'next':>10}{'prompt':>12}{'next':>10}")
+for name, start in starts.items():
+    errors[name] = [logit_errors(m, start) for m in tiny.values()]
+    (a, b), (c, d) = errors[name]
+    print(f"{name:16}{a:10.0e}{b:10.0e}{c:12.0e}{d:10.0e}")
+
+# %%
+# *Prompt* is the logits of the last real token, *next* those of the token after it. Look at where the errors are not.
+#
+# * Two causes leave the first token right. A test that generates one token does not see them.
+# * The pad column ruins the first token and nothing else, if the right token is fed after it.
+# * Qwen2 knows distances alone, so counting the padding does nothing to it. Two counts in one row change the distances,
+#   and then the rotation does not help.
+
+for name in ("first pass only", "two counts"):
+    for prompt, after in errors[name]:
+        assert prompt < 1e-12 and after > 1
+for prompt, after in errors["pad column"]:
+    assert prompt > 1 and after < 1e-12
+for name in ("attended", "masked by id"):
+    assert min(min(pair) for pair in errors[name]) > 1
+in_gpt2, in_qwen2 = errors["counted"]
+assert min(in_gpt2) > 1 and max(in_qwen2) < 1e-12
+assert max(max(pair) for pair in errors["correct"]) < 1e-12
+
+# %%
+# The second measurement is on the two shipped models: the share of greedy tokens that change. Texts that the model
+# wrote itself are cut after 3 to 24 tokens, and sixteen such prompts are one batch. Only rows with padding count. The
+# models run in float64, so that rounding plays no part.
+
+from lm_from_scratch.generation.sampling import Sampler
+
+shipped = {"GPT-2": model, "Qwen2": load_shipped("qwen2-docs")[0]}
+exact = {name: copy.deepcopy(m).double() for name, m in shipped.items()}
+sampler = Sampler(top_p=0.95)
+texts = generate(model, [[end]], 60, sampler, num_return_sequences=40)
+texts = complete(texts)
+cuts = torch.randint(3, 25, (40,), generator=generator).tolist()
+prompts = [[end, *text[:cut]] for text, cut in zip(texts, cuts)][:16]
+padded = [len(p) < max(len(p) for p in prompts) for p in prompts]
+
+changed = {}
+for kind, m in exact.items():
+    alone = [complete(generate(m, [p], 12, GREEDY))[0] for p in prompts]
+    alone = torch.tensor(alone)[padded]
+    for name, start in starts.items():
+        tokens, _ = speak(m, start, prompts, 12)
+        changed[name, kind] = (tokens[padded] != alone).double().mean().item()
+
+_, (ax,) = figure(6.4, 3.8)
+causes = [name for name in starts if name != "correct"]
+for i, (kind, hatch) in enumerate({"GPT-2": "", "Qwen2": "//"}.items()):
+    share = [100 * changed[name, kind] for name in causes]
+    where = [y + 0.38 * i for y in range(len(causes))]
+    bars = ax.barh(
+        where, share, 0.36, color=COLOURS[i], hatch=hatch, label=kind
+    )
+    ax.bar_label(bars, fmt="%.0f", padding=3)
+ax.set_yticks([y + 0.19 for y in range(len(causes))], causes)
+ax.invert_yaxis()
+ax.set(xlim=(0, 120), xticks=range(0, 101, 20))
+ax.set_xlabel("greedy tokens that change (%)")
+ax.set_title("What each cause does to padded rows")
+ax.legend(frameon=False, loc="upper right")
+plt.show()
+
+for (name, kind), share in changed.items():
+    harmless = name == "correct" or (name, kind) == ("counted", "Qwen2")
+    assert (share == 0) == harmless
+    assert share > 0.5 or name != "pad column"
+
+# %%
+# The correct program changes no token, and neither does counting in Qwen2. Everything else changes some; the pad column
+# changes more than half.
+#
+# A cause outside the model
+# -------------------------
+#
+# A repetition penalty lowers the logits of the tokens that a row contains. If it looks at the padded row, it finds the
+# padding there. With end-of-text as padding, the *end of the text* becomes unlikely. The next prompts have no
+# end-of-text in front, so that they hold none of their own.
+
+from lm_from_scratch.generation.generate import Chooser
+
+middle = [text[:cut] for text, cut in zip(texts, cuts)]
+middle = [prompt for prompt in middle if end not in prompt][:16]
+penalty = Sampler(temperature=0.0, repetition_penalty=1.3)
+with_padding = padded_batch(middle, pad_token_id=end, side="left").idx.tolist()
+
+
+def until_end(tokens):
+    rows = [[*row, end] for row in tokens.tolist()]
+    return [row[: row.index(end)] for row in rows]
+
+
+for kind, m in exact.items():
+    said = []
+    for rows in (middle, with_padding):  # what the penalty looks at
+        choose = Chooser(rows, penalty)
+        said.append(until_end(speak(m, read, middle, 40, choose)[0]))
+    longer = sum(len(b) > len(a) for a, b in zip(*said))
+    print(f"{kind}: {longer} of {len(middle)} texts go on after their end")
+    assert longer >= 2
+    assert all(b[: len(a)] == a for a, b in zip(*said))
+
+# %%
+# Up to the place where they should have ended, the texts are the same. In the package the penalty is given the prompts
+# themselves, and no padding is among them.
+#
+# Bug museum
+# ----------
+#
+# G5: a forward pass that counts padding
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# ``generate`` of ``transformers`` makes positions from the mask; the forward pass of its GPT-2 does not. If you score
+# texts with the mask alone, you get the cause that is called *counted* above. These are errors of the last column's
+# logits.
+
+load = transformers.AutoModelForCausalLM.from_pretrained
+twins = {}
+for kind, name in {"GPT-2": "gpt2-docs", "Qwen2": "qwen2-docs"}.items():
+    twins[kind] = load(PRETRAINED / name, dtype=torch.float32).eval()
+
+batch = padded_batch(prompts, end, side="left")
+given = dict(attention_mask=(batch.positions >= 0).long())
+short = batch.positions[:, 0] < 0
+places = dict(position_ids=batch.positions.clamp(min=0))
+print(f"{'':8}{'mask alone':>12}{'with position_ids':>20}")
+for kind, twin in twins.items():
+    truth = exact[kind](batch.idx, positions=batch.positions)[short, -1]
+    wrong = (twin(batch.idx, **given).logits[short, -1] - truth).abs().max()
+    fixed = twin(batch.idx, **given, **places).logits[short, -1] - truth
+    print(f"{kind:8}{wrong:12.0e}{fixed.abs().max():20.0e}")
+    assert fixed.abs().max() < 1e-3
+    assert wrong > 1 if kind == "GPT-2" else wrong < 1e-3
+
+# %%
+# The fixed line passes ``position_ids``. The check that finds the mistake is a padded row against the same row alone,
+# in a model with learned positions; Qwen2 lets it pass.
+#
+# G10: the penalty of row 0
+# ~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# A program took the tokens to penalise from row 0 and applied them to every row. Shapes broadcast, so no error is
+# raised.
+
+
+class PenaltyOfRow0(Sampler):
+    def __call__(self, logits, seen, u):
+        return super().__call__(logits, seen[:1].expand_as(seen), u)
+
+
+wrong_rule = PenaltyOfRow0(temperature=0.0, repetition_penalty=1.3)
+for rows in (prompts, prompts[::-1]):
+    wrong = complete(generate(exact["GPT-2"], rows, 20, wrong_rule))
+    right = complete(generate(exact["GPT-2"], rows, 20, penalty))
+    same = [a == b for a, b in zip(wrong, right)]
+    print(f"row 0 right: {same[0]}, wrong rows: {same.count(False)} of 16")
+    assert same[0] and same.count(False) >= 8
+
+# %%
+# Row 0 is right in either order, and at least half of all rows are wrong. The fixed line is ``seen``: one row of marks
+# for each row of logits. A test with one prompt does not find the mistake. Two different rows and the law above do.
+#
+# Exercises
+# ---------
+#
+# 1. *Easy.* Give ``logit_errors`` three prompts of *equal* length. Which causes does it still see? Hint: ``few`` is a
+#    global name. A right answer names one cause, and says why such a test is not enough.
+#
+# Summary
+# -------
+#
+# * A short row changed its text when a long one joined. In GPT-2, six planted causes and one in the penalty each did
+#   that alone; two of the six left the first token right.
+# * Counting the padding moved a logit of GPT-2 by more than 1, and those of Qwen2 by rounding alone. Two counts in one
+#   row moved both.
+# * The forward pass of GPT-2 in ``transformers`` needs ``position_ids``.
+#
+# Sources
+# -------
+#
+# Each of these threads is about one of the causes:
+#
+# * counted, G5: `logits of generate and of forward differ <https://github.com/huggingface/transformers/issues/18388>`_.
+# * attended, and the pad column: `a mask for inference <https://github.com/karpathy/nanoGPT/issues/253>`_, in nanoGPT.
+# * first pass only: `the mask in all decoding steps <https://github.com/OpenNMT/OpenNMT-py/pull/2532>`_, in OpenNMT-py.
+# * positions shared by all rows, in models with rotation: `left padding gives wrong output <https://github.com/unslothai/unsloth/issues/3699>`_, in unsloth.
+# * masked by id: `end-of-text as padding in dialogues <https://github.com/locuslab/open-unlearning/issues/128>`_, in open-unlearning.
+# * the penalty: `no penalty on padding tokens <https://github.com/huggingface/text-generation-inference/pull/1765>`_, in text-generation-inference.
+
+import platform
+
+import lm_from_scratch
+
+print("python", platform.python_version())
+print("torch", torch.__version__)
+print("transformers", transformers.__version__)
+print("lm_from_scratch", lm_from_scratch.__version__)
