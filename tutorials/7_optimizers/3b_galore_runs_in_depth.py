@@ -214,12 +214,12 @@ assert twin_optimizer.state[matrices[0]]["bases"] == STEPS // GAP + 2
 # Bug museum
 # ----------
 #
-# L10: an object in the state
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# An object in the state
+# ~~~~~~~~~~~~~~~~~~~~~~
 #
 # The code published with GaLore, and ``pytorch_optimizer`` 4.1, keep a projector object in the state. Saving works.
 # The run that wants to resume fails; a
-# `fix for ms-swift <https://github.com/modelscope/ms-swift/pull/10161>`_ describes it.
+# `fix for ms-swift <https://github.com/modelscope/ms-swift/pull/10161>`_ describes it. (L10)
 
 
 class Projector:
@@ -244,11 +244,11 @@ assert failed
 # the basis itself: ``state["left"] = basis``. The check saves, loads with ``weights_only=True`` and goes on, for every
 # option.
 #
-# L5: when is a basis due?
-# ~~~~~~~~~~~~~~~~~~~~~~~~
+# When is a basis due?
+# ~~~~~~~~~~~~~~~~~~~~
 #
 # The step was counted from 1, and the basis renewed if ``step % gap == 0``. The first basis then serves one step less
-# than all others. The authors' code counts from 0, as we do. Here both run on the same gradients, with a gap of 5.
+# than all others. The authors' code counts from 0, as we do. Here both run on the same gradients, with a gap of 5. (L5)
 
 
 class FromOne(GaLore):

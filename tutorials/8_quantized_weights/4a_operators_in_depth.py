@@ -500,11 +500,11 @@ print(len(frozen), "weights unchanged, the last norm has moved")
 # Bug museum
 # ----------
 #
-# T6: the table that was never filled
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# The table that was never filled
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # In PyTorch's tutorial on swapping tensors the quantised weight had ``detach`` and ``_to_copy``, and never ran a forward
-# pass. The tempting fix answers every other operator with the decoded matrix.
+# pass. The tempting fix answers every other operator with the decoded matrix. (T6)
 
 
 class Obliging(Weight):
@@ -538,11 +538,11 @@ print(message)
 assert "aten.add_.Tensor" in message
 
 # %%
-# T7: a quantised weight that never quantises
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# A quantised weight that never quantises
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # In the same tutorial the weight had a payload and a scale. It was called quantised, printed well, and passed its
-# checks, which compared dtypes and ids.
+# checks, which compared dtypes and ids. (T7)
 
 
 class NeverQuantised(torch.Tensor):

@@ -301,12 +301,12 @@ assert torch.equal(mine["weight"], 2 * was)
 # Bug museum
 # ----------
 #
-# T4: a handler that ignores assign
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# A handler that ignores assign
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # A handler of ``module_load`` that ignores ``assign`` breaks law 1. PyTorch's tutorial on ``swap_tensors`` has one:
 # whatever comes is wrapped and swapped in. Nobody asked to assign, and yet the bfloat16 module turns float32, and
-# shares its memory with the checkpoint. If you change the checkpoint later, you change the model.
+# shares its memory with the checkpoint. If you change the checkpoint later, you change the model. (T4)
 
 
 def careless(self, other, assign=False):
@@ -339,11 +339,11 @@ for handler in (careless, quantized_weight.module_load):
 # The check that finds it: load a checkpoint of another dtype without ``assign``, look at the dtype, change the checkpoint
 # and look at the module.
 #
-# T5: a handler for one class
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# A handler for one class
+# ~~~~~~~~~~~~~~~~~~~~~~~
 #
 # The same handler begins with ``assert type(other) is Tensor``. So it knows one of three combinations. A module cannot
-# even load what it has saved.
+# even load what it has saved. (T5)
 
 
 def strict(self, other, assign=False):
@@ -371,13 +371,13 @@ for name, into, x in (
     assert ours == into
 
 # %%
-# T11: a state dict that remembers
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# A state dict that remembers
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # This one is in torch itself. A state dict carries ``_metadata``, one small dictionary for each module, and
 # ``load_state_dict(assign=True)`` notes there that it assigns. The note stays in *your* state dict. The next model that
 # loads it by default finds the note, and assigns too. See
-# `pytorch#188166 <https://github.com/pytorch/pytorch/issues/188166>`_.
+# `pytorch#188166 <https://github.com/pytorch/pytorch/issues/188166>`_. (T11)
 
 
 def two_models(checkpoint_of):

@@ -1,4 +1,4 @@
-"""Drawings of optimizers are sound, inside their sheet, and show what they say."""
+"""Drawings of training are sound, inside their sheet, and show what they say."""
 
 from __future__ import annotations
 
