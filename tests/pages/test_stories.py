@@ -37,6 +37,8 @@ def test_a_story_is_short_and_has_a_picture(name: str) -> None:
     picture = stories.numbers(name)["picture"]
     assert text.count(".. raw:: html") == 1 and picture.html in text and picture.says
     assert "\n" not in picture.html  # a line of its own below the directive
+    for key, value in stories.numbers(name).items():
+        assert key == "picture" or str(value) in text.replace(picture.html, ""), key
     assert re.findall(r"^(.+)\n-+$", text, re.M) == ["In your own code", "Where it happened"]
 
 
