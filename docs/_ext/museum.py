@@ -7,8 +7,9 @@ its exercise.
 
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import exercises
@@ -116,12 +117,15 @@ def chapters(number: str) -> list[str]:
     return [*dict.fromkeys(found)] or [data()["sources"][number[0]][1]]
 
 
-def where(number: str) -> str:
-    """Where to go on from a card."""
+def where(number: str, stories: Sequence[Any] = ()) -> str:
+    """Where to go on from a card. Each of the ``stories`` knows its numbers."""
+    told = [f"Story: :doc:`{s.title} </stories/{s.name}>`." for s in stories if number in s.numbers]
     found = [f"Shown: {link(one)}." for one in exhibits() if number in shown(one)]
     named = [name for name in gallery.in_order() if number in page.comment(name, "museum")]
-    lines = found + [f"Mentioned: :doc:`{gallery.document(name)}`." for name in named]
-    return "\n\n".join([*lines, *map(hunt_line, hunts(number))])
+    lines = told + found + [f"Mentioned: :doc:`{gallery.document(name)}`." for name in named]
+    return "
+
+".join([*lines, *map(hunt_line, hunts(number))])
 
 
 def cards() -> dict[str, list[str]]:
@@ -132,7 +136,8 @@ def cards() -> dict[str, list[str]]:
     return {kind: [n for n in found if numbers()[n].kind == kind] for kind in kinds}
 
 
-def index() -> str:
+def index(stories: Sequence[Any]) -> str:
+    """The page, with a list of the ``stories`` (stories.py)."""
     return rst.render(
         "museum.rst",
         mistakes=numbers(),
@@ -140,7 +145,8 @@ def index() -> str:
         sources=data()["sources"],
         cards=cards(),
         label=label,
-        where=where,
+        where=partial(where, stories=stories),
+        stories=stories,
         chapters_of=chapters,
         others=[exhibit for exhibit in exhibits() if not shown(exhibit)],
         hunts=[one for one in exercises.written() if one.hunt and not NUMBER.search(one.hunt)],
