@@ -11,7 +11,14 @@ from lm_from_scratch.instruments.canvas import Drawing
 
 INF = float("inf")
 ROW = [0.5, -1.0, 0.0, 2.0, 1.0, -3.0, 1.5, 0.0]
+TENSORS = {"θ": ("<weights>", True), "g": ("gradient", False)}
+BY_ROW = [(m, n) for m in range(32) for n in range(38)]
 DRAWINGS = {
+    "rope": kernel_diagrams.rope_rows(4, 3, 3, 8, 4),
+    "places": kernel_diagrams.memory_places({"<a>": [[0, 1], [2, 3]], "b": [[0, 2], [1, 3]]}),
+    "optimizer": kernel_diagrams.optimizer_blocks(TENSORS, 10, 4),
+    "tile": kernel_diagrams.tile_steps(5, 7, 7, 3, 3, (1, 1), 1),
+    "order": kernel_diagrams.first_programs({"a": BY_ROW, "b": BY_ROW}, 32, 38, 132),
     "programs": kernel_diagrams.programs_on_a_vector(37, 16),
     "round trips": kernel_diagrams.round_trips(
         {"two": [("silu", ["g"], ["s"]), ("product", ["s", "u"], ["y"])], "one": [("both", ["g", "u"], ["y"])]}
@@ -57,6 +64,39 @@ def test_every_drawing_is_tested() -> None:
         and getattr(one, "__module__", "") == kernel_diagrams.__name__
     ]
     assert len(functions) == len(DRAWINGS)
+
+
+def masked(frame: ElementTree.Element) -> int:
+    """The places that are crossed out, by two lines each."""
+    return sum(mark.get("stroke-opacity") == "0.6" for mark in frame.iter(f"{SVG}line")) // 2
+
+
+def test_rows_and_pairs_outside_are_masked() -> None:
+    """Two programs of 8 rows and 2 x 4 numbers; inside are 12 rows of 2 x 3."""
+    assert masked(parsed(DRAWINGS["rope"])) == 2 * (2 * 8 * 4 - 12 * 3)
+    whole = kernel_diagrams.rope_rows(2, 4, 4, 8, 4)
+    assert masked(parsed(whole)) == 0
+
+
+def test_the_last_program_masks_what_is_beyond_the_last_weight() -> None:
+    assert masked(parsed(DRAWINGS["optimizer"])) == len(TENSORS) * (3 * 4 - 10)
+    assert "writes over its block of θ;" in DRAWINGS["optimizer"].says
+    words = texts(DRAWINGS["optimizer"])
+    assert words.count("read") == 2 and words.count("written") == 1
+
+
+def test_a_tile_masks_rows_columns_and_the_end_of_k() -> None:
+    """Rows 3 to 5 of 5, columns 3 to 5 of 7, and three steps over 7 along K."""
+    frames = list(parsed(DRAWINGS["tile"]).iter(f"{SVG}svg"))
+    assert len(frames) == 3
+    for step, frame in enumerate(frames):
+        beyond = max(3 * (step + 1) - 7, 0)
+        of_a, of_b, of_c = 9 - 2 * (3 - beyond), 3 * beyond, 3
+        assert masked(frame) == of_a + of_b + of_c
+
+
+def test_first_programs_need_what_they_touch() -> None:
+    assert DRAWINGS["order"].says.startswith("a: 132 programs need 4 rows and 38 columns;")
 
 
 def test_every_number_belongs_to_one_program() -> None:
