@@ -190,12 +190,12 @@ word_counts = Counter(
     for document in train
     for word, _ in rule.pre_tokenize_str(document.text)
 )
-learnt = learn_merges(word_counts, 60)
+learned = learn_merges(word_counts, 60)
 texts = [document.text for document in train]
 by_library = Tokenizer.train(texts, vocab_size=256 + 1 + 60)
 
-assert learnt == merges_of(by_library.backend)
-print(" ".join("".join(pair) for pair in learnt))
+assert learned == merges_of(by_library.backend)
+print(" ".join("".join(pair) for pair in learned))
 
 # %%
 # The same tokens as the library
@@ -488,11 +488,11 @@ for text in wild.values():
 # Bug museum
 # ----------
 #
-# G29: the character's number, modulo the vocabulary
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# The character's number, modulo the vocabulary
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # A short tokenizer for a vocabulary of 50000 wrote each character as its Unicode number modulo 50000.
-# Its author tried it on English, where it works.
+# Its author tried it on English, where it works. (G29)
 
 
 def old_encode(text):
