@@ -324,13 +324,15 @@ rules = {
     "window of 130": Visibility(places, places, window=130),
     "three documents": Visibility(places, places, numbers, numbers),
 }
-colours = LIGHT_GREY, COLOURS[1], COLOURS[0]
-_, axes = figure(4.2, 9.6, rows=3)
-counted = {}
-for ax, (name, rule) in zip(axes, rules.items()):
+counted, states = {}, {}
+for name, rule in rules.items():
     mask = rule.mask[0, 0].view(8, 64, 8, 64).float().mean(dim=(1, 3))
-    state = (mask > 0).int() + (mask == 1).int()  # 0, 1 or 2
-    counted[name] = [(state == i).sum().item() for i in range(3)]
+    states[name] = (mask > 0).int() + (mask == 1).int()  # 0, 1 or 2
+    counted[name] = [(states[name] == i).sum().item() for i in range(3)]
+
+_, axes = figure(4.2, 9.6, rows=3)
+for ax, (name, state) in zip(axes, states.items()):
+    colours = LIGHT_GREY, COLOURS[1], COLOURS[0]
     cmap = plt.matplotlib.colors.ListedColormap(colours)
     ax.imshow(state.numpy(), cmap=cmap, vmin=0, vmax=2)
     for i, j in (state == 1).nonzero().tolist():

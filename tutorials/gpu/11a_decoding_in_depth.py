@@ -207,9 +207,7 @@ assert adds_up
 #
 # The merge is a second kernel, because no program may wait for another. This is the one of the package.
 
-from lm_from_scratch.kernels import decoding
-
-merge_kernel = decoding.merge_kernel
+from lm_from_scratch.kernels.decoding import decode_kernel, merge_kernel
 
 # %%
 # It has one program for each query head.
@@ -242,7 +240,7 @@ assert all(verdicts) and empty == 6
 # no split; a mask for what positions hide; and the table of a paged cache. Where more than 16 query heads share a key
 # head, several programs take 16 of them each. What is ``None`` leaves no instruction in the compiled kernel.
 
-print(inspect.getsource(decoding.decode_kernel.fn))
+print(inspect.getsource(decode_kernel.fn))
 
 # %%
 # The number of keys is an ordinary argument, and ``do_not_specialize`` names it. It grows with every token. As a
