@@ -123,9 +123,7 @@ def where(number: str, stories: Sequence[Any] = ()) -> str:
     found = [f"Shown: {link(one)}." for one in exhibits() if number in shown(one)]
     named = [name for name in gallery.in_order() if number in page.comment(name, "museum")]
     lines = told + found + [f"Mentioned: :doc:`{gallery.document(name)}`." for name in named]
-    return "
-
-".join([*lines, *map(hunt_line, hunts(number))])
+    return "\n\n".join([*lines, *map(hunt_line, hunts(number))])
 
 
 def cards() -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Drawings of attention kernels: which program reads which part of a tensor, and what its masks cut off."""
+"""Drawings of attention kernels: which program reads which keys, and what its masks cut off."""
 
 from collections.abc import Sequence
 

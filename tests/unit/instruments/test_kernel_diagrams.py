@@ -21,16 +21,21 @@ DRAWINGS = {
     "order": kernel_diagrams.first_programs({"a": BY_ROW, "b": BY_ROW}, 32, 38, 132),
     "programs": kernel_diagrams.programs_on_a_vector(37, 16),
     "round trips": kernel_diagrams.round_trips(
-        {"two": [("silu", ["g"], ["s"]), ("product", ["s", "u"], ["y"])], "one": [("both", ["g", "u"], ["y"])]}
+        {
+            "two": [("silu", ["g"], ["s"]), ("product", ["s", "u"], ["y"])],
+            "one": [("both", ["g", "u"], ["y"])],
+        }
     ),
     "pointer": kernel_diagrams.pointer(ROW, 5),
     "masked store": kernel_diagrams.masked_store(37, 16),
-    "strides": kernel_diagrams.strides({"a": ((2, 3), (3, 1)), "b": ((3, 2), (1, 3)), "c": ((2, 3), (0, 0))}),
+    "strides": kernel_diagrams.strides(
+        {"a": ((2, 3), (3, 1)), "b": ((3, 2), (1, 3)), "c": ((2, 3), (0, 0))}
+    ),
     "rows": kernel_diagrams.row_programs([[1.0, -INF], [0.5, 2.0]], ["<If>", " the"], 4),
     "online sum": kernel_diagrams.online_sum_frames(ROW, 3),
     "blocks of rows": kernel_diagrams.row_blocks(5, 6, 2, 8),
     "sums": kernel_diagrams.sums_across(6, 3),
-}  # fmt: skip
+}
 each_drawing = pytest.mark.parametrize("drawing", DRAWINGS.values(), ids=DRAWINGS)
 SVG = "{http://www.w3.org/2000/svg}"
 
