@@ -244,8 +244,7 @@ assert all(verdicts.values())
 # %%
 # In float16 the tolerance is a few roundings, which are :math:`2^{-11}` of a number each. PyTorch rounds the result of silu before the
 # product, and the kernel does not, so that the two need not agree to the bit.
-
-# %%
+#
 # Bug museum
 # ----------
 #
