@@ -1,8 +1,8 @@
 """The bug museum: a card for every mistake, by what one sees.
 
-`museum.toml` says what is on a card. A page shows the numbers in the headings of its section "Bug
-museum", or mentions them (page.py); a test has them in its name (`test_Q4_...`), a hunt in its
-exercise.
+`museum.toml` says what is on a card. In its section "Bug museum" a page shows numbers, as "(G4)",
+and elsewhere it may mention them (page.py); a test has them in its name (`test_Q4_...`), a hunt in
+its exercise.
 """
 
 import re
@@ -20,6 +20,8 @@ from page import Section
 from lm_from_scratch.exercises.exercise import Exercise
 
 NUMBER = re.compile(r"\b([GQKLT][1-9]\d?)\b")
+#: How a page says which mistakes a section of its museum shows: "(G1, G2)".
+SHOWN = re.compile(r"\(((?:[GQKLT][1-9]\d?(?:,\s+)?)+)\)")
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,11 @@ def exhibits() -> list[Section]:
     """Every mistake of every page's museum, in the order of the pages."""
     sections = [section for name in gallery.in_order() for section in page.sections(name)]
     return [section for section in sections if section.inside == "Bug museum"]
+
+
+def shown(exhibit: Section) -> list[str]:
+    """The numbers of a section in a page's museum."""
+    return [number for found in SHOWN.findall(exhibit.text) for number in NUMBER.findall(found)]
 
 
 @cache
@@ -98,9 +105,9 @@ def hunt_line(one: Exercise) -> str:
 
 def pages(number: str) -> list[str]:
     """The pages that show or mention a mistake."""
-    shown = [one.page for one in exhibits() if number in NUMBER.findall(one.title)]
+    found = [one.page for one in exhibits() if number in shown(one)]
     named = [name for name in gallery.in_order() if number in page.comment(name, "museum")]
-    return [*dict.fromkeys(shown + named)]
+    return [*dict.fromkeys(found + named)]
 
 
 def chapters(number: str) -> list[str]:
@@ -111,9 +118,9 @@ def chapters(number: str) -> list[str]:
 
 def where(number: str) -> str:
     """Where to go on from a card."""
-    shown = [f"Shown: {link(one)}." for one in exhibits() if number in NUMBER.findall(one.title)]
+    found = [f"Shown: {link(one)}." for one in exhibits() if number in shown(one)]
     named = [name for name in gallery.in_order() if number in page.comment(name, "museum")]
-    lines = shown + [f"Mentioned: :doc:`{gallery.document(name)}`." for name in named]
+    lines = found + [f"Mentioned: :doc:`{gallery.document(name)}`." for name in named]
     return "\n\n".join([*lines, *map(hunt_line, hunts(number))])
 
 
@@ -135,7 +142,7 @@ def index() -> str:
         label=label,
         where=where,
         chapters_of=chapters,
-        others=[exhibit for exhibit in exhibits() if not NUMBER.search(exhibit.title)],
+        others=[exhibit for exhibit in exhibits() if not shown(exhibit)],
         hunts=[one for one in exercises.written() if one.hunt and not NUMBER.search(one.hunt)],
         chapters=gallery.by_chapter(),
         folders={f.name: gallery.header_text(f)[0] for f in [*gallery.chapters(), gallery.GPU]},
