@@ -69,6 +69,7 @@ reads_and_writes = {
 print(sum(reads_and_writes.values()), "tensors")
 
 assert sum(reads_and_writes.values()) == 8
+assert torch.tensor(89.0).exp().isinf() and torch.tensor(88.0).exp().isfinite()
 
 # %%
 # Eight, four times as much as needed. ``torch.softmax`` is one fused kernel already, so it is a strong opponent: nothing
@@ -90,8 +91,8 @@ def row_maximum(x, out, width, OTHER: tl.constexpr, BLOCK: tl.constexpr):
 
 
 # %%
-# **Predict first.** The padding holds 0. All our scores are negative. Which rows get the right
-# maximum?
+# **Predict first.** The padding holds 0. Below the first row, all our scores are negative. Which of these rows get the
+# right maximum?
 #
 # * all of them
 # * none of them
@@ -105,7 +106,7 @@ for other in (0.0, -INF):
     assert right == (8 if other else 0)
 
 # %%
-# None. The largest "number" is the padding. (We left out the first row: its only score is 0.)
+# None. The largest "number" is the padding. (In the first row the only score is 0.)
 #
 # So padding must hold the *neutral* number of the reduction, which changes nothing. For a sum it is 0, for a maximum
 # minus infinity. For softmax as a whole, minus infinity is neutral too: :math:`e^{-\infty} = 0` adds nothing to the sum.
@@ -132,6 +133,7 @@ softmax_of_a_row[(9,)](scores, ours, 9, BLOCK=BLOCK)
 print("the weights of the model:", torch.allclose(ours, weights, atol=1e-5))
 
 assert BLOCK == 16 and torch.allclose(ours, weights, atol=1e-5)
+assert 4096 / 128 == 32 and 65_536 / 128 == 512
 
 # %%
 # Our kernel gives the weights with which GPT-2 attends. For most rows this is all one needs.

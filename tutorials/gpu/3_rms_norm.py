@@ -245,8 +245,17 @@ for programs in (rows, 512):
 
 # %%
 # More than the pass itself. The package has 512 programs, on every GPU: the sums are then split in the same way on every
-# machine.
-#
+# machine. Its function has all of this, and autograd knows it.
+
+from lm_from_scratch.kernels.norm import rms_norm
+
+w = weight.clone().requires_grad_()
+rms_norm(x, w).backward(upstream)
+print("package matches torch:", matches(w.grad, expected))
+
+assert matches(w.grad, expected)
+
+# %%
 # Forward, memory decides, as in softmax.
 
 from lm_from_scratch.instruments.roofline import Cost, show
