@@ -412,7 +412,7 @@ def row_programs(rows: Sequence[Sequence[float]], words: Sequence[str], block: i
                 _cell(canvas, x, y, cell, row, "−∞", INK, 0.03, 10)
             else:
                 share = (values[i] - low) / ((high - low) or 1)
-                _cell(canvas, x, y, cell, row, "", colour, 0.1 + 0.8 * share)
+                _cell(canvas, x, y, cell, row, "", colour, round(0.1 + 0.8 * share, 1))
     foot = canvas.height - 26
     canvas.text(left, foot, "−∞: hidden, the row holds it", 12, "start")
     canvas.text(left, foot + 17, "✕: masked, the load puts −∞ there", 12, "start")
@@ -440,10 +440,10 @@ def online_sum_frames(row: Sequence[float], block: int, first: int = 0) -> Drawi
         canvas.line(0, 102, 343, 102, opacity=0.5)
         for i, value in enumerate(row):
             now = start <= i < start + block
-            tall = 10 + 62 * (value - low) / ((high - low) or 1)
+            tall = round(10 + 62 * (value - low) / ((high - low) or 1))
             colour, strength = (BLUE, 0.6) if now else (INK, 0.15 if i < start else 0.0)
             canvas.box(cell * i, 102 - tall, cell - 2, tall, colour, strength, radius=1)
-        level = 102 - 10 - 62 * (raised - low) / ((high - low) or 1)
+        level = 102 - round(10 + 62 * (raised - low) / ((high - low) or 1))
         canvas.line(0, level, 343, level, 1.5, RED, dashes="4 3")
         canvas.text(2, level - 10, f"m = {raised:.1f}", 13, "start", RED, bold=True)
         note = "the maximum rises" if raised > top else "the maximum stays"

@@ -13,6 +13,9 @@ INF = float("inf")
 ROW = [0.5, -1.0, 0.0, 2.0, 1.0, -3.0, 1.5, 0.0]
 TENSORS = {"θ": ("<weights>", True), "g": ("gradient", False)}
 BY_ROW = [(m, n) for m in range(32) for n in range(38)]
+TWO = [("silu", ["g"], ["s"]), ("product", ["s", "u"], ["y"])]
+ONE = [("both", ["g", "u"], ["y"])]
+LAYOUTS = {"a": ((2, 3), (3, 1)), "b": ((3, 2), (1, 3)), "c": ((2, 3), (0, 0))}
 DRAWINGS = {
     "rope": kernel_diagrams.rope_rows(4, 3, 3, 8, 4),
     "places": kernel_diagrams.memory_places({"<a>": [[0, 1], [2, 3]], "b": [[0, 2], [1, 3]]}),
@@ -20,17 +23,10 @@ DRAWINGS = {
     "tile": kernel_diagrams.tile_steps(5, 7, 7, 3, 3, (1, 1), 1),
     "order": kernel_diagrams.first_programs({"a": BY_ROW, "b": BY_ROW}, 32, 38, 132),
     "programs": kernel_diagrams.programs_on_a_vector(37, 16),
-    "round trips": kernel_diagrams.round_trips(
-        {
-            "two": [("silu", ["g"], ["s"]), ("product", ["s", "u"], ["y"])],
-            "one": [("both", ["g", "u"], ["y"])],
-        }
-    ),
+    "round trips": kernel_diagrams.round_trips({"two": TWO, "one": ONE}),
     "pointer": kernel_diagrams.pointer(ROW, 5),
     "masked store": kernel_diagrams.masked_store(37, 16),
-    "strides": kernel_diagrams.strides(
-        {"a": ((2, 3), (3, 1)), "b": ((3, 2), (1, 3)), "c": ((2, 3), (0, 0))}
-    ),
+    "strides": kernel_diagrams.strides(LAYOUTS),
     "rows": kernel_diagrams.row_programs([[1.0, -INF], [0.5, 2.0]], ["<If>", " the"], 4),
     "online sum": kernel_diagrams.online_sum_frames(ROW, 3),
     "blocks of rows": kernel_diagrams.row_blocks(5, 6, 2, 8),
@@ -131,7 +127,7 @@ def test_a_mask_saves_the_neighbour() -> None:
 def test_strides_are_those_of_torch() -> None:
     torch = pytest.importorskip("torch")
     memory = torch.arange(6)
-    for shape, strides in (((2, 3), (3, 1)), ((3, 2), (1, 3)), ((2, 3), (0, 0))):
+    for shape, strides in LAYOUTS.values():
         table = memory.as_strided(shape, strides).tolist()
         assert f"strides {strides}, offsets {table}" in DRAWINGS["strides"].says
 
