@@ -3,14 +3,17 @@
 Each script of `tutorials/gpu` becomes the notebook beside it, with its outputs. It is executed by
 this machine: compiled on a GPU, interpreted on a CPU; a page prints the same on both. A notebook
 whose code is that of its script, and whose measurements are those stored, keeps its outputs: new
-words are written around them. Use --force after a change of the package, whose source pages show,
-or on another machine; nbval tells whether outputs differ. Names are those of the scripts, with or
-without `.py`.
+words are written around them, and the source that a page prints is printed again. Use --force
+after a change of what the package computes, or on another machine; nbval tells whether outputs
+differ. Names are those of the scripts, with or without `.py`.
 """
 
 import argparse
+import ast
+import contextlib
 import datetime
 import hashlib
+import io
 import json
 import os
 import re
@@ -21,11 +24,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import folding
 import gallery
 import nbclient
 import nbformat
 import notebooks
-from nbformat.v4 import new_markdown_cell, new_notebook
+from lessons import PREDICT
+from nbformat.v4 import new_markdown_cell, new_notebook, new_output
 
 from lm_from_scratch.instruments.roofline import FILE
 
@@ -62,12 +67,17 @@ def notebook_path(script: Path) -> Path:
 
 def cells(script: Path) -> list[Any]:
     """What the notebook of a script holds before it is executed."""
-    page = nbformat.reads(json.dumps(notebooks.as_written(script)), as_version=4).cells
+    page = nbformat.reads(json.dumps(notebooks.convert(script)), as_version=4).cells
+    asks = False
     for i, cell in enumerate(page):
-        cell.update(id=f"cell-{i:02}", metadata={})
+        jupyter = cell.metadata.get("jupyter", {})
         if cell.cell_type == "markdown":
             # A heading of the fourth level would stand below one of the second.
             cell.source = re.sub(r"<h4>(.*?)</h4>", r"<strong>\1</strong>", cell.source)
+            asks = f"**{PREDICT}**" in cell.source
+        elif asks:
+            jupyter = {**jupyter, "outputs_hidden": True}  # the answer, until a reader opens it
+        cell.update(id=f"cell-{i:02}", metadata={"jupyter": jupyter} if jupyter else {})
     return page
 
 
@@ -159,6 +169,20 @@ def origin(provenance: dict[str, Any]) -> str:
     return f"The outputs on this page come from {how}.\n\n```text\n{versions}\n```"
 
 
+def print_again(page: list[Any]) -> None:
+    """Put the source as it is now into cells that print it: no notebook runs for a docstring."""
+    names: dict[str, Any] = {}
+    for cell in code(page):
+        tree = ast.parse("".join(cell["source"]))
+        imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        exec(compile(ast.Module(imports, []), "imports", "exec"), names)
+        if folding.prints_source("".join(cell["source"])):
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec("".join(cell["source"]), names)
+            cell["outputs"] = [new_output("stream", name="stdout", text=printed.getvalue())]
+
+
 def build(script: Path, force: bool = False) -> str:
     """Store the notebook of a script: executed, or with new words around its stored outputs."""
     page = cells(script)
@@ -166,7 +190,8 @@ def build(script: Path, force: bool = False) -> str:
         stored = nbformat.read(notebook_path(script), as_version=4)
         provenance, said = stored.metadata[METADATA], "the outputs are those of this code"
         for cell, before in zip(code(page), code(stored.cells), strict=True):
-            cell.update({**before, "id": cell.id})
+            cell.update({**before, "id": cell.id, "metadata": {**before.metadata, **cell.metadata}})
+        print_again(page)
     else:
         provenance = execute(script, page)
         said = "{seconds} s on {device}".format(**provenance)

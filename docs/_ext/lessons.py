@@ -5,7 +5,7 @@ next block of code prints or draws is the answer: it stays folded until its read
 it works by the keyboard and without scripts, and is in HTML alone.
 """
 
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from typing import Any
 
 import folding
@@ -50,10 +50,8 @@ class Fold(SphinxPostTransform):
             return
         blocks = list(self.document.findall(is_code))
         questions = [p for p in self.document.findall(nodes.paragraph) if ASKS in p["classes"]]
-        ran = any(
-            "sphx-glr-script-out" in node["classes"]
-            for node in self.document.findall(nodes.Element)
-        )
+        outputs = {"sphx-glr-script-out", "cell_output"}
+        ran = any(outputs & {*node["classes"]} for node in self.document.findall(nodes.Element))
         for question in questions:
             if not hide_answer(question) and ran:
                 logger.warning("nothing answers: %s", question.astext(), location=question)
@@ -65,8 +63,9 @@ class Fold(SphinxPostTransform):
 
 def is_code(node: nodes.Node) -> bool:
     """Whether a node is a block of the script: not what it printed, nor an example in its text."""
-    written = isinstance(node, nodes.literal_block)
-    return written and node.get("language") == "Python"  # as the gallery writes it
+    if not isinstance(node, nodes.literal_block):
+        return False
+    return node.get("language") == "Python" or "cell_input" in node.parent.get("classes", [])
 
 
 def is_output(node: nodes.Node) -> bool:
@@ -85,9 +84,10 @@ def below(node: nodes.Node) -> list[nodes.Node]:
 def hide_answer(question: nodes.paragraph) -> bool:
     """Fold what the next block printed and drew, and say whether it did."""
     after = below(question)
+    cells = of_next_cells(after)
     code = next((i for i, node in enumerate(after) if is_code(node)), len(after))
     found = list(takewhile(lambda node: is_output(node) or ignored(node), after[code + 1 :]))
-    shown = [node for node in found if is_output(node)]
+    shown = cells or [node for node in found if is_output(node)]
     if shown:
         made = fold(label=ANSWER, classes=["answer"])
         shown[0].parent.insert(shown[0].parent.index(shown[0]), made)
@@ -95,6 +95,17 @@ def hide_answer(question: nodes.paragraph) -> bool:
             node.parent.remove(node)
             made += node
     return bool(shown)
+
+
+def of_next_cells(after: list[nodes.Node]) -> list[nodes.Node]:
+    """The outputs of the next cells of a stored notebook, up to the next text."""
+
+    def is_cell(node: nodes.Node) -> bool:
+        return isinstance(node, nodes.Element) and "cell" in node.get("classes", [])
+
+    begun = dropwhile(lambda node: not (is_cell(node) or is_code(node)), after)
+    cells = takewhile(is_cell, begun)
+    return [node for cell in cells for node in cell.children if "cell_output" in node["classes"]]
 
 
 def ignored(node: nodes.Node) -> bool:

@@ -76,7 +76,7 @@ def race(name: str, prompt: str, count: int = 40) -> Picture:
 
 def clock(name: str, prompt: str, shift: int = 16) -> Picture:
     rows = []
-    for label, each in (("Qwen2, rotated", "qwen2-docs"), ("GPT-2, learnt", "gpt2-docs")):
+    for label, each in (("Qwen2, rotated", "qwen2-docs"), ("GPT-2, learned", "gpt2-docs")):
         model, tokenizer = shipped(each)
         ids = torch.tensor([tokenizer.start(prompt)])
         places = torch.arange(ids.shape[1])

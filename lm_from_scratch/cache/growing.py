@@ -66,8 +66,8 @@ class GrowingCache(BufferCache):
     """Every column that is fed is kept, padding too, in buffers that double when they are full.
 
     Doubling copies each entry about once over the whole run; concatenating the new token to the old
-    tensor would copy all of them at every token. ``reserve`` columns are there from the start: who
-    knows the length of the run copies nothing.
+    tensor would copy all of them at every token. ``reserve`` columns are there from the start:
+    if they are enough for the run, nothing is copied.
     """
 
     def __init__(self, n_layer: int, codec: Codec = EXACT, reserve: int = 0) -> None:

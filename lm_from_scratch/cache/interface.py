@@ -2,8 +2,8 @@
 
 A forward pass asks its cache two things. ``see`` says which keys the new tokens will see in every
 layer, before anything is computed. ``cache[layer].update(k, v)`` hands over a layer's new keys and
-values, and returns all that its queries need. Whoever does both is a cache: this file is all that
-models know of it.
+values, and returns all that its queries need. Any object that does both is a cache: this file is
+all that models know of it.
 """
 
 from abc import ABC, abstractmethod

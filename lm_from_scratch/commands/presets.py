@@ -17,7 +17,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         batch_size=16, steps=3000, lr=2e-3, min_lr=1e-4, warmup=200, eval_every=200,
         dtype="auto",
     ),
-    "finetune": dict(  # for a model that has learnt already: small steps, a short warm-up
+    "finetune": dict(  # for a model that has learned already: small steps, a short warm-up
         corpus=["reference"], block_size=128, batch_size=8, steps=300, lr=5e-5, min_lr=5e-6,
         warmup=30, eval_every=100,
     ),

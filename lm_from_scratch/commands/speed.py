@@ -54,7 +54,7 @@ def make_fast(model: nn.Module, args: argparse.Namespace, rows: int) -> str:
 
 
 def note(line: str) -> None:
-    """Say a line beside the output, to whoever sits at a terminal."""
+    """Say a line beside the output, if there is a terminal."""
     if line and sys.stderr is not None and sys.stderr.isatty():
         print(line, file=sys.stderr)
 

@@ -1,6 +1,6 @@
 r"""Normalisation layers.
 
-LayerNorm moves each token's vector to mean 0 and variance 1, then lets a learnt weight and bias
+LayerNorm moves each token's vector to mean 0 and variance 1, then lets a learned weight and bias
 set the scale and the level of every feature. For a vector :math:`x` of :math:`C` features
 
 .. math::

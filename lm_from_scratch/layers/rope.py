@@ -11,7 +11,7 @@ by the angle :math:`t \, \omega_i`:
 
 Two turned vectors have the dot product of one vector and the other turned by the difference, so
 :math:`q_m \cdot k_n` depends on the distance :math:`m - n` alone. Early pairs turn fast and tell
-neighbours apart; late pairs hardly turn. Nothing is learnt, and values are not turned.
+neighbours apart; late pairs hardly turn. Nothing is learned, and values are not turned.
 
 Which features make a pair is a convention of the checkpoint, and nothing in its file names it:
 

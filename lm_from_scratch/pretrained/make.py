@@ -171,7 +171,7 @@ def readme(record: dict[str, Any]) -> str:
 
 A {kind} of {record["parameters"]} parameters, trained on the language reference and the docstrings
 of Python {record["python"]}'s standard library. It is here so that pages can show a model that has
-learnt something. It knows the tone of documentation, not its content: do not believe what it says.
+learned something. It knows the tone of documentation, not its content: do not believe what it says.
 
 Made with torch {record["torch"]}, seed {record["seed"]}, on one CPU core, by
 
@@ -188,7 +188,7 @@ simpler means reach on the same text:
 |---|---|---|
 {chr(10).join(rows)}
 
-The text it learnt from is (c) Python Software Foundation, under the PSF licence.
+The text it learned from is (c) Python Software Foundation, under the PSF licence.
 """
 
 

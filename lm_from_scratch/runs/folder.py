@@ -1,7 +1,7 @@
 """The folder of a run: who may write there, its log, and how to go on from it.
 
-A folder holds one run: the recipe, a log with a line for each step, and checkpoints. Whoever starts
-the same run there goes on with it.
+A folder holds one run: the recipe, a log with a line for each step, and checkpoints. Starting
+the same run there again continues it.
 """
 
 import contextlib

@@ -5,7 +5,7 @@ reference, thousands of docstrings, and its source. Any text file or folder work
 
 Documents are split into train and held-out by their name, so that the split is the same on every
 machine; then every paragraph of 40 characters or more of a held-out document that also stands in
-the training text is removed, so that the held-out loss does not measure what was learnt by heart.
+the training text is removed, so that the held-out loss does not measure what was learned by heart.
 
 The shipped models were trained on this text and this split: with another, the losses in their
 ``record.json`` are no longer comparable.

@@ -2,7 +2,7 @@
 
 Text becomes UTF-8 bytes, so that every string has an encoding, and the most frequent pair of
 neighbours is merged into a new token, again and again, until the vocabulary is full. Encoding a
-text applies the same merges in the order in which they were learnt.
+text applies the same merges in the order in which they were learned.
 
 :class:`Tokenizer` is a thin wrapper of the ``tokenizers`` library. The functions
 :func:`count_pairs`, :func:`merge_pair`, :func:`learn_merges` and :func:`apply_merges` are the
@@ -81,7 +81,7 @@ def learn_merges(words: Mapping[tuple[str, ...], int], n_merges: int) -> list[Pa
 
 
 def apply_merges(word: str, merges: Iterable[Pair]) -> tuple[str, ...]:
-    """Encode one word: apply the merges in the order in which they were learnt."""
+    """Encode one word: apply the merges in the order in which they were learned."""
     pieces: tuple[str, ...] = tuple(word)
     for pair in merges:
         pieces = merge_pair(pieces, pair)
@@ -122,7 +122,7 @@ class Tokenizer:
     ) -> "Tokenizer":
         """Learn a byte-level BPE vocabulary of at most ``vocab_size`` tokens from ``texts``.
 
-        The special tokens and the 256 bytes come before the merges. No merge is learnt from the
+        The special tokens and the 256 bytes come before the merges. No merge is learned from the
         name of a special token. A small corpus may run out of pairs before the vocabulary is full.
         """
         special = list(dict.fromkeys([end_token, *special_tokens]))

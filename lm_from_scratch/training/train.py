@@ -264,7 +264,7 @@ def train(
 @dataclass
 class Run(Iterator[Step]):
     """A run between two steps. The next one depends on the weights of the ``model``, the state of
-    the ``optimizer`` and the number of the last ``step``: whoever puts these three back goes on."""
+    the ``optimizer`` and the number of the last ``step``: with these three put back, it goes on."""
 
     model: CausalLM | SequenceClassifier
     optimizer: AdamW

@@ -165,8 +165,8 @@ READS: dict[int, bool] = {}
 
 
 def known_to_read(half: int) -> bool:
-    """:func:`kernel_reads`, computed once. A compiled graph cannot compute it: whoever makes a
-    weight asks before."""
+    """:func:`kernel_reads`, computed once. A compiled graph cannot compute it, so it
+    is computed when a weight is made."""
     if half not in READS and not torch.compiler.is_compiling():
         READS[half] = kernel_reads(half)
     return READS.get(half, False)

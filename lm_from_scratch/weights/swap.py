@@ -81,8 +81,8 @@ def is_held(tensor: Tensor) -> bool:
 def swap_parameters_(model: nn.Module, new: dict[str, Tensor]) -> None:
     """Give the named parameters of a built model these contents, which may be of another class.
 
-    Whoever holds one of them (an optimizer, a tied module) holds the new contents then. Gradients
-    of the old contents go with them. Shapes must agree. All are swapped, or none. Raises
+    Everyone who holds one of them (an optimizer, a tied module) then holds the new contents.
+    Gradients of the old contents go with them. Shapes must agree. All are swapped, or none. Raises
     ``ValueError`` for a name that is not there, another shape, and a tensor that cannot be swapped.
     """
     old = dict(model.named_parameters())

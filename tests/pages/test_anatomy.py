@@ -119,7 +119,7 @@ def wrong_order(sections: list[Section], kind: str) -> list[str]:
     if len(titles) <= len(first) + len(last):
         found.append("the page has no body")
     if kind != "page" and set(titles) & set(FIRST):
-        found.append("what is learnt and needed is not said in sections of its own")
+        found.append("what is learned and needed is not said in sections of its own")
     return found
 
 
@@ -171,7 +171,7 @@ def test_template_has_its_parts(name: str, tmp_path: Path) -> None:
 
 IN_DEPTH = [
     ("\nWhich laws must the", "\nWhy\n---\n\nWhich laws must the", "no paragraph says why"),
-    ("One query\n---------", "You will learn\n--------------", "what is learnt"),
+    ("One query\n---------", "You will learn\n--------------", "what is learned"),
     ("# Sources\n# -------\n", "# Links\n# -----\n", "the page ends with"),
     ("# The wrong axis\n# ~~~~~~~~~~~~~~\n#\n", "", "a mistake in the museum has no"),
     ("# Exercises\n# ---------\n", "# Sources\n# ---------\n", "two sections have one title"),

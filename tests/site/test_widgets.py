@@ -199,7 +199,7 @@ def clock_journey(page: Page) -> None:
     assert qwen2 < 0.001 < 5 < gpt2
     slide(page, "clock", "tokens before the text", -20)
     expect(page.locator("#live-clock .live-bars")).to_contain_text(
-        re.compile("GPT-2, learnt0.0000")
+        re.compile("GPT-2, learned0.0000")
     )
 
 

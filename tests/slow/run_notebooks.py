@@ -31,13 +31,18 @@ def run_page(script: Path) -> dict[str, int]:
 
 def run_stored(script: Path) -> dict[str, int]:
     """Execute the stored notebook of a page on GPU kernels and compare every text: compiled on a
-    GPU, interpreted on a CPU."""
+    GPU, interpreted on a CPU. Source that it prints is compared with the source as it is now."""
     import gpu_notebooks
+    import nbformat
     from nbval_run import run_nbval
 
     path = gpu_notebooks.notebook_path(script)
+    notebook = nbformat.read(path, as_version=4)
+    gpu_notebooks.print_again(notebook.cells)
     with tempfile.TemporaryDirectory() as folder:
-        status, log, suite = run_nbval(path, Path(folder), gpu_notebooks.environment())
+        now = Path(folder, path.name)
+        nbformat.write(notebook, now)
+        status, log, suite = run_nbval(now, Path(folder), gpu_notebooks.environment())
     force = f"python docs/_ext/gpu_notebooks.py --force {script.stem}"
     assert status == 0, f"{log}\nIf this is right: {force}"
     assert int(suite["tests"]) == len(code_cells(path)) > 0

@@ -190,12 +190,12 @@ word_counts = Counter(
     for document in train
     for word, _ in rule.pre_tokenize_str(document.text)
 )
-learnt = learn_merges(word_counts, 60)
+learned = learn_merges(word_counts, 60)
 texts = [document.text for document in train]
 by_library = Tokenizer.train(texts, vocab_size=256 + 1 + 60)
 
-assert learnt == merges_of(by_library.backend)
-print(" ".join("".join(pair) for pair in learnt))
+assert learned == merges_of(by_library.backend)
+print(" ".join("".join(pair) for pair in learned))
 
 # %%
 # The same tokens as the library

@@ -508,7 +508,7 @@ assert second < 0.3 * first
 
 # %%
 # The test works: the copier's loss on the second copy is less than a third of that on the first. And it
-# learnt to copy suddenly.
+# learned to copy suddenly.
 
 losses = {step: loss for step, (loss, _) in history.items()}
 curve = {

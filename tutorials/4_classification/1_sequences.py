@@ -251,7 +251,7 @@ assert curves["frozen + head"][-1] < curves["counted words"][-1] + 5
 
 # %%
 # With two to eight texts of each package the model is far ahead. A word that no labelled text contains tells the count
-# nothing; the model has learnt from unlabelled text which words go together.
+# nothing; the model has learned from unlabelled text which words go together.
 #
 # Ask what the model had read
 # ---------------------------

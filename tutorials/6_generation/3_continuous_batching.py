@@ -1,924 +1,317 @@
 r"""
-Paged memory and continuous batching
+Continuous batching and paged memory
 ====================================
 
-A server gets requests of unequal lengths, and nobody knows how long an answer will be. Two things are wasted if it
-serves them as padded batches: memory, because each row reserves room for the longest answer; and computation, because
-the rows that have finished wait for the last one. How much is that, and what ends it?
+Twelve people send a prompt to one model at the same time. The machine has room for a batch of four rows. How would you
+serve them?
 
-The two answers, memory in blocks and batches that change at every step, are what vLLM is built on. The package has
-both in two short files, so you can count every block and every token on a laptop.
+The obvious way is *static batching*: take four requests, wait until all four have their answer, take the next four. The
+shipped Qwen2 does that below, and ends each answer with its first sentence, or after 24 tokens.
 
-You will learn
---------------
-
-* what share of reserved memory holds a token, and how blocks and a block table raise it,
-* how rows share blocks, and what a write into a shared block needs,
-* what an engine does in one step, and how many places of a batch it leaves empty,
-* what happens to a request when the memory runs out, when a long prompt arrives, or when many prompts begin alike,
-* what a larger batch gives to the server, and takes from the reader.
-
-Before you start
-----------------
-
-Read the pages on `the cache <../5_caching/1_why_cache.ipynb>`_ and on
-`padded batches <../5_caching/4_padded_batches.ipynb>`_ first. A CPU is enough; nothing is
-downloaded.
-
-Letters name axes: B rows, S keys, H heads, D features of a head, P slots of a block.
-
-A load of requests
-------------------
-
-Forty-eight prompts are pieces of the Python language reference, 3 to 32 tokens long, for the small GPT-2 that comes
-with the package. Each request has its own limit, drawn so that it is at least :math:`x` with the probability
-:math:`10 / x`, and at most 96: most are short, a few are long. An answer may end earlier, with the end of the document or
-with a blank line.
-
-One by one, ``generate`` gives the answers that all other ways on this page have to repeat.
+A *pass* is one run of the model. In its first pass a request reads its prompt, and in every pass it writes one token.
+This is what the four rows of the batch do. Numbers are the requests.
 """
 
-# sphinx_gallery_thumbnail_number = 3
-# sphinx_gallery_words = ["PagedAttention", "vLLM", "prefix caching", "chunked prefill", "in-flight batching", "block_size", "preemption", "serving"]
-
-import inspect
-import math
-import statistics
-import time
-from dataclasses import replace
-
-import matplotlib.pyplot as plt
+# sphinx_gallery_needs = ["../5_caching/1_why_cache", "../5_caching/4_padded_batches"]
+# sphinx_gallery_words = ["vLLM", "PagedAttention", "in-flight batching", "iteration-level scheduling", "static batching", "serving", "inference server", "concurrent requests", "dynamic batching"]
 import torch
-import torch.nn.functional as F
 
-from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.generation.engine import Engine, Request
 from lm_from_scratch.generation.generate import complete, generate
-from lm_from_scratch.generation.sampling import GREEDY, Sampler
-from lm_from_scratch.instruments.plot import COLOURS, figure
-from lm_from_scratch.text.corpora import reference
+from lm_from_scratch.generation.sampling import GREEDY
 
-torch.set_grad_enabled(False)
-model, tokenizer = load_shipped()
-config, end = model.config, tokenizer.eos_token_id
-texts = [tokenizer.encode(document.text) for document in reference()]
-texts = [ids for ids in texts if len(ids) > 40]
-vocabulary = range(config.vocab_size)
-blank = [i for i in vocabulary if "\n\n" in tokenizer.decode([i])]
-generator = torch.Generator().manual_seed(0)
+model, tokenizer = load_shipped("qwen2-docs")
+model.double()  # so exact that answers can be compared letter by letter
 
+beginnings = (
+    "If the file does not exist, an / For example, / It is possible to / "
+    "Open a file and / This method / If the list is empty, / The class / "
+    "If an exception is raised, / You can use / Return the number of / "
+    "The default is / An object"
+)
+texts = beginnings.split(" / ")
+prompts = [tokenizer.start(text) for text in texts]
+stops = [i for i in range(4096) if tokenizer.decode([i]).endswith(".")]
 
-def integer(low, high):
-    return int(torch.randint(low, high, (1,), generator=generator))
+static = []  # for each pass: the request that each row works on
+for first in range(0, len(prompts), 4):
+    group = prompts[first : first + 4]
+    for step in generate(model, group, 24, GREEDY, stops):
+        row = enumerate(step, first)
+        static.append([None if token is None else n for n, token in row])
 
+from lm_from_scratch.instruments import serving_diagrams
 
-def draw_request(seed):
-    ids, n = texts[integer(0, len(texts))], integer(3, 33)
-    start = integer(0, len(ids) - n)
-    u = torch.rand(1, generator=generator, dtype=torch.float64).item()
-    return Request(
-        prompt=[end, *ids[start : start + n]],
-        max_new_tokens=int(min(96, 10 / (1 - u))),
-        sampler=Sampler(temperature=0.8),
-        stop_tokens=[end, *blank],
-        seed=seed,
-    )
-
-
-def alone(r):
-    how = (r.max_new_tokens, r.sampler, r.stop_tokens)
-    return complete(generate(model, [r.prompt], *how, seed=r.seed))[0]
-
-
-load = [draw_request(seed) for seed in range(48)]
-begin = time.process_time()
-answers = [alone(request) for request in load]
-base = time.process_time() - begin
-lengths = sorted(len(said) for said in answers)
-stopped = sum(len(a) < r.max_new_tokens for a, r in zip(answers, load))
-print("tokens of the answers, shortest first:", *lengths)
-print(f"{sum(lengths)} tokens; {stopped} answers ended before their limit")
-
-assert statistics.median(lengths) * 4 < max(lengths)
+numbers = [str(n) for n in range(1, 13)]
+ways = {"static batching": static}
+serving_diagrams.batch_timelines(ways, numbers)
 
 # %%
-# The longest answer has more than four times as many tokens as the median one. Everything below follows from that.
+# Grey is waste. Request 1 has its answer after 6 passes, and its row stays idle until request 2 has written 23 tokens.
+# If only one could sort the requests by length! But nobody knows how long an answer will be.
 #
-# What fixed rows waste
-# ---------------------
+# A free row takes the next request
+# ---------------------------------
 #
-# A row that cannot move or grow must be reserved at the length that it may reach: here the model's 256 positions. While
-# an answer is written, its row holds :math:`n` tokens of them. Sum over all passes of all requests, and the share of
-# the slots in use is
+# The remedy is *continuous batching*: decide before *every pass* who is in the batch. A row that has become free takes
+# the next request at once.
 #
-# .. math::
+# The rows of a pass are then in different stages. One reads a prompt of nine tokens while its neighbours each read the
+# single token that they have just written. Shorter rows are padded on the left, and ``positions`` say where in its own
+# text each token is. The memory of a row, a ``Row``, comes from a common pool, so it can be taken and given back at any
+# time.
+
+from lm_from_scratch.attention.visibility import PADDING
+from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
+from lm_from_scratch.generation.generate import prefill
+from lm_from_scratch.text.batches import padded_batch
+
+
+def new_pool(n_blocks=32, P=4):
+    c = model.config
+    sizes = c.n_layer, c.n_kv_head, c.head_dim
+    return BlockPool(*sizes, n_blocks, P, torch.float64)
+
+
+def one_pass(unread, rows, pool):
+    batch = padded_batch(unread, pad_token_id=0, side="left")
+    lengths = torch.tensor([row.length for row in rows])[:, None]  # (B, 1)
+    positions = batch.positions + lengths  # (B, T)
+    positions = positions.masked_fill(batch.positions == PADDING, PADDING)
+    cache = PagedCache(pool, rows)  # what these rows have read before
+    return prefill(model, batch.idx, cache, positions=positions)  # (B, V)
+
+
+# %%
+# With this pass, the loop of a server fits into 19 lines. It admits requests, runs a pass, gives each request its
+# token, and takes back the rows of those that have finished.
+
+
+def serve(prompts, n_rows=4):
+    pool, waiting = new_pool(), list(range(len(prompts)))
+    ids, rows, passes = [[*prompt] for prompt in prompts], {}, []
+    seats = [None] * n_rows  # which request is in which row
+    while waiting or rows:
+        for i in range(n_rows):
+            if seats[i] is None and waiting:
+                seats[i] = waiting.pop(0)
+                rows[seats[i]] = Row()
+        passes.append([*seats])
+        active = [n for n in seats if n is not None]
+        unread = [ids[n][rows[n].length :] for n in active]
+        logits = one_pass(unread, [rows[n] for n in active], pool)
+        for n, token in zip(active, logits.argmax(-1).tolist()):
+            ids[n].append(token)
+            if token in stops or len(ids[n]) == len(prompts[n]) + 24:
+                pool.cut(rows.pop(n), 0)  # gives its memory back
+                seats[seats.index(n)] = None
+    return ids, passes
+
+
+# %%
+# **Predict first.** Static batching took 65 passes. How many does ``serve`` take?
 #
-#    \frac{\sum n}{\sum \text{reserved}(n)}
+# * about 60
+# * about 40
+# * about 15
+
+ids, passes = serve(prompts)
+ways["continuous batching"] = passes
+print(f"{len(static)} / {len(passes)} = {len(static) / len(passes):.2f}")
+
+n_tokens = sum(map(len, ids)) - sum(map(len, prompts))
+idle = [sum(row.count(None) for row in way) for way in ways.values()]
+assert [len(static), len(passes), n_tokens] == [65, 42, 145] and idle[0] == 115
+assert -(-n_tokens // 4) == 37
+assert None not in [seat for seats in passes[:29] for seat in seats]
+assert passes[28][2] == 10 and all(None in seats for seats in passes[29:])
+assert len({line for *_, line in serve.__code__.co_lines()} - {None}) == 19
+serving_diagrams.batch_timelines(ways, numbers)
+
+# %%
+# About 40, and fewer than 37 are impossible: the answers have 145 tokens, and a pass writes at most four. Rows are idle
+# only at the end, when no request is waiting any more. In a busy server that end does not come.
 #
-# A server that knows the limit of a request reserves no more than the prompt and the limit. Blocks of P slots reserve
-# :math:`P \lceil n / P \rceil`.
+# Does an idle row matter, if it does nothing? On a GPU, yes. A pass over four rows takes hardly longer than one over a
+# single row, since most of its time goes into `reading the weights <../5_caching/1_why_cache.ipynb>`_. An idle row is
+# an empty seat in a bus that has to drive anyway.
+#
+# Each request says what it says alone
+# ------------------------------------
+#
+# The answer of request 9 was written beside those of requests 2, 5, 8, 10, 11 and 12. In a real service, these are
+# texts of other people.
+#
+# **Predict first.** Now ``generate`` answers each prompt alone. How many of the twelve answers are those of ``serve``?
+#
+# * all twelve
+# * only the first four, which started together
+# * none, since the neighbours shift all numbers a little
+
+alone = [
+    complete(generate(model, [prompt], 24, GREEDY, stops))[0]
+    for prompt in prompts
+]
+same = [p + said == i for p, said, i in zip(prompts, alone, ids)]
+print(sum(same), "of", len(same), "are equal")
+for n in (0, 3, 7, 11):
+    print(n + 1, repr(texts[n] + tokenizer.decode(alone[n])))
+
+assert all(same)
+assert {n for seats in passes if 8 in seats for n in seats} - {None, 8} == {
+    4,
+    1,
+    7,
+    9,
+    10,
+    11,
+}
+
+# %%
+# All twelve. Each row attends to its own keys alone, and all else in the model works on one token at a time. The
+# neighbours only share the weights. This is the law by which you test any server: *each request says what it says
+# alone.*
+#
+# How much memory to reserve?
+# ---------------------------
+#
+# Each token leaves a key and a value in every layer, and a row has to put them somewhere. The model reads texts of up
+# to 256 tokens. To be safe, a server could reserve 256 slots for each row.
+#
+# **Predict first.** In a typical pass, which share of these reserved slots holds a token?
+#
+# * about 5 %
+# * about 40 %
+# * about 80 %
 
 
 def share(reserved):
-    pairs = [
-        (n, reserved(n, request))
-        for request, said in zip(load, answers)
-        for n in range(len(request.prompt), len(request.prompt) + len(said))
+    lengths = [
+        n
+        for prompt, said in zip(prompts, alone)
+        for n in range(len(prompt), len(prompt) + len(said))
     ]
-    return sum(n for n, _ in pairs) / sum(slots for _, slots in pairs)
+    return sum(lengths) / sum(reserved(n) for n in lengths)
 
 
-sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256]
-in_blocks = [share(lambda n, _, P=P: -(-n // P) * P) for P in sizes]
-fixed = share(lambda n, _: config.block_size)
-known = share(lambda n, r: len(r.prompt) + r.max_new_tokens - 1)
+print(f"256 slots a row: {share(lambda n: 256):.0%}")
+print(f"blocks of four:  {share(lambda n: -(-n // 4) * 4):.0%}")
 
-fig, (ax,) = figure(5.2, 3.4)
-ax.plot(sizes, in_blocks, "o-", label="blocks of P slots")
-ax.axhline(known, linestyle="--", color=COLOURS[3], label="prompt and limit")
-ax.axhline(fixed, linestyle=":", color=COLOURS[7], label="256 slots a row")
-ax.set_xscale("log", base=2)
-ax.set_xticks(sizes, [str(P) for P in sizes])
-ax.set(xlabel="P", ylabel="share of slots in use", ylim=(0, 1.05))
-ax.set_title("Reserved slots that hold a token")
-fig.legend(loc="outside lower center", ncols=2)
-plt.show()
-
-print(f"256 slots a row {fixed:.2f}, prompt and limit {known:.2f}")
-print(f"blocks of 16: {in_blocks[4]:.2f}")
-assert in_blocks[0] == 1 and in_blocks[-1] == fixed
-assert fixed < 0.25 and in_blocks[4] > 0.75 and known < in_blocks[4]
-assert in_blocks == sorted(in_blocks, reverse=True)
+assert 0.04 < share(lambda n: 256) < 0.05
+assert 0.87 < share(lambda n: -(-n // 4) * 4) < 0.89
 
 # %%
-# With rows of 256 slots, less than a quarter of the reserved memory holds a token. With blocks of 16, more than three
-# quarters do, although nobody had to know a limit. Kwon et al. report 20 to 38 % for the servers of their time.
+# About 5 %: the short requests pay for the longest one that might come. The authors of vLLM found 20 to 38 % in the
+# servers of their time.
 #
-# A row wastes less than one block, whatever its length, because only its last block has free slots. A block as long as
-# the longest row is the old scheme: the curve ends on the dotted line.
+# The second line is their remedy, *paged memory*. All memory is one pool, cut into small *blocks* (also called pages),
+# here of P = 4 slots. A row takes another block when its last one is full, so it wastes less than one block.
 #
-# Blocks and a block table
-# ------------------------
+# Where is a token?
+# -----------------
 #
-# One pool owns the memory. A row is a list of block numbers, its *table*, and the position :math:`p` of a token says
-# where its key and value lie:
+# The blocks of a row can be anywhere in the pool. A list, its *block table*, says where. To see one, we run the
+# package's ``Engine``: it is ``serve`` with all that a real load needs. Requests of Ann, Ben, Cleo and Dan arrive one
+# after the other, and we stop in the middle.
+
+from lm_from_scratch.generation.engine import Engine, Request
+
+pool = new_pool(14)
+engine = Engine(model, pool, max_batch=3)
+arriving = [texts[7], texts[4], texts[0], "If the file does not exist, the"]
+found = {}  # tokens in blocks that a request shares
+how = dict(max_new_tokens=24, sampler=GREEDY, stop_tokens=stops)
+for text, steps in zip(arriving, (2, 3, 3, 2)):
+    engine.submit(Request(prompt=tokenizer.start(text), **how))
+    for _ in range(steps):
+        found |= engine.step().shared
+people = ["Ann", "Ben", "Cleo", "Dan"]
+rows = {people[r.number]: r for r in engine.running}
+for name, r in rows.items():
+    print(name, "has the blocks", r.row.table)
+
+tables = {name: r.row.table for name, r in rows.items()}
+read = {n: tokenizer.pieces(r.tokens[: r.row.length]) for n, r in rows.items()}
+read = {name: ["⊢", *pieces[1:]] for name, pieces in read.items()}
+held = {block for table in tables.values() for block in table}
+kept = [b for b, n in enumerate(pool.users) if n and b not in held]
+serving_diagrams.page_table(read, tables, 14, 4, kept)
+
+# %%
+# On the left is what a request sees: its text, in order. On the right is the memory, where each block took the next
+# free place. The block table leads from one to the other. With P slots in a block, the token at position p is in
 #
 # .. math::
 #
 #    \text{block} = \text{table}[\lfloor p / P \rfloor], \qquad \text{slot} = p \bmod P
 #
-# Rows come and go. Here B leaves, D takes its blocks, and A goes on where a block is free.
+# Position 9 of Ben's row, for example, is in block ``table[2]``, which is 8, and there in slot 1.
 
+block, slot = rows["Ben"].row.table[9 // 4], 9 % 4
+print(pool.slots(rows["Ben"].row)[9].item() == 4 * block + slot)
 
-def new_pool(n_blocks, block_size=16):
-    sizes = (config.n_layer, config.n_head, config.head_dim)
-    dtype = model.head_weight.dtype
-    return BlockPool(*sizes, n_blocks, block_size, dtype)
-
-
-def random_tokens(rows, columns):
-    shape = (rows, columns)
-    return torch.randint(0, config.vocab_size, shape, generator=generator)
-
-
-pool, rows, fed = new_pool(16, block_size=4), {}, {}
-
-
-def feed(name, n):
-    row, idx = rows.setdefault(name, Row()), random_tokens(1, n)
-    model(idx, cache=PagedCache(pool, [row]))
-    fed[name] = fed.get(name, []) + idx[0].tolist()
-
-
-for name, n in (("A", 10), ("B", 6), ("C", 13)):
-    feed(name, n)
-pool.cut(rows.pop("B"), 0)
-for name, n in (("D", 9), ("A", 5), ("E", 3)):
-    feed(name, n)
-for name, row in rows.items():
-    print(name, "has", row.length, "tokens in the blocks", row.table)
-
-fig, (ax,) = figure(6.4, 2.8)
-
-
-def box(block, slot, height=1, **look):
-    look = dict(edgecolor="#666666", linewidth=0.6) | look
-    ax.add_patch(plt.Rectangle((block - 0.45, slot), 0.9, height, **look))
-
-
-colours = [COLOURS[i] for i in (5, 6, 1, 4)]
-for (name, row), colour in zip(rows.items(), colours):
-    for place in range(4 * len(row.table)):
-        block, slot = row.table[place // 4], place % 4
-        if place < row.length:
-            box(block, slot - 0.5, facecolor=colour)
-            ax.text(block, slot, place, ha="center", va="center", fontsize=9)
-        else:
-            box(block, slot - 0.5, facecolor="white", hatch="////")
-    for block in row.table:
-        ax.text(block, -0.9, name, ha="center", fontsize=11)
-for block in pool.free:
-    box(block, -0.5, 4, facecolor="none")
-ax.set(xlim=(-0.7, 15.7), ylim=(3.7, -1.5), xlabel="block", ylabel="slot")
-ax.set_xticks(range(16))
-ax.set_yticks(range(4))
-ax.grid(False)
-ax.set_title("Rows A, C, D, E; numbers are positions; hatched slots are wasted")
-plt.show()
-
-wasted = [4 * len(row.table) - row.length for row in rows.values()]
-assert rows["A"].table == [0, 1, 2, 10] and rows["D"].table == [4, 3, 9]
-assert max(wasted) < 4
+assert (block, slot) == (8, 1)
+assert pool.slots(rows["Ben"].row)[9] == 4 * block + slot
+assert tables == {"Ben": [2, 4, 8], "Cleo": [5, 6, 7, 10], "Dan": [5, 6, 9]}
+assert found == {3: 8} and kept == [0, 1, 3] and 0 in engine.results
+assert read["Cleo"][:8] == read["Dan"][:8]
+assert pool.users[5] == pool.users[6] == 3  # Cleo, Dan, and the engine
 
 # %%
-# The order of the blocks means nothing; the table knows it. Attention sees the same keys as from a cache that keeps
-# each row in one piece: here are those of A, in all layers, against a ``GrowingCache`` that read the same tokens.
-
-growing = GrowingCache(config.n_layer)
-model(torch.tensor([fed["A"]]), cache=growing)
-for layer in range(config.n_layer):
-    keys = pool.keys[layer, pool.slots(rows["A"])]  # (S, H, D)
-    expected = growing.contents(layer)[0][0].transpose(0, 1)
-    torch.testing.assert_close(keys, expected, atol=1e-3, rtol=0)
-
-block, slot = rows["A"].table[13 // 4], 13 % 4
-print(f"position 13 of A: block {block}, slot {slot}")
-assert pool.slots(rows["A"])[13] == 4 * block + slot
-
-# %%
-# Sharing, and copy on write
+# Look at blocks 5 and 6: they have two colours. Cleo's and Dan's texts begin with the same eight tokens. So Dan's row
+# took two blocks of Cleo's, and never ran these tokens. Chats often begin with the same long instructions; a server
+# reads them once.
+#
+# Ann has her answer already. Her full blocks are *kept*, because another request may begin like hers. When memory is
+# short, they go first.
+#
+# Sharing has one danger. A row must not write into a block that another row reads, so it makes a copy first: *copy on
+# write*. Without the copy nothing crashes, but one reader gets the word of a stranger into the middle of their text.
+# `Paged memory in depth <3a_paged_memory_in_depth.ipynb>`_ shows this happening.
+#
+# What else a server decides
 # --------------------------
 #
-# Nothing says that a block belongs to one row. The pool counts the users of every block, and a copy of a row is a copy
-# of its table. Only a write needs care: a row that writes into a block with other users copies the block first, and
-# leaves the old one to them. This is *copy on write*.
-
-print(inspect.getsource(BlockPool.own))
-
-# %%
-# A prompt of 10 tokens fills two blocks of 4 and half of a third. Follow the users of the first six blocks.
-
-pool = new_pool(12, block_size=4)
-cache, prompt = PagedCache(pool), random_tokens(1, 10)
-seen = {}
-
-
-def show(event):
-    seen[event] = pool.users[:6]
-    print(f"{event:24}", *pool.users[:6])
-
-
-model(prompt, cache=cache)
-show("prompt")
-cache.repeat(3)
-show("three rows")
-model(random_tokens(3, 1), cache=cache)
-show("one token each")
-memory = pool.keys.clone()
-cache.reorder(torch.tensor([2, 2, 0]))
-show("rows 2, 2, 0")
-assert torch.equal(memory, pool.keys)
-cache.reset()
-show("reset")
-
-assert seen["prompt"] == [1, 1, 1, 0, 0, 0]
-assert seen["three rows"] == [3, 3, 3, 0, 0, 0]
-assert seen["one token each"] == [3, 3, 1, 1, 1, 0]
-assert sorted(seen["rows 2, 2, 0"]) == [0, 0, 1, 2, 3, 3]
-assert not any(pool.users)
-
-# %%
-# Three rows instead of one cost nothing. The first token of each costs two copies of the half-filled block; the last
-# row keeps the original. Reordering rows, which beam search does at every step, moves no key: the bytes of the pool are
-# what they were. A cache in one piece copies them all.
-
-dense = GrowingCache(config.n_layer)
-model(prompt, cache=dense)
-before = dense.nbytes
-dense.repeat(3)
-assert dense.nbytes == 3 * before
-
-# %%
-# What reading costs
-# ------------------
+# * *The memory runs out.* The youngest request gives its blocks back, waits, and reads its text again later. It still
+#   says what it says alone.
+# * *A long prompt arrives.* Read in one pass, it would hold up everybody's next token. So it is read in pieces.
+# * *How many rows?* More rows give the server more tokens a second, but a pass takes longer, and with it the next token
+#   of every reader.
 #
-# The attention of this package wants keys (B, H, S, D) in one tensor. A ``GrowingCache`` gives a view of its memory. A
-# paged one gathers the blocks of every row into one tensor, in every layer, for every token: a copy of all that it
-# holds. The times are those of the processor, quartiles in brackets.
+# `The engine in depth <3b_engine_in_depth.ipynb>`_ measures all three, on 48 requests.
 
-B, S = 8, 160
-caches = {
-    "growing": GrowingCache(config.n_layer, reserve=S + 32),
-    "paged": PagedCache(new_pool(B * 12)),
-}
-idx = random_tokens(B, S)
-for cache in caches.values():
-    model(idx, cache=cache)
-ratios, token = [], random_tokens(B, 1)
-for _ in range(15):
-    seconds = []
-    for cache in caches.values():  # in turn
-        begin = time.process_time()
-        model(token, cache=cache)
-        seconds.append(time.process_time() - begin)
-    ratios.append(seconds[1] / seconds[0])
-low, ratio, high = statistics.quantiles(ratios, n=4)
-copied = 2 * B * S * config.n_layer * config.n_embd * 4
-weights = sum(p.nbytes for p in model.parameters())
-print(f"bytes gathered over bytes of weights: {copied / weights:.1f}")
-print(f"time, paged over growing: {ratio:.2f} ({low:.2f} to {high:.2f})")
-
-assert copied > weights
-view, again = (caches["growing"].contents(0)[0] for _ in range(2))
-assert view.data_ptr() == again.data_ptr()
-
-# %%
-# Eight rows of 160 tokens gather more bytes than the model has weights. A kernel for paged attention does not gather:
-# it follows the table, reads block after block where it lies, and keeps a running softmax, as the page on attention
-# does with tiles. Here is one row of that kernel in PyTorch, equal to attention over the gathered keys.
-
-
-def along_the_table(q, layer, row, pool):
-    P = pool.block_size
-    top = q.new_full(q.shape[:1], -math.inf)  # (H,)
-    total, mean = torch.zeros_like(top), torch.zeros_like(q)
-    for first, block in zip(range(0, row.length, P), row.table):
-        place = slice(block * P, block * P + min(P, row.length - first))
-        k, v = pool.keys[layer, place], pool.values[layer, place]  # views
-        scores = torch.einsum("hd,phd->hp", q, k) / math.sqrt(q.shape[1])
-        new = torch.maximum(top, scores.amax(1))
-        weight, old = (scores - new[:, None]).exp(), (top - new).exp()
-        total = total * old + weight.sum(1)
-        mean = mean * old[:, None] + torch.einsum("hp,phd->hd", weight, v)
-        top = new
-    return mean / total[:, None]  # (H, D)
-
-
-pool, row = caches["paged"].pool, caches["paged"].rows[3]
-q = torch.randn(config.n_head, config.head_dim, generator=generator)
-place = pool.slots(row)
-k, v = (m[2, place].transpose(0, 1) for m in (pool.keys, pool.values))
-gathered = F.scaled_dot_product_attention(q[:, None], k, v)[:, 0]
-torch.testing.assert_close(along_the_table(q, 2, row, pool), gathered)
-print("attention along the table: equal")
-
-# %%
-# Batches that start and end together
-# -----------------------------------
-#
-# Put eight requests into one padded batch, wait for the longest answer, take the next eight. A *pass* is one call of
-# the model, and its *places* are rows times columns.
-
-
-def in_batches(requests, size):
-    said, passes, places = [], [], 0
-    for first in range(0, len(requests), size):
-        group = requests[first : first + size]
-        rows, prompts = [[] for _ in group], [r.prompt for r in group]
-        most = max(r.max_new_tokens for r in group)
-        how = (group[0].sampler, group[0].stop_tokens)
-        steps = generate(model, prompts, most, *how, seed=group[0].seed)
-        passes.append(0)
-        for step in steps:
-            passes[-1] += 1
-            for row, new, request in zip(rows, step, group):
-                if new is not None and len(row) < request.max_new_tokens:
-                    row.append(new)
-            if all(ended(r, row) for r, row in zip(group, rows)):
-                break
-        said += rows
-        places += len(group) * (max(map(len, prompts)) + passes[-1] - 1)
-    return said, passes, places
-
-
-def ended(request, said):
-    return len(said) == request.max_new_tokens or bool(
-        said and said[-1] in request.stop_tokens
-    )
-
-
-# %%
-# One step of an engine
-# ---------------------
-#
-# The engine decides anew at every step which requests it runs. It admits what fits, and reads a piece of each prompt
-# that is not read yet, pieces of similar length together in a pass. Then it runs one pass over the other requests, a
-# token each. A request that has finished gives its row and its blocks back
-# at once.
-
-print(inspect.getsource(Engine.step))
-
-# %%
-# Each part of a step happens as a whole or not at all. Ctrl-C in the middle of a pass takes back the blocks that it was
-# given and the token that it was about to choose. Here it comes with the fourth token; ``run`` then goes on, and says
-# what it would have said.
-
-presses = iter([False, False, False, True])
-
-
-def press(logits, rows):
-    if next(presses, False):
-        raise KeyboardInterrupt
-    return logits
-
-
-engine = Engine(model, new_pool(64))
-number = engine.submit(replace(load[0], processors=[press]))
-try:
-    list(engine.run())
-except KeyboardInterrupt:
-    print("interrupted after", engine.running[0].said)
-list(engine.run())
-assert engine.results[number] == alone(load[0])
-
-
-def in_engine(requests, n_blocks=512, block_size=16, **options):
-    options = dict(share_prefixes=False) | options
-    engine = Engine(model, new_pool(n_blocks, block_size), **options)
-    for request in requests:
-        engine.submit(request)
-    steps = list(engine.run())
-    return [engine.results[n] for n in range(len(requests))], steps
-
-
-# %%
-# Ten requests with at most four rows show the difference. Their limits are fixed, they do not stop early, and the pool
-# is a little too small. Time runs in passes.
-
-limits = [5, 22, 9, 14, 30, 3, 12, 7, 18, 4]
-few = [
-    replace(r, max_new_tokens=m, stop_tokens=()) for r, m in zip(load, limits)
-]
-small = dict(max_batch=4, prefill_chunk=16, n_blocks=32, block_size=4)
-said_batches, passes, places = in_batches(few, 4)
-said_engine, steps = in_engine(few, **small)
-
-LOOKS = {
-    "waits": dict(facecolor="#DDDDDD"),
-    "prompt is read": dict(facecolor=COLOURS[1], edgecolor="k", hatch="////"),
-    "writes": dict(facecolor=COLOURS[0], edgecolor="white"),
-    "done, row is held": dict(facecolor="white", edgecolor="k", hatch="xxx"),
-}
-fig, (top, bottom) = figure(6.4, 6.2, rows=2)
-
-
-def bar(ax, number, start, width, state):
-    ax.barh(number, width, 0.75, start, linewidth=0.5, **LOOKS[state])
-
-
-start = 0
-for group, width in enumerate(passes):
-    for number in range(4 * group, min(4 * group + 4, 10)):
-        own = limits[number]
-        bar(top, number, 0, start, "waits")
-        bar(top, number, start, 1, "prompt is read")
-        for column in range(1, own):
-            bar(top, number, start + column, 1, "writes")
-        bar(top, number, start + own, width - own, "done, row is held")
-    start += width
-left, now = set(range(10)), 0
-for step in steps:
-    for number in left:
-        fed = step.fed.get(number, 0)
-        state = "prompt is read" if fed > 1 else "writes" if fed else "waits"
-        bar(bottom, number, now, step.passes, state)
-    for number in step.put_back:
-        bottom.plot(now, number, "X", color=COLOURS[3], markersize=9)
-    left -= set(step.finished)
-    now += step.passes
-top.set_title("Padded batches of four")
-bottom.set_title("The engine, at most four rows (X: put back)")
-for ax in (top, bottom):
-    ax.set(xlim=(0, sum(passes)), ylim=(9.6, -0.6), ylabel="request")
-    ax.set_yticks(range(10))
-    ax.grid(False)
-bottom.set_xlabel("passes of the model")
-patches = [plt.Rectangle((0, 0), 1, 1, **look) for look in LOOKS.values()]
-fig.legend(patches, LOOKS, loc="outside lower center", ncols=2)
-plt.show()
-
-engine_places = sum(step.places for step in steps)
-put_back = [number for step in steps for number in step.put_back]
-print(f"batches: {sum(passes)} passes, {places} places")
-print(f"engine:  {now} passes, {engine_places} places, put back: {put_back}")
-assert put_back == [7] and now < sum(passes) and engine_places < places
-
-# %%
-# In the batches, rows that have finished are held until the last one has ended. In the engine the next request takes
-# the row. A prompt of more than 16 tokens is read in pieces, and a step that both reads and writes is at least two passes
-# wide.
-#
-# The pool ran out once. The youngest request, number 7, gave its blocks back, waited, and then read its prompt again,
-# together with what it had said before.
-#
-# What a request says does not depend on its neighbours. A larger batch may add up in another order, so in float32 a
-# near-tie can fall the other way; in float64 the ten answers are equal to those alone, token by token.
-
-model.double()
-expected = [alone(request) for request in few]
-assert in_engine(few, **small)[0] == in_batches(few, 4)[0] == expected
-model.float()
-print("float64: all answers equal, in batches, in the engine, and alone")
-
-# %%
-# Forty-eight requests, three ways
-# --------------------------------
-#
-# Passes and places are counted. A place is useful if it runs a token of a prompt or of an answer, for the first time.
-# The answers are compared with those alone, in float32. The speed is that of the processor's seconds, relative to one
-# by one.
-
-ways = {
-    "batches of 8": lambda: in_batches(load, 8),
-    "engine, 8 rows": lambda: in_engine(load, max_batch=8),
-}
-results, seconds = {}, {"one by one": base}
-for name, way in ways.items():
-    begin = time.process_time()
-    results[name] = way()
-    seconds[name] = time.process_time() - begin
-
-useful = sum(len(r.prompt) + len(a) - 1 for r, a in zip(load, answers))
-batch_said, passes, batch_places = results["batches of 8"]
-engine_said, steps = results["engine, 8 rows"]
-engine_passes = sum(step.passes for step in steps)
-engine_places = sum(step.places for step in steps)
-print("                passes  places  useful  as alone  speed")
-for name, said, n_passes, places in (
-    ("one by one", answers, sum(lengths), useful),
-    ("batches of 8", batch_said, sum(passes), batch_places),
-    ("engine, 8 rows", engine_said, engine_passes, engine_places),
-):
-    same = sum(a == b for a, b in zip(said, answers))
-    counted = f"{n_passes:7}{places:8}{useful / places:8.2f}{same:10}"
-    print(f"{name:15}{counted}{base / seconds[name]:7.2f}")
-    assert same >= 44
-
-assert useful < 0.6 * batch_places and useful > 0.9 * engine_places
-assert 1.3 * engine_passes < sum(passes) < sum(lengths) / 2
-assert seconds["engine, 8 rows"] < 0.85 * base
-
-# %%
-# One by one, no place is empty, but nearly every pass reads all weights for one token. Padded batches need less than
-# half of the passes, and leave more than four in ten places empty. The engine leaves less than one in ten empty, and
-# needs fewer passes still.
-#
-# The speeds belong to one CPU and a tiny model, where Python has a part in every step. The counts do not depend on the
-# speed of the machine.
-#
-# Throughput and latency
-# ----------------------
-#
-# How many rows should run together? Three quantities answer differently: the tokens of all requests per second, the
-# time between two tokens of one request, and the wait for its first token when all requests arrive at once. The first
-# third of the requests is enough to see them.
-
-batches, measured = [1, 4, 8, 16], []
-for max_batch in batches:
-    engine = Engine(model, new_pool(512), max_batch, share_prefixes=False)
-    for request in load[:16]:
-        engine.submit(request)
-    now, gaps, first, said = 0.0, [], {}, 0
-    while engine.waiting or engine.running:
-        begin = time.process_time()
-        step = engine.step()
-        taken = time.process_time() - begin
-        now += taken
-        said += len(step.said)
-        gaps += [taken for number in step.said if number in first]
-        first |= {number: now for number in step.said if number not in first}
-    waits = statistics.mean(first.values())
-    measured.append((said / now, statistics.median(gaps), waits))
-
-fig, (ax,) = figure(5.2, 3.6)
-names = ["tokens per second", "time between tokens", "wait for the first"]
-for name, values, style in zip(names, zip(*measured), ("o-", "s--", "^:")):
-    ax.plot(batches, [v / values[0] for v in values], style, label=name)
-ax.set_xscale("log", base=2)
-ax.set_yscale("log")
-ax.set_xticks(batches, [str(n) for n in batches])
-ticks = [0.03, 0.1, 0.3, 1, 3, 10]
-ax.set_yticks(ticks, [str(tick) for tick in ticks])
-ax.minorticks_off()
-ax.set(xlabel="max_batch", ylabel="relative to max_batch 1")
-ax.set_title("What more rows give and take")
-fig.legend(loc="outside lower center", ncols=2)
-plt.show()
-
-for name, values in zip(names, zip(*measured)):
-    print(f"{name:20}", *(f"{v / values[0]:6.2f}" for v in values))
-rates, gaps, waits = zip(*measured)
-assert rates[3] > 1.3 * rates[0] and gaps[3] > 1.3 * gaps[0]
-assert waits[3] < 0.5 * waits[0]
-
-# %%
-# More rows raise the throughput and end the queue. They do not make a request write faster: each of its tokens waits
-# for a pass over all rows. An operator chooses ``max_batch`` by the time between tokens that readers accept.
-#
-# The memory decides
-# ------------------
-#
-# No row can run without memory. Give the engine 1024 slots: four rows of 256, or 64 blocks of 16. Then make the pool
-# smaller, down to the blocks of the longest single request. Half of the requests shows it.
-
-half, told = load[:24], answers[:24]
-needed = sum(len(r.prompt) + len(a) - 1 for r, a in zip(half, told))
-least = max(-(-(len(r.prompt) + r.max_new_tokens - 1) // 16) for r in half)
-print("blocks  most rows  put back  read again  as if alone")
-for n_blocks in (64, 32, least):
-    said, steps = in_engine(half, n_blocks, max_batch=24)
-    most = max(len(step.fed) for step in steps)
-    back = sum(len(step.put_back) for step in steps)
-    again = sum(sum(step.fed.values()) for step in steps) - needed
-    same = sum(a == b for a, b in zip(said, told))
-    print(f"{n_blocks:6}{most:11}{back:10}{again:12}{same:13}")
-    assert same >= 22 and (n_blocks < 64 or most > 8)
-assert back > 0 and again > 0
-
-# %%
-# In the memory of four fixed rows, more than eight requests run at a time. In the smallest pool requests are put back
-# and tokens are read again; no answer is lost.
-#
-# Long prompts in pieces
-# ----------------------
-#
-# Three requests are writing when a prompt of 200 tokens arrives. If the engine reads it in one pass, the next token of
-# the three comes after all of it. In pieces of ``prefill_chunk`` tokens, it waits for one piece. From here on the page
-# computes in float64, so that answers can be compared for equality.
-
-model.double()
-words = [token for ids in texts for token in ids]
-talk = [
-    replace(r, prompt=r.prompt[:3], max_new_tokens=40, stop_tokens=())
-    for r in load[:3]
-]
-long = replace(load[3], prompt=[end, *words[:199]], max_new_tokens=5)
-expected = [alone(r) for r in (*talk, long)]
-print("piece  most places between two tokens  steps to the first token")
-for chunk in (256, 32, 8):
-    engine = Engine(model, new_pool(64), prefill_chunk=chunk)
-    for request in talk:
-        engine.submit(request)
-    for _ in range(4):
-        engine.step()
-    number = engine.submit(long)
-    steps = list(engine.run())
-    most = max(step.places for step in steps)
-    first = next(i for i, s in enumerate(steps, 1) if number in s.said)
-    print(f"{chunk:5}{most:31}{first:26}")
-    assert [engine.results[n] for n in range(4)] == expected
-    assert most == min(chunk, 200) + 3 and first == math.ceil(200 / chunk)
-
-# %%
-# The three wait for 203 places, or for 35, or for 11. The price is paid by the long prompt, which needs 1, 7 or 25
-# steps to its first token.
-#
-# Prompts that are read at the same time are seldom equally long, and the longest of a pass pads all others. The engine
-# therefore sorts the pieces of a step by length, and begins another pass where more than 32 places would be padding,
-# about what a pass costs by itself. Every prompt still reads its piece in every step. Here are 24 prompts of up to 200
-# tokens, in pieces of 64 (the default) and similar lengths together, beside one pass for all of them. Each way runs
-# three times, in turn; in brackets are the smallest and the largest ratio of the processor's seconds.
-
-
-class AllTogether(Engine):
-    def _alike(self, reading):
-        return [reading] if reading else []
-
-
-model.float()
-prompts = [[end, *words[i : i + integer(1, 200)]] for i in range(24)]
-passes, seconds = {}, {"engine": [], "one pass for all": []}
-for _ in range(3):
-    for name, kind, chunk in (
-        ("engine", Engine, 64),
-        ("one pass for all", AllTogether, 256),
-    ):
-        engine = kind(model, new_pool(512), 24, chunk, share_prefixes=False)
-        for prompt in prompts:
-            engine.submit(Request(prompt=prompt, max_new_tokens=1))
-        begin = time.process_time()
-        steps = list(engine.run())
-        seconds[name].append(time.process_time() - begin)
-        places = sum(step.places for step in steps)
-        passes[name] = sum(step.passes for step in steps), places
-tokens = sum(len(prompt) for prompt in prompts)
-for name, (n_passes, places) in passes.items():
-    padding = 1 - tokens / places
-    print(
-        f"{name:17}{n_passes:3} passes{places:6} places, {padding:.0%} padding"
-    )
-ratios = [a / b for b, a in zip(*seconds.values())]
-low, ratio, high = sorted(ratios)
-print(
-    f"time, one pass over the engine's: {ratio:.2f} ({low:.2f} to {high:.2f})"
+# exercises 1, 2, 3
+assert [len(serve(prompts, n)[1]) for n in (1, 2, 8, 12)] == [145, 79, 28, 23]
+assert (
+    len(serve(sorted(prompts, key=lambda p: -len(alone[prompts.index(p)])))[1])
+    == 38
 )
-assert passes["engine"][1] * 1.3 < passes["one pass for all"][1]
-model.double()
-
-# %%
-# The engine makes more passes and fills far fewer places. A ratio above 1 in the last line means that this also saved
-# time here.
-#
-# A common beginning
-# ------------------
-#
-# Twelve requests begin with the same 100 tokens, as chats begin with one system prompt. With ``share_prefixes`` the
-# engine remembers every full block under its own tokens and *the number of the prefix before it*, and shares it with
-# requests that begin alike. Link by link, that stands for all tokens up to its end.
-
-print(inspect.getsource(Engine._find))
-
-system = [end, *words[300:399]]
-chats = [
-    replace(r, prompt=[*system, *r.prompt[1:]], max_new_tokens=8)
-    for r in load[:12]
-]
-expected = [alone(r) for r in chats]
-prompts = sum(len(r.prompt) for r in chats)
-total = prompts + sum(len(said) - 1 for said in expected)
-runs = {}
-for name, sharing, ahead in (
-    ("not shared", False, 0),
-    ("shared, all at once", True, 0),
-    ("shared, one goes ahead", True, 1),
-):
-    options = dict(max_batch=4, share_prefixes=sharing)
-    engine, steps = Engine(model, new_pool(128), **options), []
-    for part in (chats[:ahead], chats[ahead:]):
-        for request in part:
-            engine.submit(request)
-        steps += engine.run()
-    assert [engine.results[n] for n in range(12)] == expected
-    saved = total - sum(sum(step.fed.values()) for step in steps)
-    runs[name] = saved
-    print(f"{name:23} {prompts - saved} of {prompts} prompt tokens are run")
-
-assert list(runs.values()) == [0, 8 * 96, 11 * 96]
-
-# %%
-# Each request that finds the beginning saves 96 of its 100 tokens: six full blocks of 16. The first four of those that
-# arrive at once save nothing, because none of them has finished a block when they are admitted.
-#
-# What vLLM does beyond this
-# --------------------------
-#
-# * *A kernel that follows the table.* The paper reports that its attention alone is 20 to 26 % slower than a kernel
-#   for rows in one piece, and that larger batches make up for it.
-# * *One pass for reading and writing.* Orca and vLLM lay the tokens of all requests end to end, without padding, and
-#   vLLM gives each step a budget of tokens. Our engine runs padded passes, and its pieces are limited by request.
-#   Sarathi-Serve studies how large a piece should be.
-# * *Swapping.* The system of the paper can also move the blocks of a request that is put back to the memory of the
-#   CPU. The documentation of version 0.17 describes reading again, as here.
-# * *Hashes.* vLLM finds a block by a hash of the hash before it and its own P tokens. SGLang keeps the prefixes in a
-#   radix tree. Our chain of numbers is such a tree: exact, since no number is given twice, and linear in the tokens.
-# * *CUDA graphs*, several GPUs, quantised caches, and sampling for all rows at once.
-#
-# Bug museum
-# ----------
-#
-# The shared block that was not copied
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-#
-# Two rows with a common prompt write into one block.
-#
-# Leave ``own`` out, and two rows with a common prompt write their first tokens into the same slot of its last block.
-
-prompt = [end, *tokenizer.encode("The value of the")]
-assert len(prompt) % 4
-
-
-def two_rows(pool):
-    sampler, cache = Sampler(temperature=0.8), PagedCache(pool)
-    options = dict(num_return_sequences=2, cache=cache)
-    rows = complete(generate(model, [prompt], 12, sampler, **options))
-    for row in rows:
-        print("   ", repr(tokenizer.decode(row)))
-    return rows
-
-
-print("copied first")
-right = two_rows(new_pool(16, block_size=4))
-print("not copied")
-broken = new_pool(16, block_size=4)
-broken.own = lambda block: block
-wrong = two_rows(broken)
-
-request = Request(
-    prompt=prompt, max_new_tokens=12, sampler=Sampler(temperature=0.8)
+assert (
+    sum(
+        len({*seats} - {None})
+        * max([1, *(len(prompts[n]) for n in {*seats} - {*before, None})])
+        for before, seats in zip([[], *passes], passes)
+    )
+    == 281
 )
-expected = [alone(replace(request, seed=seed)) for seed in (0, 1)]
-assert right == expected and wrong != expected
+assert 281 - (sum(map(len, prompts)) + 145 - 12) == 89
 
 # %%
-# Nothing crashes. One row has a token of the other in its past. The fixed line asks ``pool.own`` for the last block
-# before any write into it. The check that finds the mistake compares each row with the same row alone; a test of a
-# single row cannot, because its blocks have one user.
-#
-# The block that was known by its own tokens only
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-#
-# A block is found again by its tokens alone, though its keys depend on all tokens before.
-#
-# Keys and values depend on the token, on its position, and above the first layer on all tokens before it. A lookup by
-# the block's own tokens finds a block that stood after another beginning, at other positions.
-
-
-class OwnTokensOnly(Engine):
-    def _key(self, before, tokens):
-        return 0, tuple(tokens)
-
-
-a, b, c = ([*words[i : i + 16]] for i in (500, 600, 700))
-requests = [
-    Request(prompt=prompt, max_new_tokens=8, sampler=GREEDY)
-    for prompt in (
-        a + b + c + [end],
-        *(a + c + words[i : i + 3] for i in range(8)),
-    )
-]
-expected = [alone(request) for request in requests]
-for kind in (Engine, OwnTokensOnly):
-    engine = kind(model, new_pool(64), max_batch=1)
-    for request in requests:
-        engine.submit(request)
-    found = {}
-    for step in engine.run():
-        found |= step.shared
-    wrong = sum(engine.results[n] != expected[n] for n in range(9))
-    print(
-        f"{kind.__name__:14} {found[1]} tokens found, {wrong} of 9 answers wrong"
-    )
-    assert found[1] == (16 if kind is Engine else 32)
-    assert (wrong > 0) == (kind is OwnTokensOnly)
-
-# %%
-# The wrong engine finds more, so it looks faster. The fixed line is ``return before, tuple(tokens)``. Again the check is the
-# answer alone, on prompts that hold the same block after different beginnings.
-#
-# Which sentence is false?
-# ------------------------
-#
-# 1. A row in a pool wastes less than one block, however long it is.
-# 2. Paged memory makes the keys and values of a token smaller.
-# 3. A copy of a row costs no copied key until one of the two is written into.
-# 4. A request that is put back says what it would have said otherwise, up to rounding.
-
-per_token = 2 * config.n_layer * config.n_embd * 8  # bytes, in float64
-pool = new_pool(4, block_size=16)
-cache = GrowingCache(config.n_layer, reserve=64)
-model(random_tokens(1, 64), cache=cache)
-print(pool.nbytes // 64, cache.nbytes // 64, "bytes per token")
-assert pool.nbytes == cache.nbytes == 64 * per_token
-
-# %%
-# Sentence 2 is false: a token costs the same bytes in a block as in a row. What becomes less is memory that is reserved
-# and empty.
-#
 # Exercises
 # ---------
 #
-# 1. *Easy.* Blocks of one slot waste nothing. Why does nobody use them? Hint: count the entries of all tables for the
-#    load, and the prefixes that the engine keeps, for P = 1, 4, 16. A right answer shows what grows as P shrinks.
-# 2. *Medium.* Give the padded batches their best chance: sort the load by limit before it is cut into groups. Which
-#    share of the places is useful now, and which request pays? Hint: ``sorted(load, key=...)``, and keep the numbers.
-#    A right answer shows that the known limit helps, and that early stops still leave places empty.
-# 3. *Medium.* Admit the request with the smallest limit first, and measure after how many passes the requests end.
-#    Hint: reorder ``engine.waiting`` between two steps. A right answer shows a better mean, and that the eight largest
-#    requests pay for it.
-# 4. *Hard.* Give a step a budget of tokens instead of a piece for each request: every writing request takes one, and
-#    the rest goes to the oldest prompts. Hint: ``_piece``, and the groups in ``_begin``. A right answer bounds the
-#    tokens of a step when three long prompts arrive at once, where ``prefill_chunk`` does not, and every answer is
-#    still the one alone.
+# 1. *Easy.* How many passes does ``serve`` take with 1, 2, 8 and 12 rows? A right answer says why twelve rows do not
+#    need only 145 / 12 passes.
+# 2. *Medium.* Suppose that you knew the lengths of the answers. In which order of ``prompts`` does ``serve`` take the
+#    fewest passes? A right answer needs 38 or fewer, and names who waits longer for it.
+# 3. *Medium.* While one row reads a prompt of nine tokens, the other three read one each and are padded. Count the
+#    places of all passes, and those that hold padding. A right answer is 89 of 281. It also says what it would cost to
+#    read each new prompt in a pass of its own.
 #
 # Summary
 # -------
 #
-# * Rows of fixed length held tokens in less than a quarter of their slots; blocks of 16, in more than three quarters.
-# * A block table says where a position lies. Rows share blocks, count their users, and copy one before they write
-#   into it; a copied row and a reordered batch move no key.
-# * Gathering copied more bytes in a step than the model has weights. A kernel follows the table and copies nothing.
-# * Padded batches left more than four in ten places empty, the engine less than one in ten, with fewer passes.
-# * In float64 every answer was what the request says alone, with requests put back, prompts in pieces, and shared
-#   beginnings.
-# * More rows raised the throughput and the time between two tokens.
-#
-# A model now reads a text once, keeps what it has read, and serves many readers at a time; each gets the answer that it
-# would have got alone. The next chapter turns to training: how a gradient becomes a step.
-#
-# Sources
-# -------
-#
-# * Yu, Jeong, Kim, Kim, Chun: `Orca <https://www.usenix.org/conference/osdi22/presentation/yu>`_, OSDI 2022. Batches that change at every step.
-# * Kwon et al.: `Efficient Memory Management for Large Language Model Serving with PagedAttention <https://arxiv.org/abs/2309.06180>`_, 2023. Blocks, tables, copy on write; the numbers that this page cites.
-# * Zheng et al.: `SGLang <https://arxiv.org/abs/2312.07104>`_, 2023. Prefixes in a radix tree.
-# * Agrawal et al.: `Sarathi-Serve <https://arxiv.org/abs/2403.02310>`_, 2024. Prompts in pieces beside writing requests.
-# * vLLM: `design of the prefix cache <https://docs.vllm.ai/en/latest/design/prefix_caching/>`_ and `optimization and tuning <https://docs.vllm.ai/en/v0.17.1/configuration/optimization/>`_.
-
-import sys
-
-import lm_from_scratch
-
-print("python", sys.version.split()[0], "torch", torch.__version__)
-print("lm_from_scratch", lm_from_scratch.__version__)
+# * Static batching waits for the longest answer. Continuous batching decides before every pass who is in the batch.
+# * The test of any server: each request says what it says alone.
+# * Paged memory is a pool of small blocks. A block table says where each token is, and requests that begin alike share
+#   blocks.

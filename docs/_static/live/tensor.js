@@ -70,7 +70,7 @@ lm.embedding = function (ids, table) {
 /* a + b, of one shape. */
 lm.add = (a, b) => a.map((number, i) => number + b[i]);
 
-/* Each row of x (T, C) gets mean 0 and variance 1, then the learnt weight and bias (C). */
+/* Each row of x (T, C) gets mean 0 and variance 1, then the learned weight and bias (C). */
 lm.layerNorm = function (x, weight, bias, eps) {
   const C = weight.data.length;
   const y = new Float32Array(x.length);
@@ -87,7 +87,7 @@ lm.layerNorm = function (x, weight, bias, eps) {
   return y;
 };
 
-/* Each row of x (T, C) is divided by the root of its mean square, times the learnt weight (C). */
+/* Each row of x (T, C) is divided by the root of its mean square, times the learned weight (C). */
 lm.rmsNorm = function (x, weight, eps) {
   const C = weight.data.length;
   const y = new Float32Array(x.length);

@@ -1,7 +1,7 @@
 /* From text to token ids and back: byte-level byte-pair encoding, as in text/tokenizer.py.
  *
  * Text is cut into words, each word into the bytes of its UTF-8, and the bytes are merged in the
- * order in which the merges were learnt.
+ * order in which the merges were learned.
  */
 "use strict";
 
@@ -36,7 +36,7 @@ lm.Tokenizer = class {
       const letters = lm.byteLetters();
       let pieces = [...new TextEncoder().encode(word)].map((byte) => letters[byte]);
       for (;;) {
-        // the pair of neighbours that was learnt first
+        // the pair of neighbours that was learned first
         let first = Infinity;
         for (let i = 0; i + 1 < pieces.length; i++) {
           first = Math.min(first, this.ranks.get(`${pieces[i]} ${pieces[i + 1]}`) ?? Infinity);

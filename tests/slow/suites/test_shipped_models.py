@@ -24,7 +24,7 @@ def test_the_held_out_loss_is_the_recorded_one(name: str) -> None:
 
 @each
 def test_its_samples_are_words_not_noise(name: str) -> None:
-    """Most words that it writes are words of the text that it learnt from."""
+    """Most words that it writes are words of the text that it learned from."""
     record = RECORDS[name]
     model, tokenizer = load_shipped(name)
     train, _ = corpus_of(record)

@@ -91,7 +91,7 @@ SAMPLES = [
 
 
 @cache
-def learnt() -> tuple[dict[str, int], list[tuple[str, str]]]:
+def learned() -> tuple[dict[str, int], list[tuple[str, str]]]:
     """A small byte-level vocabulary with no special token, and its merges."""
     made = json.loads(Tokenizer.train(TEXTS, 400).backend.to_str())["model"]
     pieces = [token for token in made["vocab"] if token != "<|endoftext|>"]
@@ -100,7 +100,7 @@ def learnt() -> tuple[dict[str, int], list[tuple[str, str]]]:
 
 def gpt2(folder: Path) -> Path:
     """As `transformers` 5 saves a GPT-2: the end token is the last of the vocabulary."""
-    vocab, merges = learnt()
+    vocab, merges = learned()
     vocab = {**vocab, "<|endoftext|>": len(vocab)}
     GPT2Tokenizer(vocab=vocab, merges=merges).save_pretrained(folder)
     return folder
@@ -108,7 +108,7 @@ def gpt2(folder: Path) -> Path:
 
 def qwen2(folder: Path, template: str = CHATML) -> Path:
     """As `transformers` 5 saves a Qwen2 that chats."""
-    vocab, merges = learnt()
+    vocab, merges = learned()
     made = Qwen2Tokenizer(vocab=vocab, merges=merges, eos_token="<|im_end|>")
     made.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     made.add_tokens(["<tool>"])
@@ -167,7 +167,7 @@ def oldest(folder: Path, template: str = CHATML) -> Path:
 
 def headers(folder: Path, template: str = HEADERS) -> Path:
     """As Llama 3: a first token by the post-processor, no <|endoftext|>."""
-    vocab, merges = learnt()
+    vocab, merges = learned()
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
@@ -194,7 +194,7 @@ def with_bos(folder: Path) -> Path:
 
 def nothing_beside(folder: Path) -> Path:
     """No end token at all, and a tokenizer.json alone."""
-    vocab, merges = learnt()
+    vocab, merges = learned()
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()

@@ -122,7 +122,7 @@ def test_bad_input_is_refused(tmp_path) -> None:
         TOKENIZER.encode_batch("ab")
 
 
-def test_P12_any_token_may_end_a_text_and_names_of_tokens_are_not_learnt() -> None:
+def test_P12_any_token_may_end_a_text_and_names_of_tokens_are_not_learned() -> None:
     texts = [f"{name}{text}{name}" for name in ("<end>", "<end>x") for text in TEXTS[:5]] * 5
     made = Tokenizer.train(texts, 500, ["<end>x"], end_token="<end>")
     assert made.decode([made.eos_token_id]) == "<end>"
@@ -162,7 +162,7 @@ def library_merges(words: dict[str, int], n: int) -> list[tuple[str, str]]:
     st.dictionaries(st.text("abcd", min_size=1, max_size=8), st.integers(1, 9), max_size=12),
     st.integers(1, 12),
 )
-def test_learnt_merges_equal_the_library(words: dict[str, int], n: int) -> None:
+def test_learned_merges_equal_the_library(words: dict[str, int], n: int) -> None:
     if not words:
         return
     ours = learn_merges({tuple(word): count for word, count in words.items()}, n)

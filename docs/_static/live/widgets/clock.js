@@ -2,7 +2,7 @@
 "use strict";
 
 lm.widgets.clock = function (place) {
-  const LABELS = { "qwen2-docs": "Qwen2, rotated", "gpt2-docs": "GPT-2, learnt" };
+  const LABELS = { "qwen2-docs": "Qwen2, rotated", "gpt2-docs": "GPT-2, learned" };
   const FARTHEST = 128;
   const unmoved = {}; // what each model did with the text where it stands
   const controls = new lm.Controls(place, lm.shipped("qwen2-docs").tokenizer, { text: place.dataset.prompt, shift: [16, 0, FARTHEST, 1] }, show);

@@ -69,7 +69,7 @@ def same_memory(reorder: Reorder, keys: Tensor, values: Tensor, parents: Tensor)
         "the buffers are the same objects": len(held) == len(after)
         and all(a is b for a, b in zip(held, after, strict=True)),
         "they lie at the same place": before == [part.data_ptr() for part in held],
-        "layer 0, read by who holds the old tensor": held[0][:, :, : keys.shape[3]].clone(),
+        "layer 0, read through the old tensor": held[0][:, :, : keys.shape[3]].clone(),
     }
 
 

@@ -357,7 +357,7 @@ EXERCISE = Exercise(
             "two names, one parameter: it must be the same object afterwards",
             points=2,
             play=stays_tied,
-            teaching="who unties the head strands the optimizer, too; here the tie is seen alone",
+            teaching="untying the head strands the optimizer, too; here the tie is seen alone",
         ),
         Case(
             "training leaves the checkpoint alone",

@@ -18,8 +18,8 @@
 #
 # - `load_in_its_dtype(model, state)` gives each parameter of the built `model` the values and the
 #   dtype of its tensor in `state`, which may differ from one tensor to the next. It returns nothing.
-# - Who holds a parameter goes on holding it: an optimizer, a tied module, a list. A frozen parameter
-#   stays frozen.
+# - Whatever holds a parameter goes on holding it: an optimizer, a tied module, a list. A frozen
+#   parameter stays frozen.
 # - The model shares no memory with `state`. `state`, with all that it carries, stays as it was, so that
 #   it can be loaded again by anybody.
 # - `state` is what `state_dict()` of such a model returns, or a plain dict. A tied weight is in it

@@ -11,7 +11,7 @@
 #
 # Write both directions. What holds for your class `EightBits(group)`:
 #
-# - `group` is 32 if nobody gives it. A head with fewer features than `group` is
+# - `group` is 32 by default. A head with fewer features than `group` is
 #   one group. If D features cannot be cut into whole groups, `encode` raises
 #   `ValueError`.
 # - `encode(x)` takes keys or values `(B, H, T, D)`, in any order in memory, and

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # One merge of byte-pair encoding
 #
-# A tokenizer is learnt merge by merge. Each merge looks for the pair of neighbours that is most
+# A tokenizer is learned merge by merge. Each merge looks for the pair of neighbours that is most
 # frequent in all words, gives it an id of its own, and writes the new id wherever the pair stood.
 # The page did this with pieces of text. Here the pieces are ids, as in a real tokenizer.
 #

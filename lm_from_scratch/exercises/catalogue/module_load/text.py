@@ -31,7 +31,7 @@
 #   plain matrix is converted first and quantised then.
 # - Each tensor may also be an `nn.Parameter`, on both sides, and may come from the module's own
 #   `state_dict()`. Nothing is written into the checkpoint, and there is no warning.
-# - Who holds the module's weight, an optimizer or a tied module, goes on holding it.
+# - Whatever holds the module's weight, an optimizer or a tied module, goes on holding it.
 
 # %%
 import torch

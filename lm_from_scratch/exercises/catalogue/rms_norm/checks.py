@@ -170,7 +170,9 @@ EXERCISE = Exercise(
             "eps is added to the mean square, inside the root",
             teaching="eps alone, large enough to see",
         ),
-        Case("eps by default, inputs near 0.001", default_eps, "eps is 1e-6 if nobody gives it"),
+        Case(
+            "eps by default, inputs near 0.001", default_eps, "eps is 1e-6 unless another is given"
+        ),
         Case(
             "float16, large values",
             large_half,

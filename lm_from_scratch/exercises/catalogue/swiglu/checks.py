@@ -209,7 +209,7 @@ EXERCISE = Exercise(
         Case(
             GRADIENT,
             plain,
-            "the gate is learnt too: nothing may be detached",
+            "the gate is learned too: nothing may be detached",
             gradient=True,
         ),
     ),
