@@ -34,6 +34,7 @@ import os
 os.environ.pop("TRITON_INTERPRET", None)  # this page compiles
 
 import torch
+import triton
 
 from lm_from_scratch.kernels.compilation import SHARED_LIMIT, compiled_for
 from lm_from_scratch.kernels.matmul import TILES, matmul, matmul_kernel
@@ -50,6 +51,7 @@ for arch in ARCHITECTURES:
 
 print({f"sm_{arch}": kernel.name for arch, kernel in compiled.items()})
 assert all(kernel.cubin for kernel in compiled.values())
+assert isinstance(matmul_kernel, triton.JITFunction)
 
 # %%
 # An architecture has a number: ``sm_80`` is the A100, ``sm_90`` the H100, ``sm_100`` the B200. The desktop cards of the
@@ -239,8 +241,9 @@ for i, (arch, card) in enumerate(((86, "sm_80, sm_86"), (90, "sm_90"))):
     heights = [needs[name, arch] / 1024 for name in tiles]
     places = [x + 0.36 * i - 0.18 for x in range(len(tiles))]
     ax.bar(places, heights, 0.34, color=COLOURS[i], label=f"needed on {card}")
-lines = zip(((86, ":"), (80, "--"), (90, "-")), COLOURS[2:])
-for (arch, style), colour in lines:
+for (arch, style), colour in zip(
+    ((86, ":"), (80, "--"), (90, "-")), COLOURS[2:]
+):
     limit = SHARED_LIMIT[arch] / 1024
     ax.axhline(limit, color=colour, linestyle=style)
     ax.text(-0.4, limit + 3, f"limit of sm_{arch}", fontsize=9)
