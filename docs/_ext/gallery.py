@@ -95,8 +95,8 @@ def lessons() -> list[str]:
 
 
 def in_depth(page: str) -> list[str]:
-    """The in-depth pages of a lesson."""
-    return [name for name in beside(page) if not is_lesson(name)]
+    """The in-depth pages of a lesson; an in-depth page has none."""
+    return [name for name in beside(page) if not is_lesson(name)] if is_lesson(page) else []
 
 
 def script(page: str) -> Path:

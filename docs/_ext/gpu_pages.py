@@ -55,11 +55,15 @@ def downloads(script: Path, role: str = ":download:") -> str:
 def index() -> str:
     title, _, text = next(gallery.GPU.glob("*.rst")).read_text(encoding="utf-8").partition("\n")
     prefix = f"{modules.PACKAGE}.kernels."
+    names = [f"gpu/{path.stem}" for path in gallery.gpu_scripts()]
     return rst.render(
         "gpu.rst",
         title=title,
         header="\n".join(text.strip().splitlines()[2:]),
         scripts=gallery.gpu_scripts(),
+        lessons=[name for name in names if gallery.is_lesson(name)],
+        in_depth=gallery.in_depth,
+        script=gallery.script,
         said=pages.said,
         downloads=downloads,
         kernels=[
@@ -68,6 +72,6 @@ def index() -> str:
             if module.startswith(prefix) and "_kernel(" in path.read_text(encoding="utf-8")
         ],
         stored=measurements(),
-        names=list(MARKERS),
+        markers=list(MARKERS),
         median=statistics.median,
     )

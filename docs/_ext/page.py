@@ -101,9 +101,8 @@ def comment(page: str, name: str) -> list[str]:
 
 @cache
 def needs(page: str) -> list[str]:
-    """Pages to read before a page, in reading order: its comment names them, or "Before you start"
-    links to them. An in-depth page needs its lesson."""
-    found = {target(page, link) for link in LINK.finditer(said(page, "Before you start"))}
+    """Pages to read before a page, in reading order. An in-depth page needs its lesson."""
+    found = set()
     chapter = page.partition("/")[0]
     for name in comment(page, "needs"):
         found.add(name.removeprefix("../") if name.startswith("../") else f"{chapter}/{name}")

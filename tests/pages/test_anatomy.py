@@ -13,7 +13,6 @@ import pytest
 from page import Section
 
 SCRIPTS = [*gallery.scripts(), *gallery.gpu_scripts()]
-FIRST = ["You will learn", "Before you start"]
 QUIZ = "Which sentence is false?"
 LAST = ["Bug museum", QUIZ, "Exercises", "Summary", "Sources"]
 LEVELS = "=-~"
@@ -25,18 +24,12 @@ def items(text: str, mark: str) -> list[str]:
     return [" ".join(re.split(r"\n\n(?! )", part)[0].split()) for part in parts]
 
 
-#: Chapters whose pages are no lessons yet, with in-depth pages beside them.
-OLD = ("5_caching", "6_generation", "7_optimizers", "8_quantized_weights", "gpu")
 PICTURE = re.compile(r"^\.\. (image|live)::", re.M)
 WORDS, LINES, LINES_OF_A_BLOCK, WORDS_BEFORE_A_PICTURE = 1200, 100, 20, 150
 
 
-def kind(script: Path) -> str:
-    """ "in depth", "lesson", or "page": those of chapters that are in the old form."""
-    if gallery.number(script)[1]:
-        return "in depth"
-    old = script.parent.name in OLD and f"{FIRST[0]}\n---" in script.read_text(encoding="utf-8")
-    return "page" if old else "lesson"
+def is_lesson(script: Path) -> bool:
+    return not gallery.number(script)[1]
 
 
 def faults(script: Path) -> list[str]:
@@ -44,11 +37,11 @@ def faults(script: Path) -> list[str]:
     code = [block.content for block in page.blocks(script) if block.type == "code"]
     if [s.mark for s in sections].count("=") != 1 or sections[0].mark != "=":
         return ["the page does not begin with its one title"]
-    found = wrong_headings(sections) + wrong_order(sections, kind(script))
-    found += wrong_lists(sections, kind(script))
+    found = wrong_headings(sections) + wrong_order(sections, is_lesson(script))
+    found += wrong_lists(sections, is_lesson(script))
     if not sections[0].text:
         found.append("no paragraph says why")
-    if kind(script) == "lesson":
+    if is_lesson(script):
         return found + too_long(script)
     versions = r"lm_from_scratch\.__version__", r"torch\.__version__"
     # What a page on a GPU kernel prints is the same on every machine.
@@ -105,30 +98,23 @@ def wrong_headings(sections: list[Section]) -> list[str]:
     return found
 
 
-def wrong_order(sections: list[Section], kind: str) -> list[str]:
+def wrong_order(sections: list[Section], lesson: bool) -> list[str]:
     found = []
     titles = [s.title for s in sections if s.mark == "-"]
-    first = FIRST if kind == "page" else []
-    ends = {"page": LAST, "lesson": ["Exercises", "Summary"], "in depth": LAST}[kind]
-    optional = {"page": [QUIZ], "lesson": [], "in depth": LAST[:-1]}[kind]
-    last = [title for title in ends if title not in optional or title in titles]
-    if titles[: len(first)] != first:
-        found.append(f"the page begins with {titles[: len(first)]}")
+    ends = ["Exercises", "Summary"] if lesson else LAST
+    last = [title for title in ends if lesson or title in (*titles, LAST[-1])]
     if titles[-len(last) :] != last:
         found.append(f"the page ends with {titles[-len(last) :]}")
-    if len(titles) <= len(first) + len(last):
+    if len(titles) <= len(last):
         found.append("the page has no body")
-    if kind != "page" and set(titles) & set(FIRST):
+    if set(titles) & {"You will learn", "Before you start"}:
         found.append("what is learned and needed is not said in sections of its own")
     return found
 
 
-def wrong_lists(sections: list[Section], kind: str) -> list[str]:
+def wrong_lists(sections: list[Section], lesson: bool) -> list[str]:
     found = []
     text = {s.title: s.text for s in sections}
-    learn = items(text.get("You will learn", ""), r"\*")
-    if kind == "page" and not 3 <= len(learn) <= 5:
-        found.append(f"{len(learn)} things to learn, not three to five")
     for title, what in (("Exercises", "exercises"), (QUIZ, "sentences")):
         numbers = [int(n) for n in re.findall(r"^(\d+)\. ", text.get(title, ""), flags=re.M)]
         if title in text and (not numbers or numbers != list(range(1, len(numbers) + 1))):
@@ -136,9 +122,9 @@ def wrong_lists(sections: list[Section], kind: str) -> list[str]:
     for title in ("Summary", "Sources"):
         if title in text and not items(text[title], r"\*"):
             found.append(f"no bullets under {title!r}")
-    if kind == "lesson" and len(items(text.get("Summary", ""), r"\*")) != 3:
+    if lesson and len(items(text.get("Summary", ""), r"\*")) != 3:
         found.append("not three lines to keep")
-    if kind != "lesson" and "<http" not in text.get("Sources", ""):
+    if not lesson and "<http" not in text.get("Sources", ""):
         found.append("no links in the sources")
     return found
 

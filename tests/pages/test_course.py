@@ -79,6 +79,12 @@ def test_an_in_depth_page_has_its_lesson() -> None:
         assert gallery.is_lesson(name) or lesson in page.needs(name)
 
 
+def test_each_in_depth_page_is_below_one_lesson() -> None:
+    """And below no in-depth page: the sidebar would go round in a circle."""
+    below = [page for name in gallery.in_order() for page in gallery.in_depth(name)]
+    assert sorted(below) == sorted(set(gallery.in_order()) - set(gallery.lessons()))
+
+
 def test_the_path_leads_from_lesson_to_lesson() -> None:
     path = gallery.lessons()
     assert course.beside(path[0]) == (None, path[1])
