@@ -20,7 +20,7 @@ flash_diagrams.causal_tiles(pieces, 4, keeps="keys", first=0)
 
 # %%
 # Compare it with the picture of the forward pass: the same scores are used, but columns belong to a program now, and not
-# rows. Early keys have the most work. Orange scores are masked: the query is earlier than the key, or there is none.
+# rows. Early keys have the most work. Orange scores are masked: the query is earlier than the key, or the text has ended.
 #
 # Keep the weights, or compute them again
 # ---------------------------------------
