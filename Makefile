@@ -50,7 +50,7 @@ $(STAMP): pyproject.toml constraints.txt $(shell test -x .venv/bin/python || ech
 	@touch "$@"
 
 docs: $(STAMP) ## build the site from nothing; every tutorial runs, a warning is an error
-	rm -rf docs/_build docs/auto_tutorials docs/api docs/generated docs/gpu docs/exercises
+	rm -rf docs/_build docs/auto_tutorials docs/api docs/generated docs/gpu docs/exercises docs/stories
 	"$(PY)" -m sphinx -W --keep-going -j $(or $(filter-out 0,$(GALLERY_JOBS)),1) -b html -d "$(DOCTREES)" docs "$(SITE)"
 	@echo "The site is in $(SITE). Open $(SITE)/index.html, or run: make serve"
 
@@ -126,6 +126,6 @@ gpu: $(if $(filter .venv/bin/python,$(PY)),$(STAMP)) ## on a GPU: test, check an
 	"$(PY)" tests/benchmarks/run_gpu.py
 
 clean: ## remove everything that was built; keep .venv and your notebooks
-	rm -rf docs/_build docs/auto_tutorials docs/api docs/generated docs/gpu docs/exercises dist build/ci build/lib build/bdist.*
+	rm -rf docs/_build docs/auto_tutorials docs/api docs/generated docs/gpu docs/exercises docs/stories dist build/ci build/lib build/bdist.*
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -26,6 +26,7 @@ WEIGHTS = {
     "exercises/": 0.65,
     "symbols": 0.6,
     "museum": 0.5,
+    "stories/": 0.7,
     "api/": 0.4,
     "": 0.5,
 }

@@ -15,6 +15,7 @@ import measure
 import museum
 import page
 import rst
+import stories
 import tour
 
 
@@ -22,7 +23,8 @@ def texts(docs: Path) -> dict[Path, str | bytes]:
     """What is in each file; whole pages first, then what a page includes."""
     pages = {
         "benchmarks.rst": benchmarks.page(measure.all_stored(), docs / "generated"),
-        "museum.rst": museum.index(),
+        "museum.rst": museum.index(stories.told()),
+        **stories.pages(),
         "exercises/index.md": rst.render("exercises.md", exercises=exercises),
         "exercises/proof.md": exercise_pages.proof(),
         "gpu/index.rst": gpu_pages.index(),
@@ -59,7 +61,10 @@ def write(app: Any) -> None:
     others = [f"{gallery.document(name)[1:]}.rst" for name in gallery.in_order()]
     others += [f"api/{name}.rst" for name in api.listed()]
     kept = {*made, *(docs / name for name in others)}
-    for pattern in ("api/*.*", "exercises/**/*.*", "gpu/*.*", "auto_tutorials/[0-9]*/[0-9]*.rst"):
+    for pattern in (
+        *("api/*.*", "exercises/**/*.*", "gpu/*.*", "stories/*.*"),
+        "auto_tutorials/[0-9]*/[0-9]*.rst",
+    ):
         for old in {*docs.glob(pattern)} - kept:
             old.unlink()  # the page of what was renamed or removed goes with it
 
@@ -67,7 +72,7 @@ def write(app: Any) -> None:
 def sweep(app: Any, error: Exception | None) -> None:
     """The HTML of a page that was renamed or removed goes with it, too."""
     if not error and app.builder.format == "html":
-        for folder in ("api", "auto_tutorials", "exercises", "gpu"):
+        for folder in ("api", "auto_tutorials", "exercises", "gpu", "stories"):
             for path in Path(app.outdir, folder).rglob("*.html"):
                 name = path.relative_to(app.outdir).with_suffix("").as_posix()
                 if name not in app.env.found_docs:

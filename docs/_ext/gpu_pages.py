@@ -61,9 +61,7 @@ def index() -> str:
         title=title,
         header="\n".join(text.strip().splitlines()[2:]),
         scripts=gallery.gpu_scripts(),
-        lessons=[
-            f"gpu/{path.stem}" for path in gallery.gpu_scripts() if not gallery.number(path)[1]
-        ],
+        lessons=[name for name in names if gallery.is_lesson(name)],
         in_depth=gallery.in_depth,
         script=gallery.script,
         said=pages.said,
@@ -74,6 +72,6 @@ def index() -> str:
             if module.startswith(prefix) and "_kernel(" in path.read_text(encoding="utf-8")
         ],
         stored=measurements(),
-        names=list(MARKERS),
+        markers=list(MARKERS),
         median=statistics.median,
     )

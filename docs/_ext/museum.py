@@ -1,14 +1,15 @@
 """The bug museum: a card for every mistake, by what one sees.
 
-`museum.toml` says what is on a card. A page shows the numbers in the headings of its section "Bug
-museum", or mentions them (page.py); a test has them in its name (`test_Q4_...`), a hunt in its
-exercise.
+`museum.toml` says what is on a card. In its section "Bug museum" a page shows numbers, as "(G4)",
+and elsewhere it may mention them (page.py); a test has them in its name (`test_Q4_...`), a hunt in
+its exercise.
 """
 
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import exercises
@@ -20,6 +21,8 @@ from page import Section
 from lm_from_scratch.exercises.exercise import Exercise
 
 NUMBER = re.compile(r"\b([GQKLT][1-9]\d?)\b")
+#: How a page says which mistakes a section of its museum shows: "(G1, G2)".
+SHOWN = re.compile(r"\(((?:[GQKLT][1-9]\d?(?:,\s+)?)+)\)")
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,11 @@ def exhibits() -> list[Section]:
     """Every mistake of every page's museum, in the order of the pages."""
     sections = [section for name in gallery.in_order() for section in page.sections(name)]
     return [section for section in sections if section.inside == "Bug museum"]
+
+
+def shown(exhibit: Section) -> list[str]:
+    """The numbers of a section in a page's museum."""
+    return [number for found in SHOWN.findall(exhibit.text) for number in NUMBER.findall(found)]
 
 
 @cache
@@ -98,9 +106,9 @@ def hunt_line(one: Exercise) -> str:
 
 def pages(number: str) -> list[str]:
     """The pages that show or mention a mistake."""
-    shown = [one.page for one in exhibits() if number in NUMBER.findall(one.title)]
+    found = [one.page for one in exhibits() if number in shown(one)]
     named = [name for name in gallery.in_order() if number in page.comment(name, "museum")]
-    return [*dict.fromkeys(shown + named)]
+    return [*dict.fromkeys(found + named)]
 
 
 def chapters(number: str) -> list[str]:
@@ -109,11 +117,12 @@ def chapters(number: str) -> list[str]:
     return [*dict.fromkeys(found)] or [data()["sources"][number[0]][1]]
 
 
-def where(number: str) -> str:
-    """Where to go on from a card."""
-    shown = [f"Shown: {link(one)}." for one in exhibits() if number in NUMBER.findall(one.title)]
+def where(number: str, stories: Sequence[Any] = ()) -> str:
+    """Where to go on from a card. Each of the ``stories`` knows its numbers."""
+    told = [f"Story: :doc:`{s.title} </stories/{s.name}>`." for s in stories if number in s.numbers]
+    found = [f"Shown: {link(one)}." for one in exhibits() if number in shown(one)]
     named = [name for name in gallery.in_order() if number in page.comment(name, "museum")]
-    lines = shown + [f"Mentioned: :doc:`{gallery.document(name)}`." for name in named]
+    lines = told + found + [f"Mentioned: :doc:`{gallery.document(name)}`." for name in named]
     return "\n\n".join([*lines, *map(hunt_line, hunts(number))])
 
 
@@ -125,7 +134,8 @@ def cards() -> dict[str, list[str]]:
     return {kind: [n for n in found if numbers()[n].kind == kind] for kind in kinds}
 
 
-def index() -> str:
+def index(stories: Sequence[Any]) -> str:
+    """The page, with a list of the ``stories`` (stories.py)."""
     return rst.render(
         "museum.rst",
         mistakes=numbers(),
@@ -133,9 +143,10 @@ def index() -> str:
         sources=data()["sources"],
         cards=cards(),
         label=label,
-        where=where,
+        where=partial(where, stories=stories),
+        stories=stories,
         chapters_of=chapters,
-        others=[exhibit for exhibit in exhibits() if not NUMBER.search(exhibit.title)],
+        others=[exhibit for exhibit in exhibits() if not shown(exhibit)],
         hunts=[one for one in exercises.written() if one.hunt and not NUMBER.search(one.hunt)],
         chapters=gallery.by_chapter(),
         folders={f.name: gallery.header_text(f)[0] for f in [*gallery.chapters(), gallery.GPU]},

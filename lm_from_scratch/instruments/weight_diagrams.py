@@ -1,10 +1,19 @@
-"""Drawings of weights: levels to which they are rounded, and who holds a tensor."""
+"""Drawings of weights: how they are rounded, who holds them, how they are loaded and adapted."""
 
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from lm_from_scratch.instruments.canvas import BLUE, GREEN, INK, ORANGE, PURPLE, Canvas, Drawing
+from lm_from_scratch.instruments.canvas import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    RED,
+    Canvas,
+    Drawing,
+)
 
 
 def rounding(rows: Mapping[str, tuple[Sequence[float], float, int]]) -> Drawing:
@@ -79,4 +88,140 @@ def holders(title: str, held: Mapping[str, Tensor], tensors: Mapping[str, Tensor
             canvas.text(left, middle + start, holder, 13, "end")
             canvas.line(left + 6, middle + start, right - 2, middle + 0.3 * start, arrow=True)
         y += tall + 10
+    return canvas.drawing()
+
+
+def held_tensors(outside: str, inside: Mapping[str, Sequence[str]]) -> Drawing:
+    """A tensor without numbers, described as ``outside``, and the tensors that it holds: for the
+    name of each, lines that describe it."""
+    width = (343 - 34) / len(inside)
+    said = (f"{name}: {', '.join(lines)}" for name, lines in inside.items())
+    height = 17 * max(len(lines) for lines in inside.values()) + 34
+    canvas = Canvas(343, height + 92, f"Seen from outside: {outside}. It holds {'; '.join(said)}")
+    canvas.text(4, 9, "what a layer sees", 11, "start", opacity=0.8)
+    canvas.box(1, 20, 341, height + 71, radius=10)
+    canvas.text(171, 38, outside, 13, bold=True)
+    canvas.text(171, 56, "no numbers of its own; it holds", 11, opacity=0.8)
+    for i, (name, lines) in enumerate(inside.items()):
+        x, colour = 12 + i * (width + 10), (BLUE, ORANGE, GREEN)[i % 3]
+        canvas.box(x, 72, width, height, colour, 0.25)
+        canvas.text(x + width / 2, 88, name, 13, bold=True)
+        for k, line in enumerate(lines):
+            canvas.text(x + width / 2, 110 + 17 * k, line, 12)
+    return canvas.drawing()
+
+
+def two_doors(above: Sequence[str], below: Sequence[str], refused: Sequence[str]) -> Drawing:
+    """A call on its way down to a tensor's numbers. It can be answered at two doors, one above and
+    one below autograd; ``above`` and ``below`` are calls that are, and the lines ``refused`` say
+    what happens to all others."""
+    left, width = 2, 226
+    canvas = Canvas(
+        343, 240 + 17 * len(refused), f"A call passes __torch_function__ (answers "
+        f"{', '.join(above)}), autograd, and __torch_dispatch__ (answers {', '.join(below)}); "
+        f"{' '.join(refused)}",
+    )  # fmt: skip
+    middle = left + width / 2
+
+    def door(y: float, name: str, answers: Sequence[str], colour: str) -> None:
+        canvas.box(left, y, width, 34, colour, 0.25)
+        canvas.text(middle, y + 17, name, 13, bold=True)
+        canvas.line(left + width, y + 17, left + width + 18, y + 17, arrow=True)
+        for i, answer in enumerate(answers):
+            canvas.text(left + width + 24, y + 17 + 16 * i, answer, 12, "start")
+
+    canvas.text(middle, 9, "a call with the weight", 12, bold=True)
+    canvas.text(left + width + 24, 9, "answered", 12, "start", opacity=0.8)
+    for y in (20, 82, 138, 198):
+        canvas.line(middle, y, middle, y + 22, arrow=True)
+    door(44, "__torch_function__", above, BLUE)
+    canvas.box(left, 104, width, 34)
+    canvas.text(middle, 121, "autograd takes the call apart", 12)
+    door(162, "__torch_dispatch__", below, GREEN)
+    canvas.box(left, 222, width, 16 + 17 * len(refused), RED, 0.2)
+    for i, line in enumerate(refused):
+        canvas.text(middle, 239 + 17 * i, line, 12)
+    return canvas.drawing()
+
+
+def load_stations(links: Sequence[str]) -> Drawing:
+    """The way of a tensor from a checkpoint into a module: five stations at which your code can
+    act, numbered from 1, which lead to the addresses ``links``."""
+    stations = (
+        ("your dictionary", "rename, transpose, drop, before torch sees it", ORANGE),
+        ("pre-hook of a module", "the same, for one layer that has changed", PURPLE),
+        ("copy, or assign=True", "whose dtype, memory and device?", BLUE),
+        ("module_load of a tensor", "its class decides what it becomes: int8?", GREEN),
+        ("post-hook of the model", "forgive a missing or unexpected key", ORANGE),
+    )
+    left, width, step = 1, 341, 66
+    end = 20 + step * len(stations)
+    canvas = Canvas(
+        343, end + 26, "A checkpoint passes five stations: "
+        + "; ".join(f"{i}. {name}: {note}" for i, (name, note, _) in enumerate(stations, 1))
+        + ". Then it is in the module, or torch raises an error",
+    )  # fmt: skip
+    middle = left + width / 2
+    canvas.text(middle, 9, "a checkpoint: names and tensors", 13, bold=True)
+    for i, (name, note, colour) in enumerate(stations):
+        y = 36 + step * i
+        canvas.line(middle, y - 17, middle, y, arrow=True)
+        canvas.begin_link(links[i])
+        canvas.box(left, y, width, 48, colour, 0.25)
+        canvas.circle(left + 22, y + 24, 12, colour, 0.5)
+        canvas.text(left + 22, y + 24, str(i + 1), 13, bold=True)
+        canvas.text(left + 46, y + 16, name, 13, "start", bold=True)
+        canvas.text(left + 46, y + 33, note, 12, "start", opacity=0.85)
+        canvas.end_link()
+    canvas.line(middle, end - 1, middle, end + 10, arrow=True)
+    canvas.text(middle, end + 18, "the module, or an error", 13, bold=True)
+    return canvas.drawing()
+
+
+def choices(rows: Mapping[str, str], titles: tuple[str, str]) -> Drawing:
+    """What to do in which case: a row for each key of ``rows``, under two ``titles``. A line break
+    in a text starts another line."""
+    right = 178
+    high = [17 * max(a.count("\n"), b.count("\n")) + 34 for a, b in rows.items()]
+    flat = "; ".join(f"{a}: {b}" for a, b in rows.items()).replace("\n", " ")
+    canvas = Canvas(343, sum(high) + 24, f"{titles[0]}, {titles[1]}: {flat}")
+    for x, title in zip((8, right), titles, strict=True):
+        canvas.text(x, 10, title, 12, "start", opacity=0.8)
+    y = 22.0
+    for i, ((case, answer), height) in enumerate(zip(rows.items(), high, strict=True)):
+        canvas.box(1, y, 341, height - 6, (BLUE, ORANGE, GREEN, PURPLE, RED)[i % 5], 0.18)
+        for x, text in ((8, case), (right, answer)):
+            for k, line in enumerate(text.split("\n")):
+                canvas.text(x, y + 14 + 17 * k, line, 12, "start", bold=x == right)
+        y += height
+    return canvas.drawing()
+
+
+def low_rank(n: int, k: int, r: int, kept_as: str) -> Drawing:
+    """A weight (n, k) and two thin matrices (n, r) and (r, k) whose product is added to it, all in
+    scale. ``kept_as`` says what the numbers of the weight are, as "4 bits"."""
+    unit = min(190 / n, 100 / k)
+    wide, high, thin = k * unit, n * unit, max(r * unit, 2)
+    canvas = Canvas(
+        343, max(high, 60.0) + 98, f"W ({n}, {k}), {kept_as}, {n * k:,} numbers, frozen, plus "
+        f"B ({n}, {r}) times A ({r}, {k}), {r * (n + k):,} numbers, trained",
+    )  # fmt: skip
+    top = 30.0
+    middle, below = top + max(high, 60.0) / 2, top + max(high, 60.0)
+    weight, b = 70.0, 196.0
+    a = b + 40
+    canvas.text(weight, 12, "W", 15, bold=True)
+    canvas.box(weight - wide / 2, middle - high / 2, wide, high, INK, 0.15, radius=2)
+    canvas.text(weight + 76, middle, "+", 20)
+    canvas.text(b, 12, "B", 15, bold=True)
+    canvas.box(b - thin / 2, middle - high / 2, thin, high, ORANGE, 0.6, ORANGE, radius=0)
+    canvas.text(b + 22, middle, "×", 18)
+    canvas.text(a + wide / 2, middle - 18, "A", 15, bold=True)
+    canvas.box(a, middle - thin / 2, wide, thin, ORANGE, 0.6, ORANGE, radius=0)
+    canvas.text(a + wide / 2, middle + thin + 12, f"({r}, {k})", 12)
+    canvas.text(b, below + 14, f"({n}, {r})", 12)
+    for i, line in enumerate((f"({n}, {k}), {kept_as}", f"{n * k:,} numbers", "frozen")):
+        canvas.text(weight, below + 14 + 17 * i, line, 12)
+    for i, line in enumerate((f"{r * (n + k):,} numbers", "trained")):
+        canvas.text((b + a + wide) / 2, below + 31 + 17 * i, line, 12)
     return canvas.drawing()

@@ -8,11 +8,25 @@ import museum
 
 
 def test_pages_hunts_and_tests_name_numbers_that_exist() -> None:
-    shown = {number for one in museum.exhibits() for number in museum.NUMBER.findall(one.title)}
+    shown = {number for one in museum.exhibits() for number in museum.shown(one)}
     assert shown <= set(museum.numbers())
     assert set(museum.tests()) <= set(museum.numbers())
     for one in exercises.written():
         assert set(museum.NUMBER.findall(one.hunt)) <= set(museum.numbers())
+
+
+def test_no_heading_has_a_number() -> None:
+    """A reader looks for what happened."""
+    assert [one for one in museum.exhibits() if museum.NUMBER.search(one.title)] == []
+
+
+def test_every_card_is_whole() -> None:
+    shown = [number for numbers in museum.cards().values() for number in numbers]
+    assert sorted(shown) == sorted(museum.numbers())
+    for number, mistake in museum.numbers().items():
+        assert mistake.old != mistake.new and mistake.saw.endswith(".") and museum.chapters(number)
+        for line in (mistake.old, mistake.new):
+            assert 3 < len(line) < 90 and "\n" not in line
 
 
 def test_every_number_has_a_test() -> None:

@@ -488,11 +488,11 @@ for text in wild.values():
 # Bug museum
 # ----------
 #
-# G29: the character's number, modulo the vocabulary
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# The character's number, modulo the vocabulary
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # A short tokenizer for a vocabulary of 50000 wrote each character as its Unicode number modulo 50000.
-# Its author tried it on English, where it works.
+# Its author tried it on English, where it works. (G29)
 
 
 def old_encode(text):

@@ -237,11 +237,11 @@ assert moved["epsilon outside root", 0.02] > moved["epsilon outside root", 0.25]
 # Bug museum
 # ----------
 #
-# G25: a mask of -10000
-# ~~~~~~~~~~~~~~~~~~~~~
+# A mask of -10000
+# ~~~~~~~~~~~~~~~~
 #
 # A user trained a GPT-2 and printed its scores. Many were below -10000, the number that hid the future. So the model
-# had learned to push down the scores of the past, until the tokens that it must not see got the weight.
+# had learned to push down the scores of the past, until the tokens that it must not see got the weight. (G25)
 #
 # The published code of GPT-2 replaces a hidden score: it multiplies by 0 and subtracts 1e10. Later programs wrote
 # -10000, some as a replacement, some as a term that is added to the score. Neither hides a key once the scores are that
@@ -294,12 +294,12 @@ assert noticed["write the minimum", 100] == 0.0
 # With ordinary weights all three are right, so an ordinary test passes. The last one is the fixed line, and it is
 # the one in ``attention_weights`` of this package: no score lies below the most negative number.
 #
-# G5: padding that is hidden and still counted
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# Padding that is hidden and still counted
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # A mask alone is not enough. If the padding is hidden but still counted, every real token is read at a wrong place.
 # The forward pass of ``transformers`` counts this way when it gets no ``position_ids``. Its ``generate`` makes them
-# from the mask, so the two disagreed, and a user noticed.
+# from the mask, so the two disagreed, and a user noticed. (G5)
 
 given = dict(attention_mask=attention_mask)
 mask_only = oracle(idx, **given).logits[0, 4:]
@@ -311,11 +311,11 @@ given["position_ids"] = positions.clamp(min=0)
 check("with positions", oracle(idx, **given).logits[0, 4:], alone)
 
 # %%
-# G4: positions that start again
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# Positions that start again
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # With a cache the model receives only the new tokens. Code that looks up ``torch.arange(T)`` then gives the second
-# piece of a text the positions of the first. A hook puts this mistake into a copy of the model.
+# piece of a text the positions of the first. A hook puts this mistake into a copy of the model. (G4)
 
 
 def start_again(module, args):

@@ -501,11 +501,12 @@ print(
 # Bug museum
 # ----------
 #
-# G7: the labels copy the padding
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# The labels copy the padding
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # An earlier trainer padded each text to one length and used the ids themselves as targets, padding
 # included. (Its mask was no help: it was made from the padded row, and was all ones, which is G6.) Here are sixteen short texts in rows of 64 tokens, with a padding token of their own.
+# (G7)
 
 pad = V
 short = [document.text.split("\n")[0] for document in train_documents[:16]]
@@ -578,12 +579,12 @@ ax.set_title("G7: padding as a target hides the real loss")
 plt.show()
 
 # %%
-# G19: a cosine of another length
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# A cosine of another length
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # The same trainer used ``CosineAnnealingLR`` with ``T_max=1000``, whatever the length of the run. Its
 # demo had 30 steps, in which the learning rate hardly moved. In a run of 2000 steps it falls to 0 in the
-# middle and climbs up again.
+# middle and climbs up again. (G19)
 
 
 def old_schedule(steps):

@@ -796,12 +796,12 @@ assert calm < real_surprise < wild
 # Bug museum
 # ----------
 #
-# G9: the penalty that rewards
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# The penalty that rewards
+# ~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # The story is in the lesson; here is the arithmetic. An old program divided the logit of every token
 # that had occurred, as the formula of the CTRL paper says. Divide a negative logit by 2, and it moves
-# *up*, towards zero.
+# *up*, towards zero. (G9)
 
 z = torch.tensor([[1.5, -1.5, -1.65]])
 has_occurred = torch.tensor([[False, False, True]])
@@ -834,12 +834,12 @@ print(
 assert 0.3 < wrong.float().mean() < 0.7
 
 # %%
-# G14: one token too many
-# ~~~~~~~~~~~~~~~~~~~~~~~
+# One token too many
+# ~~~~~~~~~~~~~~~~~~
 #
 # Top-p of the same program removed a token when the sum *up to the token before it* exceeded p. Take
 # two equally likely tokens and p = 0.5. The first reaches p but does not exceed it, so the second
-# stays.
+# stays. (G14)
 
 
 def old_top_p(logits: Tensor, p: float) -> Tensor:

@@ -770,11 +770,11 @@ assert first_token.max() < 3 * uniform_first
 # Bug museum
 # ----------
 #
-# G27: a picture of something else
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# A picture of something else
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # An earlier ``visualize_attention`` took a layer and a head, ran the model, and returned its hidden states.
-# They can be drawn. They look like something. Layer 999 looked the same.
+# They can be drawn. They look like something. Layer 999 looked the same. (G27)
 
 
 def old_visualize_attention(model, idx, layer_idx=0, head_idx=0):
@@ -812,11 +812,11 @@ else:
     raise AssertionError("layer 999 was accepted")
 
 # %%
-# G2: the wrong corner of the triangle
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# The wrong corner of the triangle
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # With a cache there are fewer queries than keys: here T = 3 new tokens after 4 old ones. Which rows of the
-# causal triangle belong to them? An earlier model cut the upper left corner, T times T.
+# causal triangle belong to them? An earlier model cut the upper left corner, T times T. (G2)
 
 T, S = 3, 7
 triangle = torch.ones(S, S, dtype=torch.bool).tril()

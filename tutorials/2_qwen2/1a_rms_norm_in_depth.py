@@ -591,12 +591,12 @@ assert weights / total < 1e-4
 # Bug museum
 # ----------
 #
-# Q24: float32 for everyone
-# ~~~~~~~~~~~~~~~~~~~~~~~~~
+# Float32 for everyone
+# ~~~~~~~~~~~~~~~~~~~~
 #
 # Defects of early Qwen2 code are numbered Q1, Q2, ... on these pages. This one is in today's code, too: it casts to
 # float32 whatever it gets. Half precision becomes wider. But float64 becomes narrower, and nobody notices, because the
-# result is cast back.
+# result is cast back. (Q24)
 
 
 def norm_in_float32(x, weight, eps=1e-6):

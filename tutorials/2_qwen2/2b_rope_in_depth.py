@@ -338,11 +338,11 @@ assert max(spread) < 1e-12
 # Bug museum
 # ----------
 #
-# Q9, Q10, Q12: a table that was kept
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# A table that was kept
+# ~~~~~~~~~~~~~~~~~~~~~
 #
 # The first Qwen2 code of ``transformers``, like most code of its time, kept a table of cosines in each layer (Q11).
-# This is its logic, with the sines left out.
+# This is its logic, with the sines left out. (Q9, Q10, Q12)
 
 
 class TableRotary(nn.Module):

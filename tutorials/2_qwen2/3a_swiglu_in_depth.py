@@ -529,12 +529,12 @@ print(inspect.getsource(Block.forward))
 # Bug museum
 # ----------
 #
-# Q25: key heads that do not divide
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# Key heads that do not divide
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # Six query heads cannot share four key heads evenly. The code of the first Qwen2 checked that H divides C, but not
 # that Hkv divides H. The model was built, and its first forward pass failed inside attention. Here are the shapes of
-# that pass, and a repetition without a check.
+# that pass, and a repetition without a check. (Q25)
 
 
 def repeat_unchecked(x, n_head):

@@ -421,12 +421,12 @@ print(*(cache.nbytes for cache in caches), "bytes of cache")
 # Bug museum
 # ----------
 #
-# Q1: the window that was not there
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# The window that was not there
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # The Qwen2 of ``transformers`` 4.42 knew the window in one of its three kinds of attention. The other two printed a warning
 # and computed full attention. Here we keep the weights and leave out the window. (Where the window was known, the wrong layers had it.
-# That is Q3, on the page on `conventions <4b_conventions.ipynb>`_.)
+# That is Q3, on the page on `conventions <4b_conventions.ipynb>`_.) (Q1)
 
 
 def with_windows(config, **changes):
@@ -458,11 +458,11 @@ assert all(short < 5e-5 for _, short in wrong.values())
 # With four tokens and a window of four both models are right: a test of windows needs more tokens than the window has keys. The
 # fixed line is ``visibility.within(window)`` above, for every kind of attention.
 #
-# Q30: minus infinity
-# ~~~~~~~~~~~~~~~~~~~
+# Minus infinity
+# ~~~~~~~~~~~~~~
 #
 # The same code took a ready mask from the caller and added it as it was. For hidden keys minus infinity looks right: the
-# weight is exactly 0. But a padding token sees no key at all. Its softmax is 0 / 0, and its state becomes NaN.
+# weight is exactly 0. But a padding token sees no key at all. Its softmax is 0 / 0, and its state becomes NaN. (Q30)
 #
 # Does that matter if nobody sees the padding? Watch the rows layer by layer.
 

@@ -625,12 +625,12 @@ assert (outside(x) - usual).abs().max() < 1e-3
 # Bug museum
 # ----------
 #
-# Q2 and Q3: the window of Qwen2
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# The window of Qwen2
+# ~~~~~~~~~~~~~~~~~~~
 #
 # The first Qwen2 code in ``transformers`` differed from today's in two of these conventions at once, where it called
 # FlashAttention. It passed the window as ``(W, W)``, which is W + 1 keys, and the layers *below* ``max_window_layers`` were the ones that
-# slid.
+# slid. (Q2, Q3)
 #
 # `The window was reported for Mistral <https://github.com/huggingface/transformers/issues/29623>`_ and `again more than a year
 # later <https://github.com/huggingface/transformers/issues/39408>`_. The layers were `questioned when the code had

@@ -642,10 +642,10 @@ use_attention_(gpt2, "sdpa")
 # Bug museum
 # ----------
 #
-# Q30: minus infinity, minus minus infinity
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# Minus infinity, minus minus infinity
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# A fill of minus infinity gives NaN where a row sees no key; in tiles, a *tile* without a visible key is enough.
+# A fill of minus infinity gives NaN where a row sees no key; in tiles, a *tile* without a visible key is enough. (Q30)
 #
 # `Qwen2 in depth <../2_qwen2/4a_qwen2_in_depth.ipynb>`_ shows the first case. In the second, the loop on paper starts
 # with :math:`m = -\infty`. If the first tile is hidden, the new maximum is :math:`-\infty` too, and the factor is

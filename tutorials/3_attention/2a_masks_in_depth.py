@@ -702,12 +702,12 @@ check("traced in one graph", logits[0, 3:], alone_b[0])
 # Bug museum
 # ----------
 #
-# Q4: one row reads the other
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# One row reads the other
+# ~~~~~~~~~~~~~~~~~~~~~~~
 #
 # The Qwen2 of ``transformers`` 4.42 took the padding out of a batch before its fused kernel. In a windowed layer with a
 # cache it cut the *mask* to its last W columns. It cut the keys as well, but into variables that no code used. The
-# places of the real tokens were then counted in rows of W columns and looked up in rows of S columns.
+# places of the real tokens were then counted in rows of W columns and looked up in rows of S columns. (Q4)
 
 
 def unpadded(cut_keys):

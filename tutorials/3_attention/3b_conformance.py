@@ -556,11 +556,11 @@ assert (weights @ spread[0, 0]).isnan().all()
 # Bug museum
 # ----------
 #
-# Q23: the minimum plus a little less
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# The minimum plus a little less
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # Earlier code made a mask of ``finfo.min`` and *added* it to the scores. In float16 the most negative finite number is
-# -65504, and the next step down is infinite. A score of -16 or less takes it.
+# -65504, and the next step down is infinite. A score of -16 or less takes it. (Q23)
 
 half = torch.finfo(torch.float16).min
 for score in (0.0, -15.0, -16.0, -100.0):

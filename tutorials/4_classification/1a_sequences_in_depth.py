@@ -795,11 +795,11 @@ with torch.no_grad():
 # Bug museum
 # ----------
 #
-# Q17: the token before the first padding token
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# The token before the first padding token
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # Earlier releases of transformers looked for the padding in the token *ids*: the column before the first padding id,
-# modulo T. Later releases take the right-most token that is not the padding id.
+# modulo T. Later releases take the right-most token that is not the padding id. (Q17)
 #
 # Both rules assume that the padding token never occurs in a text. GPT-2 has no padding token of its own and is usually
 # padded with its end-of-text token, as on this page. Our texts begin and end with it.
@@ -867,12 +867,12 @@ assert off > 0.5
 # %%
 # This is a difference from transformers on purpose: where the padding token is part of a text, the two do not agree.
 #
-# Q19 and Q20: the first batch decides, and int8 is no integer
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# The first batch decides, and int8 is no integer
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # Without a ``problem_type``, the loss is chosen by what the labels look like. The oracle writes its choice into the
 # config, so the first batch decides for all later ones. One class for each row comes first, then three marks for each
-# row.
+# row. (Q19, Q20)
 
 marks = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
 print("now", oracle.config.problem_type)

@@ -614,10 +614,10 @@ print(inspect.getsource(token_classification_loss))
 # Bug museum
 # ----------
 #
-# G7: padding in the loss
-# ~~~~~~~~~~~~~~~~~~~~~~~
+# Padding in the loss
+# ~~~~~~~~~~~~~~~~~~~
 #
-# The lesson tells the story: a tensor of labels begins as ``torch.zeros``, and padding says ``keyword``.
+# The lesson tells the story: a tensor of labels begins as ``torch.zeros``, and padding says ``keyword``. (G7)
 #
 # Two probes are trained on the states of the 96 shortest pieces, padded to one length. The first gets such labels for
 # its padding, the second ignores padding. Both are measured on the shorter half of the test pieces, each as its author
@@ -665,11 +665,11 @@ torch.testing.assert_close(
 )
 
 # %%
-# Q21: a tuple cut at a fixed place
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# A tuple cut at a fixed place
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # The token classifier of an earlier transformers returned the logits and ``outputs[2:]`` of its backbone. With a cache,
-# places 0 and 1 are the last states and the cache. Without one, place 1 holds what the caller asked for.
+# places 0 and 1 are the last states and the cache. Without one, place 1 holds what the caller asked for. (Q21)
 
 sizes = {}
 for use_cache in (True, False):

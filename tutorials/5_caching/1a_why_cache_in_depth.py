@@ -248,12 +248,12 @@ for name, model in {"GPT-2": gpt2.double(), "Qwen2": qwen2.double()}.items():
 #
 # Defects of an old GPT-2 script are numbered G1, G2, ... on these pages, those of an old cache module K1, K2, ...
 #
-# G1, G2, G4: a chain of repairs
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# A chain of repairs
+# ~~~~~~~~~~~~~~~~~~
 #
 # The script had three faults at once. In every round it fed the *whole* text to a model with a cache (G1), it cut the
 # mask from the wrong corner of the triangle (G2), and it counted positions from 0 in every pass (G4). Here they are
-# repaired one after the other.
+# repaired one after the other. (G1, G2, G4)
 
 
 def old_script(repaired):

@@ -323,11 +323,11 @@ for tokens, speed in points.items():
 # Bug museum
 # ----------
 #
-# K11: a copy of everything for every token
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# A copy of everything for every token
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # ``torch.cat`` makes a new tensor: to add one token it writes all S again. The old module did, and from 200 to 400
-# tokens its copies became 3.99 times as many. The fixed line asks for twice the room when there is too little:
+# tokens its copies became 3.99 times as many. The fixed line asks for twice the room when there is too little (K11):
 
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -413,11 +413,11 @@ for kind in kinds:
 # Bug museum
 # ----------
 #
-# K3: the sliding layers that were never built
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# The sliding layers that were never built
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # The documentation of an old cache module promised sliding layers. Its code had a place for them, which was never
-# reached.
+# reached. (K3)
 
 
 def cache_k3(config):

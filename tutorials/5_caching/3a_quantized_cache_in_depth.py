@@ -389,11 +389,11 @@ assert grown["the package", 256] == grown["the package", 8]
 # The fixed line takes the range over the features of one token, ``x.amax(dim=-1, keepdim=True)``. The check is the
 # law: any division into chunks gives the same logits, and so does any batch.
 #
-# K8: the dtype of another tensor
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# The dtype of another tensor
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # A cache module gave the values the dtype of the keys, and joined old and new ones with ``torch.cat``, which promotes.
-# ``DynamicLayer`` of ``transformers`` is printed beside it.
+# ``DynamicLayer`` of ``transformers`` is printed beside it. (K8)
 
 values = k.bfloat16()
 held = torch.cat([torch.empty(1, 2, 0, 32, dtype=k.dtype), values], dim=2)

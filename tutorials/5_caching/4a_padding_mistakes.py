@@ -332,12 +332,12 @@ for kind, m in exact.items():
 # Bug museum
 # ----------
 #
-# G5: a forward pass that counts padding
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# A forward pass that counts padding
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # ``generate`` of ``transformers`` makes positions from the mask; the forward pass of its GPT-2 does not. If you score
 # texts with the mask alone, you get the cause that is called *counted* above. These are errors of the last column's
-# logits.
+# logits. (G5)
 
 load = transformers.AutoModelForCausalLM.from_pretrained
 twins = {}
@@ -361,11 +361,11 @@ for kind, twin in twins.items():
 # The fixed line passes ``position_ids``. The check that finds the mistake is a padded row against the same row alone,
 # in a model with learned positions; Qwen2 lets it pass.
 #
-# G10: the penalty of row 0
-# ~~~~~~~~~~~~~~~~~~~~~~~~~
+# The penalty of row 0
+# ~~~~~~~~~~~~~~~~~~~~
 #
 # A program took the tokens to penalise from row 0 and applied them to every row. Shapes broadcast, so no error is
-# raised.
+# raised. (G10)
 
 
 class PenaltyOfRow0(Sampler):

@@ -344,11 +344,11 @@ for name, cache in (("fixed", None), ("wrong", stays)):
 # Nothing fails, and the text looks like a text. The fixed line is ``cache.select(parents)`` for every kind of cache.
 # The check that finds it is the one from the top of this page: one full forward pass over the result.
 #
-# Q16: reordered, and no longer a cache
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# Reordered, and no longer a cache
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # The Qwen2 of ``transformers`` 4.42 reordered with a function that builds a tuple of tensors. It was right when caches
-# were tuples.
+# were tuples. (Q16)
 
 
 def reorder(past, rows):

@@ -248,12 +248,12 @@ assert refused(torch.optim.AdamW, infinite) == ("no error", False, False)
 # Bug museum
 # ----------
 #
-# L7: epsilon outside the correction
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# Epsilon outside the correction
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # Some optimizers fold both corrections into the learning rate. The code published with GaLore does, and
 # :math:`\epsilon` is then added to the uncorrected root. It acts as
-# :math:`\epsilon / \sqrt{1 - \beta_2^t}`, which in step 1 is 31.6 times the number that you set.
+# :math:`\epsilon / \sqrt{1 - \beta_2^t}`, which in step 1 is 31.6 times the number that you set. (L7)
 
 
 def epsilon_outside(g, state, t, beta1=0.9, beta2=0.999, eps=1e-6):
@@ -279,12 +279,12 @@ assert round(factor, 1) == 31.6 and right > 10 * wrong
 # Gradients of size 1 hide it. The check that finds it takes a gradient as small as :math:`\epsilon` and compares the
 # first step with the formula.
 #
-# L8: one step count for a whole group
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# One step count for a whole group
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # The ``OurRule`` above counts steps in the group, as the GaLore of ``pytorch_optimizer`` 4.1 does. That is right as
 # long as all parameters get a gradient in every step. An expert that is routed to late, or a layer that is unfrozen,
-# gets its first gradient in step 10 and is corrected as if nine had been there.
+# gets its first gradient in step 10 and is corrected as if nine had been there. (L8)
 
 late = {}
 for make in (OurRule, AdamW):

@@ -486,11 +486,11 @@ assert torch.linalg.matrix_rank(firsts[0]) == 2
 # Bug museum
 # ----------
 #
-# L1, L2: moments of the full shape
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# Moments of the full shape
+# ~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # The GaLore of ``pytorch_optimizer`` 3.1.2 made its moments like the weight and fed them the projected gradient. Here is
-# the same mistake, for a weight of shape (8, 5).
+# the same mistake, for a weight of shape (8, 5). (L1, L2)
 
 
 def broken_step(g, rank):
@@ -522,11 +522,11 @@ for shape, low_shape in (((8, 5), (8, 3)), ((5, 8), (3, 8))):
     assert optimizer.state[p]["exp_avg"].shape == low_shape
 
 # %%
-# L3: back with the wrong transpose
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# Back with the wrong transpose
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # The same code projected back with :math:`Q` where :math:`Q^\top` belongs. The product of (8, 3) and (5, 3) does not exist,
-# so this fails at once, except when :math:`Q` is square.
+# so this fails at once, except when :math:`Q` is square. (L3)
 
 g = torch.randn(6, 6, generator=generator)
 _, Q = singular_basis(g, 6, False, True)
@@ -541,10 +541,10 @@ torch.testing.assert_close(wrong.norm(), g.norm())
 # directions in the basis, there and back is the identity. A relative of this defect, the side guessed from a projected
 # shape that happens to be square, was found in `another copy of the code <https://github.com/modelscope/ms-swift/pull/10146>`_.
 #
-# L11: a slice that keeps the whole factor
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# A slice that keeps the whole factor
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# The first columns of :math:`U` are a view. As long as the optimizer holds it, the whole factor stays in memory.
+# The first columns of :math:`U` are a view. As long as the optimizer holds it, the whole factor stays in memory. (L11)
 
 g = torch.randn(512, 256, generator=generator)
 U, _, _ = torch.linalg.svd(g, full_matrices=False)

@@ -1,1060 +1,278 @@
 r"""
-One model, two processes: DDP and FSDP2
-=======================================
+One model, two processes
+========================
 
-The pages before made the optimizer small. A model of seven billion weights still does not fit on one GPU with its
-gradients and moments, and a large batch takes one GPU a long time. The usual answer to both is more processes.
-
-Can two processes train one model so that nobody sees it in the weights? This page starts two, compares them with one,
-counts what each of them holds and sends, and kills one of them.
-
-You will learn
---------------
-
-* what every process holds, with DDP and with FSDP, by formula and counted,
-* why the mean of two gradients is not always the gradient of the batch,
-* what all-reduce, reduce-scatter and all-gather do, and how many bytes they send,
-* when FSDP gathers which weights, and what GaLore changes,
-* what happens to a run when a process dies.
-
-Before you start
-----------------
-
-Read the pages on `AdamW <1_adamw.ipynb>`_, on `GaLore <2_galore.ipynb>`_ and on
-`the memory of a training step <4_in_backward.ipynb>`_. Everything runs on one CPU: PyTorch's *gloo* moves tensors
-between processes without a GPU. Two processes on one CPU make nothing faster; the page compares results and counts
-bytes.
-
-How much a process holds
-------------------------
-
-AdamW in float32 holds 4 bytes for each weight, 4 for its gradient and 8 for the two moments. With M weights and N
-processes there are two ways to put them:
-
-.. math::
-
-   \text{DDP: } 16 M \text{ bytes in each process,} \qquad \text{FSDP: } \frac{16 M}{N} \text{ bytes in each process}
-
-*DDP* (distributed data parallel) keeps everything everywhere. *FSDP* (fully sharded data parallel) cuts every weight,
-gradient and moment into N pieces, its *shards*, one for each process.
-
-GaLore replaces moments by smaller ones and a basis. Under FSDP the package keeps the basis whole in every process.
-The moments of a tall matrix have its rows and are cut like them. Those of a wide matrix have no rows to cut, and stay
-whole too.
+You have two GPUs and one model. Can both train it, so that nobody sees in the weights that there were two? Here is the
+plan: each has a copy of the model and takes half of the batch. The only thing that they exchange is the gradient.
+Let us see it for one weight of our small Qwen2, and four real sentences.
 """
 
-import importlib.util
-import inspect
-import json
-import math
+# sphinx_gallery_needs = ["1_adamw", "4_in_backward"]
+# sphinx_gallery_words = ["DistributedDataParallel", "DDP", "multi-GPU", "two GPUs", "torchrun", "all-reduce", "NCCL", "DistributedSampler", "set_epoch", "data parallelism", "world_size", "FSDP", "ZeRO"]
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import torch
-from safetensors.torch import load_file
-from torch.distributed import TCPStore
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, DistributedSampler
 
-from lm_from_scratch.instruments.plot import COLOURS, figure
-from lm_from_scratch.models.gpt2 import SIZES as GPT2_SIZES
-from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
-from lm_from_scratch.models.qwen2 import SIZES, Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.optim.galore_basis import sides
-from lm_from_scratch.training.train import TrainConfig, make_optimizer
+from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.instruments import training_diagrams
 
-
-def elements(model, optimizer, shares):
-    """Numbers in the state of one of several processes, without counters."""
-    total = 0
-    for p in model.parameters():
-        for name, shape in optimizer.state_shapes(p).items():
-            basis = name in ("left", "right")
-            low = "left" in optimizer.state_shapes(p)
-            cut = not basis and not low
-            total += math.prod(shape) / (shares if cut else 1) * bool(shape)
-    return total
-
-
-def gigabytes(model, kind, shares=1):
-    """Weights, gradients, state of one process in float32."""
-    M = sum(p.numel() for p in model.parameters())
-    rank = model.config.n_embd // 4
-    config = TrainConfig(steps=1, optimizer=kind, rank=rank)
-    state = elements(model, make_optimizer(model, config), shares)
-    return [4e-9 * x for x in (M / shares, M / shares, state)]
-
-
-with torch.device("meta"):
-    models = {"GPT-2": GPT2LMHeadModel(GPT2Config(**GPT2_SIZES["gpt2"]))}
-    for name in SIZES:
-        models[name] = Qwen2ForCausalLM(Qwen2Config(**SIZES[name]))
-
-print(
-    "GB a process       weights  AdamW: DDP FSDP 2 FSDP 8  GaLore: DDP FSDP 8"
-)
-totals = {}
-for name, model in models.items():
-    M = sum(p.numel() for p in model.parameters())
-    row = [sum(gigabytes(model, "adamw", N)) for N in (1, 2, 8)]
-    row += [sum(gigabytes(model, "galore", N)) for N in (1, 8)]
-    totals[name] = row
-    cells = "{:10.2f} {:6.2f} {:6.2f} {:12.2f} {:6.2f}".format(*row)
-    print(f"{name:18} {M / 1e6:5.0f} M {cells}")
-    for N, total in zip((1, 2, 8), row):
-        assert math.isclose(total, 16e-9 * M / N)
-
-M = sum(p.numel() for p in models["Qwen2-7B"].parameters())
-assert 16e-9 * M > 120 and 16e-9 * M / 8 < 16  # one 80 GB GPU, eight of them
-for row in totals.values():
-    assert row[3] < row[0] and row[4] > row[2]
-
-# %%
-# The largest model holds more than 120 GB with DDP, however many processes there are, and less than 16 GB on each of
-# eight with FSDP. Activations come on top, for the rows of the process.
-#
-# The last column is a surprise. At a quarter of the model's width, GaLore saves memory in one process, and costs some
-# in eight: AdamW's moments shrink with N, GaLore's bases do not.
-
-# sphinx_gallery_thumbnail_number = 1
-# sphinx_gallery_words = ["DistributedDataParallel", "FSDP", "multi-GPU", "torchrun", "ZeRO", "all-reduce", "NCCL", "DistributedSampler"]
-made, (ax,) = figure(6.4, 3.8)
-bars = [
-    ("AdamW\nDDP", "adamw", 1),
-    ("GaLore\nDDP", "galore", 1),
-    ("AdamW\nFSDP 2", "adamw", 2),
-    ("GaLore\nFSDP 2", "galore", 2),
-    ("AdamW\nFSDP 8", "adamw", 8),
-    ("GaLore\nFSDP 8", "galore", 8),
+texts = [
+    "Return the number of items in a list or a string.",
+    "If the file does not exist, an exception is raised.",
+    "The function takes the name of a module as a string.",
+    "This method must be called before the thread is started.",
 ]
-heights = [gigabytes(models["Qwen2-7B"], kind, N) for _, kind, N in bars]
-names = [name for name, *_ in bars]
-parts = ("weights", "gradients", "optimizer state")
-bottom = [0.0] * len(bars)
-for i, (part, hatch) in enumerate(zip(parts, ("", "///", "..."))):
-    part_heights = [h[i] for h in heights]
-    options = dict(color=COLOURS[i], hatch=hatch, edgecolor="white")
-    ax.bar(names, part_heights, bottom=bottom, label=part, **options)
-    bottom = [b + h for b, h in zip(bottom, part_heights)]
-ax.set(ylabel="GB in each process", title="Qwen2-7B in float32, rank 896")
-ax.tick_params(axis="x", labelsize=9)
-ax.legend(frameon=False)
-plt.show()
+model, tokenizer = load_shipped("qwen2-docs")
+rows = torch.tensor([tokenizer.start(text) for text in texts])  # (4, 13)
+
+
+def gradient(rows):
+    model = load_shipped("qwen2-docs")[0].double()
+    logits = model(rows[:, :-1])
+    F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()
+    return model.model.layers[0].mlp.down_proj.weight.grad
+
+
+halves = rows.chunk(2)  # two rows each
+found = [gradient(half) for half in halves]
+place = (found[0] - found[1]).abs().argmax()
+numbers = [one.flatten()[place].item() for one in found]
+
+torch.testing.assert_close(sum(found) / 2, gradient(rows))
+shown = [[t[:20] + " …" for t in pair] for pair in (texts[:2], texts[2:])]
+training_diagrams.two_copies(shown, numbers, "the first MLP")
 
 # %%
-# Two halves of a batch
-# ---------------------
+# The mean of both gradients is the gradient of the whole batch, in every weight of the model. So both copies take the
+# step that one process would have taken, and they are equal again. This is **data parallel** training. The exchange is
+# called **all-reduce**: afterwards, every process has the sum, or the mean, of what all had.
 #
-# Data parallelism needs no second process to be understood. Each process takes some rows of a batch, and computes the
-# gradient of their loss. Then the gradients are averaged.
+# Now for real
+# ------------
 #
-# The model and the data go into a file, because processes started later will need them too, and cannot import what a
-# notebook defines. The rows have unequal numbers of targets, as in fine-tuning, where only answers count. Float64 makes
-# rounding visible as such.
+# Every process runs the same script. It is told its number, its *rank*, and all meet through a file. *gloo* is the part
+# of PyTorch that exchanges tensors between CPUs. This is how the script begins:
 
 temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
 folder = Path(temporary.name)
-
-
-def write(name, text):
-    (folder / name).write_text(text.lstrip(), encoding="utf-8")
-
-
-write(
-    "small_run.py",
-    '''
-from pathlib import Path
-
-import torch
-
-from lm_from_scratch.text.batches import PackedBatches, write_tokens
-from lm_from_scratch.text.corpora import load_corpus
-from lm_from_scratch.text.targets import IGNORE
-from lm_from_scratch.models.blocks import blocks
-from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.runs.distributed import Processes
-from lm_from_scratch.runs.saved import saved
-from lm_from_scratch.text.tokenizer import Tokenizer
-from lm_from_scratch.training.train import Loss, make_optimizer, optimizer_step, train, TrainConfig
-
-HERE = Path(__file__).parent
-
-
-def new_model():
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=300, block_size=32, n_layer=3, n_head=4, n_kv_head=2,
-        n_embd=32, intermediate_size=96, initializer_range=0.1,
-        eos_token_id=None,
-    )
-    return Qwen2ForCausalLM(config).double()
-
-
-class Answers(PackedBatches):
-    """Of each row the first tokens are targets: more in some than in others."""
-
-    def __getitem__(self, i):
-        batch = super().__getitem__(i)
-        for row, targets in enumerate(batch.targets):
-            targets[1 + (7 * i + 11 * row) % 32 :] = IGNORE
-        return batch
-
-
-def data():
-    tokenizer = Tokenizer.load(HERE)
-    texts = load_corpus("reference")[:8]
-    file = write_tokens(texts, tokenizer, HERE / "tokens.bin")
-    return Answers(file, batch_size=8, block_size=32)
-
-
-def config(optimizer="adamw"):
-    return TrainConfig(
-        steps=7, lr=0.01, grad_accumulation=2, max_grad_norm=0.5,
-        optimizer=optimizer, rank=8, update_proj_gap=3,
-    )
-
-
-def steps(numbers, batches, group=Processes()):
-    """Seven steps of two batches each; yields the model and the optimizer."""
-    model = new_model()
-    loss_of = group.wrap(Loss(model), blocks(model))
-    optimizer = make_optimizer(model, numbers, group)
-    for step in range(numbers.steps):
-        parts = [batches[2 * step], batches[2 * step + 1]]
-        optimizer_step(loss_of, optimizer, parts, numbers, group)
-        yield model, optimizer
-
-
-def whole_run(out, group=Processes()):
-    """The same with a schedule and checkpoints; yields what each step says."""
-    model = new_model()
-    run = train(model, data(), config(), None, group)
-    for step in saved(run, out, 3, group.save_training_state):
-        yield step, model
-''',
-)
-
-from lm_from_scratch.text.corpora import load_corpus
-from lm_from_scratch.text.tokenizer import Tokenizer
-
-texts = [document.text for document in load_corpus("reference")[:8]]
-Tokenizer.train(texts, 300).save(folder)
-spec = importlib.util.spec_from_file_location(
-    "small_run", folder / "small_run.py"
-)
-small_run = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(small_run)
-
-# %%
-# A process is an object in this package. It knows its number, its *rank*, and which rows are its own.
-
-from lm_from_scratch.runs.distributed import Processes
-from lm_from_scratch.text.targets import IGNORE
-from lm_from_scratch.training.loss import causal_lm_loss
-
-print(inspect.getsource(Processes.share))
-
-batches = small_run.data()
-batch = batches[0]
-halves = [Processes("ddp", rank, 2).share(batch) for rank in range(2)]
-
-
-def n_targets(part):
-    return int((part.targets != IGNORE).sum())
-
-
-counts = [n_targets(half) for half in halves]
-print("targets:", n_targets(batch), "=", " + ".join(map(str, counts)))
-assert sum(counts) == n_targets(batch) and counts[0] != counts[1]
-
-# %%
-# The loss of a batch is a mean over its targets. Let the halves have :math:`n_0` and :math:`n_1` of them, and
-# mean losses :math:`L_0` and :math:`L_1`. Then the loss of the batch is
-#
-# .. math::
-#
-#    L = \frac{n_0 L_0 + n_1 L_1}{n_0 + n_1}
-#      = \frac{1}{2} \left( \frac{2 n_0}{n} L_0 + \frac{2 n_1}{n} L_1 \right), \qquad n = n_0 + n_1
-#
-# A plain mean of the two is something else, unless both have the same number of targets. With N processes the
-# weight of a half becomes :math:`N n_k / n`.
-
-
-def gradient(part, weight=1.0):
-    model = small_run.new_model()
-    logits = model(part.idx, positions=part.positions, documents=part.documents)
-    (weight * causal_lm_loss(logits, part.targets)).backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
-
-
-expected = gradient(batch)
-plain = sum(gradient(half) for half in halves) / 2
-weights = [2 * count / sum(counts) for count in counts]
-right = sum(gradient(h, w) for h, w in zip(halves, weights)) / 2
-for name, g in (("mean of means", plain), ("weighted", right)):
-    error = (g - expected).norm() / expected.norm()
-    print(f"{name:13} is off by {error.item():.1e} of the gradient")
-torch.testing.assert_close(right, expected, rtol=1e-9, atol=1e-12)
-assert (plain - expected).norm() > 0.02 * expected.norm()
-
-# %%
-# Nothing warns about the plain mean. It trains, and weights every target by how few others its process has.
-#
-# The package does the weighting in one place. ``count`` is of this process and this part; ``targets`` is of all
-# processes and all parts. It is known without asking anybody, because every process can make the whole batch.
-
-from lm_from_scratch.training.train import optimizer_step
-
-source = inspect.getsource(optimizer_step)
-print(
-    source[source.index("    targets = sum") : source.index("    if config.up")]
-)
-
-# %%
-# Three ways to exchange tensors
-# ------------------------------
-#
-# Now two processes. They run the same script, and environment variables tell each its rank and where all meet. The
-# place to meet is a *store*, a small dictionary behind a port. To set this up is the work of ``torchrun``; the function
-# ``start`` below does the same in a few lines. An exchange in which all take part is a *collective*.
-
-write(
-    "collectives.py",
-    """
-import json
-import time
-from datetime import timedelta
-from pathlib import Path
-
+beginning = """
+import sys
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, DistributedSampler
+import torch.nn.functional as F
+from lm_from_scratch.checkpoint.weights import load_shipped
 
-HERE = Path(__file__).parent
-dist.init_process_group("gloo")
-rank, size = dist.get_rank(), dist.get_world_size()
-mine = torch.arange(4.0) + 10 * rank  # (4,)
-said = {"mine": mine.tolist()}
-
-summed = mine.clone()
-dist.all_reduce(summed)  # in place: the sum, everywhere
-said["all-reduce"] = summed.tolist()
-
-part = torch.empty(2)
-dist.reduce_scatter(part, list(mine.chunk(size)))  # a piece of the sum
-said["reduce-scatter"] = part.tolist()
-
-pieces = [torch.empty(2) for _ in range(size)]
-dist.all_gather(pieces, part)  # all pieces, everywhere
-said["all-gather of that"] = torch.cat(pieces).tolist()
-
-# for the museum: which rows of 8 does each process see?
-seed = torch.Generator().manual_seed(0)
-shuffled = DataLoader(range(8), 4, shuffle=True, generator=seed)
-said["shuffled"] = next(iter(shuffled)).tolist()
-sampler = DistributedSampler(range(8))
-said["sampler"] = next(iter(DataLoader(range(8), 4, sampler=sampler))).tolist()
-
-# for the museum: process 1 leaves out one collective
-if rank == 0:
-    try:
-        dist.monitored_barrier(timeout=timedelta(seconds=0.5))
-    except RuntimeError as error:
-        said["error"] = str(error).splitlines()[0]
-(HERE / f"collectives-{rank}.json").write_text(json.dumps(said))
-while not (HERE / "collectives-0.json").exists():
-    time.sleep(0.05)
-dist.destroy_process_group()
-""",
-)
-
-
-def start(script, succeeds=True):
-    """Run a script in two processes; return what they printed."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    shared = dict(
-        WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", OMP_NUM_THREADS="1",
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.port),
-        TORCHELASTIC_USE_AGENT_STORE="True",  # the store is there already
-    )  # fmt: skip
-    command, started = [sys.executable, str(folder / script)], []
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    for rank in ("0", "1"):
-        env = {**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank}
-        started.append(subprocess.Popen(command, env=env, **pipes))
-    said, errors = zip(*(p.communicate(timeout=300) for p in started))
-    failed = any(process.returncode for process in started)
-    assert failed != succeeds, "".join(errors)[-3000:]
-    return "".join(said)
-
-
-def results(name):
-    files = [folder / f"{name}-{rank}.json" for rank in range(2)]
-    return [json.loads(file.read_text()) for file in files]
-
-
-start("collectives.py")
-said = results("collectives")
-for name in list(said[0])[:4]:
-    zero, one = ([round(x) for x in process[name]] for process in said)
-    print(f"{name:18}  process 0 {zero!s:18} 1 {one}")
+folder, rank = sys.argv[1], int(sys.argv[2])
+meet = f"file://{folder}/meeting"
+dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=2)
+"""
 
 # %%
-# Reduce-scatter leaves each process with a piece of the sum, and all-gather gives all pieces to all. One after the
-# other, they are an all-reduce:
-#
-# .. math::
-#
-#    \text{all-reduce} = \text{all-gather} \circ \text{reduce-scatter}
+# The training loop has one addition, the line with ``all_reduce``.
 
-for one in said:
-    assert one["all-gather of that"] == one["all-reduce"]
-    assert one["all-reduce"] == [10, 12, 14, 16]
-assert said[0]["reduce-scatter"] + said[1]["reduce-scatter"] == [10, 12, 14, 16]
-
-# %%
-# This is also how it can be done. The processes stand in a ring, and each cuts its tensor into N pieces. In every
-# round, each sends one piece to its right neighbour. In N - 1 rounds the sums collect, in another N - 1 they go round.
-# Here is the ring in one process:
-
-
-def ring_all_reduce(tensors):
-    N = len(tensors)
-    piece = [list(x.chunk(N)) for x in tensors]
-    sent = 0  # by each process
-    for r in range(2 * (N - 1)):
-        moving = [piece[k][(k - r) % N] for k in range(N)]
-        for k in range(N):
-            right, i = (k + 1) % N, (k - r) % N
-            collecting = r < N - 1  # the sums; then they are only copied
-            old = piece[right][i] if collecting else 0.0
-            piece[right][i] = moving[k] + old
-        sent += moving[0].nbytes
-    return [torch.cat(pieces) for pieces in piece], sent
-
-
-for N in (2, 8, 64):
-    tensors = list(torch.randn(N, 640, generator=torch.manual_seed(0)).double())
-    reduced, sent = ring_all_reduce(tensors)
-    for x in reduced:
-        torch.testing.assert_close(x, sum(tensors))
-    share = sent / tensors[0].nbytes
-    print(f"{N:2} processes: each sends {share:.2f} times the tensor")
-    assert math.isclose(share, 2 * (N - 1) / N)
+loop = """
+model = load_shipped("qwen2-docs")[0].double()
+optimizer = torch.optim.AdamW(model.parameters())
+for batch in torch.load(f"{folder}/batches.pt"):
+    half = batch.chunk(2)[rank]
+    logits = model(half[:, :-1])
+    F.cross_entropy(logits.flatten(0, 1), half[:, 1:].flatten()).backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)  # in place: the sum over both
+        p.grad /= 2
+    optimizer.step()
+    optimizer.zero_grad()
+torch.save(model.state_dict(), f"{folder}/weights-{rank}.pt")
+"""
+(folder / "train.py").write_text(beginning + loop, encoding="utf-8")
 
 # %%
-# For G bytes each process sends :math:`2 G (N - 1) / N`, never more than 2 G, however many they are. Half of it is
-# the reduce-scatter, half the all-gather. Which algorithm runs is up to the backend.
-#
-# The two engines
-# ---------------
-#
-# What does training exchange? The next script takes seven steps with DDP and seven with FSDP, with AdamW and with GaLore,
-# and counts every collective. A dispatch mode sees them, as it saw every operation on the page before.
-#
-# It also looks where FSDP keeps which weights, and repeats a mistake for the museum.
+# We start it twice, on three batches of 8 rows of Python's language reference.
 
-write(
-    "engines.py",
-    '''
-import json
-import math
-from collections import Counter
-from dataclasses import replace
+from lm_from_scratch.text.corpora import load_corpus
 
-import torch
-from safetensors.torch import save_file
-from small_run import HERE, Loss, blocks, config, data, new_model, steps
-from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grad_norm_
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-
-from lm_from_scratch.runs.distributed import processes
-from lm_from_scratch.runs.sharded import whole
-
-KINDS = {
-    "all_reduce": "all-reduce", "allreduce": "all-reduce",
-    "all_gather": "all-gather", "allgather": "all-gather",
-    "reduce_scatter": "reduce-scatter", "broadcast": "broadcast",
-}
+text = "\n".join(document.text for document in load_corpus("reference")[:9])
+ids = torch.tensor(tokenizer.encode(text)[: 3 * 8 * 65])
+batches = ids.view(3, 8, 65)
+torch.save(list(batches), folder / "batches.pt")
 
 
-class Traffic(TorchDispatchMode):
-    """Calls of each collective, and the bytes of their whole tensors."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls, self.bytes = Counter(), Counter()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        space, name, *_ = str(function).split(".")
-        if space in ("c10d", "_c10d_functional") and "wait" not in name:
-            for part, kind in KINDS.items():
-                if part in name:
-                    tensors = tree_leaves((args, out))
-                    sizes = [x.nbytes for x in tensors if hasattr(x, "nbytes")]
-                    self.calls[kind] += 1
-                    self.bytes[kind] += max(sizes)  # what all have together
-        return out
+def start(rank):
+    command = [sys.executable, folder / "train.py", folder, str(rank)]
+    return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
-def local(x):
-    return x.to_local() if isinstance(x, DTensor) else x
+running = [start(rank) for rank in (0, 1)]
+ended = [process.wait(timeout=120) for process in running]
 
-
-def run(group, optimizer):
-    said = {"calls": [], "bytes": []}
-    taken = steps(config(optimizer), batches, group)
-    for _ in range(config().steps):
-        with Traffic() as traffic:
-            model, made = next(taken)
-        said["calls"].append(traffic.calls)
-        said["bytes"].append(traffic.bytes)
-    said["weights"] = sum(local(p).nbytes for p in model.parameters())
-    state = [x for values in made.state.values() for x in values.values()]
-    said["state"] = sum(local(x).nbytes for x in state)
-    said["shapes"] = {
-        name: [tuple(p.shape), tuple(local(p).shape)]
-        for name, p in blocks(model)[0].named_parameters()
-    }
-    tensors = {name: whole(p) for name, p in model.state_dict().items()}
-    if group.rank == 0:
-        file = f"{group.parallel}-{optimizer}.safetensors"
-        save_file({n: x.contiguous() for n, x in tensors.items()}, HERE / file)
-    return said
-
-
-def one_pass(group):
-    """Which weights are whole when an MLP runs, forward and backward?"""
-    model = new_model()
-    loss_of = group.wrap(Loss(model), blocks(model))
-    layers, rows = blocks(model), []
-
-    def look(*_):
-        parts = [*layers, model.model.embed_tokens]
-        rows.append([
-            not any(isinstance(p, DTensor) for p in part.parameters())
-            for part in parts
-        ])
-
-    loss_of.register_forward_pre_hook(look)
-    for layer in layers:
-        layer.mlp.register_forward_pre_hook(look)
-        layer.mlp.register_full_backward_pre_hook(look)
-    part = group.share(batches[0])
-    loss_of(
-        part.idx, part.targets,
-        positions=part.positions, documents=part.documents,
-    ).backward()  # fmt: skip
-    look()
-    return model, rows
-
-
-def between_passes(group):
-    """Bytes of gradients after a pass that exchanges none, and after one."""
-    model = new_model()
-    loss_of = group.wrap(Loss(model), blocks(model))
-    part, held = group.share(batches[0]), []
-    for last in (False, True):
-        with group.accumulating(loss_of, last):
-            loss = loss_of(
-                part.idx, part.targets,
-                positions=part.positions, documents=part.documents,
-            )  # fmt: skip
-            loss.backward()
-        units = [] if last else [loss_of, *blocks(model)]
-        for unit in units:
-            unit.unshard()  # shows what belongs to the whole weights
-        grads = [p.grad for p in model.parameters() if p.grad is not None]
-        held.append(sum(local(grad).nbytes for grad in grads))
-        for unit in units:
-            unit.reshard()
-    return held
-
-
-def clipped_by_shards(params, limit):
-    """The mistake: every process clips its shards by their own norm."""
-    mine = [torch.nn.Parameter(p.to_local()) for p in params]
-    for p, q in zip(mine, params):
-        p.grad = q.grad.to_local()  # the same memory
-    true = whole(clip_grad_norm_(params, math.inf)).item()
-    own = clip_grad_norm_(mine, limit).item()
-    after = whole(clip_grad_norm_(params, math.inf)).item()
-    return {"true": true, "own": own, "after": after}
-
-
-with processes("ddp") as joined:
-    batches, said = data(), {}
-    for engine in ("ddp", "fsdp"):
-        group = replace(joined, parallel=engine)
-        for optimizer in ("adamw", "galore"):
-            said[f"{engine} {optimizer}"] = run(group, optimizer)
-    model, said["gathered"] = one_pass(group)
-    said["between"] = between_passes(group)
-    said["clip"] = clipped_by_shards(list(model.parameters()), 0.01)
-    file = HERE / f"engines-{joined.rank}.json"
-    file.write_text(json.dumps(said))
-''',
-)
-start("engines.py")
-both = results("engines")
-one = both[0]
+assert ended == [0, 0]
 
 # %%
-# The same weights
-# ~~~~~~~~~~~~~~~~
-#
-# One process takes the same seven steps of two batches each, by the same function.
+# And now the same three steps in one process, with whole batches and without any exchange.
 
-alone = {}
-for optimizer in ("adamw", "galore"):
-    numbers = small_run.config(optimizer)
-    *_, (alone[optimizer], _) = small_run.steps(numbers, batches)
-start_of = small_run.new_model().state_dict()
-differences = []
-for engine in ("ddp", "fsdp"):
-    for optimizer, model in alone.items():
-        theirs = load_file(folder / f"{engine}-{optimizer}.safetensors")
-        ours = model.state_dict()
-        apart = max((ours[n] - theirs[n]).abs().max().item() for n in ours)
-        moved = max((ours[n] - start_of[n]).abs().max().item() for n in ours)
-        print(
-            f"{engine:4} {optimizer:6}: moved {moved:.2f}, "
-            f"differ from one process by at most {apart:.0e}"
-        )
-        assert moved > 0.02 and apart < 1e-9
-        differences.append(apart)
+alone = load_shipped("qwen2-docs")[0].double()
+optimizer = torch.optim.AdamW(alone.parameters())
+for batch in batches:
+    logits = alone(batch[:, :-1])
+    F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
 
 # %%
-# Twice the processes, the same run: same batch, same learning rate, same clipping. The difference is the rounding of
-# float64, because sums are taken in another order. With dropout it would be larger: each process draws its own random
-# numbers.
+# **Predict first.** How do the weights compare?
 #
-# What the engines wrap is the model together with its loss. This is all:
+# * The two processes differ a little from each other, and both from the one.
+# * The two processes are equal, and differ from the one by rounding.
+# * The two processes are equal, and differ from the one as much as two halves of a batch differ.
 
-print(inspect.getsource(Processes.wrap))
+zero, one = (torch.load(folder / f"weights-{rank}.pt") for rank in (0, 1))
+
+
+def apart(a, b):
+    return max((a[name] - b[name]).abs().max().item() for name in a)
+
+
+temporary.cleanup()
+before = model.double().state_dict()
+
+print(f"training moved them by     {apart(zero, before):8.0e}")
+print(f"process 0 and process 1    {apart(zero, one):8.0e}")
+print(f"process 0 and one process  {apart(zero, alone.state_dict()):8.0e}")
+
+assert apart(zero, one) == 0.0
+assert apart(zero, alone.state_dict()) < 1e-9
+assert apart(zero, before) > 1e-3
 
 # %%
-# DDP
-# ~~~
+# Equal, and different from the one by rounding alone: sums are taken in another order. (We compute in float64, so that
+# rounding is very small.) Two processes *are* one with the whole batch, and nothing else needs to change, neither the
+# learning rate nor the number of steps.
 #
-# DDP hangs a hook on every weight. When a *bucket* of gradients is complete, its all-reduce begins, while the backward
-# pass goes on. At the first sight of the model it copies the weights of process 0 to all others, so that they start
-# equal.
+# The copies stay equal because they start equal, see the same mean, and take the same step. Nobody ever sends weights.
+#
+# Halves that are not equal
+# -------------------------
+#
+# In fine-tuning only the answers count, and some answers are short. Say one process gets a long answer, and the other a
+# short one.
+#
+# **Predict first.** Each process computes its mean loss, and the two are averaged. Is this the mean loss of the batch?
+#
+# * Yes, a mean of means is a mean.
+# * No, it is too large or too small.
+
+question = "What does len() return?"
+long = " The number of items in an object, such as a string, a list or a range."
 
 
-def table(name, steps=((3, "a step"),)):
-    for number, label in steps:
-        calls, size = (
-            one[name]["calls"][number - 1],
-            one[name]["bytes"][number - 1],
-        )
-        for kind in calls:
-            print(
-                f"{name:12} {label:11} {kind:15} {calls[kind]:3} calls "
-                f"{size[kind] / 1e3:8.1f} kB"
-            )
+def loss_of_answer(answer):
+    ids = tokenizer.start(question + answer)
+    n = len(ids) - len(tokenizer.start(question))
+    logits = model(torch.tensor([ids[:-1]]))[0, -n:]
+    return n, F.cross_entropy(logits, torch.tensor(ids[-n:])).item()
 
 
-W = sum(p.nbytes for p in small_run.new_model().parameters())
-print(f"weights: {W / 1e3:.1f} kB")
-table("ddp adamw")
-for rank in both:
-    assert rank["ddp adamw"]["bytes"][2] == {"all-reduce": W + 8}
-    assert rank["ddp adamw"]["weights"] == W
-    assert rank["ddp adamw"]["bytes"][0]["broadcast"] >= W  # at the start
+(n0, L0), (n1, L1) = loss_of_answer(long), loss_of_answer(" A banana.")
+whole = (n0 * L0 + n1 * L1) / (n0 + n1)
+
+print(f"process 0: {n0:2} targets, loss {L0:.2f}")
+print(f"process 1: {n1:2} targets, loss {L1:.2f}")
+print(f"mean of means {(L0 + L1) / 2:5.2f}, of the whole batch {whole:.2f}")
+
+assert n0 > 2 * n1 and whole + 1 < (L0 + L1) / 2
+for n in [n0 + n1]:
+    assert abs((2 * n0 / n * L0 + 2 * n1 / n * L1) / 2 - whole) < 1e-9
 
 # %%
-# The gradients of a step, and 8 bytes for the loss. Each step has two batches, but only one exchange: in all passes but
-# the last, ``no_sync`` lets the gradients add up where they are. The optimizer step exchanges nothing. All processes
-# have the same gradient, so they take the same step.
+# Too large here. The few tokens of the banana count as much as all tokens of the long answer, and their gradients do,
+# too. No error, and the loss falls: the model is only trained on something else than you think.
 #
-# FSDP2
-# ~~~~~
+# So let each process multiply its loss by :math:`N n_k / n` before the backward pass. N is the number of processes,
+# :math:`n_k` the number of its own targets, and n that of all processes. The mean of *these* is the loss of the whole
+# batch.
 #
-# ``fully_shard`` turns each weight into a *DTensor*: a tensor with its full shape, of which a process has some rows.
-
-for name, (full, mine) in list(one["fsdp adamw"]["shapes"].items())[:5]:
-    print(f"{name:24} {full!s:10} of which a process has {mine}")
-shapes = one["fsdp adamw"]["shapes"].values()
-assert all(mine == [full[0] // 2, *full[1:]] for full, mine in shapes)
-
-# %%
-# Gradients and moments are cut in the same way. AdamW changes each number by itself, so a process can update its rows
-# and ask nobody.
-
-print("bytes of a process       weights  optimizer state")
-for name in ("ddp adamw", "fsdp adamw", "ddp galore", "fsdp galore"):
-    print(f"{name:22} {one[name]['weights']:9,} {one[name]['state']:16,}")
-n_params = len(list(small_run.new_model().parameters()))
-counters = 4 * n_params  # a step number for each, in float32
-for rank in both:
-    assert rank["fsdp adamw"]["weights"] == W / 2
-    assert rank["ddp adamw"]["state"] == 2 * W + counters
-    assert rank["fsdp adamw"]["state"] == W + counters
-
-# %%
-# To compute, a block needs its weights whole. FSDP2 gathers them just before it runs. We looked from inside each MLP:
-
-rows = torch.tensor(one["gathered"]).float()  # (events, blocks + 1)
-L = rows.shape[1] - 1
-events = ["model starts", *(f"forward {i}" for i in range(L))]
-events += [*(f"backward {i}" for i in reversed(range(L))), "end"]
-made, (ax,) = figure(5.6, 4.0)
-ax.imshow(rows.numpy(), cmap="Blues", vmin=0, vmax=1.6, aspect="auto")
-for y, row in enumerate(rows):
-    for x, is_whole in enumerate(row):
-        text = "whole" if is_whole else "share"
-        ax.text(x, y, text, ha="center", va="center", fontsize=8)
-ax.set_xticks(range(L + 1), [*(f"block {i}" for i in range(L)), "embedding"])
-ax.set_yticks(range(len(events)), events)
-ax.set_title("Which weights are whole, and when")
-ax.grid(False)
-plt.show()
-forward = torch.cat([torch.eye(L), torch.ones(L, 1)], dim=1)
-assert torch.equal(rows[1 : L + 1], forward)
-assert torch.equal(rows[L + 1 : -1], forward.flip(0))
-assert rows[-1].sum() == 0
-
-# %%
-# One block at a time is whole. It is dropped after its forward pass, and gathered again for its backward pass. After
-# that a reduce-scatter sums its gradients, and leaves each process the rows that it owns. What lies outside the
-# blocks, the embedding, the head and the last norm, stays whole from the first use to the end.
-#
-# So the peak of a process is its shards, its activations, the part outside the blocks, and one block, weights and
-# gradient. A GPU gathers the next block while one computes, and then holds two. Without the loop over ``blocks`` in
-# ``wrap`` everything would be one unit, whole from the start of the forward to the end of the backward pass.
-
-table("fsdp adamw")
-params = small_run.new_model().model.layers.parameters()
-of_blocks = sum(p.nbytes for p in params)
-for rank in both:
-    sent = rank["fsdp adamw"]["bytes"][2]
-    assert sent["all-gather"] == 2 * (W + of_blocks)  # two batches
-    assert sent["reduce-scatter"] == W
-    assert 8 < sent["all-reduce"] < 0.01 * W
-
-# %%
-# Each of the two batches gathers all weights forward, and those of the blocks again backward. The gradients are
-# scattered once. The small all-reduces are the loss, the norm for clipping, and the check for numbers that are not
-# finite.
-#
-# How much is that beside DDP? Take a step of one batch, and rings. The all-reduce of DDP sends 2 W (N - 1) / N bytes.
-# FSDP makes two gathers and a reduce-scatter, and each of them is half an all-reduce: at most 3 W (N - 1) / N, 1.5
-# times as much. Each further batch of the step costs more gathers, and with DDP nothing.
-#
-# Accumulation has another price under FSDP. A pass that exchanges nothing leaves its gradients as they are: whole.
-
-for rank, (first, last) in enumerate(one["between"] for one in both):
-    print(
-        f"process {rank}: bytes of gradients between two passes {first:,}, "
-        f"after the last {last:,}"
-    )
-    assert first == W and last == W / 2
-
-# %%
-# So with accumulation a process holds 4 M bytes of gradients between passes, not 4 M / N. If memory is what you lack,
-# take fewer rows in each process and more processes before you accumulate.
-#
-# GaLore under FSDP2
-# ~~~~~~~~~~~~~~~~~~
-#
-# GaLore mixes the rows of a matrix, so a process cannot work alone. Two cases, with the rows cut:
-#
-# .. math::
-#
-#    \begin{pmatrix} G_0 \\ G_1 \end{pmatrix} Q = \begin{pmatrix} G_0 Q \\ G_1 Q \end{pmatrix}, \qquad
-#    \begin{pmatrix} P_0^\top & P_1^\top \end{pmatrix} \begin{pmatrix} G_0 \\ G_1 \end{pmatrix} = P_0^\top G_0 + P_1^\top G_1
-#
-# A tall matrix has a right basis Q, and each process projects its rows. A wide one has a left basis P, and the
-# projected gradient is a sum over processes: an all-reduce of a small tensor. Only a new basis needs the whole
-# gradient. Here one is made in steps 1, 4 and 7.
-
-table("fsdp galore", ((3, "a step"), (4, "a new basis")))
-gathers = [calls["all-gather"] for calls in one["fsdp galore"]["calls"]]
-usual = one["fsdp adamw"]["calls"][2]["all-gather"]
-extra = [count - usual for count in gathers]
-print("gathers beside those of the weights:", extra)
-matrices = [
-    p for p in small_run.new_model().model.layers.parameters() if p.dim() == 2
-]
-assert extra == [len(matrices) if step % 3 == 0 else 0 for step in range(7)]
-gathered = [size["all-gather"] for size in one["fsdp galore"]["bytes"]]
-assert gathered[3] - gathered[2] == sum(p.nbytes for p in matrices)
-assert one["fsdp galore"]["calls"][3]["broadcast"] == len(matrices)
-
-# %%
-# Every process computes the same basis from the same whole gradient, and that of process 0 is broadcast, so that all
-# agree to the last bit.
-#
-# The state by formula, with whole bases, whole moments of wide matrices, and everything else cut in two:
-
-expected = 0
-for p in small_run.new_model().model.layers.parameters():
-    if p.dim() == 2:
-        (m, n), r = p.shape, 8
-        left, right = sides((m, n), "std")
-        moments = 2 * r * n if left else 2 * m * r / 2
-        expected += 8 * (moments + r * (m if left else n)) + 3 * 4  # counters
-others = W - sum(p.nbytes for p in matrices)
-expected += 2 * others / 2 + 4 * (n_params - len(matrices))
-print(f"by formula {expected:,.0f} bytes")
-assert all(rank["fsdp galore"]["state"] == expected for rank in both)
-
-# %%
-# A process is killed
-# -------------------
-#
-# Runs with many processes end early: a machine fails, a job runs out of time. The third script trains with FSDP and
-# writes a checkpoint every three steps. After step 5, process 1 kills itself without a word.
-
-write(
-    "killed.py",
-    """
-import os
-import signal
-import sys
-
-from small_run import HERE, whole_run
-
-from lm_from_scratch.runs.distributed import ProcessLost, processes
-
-try:
-    with processes("fsdp") as group:
-        for step, _ in whole_run(HERE / "run", group):
-            if group.rank == 1 and step.step == 5:
-                os.kill(os.getpid(), signal.SIGKILL)
-except ProcessLost as error:
-    print("process 0:", error)
-    sys.exit(2)
-""",
-)
-heard = start("killed.py", succeeds=False)
-print(heard)
-assert heard.count("another process of the run has ended") == 1
-
-# %%
-# Process 0 was in the middle of an exchange. It learns from the closed connection that it waits for nobody. An exchange
-# over a GPU's network may not notice; then ``torchrun``, which watches its processes, ends the others.
-#
-# What is left of the run?
-
-from lm_from_scratch.checkpoint.state import latest_checkpoint
-from lm_from_scratch.checkpoint.weights import from_pretrained
-from lm_from_scratch.runs.folder import how_to_go_on
-
-step_folder = latest_checkpoint(folder / "run")
-print(how_to_go_on(folder / "run").replace(str(folder), "..."))
-for file in sorted(step_folder.iterdir()):
-    print(f"{file.stat().st_size:8,} bytes  {file.name}")
-assert step_folder.name == "step-00000003"
-assert len(list(step_folder.glob("shard-*"))) == 2
-
-# %%
-# Each process has written the pieces that it holds, in a file of its own, as *safetensors*: numbers, and nothing that
-# runs when it is opened. Process 0 makes one more file of the weights, so that the folder is a model like any other.
-# All agree that the files are complete before the folder gets its name.
-
-model = from_pretrained(step_folder)
-assert sum(p.numel() for p in model.parameters()) * 8 == W
-
-# %%
-# One process goes on where two stopped. It reads the pieces of both.
-
-taken = list(small_run.whole_run(folder / "run"))
-numbers = [step.step for step, _ in taken]
-resumed = taken[-1][1].state_dict()
-*_, (_, model) = small_run.whole_run(folder / "uninterrupted")
-expected = model.state_dict()
-apart = max((x - resumed[n]).abs().max().item() for n, x in expected.items())
-print(f"steps {numbers}; from a run without a break: {apart:.0e}")
-assert numbers == [4, 5, 6, 7] and apart < 1e-9
-
-# %%
-# Steps 4 and 5 were lost and done again. A batch and a learning rate are functions of the step number, so nothing
-# else had to be saved. With the same number of processes the result is the same bit for bit, to which
-# ``tests/slow/suites/test_distributed.py`` holds the package.
-#
-# Ctrl-C is gentler. All processes have to stop after the *same* step, or some would wait for others for ever. So after
-# every step they sum up who has heard a signal:
-
-from lm_from_scratch.runs.folder import follow
-
-lines = inspect.getsource(follow).splitlines()
-first = next(i for i, line in enumerate(lines) if "group.total" in line)
-print("\n".join(line.strip() for line in lines[first : first + 4]))
-
-# %%
-# What to type
-# ------------
-#
-# ``torchrun`` stands where ``python`` would stand. On one machine with eight GPUs:
-#
-# .. code-block:: text
-#
-#    torchrun --nproc-per-node 8 -m lm_from_scratch train --out run \
-#        --parallel fsdp --device cuda --dtype bfloat16
-#
-# On two such machines, the same line on each. Both see the folder of the run, and HOST is one of them:
-#
-# .. code-block:: text
-#
-#    torchrun --nnodes 2 --nproc-per-node 8 \
-#        --rdzv-backend c10d --rdzv-endpoint HOST:29400 \
-#        -m lm_from_scratch train --out /shared/run \
-#        --parallel fsdp --device cuda --dtype bfloat16
-#
-# Given again after a crash, the line goes on with the run. ``--batch-size`` is of all processes together, and must be
-# a multiple of their number. ``--dtype bfloat16`` is autocast: matrix products run in bfloat16, while weights,
-# gradients, moments and what is exchanged stay float32.
-#
-# Which engine? DDP if a model and its 16 bytes per weight fit into one GPU, because it sends less and is simpler. FSDP
-# otherwise.
-#
-# .. note::
-#
-#    This page ran on one CPU with gloo. GPUs, their exchange library NCCL, and a second machine were not used. Speed,
-#    the overlap of exchange and computation, and memory on a GPU are therefore not shown here.
-#
-# Bug museum
-# ----------
-#
-# The same rows for everybody
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~
-#
-# Every process draws the same batch: a run of many is a run of one.
-#
-# A script for one process shuffles its data with a fixed seed. Under ``torchrun`` it works at once. Here is the first
-# batch of 4 of the 8 rows in both processes, shuffled, and with a sampler that knows the rank:
-
-for name in ("shuffled", "sampler"):
-    seen = sorted({*said[0][name], *said[1][name]})
-    print(f"{name:8}  {said[0][name]}  {said[1][name]}  rows seen: {len(seen)}")
-assert said[0]["shuffled"] == said[1]["shuffled"]
-assert sorted(said[0]["sampler"] + said[1]["sampler"]) == list(range(8))
-
-# %%
-# Both compute the same gradient, and its mean is itself. The batch of eight is a batch of four, computed twice. Losses
-# look right, the weights of all processes agree, and half of the hardware is wasted.
-#
-# The check: collect the rows of all processes, and demand that each is there once. With this package:
-
-shares = [Processes("ddp", rank, 4).share(batch).idx for rank in range(4)]
-rows = torch.cat(shares).tolist()
-assert sorted(rows) == sorted(batch.idx.tolist())
-
-# %%
-# The norm of a share
-# ~~~~~~~~~~~~~~~~~~~
-#
-# Each process clips by the norm of its own piece.
-#
-# Clipping needs the norm of all gradients. Under FSDP each process has a piece, and a hand-written loop over
-# ``to_local`` takes the norm of that.
-
-for rank, clip in enumerate(one["clip"] for one in both):
-    print(
-        f"process {rank}: own norm {clip['own']:.3f}, norm of all "
-        f"{clip['true']:.3f}, clipped to 0.010: {clip['after']:.4f}"
-    )
-own = [rank["clip"]["own"] for rank in both]
-assert math.isclose(math.hypot(*own), both[0]["clip"]["true"])
-assert own[0] != own[1]
-for rank in both:
-    assert math.isclose(rank["clip"]["after"], 0.01 * 2**0.5, rel_tol=1e-3)
-
-# %%
-# Each process brings its own piece to the limit c, so the whole has :math:`c \sqrt{N}`. And each uses a factor of its
-# own, so the direction changes with the number of processes. The fixed line hands the DTensors themselves to
-# ``clip_grad_norm_``, which sums the squares over all processes, as ``optimizer_step`` does. The check is the table
-# above: two processes, clipped, equal one.
-#
-# One leaves out a collective
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~
-#
-# A collective behind ``if rank == 0``: the others wait.
-#
-# ``if rank == 0: evaluate(model)`` looks harmless. If the model is sharded, evaluating gathers weights, which takes all
-# processes. Process 0 waits for an answer that never comes, without a message, until a timeout of many minutes.
-# A barrier with a short timeout says who is missing. Process 1 left this one out:
-
-print(said[0]["error"])
-assert "Rank 1 failed to pass monitoredBarrier" in said[0]["error"]
-
-# %%
-# The rule: all processes take the same collectives in the same order. What may depend on the rank is printing and
-# writing.
-#
-# Which sentence is false?
+# Two GPUs, as good as one
 # ------------------------
 #
-# 1. DDP with two processes halves the memory of the model in each of them.
-# 2. FSDP is model parallelism: each process computes a part of the layers.
-# 3. Twice the processes need another learning rate.
-# 4. The more processes there are, the more each of them sends in a ring all-reduce, without a limit.
-#
-# The code decides each of them from what the two processes reported.
+# Somebody's script works on one GPU. It shuffles its data with a fixed seed, so that every run is the same. Started on
+# two GPUs it works at once: both are busy, the losses look right, the copies stay equal. Only, the model learns no
+# faster than on one. Here are the first rows that each process sees, of eight:
 
-assert one["ddp adamw"]["weights"] == W  # 1
-for rank in both:  # 2: every block ran in both, forward and backward
-    assert torch.tensor(rank["gathered"])[:, :L].sum(0).tolist() == [2] * L
-assert max(differences) < 1e-9  # 3: one and two processes, one rate
-sends = [2 * (N - 1) / N for N in (2, 8, 64, 4096)]
-assert sends == sorted(sends) and sends[-1] < 2  # 4
+for rank in (0, 1):
+    seed = torch.Generator().manual_seed(0)
+    shuffled = DataLoader(range(8), 4, shuffle=True, generator=seed)
+    sampler = DistributedSampler(range(8), num_replicas=2, rank=rank)
+    shared = DataLoader(range(8), 4, sampler=sampler)
+    first = [next(iter(loader)).tolist() for loader in (shuffled, shared)]
+    print(f"process {rank}: shuffled {first[0]}, with a sampler {first[1]}")
 
 # %%
-# All four are false. DDP copies the model. In FSDP every process computes every layer for its own rows; only the keeping
-# is shared. With the same global batch nothing needs to change; a *larger* batch is another question. And a ring sends
-# less than twice the tensor.
+# The same seed gives both the same four rows. Both compute the same gradient, and the mean of two equal gradients is
+# that gradient. The second GPU repeats the first one's work.
+#
+# A *distributed sampler* knows the rank, and gives each process other rows. It has a trap of its own: without a call of
+# ``sampler.set_epoch(epoch)``, every epoch comes in the same order. To be safe, collect the rows of all processes
+# once, and check that each is there once.
+
+orders = {}
+for rank in (0, 1):
+    sampler = DistributedSampler(range(8), num_replicas=2, rank=rank)
+    orders[rank] = list(sampler)
+    assert list(sampler) == orders[rank]  # the same in the next epoch
+    sampler.set_epoch(1)
+    assert list(sampler) != orders[rank]
+assert sorted(orders[0] + orders[1]) == list(range(8))
+
+# %%
+# When the copy does not fit
+# --------------------------
+#
+# What the script does by hand is *DDP* in PyTorch, distributed data parallel. It sends gradients in buckets while the
+# backward pass still runs. And it copies everything: 16 bytes for each weight with AdamW, in every process. *FSDP*,
+# fully sharded data parallel (or ZeRO), cuts weights, gradients and moments into N *shards*, and gathers a block's
+# weights just before it runs.
+
+from lm_from_scratch.models.qwen2 import SIZES, Qwen2Config, Qwen2ForCausalLM
+
+with torch.device("meta"):  # shapes without memory
+    large = Qwen2ForCausalLM(Qwen2Config(**SIZES["Qwen2-7B"]))
+GB = 16 * sum(p.numel() for p in large.parameters()) / 1e9
+
+for N in (1, 2, 8):
+    print(f"N = {N}, in each: DDP {GB:5.0f} GB, FSDP {GB / N:5.0f} GB")
+
+assert GB > 120 and GB / 8 < 16
+
+# %%
+# A model of seven billion weights needs more than 120 GB with DDP, on however many GPUs, and less than 16 GB on each of
+# eight with FSDP. Activations come on top. Choose DDP if everything fits into one GPU, because it sends less, and FSDP
+# otherwise.
+#
+# In depth: what `collectives <5a_collectives_in_depth.ipynb>`_ send, the same run with `DDP and FSDP
+# <5b_ddp_and_fsdp_in_depth.ipynb>`_ and every byte of it, and a run in which `a process is killed
+# <5c_a_killed_run_in_depth.ipynb>`_.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* At which rank does GaLore under FSDP with eight processes hold as much state as AdamW, for Qwen2-7B? A right
-#    answer lies below the 896 of the figure, and rises with fewer processes. Hint: ``elements`` with other ranks.
-# 2. *Easy.* Forget ``no_sync``: let ``Processes.accumulating`` return ``nullcontext()``. A right answer has equal
-#    weights, and twice the bytes of all-reduce in a step. Hint: a subclass in ``engines.py``.
-# 3. *Medium.* Wrap the whole model as one unit, without the blocks. A right answer shows a figure with all blocks whole
-#    in every row but the last, and one gather for each batch. Hint: give ``wrap`` an empty ``ModuleList``.
-# 4. *Hard.* Take out the kill after step 5, and kill process 0 while the checkpoint of step 6 is written. A right answer shows that the run goes on from
-#    step 3, and names the line that makes it so. Hint: put a function that kills at its second call in the place of
-#    ``lm_from_scratch.checkpoint.folders.replace_folder``.
+# 1. *Easy.* Leave out the line with ``all_reduce`` and the next one. A right answer says how far the two copies are
+#    apart after three steps, and which of the two a careless script would save.
+# 2. *Easy.* Leave out only ``p.grad /= 2``. A right answer finds that the weights move nearly as before, and says why
+#    AdamW hides the mistake. Hint: what would SGD do?
+# 3. *Medium.* Let the halves have 6 and 2 rows. A right answer multiplies each loss by its weight, and is equal to one
+#    process again.
 #
 # Summary
 # -------
 #
-# * AdamW in float32 holds 16 bytes per weight in each process with DDP, and 16 / N with FSDP. GaLore's bases stay whole
-#   in every process.
-# * The mean of gradients is the gradient of the batch if each loss is weighted by its share of the targets.
-# * All-reduce is reduce-scatter and all-gather. In a ring each process sends less than twice the tensor.
-# * Two processes, with DDP or FSDP2, AdamW or GaLore, end at the weights of one, up to the rounding of float64.
-# * FSDP2 keeps half of the weights and of AdamW's state in each of two processes, and one block at a time is whole.
-#   Accumulation keeps whole gradients between passes.
-# * A killed run went on in one process, and ended where it would have ended.
-#
-# This ends the chapter on optimizers and training. The next chapter gives a model that is built already other weights:
-# of 8 or 4 bits, and with adapters that are trained beside them.
-#
-# Sources
-# -------
-#
-# * `PyTorch Distributed <https://arxiv.org/abs/2006.15704>`_, Li et al., 2020: DDP, its hooks and buckets.
-# * `ZeRO <https://arxiv.org/abs/1910.02054>`_, Rajbhandari et al., 2020: shards of state, gradients and weights, and
-#   what they cost in bytes sent.
-# * `PyTorch FSDP <https://arxiv.org/abs/2304.11277>`_, Zhao et al., 2023.
-# * `GaLore's paper <https://arxiv.org/abs/2403.03507>`_, Zhao et al., 2024.
-# * `torch.distributed.fsdp.fully_shard <https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html>`_, the
-#   reference of FSDP2.
-# * `torchrun <https://docs.pytorch.org/docs/stable/elastic/run.html>`_, its options.
-
-import lm_from_scratch
-
-temporary.cleanup()
-print("python", platform.python_version())
-print("torch", torch.__version__)
-print("lm_from_scratch", lm_from_scratch.__version__)
+# * Every process has a copy and takes its share of the batch. The mean of their gradients is the gradient of the
+#   whole batch, so the copies stay equal and are what one process would have made.
+# * A mean of means is the mean only if all have equally many targets. Weigh each loss by its share of them.
+# * Each process needs its own rows. Check it: with the same rows everything looks right, and half of the hardware is
+#   wasted.

@@ -226,12 +226,12 @@ assert swapped(model) == [True] * 3
 # Bug museum
 # ----------
 #
-# T3: the flag left on
-# ~~~~~~~~~~~~~~~~~~~~
+# The flag left on
+# ~~~~~~~~~~~~~~~~
 #
 # ``Module.to`` and ``load_state_dict`` swap ordinary parameters only if a global flag of PyTorch says so. PyTorch's
 # tutorial on extension points (see Sources) sets the flag, and its last use never takes it back. What happens to a
-# conversion, elsewhere and later?
+# conversion, elsewhere and later? (T3)
 
 
 def converts(situation):

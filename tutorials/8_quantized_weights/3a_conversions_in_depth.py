@@ -402,11 +402,11 @@ assert table["to, traceable subclass"] == table["to, swap flag"]
 # Bug museum
 # ----------
 #
-# T9: a dtype that is not true
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# A dtype that is not true
+# ~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # PyTorch's tutorial begins with a class that is not traceable. ``Subclass`` of the package is such a class;
-# ``Traceable`` adds the two methods.
+# ``Traceable`` adds the two methods. (T9)
 
 for kind in (Subclass, Traceable):
     module = Tied(kind)
@@ -425,10 +425,10 @@ for kind in (Subclass, Traceable):
 # The fixed lines are the two methods, or the flag. The check looks at the payload: the id is equal in both cases, and
 # the dtype that the module prints is too.
 #
-# T10: the checkpoint that came after the optimizer
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# The checkpoint that came after the optimizer
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# ``assign=True`` is the usual way to fill a skeleton. Here it fills a module that an optimizer holds already.
+# ``assign=True`` is the usual way to fill a skeleton. Here it fills a module that an optimizer holds already. (T10)
 
 
 def resume(flag):

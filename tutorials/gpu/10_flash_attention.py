@@ -2,26 +2,64 @@ r"""
 Flash attention: scores that are never in memory
 ================================================
 
-Attention compares each query with each key. For 8192 tokens that is 67 million scores in every head, which are used
-once, to weigh the values, and never again. Must they be in memory at all?
+Attention scores every query against every key, uses each score once, and never looks at it again. The lesson on
+`attention in tiles <../3_attention/1_attention.ipynb>`_ reads the keys a few at a time and remembers three things for a
+query: the largest score m, the sum l, and the weighted values a.
 
-You will learn
---------------
-
-* what the scores cost, in bytes, and what is left without them,
-* how a program keeps a tile of queries while the tiles of keys pass by,
-* how causality, shared heads, windows and packed documents become the bounds of one loop and one line of a mask,
-* which tiles need that mask, counted,
-* why the mask of a chunk after a cache is easily put into the wrong corner.
-
-Before you start
-----------------
-
-Read the pages on `softmax <2_softmax.ipynb>`_ and on `matrix products <6_matmul.ipynb>`_ as kernels, and the one on
-`what a query may see <../3_attention/2_masks.ipynb>`_. Without a GPU the kernels are interpreted, at small sizes.
+A GPU runs many small programs at once, so we deal out the queries. Each program keeps one tile of queries, and the
+tiles of keys pass by. Choose a program, and see which scores it computes.
 """
 
+# sphinx_gallery_needs = ["2_softmax", "6_matmul", "../3_attention/2_masks"]
 # sphinx_gallery_words = ["FlashAttention", "flash_attn", "FlashAttention-2", "SRAM", "memory-efficient attention", "faster attention"]
+
+from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.instruments import flash_diagrams
+
+model, tokenizer = load_shipped("qwen2-docs")
+ids = tokenizer.start("Return the number of items in a container.")
+pieces = ["⊢", *tokenizer.pieces(ids)[1:]]  # the start of the text
+flash_diagrams.causal_tiles(pieces, 4)
+
+# %%
+# Blue scores are used. Orange scores are computed and then masked, because their key is a later token, or because the
+# text has ended and the tile has not. The tiles to the right of the last frame are never computed at all.
+#
+# On a GPU a tile has 64 queries and 64 keys rather than 4. Its 4,096 scores are in the registers of the processor that
+# runs the program, the fastest memory there is. They are overwritten by the next tile.
+#
+# What the scores would cost
+# --------------------------
+#
+# Without tiles, attention is three operations. One writes the scores. The softmax reads them and writes the weights.
+# The last one reads the weights, to average the values. So a table with one number for each query and key crosses the
+# memory four times.
+#
+# **Predict first.** Take 8,192 tokens, and one layer as wide as that of Qwen2-0.5B: 14 query heads share 2 key heads of
+# 64 features, and a number has 2 bytes. How many times as much do the three operations move as a kernel that reads
+# queries, keys and values once and writes the result?
+#
+# * 4 times as much
+# * 30 times as much
+# * more than 200 times as much
+
+H, HKV, D, T = 14, 2, 64, 8192
+ends = 2 * (2 * H + 2 * HKV) * T * D  # queries, result, keys, values
+scores = 2 * H * T * T
+print(f"queries, keys, values and result: {ends / 2**20:.0f} MiB")
+print(f"one copy of the scores: {scores / 2**20:,.0f} MiB")
+print(f"three operations move {(ends + 4 * scores) / ends:.0f} times as much")
+
+assert scores == 1792 * 2**20
+assert (ends + 4 * scores) / ends == 225
+
+# %%
+# Each query has 64 features, but 8,192 scores. That is why the scores dominate, and the longer the text, the more.
+#
+# One tile of keys
+# ----------------
+#
+# Without a GPU, Triton interprets the kernels.
 
 import os
 
@@ -35,87 +73,25 @@ import triton.language as tl
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-import inspect
-import math
-
-import matplotlib.pyplot as plt
-import torch.nn.functional as F
-
-from lm_from_scratch.attention.attention import formula_attention
-from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
-from lm_from_scratch.instruments.plot import COLOURS, LIGHT_GREY, figure
-from lm_from_scratch.instruments.roofline import GPUS, Cost, show
-
 # %%
-# Count first
-# -----------
-#
-# The shape is that of Qwen2-0.5B: 14 query heads share 2 key heads of 64 features. There are 8192 tokens, in bfloat16.
-#
-# As three operations, attention writes the scores, reads them for the softmax and writes the weights, and reads the
-# weights for the mean. That is four times T times S numbers in each head. The other way reads queries, keys and values
-# once and writes the result.
-
-H, HKV, D, T, TILE = 14, 2, 64, 8192, 64
-ends = 2 * (2 * H + 2 * HKV) * T * D  # queries, result, keys, values
-scores = 2 * H * T * T
-print(f"queries, keys, values and result: {ends / 2**20:.0f} MiB")
-print(f"one copy of the scores: {scores / 2**20:,.0f} MiB")
-print(f"three operations move {(ends + 4 * scores) / ends:.0f} times as much")
-assert scores == 1792 * 2**20
-
-# %%
-# The operations are the same in both: two products of 2 T S D each. Causality hides half of the pairs. A program that
-# works in tiles of 64 queries and 64 keys can leave out a tile as a whole only. So count tiles.
-
-tiles = T // TILE
-visited = sum(range(1, tiles + 1))  # the tiles on and below the diagonal
-diagonal = tiles
-print(f"tiles: {tiles * tiles:,}, visited: {visited:,}")
-print(f"share visited: {visited / tiles**2:.3f}")
-print(f"visited tiles that hide something: {diagonal / visited:.3f}")
-cost = Cost(bytes=ends, operations=4 * H * D * visited * TILE * TILE)
-H100 = GPUS["H100"]
-apart = Cost(bytes=ends + 4 * scores, operations=4 * H * D * T * T)
-for name, each in (("three operations", apart), ("flash", cost)):
-    floor = 1e6 * each.floor(H100, "matrix")
-    print(
-        f"{name:16} {each.intensity:6.0f} operations per byte, "
-        f"at least {floor:5.0f} microseconds on an H100"
-    )
-ridge = H100.matrix / H100.bandwidth
-assert apart.intensity < ridge < cost.intensity
-
-# %%
-# An H100 can do some 300 operations while a byte arrives. Three operations need fewer, so they wait for memory. Flash attention
-# needs thousands: it waits for the matrix units, and half of their work is skipped.
-#
-# One thing is not counted. Every tile of queries reads the keys of its head again. All keys and values together are 4 MiB, which stay
-# in the L2 cache.
-
-assert 2 * 2 * HKV * T * D == 4 * 2**20
-
-# %%
-# A tile of queries
-# -----------------
-#
-# A program takes 64 queries of one head. It loops over tiles of keys. The product of both tiles is 64 x 64 scores, which lie in
-# registers. The rest is the online softmax: the maximum m so far, the sum l relative to it, and the weighted
-# values a. When a tile raises the maximum, l and a shrink by one factor, ``fade``.
-#
-# Nothing is hidden yet, but the last tile is not full. Places behind the last key get the score minus infinity.
+# Queries, keys and values are all read in the same way: some rows of a matrix, beginning at ``start``. Rows past the
+# end of the matrix are not read. They become 0.
 
 
 @triton.jit
 def tile_of(x, start, n, D: tl.constexpr, ROWS: tl.constexpr):
-    """Rows from ``start`` on of x (n, D), with 0 behind the last."""
     row = start + tl.arange(0, ROWS)[:, None]
     return tl.load(x + row * D + tl.arange(0, D), mask=row < n, other=0.0)
 
 
+# %%
+# When a tile of keys passes by, the program scores it against its queries and updates m, l and a. This is the update of
+# the lesson on tiles, for 16 queries and 16 keys at a time. Masked scores become minus infinity, so that their weight
+# is :math:`e^{-\infty} = 0`.
+
+
 @triton.jit
 def pass_by(q_tile, k_tile, v_tile, seen, m, l, a, scale):
-    """One tile of keys: the online softmax."""
     scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale
     scores = tl.where(seen, scores, -float("inf"))  # (queries, keys)
     new_m = tl.maximum(m, tl.max(scores, 1))
@@ -127,463 +103,152 @@ def pass_by(q_tile, k_tile, v_tile, seen, m, l, a, scale):
     return new_m, l, a
 
 
-@triton.jit
-def attend_to_all(
-    q, k, v, out, T, S, scale, D: tl.constexpr, BLOCK: tl.constexpr
-):
-    start, h = tl.program_id(0) * BLOCK, tl.program_id(1)
-    q_tile = tile_of(q + h * T * D, start, T, D, BLOCK)
-    m = tl.full((BLOCK,), -3.4e38, tl.float32)
-    l = tl.zeros((BLOCK,), tl.float32)
-    a = tl.zeros((BLOCK, D), tl.float32)
-    for first in range(0, S, BLOCK):
-        k_tile = tile_of(k + h * S * D, first, S, D, BLOCK)
-        v_tile = tile_of(v + h * S * D, first, S, D, BLOCK)
-        s = first + tl.arange(0, BLOCK)
-        m, l, a = pass_by(
-            q_tile, k_tile, v_tile, (s < S)[None, :], m, l, a, scale
-        )
-    row = start + tl.arange(0, BLOCK)[:, None]
-    at = out + (h * T + row) * D + tl.arange(0, D)
-    tl.store(at, a / l[:, None], mask=row < T)
-
-
-SMALL = DEVICE == "cpu"
-generator = torch.Generator().manual_seed(0)
-
-
-def normal(*shape):
-    return torch.randn(shape, generator=generator).to(DEVICE)
-
-
-def same(ours, theirs, atol=2e-5):
-    return ours.shape == theirs.shape and bool(
-        torch.allclose(ours, theirs, rtol=0, atol=atol)
-    )
-
-
-T, D, BLOCK = (100, 16, 32) if SMALL else (1000, 64, 32)
-q, k, v = normal(1, 4, T, D), normal(1, 4, T, D), normal(1, 4, T, D)
-out = torch.full_like(q, torch.nan)
-grid = (triton.cdiv(T, BLOCK), 4)
-attend_to_all[grid](q, k, v, out, T, T, D**-0.5, D=D, BLOCK=BLOCK)
-expected = F.scaled_dot_product_attention(q, k, v)
-print("matches torch:", same(out, expected))
-assert same(out, expected)
-
 # %%
-# No tensor has T times S numbers. The sum of weights comes out of the same loop as the mean, and one division at the end
-# makes it a mean.
+# If the tile has a new largest score, the old sums are too large by a common factor, and ``fade`` repairs both of them.
+# Otherwise ``fade`` is 1. ``tl.dot`` is a product of two tiles, on the matrix units of the GPU.
 #
-# ``exp(-inf - m)`` must be 0, so m starts far below every score, at a finite number. The page on softmax shows what happens otherwise.
+# One program
+# -----------
 #
-# Causal
-# ------
-#
-# Query t stands at position S - T + t: the queries are the last of the keys. A key is seen if it stands no later. That is one
-# line of the mask, and one bound of the loop: the tiles behind the last query of the program are not visited.
-#
-# The next kernel has this and three more things. Each is a line or two, and they are turned on one after the other.
+# A program has two numbers: which tile of queries it keeps, and of which head. It loads its queries once. The loop
+# ends at its last query, so keys that are later than all its queries are not read. Inside the last tile, ``seen`` is
+# the mask of the picture.
 
 
 @triton.jit
-def attend(
-    q, k, v, out, documents, T, S, group, window, scale,
-    D: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def attend(q, k, v, out, T, group, scale, D: tl.constexpr, BLOCK: tl.constexpr):
     start, h = tl.program_id(0) * BLOCK, tl.program_id(1)
-    shared = h // group  # the key head of this query head
-    t = S - T + start + tl.arange(0, BLOCK)  # positions of the queries
-    q_tile = tile_of(q + h * T * D, start, T, D, BLOCK)
-    m = tl.full((BLOCK,), -3.4e38, tl.float32)
-    l = tl.zeros((BLOCK,), tl.float32)
-    a = tl.zeros((BLOCK, D), tl.float32)
-    oldest = tl.maximum(S - T + start - window + 1, 0)
-    end = tl.minimum(S - T + start + BLOCK, S)
-    for first in range(oldest // BLOCK * BLOCK, end, BLOCK):
-        k_tile = tile_of(k + shared * S * D, first, S, D, BLOCK)
-        v_tile = tile_of(v + shared * S * D, first, S, D, BLOCK)
-        s = first + tl.arange(0, BLOCK)
-        seen = s[None, :] <= t[:, None]
-        seen = seen & (s[None, :] > t[:, None] - window)
-        if documents is not None:
-            of_t = tl.load(documents + t, mask=t < S, other=-1)
-            of_s = tl.load(documents + s, mask=s < S, other=-1)
-            seen = seen & (of_t[:, None] == of_s[None, :])
-        m, l, a = pass_by(q_tile, k_tile, v_tile, seen, m, l, a, scale)
-    row = start + tl.arange(0, BLOCK)[:, None]
-    at = out + (h * T + row) * D + tl.arange(0, D)
-    tl.store(at, a / l[:, None], mask=row < T)
-
-
-def run(q, k, v, window=None, documents=None):
-    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-    H, T, D = q.shape[1:]
-    out = torch.full_like(q, torch.nan)
-    S, group = k.shape[2], H // k.shape[1]
-    attend[(triton.cdiv(T, BLOCK), H)](
-        q, k, v, out, documents, T, S, group, window or S, D**-0.5,
-        D=D, BLOCK=BLOCK,
-    )  # fmt: skip
-    return out
-
-
-def known(T, S, window=None):
-    """The last T of S tokens."""
-    positions = torch.arange(S, device=DEVICE)[None]
-    return Visibility(
-        positions[:, S - T :], positions, window=window, dense=True
-    )
-
-
-causal = run(q, k, v)
-print("matches torch:", same(causal, formula_attention(q, k, v, known(T, T))))
-chunk = run(q[:, :, -7:], k, v)
-print("the last 7 queries match:", same(chunk, causal[:, :, -7:]))
-assert same(causal, formula_attention(q, k, v, known(T, T)))
-assert same(chunk, causal[:, :, -7:])
-
-# %%
-# What is not visited is not read. To see it, let the values behind the first tile be NaN. The product of NaN and a weight of 0 is
-# NaN, so that a mask alone would not help.
-
-later = v.clone()
-later[:, :, BLOCK:] = torch.nan
-first_tile = run(q, k, later)[:, :, :BLOCK]
-print(
-    "the first tile of queries matches:", same(first_tile, causal[:, :, :BLOCK])
-)
-assert same(first_tile, causal[:, :, :BLOCK])
-
-# %%
-# Shared heads
-# ------------
-#
-# With grouped queries, head h reads key head ``h // group``. The reference repeats the keys for it. A kernel only has to compute
-# the address. The flag is a number: here two query heads share one.
-
-grouped = run(q, k[:, :2], v[:, :2])
-expected = formula_attention(q, k[:, :2], v[:, :2], known(T, T))
-print("shared heads match:", same(grouped, expected))
-assert same(grouped, expected)
-
-# %%
-# A window
-# --------
-#
-# A window hides what is too old: one more line of the mask, and the other bound of the loop. The number of visited tiles now grows with T,
-# and no longer with its square.
-
-windowed = run(q, k, v, window=40)
-expected = formula_attention(q, k, v, known(T, T, window=40))
-print("window matches:", same(windowed, expected))
-assert same(windowed, expected)
-
-
-def tiles_visited(T, window, tile=64):
-    return sum(
-        i - max(0, i * tile - window + 1) // tile + 1 for i in range(T // tile)
-    )
-
-
-for length in (8192, 16384):
-    print(
-        f"{length} tokens: {tiles_visited(length, length):,} tiles, "
-        f"{tiles_visited(length, 1024):,} in a window of 1024"
-    )
-assert tiles_visited(8192, 8192) == visited
-
-# %%
-# Documents
-# ---------
-#
-# Several documents can be packed into one row. Each token carries the number of its document, and sees its own alone.
-
-documents = torch.arange(T, device=DEVICE) // 37
-positions = torch.arange(T, device=DEVICE) % 37
-packed = Visibility(
-    positions[None], positions[None], documents[None], documents[None]
-)
-ours = run(q, k, v, documents=documents)
-print("documents match:", same(ours, formula_attention(q, k, v, packed)))
-assert same(ours, formula_attention(q, k, v, packed))
-
-# %%
-# Which tiles hide something
-# --------------------------
-#
-# Here are 512 tokens in tiles of 64, for three rules. A tile is hidden as a whole, or in part, or not at all. The kernel above leaves out what
-# causality and the window hide. It visits the tiles of other documents, to hide all that is in them.
-
-places = torch.arange(512)[None]
-numbers = torch.tensor([0] * 200 + [1] * 120 + [2] * 192)[None]
-rules = {
-    "causal": Visibility(places, places),
-    "window of 130": Visibility(places, places, window=130),
-    "three documents": Visibility(places, places, numbers, numbers),
-}
-made, axes = figure(9.0, 3.2, columns=3)
-colours = LIGHT_GREY, COLOURS[1], COLOURS[0]
-counted = {}
-for ax, (name, rule) in zip(axes, rules.items()):
-    mask = rule.mask[0, 0].view(8, 64, 8, 64).float().mean(dim=(1, 3))
-    state = (mask > 0).int() + (mask == 1).int()  # 0, 1 or 2
-    counted[name] = [(state == i).sum().item() for i in range(3)]
-    cmap = plt.matplotlib.colors.ListedColormap(colours)
-    ax.imshow(state.numpy(), cmap=cmap, vmin=0, vmax=2)
-    for i, j in (state == 1).nonzero().tolist():
-        ax.text(j, i, "/", ha="center", va="center")
-    ax.grid(False)
-    ax.set(title=name, xlabel="tile of keys", ylabel="tile of queries")
-handles = [
-    plt.Rectangle((0, 0), 1, 1, facecolor=colour, hatch=hatch)
-    for colour, hatch in zip(colours, ("", "//", ""))
-]
-made.legend(
-    handles,
-    ["hidden", "in part", "seen"],
-    loc="outside lower center",
-    ncols=3,
-    frameon=False,
-)
-plt.show()
-for name, (hidden, part, whole) in counted.items():
-    print(f"{name:16} hidden {hidden}, in part {part}, seen as a whole {whole}")
-assert counted["causal"] == [28, 8, 28]
-
-# %%
-# The kernel of the package
-# -------------------------
-#
-# The package has one forward kernel for all of it. ``rule`` holds the tensors of a visibility, or nothing where the
-# positions are known without looking, and ``sees`` is the mask.
-
-from lm_from_scratch.kernels.attention import (
-    flash_attention,
-    flash_forward_kernel,
-    key_tiles,
-    sees,
-)
-
-for function in (sees, key_tiles, flash_forward_kernel):
-    print(inspect.getsource(function.fn))
-
-# %%
-# It has more than ``attend``:
-#
-# * **Two loops.** ``MASKED`` is 0 and then 1, and the compiler writes the body twice. The first goes over the tiles seen as a whole, and has no mask. The second takes
-#   the others, on both sides of them.
-# * **Ranges.** Where positions are arithmetic, so are the bounds. Otherwise they come from a small table, made from the least and the
-#   largest position of each tile. Padding and other documents are skipped by it.
-# * **Powers of 2.** The hardware computes :math:`2^x`. The scores are multiplied by :math:`\log_2 e` together with the scale.
-# * **The log-sum-exp.** One number for each query, for the backward pass.
-# * **The longest first.** The last queries see most keys. Programs that start first take them, so that none is left over at the end.
-# * Strides, rows of a batch, any D up to 256, and queries that see nothing. Their sum is 0, and so is their result.
-#
-# Correct
-# -------
-#
-# The package's function against the formula, with gradients: odd sizes, a chunk after a cache, padding, documents, a mask besides, float16.
-
-
-def judge(vis, H=4, HKV=2, D=20, B=1, dtype=torch.float32, atol=2e-5):
-    T, S = vis.query_length, vis.key_length
-    inputs = normal(B, H, T, D), normal(B, HKV, S, D), normal(B, HKV, S, D)
-    upstream = normal(B, H, T, D).to(dtype)
-    results = []
-    for attention in (flash_attention, formula_attention):
-        leaves = [x.to(dtype).requires_grad_() for x in inputs]
-        y = attention(*leaves, vis)
-        grads = torch.autograd.grad(y, leaves, upstream)
-        results.append([y.detach(), *grads])
-    return all(same(a, b, atol) for a, b in zip(*results))
-
-
-padding = torch.ones(2, 43, dtype=torch.long)
-padding[0, :11] = 0
-left = positions_from_mask(padding).to(DEVICE)
-besides = torch.rand(1, 1, 43, 43, generator=generator) < 0.5
-rows = torch.arange(43, device=DEVICE)[None]
-verdicts = {
-    "causal": judge(known(70, 70)),
-    "one query": judge(known(1, 70)),
-    "chunk, window": judge(known(9, 70, window=33)),
-    "left padding": judge(Visibility(left, left), B=2),
-    "documents": judge(
-        Visibility(rows % 13, rows % 13, rows // 13, rows // 13)
-    ),
-    "a mask besides": judge(Visibility(rows, rows, allowed=besides.to(DEVICE))),
-    "float16": judge(known(70, 70), dtype=torch.float16, atol=1e-2),
-}
-for name, verdict in verdicts.items():
-    print(f"{name}: {verdict}")
-assert all(verdicts.values())
-
-# %%
-# What remains for the backward pass is the log-sum-exp: 4 bytes for each query of each head.
-
-q, k, v = normal(1, 4, 40, 16), normal(1, 2, 40, 16), normal(1, 2, 40, 16)
-y = flash_attention(q.requires_grad_(), k, v, known(40, 40))
-saved = [x.shape for x in y.grad_fn.saved_tensors if x is not None]
-print("largest saved tensor:", max(math.prod(shape) for shape in saved))
-print("weights would have:", 4 * 40 * 40)
-kept = 4 * H * 8192
-print(
-    f"at full size: {kept / 2**20:.2f} MiB, the weights {scores / 2**20:,.0f}"
-)
-assert max(math.prod(shape) for shape in saved) == q.numel() < 4 * 40 * 40
-
-# %%
-# How fast
-# --------
-#
-# Torch's fused attention for a GPU works the same way, so it stands at the same floor. The first bound is the matrix units here, not
-# memory. The exponentials are not counted: other units compute them.
-
-show("flash_attention", cost)
-
-# %%
-# Bug museum
-# ----------
-#
-# The wrong corner
-# ~~~~~~~~~~~~~~~~
-#
-# A causal kernel without the offset of earlier keys.
-#
-# After a cache, 7 queries meet many keys. A triangle that begins at the upper left corner gives query 0 only key 0. Here is the
-# kernel with the position t instead of S - T + t. It is the triangle that ``is_causal=True`` means in torch, and users met it with caches:
-# `the wrong alignment <https://github.com/pytorch/pytorch/issues/108108>`_.
-
-
-@triton.jit
-def attend_from_the_corner(
-    q, k, v, out, T, S, scale, D: tl.constexpr, BLOCK: tl.constexpr
-):
-    start, h = tl.program_id(0) * BLOCK, tl.program_id(1)
-    t = start + tl.arange(0, BLOCK)  # wrong: S - T is missing
+    shared = h // group * T * D  # where its key head begins
+    t = start + tl.arange(0, BLOCK)
     q_tile = tile_of(q + h * T * D, start, T, D, BLOCK)
     m = tl.full((BLOCK,), -3.4e38, tl.float32)
     l = tl.zeros((BLOCK,), tl.float32)
     a = tl.zeros((BLOCK, D), tl.float32)
     for first in range(0, start + BLOCK, BLOCK):
-        k_tile = tile_of(k + h * S * D, first, S, D, BLOCK)
-        v_tile = tile_of(v + h * S * D, first, S, D, BLOCK)
-        s = first + tl.arange(0, BLOCK)
-        seen = s[None, :] <= t[:, None]
+        k_tile = tile_of(k + shared, first, T, D, BLOCK)
+        v_tile = tile_of(v + shared, first, T, D, BLOCK)
+        seen = first + tl.arange(0, BLOCK)[None, :] <= t[:, None]
         m, l, a = pass_by(q_tile, k_tile, v_tile, seen, m, l, a, scale)
-    row = start + tl.arange(0, BLOCK)[:, None]
-    at = out + (h * T + row) * D + tl.arange(0, D)
-    tl.store(at, a / l[:, None], mask=row < T)
+    at = out + h * T * D + t[:, None] * D + tl.arange(0, D)
+    tl.store(at, a / l[:, None], mask=t[:, None] < T)
 
-
-q, k, v = normal(1, 2, 40, 16), normal(1, 2, 40, 16), normal(1, 2, 40, 16)
-for queries in (40, 7):
-    chunk, out = (
-        q[:, :, -queries:].contiguous(),
-        torch.zeros_like(q[:, :, -queries:]),
-    )
-    attend_from_the_corner[(triton.cdiv(queries, BLOCK), 2)](
-        chunk, k, v, out, queries, 40, 16**-0.5, D=16, BLOCK=BLOCK
-    )
-    corner = F.scaled_dot_product_attention(chunk, k, v, is_causal=True)
-    right = formula_attention(chunk, k, v, known(queries, 40))
-    verdicts = same(out, right), same(out, corner)
-    print(f"{queries} queries: right {verdicts[0]}, torch's {verdicts[1]}")
-    assert verdicts == (queries == 40, True)
-    assert same(run(chunk, k, v), right)
 
 # %%
-# With as many queries as keys both corners are one, so that training and a first prompt are right. The check is one more test: a chunk
-# gives what the same queries gave in the whole.
+# Look for the table of scores: there is none. ``pass_by`` makes one tile of it, and forgets it.
 #
-# A low number instead of minus infinity
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# Two lines deserve a second look. Several query heads share one key head in Qwen2, and ``h // group`` is all the kernel
+# needs for that: it reads another address, and nobody copies keys. And m starts at a very low *finite* number. Starting
+# at minus infinity would lead to :math:`-\infty + \infty`, which is NaN.
 #
-# A query that sees nothing gets a mean of what it must not see.
+# In the shipped model
+# --------------------
 #
-# Hidden scores are often set to a low number such as -1e9. For a query that sees something this is as good. A query of padding sees
-# nothing: all its scores are the same low number, and the softmax of equal numbers is a mean.
+# This function starts one program for each tile of queries and each query head. The result is filled with NaN first, so
+# a row that no program writes would be seen.
 
-low = torch.full((1, 1, 40, 40), -1e9, device=DEVICE)
-mean = F.scaled_dot_product_attention(q, k, v, attn_mask=low)
-nothing = Visibility(
-    torch.full((1, 40), -1, device=DEVICE),
-    torch.arange(40, device=DEVICE)[None],
-)
-print(
-    "a mean of hidden values:",
-    same(mean, v.mean(2, keepdim=True).expand_as(q), 1e-4),
-)
-print(
-    "the package gives 0:", bool((flash_attention(q, k, v, nothing) == 0).all())
-)
-assert same(mean, v.mean(2, keepdim=True).expand_as(q), 1e-4)
-assert (flash_attention(q, k, v, nothing) == 0).all()
+BLOCK = 16
+kept = {}
+
+
+def flash(q, k, v, visibility=None, dropout=0.0):  # q (1, H, T, D)
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    H, T, D = q.shape[1:]
+    out = torch.full_like(q, torch.nan)
+    grid = triton.cdiv(T, BLOCK), H
+    group = H // k.shape[1]
+    attend[grid](q, k, v, out, T, group, D**-0.5, D=D, BLOCK=BLOCK)
+    kept.update(q=q, k=k, v=v, out=out)
+    return out
+
 
 # %%
-# The fixed line is ``tl.where(seen, scores, -float("inf"))`` with an m that starts above minus infinity. The check is a row of padding alone.
-#
-# Which sentence is false?
-# ------------------------
-#
-# 1. Flash attention without causality does fewer products than the formula does.
-# 2. At 8192 tokens and tiles of 64, fewer than two in a hundred of the visited tiles need a mask.
-# 3. In a window, twice as many tokens take little more than twice as many tiles.
-# 4. The size of the tiles changes the result by no more than rounding.
+# The shipped Qwen2 reads a docstring, first with PyTorch's attention and then with our kernel in all of its eight
+# layers. 43 tokens are two full tiles of 16, and 11 rows of a third one.
 
+from lm_from_scratch.attention.kinds import attention_layers
 
-def products(T, S, D, tile):
-    """Multiplications of both products, over all pairs of tiles."""
-    pairs = triton.cdiv(T, tile) * triton.cdiv(S, tile)
-    return 2 * pairs * tile * tile * D
-
-
-out = torch.empty_like(q)
-attend_to_all[(triton.cdiv(40, 16), 2)](
-    q, k, v, out, 40, 40, 0.25, D=16, BLOCK=16
+text = (
+    "Return the number of items in a container. If the container is empty, "
+    "the result is 0. Items that occur more than once are counted each time. "
+    "Raise a TypeError if the container"
 )
-answers = [
-    products(8192, 8192, 64, 64) < 2 * 8192 * 8192 * 64,
-    diagonal / visited < 0.02,
-    2 < tiles_visited(16384, 1024) / tiles_visited(8192, 1024) < 2.1,
-    same(out, F.scaled_dot_product_attention(q, k, v)),
-]
-print(answers)
-assert answers == [False, True, True, True]
+ids = tokenizer.start(text)
+idx = torch.tensor([ids], device=DEVICE)
+with torch.no_grad():
+    logits = model.to(DEVICE)(idx)
+    for layer in attention_layers(model):
+        layer.attend = flash
+    ours = model(idx)
+print(len(ids), "tokens")
+print("logits match:", bool(torch.allclose(ours, logits, rtol=0, atol=1e-3)))
+print("next word:", repr(tokenizer.pieces([int(ours[0, -1].argmax())])[0]))
+
+assert torch.allclose(ours, logits, rtol=0, atol=1e-3)
+assert len(ids) == 2 * BLOCK + 11
 
 # %%
-# The first is false: it does the same products, and only moves fewer bytes.
+# The kernel is exact: the same sums, added in another order.
+#
+# Not read is better than masked
+# ------------------------------
+#
+# Masking a tile costs as much as using it. The queries, keys and values of the last layer show that the loop really
+# stops early.
+#
+# **Predict first.** We replace all values after the first 16 tokens by NaN, the number that spoils every sum it is in.
+# What happens to the results of the first 16 queries?
+#
+# * nothing: they never meet those values
+# * all are NaN, since 0 times NaN is NaN
+# * only the last one is NaN
+
+later = kept["v"].clone()
+later[:, :, BLOCK:] = torch.nan
+before = kept["out"][:, :, :BLOCK]
+after = flash(kept["q"], kept["k"], later)[:, :, :BLOCK]
+print("the first 16 results are the same:", torch.equal(before, after))
+
+assert torch.equal(before, after)
+
+# %%
+# Nothing happens. With a mask alone, a weight of 0 would have met a NaN, and all of the 16 results would be spoiled. The bound
+# of the loop keeps the program from reading the values, and saves the work.
+#
+# At full length this halves the work. It also means that hardly any tile needs a mask.
+#
+# **Predict first.** 8,192 tokens make 128 by 128 tiles of 64. Of the tiles that are visited, how many hide anything?
+#
+# * about half of them
+# * about one in ten
+# * fewer than two in a hundred
+
+tiles = 8192 // 64
+visited = sum(range(1, tiles + 1))  # on and below the diagonal
+diagonal = tiles
+print(f"visited: {visited:,} of {tiles**2:,} tiles")
+print(f"of these, hide something: {diagonal / visited:.1%}")
+
+assert 0.5 < visited / tiles**2 < 0.51
+assert diagonal / visited < 0.02
+
+# %%
+# Only the tiles on the diagonal hide a part of themselves. So the package's kernel has its loop twice: without a mask
+# for the tiles that are seen as a whole, and with one for the rest.
+#
+# The `in-depth page <10a_flash_attention_in_depth.ipynb>`_ adds windows, packed documents and caches, and reads the
+# kernel of the package.
 #
 # Exercises
 # ---------
 #
 # 1. *Easy.* Let ``attend`` return the log-sum-exp as well. A right answer equals ``torch.logsumexp`` of the scores in float64, in each row.
 #    Hint: it is m plus a logarithm.
-# 2. *Easy.* Count the visited tiles of three documents of 200, 120 and 192 tokens for tiles of 16, 64 and 128. A right answer shows
-#    which share of the scores in them is hidden. Hint: the figure has the code.
-# 3. *Medium.* Give ``attend`` a bias that falls with the distance, as ALiBi has it. A right answer equals SDPA with the
-#    bias as a mask. Hint: the distance is ``t[:, None] - s[None, :]``.
-# 4. *Hard.* Let ``attend`` skip the tiles of other documents. A right answer stays right when the keys of another document are NaN, as long as they fill whole tiles.
-#    Hint: documents stand in order, so the first key of the first query's document is enough.
+# 2. *Medium.* Give ``attend`` a bias that falls with the distance, as ALiBi has it. A right answer equals SDPA with the
+#    bias as a mask. Hint: the distance is ``t[:, None] - s[None, :]``, where s are the positions of the keys.
 #
 # Summary
 # -------
 #
-# * The scores of 8192 tokens are 1792 MiB. Without them attention needs thousands of operations per byte.
-# * A program keeps a tile of queries, m, l and a, while tiles of keys pass by. The result is exact.
-# * Causality, windows and documents are lines of a mask and bounds of a loop. Shared heads are an address.
-# * Of the visited tiles of causal attention, fewer than two in a hundred need a mask.
-# * Positions count from the last key, or a chunk after a cache sees the wrong keys.
-#
-# All of this needs many queries. While a model writes there is only one, and the next page cuts the keys instead.
-#
-# Sources
-# -------
-#
-# * Dao et al.: `FlashAttention <https://arxiv.org/abs/2205.14135>`_, 2022.
-# * Dao: `FlashAttention-2 <https://arxiv.org/abs/2307.08691>`_, 2023. A program takes queries, and the keys pass by.
-# * Milakov, Gimelshein: `Online normalizer calculation for softmax <https://arxiv.org/abs/1805.02867>`_, 2018.
-# * The `fused attention <https://triton-lang.org/main/getting-started/tutorials/06-fused-attention.html>`_ of the Triton tutorials.
-
-print("all checks passed")
+# * The scores of 8,192 tokens take 1,792 MiB a layer. A kernel that keeps them in registers moves 225 times less.
+# * A program keeps a tile of queries with m, l and a, while the tiles of keys pass by. The result is exact.
+# * Causality ends the loop early. Only tiles on the diagonal need a mask: fewer than two in a hundred.

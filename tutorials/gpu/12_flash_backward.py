@@ -2,33 +2,67 @@ r"""
 The backward pass of attention: compute it again
 ================================================
 
-The gradient of attention needs the weights, and flash attention has not kept them. Keeping them would cost what the
-forward pass has just saved. So they are computed again, and that is faster than reading them.
-
-How can one number for each query replace a row of weights? And who adds up the gradient of a key, which every later query
-changes?
-
-You will learn
---------------
-
-* how the log-sum-exp gives back any tile of weights,
-* what delta is, and why it replaces a sum over all keys,
-* why there are two kernels: every number has one program that writes it,
-* what that costs in products, and what one kernel with atomic additions would cost instead,
-* what shared heads change.
-
-Before you start
-----------------
-
-Read the page on `flash attention <10_flash_attention.ipynb>`_. Without a GPU the kernels are
-interpreted, at small sizes.
+The gradient of attention needs the weights, and `flash attention <10_flash_attention.ipynb>`_ has not kept them. So
+the backward pass computes them again, tile by tile, and now it also has to decide who adds up what. The gradient of a
+key is a sum over all later queries. In this picture a program keeps a tile of *keys*, and the queries pass by.
 """
 
+# sphinx_gallery_needs = ["10_flash_attention"]
 # sphinx_gallery_words = ["FlashAttention backward", "dQ dK dV", "recomputation", "softmax_lse"]
+
+from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.instruments import flash_diagrams
+
+model, tokenizer = load_shipped("gpt2-docs")
+ids = tokenizer.start("Return the number of items in a container.")
+pieces = ["⊢", *tokenizer.pieces(ids)[1:]]  # the start of the text
+flash_diagrams.causal_tiles(pieces, 4, keeps="keys", first=0)
+
+# %%
+# Compare it with the picture of the forward pass: the same scores are used, but columns belong to a program now, and not
+# rows. Early keys have the most work. Orange scores are masked: the query is earlier than the key, or there is none.
+#
+# Keep the weights, or compute them again
+# ---------------------------------------
+#
+# **Predict first.** A layer of Qwen2-0.5B reads 8,192 tokens, on an H100. If the weights had been kept, in 2 bytes each,
+# the backward pass could read them. If not, it multiplies queries and keys once more. Which is faster, and by how much?
+#
+# * reading is four times as fast
+# * both take about the same time
+# * computing is four times as fast
+
+from lm_from_scratch.instruments.roofline import GPUS
+
+H, D, T, TILE = 14, 64, 8192, 64
+visited = sum(range(1, T // TILE + 1))  # tiles on and below the diagonal
+product = 2 * H * visited * TILE * TILE * D  # operations
+kept = 2 * H * visited * TILE * TILE  # bytes of the weights in those tiles
+again = product / GPUS["H100"].matrix
+read = kept / GPUS["H100"].bandwidth
+print(f"scores once more: {1e6 * again:.0f} microseconds of an H100's products")
+print(f"weights read: {1e6 * read:.0f} microseconds of its memory")
+
+assert 4 < read / again < 5
+
+# %%
+# Computing is more than four times as fast, and needs no memory. It is one of the few places in programming where
+# throwing a result away and making it again is the fast way.
+#
+# A real gradient
+# ---------------
+#
+# We need something to be right about. The shipped GPT-2 reads a docstring and is asked for each next word. PyTorch
+# computes the gradient of the loss, and we keep what enters and leaves the attention of the last layer. The 33 tokens are
+# two tiles of 16, and a third with one token.
 
 import os
 
 import torch
+import torch.nn.functional as F
+
+from lm_from_scratch.attention.attention import sdpa_attention
+from lm_from_scratch.attention.kinds import attention_layers
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
@@ -37,134 +71,85 @@ import triton
 import triton.language as tl
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-import inspect
-
-import matplotlib.pyplot as plt
-
-from lm_from_scratch.attention.attention import (
-    attention_weights,
-    formula_attention,
+text = (
+    "Return the number of items in a container, which is 0 if it is empty. "
+    "Items that occur more than once are counted each time."
 )
-from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.instruments.plot import COLOURS, figure
-from lm_from_scratch.instruments.roofline import GPUS, Cost, show
+idx = torch.tensor([tokenizer.start(text)], device=DEVICE)
 
 # %%
-# Count first
-# -----------
-#
-# With :math:`P` the weights, :math:`O` the result and :math:`dO` its gradient:
-#
-# .. math::
-#
-#    dV = P^\top dO, \qquad dP = dO\, V^\top, \qquad
-#    dS = P \odot (dP - \delta), \qquad dQ = dS\, K / \sqrt{D}, \qquad
-#    dK = dS^\top Q / \sqrt{D}
-#
-# These are four products, and the scores :math:`Q K^\top` are the fifth. The forward pass has two. Take 8192 tokens of
-# Qwen2-0.5B in bfloat16, with causal tiles of 64. What do the scores cost once more, and what would it cost to read kept weights?
+# ``retain_grad`` keeps the gradient of a tensor in the middle of a model.
 
-H, HKV, D, T, TILE = 14, 2, 64, 8192, 64
-visited = sum(range(1, T // TILE + 1))  # tiles on and below the diagonal
-product = 2 * H * visited * TILE * TILE * D  # operations
-kept = 2 * H * visited * TILE * TILE  # bytes of the weights in those tiles
-H100 = GPUS["H100"]
-again, read = product / H100.matrix, kept / H100.bandwidth
-print(f"scores once more: {1e6 * again:.0f} microseconds of an H100's products")
-print(f"weights read: {1e6 * read:.0f} microseconds of its memory")
-print(f"memory for them: {kept / 2**20:,.0f} MiB in each layer")
-assert 4 < read / again < 5
+seen = []
+
+
+def keep(q, k, v, visibility, dropout=0.0):  # each (1, H, T, D)
+    seen.extend([q, k, v, sdpa_attention(q, k, v, visibility)])
+    for x in seen:
+        x.retain_grad()
+    return seen[-1]
+
+
+attention_layers(model.to(DEVICE))[-1].attend = keep
+F.cross_entropy(model(idx)[0, :-1], idx[0, 1:]).backward()
+q, k, v, out = (x.detach().contiguous() for x in seen)
+dq, dk, dv, do = (x.grad.contiguous() for x in seen)
+
+assert q.shape == (1, 4, 33, 32)
 
 # %%
-# Reading takes more than four times as long as computing, and it would be written before. So the backward pass takes at least
-# 5 products. The two kernels of this page do 7, because both need the scores and :math:`dP`.
-
-ends = 2 * T * D
-cost = Cost(
-    bytes=ends * (4 * H + 4 * HKV), operations=7 * product
-)  # Q, O, dO and dQ; K, V, dK and dV
-print(f"{cost.intensity:.0f} operations for a byte")
-print(f"at least {1e6 * cost.floor(H100, 'matrix'):.0f} microseconds")
-assert cost.intensity > 10 * H100.matrix / H100.bandwidth
-
-# %%
-# The weights again
-# -----------------
+# One number brings back a row
+# ----------------------------
 #
-# The forward pass keeps :math:`L_t = \log \sum_s e^{s_{ts}}` of each query. Then
+# The forward pass keeps one number for each query, the log-sum-exp :math:`L_t = \log \sum_s e^{s_{ts}}`. Then
 #
 # .. math::
 #
 #    P_{ts} = \frac{e^{s_{ts}}}{\sum_j e^{s_{tj}}} = e^{s_{ts} - L_t}
 #
-# Any tile of scores becomes a tile of weights, without its neighbours. There is no maximum to search, and no overflow: a
-# weight is at most 1.
-
-SMALL = DEVICE == "cpu"
-generator = torch.Generator().manual_seed(0)
+# Any tile of scores becomes a tile of weights, without its neighbours. Here are queries 16 to 31 and keys 0 to 15.
 
 
-def normal(*shape):
-    return torch.randn(shape, generator=generator).to(DEVICE)
+def same(ours, theirs, atol=1e-5):
+    return torch.allclose(ours, theirs, rtol=0, atol=atol)
 
 
-def same(ours, theirs, atol=5e-5):
-    return ours.shape == theirs.shape and bool(
-        torch.allclose(ours, theirs, rtol=0, atol=atol)
-    )
+T, D = q.shape[2:]
+hidden = torch.ones(T, T, device=DEVICE).triu(1).bool()
+scores = (q @ k.mT * D**-0.5).masked_fill(hidden, -torch.inf)
+lse = scores.logsumexp(-1)  # (1, H, T)
+weights = (scores[:, :, 16:32, :16] - lse[:, :, 16:32, None]).exp()
+print("a tile of weights:", same(weights, scores.softmax(-1)[..., 16:32, :16]))
 
-
-def known(T, S):
-    """The last T of S tokens."""
-    positions = torch.arange(S, device=DEVICE)[None]
-    return Visibility(positions[:, S - T :], positions, dense=True)
-
-
-T, D, BLOCK = (70, 16, 32) if SMALL else (1000, 64, 32)
-GROUP, HKV = 2, 2
-H = GROUP * HKV
-q, k, v = normal(1, H, T, D), normal(1, HKV, T, D), normal(1, HKV, T, D)
-do = normal(1, H, T, D)
-vis = known(T, T)
-scores = q @ k.repeat_interleave(GROUP, 1).mT * D**-0.5
-lse = scores.masked_fill(~vis.mask, -torch.inf).logsumexp(-1)  # (1, H, T)
-weights = attention_weights(q, k, vis)
-tile = slice(32, 64), slice(0, 32)
-again = torch.exp(scores - lse[..., None])[..., *tile]
-print("a tile of weights:", same(again, weights[..., *tile]))
-assert same(again, weights[..., *tile])
+assert same(weights, scores.softmax(-1)[..., 16:32, :16])
 
 # %%
-# Delta
-# -----
-#
-# The gradient of a softmax subtracts a mean: :math:`dS_{ts} = P_{ts} (dP_{ts} - \sum_j P_{tj} \, dP_{tj})`. That sum goes over all keys,
-# so a tile could not be finished before the last one. But it is known beforehand. With :math:`dP_{tj} = dO_t \cdot v_j`,
+# The gradient of a score has a similar problem. For every key it subtracts a mean over *all* keys of the row, weighted
+# by P. But that mean is known before the loop begins:
 #
 # .. math::
 #
-#    \sum_j P_{tj} \, (dO_t \cdot v_j) = dO_t \cdot \sum_j P_{tj} \, v_j = dO_t \cdot O_t
+#    dS_{ts} = P_{ts} \, (dO_t \cdot v_s - \delta_t), \qquad
+#    \delta_t = \sum_j P_{tj} \, (dO_t \cdot v_j) = dO_t \cdot O_t
 #
-# which is a sum over D numbers. It is called delta.
+# O is the result of attention, and dO its gradient. So delta is a sum over the D features of a query, and no keys are
+# needed.
 
-out = weights @ v.repeat_interleave(GROUP, 1)
-dp = do @ v.repeat_interleave(GROUP, 1).mT
 delta = (do * out).sum(-1)
-print("delta is the mean:", same((weights * dp).sum(-1), delta))
-assert same((weights * dp).sum(-1), delta)
+mean = (scores.softmax(-1) * (do @ v.mT)).sum(-1)
+print("delta is the mean:", same(delta, mean))
+
+assert same(delta, mean)
 
 # %%
-# The gradient of queries
-# -----------------------
+# A tile of gradients
+# -------------------
 #
-# A program takes a tile of queries, and the keys pass by as in the forward pass. There is one accumulator, and nothing to
-# rescale: the weights are the final ones.
+# With L and delta every tile is complete by itself. The helpers read and write rows of a matrix.
 
 
 @triton.jit
 def tile_of(x, start, n, D: tl.constexpr, ROWS: tl.constexpr):
-    """Rows from ``start`` on of x (n, D), with 0 behind the last."""
     row = start + tl.arange(0, ROWS)[:, None]
     return tl.load(x + row * D + tl.arange(0, D), mask=row < n, other=0.0)
 
@@ -175,129 +160,113 @@ def put(tile, x, start, n, D: tl.constexpr, ROWS: tl.constexpr):
     tl.store(x + row * D + tl.arange(0, D), tile, mask=row < n)
 
 
+# %%
+# This one makes P and dS of a tile, from two products. There is no maximum, no sum and nothing to repair: these weights
+# are final.
+
+
 @triton.jit
 def gradient_of_scores(
-    q_tile, k_tile, v_tile, do_tile, lse, delta, seen, scale
-):
-    """P and dS of one tile, (queries, keys)."""
-    scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale
-    scores = tl.where(seen, scores, -float("inf"))
-    p = tl.exp(scores - lse[:, None])
-    dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
-    return p, p * (dp - delta[:, None])
-
-
-@triton.jit
-def dq_of_a_tile(
-    q, k, v, do, lse, delta, dq, T, group, scale,
-    D: tl.constexpr, BLOCK: tl.constexpr,
+    q_tile, k_tile, v_tile, do_tile, lse, delta, first_t, first_s, T,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    start, h = tl.program_id(0) * BLOCK, tl.program_id(1)
-    head, shared = h * T * D, h // group * T * D
-    t = start + tl.arange(0, BLOCK)
-    q_tile = tile_of(q + head, start, T, D, BLOCK)
-    do_tile = tile_of(do + head, start, T, D, BLOCK)
-    lse_tile = tl.load(lse + h * T + t, mask=t < T, other=0.0)
-    delta_tile = tl.load(delta + h * T + t, mask=t < T, other=0.0)
-    total = tl.zeros((BLOCK, D), tl.float32)
-    for first in range(0, start + BLOCK, BLOCK):
-        k_tile = tile_of(k + shared, first, T, D, BLOCK)
-        v_tile = tile_of(v + shared, first, T, D, BLOCK)
-        s = first + tl.arange(0, BLOCK)
-        _, ds = gradient_of_scores(
-            q_tile, k_tile, v_tile, do_tile, lse_tile, delta_tile,
-            s[None, :] <= t[:, None], scale,
-        )  # fmt: skip
-        total = tl.dot(ds, k_tile, total, input_precision="ieee")
-    put(total * scale, dq + head, start, T, D, BLOCK)
+    t = first_t + tl.arange(0, BLOCK)
+    s = first_s + tl.arange(0, BLOCK)
+    row_lse = tl.load(lse + t, mask=t < T, other=0.0)
+    row_delta = tl.load(delta + t, mask=t < T, other=0.0)
+    scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
+    scores = tl.where(s[None, :] <= t[:, None], scores, -float("inf"))
+    p = tl.exp(scores - row_lse[:, None])
+    dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
+    return p, p * (dp - row_delta[:, None])
 
-
-leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-y = formula_attention(*leaves, vis)
-wanted = torch.autograd.grad(y, leaves, do)
-dq = torch.full_like(q, torch.nan)
-tiles = triton.cdiv(T, BLOCK)
-dq_of_a_tile[(tiles, H)](
-    q, k, v, do, lse, delta, dq, T, GROUP, D**-0.5, D=D, BLOCK=BLOCK
-)
-print("dQ matches torch:", same(dq, wanted[0]))
-assert same(dq, wanted[0])
 
 # %%
-# The gradient of keys and values
-# -------------------------------
+# One program for each tile of keys
+# ---------------------------------
 #
-# Now turn the loop round. A program takes a tile of *keys*, and the queries pass by, from the diagonal to the last. With shared heads
-# it goes over all query heads of its key head. So every number of dK and dV has one program that adds it up, in one order.
+# The program keeps its keys and values. Queries pass by from the diagonal to the last one, and each tile of them adds
+# :math:`P^\top dO` to dV and :math:`dS^\top Q` to dK.
 
 
 @triton.jit
 def dk_dv_of_a_tile(
-    q, k, v, do, lse, delta, dk, dv, T, group, scale,
-    D: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    start, shared = tl.program_id(0) * BLOCK, tl.program_id(1)
-    s = start + tl.arange(0, BLOCK)
-    k_tile = tile_of(k + shared * T * D, start, T, D, BLOCK)
-    v_tile = tile_of(v + shared * T * D, start, T, D, BLOCK)
+    q, k, v, do, lse, delta, dk, dv, T, D: tl.constexpr, BLOCK: tl.constexpr
+):
+    start, head = tl.program_id(0) * BLOCK, tl.program_id(1) * T
+    k_tile = tile_of(k + head * D, start, T, D, BLOCK)
+    v_tile = tile_of(v + head * D, start, T, D, BLOCK)
     dk_tile = tl.zeros((BLOCK, D), tl.float32)
     dv_tile = tl.zeros((BLOCK, D), tl.float32)
-    for h in range(shared * group, (shared + 1) * group):
-        for first in range(start, T, BLOCK):
-            t = first + tl.arange(0, BLOCK)
-            q_tile = tile_of(q + h * T * D, first, T, D, BLOCK)
-            do_tile = tile_of(do + h * T * D, first, T, D, BLOCK)
-            lse_tile = tl.load(lse + h * T + t, mask=t < T, other=0.0)
-            delta_tile = tl.load(delta + h * T + t, mask=t < T, other=0.0)
-            p, ds = gradient_of_scores(
-                q_tile, k_tile, v_tile, do_tile, lse_tile, delta_tile,
-                s[None, :] <= t[:, None], scale,
-            )  # fmt: skip
-            dv_tile = tl.dot(
-                tl.trans(p), do_tile, dv_tile, input_precision="ieee"
-            )
-            dk_tile = tl.dot(
-                tl.trans(ds), q_tile, dk_tile, input_precision="ieee"
-            )
-    put(dk_tile * scale, dk + shared * T * D, start, T, D, BLOCK)
-    put(dv_tile, dv + shared * T * D, start, T, D, BLOCK)
+    for first in range(start, T, BLOCK):
+        q_tile = tile_of(q + head * D, first, T, D, BLOCK)
+        do_tile = tile_of(do + head * D, first, T, D, BLOCK)
+        p, ds = gradient_of_scores(
+            q_tile, k_tile, v_tile, do_tile, lse + head, delta + head,
+            first, start, T, BLOCK,
+        )  # fmt: skip
+        dv_tile = tl.dot(tl.trans(p), do_tile, dv_tile, input_precision="ieee")
+        dk_tile = tl.dot(tl.trans(ds), q_tile, dk_tile, input_precision="ieee")
+    put(dk_tile, dk + head * D, start, T, D, BLOCK)
+    put(dv_tile, dv + head * D, start, T, D, BLOCK)
 
-
-dk, dv = torch.full_like(k, torch.nan), torch.full_like(v, torch.nan)
-dk_dv_of_a_tile[(tiles, HKV)](
-    q, k, v, do, lse, delta, dk, dv, T, GROUP, D**-0.5, D=D, BLOCK=BLOCK
-)
-print("dK matches torch:", same(dk, wanted[1], 2e-4))
-print("dV matches torch:", same(dv, wanted[2], 2e-4))
-assert same(dk, wanted[1], 2e-4) and same(dv, wanted[2], 2e-4)
 
 # %%
+# Every number of dK and dV has exactly one program that adds it up and writes it. The queries are scaled beforehand,
+# which scales the scores and dK at once.
+
+
+def key_gradients():
+    ours = torch.full_like(k, torch.nan), torch.full_like(v, torch.nan)
+    dk_dv_of_a_tile[triton.cdiv(T, 16), q.shape[1]](
+        q * D**-0.5, k, v, do, lse, delta, *ours, T, D=D, BLOCK=16
+    )
+    return ours
+
+
+ours = key_gradients()
+print("dK matches PyTorch:", same(ours[0], dk))
+print("dV matches PyTorch:", same(ours[1], dv))
+
+assert same(ours[0], dk) and same(ours[1], dv)
+assert dk.abs().max() > 1e-3 and dv.abs().max() > 1e-3
+
+# %%
+# The gradient of the queries has a second kernel, with the roles of the forward pass: queries stay, keys pass by, and
+# :math:`dS\, K` adds up to dQ.
+#
 # Why not one kernel
 # ------------------
 #
-# The second kernel has :math:`dS` at hand, and :math:`dS\, K` is what dQ wants. But it is one part of dQ for each tile of keys, in as many programs. They would have to
-# add to the same numbers, with atomic additions in float32. Count both at full size: what the additions move to and from the L2 cache, and the two products
-# that are saved.
+# The kernel above has dS at hand, and could add its part of dQ too. But then many programs would add to the same
+# numbers, in whatever order they happen to come by. And each rounding depends on the order.
+#
+# **Predict first.** On a GPU thousands of programs run at once. We run the kernel again. Do we get the same gradients?
+#
+# * the same, bit by bit
+# * the same up to rounding
+# * it depends on the GPU
 
-parts = 4 * 14 * visited * TILE * 64  # bytes: a float32 tile of dQ for each
-q_bytes = 4 * 14 * 8192 * 64
-print(f"added: {parts / 2**20:,.0f} MiB into {q_bytes / 2**20:.0f} MiB of dQ")
-print(f"each number of dQ is added to {parts / q_bytes:.1f} times, on average")
-saved = 1e6 * 2 * product / H100.matrix
-print(f"two products: {saved:.0f} microseconds of an H100")
-assert parts == visited * 14 * 64 * 64 * 4
+second = key_gradients()
+repeats = all(torch.equal(a, b) for a, b in zip(ours, second))
+print("the same bits in a second run:", repeats)
+
+assert repeats
 
 # %%
-# Only a GPU can say which is faster. But there is a second reason, the one of the page on
-# RMSNorm: atomic additions have no order, so two runs of one training step can differ. Without them the runs are equal,
-# bit by bit, and a bug can be found by running again. The package pays with two products.
+# The same bits: inside a program the additions have one order, and between programs there are none. A training step that
+# repeats exactly is worth a lot when you look for a bug.
+#
+# The price is work done twice: both kernels make P and dS for themselves. Here is how many products of two tiles that
+# takes, for each tile of scores.
 
-products = {
-    "forward": 2,
-    "needed\nbackward": 5,
-    "two kernels": 7,
-}
-made, (ax,) = figure(5.6, 3.2)
+products = {"forward": 2, "needed\nbackward": 5, "two kernels": 7}
+
+import matplotlib.pyplot as plt
+
+from lm_from_scratch.instruments.plot import COLOURS, figure
+
+made, (ax,) = figure(4.8, 3.2)
 bars = ax.bar(
     list(products), list(products.values()), color=COLOURS[:3], width=0.6
 )
@@ -305,216 +274,31 @@ ax.bar_label(bars)
 ax.set(ylabel="products of tiles", ylim=(0, 8), title="products for each tile")
 plt.show()
 
-# %%
-# The kernels of the package
-# --------------------------
-
-from lm_from_scratch.kernels.attention import (
-    flash_attention,
-    flash_dk_dv_kernel,
-    flash_dq_kernel,
+assert products["needed\nbackward"] == len({"S", "dP", "dQ", "dV", "dK"})
+assert products["two kernels"] == len(
+    ["S", "dP", "dQ"] + ["S", "dP", "dV", "dK"]
 )
 
-print(inspect.getsource(flash_dq_kernel.fn))
-print(inspect.getsource(flash_dk_dv_kernel.fn))
-
 # %%
-# They have more than the kernels above:
+# The two kernels take 7 products for each tile instead of 5. The `in-depth page <12a_flash_backward_in_depth.ipynb>`_
+# counts what one kernel would cost, has both kernels with shared heads, and shows two gradients that go wrong.
 #
-# * **Delta.** The first kernel computes it on its way, and writes it for the second, which is launched behind it.
-# * **Transposed scores.** The second computes keys by queries, so that no weights have to be turned round for the products behind them.
-# * **The same rule.** ``sees``, the two loops, and the ranges are those of the forward pass. ``query_tiles`` gives them from the side of the keys.
-# * **One loop for heads and tiles.** A loop within a loop would stop fetching at the end of each head.
-# * **Smaller tiles.** Two accumulators of 64 rows fill many registers. So fewer queries pass by at a time.
-#
-# Correct
-# -------
-#
-# The gradients of the package against the formula. ``y.sum()`` sends a gradient whose strides are 0, and a model sends one
-# that lies as (B, T, H, D).
-
-
-def gradients(attend, inputs, vis, upstream):
-    leaves = [x.detach().requires_grad_() for x in inputs]
-    y = attend(*leaves, vis)
-    return torch.autograd.grad(y, leaves, upstream.to(y))
-
-
-def judge(vis, upstream=None, dtype=torch.float32, atol=2e-4):
-    T, S = vis.query_length, vis.key_length
-    inputs = normal(1, 4, T, 20), normal(1, 2, S, 20), normal(1, 2, S, 20)
-    inputs = [x.to(dtype) for x in inputs]
-    upstream = normal(1, 4, T, 20) if upstream is None else upstream
-    ours = gradients(flash_attention, inputs, vis, upstream)
-    theirs = gradients(formula_attention, inputs, vis, upstream)
-    return all(same(a, b, atol) for a, b in zip(ours, theirs))
-
-
-rows = torch.arange(43, device=DEVICE)[None]
-numbers = rows // 13
-one = torch.ones((), device=DEVICE)
-padded = torch.where(rows < 9, -1, rows - 9)
-verdicts = {
-    "causal": judge(known(70, 70)),
-    "chunk after a cache": judge(known(9, 70)),
-    "window": judge(
-        Visibility(known(43, 43).query_positions, rows, window=20, dense=True)
-    ),
-    "documents": judge(Visibility(rows % 13, rows % 13, numbers, numbers)),
-    "padding": judge(Visibility(padded, padded)),
-    "strides of 0": judge(known(43, 43), one.expand(1, 4, 43, 20)),
-    "strides of a model": judge(
-        known(43, 43), normal(1, 43, 4, 20).transpose(1, 2)
-    ),
-    "float16": judge(known(43, 43), dtype=torch.float16, atol=2e-2),
-}
-for name, verdict in verdicts.items():
-    print(f"{name}: {verdict}")
-assert all(verdicts.values())
-first = gradients(flash_attention, (q, k, v), vis, do)
-second = gradients(flash_attention, (q, k, v), vis, do)
-repeats = all(torch.equal(a, b) for a, b in zip(first, second))
-print("the same bits in a second run:", repeats)
-assert repeats
-
-# %%
-# How fast
-# --------
-#
-# The 7 products are counted here. ``make gpu`` measures the forward pass and its gradient together, and counts the products that are needed.
-
-show("flash_attention with gradient", cost)
-
-# %%
-# Bug museum
-# ----------
-#
-# The last head wins
-# ~~~~~~~~~~~~~~~~~~
-#
-# Programs of several query heads write one gradient of their shared key head.
-#
-# A program for each *query* head looks natural, and is right as long as each has its own keys. With shared heads several
-# programs write the same dV, and each holds a part of it.
-
-
-@triton.jit
-def dv_of_a_head(
-    q, k, do, lse, dv, T, group, scale, D: tl.constexpr, BLOCK: tl.constexpr
-):
-    start, h = tl.program_id(0) * BLOCK, tl.program_id(1)
-    shared = h // group * T * D
-    s = start + tl.arange(0, BLOCK)
-    k_tile = tile_of(k + shared, start, T, D, BLOCK)
-    dv_tile = tl.zeros((BLOCK, D), tl.float32)
-    for first in range(start, T, BLOCK):
-        t = first + tl.arange(0, BLOCK)
-        q_tile = tile_of(q + h * T * D, first, T, D, BLOCK)
-        do_tile = tile_of(do + h * T * D, first, T, D, BLOCK)
-        lse_tile = tl.load(lse + h * T + t, mask=t < T, other=0.0)
-        scores = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")
-        p = tl.exp(scores * scale - lse_tile[None, :])
-        p = tl.where(s[:, None] <= t[None, :], p, 0.0)
-        dv_tile = tl.dot(p, do_tile, dv_tile, input_precision="ieee")
-    put(dv_tile, dv + shared, start, T, D, BLOCK)  # wrong: of one head alone
-
-
-for group in (1, 2):
-    heads = HKV * group
-    queries, upstream = q[:, :heads].contiguous(), do[:, :heads].contiguous()
-    lse_of = (
-        (queries @ k.repeat_interleave(group, 1).mT * D**-0.5)
-        .masked_fill(~vis.mask, -torch.inf)
-        .logsumexp(-1)
-    )
-    dv = torch.zeros_like(v)
-    dv_of_a_head[(tiles, heads)](
-        queries, k, upstream, lse_of, dv, T, group, D**-0.5, D=D, BLOCK=BLOCK
-    )
-    right = gradients(formula_attention, (queries, k, v), vis, upstream)[2]
-    print(
-        f"query heads for a key head: {group}, right: {same(dv, right, 2e-4)}"
-    )
-    assert same(dv, right, 2e-4) == (group == 1)
-
-# %%
-# On a GPU it is not even the same head each time. The fixed line is the loop over ``range(shared * group, (shared + 1) * group)``. The check is a gradient with
-# two query heads for each key head.
-#
-# A log-sum-exp of minus infinity
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-#
-# The backward pass of a query that sees nothing is NaN, in every key.
-#
-# A query of padding sees nothing. The logarithm of its empty sum is minus infinity, and so are its scores.
-
-nothing = torch.full((3,), -torch.inf)
-lse_of_nothing = nothing.logsumexp(0)
-wrong = torch.exp(nothing - lse_of_nothing)
-print("weights that are not numbers:", bool(wrong.isnan().all()))
-low = torch.tensor(-3.4e38)  # where the maximum began
-mended = torch.exp(nothing - low)
-print("weights of 0:", bool((mended == 0).all()))
-assert wrong.isnan().all() and (mended == 0).all()
-
-# %%
-# In dQ the NaN stays in its row, which nobody reads. In dK and dV it is a term of every sum. The fixed line is the finite start of m, and ``l`` of such a row set to 1, so
-# that the log-sum-exp is that low number. The check is a row of padding alone, with gradients.
-#
-# Which sentence is false?
-# ------------------------
-#
-# 1. Reading kept weights would take an H100 longer than the product that makes them again.
-# 2. The backward pass needs the maximum of each row.
-# 3. Delta needs no keys and no values.
-# 4. The sum of the weights of a query is 1, however the tiles are cut.
-
-maximum = scores.masked_fill(~vis.mask, -torch.inf).amax(-1, keepdim=True)
-with_maximum = torch.exp(scores - maximum)
-total = with_maximum.masked_fill(~vis.mask, 0).sum(-1, keepdim=True)
-without = torch.exp(scores - lse[..., None])
-parts = torch.exp(scores - lse[..., None]).masked_fill(~vis.mask, 0)
-answers = [
-    read > 4 * product / H100.matrix,
-    not same(without[vis.mask.expand_as(without)],
-             (with_maximum / total)[vis.mask.expand_as(without)]),
-    same((do * out).sum(-1), (weights * dp).sum(-1)),
-    same(sum(x.sum(-1) for x in parts.split(32, -1)), torch.ones_like(lse)),
-]  # fmt: skip
-print(answers)
-assert answers == [True, False, True, True]
-
-# %%
-# The second is false: the log-sum-exp holds the maximum and the sum in one number.
+# This was the last kernel. ``use_kernels_`` in ``lm_from_scratch.kernels.model`` puts those that a model calls into a
+# built GPT-2 or Qwen2. Try it on one that you have trained.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* Write delta as a kernel of its own. A right answer equals ``(do * out).sum(-1)`` for a gradient with the strides of ``y.sum()``.
-#    Hint: the page on softmax has a row in a program.
-# 2. *Easy.* Count the products of both kernels for a window of 1024 at 16,384 tokens. A right answer says how many tiles are visited. Hint: the page before
-#    the last has the formula.
-# 3. *Medium.* Let ``dq_of_a_tile`` go over the tiles seen as a whole first, without a mask. A right answer gives the same dQ and counts the masks
-#    that are left. Hint: only the diagonal has one.
-# 4. *Hard.* Write the one kernel, with ``tl.atomic_add`` into dQ. A right answer equals the two kernels within rounding, in float32. Hint: dQ begins at 0.
+# 1. *Easy.* Write delta as a kernel of its own. A right answer equals ``(do * out).sum(-1)`` for a gradient with the
+#    strides of ``y.sum()``. Hint: the page on softmax has a row in a program.
+# 2. *Medium.* Write the kernel for dQ, with a tile of queries in each program. A right answer equals ``dq``. Hint: the
+#    loop is that of the forward pass, and ``gradient_of_scores`` stays as it is. dQ is scaled
+#    at its end.
 #
 # Summary
 # -------
 #
 # * The log-sum-exp of a query gives back any of its weights. Computing them again takes less time than reading them.
 # * Delta is dO times O, a sum over D. It makes each tile of dS complete.
-# * One kernel owns queries and adds up dQ, the other owns keys and adds up dK and dV. Nothing is added by two programs.
-# * That costs 7 products instead of 5, and gives the same bits in every run.
-# * With shared heads one program goes over all query heads of its key head.
-#
-# This was the last kernel. ``use_kernels_`` in ``lm_from_scratch.kernels.model`` puts those that a model calls into a built GPT-2
-# or Qwen2. Try it on one that you have trained.
-#
-# Sources
-# -------
-#
-# * Dao et al.: `FlashAttention <https://arxiv.org/abs/2205.14135>`_, 2022. Recomputation, and delta.
-# * Dao: `FlashAttention-2 <https://arxiv.org/abs/2307.08691>`_, 2023. One kernel with atomic additions into dQ.
-# * Rabe, Staats: `Self-attention does not need quadratic memory <https://arxiv.org/abs/2112.05682>`_, 2021.
-
-print("all checks passed")
+# * One kernel owns queries and adds up dQ, another owns keys and adds up dK and dV. That costs 7 products instead of 5,
+#   and gives the same bits in every run.

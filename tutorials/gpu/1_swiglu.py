@@ -2,29 +2,84 @@ r"""
 SwiGLU: the first kernel
 ========================
 
-A GPU multiplies numbers much faster than it can fetch them. Between two large matrix products, a model spends its time
-on fetching: it reads a tensor, does a few operations on each number, and writes a tensor. SwiGLU is such a step.
+A *kernel* is a function that a GPU runs many times at once, each time on another part of the data. Below, a kernel
+works on 37 numbers. It runs as three *programs*. Each program has its own *block* of 16 numbers, and a *mask* cuts off
+the end of the last block, where no numbers are left.
 
-How few bytes must it move? And how does one write a function that moves no more than that?
-
-You will learn
---------------
-
-* what a kernel is, a program, a grid and a mask,
-* how to count bytes and operations before you write anything,
-* why two operations in one kernel are faster than two kernels,
-* how a kernel gets a gradient, and becomes one operator of PyTorch,
-* what Triton's interpreter shows on a machine without a GPU, and what it hides.
-
-Before you start
-----------------
-
-Read the page on `SwiGLU <../2_qwen2/3_swiglu.ipynb>`_ in the chapter on Qwen2. You need Linux and the package
-``triton``. A GPU is not needed: without one, the same kernels are interpreted at small sizes, and every verdict on this
-page stays the same.
+On this page you write your first kernel. It computes SwiGLU, a step in every layer of Qwen2, and in the end our small
+Qwen2 runs on it. You need Linux and the package ``triton``, and no GPU: without one, the kernels are interpreted.
 """
 
-# sphinx_gallery_words = ["first Triton kernel", "tl.load", "tl.store", "program_id", "BLOCK_SIZE", "TRITON_INTERPRET", "fused SwiGLU", "Liger"]
+# sphinx_gallery_needs = ["../2_qwen2/3_swiglu"]
+# sphinx_gallery_words = ["first Triton kernel", "what is a kernel", "tl.load", "tl.store", "program_id", "BLOCK_SIZE", "TRITON_INTERPRET", "fused SwiGLU", "stride", "contiguous", "kernel fusion"]
+from lm_from_scratch.instruments import kernel_diagrams
+
+kernel_diagrams.programs_on_a_vector(37, 16)
+
+# %%
+# What is slow about a GPU
+# ------------------------
+#
+# The numbers of a tensor lie in the GPU's memory. To compute with them, the chip first has to fetch them, and it
+# writes the results back.
+#
+# `SwiGLU <../2_qwen2/3_swiglu.ipynb>`_ takes two tensors of one shape, the gate g and u ("up"). With :math:`\sigma` the
+# logistic function,
+#
+# .. math::
+#
+#    y = \operatorname{silu}(g) \, u, \qquad \operatorname{silu}(g) = g \, \sigma(g) = \frac{g}{1 + e^{-g}}
+#
+# Any code must read g and u once and write y once: 3 tensors, with 2 bytes a number in bfloat16. Each number of y costs
+# 5 operations: an exponential, an addition, a division, two products.
+#
+# **Predict first.** An H100, a large GPU, does this for 8192 tokens of Qwen2-0.5B. For what share of the time does it
+# have something to calculate?
+#
+# * about 4 %
+# * about half
+# * nearly all the time
+
+from lm_from_scratch.instruments.roofline import GPUS, Cost, show
+
+n = 8192 * 4864  # numbers in one tensor
+cost = Cost(bytes=3 * 2 * n, operations=5 * n)
+H100 = GPUS["H100"]
+needed = H100.scalar / H100.bandwidth
+print(f"{cost.bytes:,} bytes, {cost.operations:,} operations")
+print(f"{cost.intensity:.2f} operations for each byte")
+print(f"an H100 has time for {needed:.0f} operations for each byte")
+print(f"busy calculating: {cost.intensity / needed:.0%} of the time")
+
+assert cost.floor(H100) == cost.bytes / H100.bandwidth
+assert cost.intensity < 1 and needed >= 20
+assert round(100 * cost.intensity / needed) == 4
+
+# %%
+# About 4 %. While one byte arrives, the chip could do twenty operations, and SwiGLU asks for less than one. Arithmetic
+# is free here, and the only way to be faster is to move fewer bytes.
+#
+# PyTorch moves more than it has to. It has a kernel for silu and another for the product, and between the two, the
+# result of silu goes to memory and back.
+
+kernel_diagrams.round_trips(
+    {
+        "two kernels": [
+            ("silu", ["g"], ["silu(g)"]),
+            ("product", ["silu(g)", "u"], ["y"]),
+        ],
+        "one kernel": [("silu, product", ["g", "u"], ["y"])],
+    }
+)
+
+# %%
+# Doing both steps in one kernel is called *fusing*. It saves no operation, but 2 trips of 5.
+#
+# One block, and what a pointer is
+# --------------------------------
+#
+# We write kernels in Triton, a language that looks like Python and is compiled for the GPU. If there is no GPU, the
+# line with ``TRITON_INTERPRET`` makes NumPy carry out each line of a kernel, slowly and one program after the other.
 
 import os
 
@@ -38,99 +93,9 @@ import triton.language as tl
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-import inspect
-
-import matplotlib.pyplot as plt
-
-from lm_from_scratch.instruments.plot import COLOURS, GREY, figure
-from lm_from_scratch.instruments.roofline import GPUS, Cost, show
-from lm_from_scratch.layers.activation import swiglu as reference
-
-SHAPE = (7, 701) if DEVICE == "cpu" else (8192, 4863)
-torch.manual_seed(0)
-
-
-def matches(ours, theirs, tolerance=1e-5):
-    """Shapes, and numbers within a rounding or two."""
-    return ours.shape == theirs.shape and bool(
-        torch.allclose(ours, theirs, atol=tolerance, rtol=tolerance)
-    )
-
-
 # %%
-# Count first
-# -----------
-#
-# SwiGLU takes two tensors of one shape, and its result has this shape too. With :math:`\sigma` the logistic function,
-#
-# .. math::
-#
-#    y = \operatorname{silu}(g) \, u, \qquad \operatorname{silu}(g) = g \, \sigma(g) = \frac{g}{1 + e^{-g}}
-#
-# Nobody can do it without reading g and u once and writing y once. That is 3 tensors. Each number costs 5 operations: an
-# exponential, an addition, a division, two products. The size is that of Qwen2-0.5B on 8192 tokens, in bfloat16.
-
-n = 8192 * 4864
-cost = Cost(bytes=3 * 2 * n, operations=5 * n)
-H100 = GPUS["H100"]
-needed = H100.scalar / H100.bandwidth
-print(f"{cost.bytes:,} bytes, {cost.operations:,} operations")
-print(f"{cost.intensity:.2f} operations for each byte")
-print(f"an H100 has time for {needed:.0f} operations for each byte")
-print(f"at least {1e6 * cost.floor(H100):.0f} microseconds on an H100")
-assert cost.floor(H100) == cost.bytes / H100.bandwidth
-assert cost.intensity < 1 and needed >= 20
-
-# %%
-# So the arithmetic is free. While one byte arrives, the chip could do twenty operations, and SwiGLU asks for less than
-# one. The floor is the time of the bytes, and the only way to be faster is to move fewer.
-#
-# PyTorch does it in two kernels, one for silu and one for the product. A mode that sees every operation adds up
-# the tensors that go in and come out. On the ``meta`` device tensors have a shape and no numbers, so the full size costs
-# nothing.
-
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-
-
-class Traffic(TorchDispatchMode):
-    """Bytes of all tensors that operations read and write."""
-
-    bytes = 0
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        result = operation(*args, **(kwargs or {}))
-        if not operation.is_view:
-            leaves = tree_leaves((args, kwargs, result))
-            self.bytes += sum(
-                leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor)
-            )
-        return result
-
-
-gate, up = (
-    torch.empty(n, dtype=torch.bfloat16, device="meta", requires_grad=True)
-    for _ in range(2)
-)
-with Traffic() as forward:
-    y = reference(gate, up)
-upstream = torch.empty_like(y)
-with Traffic() as backward:
-    torch.autograd.grad(y, (gate, up), upstream)
-tensor = 2 * n  # bytes
-print(f"PyTorch moves {forward.bytes / tensor:.0f} tensors forward")
-print(f"PyTorch moves {backward.bytes / tensor:.0f} tensors backward")
-assert forward.bytes == 5 * tensor and backward.bytes == 9 * tensor
-
-# %%
-# Forward, the result of silu is written by the first kernel and read again by the second. That is 5 tensors instead
-# of 3. Backward it is 9, where 5 would do: the gradient, g and u in, two gradients out.
-#
-# One block
-# ---------
-#
-# Start with something simpler than SwiGLU, a sum of two vectors. A Triton *kernel* is a function that describes the work on
-# one *block* of numbers. It looks like Python, and a compiler makes machine code of it.
+# Start with one block of a sum of two vectors. A tensor arrives in a kernel as a *pointer*: the address of
+# its first number.
 
 
 @triton.jit
@@ -141,26 +106,34 @@ def add_one_block(x, y, out, BLOCK: tl.constexpr):
     tl.store(out + offsets, a + b)
 
 
-x, y = torch.randn(2, 48, device=DEVICE)
-out = torch.zeros_like(x)
-add_one_block[(1,)](x, y, out, BLOCK=16)
-print("first 16 match torch:", matches(out[:16], (x + y)[:16]))
-print("the others are untouched:", bool((out[16:] == 0).all()))
-assert matches(out[:16], (x + y)[:16]) and (out[16:] == 0).all()
+# %%
+# The pointer plus an *offset* is the address of another number. A vector of offsets makes a vector of addresses. Here
+# the block has 5 places, and the memory begins at address 1000; a float32 number fills 4 bytes. (Real blocks have a
+# power of two of places.)
+
+kernel_diagrams.pointer([0.5, -1.2, 3.0, 0.1, 2.2, -0.6, 0.7, 1.8], block=5)
 
 # %%
-# A tensor arrives as a *pointer*, the address of its first number. Adding the offsets gives 16 addresses. ``tl.load``
-# fetches what lies there, and ``tl.store`` writes. Between the two, a block is in registers, inside the processor.
+# ``tl.load`` fetches what lies at these addresses, and ``tl.store`` writes. Between the two, the block is inside the
+# chip, in *registers*. ``tl.constexpr`` marks a number that the compiler must know.
 #
-# ``BLOCK`` is a ``tl.constexpr``: the compiler knows its value, so that it can lay the block out over threads. A block has a
-# power of two of numbers.
+# We have 48 numbers and start one program, with a block of 16. The brackets before the call say how many programs.
+
+x = torch.arange(48.0, device=DEVICE)
+y = 100 * x
+out = torch.zeros_like(x)
+add_one_block[(1,)](x, y, out, BLOCK=16)
+print(out[12:20].int().tolist())
+assert torch.equal(out[:16], (x + y)[:16]) and (out[16:] == 0).all()
+
+# %%
+# The first 16 sums are there, and the rest is still 0.
 #
 # A grid of programs
 # ------------------
 #
-# The brackets before the call hold the *grid*: how many times the kernel runs. Each run is a *program*. It gets
-# another number from ``tl.program_id``, and this is all that makes programs differ. The second kernel writes nothing but this
-# number, so that you see who is responsible for what.
+# Now three programs. All run the same lines, so each asks ``tl.program_id`` for its number, and shifts its offsets by
+# so many blocks.
 
 
 @triton.jit
@@ -171,57 +144,55 @@ def add_blocks(x, y, out, BLOCK: tl.constexpr):
     tl.store(out + offsets, a + b)
 
 
+add_blocks[(3,)](x, y, out, BLOCK=16)
+print("matches torch:", torch.equal(out, x + y))
+assert torch.equal(out, x + y)
+
+# %%
+# All 48 sums are right. The number of programs is called the *grid*. A GPU has more than a hundred processors. It hands
+# programs to them until all have run, many at a time and in no promised order.
+#
+# Which program is responsible for which number? Let each write its own number.
+
+
 @triton.jit
 def write_owner(out, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + offsets, tl.full([BLOCK], tl.program_id(0), tl.int32))
 
 
-add_blocks[(3,)](x, y, out, BLOCK=16)
-print("matches torch:", matches(out, x + y))
-assert matches(out, x + y)
 owner = torch.zeros(48, dtype=torch.int32, device=DEVICE)
 write_owner[(3,)](owner, BLOCK=16)
 print(owner.view(3, 16)[:, ::5].tolist())
 assert torch.equal(owner.cpu(), torch.arange(48, dtype=torch.int32) // 16)
 
 # %%
-# A GPU has more than a hundred processors (*streaming multiprocessors*). It hands programs to them until all have run, many at a time and in no
-# promised order. Inside a program, a block is shared among 4 groups of 32 threads. Triton does this
-# part for you.
-#
-# How it runs without a GPU
-# -------------------------
-#
-# The first block of code set ``TRITON_INTERPRET=1`` if it found no GPU. Then no compiler is at work: NumPy carries out
-# each line of the kernel, on whole blocks, one program after the other. It is slow, hence the small sizes, and it tells you
-# whether the *logic* is right: which numbers are read, what is computed, where it is written.
-#
-# Two more things are possible in the interpreter only. ``print`` in a kernel shows the numbers of a block, and a debugger
-# can stop there. This page does neither, because it must print the same on both machines. It lets kernels *store* what it
-# wants to know, as ``write_owner`` does. That works everywhere.
-#
-# Some faults stay hidden. The interpreter has one program at a time, so that programs never disturb each other. It has
-# as many registers and as much memory in a processor as you like. It has no speed worth measuring. And it computes
-# bfloat16 wrongly, so the page uses float32 and float16.
+# These are the rows of the first picture.
 #
 # A mask for the rest
 # -------------------
 #
-# Lengths are rarely multiples of 16. With 37 numbers the third program has 5 to do. What happens to the other 11? Here
-# the 37 results are the beginning of a longer buffer filled with -1. Behind the results, a neighbour keeps data.
+# Lengths are rarely multiples of 16. With 37 numbers, the third program has only 5 to do.
+#
+# **Predict first.** The 37 results go to the beginning of a longer buffer. After them, a neighbour keeps 11 numbers of
+# its own, all -1. What does ``add_blocks`` do to them?
+#
+# * nothing: the tensors end at 37
+# * it raises an error
+# * it overwrites them
 
-buffers = torch.randn(2, 48, device=DEVICE)
-x, y = buffers[:, :37]
+x, y = x[:37], y[:37]
 buffer = torch.full((48,), -1.0, device=DEVICE)
 add_blocks[(3,)](x, y, buffer, BLOCK=16)
-print("matches torch:", matches(buffer[:37], x + y))
-print("neighbour is intact:", bool((buffer[37:] == -1).all()))
-assert matches(buffer[:37], x + y) and (buffer[37:] != -1).any()
+print("results:  ", buffer[34:37].int().tolist())
+print("neighbour:", buffer[37:40].int().tolist(), "...")
+assert torch.equal(buffer[:37], x + y) and (buffer[37:] != -1).all()
 
 # %%
-# The result is right, and the neighbour's numbers are gone. No error was raised: a GPU and NumPy both write where they are told
-# to. So every load and every store gets a *mask*. Where it is False, no memory is touched.
+# It overwrites them, and no error is raised. The kernel only has an address. Nobody told it where the tensor ends.
+#
+# So we tell it: ``n`` is the length, and the *mask* ``inside`` is False for offsets beyond it. Where a mask is False,
+# no memory is touched.
 
 
 @triton.jit
@@ -233,37 +204,23 @@ def add(x, y, out, n, BLOCK: tl.constexpr):
     tl.store(out + offsets, a + b, mask=inside)
 
 
-buffer = torch.full((48,), -1.0, device=DEVICE)
-grid = (triton.cdiv(37, 16),)  # 3, rounded up
-add[grid](x, y, buffer, 37, BLOCK=16)
-print("matches torch:", matches(buffer[:37], x + y))
-print("neighbour is intact:", bool((buffer[37:] == -1).all()))
-assert matches(buffer[:37], x + y) and (buffer[37:] == -1).all()
+# %%
+# ``triton.cdiv`` divides and rounds up: 37 numbers need 3 programs. The drawing shows the block of the third.
 
-offsets = torch.arange(48)
-made, (ax,) = figure(7.2, 1.9)
-for inside, colour, marker, label in (
-    (offsets < 37, COLOURS[0], "s", "inside"),
-    (offsets >= 37, GREY, "x", "masked"),
-):
-    ax.scatter(
-        offsets[inside] % 16, offsets[inside] // 16, marker=marker, s=110,
-        color=colour, label=label,
-    )  # fmt: skip
-ax.set(
-    title="37 numbers, 3 programs, blocks of 16", xlabel="place in the block"
-)
-ax.set(ylabel="program", yticks=range(3), ylim=(2.6, -0.6))
-ax.set(xlim=(-0.8, 19.5), xticks=range(0, 16, 5))
-ax.legend(frameon=False, loc="center right")
-plt.show()
+buffer = torch.full((48,), -1.0, device=DEVICE)
+add[(triton.cdiv(37, 16),)](x, y, buffer, 37, BLOCK=16)
+print("neighbour:", buffer[37:40].int().tolist(), "...")
+
+assert triton.cdiv(37, 16) == 3
+assert torch.equal(buffer[:37], x + y) and (buffer[37:] == -1).all()
+kernel_diagrams.masked_store(37, 16)
 
 # %%
 # SwiGLU
 # ------
 #
-# Now the sum of two vectors becomes SwiGLU: only the arithmetic changes. Half-precision numbers are widened to float32
-# after the load. The store rounds once, at the end.
+# Only the arithmetic between load and store changes. Half-precision numbers are widened to
+# float32 after the load, and rounded once, by the store.
 
 
 @triton.jit
@@ -275,249 +232,136 @@ def swiglu_step(gate, up, out, n, BLOCK: tl.constexpr):
     tl.store(out + offsets, g * tl.sigmoid(g) * u, mask=inside)
 
 
-gate, up = torch.randn(2, *SHAPE, device=DEVICE)
-out = torch.empty_like(gate)
-n = out.numel()
-swiglu_step[(triton.cdiv(n, 1024),)](gate, up, out, n, BLOCK=1024)
-print("matches torch:", matches(out, reference(gate, up)))
-assert matches(out, reference(gate, up))
+# %%
+# A function makes room for the result and starts the programs. Blocks of 1024 are a usual size.
+
+
+def fused(gate, up):
+    out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    n = out.numel()
+    swiglu_step[(triton.cdiv(n, 1024),)](gate, up, out, n, BLOCK=1024)
+    return out
+
 
 # %%
-# The kernel knows nothing of rows and columns. Where no number meets another of its row, a tensor is one long vector.
+# To try it on real numbers, we let our small Qwen2 read a sentence and keep g and u of its first layer.
+
+from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.layers.activation import swiglu as reference
+
+torch.set_grad_enabled(False)
+model, tokenizer = load_shipped("qwen2-docs")
+model.to(DEVICE)
+text = "If the file does not exist, an"
+ids = torch.tensor([tokenizer.start(text)], device=DEVICE)
+kept = []
+
+
+def keep(gate, up):
+    kept.append((gate, up))
+    return reference(gate, up)
+
+
+model.model.layers[0].mlp.product = keep
+logits = model(ids)[0, -1]
+gate, up = kept[0]  # (1, 9, 384)
+
+# %%
+# Does the kernel agree with PyTorch, up to rounding?
+
+expected = reference(gate, up)
+
+
+def right(up):
+    return torch.allclose(fused(gate, up), expected, atol=1e-5, rtol=1e-5)
+
+
+print("matches torch:", right(up))
+
+assert gate.shape == (1, 9, 384) and gate.numel() == 3456 == 3 * 1024 + 384
+assert right(up)
+
+# %%
+# 9 tokens with 384 features each are 3456 numbers: three full blocks, and a last one with 384. The kernel knows nothing
+# of rows and columns. Where no number needs another of its row, a tensor is one long vector.
 #
-# The intermediate result ``silu(g)`` has never been in memory. That is what *fusing* means, and why it saves 2 tensors
-# of 5. It is not a matter of fewer operations.
+# Strides: the order in memory
+# ----------------------------
 #
-# The gradient
+# A tensor has a shape, and *strides*: how many numbers further in memory the next row is, and the next column. Three
+# tables over one memory, where each cell shows its offset:
+
+kernel_diagrams.strides(
+    {
+        "a table": ((2, 3), (3, 1)),
+        "its transpose": ((3, 2), (1, 3)),
+        "one number, expanded": ((2, 3), (0, 0)),
+    }
+)
+
+# %%
+# The first table is *contiguous*: read row by row, its offsets are 0, 1, 2 and so on.
+#
+# **Predict first.** ``turned`` has the shape of ``up`` and the same numbers in each cell, but its strides are those of
+# a transpose. Does the kernel get SwiGLU right?
+#
+# * yes, the numbers are the same
+# * no, Triton raises an error
+# * no, and there is no error
+
+turned = up.mT.contiguous().mT
+print("same numbers:", torch.equal(turned, up))
+print("strides:", up.stride()[1:], turned.stride()[1:])
+print("matches torch:", right(turned))
+print("contiguous matches:", right(turned.contiguous()))
+
+assert torch.equal(turned, up) and turned.stride()[1:] == (1, 9)
+assert not right(turned) and right(turned.contiguous())
+
+# %%
+# The kernel counts offsets upwards, and meets the numbers of ``turned`` in the wrong order. ``contiguous()`` copies
+# them into the order of the rows, if they are not in it already. Functions around kernels call it first.
+#
+# In the model
 # ------------
 #
-# Let :math:`y'` be the gradient of the result. The product rule gives both gradients. The derivative of the logistic function is
-# :math:`\sigma (1 - \sigma)`.
-#
-# .. math::
-#
-#    u' &= y' \, g \, \sigma \\
-#    g' &= y' \, u \, \sigma \, (1 + g (1 - \sigma))
-#
-# The kernel below computes :math:`\sigma` again instead of reading a stored one. Operations are free here, bytes are not.
+# We put the kernel into all eight layers, and look at the next word.
 
 
-@triton.jit
-def swiglu_backward_step(
-    grad, gate, up, grad_gate, grad_up, n, BLOCK: tl.constexpr
-):
-    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = offsets < n
-    dy = tl.load(grad + offsets, mask=inside).to(tl.float32)
-    g = tl.load(gate + offsets, mask=inside).to(tl.float32)
-    u = tl.load(up + offsets, mask=inside).to(tl.float32)
-    s = tl.sigmoid(g)
-    tl.store(grad_up + offsets, dy * g * s, mask=inside)
-    tl.store(grad_gate + offsets, dy * u * s * (1 + g * (1 - s)), mask=inside)
+def safe(gate, up):
+    return fused(gate.contiguous(), up.contiguous())
 
 
-def gradients(function, gate, up, upstream):
-    leaves = [t.detach().requires_grad_() for t in (gate, up)]
-    return torch.autograd.grad(function(*leaves), leaves, upstream)
+for layer in model.model.layers:
+    layer.mlp.product = safe
+ours = model(ids)[0, -1]
+print("PyTorch:", tokenizer.pieces([logits.argmax().item()]))
+print("kernel: ", tokenizer.pieces([ours.argmax().item()]))
 
-
-upstream = torch.randn_like(out)
-grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
-swiglu_backward_step[(triton.cdiv(n, 1024),)](
-    upstream, gate, up, grad_gate, grad_up, n, BLOCK=1024
-)
-expected = gradients(reference, gate, up, upstream)
-verdicts = [*map(matches, (grad_gate, grad_up), expected)]
-print("gradients match torch:", verdicts)
-assert all(verdicts)
+assert ours.argmax() == logits.argmax()
+assert torch.allclose(ours, logits, atol=1e-3)
 
 # %%
-# The kernel of the package
-# -------------------------
-#
-# It is the one you have just seen, with one addition: the number of the program becomes a 64-bit number before it is
-# multiplied. The museum says why.
-
-from lm_from_scratch.kernels import swiglu as package
-from lm_from_scratch.kernels.swiglu import swiglu, swiglu_kernel
-
-print(inspect.getsource(swiglu_kernel.fn))
-
-# %%
-# ``BLOCK`` is 1024, which gives each of the 128 threads of a program 8 numbers. In half precision these are 16 bytes, the
-# largest piece that a thread of an H100 can load at once.
-#
-# A launch is not yet an operation of PyTorch: autograd cannot see through it. ``torch.library.custom_op`` gives it a name, and
-# two registrations say what others must know. The whole file is short, and its page in the API shows it.
-
-print(inspect.getsource(package.swiglu_forward._init_fn))
-print(inspect.getsource(package.backward))
-
-# %%
-# ``register_autograd`` names the backward function. ``register_fake`` names one that returns an empty tensor of the right
-# shape. With it, ``torch.compile`` can plan around the operator without running it. The wrapper makes its inputs contiguous, because
-# the kernel takes their numbers one after the other.
-#
-# Correct
-# -------
-#
-# The package's function against the reference: value and both gradients, odd sizes, layouts, float16, an empty tensor.
-
-
-def same(shape, dtype=torch.float32, layout=lambda t: t, tolerance=1e-5):
-    gate, up, upstream = (
-        layout(torch.randn(shape, device=DEVICE).to(dtype)) for _ in range(3)
-    )
-    ours = [swiglu(gate, up), *gradients(swiglu, gate, up, upstream)]
-    theirs = [reference(gate, up), *gradients(reference, gate, up, upstream)]
-    return all(matches(a, b, tolerance) for a, b in zip(ours, theirs))
-
-
-verdicts = {
-    "one number": same((1,)),
-    "odd sizes": same((5, 37)),
-    "several blocks": same((2, 3, 700)),
-    "transposed": same((37, 5), layout=lambda t: t.T),
-    "every second number": same((37, 10), layout=lambda t: t[:, ::2]),
-    "empty": same((0, 5)),
-    "float16": same((5, 37), torch.float16, tolerance=4e-3),
-}
-for name, verdict in verdicts.items():
-    print(f"{name}: {verdict}")
-assert all(verdicts.values())
-
-# %%
-# In float16 the tolerance is a few roundings, which are :math:`2^{-11}` of a number each. PyTorch rounds the result of silu before the
-# product, and the kernel does not, so that the two need not agree to the bit.
-#
-# How fast
-# --------
-#
-# The floor stands left of the bend, on the slope of the memory. A kernel that reaches it has nothing left to gain.
+# The same word, from fewer bytes. The roof is the speed that a GPU can reach, at a given number of operations per byte.
+# SwiGLU is far to the left, on the slope: memory decides.
 
 show("swiglu", cost)
 
 # %%
-# Bug museum
-# ----------
-#
-# The tensor with two thousand million numbers
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-#
-# Offsets in 32 bits wrap around in large tensors, below the mask.
-#
-# ``tl.program_id`` is a 32-bit number. Times the size of a block, it passes :math:`2^{31}` for large tensors, and wraps
-# around. You need no such tensor to see it. The arithmetic is enough.
-
-
-@triton.jit
-def first_offset(program, out, BLOCK: tl.constexpr):
-    tl.store(out, (program * BLOCK).to(tl.int64))
-    tl.store(out + 1, program.to(tl.int64) * BLOCK)
-
-
-pair = torch.zeros(2, dtype=torch.int64, device=DEVICE)
-for program in (2**20, 2**21):
-    first_offset[(1,)](program, pair, BLOCK=1024)
-    print(program, pair.tolist())
-assert pair.tolist() == [-(2**31), 2**31]
-
-# %%
-# A negative offset passes the test ``offsets < n``, so the mask does not help: the program reads and writes far before
-# the tensor. Long contexts and large vocabularies reach this size. It was met in
-# `a kernel for cross-entropy <https://github.com/linkedin/Liger-Kernel/issues/1483>`_. The fixed line is
-# ``tl.program_id(0).to(tl.int64) * BLOCK``. The check is the little kernel above, with a large number instead of a large tensor.
-#
-# The gradient that is one number
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-#
-# A gradient with strides of 0 is read as if it were contiguous.
-#
-# ``y.sum().backward()`` sends back a tensor of ones that owns a single number. Its strides are 0, so that all
-# places have the same address. A kernel that counts addresses upwards leaves it at the second number. Here the one is the
-# beginning of a longer buffer of sevens, which stands for whatever lies behind it.
-
-sevens = torch.full((n,), 7.0, device=DEVICE)
-sevens[0] = 1
-ones = sevens[:1].expand(n).view(SHAPE)
-print("looks like ones:", bool((ones == 1).all()), "strides:", ones.stride())
-assert ones.stride() == (0, 0)
-expected = gradients(reference, gate, up, ones)
-for name, dy in (("as it comes", ones), ("contiguous", ones.contiguous())):
-    swiglu_backward_step[(triton.cdiv(n, 1024),)](
-        dy, gate, up, grad_gate, grad_up, n, BLOCK=1024
-    )
-    right = matches(grad_up, expected[1])
-    print(f"{name}, matches torch: {right}")
-    assert right == (name == "contiguous")
-ours = gradients(swiglu, gate, up, ones)
-print("package matches torch:", all(map(matches, ours, expected)))
-assert all(map(matches, ours, expected))
-
-# %%
-# The fixed line is ``grad.contiguous()`` in the wrapper. The check is to send such a gradient in every test of a backward
-# kernel. A gradient of random numbers, which most tests use, is contiguous and finds nothing.
-#
-# Which sentence is false?
-# ------------------------
-#
-# 1. Where the mask of a store is False, memory stays as it is.
-# 2. In float16, the fused kernel gives the same bits as silu followed by the product.
-# 3. A kernel must compute the same whatever the size of its blocks.
-# 4. The number of programs may depend on the length of the input.
-
-buffer = torch.full((48,), -1.0, device=DEVICE)
-add[grid](x, y, buffer, 37, BLOCK=16)
-halves = [t.half() for t in (gate, up)]
-results = []
-for BLOCK in (16, 64):
-    out = torch.empty(37, device=DEVICE)
-    add[(triton.cdiv(37, BLOCK),)](x, y, out, 37, BLOCK=BLOCK)
-    results.append(out)
-programs = {triton.cdiv(length, 16) for length in (16, 37, 48)}
-answers = [
-    bool((buffer[37:] == -1).all()),
-    torch.equal(swiglu(*halves), reference(*halves)),
-    torch.equal(*results),
-    programs == {1, 3},
-]
-print(answers)
-assert answers == [True, False, True, True]
-
-# %%
-# The second is false: between its two kernels PyTorch rounds the result of silu to float16, and the fused kernel does not.
-# Fusing saves bytes, and one rounding. It saves no operation.
+# In depth: `the gradient, the package's kernel, and what else goes wrong <1a_swiglu_in_depth.ipynb>`_.
 #
 # Exercises
 # ---------
 #
 # 1. *Easy.* Write GeGLU, where the tanh form of GELU takes the place of silu. A right answer equals ``F.gelu(gate,
 #    approximate="tanh") * up`` on 37 numbers, and leaves a neighbour of NaN intact. Hint: :math:`\tanh(z) = 2\sigma(2z) - 1`.
-# 2. *Easy.* Count the bytes that a training step of one SwiGLU keeps between its passes, with the kernel and with PyTorch. A right
-#    answer is 2 tensors and 3. Hint: which results does ``backward`` of the product need?
-# 3. *Medium.* Many models compute gate and up in one product, as the two halves of a row. Write a kernel that takes this
+# 2. *Medium.* Many models compute gate and up in one product, as the two halves of a row. Write a kernel that takes this
 #    one tensor of shape (rows, 2C). A right answer needs no copy, and equals the reference on odd C. Hint: the row of a number
 #    is its offset divided by C.
-# 4. *Hard.* Start a fixed number of programs, and let each walk over blocks in a loop. A right answer equals the reference
-#    for fewer blocks than programs, for as many, and for more. Hint: ``range(tl.program_id(0), blocks, tl.num_programs(0))``.
 #
 # Summary
 # -------
 #
 # * A kernel describes the work on one block. A grid of programs covers the tensor, and a mask guards its end.
-# * SwiGLU does less than one operation for each byte, where an H100 has time for 20. Only bytes count.
-# * The fused kernel moves 3 tensors instead of 5, and backward 5 instead of 9.
-# * An unmasked store overwrote a neighbour, a 32-bit offset wrapped around, and a gradient with strides of 0 was
-#   misread. None of them raised an error.
-#
-# In SwiGLU no number meets another. In a softmax every number needs the whole row, and this is the next page.
-#
-# Sources
-# -------
-#
-# * Tillet, Kung, Cox: `Triton <https://doi.org/10.1145/3315508.3329973>`_, 2019. The language of blocks.
-# * Hsu et al.: `Liger Kernel <https://arxiv.org/abs/2410.10989>`_, 2024. Fused kernels for training.
-# * Williams, Waterman, Patterson: `Roofline <https://doi.org/10.1145/1498765.1498785>`_, 2009. Counting before measuring.
-# * Shazeer: `GLU Variants Improve Transformer <https://arxiv.org/abs/2002.05202>`_, 2020.
-
-print("all checks passed")
+# * A pointer plus offsets is a block of addresses. They follow the order in memory, so inputs are made contiguous.
+# * SwiGLU does less than one operation for each byte. Only bytes count, and fusing moves 3 tensors instead of 5.

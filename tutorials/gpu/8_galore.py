@@ -2,67 +2,28 @@ r"""
 GaLore: two products around Adam
 ================================
 
-GaLore keeps Adam's moments in few directions, which saves most of their memory. Its step then has three parts: project the
+GaLore keeps Adam's moments in few directions, which saves most of their memory. Its step has three parts: project the
 gradient, let Adam work there, project back.
 
-What does such a step cost on a GPU, and which tensors as large as the weight does it need in between? This page counts,
-builds the step from three kernels, and ends with no such tensor.
-
-You will learn
---------------
-
-* how many bytes and operations a step has, beside those of AdamW,
-* which tensors plain PyTorch makes on the way,
-* how a kernel multiplies with a transposed matrix that does not exist in memory,
-* how the last product updates the weight before its result reaches memory,
-* what autograd must be told of a kernel that overwrites a parameter.
-
-Before you start
-----------------
-
-Read the page on `GaLore step by step <../7_optimizers/2_galore.ipynb>`_, and those on `AdamW <5_adamw.ipynb>`_ and on
-`the tiled product <6_matmul.ipynb>`_ as kernels. Without a GPU the kernels are interpreted, at small sizes.
-
-Letters: a weight :math:`W` and its gradient :math:`G` are (m, n), the rank is r. The basis :math:`P` (m, r) stands on the
-left, so that the projected gradient :math:`R = P^\top G` and the moments are (r, n).
+On a GPU that is three kernels, and nothing between them has to be as large as the weight. Here are the programs of the first:
+each owns a *tile* of the projected gradient R, 32 by 32 numbers, and reads a row of tiles and a column of tiles.
 """
 
-# sphinx_gallery_words = ["GaLore kernel", "fused GaLore"]
-
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
-
-import triton
-import triton.language as tl
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# sphinx_gallery_needs = ["../7_optimizers/2_galore", "5_adamw", "6_matmul"]
+# sphinx_gallery_words = ["GaLore kernel", "fused GaLore", "low-rank optimizer on a GPU", "epilogue fusion"]
 
 import inspect
 
-import matplotlib.pyplot as plt
-from torch import nn
+from lm_from_scratch.instruments import product_diagrams
+from lm_from_scratch.instruments.roofline import GPUS, Cost
 
-from lm_from_scratch.instruments.plot import COLOURS, figure
-from lm_from_scratch.instruments.roofline import GPUS, Cost, show
-from lm_from_scratch.optim import galore as reference
-from lm_from_scratch.optim.adamw import adam_direction
-
-m, n, r = (37, 70, 9) if DEVICE == "cpu" else (896, 4864, 128)
-torch.manual_seed(0)
-
-
-def matches(ours, theirs, rtol=1e-4, atol=1e-4):
-    """Sums of float32 in another order; float16 needs a larger rtol."""
-    return ours.shape == theirs.shape and bool(
-        torch.allclose(ours.float(), theirs.float(), rtol=rtol, atol=atol)
-    )
-
+m, n, r = 128, 384, 20
+product_diagrams.tiled_product(("P transposed", "G", "R"), (r, m, n), 32, (0, 5))
 
 # %%
+# The weight :math:`W` and its gradient :math:`G` are (m, n), and the rank is r. The *basis* :math:`P` (m, r) holds the r
+# directions, so the projected gradient :math:`R = P^\top G` and both moments are (r, n).
+#
 # Count first
 # -----------
 #
@@ -72,12 +33,14 @@ def matches(ours, theirs, rtol=1e-4, atol=1e-4):
 # GaLore reads the gradient, and reads and writes the weight: 3 numbers. Then come the small tensors. The basis is read
 # twice. The projected gradient and the direction are written and read, and so are both moments. A product of an (a, b) with
 # a (b, c) matrix has 2abc operations, and there are two such products.
+#
+# **Predict first.** At rank 128 GaLore moves fewer bytes than AdamW. How many operations does it have?
+#
+# * a sixth of AdamW's, as its moments are that small
+# * about as many
+# * more than 30 times as many
 
 M, N = 896, 4864
-
-
-def adamw_cost(m, n):
-    return Cost(bytes=7 * 4 * m * n, operations=15 * m * n)
 
 
 def galore_cost(m, n, r):
@@ -86,52 +49,50 @@ def galore_cost(m, n, r):
     return Cost(bytes=4 * (large + small), operations=products + adam)
 
 
-adamw, cost = adamw_cost(M, N), galore_cost(M, N, 128)
+adamw = Cost(bytes=7 * 4 * M * N, operations=15 * M * N)
+cost = galore_cost(M, N, 128)
+moments = 2 * 4 * M * N, 4 * (2 * 128 * N + M * 128)
 for name, c in (("AdamW", adamw), ("GaLore", cost)):
     print(
         f"{name:7} {c.bytes / 1e6:6.1f} MB {c.operations / 1e6:8.1f} million "
         f"operations, {c.intensity:5.2f} per byte"
     )
-moments = 2 * 4 * M * N, 4 * (2 * 128 * N + M * 128)
-print(f"moments and basis: {moments[0]:,} and {moments[1]:,} bytes")
+print(f"{'moments and basis':18} {moments[0]:,} and {moments[1]:,} bytes")
+
 assert moments[1] < moments[0] / 6
 assert cost.bytes < 0.7 * adamw.bytes
 assert cost.operations > 30 * adamw.operations
 
 # %%
-# GaLore keeps less than a sixth of the memory, and moves fewer bytes. But it computes more than 30 times as much. The next
-# figure draws both times against the rank: bytes over bandwidth, operations over the rate of float32.
+# GaLore keeps less than a sixth of the memory, and moves fewer bytes. But two products need 512 operations for each weight.
+#
+# The next figure draws both times against the rank: bytes over bandwidth, operations over the rate of float32. The larger of
+# the two is the *floor*, the least time that a step can take.
+
+import matplotlib.pyplot as plt
+
+from lm_from_scratch.instruments.plot import COLOURS, figure
 
 ranks = [2**i for i in range(2, 10)]
-made, axes = figure(8.0, 3.6, columns=2)
+drawn, axes = figure(4.8, 6.6, rows=2)
 for ax, name in zip(axes, ("A100", "H100")):
     gpu = GPUS[name]
     costs = [galore_cost(M, N, k) for k in ranks]
     memory = [1e6 * c.bytes / gpu.bandwidth for c in costs]
     compute = [1e6 * c.operations / gpu.scalar for c in costs]
+    limit = 1e6 * adamw.floor(gpu)
     ax.plot(ranks, memory, "o-", label="GaLore, memory")
     ax.plot(ranks, compute, "s--", label="GaLore, operations")
-    limit = 1e6 * adamw.floor(gpu)
     ax.axhline(limit, color=COLOURS[3], linestyle=":", label="AdamW")
     ax.set(xscale="log", yscale="log", ylim=(1, 700), xlabel="rank")
+    ax.set(ylabel="microseconds")
     ax.set_title(f"floors on {name}")
-axes[0].set_ylabel("microseconds")
-axes[1].legend(frameon=False, fontsize=8, loc="upper left")
+axes[0].legend(frameon=False, fontsize=8, loc="upper left")
 plt.show()
 
-
-def decides(c, gpu):
-    """Whether the operations take longer than the traffic."""
-    return c.operations / gpu.scalar > c.bytes / gpu.bandwidth
-
-
-for name in ("A100", "H100"):
-    gpu = GPUS[name]
-    bound = next(k for k in range(1, M) if decides(galore_cost(M, N, k), gpu))
-    floors = [1e6 * c.floor(gpu) for c in (adamw, cost)]
-    print(f"{name}: operations decide from rank {bound}")
-    print(f"    AdamW {floors[0]:.0f}, GaLore {floors[1]:.0f} microseconds")
-    assert 20 < bound < 128
+assert 2 * (2 * M * 128 * N) / (M * N) == 512
+for gpu in (GPUS["A100"], GPUS["H100"]):
+    assert cost.operations / gpu.scalar > cost.bytes / gpu.bandwidth
 assert cost.floor(GPUS["A100"]) > 1.5 * adamw.floor(GPUS["A100"])
 assert cost.floor(GPUS["H100"]) < adamw.floor(GPUS["H100"])
 
@@ -139,81 +100,51 @@ assert cost.floor(GPUS["H100"]) < adamw.floor(GPUS["H100"])
 # At rank 128 the operations decide on both. The floor of GaLore is a little lower than AdamW's on an H100, and almost twice
 # as high on an A100. So GaLore buys memory, not time.
 #
-# The matrix units would be faster, but they round the numbers that they multiply, to 11 bits or fewer. The package computes
-# the step as its reference does, in full float32.
+# A gradient to project
+# ---------------------
 #
-# What plain PyTorch makes on the way
-# -----------------------------------
-#
-# That count is the least. A mode that sees every operation of PyTorch says what a plain step moves, in bytes for each
-# number of the weight. The weight is bfloat16 now, as on a GPU, and bases and moments stay float32.
+# Our example is a weight of the shipped Qwen2, the down projection of its first block, and the gradient of one
+# page of Python's documentation.
+# Without a GPU the kernels are interpreted.
 
+import os
+
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.optim.galore import galore_step
+from lm_from_scratch.text.corpora import load_corpus
 
-class Large(TorchDispatchMode):
-    """What operations do with tensors as large as the weight."""
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 
-    def __init__(self, size):
-        super().__init__()
-        self.size, self.rows = size, []
+import triton
+import triton.language as tl
 
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        result = operation(*args, **(kwargs or {}))
-        tensors = [x for x in args if isinstance(x, torch.Tensor)]
-        reads = sum(x.nbytes for x in tensors if x.numel() == self.size)
-        large = not operation.is_view and result.numel() == self.size
-        writes = result.nbytes if large else 0
-        if (reads or writes) and not operation.is_view:
-            new = large and all(result is not x for x in tensors)
-            name = operation.overloadpacket.__name__
-            self.rows.append(
-                (name, reads // self.size, writes // self.size, new)
-            )
-        return result
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+model, tokenizer = load_shipped("qwen2-docs")
+text = load_corpus("reference")[0].text[:1000]
+ids = torch.tensor([tokenizer.start(text)], device=DEVICE)
+weight = model.to(DEVICE).model.layers[0].mlp.down_proj.weight
+log_p = model(ids)[0, :-1].log_softmax(-1)
+loss = -log_p.gather(1, ids[0, 1:, None]).sum()
+(gradient,) = torch.autograd.grad(loss, weight)
 
-    def summary(self):
-        moved = sum(reads + writes for _, reads, writes, _ in self.rows)
-        return moved, sum(new for *_, new in self.rows)
+G = gradient.half()  # (m, n)
+P = torch.linalg.svd(G.float()).U[:, :r].contiguous()  # (m, r)
 
-
-with torch.device("meta"):
-    W, G = (torch.empty(M, N, dtype=torch.bfloat16) for _ in range(2))
-    P, moment = torch.empty(M, 128), torch.empty(128, N)
-with Large(M * N) as plain:
-    reference.galore_step(W, G, P, None, moment, moment, 1)
-
-print("operation   reads  writes  new tensor")
-for name, reads, writes, new in plain.rows:
-    print(f"{name:10} {reads:6} {writes:7}  {new}")
-print("bytes for each weight, new tensors:", plain.summary())
-assert plain.summary() == (54, 7)
+assert weight.shape == (m, n) and P.shape == (m, r)
 
 # %%
-# Seven tensors as large as the weight, and 54 bytes for each of its numbers, where 6 would do: read two numbers of two
-# bytes, write one. Widened copies of gradient and weight are two of the seven tensors, :math:`P d` is another.
-#
-# In float32 PyTorch can do better. ``addmm_`` is a product whose result is added to a tensor in place, and the optimizer of
-# the package calls it.
-
-with torch.device("meta"):
-    W, G = (torch.empty(M, N) for _ in range(2))
-with Large(M * N) as fused:
-    direction = P.mT @ G
-    W.addmm_(P, direction, beta=0.99, alpha=-0.01)
-print("bytes for each weight, new tensors:", fused.summary())
-assert fused.summary() == (12, 0)
-
-# %%
-# Twelve bytes are the least in float32. ``addmm_`` wants one dtype for all, though, so a weight of bfloat16 does not get
-# this. The kernels will do it for both.
+# The basis holds the r = 20 directions in which this gradient is largest.
 #
 # Launch 1: a transpose is two strides
 # ------------------------------------
 #
-# The page on the tiled product has built the loop: a program owns a tile of the result, walks along the inner dimension
-# in steps, and multiplies tiles. Here the first factor is :math:`P^\top`, (r, m). Row i and column k of it are row k and
-# column i of :math:`P`, which lies at the address ``k * r + i``. Nothing is transposed, a tile is just read in that order.
+# A program walks along the inner dimension in steps, and multiplies tiles. Here the first factor is :math:`P^\top`, (r, m).
+# Row i and column k of it are row k and column i of :math:`P`, which lies at the address ``k * r + i``. Nothing is transposed, a
+# tile is just read in that order.
 #
 # The gradient has half precision, and the basis float32. The tile is widened after it was loaded, in registers.
 
@@ -228,53 +159,69 @@ def project_tile(G, P, R, m, n, r, BLOCK: tl.constexpr):
         across, down = k[None, :], k[:, None]
         p = tl.load(P + across * r + i, mask=(i < r) & (across < m), other=0.0)
         g = tl.load(G + down * n + j, mask=(down < m) & (j < n), other=0.0)
-        g = g.to(tl.float32)
-        total = tl.dot(p, g, total, input_precision="ieee")
+        total = tl.dot(p, g.to(tl.float32), total, input_precision="ieee")
     tl.store(R + i * n + j, total, mask=(i < r) & (j < n))
 
 
-BLOCK = 32
-G = torch.randn(m, n, device=DEVICE).half()
-P = torch.linalg.qr(torch.randn(m, r, device=DEVICE)).Q.contiguous()
-R = torch.empty(r, n, device=DEVICE)
-grid = (triton.cdiv(r, BLOCK), triton.cdiv(n, BLOCK))
-project_tile[grid](G, P, R, m, n, r, BLOCK=BLOCK)
+# %%
+# ``input_precision="ieee"`` is the full float32 of the count above. Without it, Triton takes the matrix units, which round
+# what they multiply.
+#
+# The mask lets 20 of 32 rows through, and what it cuts off is read as 0, which adds nothing.
 
+BLOCK = 32
+
+
+def project(G, P):
+    R = torch.empty(r, n, device=DEVICE)
+    grid = triton.cdiv(r, BLOCK), triton.cdiv(n, BLOCK)
+    project_tile[grid](G, P, R, m, n, r, BLOCK=BLOCK)
+    return R
+
+
+def matches(ours, theirs, rtol=1e-4):
+    atol = rtol * theirs.float().abs().max().item()
+    return torch.allclose(ours.float(), theirs.float(), rtol, atol)
+
+
+R = project(G, P)
 print("matches torch:", matches(R, P.mT @ G.float()))
+kept = (R.square().sum() / G.float().square().sum()).item()
+print(f"{kept:.0%} of the sum of squares is kept")
 assert matches(R, P.mT @ G.float())
+assert round(100 * r / m) == 16 and 0.75 < kept < 0.85
 
 # %%
-# ``input_precision="ieee"`` is the full float32 of the count above. Without it, Triton takes the matrix units and their
-# shorter numbers.
+# 16 % of the directions keep four fifths of this gradient. That is why GaLore works.
 #
 # Launch 2: Adam, where the numbers are few
 # -----------------------------------------
 #
-# This is the kernel of AdamW without the weight. It is short enough to be shown as it stands in the package.
+# This is the kernel of AdamW without the weight, as it is in the package.
 
 from lm_from_scratch.kernels.galore import adam_direction_kernel
+
+# %%
+# Each program has a block of the (r, n) numbers.
 
 print(inspect.getsource(adam_direction_kernel.fn))
 
 # %%
 # :math:`1 - \beta` and the numbers of a step, such as :math:`1 - \beta^t`, are floats that the host computes. The page on
-# AdamW says why.
+# `AdamW <5_adamw.ipynb>`_ says why.
 
 step, beta1, beta2, eps = 10, 0.9, 0.999, 1e-8
-exp_avg = 0.1 * torch.randn(r, n, device=DEVICE)
-exp_avg_sq = 0.5 + torch.rand(r, n, device=DEVICE)
-want, want_m, want_v = adam_direction(R, exp_avg, exp_avg_sq, step)
 
-d, size = torch.empty_like(R), R.numel()
-adam_direction_kernel[(triton.cdiv(size, 1024),)](
-    R, exp_avg, exp_avg_sq, d, size,
-    beta1, 1 - beta1, beta2, 1 - beta2, 1 - beta1**step, 1 - beta2**step,
-    eps, BLOCK=1024,
-)  # fmt: skip
-print("direction matches torch:", matches(d, want))
-moments_match = matches(exp_avg, want_m) and matches(exp_avg_sq, want_v)
-print("moments match torch:", moments_match)
-assert matches(d, want) and moments_match
+
+def adam(R, exp_avg, exp_avg_sq):
+    d, size = torch.empty_like(R), R.numel()
+    adam_direction_kernel[(triton.cdiv(size, 1024),)](
+        R, exp_avg, exp_avg_sq, d, size,
+        beta1, 1 - beta1, beta2, 1 - beta2, 1 - beta1**step, 1 - beta2**step,
+        eps, BLOCK=1024,
+    )  # fmt: skip
+    return d
+
 
 # %%
 # Launch 3: the weight waits at the end of the product
@@ -283,9 +230,11 @@ assert matches(d, want) and moments_match
 # A program that has finished its tile of :math:`P d` holds it in registers. Instead of storing it, it loads the same tile of
 # the weight, shrinks it by the decay, subtracts, and stores that. What follows a product in the same kernel is its
 # *epilogue*.
-#
-# It may write where it has read: every number of the weight belongs to one program, and to no other. The weight lies between
-# two margins of NaN here, which must still be there afterwards.
+
+product_diagrams.tiled_product(("P", "d", "W"), (m, r, n), 32, (1, 5))
+
+# %%
+# It may write where it has read: every number of the weight belongs to one program, and to no other.
 
 
 @triton.jit
@@ -304,235 +253,65 @@ def update_tile(W, P, d, m, n, r, kept, rate, BLOCK: tl.constexpr):
     tl.store(W + i * n + j, kept * w - rate * total, mask=inside)
 
 
-memory = torch.full((m + 2, n), torch.nan, device=DEVICE).half()
-W = memory[1:-1]
-W.copy_(torch.randn(m, n))
-lr, decay, scale = 0.01, 0.1, 0.25
-want = ((1 - lr * decay) * W.float() - lr * scale * (P @ d)).half()
-
-grid = (triton.cdiv(m, BLOCK), triton.cdiv(n, BLOCK))
-update_tile[grid](W, P, d, m, n, r, 1 - lr * decay, lr * scale, BLOCK=BLOCK)
-margins = bool(memory[0].isnan().all() and memory[-1].isnan().all())
-print("matches torch:", matches(W, want, rtol=2e-3))
-print("margins untouched:", margins)
-assert matches(W, want, rtol=2e-3) and margins
-
 # %%
 # The sum is float32, and the new weight is rounded once.
-#
-# The package
-# -----------
-#
-# The package does the same with its one kernel for products, whose epilogue is the form ``ADD`` of the page on tiled
-# products. It takes every matrix with its strides, so ``G.mT`` and ``P.mT`` cost nothing.
-#
-# ``launch`` writes a product to a tensor that is there, and lets its first factor be narrower than its second. That is why
-# the projection is written as :math:`(G^\top P)^\top`. It checks nothing and tells nobody what it wrote, so the package
-# calls it within operators. The museum shows what they are for.
 
-from lm_from_scratch.kernels.galore import (
-    GaLore,
-    galore_step,
-    galore_step_,
-)
-from lm_from_scratch.kernels.matmul import launch
+lr, decay, scale = 0.01, 0.1, 0.25
 
-param = torch.randn(m, n, device=DEVICE).half()
-expected = galore_step(
-    param, G, P, None, exp_avg, exp_avg_sq, step, lr, (beta1, beta2), eps,
-    decay, scale,
-)  # fmt: skip
 
-with Large(m * n) as ours:
-    low = torch.empty(r, n, device=DEVICE)
-    launch(G.mT, P, low.mT)
-    adam_direction_kernel[(triton.cdiv(size, 1024),)](
-        low, exp_avg, exp_avg_sq, d, size,
-        beta1, 1 - beta1, beta2, 1 - beta2, 1 - beta1**step, 1 - beta2**step,
-        eps, BLOCK=1024,
-    )  # fmt: skip
-    launch(P, d, param, param, beta=1 - lr * decay, alpha=-lr * scale)
-print("large tensors that PyTorch made:", ours.summary()[1])
-print("the function does the same:", torch.equal(param, expected[0]))
-assert ours.summary()[1] == 0
-assert torch.equal(param, expected[0])
+def update_(W, P, d):
+    grid = triton.cdiv(m, BLOCK), triton.cdiv(n, BLOCK)
+    kept, rate = 1 - lr * decay, lr * scale
+    update_tile[grid](W, P, d, m, n, r, kept, rate, BLOCK=BLOCK)
+
 
 # %%
-# ``galore_step`` has the arguments and the result of the reference. ``galore_step_`` does it in place, and ``GaLore`` is the
-# optimizer. With two bases there are two more launches, each for a small product.
+# What is made on the way
+# -----------------------
 #
-# Correct
-# -------
-#
-# First the function: a left basis, a right one and both, odd sizes, both precisions.
+# PyTorch shows each of its operations to a *mode*. This one counts the new tensors that are as large as the weight.
 
 
-def example(m, n, r, left, right, dtype):
-    """Parameter, gradient, both bases, and moments that are not zero."""
-    bases = [
-        torch.linalg.qr(torch.randn(k, r, device=DEVICE)).Q if has else None
-        for k, has in ((m, left), (n, right))
-    ]
-    low = (r if left else m, r if right else n)
-    pair = [torch.randn(m, n, device=DEVICE).to(dtype) for _ in range(2)]
-    mean, square = torch.randn(low, device=DEVICE), torch.rand(low) + 0.5
-    return [*pair, *bases, mean, square.to(DEVICE)]
+class Large(TorchDispatchMode):
+    made = 0
 
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        new = all(result is not x for x in args) and not operation.is_view
+        self.made += new and result.numel() == m * n
+        return result
 
-options = dict(lr=0.1, betas=(0.8, 0.99), weight_decay=0.1, scale=0.5)
-sides = {"left": (True, False), "right": (False, True), "both": (True, True)}
-for name, (left, right) in sides.items():
-    for dtype, rtol in ((torch.float32, 1e-4), (torch.float16, 2e-3)):
-        verdict = True
-        for shape in ((1, 1, 1), (37, 21, 5), (65, 130, 17)):
-            given = example(*shape, left, right, dtype)
-            theirs = reference.galore_step(*given, 7, **options)
-            for layout in (lambda x: x, lambda x: x.mT.contiguous().mT):
-                laid = [x if x is None else layout(x) for x in given]
-                ours = galore_step(*laid, 7, **options)
-                verdict &= all(
-                    matches(a, b, rtol) for a, b in zip(ours, theirs)
-                )
-        print(f"{name}, {str(dtype)[6:]}: {verdict}")
-        assert verdict
 
 # %%
-# Then the optimizer, through three bases. PyTorch makes the bases in both, from the same gradients. A bias, which is not
-# projected, takes the step of AdamW. In the middle each optimizer goes on from the state of the other.
+# **Predict first.** The weight has half precision. How many tensors of its size does one step of GaLore make in plain PyTorch, and how many
+# in our three launches?
+#
+# * 1 and 1, the gradient
+# * 2 and 1
+# * 7 and 0
 
+guarded = torch.constant_pad_nd(weight.half(), (0, 0, 1, 1), torch.nan)
+W = guarded.detach()[1:-1]  # between two rows of NaN
+torch.manual_seed(0)
+moments = 0.1 * torch.randn_like(R), 0.5 + torch.rand_like(R)
+with Large() as plain:
+    options = step, lr, (beta1, beta2), eps, decay, scale
+    expected = galore_step(W, G, P, None, *moments, *options)
+with Large() as ours:
+    update_(W, P, adam(project(G, P), *moments))
 
-def train(kinds):
-    """12 steps; the second of ``kinds`` takes over after 7."""
-    generator = torch.Generator().manual_seed(1)
-    shapes = (11, 6), (6, 11), (5, 3, 2), (5,)
-    params = [
-        nn.Parameter(torch.randn(shape, generator=generator).to(DEVICE))
-        for shape in shapes
-    ]
-    choice = dict(rank=3, update_proj_gap=5, lr=0.05, eps=0.01)
-    optimizer = kinds[0](params, **choice)
-    for step in range(12):
-        if step == 7:
-            saved = optimizer.state_dict()
-            optimizer = kinds[1](params)
-            optimizer.load_state_dict(saved)
-        for p in params:
-            p.grad = torch.randn(p.shape, generator=generator).to(DEVICE)
-        optimizer.step()
-    assert optimizer.state[params[0]]["bases"] == 3
-    return [p.detach() for p in params]
-
-
-plain = train([reference.GaLore, reference.GaLore])
-for name, kinds in (
-    ("kernels", [GaLore, GaLore]),
-    ("kernels, then plain", [GaLore, reference.GaLore]),
-    ("plain, then kernels", [reference.GaLore, GaLore]),
-):
-    verdict = all(matches(a, b) for a, b in zip(train(kinds), plain))
-    print(f"{name}: {verdict}")
-    assert verdict
+same = matches(W, expected[0], rtol=2e-3)
+same &= all(map(matches, moments, expected[1:]))
+print(f"PyTorch {plain.made}, three launches {ours.made}, alike: {same}")
+assert (plain.made, ours.made) == (7, 0) and same
+assert guarded[0].isnan().all() and guarded[-1].isnan().all()
 
 # %%
-# How fast
-# --------
+# Widened copies of gradient and weight are two of the seven, :math:`P d` is another. In the kernels all of them exist as tiles, in
+# registers. The rows of NaN around the weight are still there: nothing was written beside it.
 #
-# The roof is the dashed one, of float32 operations.
-
-show("galore_step", cost)
-
-# %%
-# Bug museum
-# ----------
-#
-# The step that autograd did not see
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-#
-# A kernel changes a tensor that autograd kept, and nothing counts the change.
-#
-# Autograd keeps tensors of the forward pass for the backward pass. Every tensor counts its changes, and the backward pass
-# compares the count: PyTorch raises an error if a kept tensor has been overwritten since. A Triton kernel writes to an
-# address, and nobody counts. Here the weight is halved between the two passes, and its square has the gradient 2w.
-
-
-@triton.jit
-def halve_kernel(W, size, BLOCK: tl.constexpr):
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    w = tl.load(W + place, mask=place < size)
-    tl.store(W + place, 0.5 * w, mask=place < size)
-
-
-def outcome(change):
-    """Of the sum of squares, where ``change`` comes between the passes."""
-    w = nn.Parameter(torch.ones(6, 4, device=DEVICE))
-    loss = w.square().sum()
-    with torch.no_grad():
-        change(w)
-    try:
-        loss.backward()
-    except RuntimeError as error:
-        if "modified by an inplace operation" not in str(error):
-            raise
-        return "an error"
-    return "the gradient" if bool((w.grad == 2).all()) else "a wrong gradient"
-
-
-result = outcome(lambda w: halve_kernel[(1,)](w, 24, BLOCK=32))
-print("a kernel alone:", result)
-assert result == "a wrong gradient"
-
-# %%
-# It is the gradient of the new weight, for the loss of the old one: wrong, and silent. Users of kernels that store a
-# gradient over their input have met it:
-# `In-place operations in triton kernel <https://github.com/linkedin/Liger-Kernel/issues/272>`_.
-#
-# The fixed line is the declaration of an operator. Its ``mutates_args`` names what is written, and PyTorch counts. The
-# package's step is such an operator.
-
-
-@torch.library.custom_op("gpu_page::halve_", mutates_args=("w",))
-def halve_(w: torch.Tensor) -> None:
-    halve_kernel[(1,)](w, w.numel(), BLOCK=32)
-
-
-def galore_change(w):
-    given = example(6, 4, 2, True, False, torch.float32)
-    galore_step_(w, *given[1:], 1)
-
-
-for name, change in (("halve_", halve_), ("galore_step_", galore_change)):
-    print(f"{name}: {outcome(change)}")
-    assert outcome(change) == "an error"
-
-# %%
-# The check: run a step between a forward and a backward pass, and expect the error.
-#
-# Which sentence is false?
-# ------------------------
-#
-# 1. For each number of the weight, GaLore at rank 128 has 512 operations in its two products.
-# 2. At rank 128 the floor of GaLore's step is below that of AdamW's, on both GPUs of the figure.
-# 3. Projecting after adding up the gradients of several passes gives what adding up the projected ones gives.
-# 4. With the rate 0 and no decay, the epilogue leaves every bit of a float16 weight as it was.
-
-products = 2 * (2 * M * 128 * N) / (M * N)
-below = [cost.floor(GPUS[g]) < adamw.floor(GPUS[g]) for g in ("A100", "H100")]
-G1, G2 = torch.randn(2, m, n, device=DEVICE)
-both, each = P.mT @ (G1 + G2), P.mT @ G1 + P.mT @ G2
-before = W.clone()
-update_tile[grid](W, P, d, m, n, r, 1.0, 0.0, BLOCK=BLOCK)
-answers = [
-    products == 512,
-    all(below),
-    matches(both, each),
-    torch.equal(W, before),
-]
-print(answers)
-assert answers == [True, False, True, True]
-assert below == [False, True]
-
-# %%
-# The second is false: on an A100 it is the other way round. Operations decide there, and GaLore has more of them.
+# `GaLore's step in depth <8a_galore_in_depth.ipynb>`_ lists the seven, and tells what autograd must know of a kernel that
+# overwrites a weight.
 #
 # Exercises
 # ---------
@@ -543,28 +322,15 @@ assert below == [False, True]
 #    answer shows NaN in R, and says why zeros in the other tile do not help. Hint: what is 0 times NaN?
 # 3. *Medium.* Give ``update_tile`` a right basis. A right answer equals the reference and reads :math:`Q^\top` by its
 #    address alone. Hint: :math:`d` is (m, r) now.
-# 4. *Hard.* The projection of a square matrix of 896 has fewer tiles of 64 by 64 than a GPU has processors. Let several programs share
-#    the sum of a tile. A right answer equals torch for every number of programs, and adds their parts in a fixed order, so that
-#    two runs agree bit by bit. Hint: the backward pass of RMSNorm has rows of partial sums.
 #
 # Summary
 # -------
 #
 # * GaLore at rank 128 keeps less than a sixth of AdamW's moments, moves fewer bytes, and has more than 30 times the
 #   operations. In full float32 these decide how fast it can be.
-# * Plain PyTorch makes seven tensors as large as a weight of bfloat16. Three launches make none.
-# * A transpose is two strides, and the dtype is widened in registers.
+# * A transpose is two strides, and the dtype is widened in registers. So plain PyTorch makes seven tensors as large as the weight,
+#   and three launches make none.
 # * An epilogue finishes the work where the numbers are: in the registers of the program that owns the tile.
-# * An operator that writes in place must say so, or gradients become wrong in silence.
 #
 # A step now needs little memory beside weight and gradient. The largest tensor of training is elsewhere: the logits, which the
 # next page does not make at all.
-#
-# Sources
-# -------
-#
-# * Zhao et al.: `GaLore <https://arxiv.org/abs/2403.03507>`_, 2024.
-# * Williams, Waterman, Patterson: `Roofline <https://doi.org/10.1145/1498765.1498785>`_, 2009. Floors from bytes and operations.
-# * The `documentation of custom operators <https://docs.pytorch.org/tutorials/advanced/python_custom_ops.html>`_ in PyTorch.
-
-print("all checks passed")

@@ -30,6 +30,12 @@ DRAWINGS = {
         "after", {"name": PLAIN, "<list>": PLAIN, "new": CODES}, BOTH
     ),
     "no holder": weight_diagrams.holders("nobody", {"name": PLAIN}, BOTH),
+    "held": weight_diagrams.held_tensors("Tensor (2, 3)", {"codes": ["int8", "<6>"], "scale": []}),
+    "doors": weight_diagrams.two_doors(["F.linear"], ["detach", "clone"], ["all else:", "error"]),
+    "stations": weight_diagrams.load_stations([f"#{i}" for i in range(5)]),
+    "choices": weight_diagrams.choices({"a\nb": "1 c", "<d>": "2 e\nf\ng"}, ("case", "use")),
+    "tall": weight_diagrams.low_rank(512, 128, 8, "4 bits"),
+    "wide": weight_diagrams.low_rank(128, 512, 1, "4 bits"),
 }
 each_drawing = pytest.mark.parametrize("drawing", DRAWINGS.values(), ids=DRAWINGS)
 
@@ -79,3 +85,28 @@ def test_equal_contents_have_equal_colours() -> None:
         for tensors in (BOTH, alike)
     ]
     assert len(set(fills[0])) == 2 and len(set(fills[1])) == 1
+
+
+def test_every_drawing_is_tested() -> None:
+    functions = [
+        name
+        for name, one in vars(weight_diagrams).items()
+        if getattr(one, "__annotations__", {}).get("return") in (Drawing, "Drawing")
+    ]
+    assert len(functions) == len(DRAWINGS) - 2  # two of them twice
+
+
+def test_matrices_are_in_scale() -> None:
+    boxes = [
+        (float(mark.get("width", 0)), float(mark.get("height", 0)))
+        for mark in parsed(DRAWINGS["tall"]).iter()
+        if mark.tag.endswith("rect")
+    ]
+    (wide, high), b, a = boxes
+    assert high == 4 * wide
+    assert b == pytest.approx((wide / 16, high)) and a == pytest.approx((wide, wide / 16))
+
+
+def test_stations_lead_to_their_sections() -> None:
+    links = [mark.get("href") for mark in parsed(DRAWINGS["stations"]).iter()]
+    assert [link for link in links if link] == ["#0", "#1", "#2", "#3", "#4"]

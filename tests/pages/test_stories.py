@@ -1,0 +1,81 @@
+"""Ten stories of the bug museum: short, with a picture, about mistakes that the museum has."""
+
+from __future__ import annotations
+
+import re
+
+import gallery
+import museum
+import pytest
+import rst
+import stories
+
+DIRECTIVE = re.compile(r"^\.\. (?:raw|code-block|meta|rst-class)::.*\n(?:(?:   .*)?\n)*", re.M)
+
+
+def words(text: str) -> list[str]:
+    """Of the prose: without directives, the small print below a fix, and addresses."""
+    text = re.sub(r"^:ref:`[GQKLT]\d.*\n", "", DIRECTIVE.sub("", text), flags=re.M)
+    text = re.sub(r":doc:|\s*<[^<>]*>(?=`)", "", text)
+    return re.findall(r"[\w'-]*\w", text)
+
+
+def test_there_are_ten_and_each_has_a_template() -> None:
+    folder = stories.FOLDER
+    templates = {
+        name.removeprefix(f"{folder}/").removesuffix(".rst")
+        for name in rst.PAGES.list_templates()
+        if name.startswith(f"{folder}/")
+    }
+    assert set(stories.STORIES) == templates and len(templates) == 10
+
+
+@pytest.mark.parametrize("name", stories.STORIES)
+def test_a_story_is_short_and_has_a_picture(name: str) -> None:
+    text = stories.page(name)  # what the prose says of its numbers is asserted where they are made
+    assert 250 <= len(words(text)) <= 350
+    picture = stories.numbers(name)["picture"]
+    assert text.count(".. raw:: html") == 1 and picture.html in text and picture.says
+    assert "\n" not in picture.html  # a line of its own below the directive
+    for key, value in stories.numbers(name).items():
+        assert key == "picture" or str(value) in text.replace(picture.html, ""), key
+    assert re.findall(r"^(.+)\n-+$", text, re.M) == ["In your own code", "Where it happened"]
+
+
+@pytest.mark.parametrize("story", stories.told(), ids=lambda story: story.name)
+def test_its_mistakes_are_in_the_museum(story: stories.Story) -> None:
+    assert story.numbers and set(story.numbers) <= set(museum.numbers())
+    assert not museum.NUMBER.search(story.title + story.line)
+    text = stories.page(story.name)
+    for number in story.numbers:
+        mistake = museum.numbers()[number]
+        assert f"   - {mistake.old}\n   + {mistake.new}\n" in text
+        assert f":doc:`{story.title} </stories/{story.name}>`" in museum.where(
+            number, stories.told()
+        )
+    prose = re.sub(r"^:ref:.*$", "", DIRECTIVE.sub("", text), flags=re.M)
+    assert not museum.NUMBER.search(prose)  # its number is in the small print alone
+
+
+def test_links_to_threads_are_those_of_other_pages() -> None:
+    pages = [gallery.script(name) for name in gallery.in_order()]
+    pages.append(gallery.DOCS / "questions.rst")
+    cited = "\n".join(path.read_text(encoding="utf-8") for path in pages)
+    for name in stories.STORIES:
+        for link in re.findall(r"<(https://github.com/[^>]+)>", stories.source(name)):
+            assert link in cited, (name, link)
+
+
+def test_they_are_spread_over_what_one_sees_and_where() -> None:
+    numbers = [number for story in stories.told() for number in story.numbers]
+    assert len({museum.numbers()[number].kind for number in numbers}) >= 4
+    assert len({chapter for number in numbers for chapter in museum.chapters(number)}) >= 6
+
+
+def test_the_museum_lists_them() -> None:
+    text = museum.index(stories.told())
+    for story in stories.told():
+        assert f"* :doc:`{story.title} </stories/{story.name}>`. {story.line}\n" in text
+        assert f"   stories/{story.name}\n" in text
+    links = sum(len(story.numbers) for story in stories.told())
+    assert text.count("      Story: :doc:`") == links
