@@ -43,6 +43,7 @@ extensions = [
     "quicker",
     "course",
     "lessons",
+    "teaching",
     "landing",
     "live",
     "downloads",

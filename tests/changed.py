@@ -48,13 +48,18 @@ def tests_of(name: str) -> list[str]:
         return [] if parts[1] == "site" else [name]
     if is_page(name):
         notebooks = "notebooks" if is_run(name) else "gpu_notebooks"
-        return [f"{PAGES}/test_{of}.py" for of in ("anatomy", "course", "lookup", notebooks)]
+        return [
+            f"{PAGES}/test_{of}.py" for of in ("anatomy", "course", "lookup", "teaching", notebooks)
+        ]
     if parts[:2] == ["docs", "_ext"]:
         return existing(f"{PAGES}/test_*.py")
     if parts[0] in ("docs", "tutorials"):
-        return [f"{PAGES}/test_{of}.py" for of in ("anatomy", "course", "lookup", "translation")]
+        return [
+            f"{PAGES}/test_{of}.py"
+            for of in ("anatomy", "course", "lookup", "teaching", "translation")
+        ]
     if parts[:3] == ["lm_from_scratch", "exercises", "catalogue"]:
-        return [f"{UNIT}/exercises/test_exercises.py"]
+        return [f"{UNIT}/exercises/test_exercises.py", f"{PAGES}/test_teaching.py"]
     if parts[0] == "lm_from_scratch" and name.endswith(".py"):
         about = [f"{UNIT}/test_api.py", f"{UNIT}/test_architecture.py"]
         if len(parts) == 2:

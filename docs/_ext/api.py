@@ -19,6 +19,16 @@ from lm_from_scratch.exercises.exercise import folder
 
 #: Names that an index leaves out: what others call, and the inside of a kernel.
 INSIDE = re.compile(r"^(check|keep|backward)(_|$)|_(kernel|forward|backward)$")
+#: The files that a newcomer should read first, in this order.
+FIRST = (
+    "attention.attention",
+    "models.gpt2",
+    "generation.generate",
+    "cache.growing",
+    "training.train",
+)
+#: The rooms with tools for this project itself, which the index names last.
+FOR_AUTHORS = ("instruments", "commands", "exercises", "pretrained")
 
 
 @cache
@@ -64,9 +74,21 @@ def named(module: str) -> list[str]:
 
 
 def index() -> str:
-    """The files by room, each with its line and the names that it defines."""
-    about = {module: modules.summary(path) for module, path in listed().items()}
-    return rst.render("api.rst", rooms=by_room(), package=PACKAGE, about=about, named=named)
+    """First where to begin, then the files by room, each with its line and the names that it
+    defines; last the rooms for authors."""
+    rooms = by_room()
+    parts = [
+        {name: rooms[name] for name in rooms if (name in FOR_AUTHORS) == apart}
+        for apart in (False, True)
+    ]
+    return rst.render(
+        "api.rst",
+        first=[f"{PACKAGE}.{name}" for name in FIRST],
+        parts=parts,
+        package=PACKAGE,
+        about={module: modules.summary(path) for module, path in listed().items()},
+        named=named,
+    )
 
 
 def texts() -> dict[str, str]:

@@ -16,7 +16,6 @@ import museum
 import page
 import rst
 import stories
-import teaching
 import tour
 
 
@@ -39,8 +38,6 @@ def texts(docs: Path) -> dict[Path, str | bytes]:
         pages[f"generated/{path.name}"] = rst.render(
             f"course/{path.name}", gallery=gallery, page=page, exercises=exercises
         )
-    for number in teaching.PLANS:
-        pages[f"generated/teaching_{number}_weeks.md"] = teaching.plan_table(number)
     for found in exercises.written():
         pages[f"exercises/{found.name}.md"] = exercise_pages.page(found)
     for script in gallery.gpu_scripts():

@@ -277,7 +277,7 @@ def test_a_plan_adds_up(number: int) -> None:
     weeks = teaching.weeks(number)
     text = teaching.plan_table(number)
     taken = [found for week in weeks for found in week.exercises]
-    assert all(f"</exercises/{found.name}>` (`{found.name}`)" in text for found in taken)
+    assert all(f"/{found.name}/text.py) (`{found.name}`)" in text for found in taken)
     total = re.search(r"\| \*\*(\d+) min\*\* \| \*\*(\d+) min\*\* \|", text)
     reading = sum(page.minutes(name) for week in weeks for name in week.pages)
     work = sum(found.minutes for found in taken)

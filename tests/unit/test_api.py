@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 
 import api
+import gallery
+import modules as modules_of_site
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -218,6 +220,27 @@ def test_the_index_names_what_has_a_place_on_a_page() -> None:
     # A kernel's helper and a custom operator have no place on a page: autodoc passes over them.
     assert "load_rows" not in index and "adamw_in_place" not in index
     assert "`~lm_from_scratch.kernels.adamw.adamw_`" in index
+
+
+def test_the_index_begins_with_five_files_that_lessons_use() -> None:
+    index = api.index()
+    start, _, rest = index.partition("``attention``\n---")
+    lines = re.findall(r"^#\. :doc:`[\w.]+ <([\w.]+)>`: (.+)$", start, re.M)
+    assert [module for module, _ in lines] == [f"lm_from_scratch.{name}" for name in api.FIRST]
+    for module, about in lines:
+        assert about == modules_of_site.summary(api.listed()[module])
+        assert about.endswith(".") and rest.count(f"<{module}>`") == 1
+        uses = [n for n in gallery.lessons() if modules_of_site.uses(gallery.script(n), module)]
+        assert len(uses) >= 4, f"{module}: {uses}"
+
+
+def test_what_is_for_authors_stands_apart_at_the_end() -> None:
+    index = api.index()
+    before, _, after = index.partition("\nFor authors\n-----------\n")
+    for module in api.listed():
+        of_authors = module.split(".")[1] in api.FOR_AUTHORS
+        assert (f"<{module}>`" in after) == of_authors, module
+        assert (f"<{module}>`" in before) != of_authors, module
 
 
 def test_a_page_begins_with_who_uses_it() -> None:
