@@ -2,8 +2,8 @@ r"""
 A checkpoint that does not fit
 ==============================
 
-Someone has trained a GPT-2 like ours and published it, in the form that OpenAI's own checkpoints have. You build the
-model, call ``load_state_dict``, and get this:
+Someone has trained a GPT-2 like ours and published it in float16, in the form that OpenAI's own checkpoints have. You
+build the model, call ``load_state_dict``, and get this:
 """
 
 # sphinx_gallery_needs = ["4_quantized_weight", "../2_qwen2/4_load_qwen2"]
@@ -262,12 +262,12 @@ assert abs(loss(model) - loss(shipped)) < 0.01
 # Begin at the top. The numbers are those of the first drawing.
 
 rows = {
-    "a file with other names\nor another layout": "1 change the dictionary",
+    "a file with other names\nor another layout": "1 your dictionary",
     "old files of a layer\nthat you have changed": "2 pre-hook of the layer",
-    "another dtype": "3 copy: the module wins\n   assign: the file wins",
+    "another dtype: keep yours,\nor take that of the file": "3 copy, or\nassign=True",
     "a model too large\nto build twice": "3 meta device, assign",
-    "numbers that become codes": "4 module_load, swap",
-    "a key that nobody needs": "5 post-hook,\n   not strict=False",
+    "plain numbers for\nquantised weights": "4 swap flag: the tensor\nhas a module_load",
+    "a key that nobody needs": "5 post-hook,\nnot strict=False",
 }
 weight_diagrams.choices(rows, ("what does not fit", "what to use"))
 
