@@ -46,7 +46,8 @@ def notebook(written: dict[str, Any]) -> dict[str, Any]:
 def silent(code: str) -> str:
     """Code at whose end IPython shows no value, since in its block it is not the end."""
     last = ast.parse(code).body[-1]
-    return f"{code};" if isinstance(last, ast.Expr) else code
+    shows = isinstance(last, ast.Expr) and not folding.is_call_of(last, "print")
+    return f"{code};" if shows else code
 
 
 def file(name: str, content: bytes) -> bytes:

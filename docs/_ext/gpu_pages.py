@@ -40,7 +40,12 @@ def page(script: Path) -> str:
                 lambda link: f"{{doc}}`{link[1]} <{gallery.document(pages.target(name, link))}>`",
                 text,
             )
+        else:
+            cell["source"] = "".join(cell["source"]).removesuffix(";")
     source = f"Download: {downloads(script, '{download}')}"
+    if deeper := gallery.in_depth(name):
+        listed = "\n".join(f"/{page}" for page in deeper)
+        source += f"\n\n```{{toctree}}\n:hidden:\n\n{listed}\n```"
     cell = {"cell_type": "markdown", "id": "downloads", "metadata": {}, "source": source}
     notebook["cells"].append(cell)
     return json.dumps(notebook, indent=1)
@@ -60,7 +65,6 @@ def index() -> str:
         "gpu.rst",
         title=title,
         header="\n".join(text.strip().splitlines()[2:]),
-        scripts=gallery.gpu_scripts(),
         lessons=[name for name in names if gallery.is_lesson(name)],
         in_depth=gallery.in_depth,
         script=gallery.script,

@@ -36,7 +36,7 @@ class Mark(SphinxTransform):
 
     def apply(self, **kwargs: Any) -> None:
         for paragraph in self.document.findall(nodes.paragraph):
-            first = paragraph.children[0] if paragraph.children else None
+            first = next((node for node in paragraph.children if node.astext()), None)
             if isinstance(first, nodes.strong) and first.astext() == PREDICT:
                 paragraph["classes"].append(ASKS)
 
