@@ -18,7 +18,9 @@ from lm_from_scratch.instruments import product_diagrams
 from lm_from_scratch.instruments.roofline import GPUS, Cost
 
 m, n, r = 128, 384, 20
-product_diagrams.tiled_product(("P transposed", "G", "R"), (r, m, n), 32, (0, 5))
+product_diagrams.tiled_product(
+    ("P transposed", "G", "R"), (r, m, n), 32, (0, 5)
+)
 
 # %%
 # The weight :math:`W` and its gradient :math:`G` are (m, n), and the rank is r. The *basis* :math:`P` (m, r) holds the r
