@@ -16,7 +16,9 @@ from playwright.sync_api import Browser
 
 Visitor = Callable[..., Visit]
 PAGES = [name for name in gallery.in_order() if not name.startswith("gpu/")]
-ASKING = [name for name in PAGES if "**Predict first.**" in gallery.script(name).read_text()]
+ASKING = [
+    name for name in gallery.in_order() if "**Predict first.**" in gallery.script(name).read_text()
+]
 each_page = pytest.mark.parametrize("name", PAGES)
 
 

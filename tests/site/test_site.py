@@ -40,6 +40,7 @@ TUTORIALS = [
 ]
 LESSONS = [page for page in TUTORIALS if gallery.is_lesson(page[len("auto_tutorials/") : -5])]
 GPU_PAGES = [f"gpu/{script.stem}.html" for script in gallery.gpu_scripts()]
+GPU_LESSONS = [page for page in GPU_PAGES if gallery.is_lesson(page[:-5])]
 EXERCISES = [found.name for found in exercises.written()]
 EXERCISE_PAGES = [f"exercises/{name}.html" for name in EXERCISES]
 AXE_TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
@@ -295,18 +296,17 @@ def test_gpu_pages_show_their_outputs(site: Path, script: Path) -> None:
     figures = [output for output in outputs if "image/png" in output.get("data", {})]
     page = (site / f"gpu/{script.stem}.html").read_text()
     assert len(re.findall(r'<img alt="[^"]+" src="\.\./_images/', page)) == len(figures)
-    assert page.count("output text_plain") + page.count("output stream") == (
-        len(outputs) - len(figures)
-    )
+    shown = sum(page.count(f"output {kind}") for kind in ("text_plain", "stream", "text_html"))
+    assert shown == len(outputs) - len(figures)
 
 
 def test_the_chapter_on_gpu_kernels_is_in_the_path(site: Path) -> None:
-    assert GPU_PAGES
+    assert GPU_LESSONS
     for page in ("index.html", "auto_tutorials/index.html"):
         text = (site / page).read_text()
         prefix = "" if page == "index.html" else "../"
         article = text[text.index("<article") :]
-        assert [name for name in GPU_PAGES if f'href="{prefix}{name}"' not in article] == []
+        assert [name for name in GPU_LESSONS if f'href="{prefix}{name}"' not in article] == []
     side = (site / TUTORIALS[0]).read_text()
     assert 'href="../../gpu/index.html"' in side
 
@@ -445,9 +445,9 @@ def test_next_leads_through_every_lesson(site: Path) -> None:
         assert after not in seen, f"{after} comes twice"
         seen.append(after)
         place = after
-    pages = LESSONS + GPU_PAGES + EXERCISE_PAGES
+    pages = LESSONS + GPU_LESSONS + EXERCISE_PAGES
     names = [path.relative_to(site.resolve()).as_posix() for path in seen]
-    assert [name for name in names if name in {*pages, *TUTORIALS}] == pages
+    assert [name for name in names if name in {*pages, *TUTORIALS, *GPU_PAGES}] == pages
 
 
 def test_next_and_previous(visit: Visitor, server: str) -> None:
