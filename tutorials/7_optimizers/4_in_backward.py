@@ -89,11 +89,11 @@ assert max(freed) == freed[-1] < 0.26 * usual[-1]
 
 from lm_from_scratch.instruments import training_diagrams
 
-training_diagrams.gradient_lives(["head", "block 2", "block 1", "embedding"])
+training_diagrams.gradient_lives(["block 3", "block 2", "block 1", "embedding"])
 
 # %%
-# The pass goes from the head to the embedding. In the lower half, every weight has been updated when the pass ends, and
-# nothing is left for the step to do.
+# The pass goes from the last block to the embedding. In the lower half, every weight has been updated when the pass
+# ends, and nothing is left for the step to do.
 #
 # The hook
 # --------
@@ -133,8 +133,8 @@ def train_as_usual(steps, clip=math.inf):
 
 
 # %%
-# **Predict first.** With the hook, the head has already moved when the gradient of the first block is computed. After
-# three steps, how do the weights of both loops compare?
+# **Predict first.** With the hook, the last block has already moved when the gradient of the first block is computed.
+# After three steps, how do the weights of both loops compare?
 #
 # * They differ, because later gradients saw weights that had moved.
 # * They differ by rounding.
@@ -227,7 +227,7 @@ assert not same(model, train_as_usual(3, clip=0.5))
 # Zeros, and no error. When the line runs, there are no gradients: all have been used. The loop trains without clipping,
 # exactly as if the line were not there, until one strange batch ruins the run.
 #
-# This is no bug of the hook, it is its price. Clipping shortens *all* gradients by one factor, from the norm of them
+# This is no bug of the hook. It is its price. Clipping shortens *all* gradients by one factor, from the norm of them
 # all, and that norm is known when the last gradient is complete. By then the first ones are gone. The package's
 # training refuses the combination instead:
 

@@ -2,7 +2,7 @@ r"""
 One model, two processes
 ========================
 
-You have two GPUs and one model. Can both train it, so that nobody sees in the weights that there were two? Here is the
+You have two GPUs and one model. Can both train it, and end with the weights that one would have made? Here is the
 plan: each has a copy of the model and takes half of the batch. The only thing that they exchange is the gradient.
 Let us see it for one weight of our small Qwen2, and four real sentences.
 """
@@ -69,8 +69,8 @@ import torch.nn.functional as F
 from lm_from_scratch.checkpoint.weights import load_shipped
 
 folder, rank = sys.argv[1], int(sys.argv[2])
-meet = f"file://{folder}/meeting"
-dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=2)
+store = dist.FileStore(f"{folder}/meeting", 2)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 """
 
 # %%
@@ -154,7 +154,8 @@ assert apart(zero, before) > 1e-3
 # rounding is very small.) Two processes *are* one with the whole batch, and nothing else needs to change, neither the
 # learning rate nor the number of steps.
 #
-# The copies stay equal because they start equal, see the same mean, and take the same step. Nobody ever sends weights.
+# The copies stay equal because they start equal, see the same mean, and take the same step. Our script never sends
+# weights.
 #
 # Halves that are not equal
 # -------------------------
@@ -201,7 +202,7 @@ for n in [n0 + n1]:
 # ------------------------
 #
 # Somebody's script works on one GPU. It shuffles its data with a fixed seed, so that every run is the same. Started on
-# two GPUs it works at once: both are busy, the losses look right, the copies stay equal. Only, the model learns no
+# two GPUs it works at once: both are busy, the losses look right, the copies stay equal. But the model learns no
 # faster than on one. Here are the first rows that each process sees, of eight:
 
 for rank in (0, 1):
