@@ -166,18 +166,27 @@ def read_again(
     return {gallery.document(name)[1:] for name in found} & env.found_docs
 
 
+#: What comes after the last lesson.
+END = "exercises/index"
+
+
 def turn_pages(app: Any, docname: str, template: str, context: Any, doctree: Any) -> None:
     """The buttons at the end of a page follow the path."""
-    if (name := gallery.page_of(docname)) is None:
+    if docname == END:
+        ends = {"prev": gallery.document(gallery.lessons()[-1])[1:]}
+    elif name := gallery.page_of(docname):
+        before, after = beside(name)
+        ends = {"next": gallery.document(after)[1:] if after else END}
+        if before:
+            ends["prev"] = gallery.document(before)[1:]
+    else:
         return
-    for button, other in zip(("prev", "next"), beside(name), strict=True):
-        if other is not None:
-            target = gallery.document(other)[1:]
-            title = app.builder.render_partial(app.env.titles[target])["title"]
-            context[button] = {
-                "link": app.builder.get_relative_uri(docname, target),
-                "title": title,
-            }
+    for button, target in ends.items():
+        title = app.builder.render_partial(app.env.titles[target])["title"]
+        context[button] = {
+            "link": app.builder.get_relative_uri(docname, target),
+            "title": title,
+        }
 
 
 def setup(app: Any) -> dict[str, bool]:
