@@ -110,7 +110,7 @@ def surprise(
 def _marked(piece: str, bits: float, full: float) -> str:
     share = min(bits / full, 1.0)
     line = f"{4 * share:.1f}px solid {RED}"
-    style = f"background: {tint(ORANGE, 0.65 * share)}; border-bottom: {line}"
+    style = f"background: {tint(ORANGE, 0.45 * share)}; border-bottom: {line}"
     return f'<span style="{style}">{escape(piece)}</span>'
 
 
