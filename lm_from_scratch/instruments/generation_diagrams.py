@@ -126,7 +126,7 @@ def drafts(passes: Sequence[tuple[Sequence[str], int, str]], start: str = "") ->
         struck = pieces[n : n + 1]
         said.append("".join([*pieces[:n], *(f"[{piece}]" for piece in struck), own]))
         marks = [("span", f"background: {tint(BLUE, 0.3)}", piece) for piece in pieces[:n]]
-        marks += [("s", f"color: {RED}", piece) for piece in struck]
+        marks += [("s", f"text-decoration: line-through 2px {RED}", piece) for piece in struck]
         marks += [("b", f"border-bottom: 2px solid {ORANGE}", own)]
         spans += [f'<{tag} style="{style}">{escape(_line(p))}</{tag}>' for tag, style, p in marks]
         spans += ['<span style="opacity: 0.6; margin: 0 1px">|</span><wbr/>']
