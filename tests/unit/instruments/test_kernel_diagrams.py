@@ -5,6 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 import pytest
+from drawings import SVG, drawing_functions, is_sound, parsed
 
 from lm_from_scratch.instruments import kernel_diagrams
 from lm_from_scratch.instruments.canvas import Drawing
@@ -33,11 +34,6 @@ DRAWINGS = {
     "sums": kernel_diagrams.sums_across(6, 3),
 }
 each_drawing = pytest.mark.parametrize("drawing", DRAWINGS.values(), ids=DRAWINGS)
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def parsed(drawing: Drawing) -> ElementTree.Element:
-    return ElementTree.fromstring(drawing._repr_html_())
 
 
 def texts(drawing: Drawing) -> list[str]:
@@ -46,25 +42,11 @@ def texts(drawing: Drawing) -> list[str]:
 
 @each_drawing
 def test_a_drawing_is_sound_and_stays_on_its_sheet(drawing: Drawing) -> None:
-    assert repr(drawing).strip()
-    for svg in parsed(drawing).iter(f"{SVG}svg"):
-        width, height = float(svg.get("width", 0)), float(svg.get("height", 0))
-        assert width <= 343 and svg.get("aria-label")
-        for mark in svg.iter():
-            right = float(mark.get("x", 0)) + float(mark.get("width", 0)) * (mark is not svg)
-            below = float(mark.get("y", 0)) + float(mark.get("height", 0)) * (mark is not svg)
-            assert -1 <= float(mark.get("x", 0)) <= right <= width + 1, mark.attrib
-            assert -1 <= float(mark.get("y", 0)) <= below <= height + 1, mark.attrib
+    is_sound(drawing)
 
 
 def test_every_drawing_is_tested() -> None:
-    functions = [
-        name
-        for name, one in vars(kernel_diagrams).items()
-        if getattr(one, "__annotations__", {}).get("return") in (Drawing, "Drawing")
-        and getattr(one, "__module__", "") == kernel_diagrams.__name__
-    ]
-    assert len(functions) == len(DRAWINGS)
+    assert len(drawing_functions(kernel_diagrams)) == len(DRAWINGS)
 
 
 def masked(frame: ElementTree.Element) -> int:

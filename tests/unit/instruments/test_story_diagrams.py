@@ -6,6 +6,7 @@ import math
 from xml.etree import ElementTree
 
 import pytest
+from drawings import SVG, drawing_functions, is_sound, parsed
 
 from lm_from_scratch.instruments import story_diagrams
 from lm_from_scratch.instruments.canvas import BLUE, ORANGE, RED, Drawing
@@ -18,7 +19,6 @@ DRAWINGS = {
     "written": story_diagrams.written(WORK),
 }
 each_drawing = pytest.mark.parametrize("drawing", DRAWINGS.values(), ids=DRAWINGS)
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def marks(drawing: Drawing, kind: str) -> list[ElementTree.Element]:
@@ -26,27 +26,14 @@ def marks(drawing: Drawing, kind: str) -> list[ElementTree.Element]:
 
 
 @each_drawing
-def test_a_drawing_stays_on_its_sheet(drawing: Drawing) -> None:
-    (svg,) = marks(drawing, "svg")
-    width, height = float(svg.get("width", 0)), float(svg.get("height", 0))
-    assert svg.get("viewBox") == f"0 0 {width:g} {height:g}"
-    assert width <= 343 and svg.get("aria-label") == repr(drawing) != ""
-    for mark in svg.iter():
-        for name, limit in (("x", width), ("x1", width), ("x2", width), ("y", height),
-                            ("y1", height), ("y2", height)):  # fmt: skip
-            assert -1 <= float(mark.get(name, 0)) <= limit + 1, mark.attrib
-        if mark.tag == f"{SVG}rect":
-            assert float(mark.get("x", 0)) + float(mark.get("width", 0)) <= width
-            assert float(mark.get("y", 0)) + float(mark.get("height", 0)) <= height
+def test_a_drawing_is_sound_and_stays_on_its_sheet(drawing: Drawing) -> None:
+    is_sound(drawing, beyond=0)
+    (svg,) = parsed(drawing).iter(f"{SVG}svg")
+    assert svg.get("aria-label") == repr(drawing)
 
 
 def test_every_drawing_is_tested() -> None:
-    functions = [
-        name
-        for name, one in vars(story_diagrams).items()
-        if getattr(one, "__annotations__", {}).get("return") in (Drawing, "Drawing")
-    ]
-    assert len(functions) == len(DRAWINGS)
+    assert len(drawing_functions(story_diagrams)) == len(DRAWINGS)
 
 
 def test_each_nan_is_a_red_box() -> None:

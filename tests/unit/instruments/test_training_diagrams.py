@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from xml.etree import ElementTree
-
 import pytest
+from drawings import SVG, drawing_functions, is_sound, parsed
 
 from lm_from_scratch.instruments import training_diagrams
 from lm_from_scratch.instruments.canvas import Drawing
@@ -18,36 +17,15 @@ DRAWINGS = {
 each_drawing = pytest.mark.parametrize("drawing", DRAWINGS.values(), ids=DRAWINGS)
 
 
-def parsed(drawing: Drawing) -> ElementTree.Element:
-    return ElementTree.fromstring(drawing._repr_html_())
-
-
 @each_drawing
-def test_a_drawing_stays_on_its_sheet_and_says_what_it_shows(drawing: Drawing) -> None:
-    (svg,) = parsed(drawing).iter("{http://www.w3.org/2000/svg}svg")
-    width, height = float(svg.get("width", 0)), float(svg.get("height", 0))
-    assert svg.get("viewBox") == f"0 0 {width:g} {height:g}"
-    assert width <= 343 and svg.get("aria-label") == repr(drawing)
-    for mark in svg.iter():
-        right = float(mark.get("x", 0)) + (
-            float(mark.get("width", 0)) if mark.tag.endswith("rect") else 0
-        )
-        low = float(mark.get("y", 0)) + (
-            float(mark.get("height", 0)) if mark.tag.endswith("rect") else 0
-        )
-        places = {right, *(float(mark.get(name, 0)) for name in ("x", "x1", "x2", "cx"))}
-        heights = {low, *(float(mark.get(name, 0)) for name in ("y", "y1", "y2", "cy"))}
-        assert all(-1 <= place <= width + 1 for place in places), mark.attrib
-        assert all(-1 <= place <= height + 1 for place in heights), mark.attrib
+def test_a_drawing_is_sound_and_stays_on_its_sheet(drawing: Drawing) -> None:
+    is_sound(drawing)
+    (svg,) = parsed(drawing).iter(f"{SVG}svg")
+    assert svg.get("aria-label") == repr(drawing)
 
 
 def test_every_drawing_is_tested() -> None:
-    functions = [
-        name
-        for name, one in vars(training_diagrams).items()
-        if getattr(one, "__annotations__", {}).get("return") in (Drawing, "Drawing")
-    ]
-    assert len(functions) == len(DRAWINGS) - 1  # one of them twice
+    assert len(drawing_functions(training_diagrams)) == len(DRAWINGS) - 1  # one of them twice
 
 
 def test_the_state_is_counted() -> None:
