@@ -58,20 +58,6 @@ def shown(exhibit: Section) -> list[str]:
     return [number for found in SHOWN.findall(exhibit.text) for number in NUMBER.findall(found)]
 
 
-@cache
-def tests() -> dict[str, list[str]]:
-    """The tests that carry a number in their name, as "test_FILE.py::NAME"."""
-    found: dict[str, list[str]] = {}
-    for path in sorted((gallery.ROOT / "tests").rglob("test_*.py"), key=lambda path: path.name):
-        text = path.read_text(encoding="utf-8")
-        for name, carried in re.findall(
-            r"^def (test_((?:[gqklt][1-9]\d?_)+)\w*)", text, re.M | re.I
-        ):
-            for number in carried.upper().strip("_").split("_"):
-                found.setdefault(number, []).append(f"{path.name}::{name}")
-    return found
-
-
 def hunts(number: str) -> list[Exercise]:
     return [one for one in exercises.written() if number in NUMBER.findall(one.hunt)]
 
@@ -107,8 +93,12 @@ def hunt_line(one: Exercise) -> str:
 def pages(number: str) -> list[str]:
     """The pages that show or mention a mistake."""
     found = [one.page for one in exhibits() if number in shown(one)]
-    named = [name for name in gallery.in_order() if number in page.comment(name, "museum")]
-    return [*dict.fromkeys(found + named)]
+    return [*dict.fromkeys(found + named(number))]
+
+
+def named(number: str) -> list[str]:
+    """The pages that mention a mistake without showing it."""
+    return [name for name in gallery.in_order() if number in page.comment(name, "museum")]
 
 
 def chapters(number: str) -> list[str]:
@@ -121,8 +111,9 @@ def where(number: str, stories: Sequence[Any] = ()) -> str:
     """Where to go on from a card. Each of the ``stories`` knows its numbers."""
     told = [f"Story: :doc:`{s.title} </stories/{s.name}>`." for s in stories if number in s.numbers]
     found = [f"Shown: {link(one)}." for one in exhibits() if number in shown(one)]
-    named = [name for name in gallery.in_order() if number in page.comment(name, "museum")]
-    lines = told + found + [f"Mentioned: :doc:`{gallery.document(name)}`." for name in named]
+    lines = (
+        told + found + [f"Mentioned: :doc:`{gallery.document(name)}`." for name in named(number)]
+    )
     return "\n\n".join([*lines, *map(hunt_line, hunts(number))])
 
 
