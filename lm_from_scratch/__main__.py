@@ -26,6 +26,7 @@ COMMANDS = {
     "classify": "let a model label texts",
     "quantize": "write a model with weights of 8 or 4 bits",
     "convert": "write a model in another dtype, or in smaller files",
+    "describe": "which ideas the model of a config.json uses",
     "doctor": "what runs here, and how to fix what does not",
 }
 

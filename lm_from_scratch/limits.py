@@ -103,6 +103,11 @@ def multiple_of(name: str, hint: str = "") -> Limit:
     return Limit(f"is not a multiple of {name}={{{name}}}{hint}", lambda n, of: n % of == 0, name)
 
 
+def at_most(name: str) -> Limit:
+    """The limit of a number that is no larger than another field, ``name``."""
+    return Limit(f"exceeds {name}={{{name}}}", lambda n, most: n <= most, name)
+
+
 def above(least: float) -> Limit:
     """The limit of a number that may come near ``least``, and no nearer."""
     return Limit(f"must be above {least}", lambda x: x > least)

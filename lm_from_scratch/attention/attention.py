@@ -7,7 +7,7 @@ r"""Attention: a query takes the mean of the values, weighted by how well their 
 
 over the keys that :mod:`~lm_from_scratch.attention.visibility` lets the query see. Every kind of
 attention is a function with one signature, ``(q, k, v, visibility, dropout)``, for q (B, H, T, D),
-k (B, Hkv, S, D) and v (B, Hkv, S, D); the result is (B, H, T, D).
+k (B, Hkv, S, D) and v (B, Hkv, S, Dv); the result is (B, H, T, Dv). Nearly always Dv is D.
 
 Two of them stand here: ``formula`` is the equation, ``sdpa`` the fused kernel of torch, which the
 models use. :mod:`~lm_from_scratch.attention.kinds` lists all and puts one into a built model:
@@ -15,7 +15,8 @@ models use. :mod:`~lm_from_scratch.attention.kinds` lists all and puts one into 
 :mod:`~lm_from_scratch.attention.flex`, ``packed`` in :mod:`~lm_from_scratch.attention.varlen`. What
 each supports and how exact it is, :mod:`~lm_from_scratch.instruments.conformance` measures.
 
-Shapes: B batch, H query heads, Hkv key and value heads, T queries, S keys, D features of a head.
+Shapes: B batch, H query heads, Hkv key and value heads, T queries, S keys, D features of a query
+and a key, Dv of a value.
 
 Source: Vaswani et al., *Attention Is All You Need*, 2017, arXiv:1706.03762.
 """
@@ -56,7 +57,7 @@ def attention_weights(q: Tensor, k: Tensor, visibility: Visibility) -> Tensor:
 def formula_attention(
     q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout: float = 0.0
 ) -> Tensor:
-    """Attention as written above, (B, H, T, D): every weight exists in memory at once."""
+    """Attention as written above, (B, H, T, Dv): every weight exists in memory at once."""
     check_shapes(q, k, v, visibility)
     weights = F.dropout(attention_weights(q, k, visibility), p=dropout)
     return weights @ repeat_kv(v, q.shape[1])
@@ -78,9 +79,13 @@ def sdpa_attention(
         k, v, mask = k[:, :, old:], v[:, :, old:], mask[..., old:]
     (B, H, T, D), Hkv = q.shape, k.shape[1]
     if T > 1:
-        return F.scaled_dot_product_attention(
+        Dv = v.shape[3]
+        if Dv < D:  # the fused kernels know one width alone
+            v = F.pad(v, (0, D - Dv))
+        y = F.scaled_dot_product_attention(
             q, k, v, mask, dropout, is_causal=visibility.is_causal, enable_gqa=Hkv != H
         )
+        return y[..., :Dv]
     if Hkv < H:  # the query heads of a key head are queries of one head, which reads its keys once
         q = q.reshape(B, Hkv, -1, D)
     elif q.dtype == torch.bfloat16 and q.device.type == "cpu":
@@ -91,7 +96,8 @@ def sdpa_attention(
 def one_query_in_float32(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float
 ) -> Tensor:
-    """Attention of q (B, H, 1, D), k and v (B, H, S, D) with a ``mask`` (B or 1, 1, 1, S).
+    """Attention of q (B, H, 1, D), k (B, H, S, D) and v (B, H, S, Dv) with a ``mask``
+    (B or 1, 1, 1, S).
 
     For a query alone torch's float32 kernel for a CPU, and the copies for it, take a third of the
     time of its bfloat16 kernel; some heads at a time, whose copies stay in the processor's cache.

@@ -77,8 +77,9 @@ def uncompiled() -> Iterator[None]:
 def flex_attention(
     q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout: float = 0.0
 ) -> Tensor:
-    """Attention of q (B, H, T, D), k and v (B, Hkv, S, D) by ``torch.nn.attention.flex_attention``.
-    Raises ``ValueError`` for dropout, for gradients on a CPU, and for shapes that do not fit."""
+    """Attention of q (B, H, T, D), k (B, Hkv, S, D) and v (B, Hkv, S, Dv) by torch's
+    ``flex_attention``. Raises ``ValueError`` for dropout, for gradients on a CPU, and for shapes
+    that do not fit."""
     from torch.nn.attention import flex_attention as module
 
     if dropout > 0:

@@ -3,7 +3,8 @@ r"""Grouped-query attention: several query heads share one key and value head.
 Query head ``h`` reads key head ``h // (H / Hkv)``. With Hkv = H every head has its own keys; with
 Hkv = 1 it is multi-query attention. A key-value cache holds Hkv heads alone, which is the point.
 
-Shapes: B batch, H query heads, Hkv key and value heads, T queries, S keys, D features of a head.
+Shapes: B batch, H query heads, Hkv key and value heads, T queries, S keys, D features of a query
+and a key, Dv of a value.
 
 Source: Ainslie et al., *GQA*, 2023, arXiv:2305.13245.
 """
@@ -26,16 +27,16 @@ def repeat_kv(x: Tensor, n_head: int) -> Tensor:
 
 
 def check_shapes(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility) -> None:
-    """Raises ``ValueError`` for q (B, H, T, D), k and v (B, Hkv, S, D) that do not fit together, or
-    to the visibility."""
-    if q.dim() != 4 or k.dim() != 4 or k.shape != v.shape:
+    """Raises ``ValueError`` for q (B, H, T, D), k (B, Hkv, S, D) and v (B, Hkv, S, Dv) that do not
+    fit together, or to the visibility."""
+    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4 or k.shape[:3] != v.shape[:3]:
         raise ValueError(
             f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: q must be (B, H, T, D), "
-            "k and v (B, Hkv, S, D)"
+            "k (B, Hkv, S, D) and v (B, Hkv, S, Dv)"
         )
     (B, H, T, D), (rows, Hkv, S, features) = q.shape, k.shape
     if rows != B or features != D:
-        raise ValueError(f"q has (B, D) = {(B, D)}, k and v have {(rows, features)}")
+        raise ValueError(f"q has (B, D) = {(B, D)}, k has {(rows, features)}")
     if H % Hkv != 0:
         raise ValueError(f"{H} query heads cannot share {Hkv} key heads evenly")
     if (visibility.query_length, visibility.key_length) != (T, S):
@@ -46,3 +47,13 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility) -> Non
     for part in (visibility.query_positions, visibility.key_positions, visibility.allowed):
         if part is not None and part.shape[0] not in (1, B):
             raise ValueError(f"q has {B} rows, but the visibility has {part.shape[0]}")
+
+
+def check_widths(kernel: str, k: Tensor, v: Tensor) -> None:
+    """Raises ``ValueError`` for values of another width than the keys, for a kernel
+    that knows one width alone."""
+    if k.shape[-1] != v.shape[-1]:
+        raise ValueError(
+            f"{kernel}: v has Dv={v.shape[-1]} features, k has D={k.shape[-1]}, and the kernel "
+            "takes one width alone: use sdpa_attention"
+        )

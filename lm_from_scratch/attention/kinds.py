@@ -11,6 +11,7 @@ from lm_from_scratch.attention.attention import (
 )
 from lm_from_scratch.attention.flex import flex_attention
 from lm_from_scratch.attention.online_softmax import tiled_attention
+from lm_from_scratch.attention.sinks import SINK_KINDS
 from lm_from_scratch.attention.varlen import packed_attention
 
 #: The kinds by name.
@@ -37,9 +38,18 @@ def attention_layers(model: nn.Module) -> list[Any]:
 def use_attention_(model: nn.Module, kind: str) -> None:
     """Make every attention layer of a built model compute with the named kind.
 
-    Raises ``ValueError`` for a name that is not in :data:`ATTENTION_KINDS`.
+    A layer with sinks keeps them, and computes with the function of that name in ``SINK_KINDS``.
+
+    Raises ``ValueError`` for a name that is not in :data:`ATTENTION_KINDS`, and for one that is not
+    there for a layer with sinks.
     """
     if kind not in ATTENTION_KINDS:
         raise ValueError(f"attention kind {kind!r} is not one of {sorted(ATTENTION_KINDS)}")
-    for layer in attention_layers(model):
-        layer.attend = ATTENTION_KINDS[kind]
+    layers = attention_layers(model)
+    if kind not in SINK_KINDS and any(hasattr(layer, "sinks") for layer in layers):
+        raise ValueError(f"attention kind {kind!r} has no sinks, only {sorted(SINK_KINDS)}")
+    for layer in layers:
+        if hasattr(layer, "sinks"):
+            layer.compute = SINK_KINDS[kind]
+        else:
+            layer.attend = ATTENTION_KINDS[kind]

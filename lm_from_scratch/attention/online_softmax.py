@@ -4,7 +4,7 @@ The mean needs the sum of all exponentials, and for safety the largest score, be
 value can be weighted. So it seems that the (T, S) scores must be in memory. They need not: what was
 added up under the maximum of the first tiles is put right, when a later tile holds a larger score,
 by one factor. Each query keeps a running maximum :math:`m`, a running sum :math:`\ell` and an
-accumulator :math:`a` (D numbers); for a tile of keys with scores :math:`s_j`:
+accumulator :math:`a` (as many numbers as a value); for a tile of keys with scores :math:`s_j`:
 
 .. math::
 
@@ -74,21 +74,22 @@ def tile_scores(q: Tensor, k: Tensor, visibility: Visibility, at: tuple[slice, s
 
 
 class TiledAttention(torch.autograd.Function):
-    """Attention of q (B, H, T, D) to k and v (B, H, S, D), tile by tile in both directions."""
+    """Attention of q (B, H, T, D) to k (B, H, S, D) and v (B, H, S, Dv), tile by tile in both
+    directions."""
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, tile: int
     ) -> Tensor:
         work = torch.promote_types(q.dtype, torch.float32)
-        out = torch.empty_like(q)
+        out = q.new_empty(*q.shape[:3], v.shape[3])
         lse = torch.empty_like(q[..., :1], dtype=work)  # (B, H, T, 1)
         for queries in slices(0, q.shape[2], tile):
             q_tile = q[:, :, queries].to(work)
             # m starts at the lowest number, not at -inf: exp(-inf - m) is 0, never exp(-inf + inf)
             m = torch.full_like(q_tile[..., :1], torch.finfo(work).min)
             l = torch.zeros_like(m)
-            a = torch.zeros_like(q_tile)
+            a = q_tile.new_zeros(*q_tile.shape[:3], v.shape[3])
             for keys in key_tiles(visibility, queries, tile):
                 k_tile, v_tile = k[:, :, keys].to(work), v[:, :, keys].to(work)
                 scores = tile_scores(q_tile, k_tile, visibility, (queries, keys))
@@ -129,8 +130,9 @@ class TiledAttention(torch.autograd.Function):
 def attend_in_tiles(
     q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, tile: int = TILE
 ) -> Tensor:
-    """:func:`tiled_attention` of q (B, H, T, D), k and v (B, Hkv, S, D) with tiles of another size.
-    Raises ``ValueError`` for a ``tile`` below 1, and for shapes that do not fit."""
+    """:func:`tiled_attention` of q (B, H, T, D), k (B, Hkv, S, D) and v (B, Hkv, S, Dv) with tiles
+    of another size. Raises ``ValueError`` for a ``tile`` below 1, and for shapes that do not fit.
+    """
     if tile < 1:
         raise ValueError(f"tile={tile} must be at least 1")
     check_shapes(q, k, v, visibility)
@@ -144,7 +146,8 @@ def tiled_attention(
     q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout: float = 0.0
 ) -> Tensor:
     """Attention whose (T, S) scores never exist at once, forward or backward, of q (B, H, T, D), k
-    and v (B, Hkv, S, D). Raises ``ValueError`` for dropout, and for shapes that do not fit."""
+    (B, Hkv, S, D) and v (B, Hkv, S, Dv). Raises ``ValueError`` for dropout, and for shapes that
+    do not fit."""
     if dropout > 0:
         raise ValueError(f"tiled attention has no dropout, but dropout={dropout}: use sdpa")
     return attend_in_tiles(q, k, v, visibility)

@@ -9,7 +9,8 @@ queries are then the *last* ones: causality is aligned to the bottom right.
 :func:`varlen_attention` computes this, and :func:`packed_attention` brings a padded batch to this
 form and back.
 
-Shapes: N queries and M keys of all sequences, H query heads, Hkv key and value heads, D features.
+Shapes: N queries and M keys of all sequences, H query heads, Hkv key and value heads, D
+features of a query and a key, Dv of a value.
 
 Source: Zhai et al., *ByteTransformer*, 2022, arXiv:2210.03052, which leaves padding out of
 attention.
@@ -44,14 +45,15 @@ def varlen_attention(
     cu_seq_k: Tensor,
     window: int | None = None,
 ) -> Tensor:
-    """Causal attention (N, H, D) of q (N, H, D) to k and v (M, Hkv, D) within each sequence;
-    ``cu_seq_q`` and ``cu_seq_k`` (I + 1,) say where each of the I begins.
+    """Causal attention (N, H, Dv) of q (N, H, D) to k (M, Hkv, D) and v (M, Hkv, Dv) within each
+    sequence; ``cu_seq_q`` and ``cu_seq_k`` (I + 1,) say where each of the I begins.
 
-    Half precision on CUDA goes through torch's fused ``varlen_attn``; that path was not run on a
-    GPU here. Everything else goes through SDPA, one sequence after the other. Raises ``ValueError``
-    for lengths that do not fit, and for a sequence with more queries than keys.
+    Half precision on CUDA, with values as wide as keys, goes through torch's fused ``varlen_attn``;
+    that path was not run on a GPU here. Everything else goes through SDPA, one sequence after the
+    other. Raises ``ValueError`` for lengths that do not fit, and for a sequence with more
+    queries than keys.
     """
-    if k.shape != v.shape:
+    if k.shape[:2] != v.shape[:2]:
         raise ValueError(f"k has shape {tuple(k.shape)}, v {tuple(v.shape)}; they must agree")
     if window is not None and window < 1:
         raise ValueError(f"window={window} must be at least 1: a query sees its own key")
@@ -67,9 +69,9 @@ def varlen_attention(
                 f"sequence {i} has {queries[1] - queries[0]} queries, but only "
                 f"{keys[1] - keys[0]} keys: every query is one of its tokens"
             )
-    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16):
+    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and k.shape == v.shape:
         return fused_varlen_attention(q, k, v, bounds_q, bounds_k, window)
-    results = [q[:0]]
+    results = [q[:0, :, :1].expand(-1, -1, v.shape[2])]  # (0, H, Dv)
     for queries, keys in zip(pairwise(bounds_q), pairwise(bounds_k), strict=True):
         one_q, one_k, one_v = q[slice(*queries)], k[slice(*keys)], v[slice(*keys)]
         results.append(one_sequence(one_q, one_k, one_v, window))
@@ -77,8 +79,8 @@ def varlen_attention(
 
 
 def one_sequence(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
-    """Attention (T, H, D) of one sequence, q (T, H, D), k and v (S, Hkv, D): its T queries are the
-    last of its S tokens."""
+    """Attention (T, H, Dv) of one sequence, q (T, H, D), k (S, Hkv, D) and v (S, Hkv, Dv): its T
+    queries are the last of its S tokens."""
     T, S = q.shape[0], k.shape[0]
     query_positions = torch.arange(S - T, S, device=q.device)[None]
     key_positions = torch.arange(S, device=q.device)[None]
@@ -174,7 +176,7 @@ def packed_attention(
     q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout: float = 0.0
 ) -> Tensor:
     """Attention of a batch with its padding taken out: :func:`varlen_attention` on the real tokens
-    of q (B, H, T, D), k and v (B, Hkv, S, D).
+    of q (B, H, T, D), k (B, Hkv, S, D) and v (B, Hkv, S, Dv).
 
     The sequences are read from the positions, which makes a GPU wait. Their tokens must stand in
     order, and the queries be the last ones; a ``ValueError`` names the row where they do not. No
@@ -186,10 +188,11 @@ def packed_attention(
     check_shapes(q, k, v, visibility)
     if visibility.allowed is not None:
         raise ValueError("packed attention knows sequences, but no mask of its own: use sdpa")
-    B, H, T, D = q.shape
+    B, H, T, _ = q.shape
     found = list(sequences(visibility, B))
     if not found:
-        return q.masked_fill(torch.ones_like(q, dtype=torch.bool), 0.0)  # nothing sees anything
+        nothing = torch.ones_like(q[..., :1], dtype=torch.bool)  # is seen by anything
+        return q[..., :1].masked_fill(nothing, 0.0).expand(-1, -1, -1, v.shape[3])
     queries, keys = zip(*found, strict=True)
     at, source = torch.cat(queries), torch.cat(keys)  # (N,), (M,)
     flat_q, flat_k, flat_v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B * T, H, D)
@@ -201,5 +204,5 @@ def packed_attention(
         cumulative(keys),
         visibility.window,
     )
-    y = torch.zeros_like(flat_q).index_copy(0, at, y.to(q.dtype))
-    return y.view(B, T, H, D).transpose(1, 2)
+    y = flat_q.new_zeros(B * T, H, v.shape[3]).index_copy(0, at, y.to(q.dtype))
+    return y.view(B, T, H, -1).transpose(1, 2)

@@ -18,6 +18,8 @@ Read in this order:
 ``slots``
     ``StaticCache`` keeps a fixed number of positions, in tensors whose shapes never change;
     ``SlidingCache`` the last W positions, in a ring. ``cache_for`` chooses for a model.
+``streaming``
+    ``StreamingCache`` keeps the first tokens and the last W: less than a model was trained to see.
 ``codec``
     how buffers keep numbers: exactly, or ``Quantized`` to 8 or 4 bits.
 ``paged``
@@ -28,6 +30,9 @@ Read in this order:
 A new place for a key is a ``Track``, with a plan of its own; a new memory is a ``KVCache``. Models
 know ``interface`` alone: what changes there changes all of them. :mod:`lm_from_scratch.interop`
 takes caches to other libraries and to files.
+
+A recurrent layer has a *state* of fixed size in place of keys; every kind of cache carries it, in
+``kv``.
 
 Layout everywhere: keys and values are (B, Hkv, S, D), in and out. All kinds obey one law: a full
 forward pass equals any division of it into passes through the cache.

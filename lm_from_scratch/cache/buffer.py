@@ -178,8 +178,8 @@ class BufferCache(KVCache):
 
     def reset(self) -> None:
         """Forget all tokens, and keep the memory for the next ones."""
+        super().reset()
         self.dense_length = 0
-        self._pass = None
         for track in self.tracks:
             track.positions = None
         for buffer in (*self.keys, *self.values):
@@ -225,12 +225,17 @@ class BufferCache(KVCache):
 
     @property
     def slack(self) -> int | None:
-        return min((t.slack for t in self.tracks if t.slack is not None), default=None)
+        slacks = [t.slack for t in self.tracks] + [super().slack]
+        return min((n for n in slacks if n is not None), default=None)
 
     @property
     def batch(self) -> int | None:
+        if self.tracks[0].positions is None:
+            return None
+        for state in self.states.values():  # then the first layer may have no keys
+            return state[0].shape[0]
         held = self.keys[0].held
-        return None if self.tracks[0].positions is None or held is None else held[0]
+        return None if held is None else held[0]
 
     @property
     def lengths(self) -> Tensor:
@@ -241,7 +246,7 @@ class BufferCache(KVCache):
 
     @property
     def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in (*self.keys, *self.values))
+        return sum(b.nbytes for b in (*self.keys, *self.values)) + self.state_nbytes
 
     def contents(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         positions = self.tracks[self.owner[layer]].positions

@@ -2,8 +2,9 @@
 
 A forward pass asks its cache two things. ``see`` says which keys the new tokens will see in every
 layer, before anything is computed. ``cache[layer].update(k, v)`` hands over a layer's new keys and
-values, and returns all that its queries need. Any object that does both is a cache: this file is
-all that models know of it.
+values, and returns all that its queries need. A recurrent layer has no keys: it asks for its
+``state`` after the tokens so far, and hands over the new one with ``keep``. Any object that does
+this is a cache: this file is all that models know of it.
 """
 
 from abc import ABC, abstractmethod
@@ -17,11 +18,20 @@ from lm_from_scratch.attention.visibility import Visibility
 
 
 class LayerCache(Protocol):
-    """One layer of a cache, as its attention sees it."""
+    """One layer of a cache, as its attention or its recurrence sees it."""
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Hand over the new keys k and values v (B, Hkv, T, D); get all that the queries may
         see, (B, Hkv, S, D)."""
+        ...
+
+    def state(self, *initial: Tensor) -> tuple[Tensor, ...]:
+        """The tensors (B, ...) of a recurrent layer after the tokens so far: the ``initial`` ones
+        if there are none."""
+        ...
+
+    def keep(self, *state: Tensor) -> None:
+        """Hand over the tensors (B, ...) after the new tokens, in the same order."""
         ...
 
 
@@ -82,6 +92,13 @@ class NoCache(Cache):
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """k and v (B, H, T, D) as they are."""
         return k, v
+
+    def state(self, *initial: Tensor) -> tuple[Tensor, ...]:
+        """The ``initial`` tensors (B, ...): every pass begins anew."""
+        return initial
+
+    def keep(self, *state: Tensor) -> None:
+        """Nothing is kept of the tensors (B, ...)."""
 
 
 #: What training passes: the one object that keeps nothing.

@@ -3,6 +3,10 @@
 ``see`` makes a plan and changes nothing that is held. Every layer follows the plan. With the last
 layer the pass is complete, and only then do the new tokens count: a pass that fails half-way leaves
 the cache as it was. Where keys and values lie, and what a plan is, the kinds of cache say.
+
+A recurrent layer keeps a *state* in their place: tensors of one size, however long the text is. All
+kinds hold states here, in the same way. A state is the sum of everything that was read, and a sum
+does not say what its terms were: rows can be chosen and repeated, but no token can be taken back.
 """
 
 from abc import abstractmethod
@@ -18,7 +22,7 @@ from lm_from_scratch.limits import Count, require
 
 
 class Layer:
-    """One layer of a cache, as its attention sees it."""
+    """One layer of a cache, as its attention or its recurrence sees it."""
 
     def __init__(self, cache: "KVCache", index: int) -> None:
         self.cache, self.index = cache, index
@@ -29,6 +33,15 @@ class Layer:
         The result may be a view of the cache: do not write into it.
         """
         return self.cache.update(self.index, k, v)
+
+    def state(self, *initial: Tensor) -> tuple[Tensor, ...]:
+        """The tensors (B, ...) after the tokens so far, or the ``initial`` ones. They are those of
+        the cache: do not write into them."""
+        return self.cache.state(self.index, *initial)
+
+    def keep(self, *state: Tensor) -> None:
+        """Hand over the tensors (B, ...) after the new tokens."""
+        self.cache.keep(self.index, *state)
 
 
 class KVCache(Cache):
@@ -46,6 +59,8 @@ class KVCache(Cache):
         require(Count, n_layer=n_layer)
         self.layers = [Layer(self, index) for index in range(n_layer)]
         self._pass: tuple[Any, int] | None = None  # its plan, and the layer that is next
+        self.states: dict[int, tuple[Tensor, ...]] = {}  # (B, ...) of the recurrent layers
+        self._new_states: dict[int, tuple[Tensor, ...]] = {}  # which wait for the pass to end
 
     # ---------------------------------------------------------------------------- a forward pass
 
@@ -89,11 +104,53 @@ class KVCache(Cache):
     def _begin(self, plan: Any) -> None:
         """From now on the layers follow this plan; a pass that was not completed is over."""
         self._pass = plan, 0
+        self._new_states = {}
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """What :meth:`Layer.update` does with k and v (B, H, T, D), for the layer of that number.
         Raises ``ValueError`` out of turn, for tensors with gradients, and for k and v that do not
         agree."""
+        plan = self._check_turn(layer, k, v)
+        if layer in self.states:
+            raise ValueError(f"layer {layer} has keys, but the cache holds a state for it")
+        if k.dtype != v.dtype or (k.shape != v.shape and k.shape[:3] != v.shape[:3]):
+            raise ValueError(
+                f"the keys are {tuple(k.shape)} in {k.dtype}, the values {tuple(v.shape)} in "
+                f"{v.dtype}: they must agree"
+            )
+        seen = self._store(plan, layer, k, v)
+        self._end_turn(plan, layer)
+        return seen
+
+    def state(self, layer: int, *initial: Tensor) -> tuple[Tensor, ...]:
+        """What :meth:`Layer.state` does with ``initial`` tensors (B, ...). Raises ``ValueError``
+        out of turn, where tokens are held and no state, and for tensors unlike those held."""
+        self._check_turn(layer)
+        held = self.states.get(layer)
+        if held is None:
+            if self.batch is not None:
+                raise ValueError(
+                    f"layer {layer} needs the state after {self.length} tokens, and the "
+                    f"{type(self).__name__} holds none"
+                )
+            return initial
+        have, want = ([(tuple(x.shape), x.dtype) for x in xs] for xs in (held, initial))
+        if have != want:
+            raise ValueError(f"layer {layer} keeps a state of {want}, the cache holds {have}")
+        return held
+
+    def keep(self, layer: int, *state: Tensor) -> None:
+        """What :meth:`Layer.keep` does with tensors (B, ...). Raises ``ValueError`` out of turn,
+        for tensors with gradients, and for none."""
+        plan = self._check_turn(layer, *state)
+        if not state:
+            raise ValueError(f"layer {layer} handed over no tensors as its state")
+        self._new_states[layer] = state
+        self._end_turn(plan, layer)
+
+    def _check_turn(self, layer: int, *new: Tensor) -> Any:
+        """The plan of the pass. Raises ``ValueError`` if another layer is next, and for ``new``
+        tensors with gradients."""
         plan, turn = self._pass or (None, None)
         if layer != turn:
             wanted = "see" if turn is None else f"layer {turn}"
@@ -101,19 +158,17 @@ class KVCache(Cache):
                 f"layer {layer} was updated, but {wanted} is next: a pass calls `see` once, and "
                 "then updates every layer in order"
             )
-        if (k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
+        if torch.is_grad_enabled() and any(x.requires_grad for x in new):
             raise ValueError("a cache keeps no gradients: call the model under torch.no_grad()")
-        if k.dtype != v.dtype or (k.shape != v.shape and k.shape[:3] != v.shape[:3]):
-            raise ValueError(
-                f"the keys are {tuple(k.shape)} in {k.dtype}, the values {tuple(v.shape)} in "
-                f"{v.dtype}: they must agree"
-            )
-        seen = self._store(plan, layer, k, v)
+        return plan
+
+    def _end_turn(self, plan: Any, layer: int) -> None:
+        """The next layer has its turn; after the last one the pass is complete."""
         self._pass = plan, layer + 1
         if layer + 1 == len(self.layers):
             self._pass = None
             self._commit(plan)
-        return seen
+            self.states, self._new_states = self.states | self._new_states, {}
 
     @abstractmethod
     def _plan(
@@ -148,8 +203,9 @@ class KVCache(Cache):
 
     @property
     def slack(self) -> int | None:
-        """How many tokens ``crop`` can always take back; ``None`` for all of them."""
-        return None
+        """How many tokens ``crop`` can always take back; ``None`` for all of them, 0 where a layer
+        keeps a state."""
+        return 0 if self.states else None
 
     @property
     @abstractmethod
@@ -170,16 +226,22 @@ class KVCache(Cache):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes held for keys and values, used or not."""
+        """Bytes held for keys, values and states, used or not."""
+
+    @property
+    def state_nbytes(self) -> int:
+        """Bytes of the states alone: as many after any number of tokens."""
+        return sum(x.nbytes for state in self.states.values() for x in state)
 
     @abstractmethod
     def contents(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """What a layer that is not empty holds: keys and values (B, Hkv, S, D), in the order in
         which they lie there, and the position of each, (B, S); -1 where nothing is."""
 
-    @abstractmethod
     def reset(self) -> None:
         """Forget all tokens."""
+        self._pass = None
+        self.states, self._new_states = {}, {}
 
     def crop(self, length: int | Tensor) -> None:
         """Forget every token that stands at position ``length`` or after it.
@@ -193,6 +255,8 @@ class KVCache(Cache):
         self.check_crop(length)
         self._pass = None  # one that has begun is over
         if self.batch is not None:
+            if not torch.as_tensor(length).any():
+                self.states = {}
             self._crop(length)
 
     def check_crop(self, length: int | Tensor) -> None:
@@ -211,6 +275,13 @@ class KVCache(Cache):
             raise ValueError(
                 f"length={length.tolist()} is not in 0 ... {self.lengths.tolist()}, what is held"
             )
+        if self.states:
+            ends = torch.as_tensor(length, device=self.lengths.device)
+            if ends.any() and not (ends >= self.lengths).all():
+                raise ValueError(
+                    f"length={ends.tolist()} takes tokens back, and a state cannot go back: the "
+                    f"cache holds {self.lengths.tolist()} tokens, and can forget all or none"
+                )
 
     @abstractmethod
     def _crop(self, length: int | Tensor) -> None: ...
@@ -225,6 +296,7 @@ class KVCache(Cache):
             raise ValueError(f"rows={rows.tolist()} must be a list of rows below {self.batch}")
         self._pass = None
         self._select(rows)
+        self.states = {n: tuple(x[rows] for x in state) for n, state in self.states.items()}
 
     @abstractmethod
     def _select(self, rows: Tensor) -> None: ...

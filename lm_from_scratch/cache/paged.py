@@ -35,7 +35,8 @@ class Row:
 
 
 class BlockPool:
-    """``n_blocks`` blocks of ``block_size`` slots for every layer, and who uses them."""
+    """``n_blocks`` blocks of ``block_size`` slots for every layer, and who uses them. Keys have
+    ``head_dim`` features, and so have values that are given no ``value_dim`` of their own."""
 
     def __init__(
         self,
@@ -46,6 +47,7 @@ class BlockPool:
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        value_dim: int | None = None,
     ) -> None:
         require(
             Count,
@@ -54,13 +56,14 @@ class BlockPool:
             head_dim=head_dim,
             n_blocks=n_blocks,
             block_size=block_size,
+            value_dim=head_dim if value_dim is None else value_dim,
         )
         self.block_size = block_size
-        shape = (n_layer, n_blocks * block_size, n_kv_head, head_dim)
+        shape = (n_layer, n_blocks * block_size, n_kv_head)
         with torch.inference_mode(False):  # it can be written into later, in whatever mode
-            self.keys = torch.zeros(shape, dtype=dtype, device=device)
-            self.values = torch.zeros(shape, dtype=dtype, device=device)
-            self._gathered = self.keys.new_empty(2, 0)
+            self.keys = torch.zeros(*shape, head_dim, dtype=dtype, device=device)
+            self.values = torch.zeros(*shape, value_dim or head_dim, dtype=dtype, device=device)
+            self._gathered = [self.keys.new_empty(0) for _ in range(2)]
         self.users = [0] * n_blocks  # rows, or others, that hold each block
         self.free = list(range(n_blocks))[::-1]
 
@@ -119,16 +122,17 @@ class BlockPool:
         row.table, row.length = row.table[:needed], length
 
     def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and the values in ``slots`` (B, S), each (B, H, S, D), in memory that the next
-        call writes over: fresh memory for every layer would cost more time than the copy."""
-        memory, (H, D) = self.keys, self.keys.shape[2:]
-        size = slots.numel() * H * D
-        if self._gathered.shape[1] < size:
-            with torch.inference_mode(False):
-                self._gathered = memory.new_empty(2, 2 * size)  # rows grow
+        """The keys (B, H, S, D) and the values (B, H, S, Dv) in ``slots`` (B, S), in memory that
+        the next call writes over: fresh memory for every layer would cost more time than the copy.
+        """
         seen = []
-        for memory, out in zip((self.keys, self.values), self._gathered, strict=True):
-            out = out[:size].view(-1, H * D)
+        for i, memory in enumerate((self.keys, self.values)):
+            H, D = memory.shape[2:]
+            size = slots.numel() * H * D
+            if len(self._gathered[i]) < size:
+                with torch.inference_mode(False):
+                    self._gathered[i] = memory.new_empty(2 * size)  # rows grow
+            out = self._gathered[i][:size].view(-1, H * D)
             torch.index_select(memory[layer].flatten(1), 0, slots.flatten(), out=out)
             seen.append(out.view(*slots.shape, H, D).transpose(1, 2))
         return seen[0], seen[1]
@@ -178,7 +182,8 @@ class PagedCache(KVCache):
 
     The tokens of a row go on where the row ends; padding among them takes no slot. Without ``rows``
     the first pass makes them. ``reset`` gives the blocks back. Raises ``ValueError`` where a row
-    stands there twice, tokens do not follow on it, or the pool is full.
+    stands there twice, tokens do not follow on it, or the pool is full. A state belongs to the
+    cache, not to a row of the pool: rows go on with it in the same cache alone.
     """
 
     plan_type: type[PagedPlan] = PagedPlan
@@ -280,9 +285,9 @@ class PagedCache(KVCache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the blocks that the rows hold; a shared one counts once."""
+        """Bytes of the blocks that the rows hold, a shared one counted once, and of states."""
         blocks = {block for row in self.rows for block in row.table}
-        return self.pool.nbytes * len(blocks) // len(self.pool.users)
+        return self.pool.nbytes * len(blocks) // len(self.pool.users) + self.state_nbytes
 
     def contents(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         slots = [self.pool.slots(row) for row in self.rows]
@@ -296,7 +301,7 @@ class PagedCache(KVCache):
         """Forget all tokens, and give their blocks back."""
         for row in self.rows:
             self.pool.cut(row, 0)
-        self._pass = None
+        super().reset()
         if not self._fixed:
             self.rows = []
 

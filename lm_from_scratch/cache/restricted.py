@@ -48,4 +48,20 @@ class Restricted(Cache):
         )
 
     def __getitem__(self, layer: int) -> LayerCache:
-        return self.cache[layer]
+        return RestrictedLayer(self.cache[layer])
+
+
+class RestrictedLayer:
+    """A layer of the other cache, whose keys are all there. A state holds everything that was read,
+    and no mask can take a part of it away: a recurrent layer is refused."""
+
+    def __init__(self, layer: LayerCache) -> None:
+        self.update = layer.update
+
+    def state(self, *initial: Tensor) -> tuple[Tensor, ...]:
+        """Raises ``ValueError``, whatever the ``initial`` tensors (B, ...) are."""
+        raise ValueError("a mask cannot restrict a recurrent layer: its state holds all tokens")
+
+    def keep(self, *state: Tensor) -> None:
+        """Raises ``ValueError``, whatever the tensors (B, ...) are."""
+        self.state()

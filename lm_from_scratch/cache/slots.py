@@ -69,22 +69,31 @@ class SlidingTrack(SlotTrack):
     """A ring: slot ``p % slots`` holds position ``p`` until a later token takes its place, with
     ``window + slack`` slots."""
 
-    window: int
     slack: int
+    latest: int  # tokens before the next one that it needs, and itself
 
     def __init__(self, window: int, slack: int = 0) -> None:
         if type(window) is not int or window < 1:
             raise ValueError(f"window={window} must be at least 1: a query sees its own key")
         require(Whole, slack=slack)
-        self.window, self.slack, self.slots = window, slack, window + slack
+        self.window = self.latest = window
+        self.slack, self.slots = slack, window + slack
+
+    def slot(self, positions: Tensor) -> Tensor:
+        """Where the ``positions`` (B, T) that are kept lie."""
+        return positions % self.slots
+
+    def kept(self, new: Tensor) -> Tensor:
+        """Which of the positions ``new`` (B, T) are still there after a pass, as bool (B, T)."""
+        return (new >= 0) & (new > new.amax(dim=1, keepdim=True) - self.slots)
 
     def plan(self, new: Tensor, start: int | None, windows: Collection[int | None]) -> Plan:
         """One token is written before the slots are read: what it pushes out, it does not see.
         Several, at ``new`` (B, T), read the slots first, because the first of them still sees what
         the last pushes out; then the slots and the new tokens stand side by side."""
         T, slots = new.shape[1], self.slots
-        kept = (new >= 0) & (new > new.amax(dim=1, keepdim=True) - slots)
-        write = torch.where(kept, new % slots, slots)
+        kept = self.kept(new)
+        write = torch.where(kept, self.slot(new), slots)
         before = self._table(new.shape[0], new.device)
         after = before.scatter(1, write, torch.where(kept, new, PADDING))
         if start is None:  # any slot may be in use
@@ -113,12 +122,12 @@ class SlidingTrack(SlotTrack):
         held, end = torch.broadcast_tensors(held, end)  # (B,), or (1,) where all rows are alike
         # The next query sees the W - 1 keys before it; the last of them also says where the row
         # ends, so even a window of one needs it.
-        first = (end - max(self.window - 1, 1)).clamp(min=0)
+        first = (end - max(self.latest - 1, 1)).clamp(min=0)
         inside = (self.positions >= first[:, None]) & (self.positions < end[:, None])
         lost = inside.sum(dim=1) < end - first
         # Where the ring has turned, a pass of one token that failed may have written over the
-        # oldest key.
-        lost |= (held > self.slots) & (held - end > self.slack)
+        # oldest key. (Of an empty row nothing can be lost.)
+        lost |= (held > self.slots) & (held - end > self.slack) & (end > 0)
         if ((end < held) & lost).any():
             raise ValueError(
                 f"{int((held - end).max())} tokens cannot be taken back, only slack={self.slack} "

@@ -97,14 +97,15 @@ def model_to_dict(model: CausalLM | Classifier) -> dict[str, Any]:
     Its dtype and its quantised weights are not among them.
     """
     published = published_of(model)
-    config = config_to_dict(model.backbone.config)
+    model_type = published.config.get("model_type")
+    config = config_to_dict(model.backbone.config, model_type)
     family = config["architectures"][0].removesuffix("LMHeadModel").removesuffix("ForCausalLM")
     was: dict[str, Any] = {}
     if published.config:
         size = config_from_dict(published.config).vocab_size
         # read with today's vocabulary, in which a token id that meant none may be a token
         resized = published.config | {"vocab_size": config["vocab_size"]}
-        was = config_to_dict(config_from_dict(resized)) | {"vocab_size": size}
+        was = config_to_dict(config_from_dict(resized), model_type) | {"vocab_size": size}
         config = {key: value for key, value in config.items() if value != was.get(key)}
     config = {**published.config, **config}
     if not isinstance(model, Classifier):

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from lm_from_scratch.checkpoint.experts import stacked, unstacked
 from lm_from_scratch.checkpoint.folders import (
     check_replaceable,
     local_folder,
@@ -57,8 +58,14 @@ TRANSPOSED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
 #: Constants that old checkpoints carry along: the causal triangle, the rotation's frequencies.
 CONSTANTS = re.compile(r"(^|\.)(h\.\d+\.attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
 
+#: What stays in float32 at least, whatever the dtype of the weights: it moves in small steps.
+PRECISE = re.compile(r"\.e_score_correction_bias$")
+
 #: The number of a layer in the name of a tensor.
 LAYER = re.compile(r"(?:^|\.)(?:h|layers)\.(\d+)\.")
+
+#: Layers for multi-token prediction, where a file has them under a name of their own.
+MTP = re.compile(r"^(model\.)?mtp\.")
 
 MAX_SHARD_BYTES = 5 * 10**9
 
@@ -84,6 +91,8 @@ def from_pretrained(folder: str | Path) -> CausalLM:
     The model comes back in evaluation mode, in the dtype of the file (of several, in that of its
     ``config.json``, else in the widest), with the quantised weights that :func:`save_pretrained`
     wrote, and with what else the folder says in ``published``.
+
+    Layers for multi-token prediction are left in the file: the model writes without them.
 
     Raises ``ValueError`` for a folder that cannot be read, and names a missing, unexpected or
     wrongly shaped tensor.
@@ -123,6 +132,7 @@ def _fill(
 ) -> AnyModel:
     """Make a model without numbers, and put the weights of its folder into it."""
     tensors = read_tensors(folder)  # mapped into memory: no number is read before it is needed
+    tensors = without_mtp(tensors, config.n_layer, published.config)
     check_sizes(config, tensors, folder)
     try:
         with torch.device("meta"), _NothingDrawn():
@@ -160,7 +170,7 @@ class _NothingDrawn(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func in (nn.init.normal_, Tensor.normal_):
+        if func in (nn.init.normal_, Tensor.normal_, Tensor.uniform_):
             return args[0] if args else kwargs["tensor"]
         return func(*args, **kwargs or {})
 
@@ -223,7 +233,8 @@ def write_model(
         # whose head has another name there
         tensors = {name.replace("score.", "classifier."): t for name, t in tensors.items()}
     write_config(model, folder)
-    tensors = {name: t.cpu().contiguous() for name, t in plain_tensors(tensors).items()}
+    tensors = unstacked(plain_tensors(tensors))
+    tensors = {name: t.cpu().contiguous() for name, t in tensors.items()}
     write_tensors(tensors, folder, max_shard_bytes)
 
 
@@ -287,6 +298,21 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if not CONSTANTS.search(name)}
 
 
+def without_mtp(
+    tensors: Mapping[str, Tensor], n_layer: int, contents: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """The tensors of the model itself, without the layers for multi-token prediction that a
+    published file holds beside it: ``mtp.*``, or layers after the last of ``n_layer``, as many as
+    ``num_nextn_predict_layers`` of ``config.json`` says."""
+    more = contents.get("num_nextn_predict_layers") or 0
+    beside = {str(n) for n in range(n_layer, n_layer + more)} if type(more) is int else set()
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not MTP.search(name) and not ((found := LAYER.search(name)) and found[1] in beside)
+    }
+
+
 def read_file(path: Path) -> dict[str, Tensor]:
     """The tensors of one safetensors file. Raises ``ValueError`` for a damaged one."""
     try:
@@ -302,13 +328,19 @@ def read_file(path: Path) -> dict[str, Tensor]:
 
 def to_one_dtype(tensors: Mapping[str, Tensor], contents: Mapping[str, Any]) -> dict[str, Tensor]:
     """Floating-point tensors of several dtypes in one: the one that ``config.json`` names, as
-    ``transformers`` takes it, else the widest. Of one dtype they stay as they are."""
-    found = {tensor.dtype for tensor in tensors.values()}
+    ``transformers`` takes it, else the widest. Of one dtype they stay as they are. The correction
+    biases of experts come in float32 at least."""
+    precise = {
+        name: tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+        for name, tensor in tensors.items()
+        if PRECISE.search(name)
+    }
+    found = {tensor.dtype for name, tensor in tensors.items() if name not in precise}
     if len(found) < 2 or not found <= DTYPES:
-        return dict(tensors)
+        return {**tensors, **precise}
     named = f"torch.{contents.get('dtype') or contents.get('torch_dtype')}"
     dtype = next((d for d in DTYPES if str(d) == named), reduce(torch.promote_types, found))
-    return {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    return {name: precise.get(name, tensor.to(dtype)) for name, tensor in tensors.items()}
 
 
 def check_sizes(config: Config, tensors: Mapping[str, Tensor], folder: Path) -> None:
@@ -333,8 +365,8 @@ def rename(tensors: Mapping[str, Tensor], model: CausalLM | Classifier) -> dict[
     """From a checkpoint's names and layout to those of ``model``.
 
     Files of a bare backbone have no ``transformer.`` or ``model.`` prefix. A stored head must equal
-    the token embedding where ours is the embedding. Raises ``ValueError`` for a name that stands
-    there twice, and for a head that our model cannot have.
+    the token embedding where ours is the embedding. Experts are stacked. Raises ``ValueError`` for
+    a name that stands there twice, and for a head that our model cannot have.
     """
     tied = not isinstance(model, Classifier) and not hasattr(model, "lm_head")
     renamed = {}
@@ -353,7 +385,7 @@ def rename(tensors: Mapping[str, Tensor], model: CausalLM | Classifier) -> dict[
                 f"lm_head.weight differs from {embedding}: the head of this model is the "
                 "token embedding, so the checkpoint cannot be represented"
             )
-    return renamed
+    return stacked(renamed)
 
 
 def _our_name(name: str, model: CausalLM | Classifier) -> str:
@@ -365,7 +397,8 @@ def _our_name(name: str, model: CausalLM | Classifier) -> str:
 def check_tensors(loaded: Mapping[str, Tensor], wanted: Mapping[str, Tensor], where: Path) -> None:
     """Raises ``ValueError`` that lists everything missing, unexpected or of the wrong shape.
 
-    Codes must be integers of their own dtype, scales finite, and all other tensors of one dtype.
+    Codes must be integers of their own dtype, scales finite, and all other tensors of one dtype,
+    but for correction biases.
     """
     problems = [f"missing {name}" for name in wanted if name not in loaded]
     problems += [f"unexpected {name}" for name in loaded if name not in wanted]
@@ -379,7 +412,8 @@ def check_tensors(loaded: Mapping[str, Tensor], wanted: Mapping[str, Tensor], wh
         if numbers and not found.isfinite().all():
             problems.append(f"{name} has numbers that are not finite")
     codes = {name for name, tensor in wanted.items() if not tensor.is_floating_point()}
-    dtypes = {tensor.dtype for name, tensor in loaded.items() if name not in codes}
+    others = [name for name in loaded if name not in codes and not PRECISE.search(name)]
+    dtypes = {loaded[name].dtype for name in others}
     if len(dtypes) > 1:
         problems.append(f"the tensors have different dtypes: {sorted(map(str, dtypes))}")
     elif not dtypes <= DTYPES:

@@ -181,11 +181,10 @@ def engine_for(model: CausalLM, requests: Sequence[Request]) -> Engine:
     """An engine with a pool for as many requests as it runs at a time, the longest ones."""
     config, size = model.config, 16
     lengths = sorted(len(one.prompt) + one.max_new_tokens for one in requests)[-MANY:]
-    pool = BlockPool(
-        config.n_layer, getattr(config, "n_kv_head", config.n_head), config.head_dim,
-        sum(-(-length // size) for length in lengths), size, computed_dtype(model),
-        model.head_weight.device,
-    )  # fmt: skip
+    heads, D, Dv = config.kv_shape
+    blocks = sum(-(-length // size) for length in lengths)
+    dtype, device = computed_dtype(model), model.head_weight.device
+    pool = BlockPool(config.n_layer, heads, D, blocks, size, dtype, device, Dv)
     return Engine(model, pool, max_batch=len(lengths))
 
 

@@ -36,7 +36,7 @@ from lm_from_scratch.generation.generate import Chooser, check_prompts, check_se
 from lm_from_scratch.generation.logit_processors import LogitProcessor
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.limits import Count, require
-from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.causal_lm import CausalLM, check_no_states
 from lm_from_scratch.text.batches import padded_batch
 
 #: What a pass over prompts costs besides its places, in places: the weights are read once more.
@@ -198,13 +198,14 @@ class Engine:
         cache_type: type[PagedCache] = PagedCache,
     ) -> None:
         require(Count, max_batch=max_batch, prefill_chunk=prefill_chunk)
+        check_no_states(model, "continuous batching over shared blocks")
         config = model.config
-        heads = getattr(config, "n_kv_head", config.n_head)
-        wanted = (config.n_layer, heads, config.head_dim, computed_dtype(model))
-        given = (len(pool.keys), *pool.keys.shape[2:], pool.keys.dtype)
+        wanted = (config.n_layer, *config.kv_shape, computed_dtype(model))
+        given = (len(pool.keys), *pool.keys.shape[2:], pool.values.shape[3], pool.keys.dtype)
         if wanted != given:
             raise ValueError(
-                f"the pool is for (layers, key heads, D, dtype) = {given}, the model has {wanted}"
+                f"the pool is for (layers, key heads, D, Dv, dtype) = {given}, the model has "
+                f"{wanted}"
             )
         self.model, self.pool = model, pool
         self.max_batch, self.prefill_chunk = max_batch, prefill_chunk

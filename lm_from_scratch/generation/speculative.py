@@ -21,13 +21,14 @@ Sampling*, 2023, arXiv:2302.01318; Saxena, *Prompt Lookup Decoding*, 2023 (draft
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from lm_from_scratch.attention.visibility import PADDING
@@ -47,7 +48,7 @@ from lm_from_scratch.generation.generate import (
 from lm_from_scratch.generation.logit_processors import LogitProcessor
 from lm_from_scratch.generation.sampling import Sampler, check_logits, draw
 from lm_from_scratch.limits import Count, require
-from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.causal_lm import CausalLM, check_no_states
 from lm_from_scratch.models.modes import evaluating
 
 
@@ -97,7 +98,29 @@ class Drafter(Protocol):
 
     def start(self, model: CausalLM, sampler: Sampler, longest: int, n_draft: int) -> Propose:
         """Check that ``model`` can be served, up to rows of ``longest`` tokens and drafts of
-        ``n_draft``. What is returned proposes, with a state of its own."""
+        ``n_draft``. What is returned proposes, with a state of its own.
+
+        If it has a method ``hear``, that is called after every pass of the model, with the states
+        (B, T, C) that its backbone ends with, and the positions (B, T) of its tokens, or ``None``
+        where all are real."""
+
+
+@contextmanager
+def heard(model: CausalLM, propose: Propose) -> Iterator[None]:
+    """Passes of ``model`` inside are told to a ``propose`` that wants to ``hear`` of them."""
+    hear = getattr(propose, "hear", None)
+    if hear is None:
+        yield
+        return
+
+    def tell(module: nn.Module, args: Any, given: dict[str, Any], states: Tensor) -> None:
+        hear(states.detach(), given.get("positions"))
+
+    hook = model.backbone.register_forward_hook(tell, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @dataclass(frozen=True)
@@ -145,6 +168,7 @@ class ModelDrafter:
 
     def start(self, model: CausalLM, sampler: Sampler, longest: int, n_draft: int) -> Propose:
         """Proposes tokens of the draft model, from a cache of its own."""
+        check_no_states(self.model, "drafting")
         own, other = self.model.config, model.config
         if own.vocab_size != other.vocab_size:
             raise ValueError(
@@ -237,6 +261,7 @@ def speculate(
     All arguments are checked here and now; the model runs when the first pass is asked for. Raises
     ``ValueError`` as ``generate``, and for a sliding cache with too little slack.
     """
+    check_no_states(model, "speculative decoding")
     prompts = check_prompts(model, prompts, max_new_tokens, stop_tokens)
     require(Count, n_draft=n_draft)
     check_seed(seed, len(prompts))
@@ -278,7 +303,8 @@ def _passes(
     device = model.head_weight.device
     idx, positions = continued(rows, [0] * len(rows), "left", device)
     places = positions if len({len(row) for row in rows}) > 1 else None
-    logits = prefill(model, idx, cache, positions=places, chunk=prefill_chunk)[:, None]
+    with heard(model, propose):
+        logits = prefill(model, idx, cache, positions=places, chunk=prefill_chunk)[:, None]
     generators = [Generator().manual_seed(seed + i) for i in range(len(rows))]
     left = [max_new_tokens] * len(rows)  # what each row may still gain; 0 when it has finished
     drafts: list[list[int]] = [[] for _ in rows]
@@ -304,7 +330,7 @@ def _passes(
             raise ValueError(f"the drafter proposed {drafts}, more than wanted={wanted} tokens")
         new_tokens = [[r[-1], *d] if n else [] for r, d, n in zip(rows, drafts, left, strict=True)]
         idx, positions = continued(new_tokens, starts, "right", device)
-        with evaluating(model):
+        with evaluating(model), heard(model, propose):
             logits = model(idx, positions=positions, cache=cache)  # (B, K + 1, V)
 
 
@@ -335,7 +361,7 @@ def _judge(
 
 
 def padded(rows: list[Tensor], value: int, side: str = "right") -> Tensor:
-    """Rows of unequal length, some perhaps empty, in one tensor (B, T)."""
+    """Rows of unequal length, some perhaps empty, in one tensor (B, T, ...)."""
     return pad_sequence(rows, batch_first=True, padding_value=value, padding_side=side)
 
 

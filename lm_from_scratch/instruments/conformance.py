@@ -42,6 +42,7 @@ class Case:
     dense: bool = False  # tell the kind that nothing is hidden but the future
     n_head: int = 2
     n_kv_head: int = 2
+    value_dim: int = 8  # Dv; queries and keys have 8 features
     scale: float = 1.0  # of queries and keys; scores grow with its square
     dropout: float = 0.0
     copies: int = 1  # of each row, over which the result is averaged
@@ -76,26 +77,26 @@ class Case:
             dense=self.dense,
         )
 
-    def tensors(self, dtype: torch.dtype, head_dim: int = 8) -> tuple[Tensor, ...]:
+    def tensors(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """Queries, keys, values, and a gradient of the result; the same at every call."""
         generator = torch.Generator().manual_seed(0)
 
-        def draw(n_head: int, rows: Rows, scale: float) -> Tensor:
-            shape = len(rows), n_head, len(rows[0]), head_dim
+        def draw(n_head: int, rows: Rows, scale: float, width: int = 8) -> Tensor:
+            shape = len(rows), n_head, len(rows[0]), width
             x = torch.randn(shape, generator=generator, dtype=torch.float64)
             return (x * scale).to(dtype)
 
         return (
             draw(self.n_head, self.queries, self.scale),
             draw(self.n_kv_head, self.keys, self.scale),
-            draw(self.n_kv_head, self.keys, 1.0),
-            draw(self.n_head, self.queries, 1.0),
+            draw(self.n_kv_head, self.keys, 1.0, self.value_dim),
+            draw(self.n_head, self.queries, 1.0, self.value_dim),
         )
 
 
 def oracle(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention (B, H, T, D) of q (B, H, T, D), k and v (B, Hkv, S, D) in float64: one row, one
-    head, one query after the other."""
+    """Attention (B, H, T, Dv) of q (B, H, T, D), k (B, Hkv, S, D) and v (B, Hkv, S, Dv) in float64:
+    one row, one head, one query after the other."""
     q, k, v = q.double(), k.double(), v.double()
     B, H, T, D = q.shape
     Hkv, S = k.shape[1:3]
@@ -107,7 +108,7 @@ def oracle(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                 keys = [s for s in range(S) if case.visible(b, t, s)]
                 scores = k[b, shared, keys] @ q[b, h, t] / math.sqrt(D)
                 results.append(scores.softmax(0) @ v[b, shared, keys])  # no key: a sum of nothing
-    return torch.stack(results).view(B, H, T, D)
+    return torch.stack(results).view(B, H, T, -1)
 
 
 def itself(rows: Rows, documents: Rows | None = None, **rest: Any) -> Case:
@@ -145,6 +146,11 @@ CASES: dict[str, Case] = {
     "grouped heads": itself(count(7), n_head=6, n_kv_head=3),
     "grouped heads, known": itself(count(7), n_head=6, n_kv_head=3, dense=True),
     "one key head": itself(count(7), n_head=3, n_kv_head=1),
+    "narrow values": itself(count(7), value_dim=3),
+    "wide values, grouped heads, known": itself(
+        count(7), n_head=6, n_kv_head=3, value_dim=13, dense=True
+    ),
+    "narrow values, window, padding inside": itself(INSIDE, window=2, value_dim=5),
     "left padding": itself(LEFT),
     "left padding, window, grouped": itself(LEFT, window=2, n_head=4),
     "right padding": itself(RIGHT),
@@ -155,6 +161,9 @@ CASES: dict[str, Case] = {
     "one query after a cache": Case(queries=count(1, 6), keys=count(7), dense=True),
     "one query, window": Case(queries=count(1, 6), keys=count(7), dense=True, window=3),
     "one query, left padding": Case(queries=[[4], [6]], keys=LEFT, n_head=4),
+    "one query, one key head, narrow values": Case(
+        queries=count(1, 6), keys=count(7), dense=True, n_head=4, n_kv_head=1, value_dim=6
+    ),
     "chunk after a cache": Case(queries=count(3, 4), keys=count(7), dense=True),
     "chunk, window": Case(queries=count(3, 4), keys=count(7), dense=True, window=2),
     "chunk, left padding": Case(queries=[row[4:] for row in LEFT], keys=LEFT),
@@ -200,7 +209,7 @@ def largest_error(ours: Iterable[Tensor], wanted: Iterable[Tensor]) -> float:
 def measure(
     attend: AttentionFunction, case: Case, dtype: torch.dtype, want: Tensor, gradients: list[Tensor]
 ) -> tuple[float | None, float | None, str | None]:
-    """Errors beside ``want`` (B, H, T, D) and its ``gradients``: forward, gradient, and what the
+    """Errors beside ``want`` (B, H, T, Dv) and its ``gradients``: forward, gradient, and what the
     kind said if it refused."""
     q, k, v, upstream = case.tensors(dtype)
 

@@ -4,7 +4,8 @@ Nothing in a model file knows of this. A recorder wraps what is there for as lon
 block lasts, and the model's results stay the same.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lm_from_scratch.attention.attention import AttentionFunction, attention_weights
+from lm_from_scratch.attention.gqa import repeat_kv
 from lm_from_scratch.attention.kinds import attention_layers
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.models.blocks import blocks
@@ -23,30 +25,56 @@ def record_attention(model: nn.Module) -> Iterator[list[list[Tensor]]]:
 
     Yields one list per layer; each forward appends its weights (B, H, T, S), detached (so does the
     second run of a checkpointed block). The layer's result is unchanged, whichever attention kind
-    it uses::
+    it uses. Where a layer has sinks, its rows sum to less than 1::
 
         with record_attention(model) as maps:
             model(idx)
         maps[3][0]  # layer 3, first forward: (B, H, T, S)
     """
+
+    def weights(layer: Any, q: Tensor, k: Tensor, visibility: Visibility) -> Tensor:
+        return getattr(layer, "weigh", attention_weights)(q, k, visibility)  # sinks weigh, too
+
+    with _recorded(model, weights) as maps:
+        yield maps
+
+
+@contextmanager
+def record_scores(model: nn.Module) -> Iterator[list[list[Tensor]]]:
+    """Record what goes into softmax, like :func:`record_attention`: the scores (B, H, T, S), and
+    minus infinity where a key is hidden."""
+
+    def scores(layer: Any, q: Tensor, k: Tensor, visibility: Visibility) -> Tensor:
+        scores = q @ repeat_kv(k, q.shape[1]).mT / math.sqrt(q.shape[-1])
+        return scores.masked_fill(~visibility.mask, -math.inf)
+
+    with _recorded(model, scores) as kept:
+        yield kept
+
+
+@contextmanager
+def _recorded(
+    model: nn.Module, look: Callable[[Any, Tensor, Tensor, Visibility], Tensor]
+) -> Iterator[list[list[Tensor]]]:
+    """What ``look`` makes of the queries and keys of every forward pass: a list per layer."""
     layers = attention_layers(model)
-    maps: list[list[Tensor]] = [[] for _ in layers]
+    kept: list[list[Tensor]] = [[] for _ in layers]
     originals = [layer.attend for layer in layers]
 
-    def recording(attend: AttentionFunction, weights: list[Tensor]) -> AttentionFunction:
+    def recording(layer: Any, attend: AttentionFunction, seen: list[Tensor]) -> AttentionFunction:
         def wrapped(
             q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout: float = 0.0
         ) -> Tensor:
             with torch.no_grad():
-                weights.append(attention_weights(q, k, visibility))
+                seen.append(look(layer, q, k, visibility))
             return attend(q, k, v, visibility, dropout)
 
         return wrapped
 
-    for layer, attend, weights in zip(layers, originals, maps, strict=True):
-        layer.attend = recording(attend, weights)
+    for layer, attend, seen in zip(layers, originals, kept, strict=True):
+        layer.attend = recording(layer, attend, seen)
     try:
-        yield maps
+        yield kept
     finally:
         for layer, attend in zip(layers, originals, strict=True):
             layer.attend = attend

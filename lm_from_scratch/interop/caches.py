@@ -48,6 +48,7 @@ def to_legacy(cache: Cache) -> tuple[tuple[tuple[Tensor, Tensor], ...], Tensor]:
     """
     if not isinstance(cache, KVCache) or cache.batch is None:
         raise ValueError(f"the {type(cache).__name__} is empty: there is nothing to convert")
+    _check_no_states(cache)
     layers = [_in_order(*cache.contents(layer)) for layer in range(len(cache.layers))]
     positions = max((places for _, _, places in layers), key=lambda places: places.shape[1])
     pairs = []
@@ -56,6 +57,15 @@ def to_legacy(cache: Cache) -> tuple[tuple[tuple[Tensor, Tensor], ...], Tensor]:
         hidden = ~held[:, None, :, None]
         pairs.append((k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)))
     return tuple(pairs), positions
+
+
+def _check_no_states(cache: Cache) -> None:
+    """Raises ``ValueError`` for a cache of a recurrent model."""
+    if isinstance(cache, KVCache) and cache.states:
+        raise ValueError(
+            f"the {type(cache).__name__} holds a state in layers {list(cache.states)}: only keys "
+            "and values can be taken elsewhere"
+        )
 
 
 def _in_order(k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -285,6 +295,7 @@ def save_cache(cache: KVCache, path: str | Path) -> None:
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"{path} is a folder, not a file")
+    _check_no_states(cache)
     tensors: dict[str, Tensor] = {}
     about = json.dumps(_describe(cache, tensors))
     tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
@@ -333,6 +344,7 @@ def _describe(cache: Cache, tensors: dict[str, Tensor]) -> dict[str, Any]:
             "kind": kind,
             "n_blocks": len(pool.users),
             "block_size": P,
+            "widths": [pool.keys.shape[-1], pool.values.shape[-1]],
             "tables": [[number[block] for block in table] for table in tables],
             "lengths": [row.length for row in cache.rows],
             "fixed": cache._fixed,
@@ -455,11 +467,14 @@ def _build_paged(
     P, tables, lengths, fixed = (about[k] for k in ("block_size", "tables", "lengths", "fixed"))
     n_blocks = len({block for table in tables for block in table})
     n_layer, _, H, D = keys.shape
+    width, value_width = about.get("widths", (D, D))  # older files: values as wide as keys
     if pool is None:
-        pool = BlockPool(n_layer, H, D, about["n_blocks"], P, keys.dtype, keys.device)
-    shape = (len(pool.keys), n_blocks * pool.block_size, *pool.keys.shape[2:])
-    _expect("keys", keys, shape, pool.keys.dtype)
-    _expect("values", values, shape, pool.keys.dtype)
+        pool = BlockPool(
+            n_layer, H, width, about["n_blocks"], P, keys.dtype, keys.device, value_width
+        )
+    for name, new, memory in (("keys", keys, pool.keys), ("values", values, pool.values)):
+        shape = (len(memory), n_blocks * pool.block_size, *memory.shape[2:])
+        _expect(name, new, shape, memory.dtype)
     for table, length in zip(tables, lengths, strict=True):
         known = length in range(P * n_blocks + 1) and -(-length // P) == len(table)
         if not known or len(set(table) & set(range(n_blocks))) != len(table):

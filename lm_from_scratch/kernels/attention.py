@@ -34,7 +34,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lm_from_scratch.attention.gqa import check_shapes
+from lm_from_scratch.attention.gqa import check_shapes, check_widths
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.kernels.device import check_device
 from lm_from_scratch.kernels.softmax import LOWEST
@@ -259,6 +259,7 @@ def flash_attention(
     if dropout > 0:
         raise ValueError(f"flash attention has no dropout, but dropout={dropout}: use sdpa")
     check_shapes(q, k, v, visibility)
+    check_widths("flash_attention", k, v)
     rule = rule_tensors(visibility)
     check_device("flash_attention", q=q, k=k, v=v, **rule)
     if not q.dtype == k.dtype == v.dtype:

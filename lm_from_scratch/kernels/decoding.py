@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lm_from_scratch.attention.gqa import check_shapes
+from lm_from_scratch.attention.gqa import check_shapes, check_widths
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.kernels.device import check_device
 from lm_from_scratch.kernels.softmax import LOWEST
@@ -70,7 +70,7 @@ def decode_kernel(
 
     m = tl.full((BLOCK_G,), LOWEST, tl.float32)
     l = tl.zeros((BLOCK_G,), tl.float32)
-    y = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
+    a = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
     for s in range(start, stop, BLOCK_S):
         keys = s + tl.arange(0, BLOCK_S)
         visible = keys < stop
@@ -94,14 +94,14 @@ def decode_kernel(
         p = tl.exp(scores - new_m[:, None])
         rescale = tl.exp(m - new_m)
         l = l * rescale + tl.sum(p, 1)
-        y = y * rescale[:, None] + tl.dot(p.to(v_tile.dtype), v_tile, input_precision="ieee")
+        a = a * rescale[:, None] + tl.dot(p.to(v_tile.dtype), v_tile, input_precision="ieee")
         m = new_m
 
-    # The largest score adds exp(0), so l >= 1; it is 0 where no key was seen, as is y.
+    # The largest score adds exp(0), so l >= 1; where no key was seen, both l and a are 0.
     l = tl.maximum(l, 1.0)
     H = tl.num_programs(1) // blocks * GROUP
     part = (row * H + heads) * splits + split  # (G, 1)
-    tl.store(parts + part * D + d, y / l[:, None], mask=real)
+    tl.store(parts + part * D + d, a / l[:, None], mask=real)
     tl.store(lse + part, (m + tl.log(l))[:, None], mask=group < GROUP)
 
 
@@ -138,6 +138,7 @@ def decode_attention(
     dtypes that do not fit, and where kernels do not run.
     """
     check_shapes(q, k, v, visibility)
+    check_widths("decode_attention", k, v)
     mask = None if visibility.dense else visibility.mask
     check_device("decode_attention", q=q, k=k, v=v, mask=mask)
     check_decoding("decode_attention", q, k, v, dropout)

@@ -22,7 +22,8 @@ from lm_from_scratch.kernels.rope import apply_rope
 from lm_from_scratch.kernels.swiglu import swiglu
 from lm_from_scratch.layers.activation import GatedMLP, gated_silu
 from lm_from_scratch.layers.norm import RMSNorm
-from lm_from_scratch.models import gpt2, qwen2
+from lm_from_scratch.layers.rope import apply_partial_rope, unrotated
+from lm_from_scratch.models import gpt2, qwen2, qwen3
 from lm_from_scratch.weights.int8 import Int8Weight
 from lm_from_scratch.weights.quantize import quantized_weights
 
@@ -45,9 +46,9 @@ def kernel_attention(
 #: What :func:`use_kernels_` can replace: a name, the modules that call the function, the attribute
 #: that holds it, the kernel.
 REPLACED: dict[str, tuple[tuple[type[nn.Module], ...], str, Any]] = {
-    "attention": ((gpt2.Attention, qwen2.Attention), "attend", kernel_attention),
+    "attention": ((gpt2.Attention, qwen2.Attention, qwen3.Attention), "attend", kernel_attention),
     "rms_norm": ((RMSNorm,), "normalise", rms_norm),
-    "rope": ((qwen2.Attention,), "rotate", apply_rope),
+    "rope": ((qwen2.Attention, qwen3.Attention), "rotate", apply_rope),
     "swiglu": ((GatedMLP,), "product", swiglu),
 }
 INT8, LOSS = "int8", "loss"
@@ -77,8 +78,11 @@ def use_kernels_(model: nn.Module, only: Collection[str] | None = None) -> dict[
         for name, (callers, attribute, kernel) in REPLACED.items():
             if not isinstance(module, callers) or name not in (only or known):
                 continue
-            if name != "swiglu" or module.product in (gated_silu, swiglu):  # not another activation
-                found.append((module, attribute, kernel, name))
+            if name == "swiglu" and module.product not in (gated_silu, swiglu):
+                continue  # another activation
+            if name == "rope" and module.rotate in (apply_partial_rope, unrotated):
+                continue  # the kernel turns all features
+            found.append((module, attribute, kernel, name))
     counts = {name: sum(which == name for *_, which in found) for name in known}
     codes = [w for w in quantized_weights(model).values() if isinstance(w, Int8Weight)]
     heads: list[Any] = [module for module in model.modules() if hasattr(module, "head_weight")]

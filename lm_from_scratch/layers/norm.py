@@ -149,3 +149,31 @@ class RMSNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}"
+
+
+def zero_centred_rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    r"""RMSNorm over the last dimension of ``x`` (..., C), times :math:`1 + w` for the ``weight``
+    (C,).
+
+    A weight of 0 changes nothing, so weight decay pulls the norm towards doing nothing, and not
+    towards silence. Half precision is rounded *after* the product, in the order of the published
+    models (Gemma, Qwen3-Next).
+    """
+    work = torch.promote_types(x.dtype, torch.float32)
+    return rms_norm(x.to(work), 1.0 + weight.to(work), eps).to(x.dtype)
+
+
+class ZeroCentredRMSNorm(nn.Module):
+    """:func:`zero_centred_rms_norm` of ``x`` (..., C) over its C = ``n_embd`` features, with a
+    weight (zeros)."""
+
+    def __init__(self, n_embd: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(n_embd))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return zero_centred_rms_norm(x, self.weight, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps}"

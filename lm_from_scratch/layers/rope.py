@@ -18,12 +18,18 @@ Which features make a pair is a convention of the checkpoint, and nothing in its
 * *half-split*, features i and i + D/2 (Qwen2, Llama in transformers): :func:`apply_rope`;
 * *interleaved*, features 2i and 2i + 1 (the paper, Meta's Llama): :func:`apply_rope_interleaved`.
 
+Not every feature and not every layer has to turn. :func:`apply_partial_rope` leaves the last
+features of a head as they are, and a layer whose queries and keys are :func:`unrotated` (NoPE)
+knows of order only what the causal mask tells it.
+
 To read more tokens than a model was trained on, a *scaling* slows the pairs down:
 :mod:`lm_from_scratch.layers.rope_scaling`.
 
 Shapes: B batch, H heads, T tokens, D features of a head.
 
-Source: Su et al., *RoFormer*, 2021, arXiv:2104.09864.
+Sources: Su et al., *RoFormer*, 2021, arXiv:2104.09864; partial: Black et al., *GPT-NeoX-20B*, 2022,
+arXiv:2204.06745; none: Kazemnejad et al., *The Impact of Positional Encoding on Length
+Generalization in Transformers*, 2023, arXiv:2305.19466.
 """
 
 import math
@@ -96,6 +102,25 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     a, b = x.to(torch.promote_types(x.dtype, cos.dtype)).chunk(2, dim=-1)  # (B, H, T, D/2) each
     turned = torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)
     return torch.cat([half.to(x.dtype) for half in turned], dim=-1)
+
+
+def apply_partial_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the first R features of queries or keys ``x`` (B, H, T, D), for ``cos`` and ``sin``
+    (B or 1, 1, T, R/2); the other D - R pass as they are.
+
+    Pairs are half-split within the R features: i and i + R/2. The angles are those of a head of R
+    features, ``RotaryEmbedding(R, theta)``: R, and not D, divides the exponents.
+
+    Raises ``ValueError`` if R is larger than D.
+    """
+    turned, rest = x.tensor_split([2 * cos.shape[-1]], dim=-1)  # (B, H, T, R), (B, H, T, D - R)
+    return torch.cat([apply_rope(turned, cos, sin), rest], dim=-1)
+
+
+def unrotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Queries or keys ``x`` (B, H, T, D) as they are, whatever ``cos`` and ``sin`` (B or 1, 1, T,
+    angles) say: the rotation of a layer without positions."""
+    return x
 
 
 def apply_rope_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

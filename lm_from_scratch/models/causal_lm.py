@@ -7,19 +7,49 @@ positions (:func:`~lm_from_scratch.attention.visibility.positions_from_mask` mak
 ``config`` holds its numbers.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import nn
 
+from lm_from_scratch.limits import shown
+from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config, DeepseekV3ForCausalLM
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
+from lm_from_scratch.models.qwen3 import Qwen3Config, Qwen3ForCausalLM
+from lm_from_scratch.models.qwen3_moe import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from lm_from_scratch.models.qwen3_next import Qwen3NextConfig, Qwen3NextForCausalLM
+from lm_from_scratch.models.smollm3 import SmolLM3Config, SmolLM3ForCausalLM
 
-CausalLM = GPT2LMHeadModel | Qwen2ForCausalLM
+CausalLM = GPT2LMHeadModel | Qwen2ForCausalLM  # those after Qwen2 are kinds of it
 Config = GPT2Config | Qwen2Config
+
+#: The model of each config.
+MODELS: dict[type[Any], Callable[[Any], CausalLM]] = {
+    GPT2Config: GPT2LMHeadModel,
+    Qwen2Config: Qwen2ForCausalLM,
+    Qwen3Config: Qwen3ForCausalLM,
+    Qwen3NextConfig: Qwen3NextForCausalLM,
+    Qwen3MoeConfig: Qwen3MoeForCausalLM,
+    DeepseekV3Config: DeepseekV3ForCausalLM,
+    SmolLM3Config: SmolLM3ForCausalLM,
+}
 
 
 def build(config: Config) -> CausalLM:
     """A model with fresh random weights."""
-    return GPT2LMHeadModel(config) if isinstance(config, GPT2Config) else Qwen2ForCausalLM(config)
+    return MODELS[type(config)](config)
+
+
+def check_no_states(model: CausalLM, what: str) -> None:
+    """Raises ``ValueError`` for a ``model`` whose layers keep a state in place of keys, named by
+    ``what`` would take tokens back or share them."""
+    if layers := getattr(model.config, "recurrent_layers", []):
+        raise ValueError(
+            f"{what} is not supported for a {type(model).__name__}: layers {shown(layers)} keep a "
+            "state, which cannot go back to an earlier token"
+        )
 
 
 @torch.no_grad()

@@ -62,6 +62,11 @@ class GPT2Config:
         return self.n_embd // self.n_head
 
     @property
+    def kv_shape(self) -> tuple[int, int, int]:
+        """What a cache is given of a token in a layer: heads, the width of a key, of a value."""
+        return self.n_head, self.head_dim, self.head_dim
+
+    @property
     def windows(self) -> list[int | None]:
         """Keys that each layer sees: all of them."""
         return [None] * self.n_layer

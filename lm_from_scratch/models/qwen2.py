@@ -64,6 +64,7 @@ class Qwen2Config:
     n_embd: Count = 896
     intermediate_size: Count = 4864
     head_dim: Computed = None  # type: ignore[assignment]  # None becomes n_embd / n_head
+    qkv_bias: bool = True  # Llama, Mistral and Qwen3 have none
     activation: Activation = "silu"
     rms_norm_eps: Positive = 1e-6
     rope_theta: Annotated[Positive, above(1)] = 1_000_000.0
@@ -119,6 +120,16 @@ class Qwen2Config:
         return [self.sliding_window if slide else None for slide in slides]
 
     @property
+    def kinds(self) -> list[str]:
+        """The word of each layer in a published config."""
+        return [FULL if window is None else SLIDING for window in self.windows]
+
+    @property
+    def kv_shape(self) -> tuple[int, int, int]:
+        """What a cache is given of a token in a layer: heads, the width of a key, of a value."""
+        return self.n_kv_head, self.head_dim, self.head_dim
+
+    @property
     def position_limit(self) -> None:
         """No position is too high for a rotation. Beyond ``block_size`` the model is untrained."""
         return None
@@ -149,9 +160,9 @@ class Attention(nn.Module):
         super().__init__()
         C, D = config.n_embd, config.head_dim
         self.head_dim = D
-        self.q_proj = nn.Linear(C, config.n_head * D)
-        self.k_proj = nn.Linear(C, config.n_kv_head * D)
-        self.v_proj = nn.Linear(C, config.n_kv_head * D)
+        self.q_proj = nn.Linear(C, config.n_head * D, config.qkv_bias)
+        self.k_proj = nn.Linear(C, config.n_kv_head * D, config.qkv_bias)
+        self.v_proj = nn.Linear(C, config.n_kv_head * D, config.qkv_bias)
         self.o_proj = nn.Linear(config.n_head * D, C, bias=False)
         self.attention_dropout = config.attention_dropout
         self.attend = sdpa_attention
@@ -176,14 +187,20 @@ class Attention(nn.Module):
 
 class Block(nn.Module):
     """One layer: attention moves information between the tokens of ``x`` (B, T, C), the MLP works
-    on each of them."""
+    on each of them. Later architectures give an ``attention`` or an ``mlp`` of their own."""
 
-    def __init__(self, config: Qwen2Config) -> None:
+    def __init__(
+        self,
+        config: Qwen2Config,
+        attention: nn.Module | None = None,
+        mlp: nn.Module | None = None,
+    ) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.n_embd, config.rms_norm_eps)
-        self.self_attn = Attention(config)
-        self.post_attention_layernorm = RMSNorm(config.n_embd, config.rms_norm_eps)
-        self.mlp = GatedMLP(config.n_embd, config.intermediate_size, config.activation)
+        C, hidden = config.n_embd, config.intermediate_size
+        self.input_layernorm = RMSNorm(C, config.rms_norm_eps)
+        self.self_attn = Attention(config) if attention is None else attention
+        self.post_attention_layernorm = RMSNorm(C, config.rms_norm_eps)
+        self.mlp = GatedMLP(C, hidden, config.activation) if mlp is None else mlp
 
     def forward(
         self,
@@ -205,10 +222,14 @@ class Qwen2Model(nn.Module):
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.n_embd)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.norm = RMSNorm(config.n_embd, config.rms_norm_eps)
+        self.layers = nn.ModuleList(self.block(layer) for layer in range(config.n_layer))
+        self.norm: nn.Module = RMSNorm(config.n_embd, config.rms_norm_eps)
         self.rotary_emb = RotaryEmbedding(config.head_dim, config.rope_theta, config.rope_scaling)
         self.init_weights()
+
+    def block(self, layer: int) -> nn.Module:
+        """The block of that number, which a later architecture builds of other parts."""
+        return Block(self.config)
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -258,10 +279,12 @@ class Qwen2ForCausalLM(nn.Module):
     ``lm_head``. ``project`` is the function that applies it.
     """
 
+    backbone_class = Qwen2Model
+
     def __init__(self, config: Qwen2Config) -> None:
         super().__init__()
         self.config = config
-        self.model = Qwen2Model(config)
+        self.model = self.backbone_class(config)
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
             nn.init.normal_(self.lm_head.weight, 0.0, config.initializer_range)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from tiny_models import tiny_gpt2, tiny_qwen2
+from tiny_models import tiny_deepseek_v3, tiny_gpt2, tiny_qwen2
 
 from lm_from_scratch.cache.buffer import BufferCache
 from lm_from_scratch.cache.codec import Quantized
@@ -18,6 +18,8 @@ MODELS = {
     "qwen2, W = 1": tiny_qwen2(sliding_window=1, max_window_layers=0),
     "qwen2, W = 3": tiny_qwen2(sliding_window=3, max_window_layers=0),
     "qwen2, W = 4 in two layers": tiny_qwen2(sliding_window=4, max_window_layers=1),
+    "deepseek_v3": tiny_deepseek_v3(),
+    "deepseek_v3, W = 3": tiny_deepseek_v3(sliding_window=3, max_window_layers=0),
 }
 for model in MODELS.values():
     model.double()
@@ -34,9 +36,8 @@ class RoundTrip(NoCache):
 
 
 def pool(model, block_size: int, n_blocks: int = 200) -> BlockPool:
-    c = model.config
-    heads = getattr(c, "n_kv_head", c.n_head)
-    return BlockPool(c.n_layer, heads, c.head_dim, n_blocks, block_size, torch.float64)
+    n_layer, (heads, D, Dv) = model.config.n_layer, model.config.kv_shape
+    return BlockPool(n_layer, heads, D, n_blocks, block_size, dtype=torch.float64, value_dim=Dv)
 
 
 def window_of(model) -> int | None:

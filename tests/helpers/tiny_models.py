@@ -8,6 +8,7 @@ from torch import nn
 
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config, DeepseekV3ForCausalLM
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 
@@ -78,6 +79,23 @@ ROPES = [
 def tiny_qwen2(seed: int = 0, std: float = 0.25, **changes: object) -> Qwen2ForCausalLM:
     """A small Qwen2 in evaluation mode, with large random weights."""
     model = Qwen2ForCausalLM(Qwen2Config(**{**QWEN2, **changes})).eval()
+    enlarge_(model, seed, std)
+    return model
+
+
+#: A latent of 16 numbers and a turned key of 4, for 4 heads: no two widths are alike. Dense; layers
+#: from ``first_k_dense_replace`` on would have 8 experts.
+DEEPSEEK_V3 = dict(
+    vocab_size=97, block_size=128, n_layer=3, n_head=4, n_embd=30, intermediate_size=40,
+    q_lora_rank=14, kv_lora_rank=16, qk_nope_head_dim=6, head_dim=4, v_head_dim=5,
+    first_k_dense_replace=3, n_expert=8, top_k=3, expert_size=7, n_group=4, top_group=2,
+    pad_token_id=0, bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
+
+
+def tiny_deepseek_v3(seed: int = 0, std: float = 0.25, **changes: object) -> DeepseekV3ForCausalLM:
+    """A small DeepSeek-V3 in evaluation mode, with large random weights."""
+    model = DeepseekV3ForCausalLM(DeepseekV3Config(**{**DEEPSEEK_V3, **changes})).eval()
     enlarge_(model, seed, std)
     return model
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import enlarge_, hf_twin, tiny_gpt2, tiny_hf, tiny_hf_qwen2, tiny_qwen2, token_ids
 
 from lm_from_scratch.checkpoint import state, weights
-from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
+from lm_from_scratch.checkpoint.configs import DIALECTS, config_from_dict, config_to_dict
 from lm_from_scratch.checkpoint.state import (
     latest_checkpoint,
     load_training_state,
@@ -175,7 +175,7 @@ def test_a_missing_shard_is_named(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "llama"}, "model_type is 'llama'"),
+        ({"model_type": "mamba"}, "model_type is 'mamba'"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings=False"),
         ({"n_head": 5}, "n_embd=28 is not a multiple of n_head=5"),
@@ -542,7 +542,9 @@ def test_a_tied_qwen2_refuses_another_head_and_an_untied_one_needs_its_own(tmp_p
 
 def test_another_architecture_is_refused(tmp_path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
-    with pytest.raises(ValueError, match="'mamba'; only 'gpt2' and 'qwen2'"):
+    names = ", ".join(map(repr, ["gpt2", *DIALECTS]))
+    assert names.startswith("'gpt2', 'qwen2', 'llama', 'mistral', 'qwen3'")
+    with pytest.raises(ValueError, match=f"'mamba'; only {names} can"):
         from_pretrained(tmp_path)
 
 

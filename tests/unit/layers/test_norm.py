@@ -6,7 +6,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lm_from_scratch.layers.norm import LayerNorm, RMSNorm, RMSNormFunction, layer_norm, rms_norm
+from lm_from_scratch.layers.norm import (
+    LayerNorm,
+    RMSNorm,
+    RMSNormFunction,
+    ZeroCentredRMSNorm,
+    layer_norm,
+    rms_norm,
+    zero_centred_rms_norm,
+)
 
 
 def case(dtype: torch.dtype, scale: float = 3.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -175,3 +183,26 @@ def test_rms_norm_refuses_another_width() -> None:
     for width in (16, 1):
         with pytest.raises(ValueError, match=f"x has {width} features, and the weight 8"):
             RMSNorm(8)(torch.ones(2, width))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_a_zero_centred_norm_is_that_of_qwen3_next(dtype: torch.dtype) -> None:
+    """The weight is counted from 1, and half precision is rounded after the product."""
+    from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNorm
+
+    x, w, _ = case(dtype)
+    ours, theirs = ZeroCentredRMSNorm(33, 1e-3).to(dtype), Qwen3NextRMSNorm(33, 1e-3).to(dtype)
+    with torch.no_grad():
+        ours.weight.copy_(w)
+        theirs.weight.copy_(w)
+    y = ours(x)
+    assert y.dtype == dtype
+    if dtype == torch.float64:  # theirs computes in float32
+        torch.testing.assert_close(y, rms_norm(x, 1 + w, 1e-3), atol=0, rtol=0)
+        torch.testing.assert_close(y, theirs(x), atol=1e-5, rtol=0)
+    else:
+        torch.testing.assert_close(y, theirs(x), atol=2e-6, rtol=0)
+    assert torch.equal(zero_centred_rms_norm(x, w, 1e-3), y)
+    fresh = ZeroCentredRMSNorm(33)
+    torch.testing.assert_close(fresh(x.float()), RMSNorm(33)(x.float()), atol=1e-6, rtol=0)
+    assert repr(fresh) == "ZeroCentredRMSNorm(33, eps=1e-06)"

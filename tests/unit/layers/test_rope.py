@@ -11,7 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.qwen2.configuration_qwen2 import Qwen2Config as HFConfig
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding, apply_rotary_pos_emb
 
-from lm_from_scratch.checkpoint.configs import scaling_from_dict, scaling_to_dict
+from lm_from_scratch.checkpoint.rope_configs import scaling_from_dict, scaling_to_dict
 from lm_from_scratch.layers.rope import (
     RopeScaling,
     RotaryEmbedding,

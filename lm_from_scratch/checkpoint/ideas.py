@@ -1,0 +1,405 @@
+"""Which ideas a published ``config.json`` uses, and the lesson on each.
+
+A config is numbers and switches, and an idea is in it if a key says so: ``kv_lora_rank`` is a
+latent cache, ``num_experts`` are experts. Not every idea has a key. Qwen3 normalises its queries
+because its code does, whatever its config says. So the families of ``transformers`` have been
+looked at, too, built without memory and called once; ``families.json`` beside this file holds what
+their configs say by default, and what only their code says.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+Config = Mapping[str, Any]
+#: What a config says of an idea, and the keys that say it.
+Said = tuple[str, tuple[str, ...]]
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
+SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+SHARED_WIDTHS = (
+    "shared_expert_intermediate_size",
+    "shared_experts_intermediate_size",
+    "shared_intermediate_size",
+)
+SCORES = ("scoring_func", "router_score_function", "expert_selection_fn", "moe_router_activation")
+NEXT = ("num_nextn_predict_layers", "mtp_num_layers", "mtp_num_hidden_layers", "num_mtp_layers")
+SINKS = ("add_full_attention_sink_bias", "add_swa_attention_sink_bias")
+CAPS = ("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap")
+RECURRENT = ("linear_attention", "recurrent", "mamba", "mamba2", "conv", "kda")
+LOCAL = ("sliding_attention", "chunked_attention", "hybrid_sliding")
+
+
+@dataclass(frozen=True)
+class Idea:
+    """An idea, the page of the course that explains it, and how a config says that it is used."""
+
+    label: str
+    page: str
+    read: Callable[[Config], Said | None] = lambda config: None
+
+
+@dataclass(frozen=True)
+class Line:
+    """An idea that a model uses. Without ``keys`` only the code of its family says so."""
+
+    name: str
+    text: str
+    keys: tuple[str, ...]
+
+    @property
+    def idea(self) -> Idea:
+        """What it is, and where it is explained."""
+        return IDEAS[self.name]
+
+    def __str__(self) -> str:
+        source = ", ".join(self.keys) or "no key: its code"
+        where = f" -> {self.idea.page}" if self.idea.page else ""
+        return f"{self.idea.label}: {self.text} [{source}]{where}"
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of ``transformers``: its default config, without what no idea needs, the number of
+    parameters of that, None where the defaults are not complete, and what its code alone says."""
+
+    config: Config
+    parameters: int | None
+    code: Mapping[str, str]
+
+
+def number(config: Config, *keys: str) -> tuple[int, str] | None:
+    """The first of the keys that holds a whole number above 0, with its value."""
+    for key in keys:
+        if type(value := config.get(key)) is int and value > 0:
+            return value, key
+    return None
+
+
+def layer_kinds(config: Config) -> list[str]:
+    """A word for each layer, or nothing where a config has no such list."""
+    types = config.get("layer_types") or config.get("layers_block_type")
+    return [str(word) for word in types] if isinstance(types, list) else []
+
+
+def rotations(config: Config) -> dict[str, Config]:
+    """The numbers of each rotation, by the kind of layer that it is for; a single one has none."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    found: dict[str, Config] = {}
+    if isinstance(rope, Mapping):
+        inner = {str(k): v for k, v in rope.items() if isinstance(v, Mapping)}
+        found = inner or {"": rope}
+    return found
+
+
+def _grouped(config: Config) -> Said | None:
+    heads, groups = number(config, "num_attention_heads"), number(config, "num_key_value_heads")
+    if not heads or not groups or groups[0] >= heads[0] or "kv_lora_rank" in config:
+        return None
+    return f"{heads[0]} query heads share {groups[0]}", (heads[1], groups[1])
+
+
+def _window(config: Config) -> Said | None:
+    size = number(config, "sliding_window", "attention_chunk_size", "attention_window_size")
+    kinds = layer_kinds(config)
+    some = sum(kind in LOCAL for kind in kinds)
+    if not size or config.get("use_sliding_window") is False or (kinds and not some):
+        return None
+    if not kinds:
+        return f"{size[0]} tokens", (size[1],)
+    return f"{size[0]} tokens in {some} of {len(kinds)} layers", (size[1], "layer_types")
+
+
+def _experts(config: Config) -> Said | None:
+    many, few = number(config, *EXPERTS), number(config, *CHOSEN)
+    if (
+        not many
+        or not few
+        or many[0] < 2
+        or config.get("is_moe", config.get("enable_moe_block", 1)) in (False, None)
+    ):
+        return None
+    return f"{many[0]}, {few[0]} for each token", (many[1], few[1])
+
+
+def _shared(config: Config) -> Said | None:
+    if not _experts(config):
+        return None
+    if found := number(config, *SHARED):
+        return f"{found[0]} for every token", (found[1],)
+    found = number(config, *SHARED_WIDTHS)
+    return (f"one, {found[0]} wide", (found[1],)) if found else None
+
+
+def _sigmoid(config: Config) -> Said | None:
+    for key in SCORES:
+        if isinstance(word := config.get(key), str) and word != "softmax" and _experts(config):
+            return f"scores by {word}", (key,)
+    return None
+
+
+def _latent(config: Config) -> Said | None:
+    rank, turned = number(config, "kv_lora_rank"), number(config, "qk_rope_head_dim")
+    if not rank:
+        return None
+    own = f" and {turned[0]} turned features" if turned else ""
+    return f"a latent of {rank[0]}{own}", (rank[1], *([turned[1]] if turned else []))
+
+
+def _partial(config: Config) -> Said | None:
+    if "kv_lora_rank" in config:
+        return None
+    shares = {
+        f"{k}: " if k else "": r.get("partial_rotary_factor") for k, r in rotations(config).items()
+    }
+    if not any(shares.values()):
+        shares[""] = config.get("partial_rotary_factor", config.get("rotary_pct"))
+    parts = {k: s for k, s in shares.items() if isinstance(s, float | int) and 0 < s < 1}
+    if parts:
+        same = len(set(parts.values())) == 1 and len(parts) == len(shares)
+        text = ", ".join(f"{k}{100 * s:.3g}% of the features turn" for k, s in parts.items())
+        one = f"{100 * next(iter(parts.values())):.3g}% of the features turn"
+        return one if same else text, ("partial_rotary_factor",)
+    turned, width = number(config, "rotary_dim"), number(config, "head_dim")
+    if turned and width and turned[0] < width[0]:
+        return f"{turned[0]} of {width[0]} features turn", ("rotary_dim", "head_dim")
+    return None
+
+
+def _unrotated(config: Config) -> Said | None:
+    flags = config.get("no_rope_layers")
+    if isinstance(flags, list) and flags and 0 in flags:
+        return f"{flags.count(0)} of {len(flags)} layers do not turn", ("no_rope_layers",)
+    rope = config.get("rope_parameters")
+    bare = (
+        [k for k, v in rope.items() if k in (*LOCAL, "full_attention") and v is None]
+        if isinstance(rope, Mapping)
+        else []
+    )
+    if bare:
+        return f"{', '.join(bare)} does not turn", ("rope_parameters",)
+    return None
+
+
+def _thetas(config: Config) -> Said | None:
+    found = {
+        k: r["rope_theta"]
+        for k, r in rotations(config).items()
+        if isinstance(r.get("rope_theta"), int | float)
+    }
+    key = "rope_parameters"
+    listed = config.get("layer_rope_theta")
+    if isinstance(listed, list):
+        found, key = (
+            {str(i): t for i, t in enumerate(listed) if isinstance(t, int | float)},
+            "layer_rope_theta",
+        )
+    elif local := config.get("rope_local_base_freq"):
+        found, key = {"": config.get("rope_theta", 0), "local": local}, "rope_local_base_freq"
+    thetas = sorted(set(found.values()))
+    if len(thetas) < 2:
+        return None
+    return f"theta {' and '.join(f'{t:,.0f}' for t in thetas)}", (key,)
+
+
+def _recurrent(config: Config) -> Said | None:
+    kinds = layer_kinds(config)
+    some = sum(kind in RECURRENT for kind in kinds)
+    return (f"in {some} of {len(kinds)} layers", ("layer_types",)) if some else None
+
+
+def _delta(config: Config) -> Said | None:
+    width = number(config, "linear_key_head_dim")
+    recurrent = _recurrent(config)
+    if not width or not recurrent:
+        return None
+    return f"a state {recurrent[0]}", (*recurrent[1], width[1])
+
+
+def _state_space(config: Config) -> Said | None:
+    width = number(config, "mamba_d_state", "ssm_state_size", "state_size")
+    return (f"a state of {width[0]} for each feature", (width[1],)) if width else None
+
+
+def _sparse(config: Config) -> Said | None:
+    keys = "index_topk", "index_topk_blocks", "indexer_budget"
+    found = number(config, *keys)
+    return (
+        (f"{found[0]} {'blocks' if 'blocks' in found[1] else 'keys'} for each query", (found[1],))
+        if found
+        else None
+    )
+
+
+def _several(config: Config) -> Said | None:
+    found = number(config, *NEXT)
+    return (
+        (f"{found[0]} more token{'s' if found[0] > 1 else ''} for training", (found[1],))
+        if found
+        else None
+    )
+
+
+def _capped(config: Config) -> Said | None:
+    found = {k: config[k] for k in CAPS if isinstance(config.get(k), int | float) and config[k]}
+    return (", ".join(f"{c:g}" for c in found.values()), tuple(found)) if found else None
+
+
+def _switch(text: str, *keys: str) -> Callable[[Config], Said | None]:
+    """An idea that is used where one of the keys is true."""
+
+    def read(config: Config) -> Said | None:
+        return next(((text, (key,)) for key in keys if config.get(key) is True), None)
+
+    return read
+
+
+#: Every idea that is looked for, in the order of the lessons.
+IDEAS: dict[str, Idea] = {
+    "rms_norm": Idea(
+        "RMSNorm", "2_qwen2/1_rms_norm",
+        lambda c: ("in place of LayerNorm", ("rms_norm_eps",)) if c.get("rms_norm_eps") else None,
+    ),
+    "norm_after": Idea("Norms after a sub-layer", "2_qwen2/1_rms_norm"),
+    "bias": Idea(
+        "Biases in attention", "2_qwen2/4_qwen2",
+        _switch("q, k and v", "attention_bias", "qkv_bias", "use_qkv_bias", "use_bias"),
+    ),
+    "grouped": Idea("Shared key heads", "2_qwen2/3_swiglu", _grouped),
+    "tied": Idea(
+        "Tied head", "1_gpt2/2_gpt2", _switch("the embedding is the head", "tie_word_embeddings")
+    ),
+    "window": Idea("Sliding window", "3_attention/2_masks", _window),
+    "qk_norm": Idea(
+        "QK-norm", "9_since_qwen2/1_qwen3",
+        _switch("queries and keys are normalised", "use_qk_norm", "qk_layernorm"),
+    ),
+    "cap": Idea("Capped scores or logits", "9_since_qwen2/1_qwen3", _capped),
+    "experts": Idea("Experts", "9_since_qwen2/2_mixture_of_experts", _experts),
+    "shared": Idea("Shared experts", "9_since_qwen2/2_mixture_of_experts", _shared),
+    "sigmoid": Idea("Router without softmax", "9_since_qwen2/2_mixture_of_experts", _sigmoid),
+    "router_bias": Idea("Balance by a bias", "9_since_qwen2/2_mixture_of_experts"),
+    "latent": Idea("Latent attention (MLA)", "9_since_qwen2/3_latent_attention", _latent),
+    "sinks": Idea(
+        "Sinks", "9_since_qwen2/4_sinks_and_gates",
+        _switch("a learned number for each head", *SINKS),
+    ),
+    "gate": Idea(
+        "Gated attention", "9_since_qwen2/4_sinks_and_gates",
+        _switch("the output of each head is scaled", "use_attention_gate", "attn_output_gate"),
+    ),
+    "partial": Idea("Partial RoPE", "9_since_qwen2/5_positions_today", _partial),
+    "unrotated": Idea("Layers without RoPE", "9_since_qwen2/5_positions_today", _unrotated),
+    "thetas": Idea("Several thetas", "9_since_qwen2/5_positions_today", _thetas),
+    "delta": Idea("Delta rule", "9_since_qwen2/6_delta_rule", _delta),
+    "state_space": Idea("State space (Mamba)", "9_since_qwen2/6_delta_rule", _state_space),
+    "recurrent": Idea("Another recurrent layer", "9_since_qwen2/6_delta_rule"),
+    "sparse": Idea("Learned sparse attention", "9_since_qwen2/7_sparse_attention", _sparse),
+    "several": Idea("Multi-token prediction", "9_since_qwen2/8_multi_token_prediction", _several),
+    "hyper": Idea("Hyper-connections", ""),
+}  # fmt: skip
+
+#: Switches that turn off what the code of a family does by default.
+OFF = {
+    "qk_norm": ("use_qk_norm", "qk_layernorm"),
+    "gate": ("attn_output_gate", "use_attention_gate"),
+}
+
+
+@cache
+def stored() -> dict[str, Any]:
+    """``families.json``: the release of ``transformers``, and its families."""
+    path = Path(__file__).with_name("families.json")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@cache
+def families() -> dict[str, Family]:
+    """What is known of each family, by its ``model_type``."""
+    return {name: Family(**one) for name, one in stored()["families"].items()}
+
+
+def describe(config: Config) -> list[Line]:
+    """The ideas that the model of a ``config.json`` uses, in the order of the lessons.
+
+    Of a model for pictures or sound too, the part for text counts. Keys that a file leaves out have
+    the default of its family, if that is known. Raises ``ValueError`` for what is no config.
+    """
+    return list(_lines(*complete(config)))
+
+
+def complete(config: Config) -> tuple[dict[str, Any], Family | None]:
+    """A config with the defaults of its family, and that family, None if it is not known. Raises
+    ``ValueError`` for what is no config."""
+    if not isinstance(config, Mapping):
+        raise ValueError(f"a config is a dictionary, not a {type(config).__name__}")
+    if isinstance(inner := config.get("text_config"), Mapping):
+        outer = {"model_type": f"{config.get('model_type')}_text"}
+        tied = {k: config[k] for k in ("tie_word_embeddings",) if k in config}
+        config = outer | tied | dict(inner)
+    family = families().get(str(config.get("model_type")))
+    if family is None:
+        return dict(config), None
+    defaults = dict(family.config)
+    layers = defaults.get("num_hidden_layers")
+    if config.get("num_hidden_layers", layers) != layers:  # lists with a word for each layer
+        defaults = {k: v for k, v in defaults.items() if not isinstance(v, list)}
+    if {"rope_theta", "rope_scaling", "partial_rotary_factor"} & set(config):  # an older file
+        defaults.pop("rope_parameters", None)
+    return defaults | dict(config), family
+
+
+def _lines(config: Config, family: Family | None) -> Iterator[Line]:
+    code = family.code if family else {}
+    for name, idea in IDEAS.items():
+        if said := idea.read(config):
+            yield Line(name, *said)
+        elif name in code and not any(config.get(key) is False for key in OFF.get(name, ())):
+            yield Line(name, code[name], ())
+
+
+def counts(names: Iterable[str] | None = None) -> dict[str, int]:
+    """How many of the families use each idea, by their default configs."""
+    chosen = list(families()) if names is None else list(names)
+    found = [line.name for name in chosen for line in describe({"model_type": name})]
+    return {name: found.count(name) for name in IDEAS}
+
+
+def cached_numbers(config: Config, tokens: int) -> int:
+    """How many numbers a cache keeps of so many tokens: keys and values, latents, or nothing where
+    a layer has a state instead. Raises ``ValueError`` for a config that does not say it."""
+    config, _ = complete(config)
+    layers, queries = (number(config, f"num_{of}") for of in ("hidden_layers", "attention_heads"))
+    heads = number(config, "num_key_value_heads") or queries
+    width, hidden = number(config, "head_dim"), number(config, "hidden_size")
+    if not layers or not queries or not heads or not (width or hidden):
+        wanted = "num_hidden_layers, num_attention_heads, and head_dim or hidden_size"
+        raise ValueError(f"the config must have {wanted}")
+    features = width[0] if width else hidden[0] // queries[0] if hidden else 0
+    each = 2 * heads[0] * features
+    if rank := number(config, "kv_lora_rank"):
+        each = rank[0] + (number(config, "qk_rope_head_dim") or (0, ""))[0]
+    window = number(config, "sliding_window")
+    kinds = layer_kinds(config)
+    if not kinds:
+        kinds = ["sliding_attention" if _window(config) else "full_attention"] * layers[0]
+    kept = {kind: min(tokens, window[0]) for kind in LOCAL} if window else {}
+    kept |= dict.fromkeys(RECURRENT, 0)
+    return sum(each * kept.get(kind, tokens) for kind in kinds)
+
+
+def states(config: Config) -> int:
+    """How many numbers the states of layers with a delta rule have, whatever the length is: keys by
+    values for each head, and the last inputs of a short convolution."""
+    config, _ = complete(config)
+    some = sum(kind in RECURRENT for kind in layer_kinds(config))
+    if not some or "linear_num_value_heads" not in config:
+        return 0
+    wide, high = config["linear_key_head_dim"], config["linear_value_head_dim"]
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    recent = (2 * keys * wide + values * high) * config["linear_conv_kernel_dim"]
+    return some * (values * wide * high + recent)

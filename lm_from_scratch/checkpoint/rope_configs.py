@@ -1,0 +1,124 @@
+"""Rotation in a ``config.json``: theta, and what slows it down.
+
+Old files say ``rope_theta`` and ``rope_scaling``, new ones ``rope_parameters``. All families that
+are read have one rotation of all features: a part of them, or a theta for each kind of layer (as in
+GLM or Gemma 3), is refused by name. Layers without any are another key (``no_rope_layers``).
+"""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from lm_from_scratch.layers.rope import RopeScaling
+from lm_from_scratch.layers.rope_scaling import (
+    DynamicNTKScaling,
+    LinearScaling,
+    Llama3Scaling,
+    YaRNScaling,
+)
+from lm_from_scratch.limits import Count, Positive, require, shown
+
+#: The scalings of RoPE by their ``rope_type``.
+SCALINGS: dict[str, type[Any]] = {
+    "linear": LinearScaling,
+    "dynamic": DynamicNTKScaling,
+    "yarn": YaRNScaling,
+    "llama3": Llama3Scaling,
+}
+
+#: Our names of their fields and those in a ``config.json``; the others are the same.
+SCALING_NAMES = {"original_length": "original_max_position_embeddings"}
+
+
+def rotation_from_dict(config: Mapping[str, Any]) -> tuple[Any, RopeScaling | None]:
+    """Theta and scaling. Of two dictionaries ``rope_scaling`` counts, and the other not at all, as
+    in ``transformers``: so ``ValueError`` is raised for a theta that only the other has, which
+    would be lost. And for what is no dictionary, or names no kind of rotation beside the other."""
+    for key in ("rope_scaling", "rope_parameters"):
+        if not isinstance(config[key] or {}, Mapping):
+            raise ValueError(f"{key}={shown(config[key])} must be an object")
+    parameters = config["rope_parameters"] or {}
+    rope = {**(config["rope_scaling"] or parameters)}
+    if config["rope_scaling"] and parameters and not {"rope_type", "type"} & rope.keys():
+        raise ValueError(f"rope_scaling={shown(rope)} names no rope_type")
+    partial = config.get("partial_rotary_factor")
+    if partial is not None and partial != 1:  # beside the dictionary, as GLM and Phi say it
+        raise ValueError(f"partial_rotary_factor={shown(partial)} must be 1: all features turn")
+    length = config.get("original_max_position_embeddings")
+    if length is not None and rope.get("rope_type", rope.get("type")) in ("yarn", "llama3"):
+        rope["original_max_position_embeddings"] = length  # which goes before the one inside
+    theta, scaling = scaling_from_dict(rope, config["max_position_embeddings"])
+    if theta is not None:
+        return theta, scaling
+    lost = parameters.get("rope_theta", config["rope_theta"])
+    if lost not in (None, config["rope_theta"]):
+        raise ValueError(
+            f"rope_scaling={shown(rope)} takes the place of rope_parameters={shown(parameters)}: "
+            f"rope_theta={shown(lost)} must stand in it too"
+        )
+    return config["rope_theta"], scaling
+
+
+def scaling_from_dict(
+    rope_parameters: Mapping[str, Any], block_size: int | None = None
+) -> tuple[float | None, RopeScaling | None]:
+    """Theta (None where absent) and scaling of the ``rope_parameters`` of a ``config.json``, or of
+    the older ``rope_scaling``.
+
+    ``block_size`` is the config's ``max_position_embeddings``: the original length where the
+    dictionary names none, and for ``dynamic`` in any case, as in transformers. Keys that no scaling
+    has are ignored.
+    """
+    given = {key: value for key, value in rope_parameters.items() if value is not None}
+    for key, value in given.items():
+        if isinstance(value, Mapping):
+            raise ValueError(f"rope_parameters[{key!r}] is a dictionary: one rotation per model")
+    if given.get("partial_rotary_factor", 1.0) != 1.0:
+        factor = shown(given["partial_rotary_factor"])
+        raise ValueError(f"partial_rotary_factor={factor} must be 1: all features turn")
+    theta = given.get("rope_theta")
+    name = rope_parameters.get("rope_type", rope_parameters.get("type", "default"))
+    if name == "default":
+        return theta, None
+    if not isinstance(name, str) or name not in SCALINGS:
+        raise ValueError(f"rope_type={shown(name)} is not one of {['default', *SCALINGS]}")
+
+    if block_size is not None:
+        original = given.setdefault("original_max_position_embeddings", block_size)
+        if name == "dynamic":
+            given["original_max_position_embeddings"] = block_size
+        if name == "yarn" and "factor" not in given:
+            require(Count, max_position_embeddings=block_size)
+            require(Positive, original_max_position_embeddings=original)
+            given["factor"] = block_size / original
+    values = {}
+    for field in fields(SCALINGS[name]):
+        key = SCALING_NAMES.get(field.name, field.name)
+        if key in given:
+            values[field.name] = given[key]
+        elif field.default is MISSING:
+            raise ValueError(
+                f"rope_type={name!r} needs {key!r}, which is not in {shown(sorted(given))}"
+            )
+    return theta, built(SCALINGS[name], values, SCALING_NAMES)
+
+
+def scaling_to_dict(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
+    """``rope_parameters`` as transformers writes them: the inverse of :func:`scaling_from_dict`."""
+    if scaling is None:
+        return {"rope_type": "default", "rope_theta": theta}
+    name = next(name for name, kind in SCALINGS.items() if isinstance(scaling, kind))
+    given = {SCALING_NAMES.get(k, k): v for k, v in vars(scaling).items() if v is not None}
+    return {"rope_type": name, "rope_theta": theta, **given}
+
+
+def built(kind: type[Any], values: Mapping[str, Any], names: Mapping[str, str]) -> Any:
+    """``kind`` of these values. What it refuses has two names, ours and that of the file: both
+    stand in the ``ValueError``."""
+    try:
+        return kind(**values)
+    except ValueError as error:
+        our = str(error).partition("=")[0].rpartition(" ")[2]
+        if names.get(our, our) == our:
+            raise
+        raise ValueError(f"{error} ({names[our]} in the file)") from error

@@ -1,0 +1,77 @@
+"""Qwen3 with experts: in chosen layers, a mixture takes the place of the MLP.
+
+Attention, norms and head are those of :mod:`~lm_from_scratch.models.qwen3`, and
+:mod:`~lm_from_scratch.layers.experts` is the mixture. Every ``decoder_sparse_step``-th layer has
+one, unless ``mlp_only_layers`` names it.
+
+Source: Yang et al., *Qwen3 Technical Report*, 2025, arXiv:2505.09388.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from torch import nn
+
+from lm_from_scratch.layers.experts import Experts, MixtureOfExperts, SoftmaxRouter
+from lm_from_scratch.limits import Computed, Count, at_most, is_integer, shown
+from lm_from_scratch.models.qwen2 import Block
+from lm_from_scratch.models.qwen3 import Attention, Qwen3Config, Qwen3ForCausalLM, Qwen3Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3MoeConfig(Qwen3Config):
+    """The numbers that define a Qwen3 with experts. The defaults have the shape of the smallest
+    published one, of 30 billion parameters."""
+
+    n_layer: Count = 48
+    n_head: Count = 32
+    n_kv_head: Computed = 4
+    n_embd: Count = 2048
+    intermediate_size: Count = 6144  # of layers without experts
+    n_expert: Count = 128
+    top_k: Annotated[Count, at_most("n_expert")] = 8  # experts that a token visits
+    expert_size: Count = 768  # the width of an expert
+    norm_topk_prob: bool = True  # whether the weights of these experts sum to 1
+    decoder_sparse_step: Count = 1  # every how many layers there are experts
+    mlp_only_layers: tuple[int, ...] = ()
+    tie_word_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        dense = self.mlp_only_layers
+        if type(dense) is not tuple or not all(is_integer(n, 0) for n in dense):
+            raise ValueError(f"mlp_only_layers={shown(dense)} must be a tuple of layers")
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the layer of that number has experts."""
+        return (layer + 1) % self.decoder_sparse_step == 0 and layer not in self.mlp_only_layers
+
+
+#: Published sizes: what differs from the defaults.
+SIZES: dict[str, dict[str, int]] = {
+    "Qwen3-30B-A3B": {},
+    "Qwen3-235B-A22B": dict(
+        n_layer=94, n_head=64, n_embd=4096, intermediate_size=12288, expert_size=1536
+    ),
+}
+
+
+class Qwen3MoeModel(Qwen3Model):
+    """From token ids, or embeddings, to hidden states: everything but the head."""
+
+    config: Qwen3MoeConfig
+
+    def block(self, layer: int) -> nn.Module:
+        config = self.config
+        if not config.has_experts(layer):
+            return super().block(layer)
+        C, E = config.n_embd, config.n_expert
+        gate = SoftmaxRouter(C, E, config.top_k, config.norm_topk_prob)
+        experts = Experts(E, C, config.expert_size, config.activation)
+        return Block(config, Attention(config), MixtureOfExperts(gate, experts))
+
+
+class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
+    """Qwen3 with experts and its language-model head."""
+
+    backbone_class = Qwen3MoeModel

@@ -1,0 +1,160 @@
+"""Ideas are read from any config: of a known family, of an unknown one, old files, odd values."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lm_from_scratch.__main__ import main
+from lm_from_scratch.checkpoint.ideas import cached_numbers, complete, counts, describe, states
+
+SIZES = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 16}
+LATENT = {"kv_lora_rank": 64, "qk_rope_head_dim": 8}
+
+
+def said(**config: Any) -> dict[str, str]:
+    return {line.name: line.text for line in describe(config)}
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "text"),
+    [
+        ({"rms_norm_eps": 1e-6}, "rms_norm", "in place of LayerNorm"),
+        ({"attention_bias": True}, "bias", "q, k and v"),
+        ({"num_key_value_heads": 2}, "grouped", "8 query heads share 2"),
+        ({"tie_word_embeddings": True}, "tied", "the embedding is the head"),
+        ({"sliding_window": 64}, "window", "64 tokens"),
+        (
+            {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"] * 2},
+            "window",
+            "64 tokens in 2 of 4 layers",
+        ),
+        ({"use_qk_norm": True}, "qk_norm", "queries and keys are normalised"),
+        ({"final_logit_softcapping": 30.0}, "cap", "30"),
+        ({"num_experts": 8, "num_experts_per_tok": 2}, "experts", "8, 2 for each token"),
+        (
+            {"num_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
+            "shared",
+            "1 for every token",
+        ),
+        (
+            {"num_experts": 8, "num_experts_per_tok": 2, "scoring_func": "sigmoid"},
+            "sigmoid",
+            "scores by sigmoid",
+        ),
+        (LATENT, "latent", "a latent of 64 and 8 turned features"),
+        ({"attn_output_gate": True}, "gate", "the output of each head is scaled"),
+        ({"partial_rotary_factor": 0.5}, "partial", "50% of the features turn"),
+        ({"rotary_dim": 4}, "partial", "4 of 16 features turn"),
+        ({"no_rope_layers": [1, 1, 1, 0]}, "unrotated", "1 of 4 layers do not turn"),
+        (
+            {"rope_parameters": {"a": {"rope_theta": 1e4}, "b": {"rope_theta": 1e6}}},
+            "thetas",
+            "theta 10,000 and 1,000,000",
+        ),
+        (
+            {"linear_key_head_dim": 8, "layer_types": ["linear_attention"] * 3 + ["full"]},
+            "delta",
+            "a state in 3 of 4 layers",
+        ),
+        ({"mamba_d_state": 16}, "state_space", "a state of 16 for each feature"),
+        ({"index_topk": 2048}, "sparse", "2048 keys for each query"),
+        ({"num_nextn_predict_layers": 1}, "several", "1 more token for training"),
+    ],
+)  # fmt: skip
+def test_an_idea_is_read_from_its_keys(config: dict[str, Any], name: str, text: str) -> None:
+    """Of a family that is not known; and without the key, the idea is not there."""
+    assert said(**SIZES, model_type="new") == {}
+    assert said(**SIZES | config, model_type="new")[name] == text
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"num_experts": 1, "num_experts_per_tok": 1},
+        {"num_experts": 8, "num_experts_per_tok": 2, "is_moe": False},
+        {"num_experts": "8", "num_experts_per_tok": None},
+        {"sliding_window": 64, "use_sliding_window": False},
+        {"sliding_window": 64, "layer_types": ["full_attention"] * 4},
+        {"partial_rotary_factor": 1.0},
+        {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}},
+        {"num_nextn_predict_layers": 0},
+        {"no_rope_layers": [1, 1, 1, 1]},
+        {"attn_logit_softcapping": None},
+        {"layer_types": "sliding_attention", "rope_parameters": 3, "no_rope_layers": None},
+    ],
+)
+def test_a_switch_that_is_off_is_no_idea(config: dict[str, Any]) -> None:
+    assert said(**SIZES | config, model_type="new") == {}
+
+
+def test_a_file_wins_over_the_defaults_of_its_family() -> None:
+    assert "qk_norm" in said(model_type="llama4_text")
+    assert "qk_norm" not in said(model_type="llama4_text", use_qk_norm=False)
+    assert said(model_type="qwen3_next")["partial"] == "25% of the features turn"
+    assert said(model_type="qwen3_next", partial_rotary_factor=0.5)["partial"].startswith("50%")
+
+
+def test_a_list_of_layers_belongs_to_their_number() -> None:
+    """A file that has other layers, and no list, is not described by the list of the defaults."""
+    config = {"model_type": "smollm3", "num_hidden_layers": 8}
+    assert "no_rope_layers" not in complete(config)[0]
+
+
+def test_of_a_model_for_pictures_too_the_text_counts() -> None:
+    text = {"num_experts": 8, "num_experts_per_tok": 2}
+    assert "experts" in said(model_type="new", text_config=text)
+    outer = {"model_type": "gemma3", "text_config": {"num_hidden_layers": 26}}
+    assert "qk_norm" in {line.name for line in describe(outer)}
+
+
+def test_counts_are_those_of_the_lists() -> None:
+    assert counts(["qwen2", "qwen3"])["qk_norm"] == 1
+    assert counts()["experts"] > 40
+
+
+def test_bytes_of_caches_follow_from_a_config() -> None:
+    """8 heads of 16 in 4 layers; a window that is shorter than the text; a latent; a state."""
+    assert cached_numbers(SIZES, 100) == 4 * 100 * 2 * 8 * 16
+    assert cached_numbers(SIZES | {"sliding_window": 10}, 100) == 4 * 10 * 2 * 8 * 16
+    some = ["sliding_attention", "full_attention"] * 2
+    window = {"sliding_window": 10, "layer_types": some}
+    assert cached_numbers(SIZES | window, 100) == 2 * 110 * 2 * 8 * 16
+    assert cached_numbers(SIZES | {"kv_lora_rank": 64, "qk_rope_head_dim": 8}, 100) == 4 * 100 * 72
+    assert cached_numbers({"model_type": "deepseek_v3"}, 1) == 61 * 576
+    assert cached_numbers({"model_type": "qwen3_next"}, 1) == 12 * 2 * 2 * 256
+    assert states(SIZES) == 0
+    assert states({"model_type": "qwen3_next"}) == 36 * (32 * 128 * 128 + 8192 * 4)
+    wide = {k: v for k, v in SIZES.items() if k != "head_dim"}
+    assert cached_numbers(wide | {"hidden_size": 128}, 100) == cached_numbers(SIZES, 100)
+    for config in ({"model_type": "new"}, wide):
+        with pytest.raises(ValueError, match="must have num_hidden_layers, num_attention_heads"):
+            cached_numbers(config, 1)
+
+
+def test_what_is_no_config_is_refused() -> None:
+    with pytest.raises(ValueError, match="a config is a dictionary, not a list"):
+        describe([])  # type: ignore[arg-type]
+
+
+def test_the_command_reads_a_folder_or_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "gpt_oss"}))
+    for path in (tmp_path, file):
+        assert main(["describe", str(path)]) == 0
+        out = capsys.readouterr().out
+        assert "Sinks: a learned number for each head [no key: its code]" in out
+        assert "-> 9_since_qwen2/4_sinks_and_gates" in out and "not known here" not in out
+    file.write_text(json.dumps({"model_type": "new", **SIZES, "index_topk": 4}))
+    assert main(["describe", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "4 keys for each query [index_topk]" in out and "not known here" in out
+    file.write_text("[]")
+    assert main(["describe", str(tmp_path)]) == 2
+    assert main(["describe", str(tmp_path / "nothing")]) == 2
+    assert capsys.readouterr().err.count("error: ") == 2
