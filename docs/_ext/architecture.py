@@ -51,15 +51,15 @@ def rooms() -> str:
 
 def config_names() -> str:
     """The fields of both configs that `transformers` calls something else."""
-    from lm_from_scratch.checkpoint.configs import GPT2_NAMES, QWEN2_NAMES
+    from lm_from_scratch.checkpoint.configs import DECODER_NAMES, GPT2_NAMES
     from lm_from_scratch.models.gpt2 import GPT2Config
     from lm_from_scratch.models.qwen2 import Qwen2Config
 
     rows = [["here", "GPT-2 in ``transformers``", "Qwen2 in ``transformers``"]]
-    for name in dict.fromkeys([*GPT2_NAMES, *QWEN2_NAMES, "n_layer", "n_head", "n_embd"]):
+    for name in dict.fromkeys([*GPT2_NAMES, *DECODER_NAMES, "n_layer", "n_head", "n_embd"]):
         theirs = [
             f"``{names.get(name, name)}``" if name in {f.name for f in fields(config)} else "–"
-            for config, names in ((GPT2Config, GPT2_NAMES), (Qwen2Config, QWEN2_NAMES))
+            for config, names in ((GPT2Config, GPT2_NAMES), (Qwen2Config, DECODER_NAMES))
         ]
         rows.append([f"``{name}``", *theirs])
     return rst.table(rows)

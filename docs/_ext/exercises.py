@@ -22,7 +22,7 @@ from lm_from_scratch.exercises.exercise import Exercise
 from lm_from_scratch.exercises.exercise import exercises as written
 from lm_from_scratch.exercises.source import Cell
 
-TITLE = "10. Exercises"
+TITLE = "11. Exercises"
 INTRO = (
     "Write the central functions yourself, and fix bugs that real projects have had. A check says "
     "what is wrong first, and which misconception it looks like."

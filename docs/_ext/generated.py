@@ -8,6 +8,7 @@ import architecture
 import benchmarks
 import exercise_pages
 import exercises
+import families
 import gallery
 import gpu_pages
 import live
@@ -25,6 +26,7 @@ def texts(docs: Path) -> dict[Path, str | bytes]:
         "benchmarks.rst": benchmarks.page(measure.all_stored(), docs / "generated"),
         "museum.rst": museum.index(stories.told()),
         **stories.pages(),
+        "families.rst": families.page(),
         "exercises/index.md": rst.render("exercises.md", exercises=exercises),
         "exercises/proof.md": exercise_pages.proof(),
         "gpu/index.rst": gpu_pages.index(),

@@ -32,7 +32,7 @@ INVITATIONS = {
     "break": "One part of this model is switched off. Give it texts, and find out which.",
     "tour": "Follow the last token of a text through the model, one step at a time.",
     "beams": "Keep one beginning at each step, or several. Which way finds the more likely text?",
-    "draft": "One model guesses some tokens ahead, another checks them in one run. Which stay?",
+    "draft": "One model guesses some tokens ahead, another checks them in one pass. Which stay?",
 }
 PROMPT = "If the file does not exist, an"
 

@@ -2,7 +2,7 @@
 
 `museum.toml` says what is on a card. In its section "Bug museum" a page shows numbers, as "(G4)",
 and elsewhere it may mention them (page.py); a test has them in its name (`test_Q4_...`), a hunt in
-its exercise.
+its exercise. A number with an M needs no such test: the section that shows it asserts it.
 """
 
 import re
@@ -20,9 +20,10 @@ from page import Section
 
 from lm_from_scratch.exercises.exercise import Exercise
 
-NUMBER = re.compile(r"\b([GQKLT][1-9]\d?)\b")
+ONE = r"[GQKLTM][1-9]\d?"
+NUMBER = re.compile(rf"\b({ONE})\b")
 #: How a page says which mistakes a section of its museum shows: "(G1, G2)".
-SHOWN = re.compile(r"\(((?:[GQKLT][1-9]\d?(?:,\s+)?)+)\)")
+SHOWN = re.compile(rf"\(((?:{ONE}(?:,\s+)?)+)\)")
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,6 @@ def link(exhibit: Section) -> str:
     return f"`{exhibit.plain} <{gallery.document(exhibit.page)[1:]}.html#{exhibit.anchor}>`__"
 
 
-def about(exhibit: Section) -> str:
-    """Its first paragraph. A page names each of its links once; here two pages may share a name."""
-    first = page.LINK.sub(r"\1", exhibit.text.partition("\n\n")[0])
-    return " ".join(first.split()).replace(">`_", ">`__")
-
-
 def hunt_line(one: Exercise) -> str:
     title = exercises.title(one).removeprefix("Bug hunt: ")
     return f"Hunt: :doc:`{title} </exercises/{one.name}>`."
@@ -104,7 +99,7 @@ def named(number: str) -> list[str]:
 def chapters(number: str) -> list[str]:
     """Where a reader looks for a mistake: the chapters of its pages, or the one of its letter."""
     found = [name.partition("/")[0] for name in pages(number)]
-    return [*dict.fromkeys(found)] or [data()["sources"][number[0]][1]]
+    return [*dict.fromkeys(found)] or [data()["chapters"][number[0]]]
 
 
 def where(number: str, stories: Sequence[Any] = ()) -> str:
@@ -137,11 +132,7 @@ def index(stories: Sequence[Any]) -> str:
         where=partial(where, stories=stories),
         stories=stories,
         chapters_of=chapters,
-        others=[exhibit for exhibit in exhibits() if not shown(exhibit)],
         hunts=[one for one in exercises.written() if one.hunt and not NUMBER.search(one.hunt)],
-        chapters=gallery.by_chapter(),
         folders={f.name: gallery.header_text(f)[0] for f in [*gallery.chapters(), gallery.GPU]},
-        link=link,
-        about=about,
         hunt_line=hunt_line,
     )

@@ -23,6 +23,8 @@ from sphinx_gallery import gen_gallery, gen_rst, py_source_parser
 
 #: A link to the notebook of another page, which the site makes a link to that page.
 LINK = re.compile(r"`([^`<]+?)\s*<(?:\.\./(\w+)/)?(\d\w*)\.ipynb>`_")
+#: The title of a heading and the line below it.
+HEADING = re.compile(r"^(\S[^\n]*)\n(=+|-+|~+)$", re.M)
 FORMULA = re.compile(r"^\.\. math::.*\n(?:(?: +.*)?\n)*", re.M)
 #: How fast a page is read. Rounded to five minutes: nobody has measured it with a class.
 WORDS_A_MINUTE = 200
@@ -67,7 +69,7 @@ class Section:
 def split(script: Path) -> list[Section]:
     """The sections of a script."""
     text = "\n\n".join(block.content for block in blocks(script) if block.type == "text")
-    parts = re.split(r"^(\S[^\n]*)\n(=+|-+|~+)$", text, flags=re.M)[1:]
+    parts = HEADING.split(text)[1:]
     found, inside = [], ""
     for title, rule, below in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
         above = inside if rule[0] == "~" else ""
@@ -108,6 +110,8 @@ def needs(page: str) -> list[str]:
         found.add(name.removeprefix("../") if name.startswith("../") else f"{chapter}/{name}")
     if not gallery.is_lesson(page):
         found.add(gallery.lesson(page))
+    if unknown := found - set(gallery.in_order()):
+        raise ValueError(f"{page} needs pages that do not exist: {sorted(unknown)}")
     return [name for name in gallery.in_order() if name in found]
 
 

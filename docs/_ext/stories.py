@@ -69,7 +69,7 @@ def of(number: str) -> list[Story]:
 
 def fix(number: str) -> str:
     """The line that fixes a mistake, and the place of its card."""
-    mistake, place = museum.numbers()[number], museum.data()["sources"][number[0]][0]
+    mistake, place = museum.numbers()[number], museum.data()["sources"][number[0]]
     return "\n".join([
         ".. code-block:: diff", "", f"   - {mistake.old}", f"   + {mistake.new}", "",
         ".. rst-class:: bug-number", "",

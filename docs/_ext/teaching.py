@@ -45,7 +45,7 @@ PLACES = {
 #: that it takes.
 PLANS = {
     6: (("5_caching/4_*", "6_generation/1_*", "8_quantized_weights/2_*"), 2),
-    12: (("[1-8]_*/*", "gpu/[1-4]_*"), 3),
+    12: (("[1-9]_*/*", "gpu/[1-4]_*"), 3),
 }
 
 

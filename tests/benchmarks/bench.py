@@ -33,7 +33,13 @@ BENCHMARKS = {
     "pages": "bench_pages.rows",
 }
 #: Their results are stored elsewhere.
-BY_HAND = ("bench_galore_loss", "bench_kernels")
+BY_HAND = (
+    "bench_delta_rule",
+    "bench_experts",
+    "bench_galore_loss",
+    "bench_kernels",
+    "bench_latent",
+)
 
 
 def run(

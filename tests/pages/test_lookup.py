@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from functools import cache
+from pathlib import Path
 
 import exercise_pages
 import exercises
 import gallery
 import museum
+import page
+import pytest
 
 
 @cache
@@ -45,7 +49,57 @@ def test_every_card_is_whole() -> None:
 
 
 def test_every_number_has_a_test() -> None:
-    assert set(museum.numbers()) - in_names_of_tests() == set()
+    """Those with an M are asserted by their pages, see below."""
+    elsewhere = {number for number in museum.numbers() if number[0] != "M"}
+    assert elsewhere - in_names_of_tests() == set()
+
+
+def asserts(node: ast.AST) -> bool:
+    """Whether code asserts something when it runs: a function need not be called."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return False
+    return isinstance(node, ast.Assert) or any(map(asserts, ast.iter_child_nodes(node)))
+
+
+def section_asserts(script: Path, title: str) -> bool:
+    """Whether the code between this heading of a page and the next one does."""
+    heading = ""
+    for block in page.blocks(script):
+        if block.type == "text":
+            heading = [heading, *(found[0] for found in page.HEADING.findall(block.content))][-1]
+        elif heading == title and asserts(ast.parse(block.content)):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("number", [n for n in museum.numbers() if n[0] == "M"])
+def test_its_page_shows_and_asserts_it(number: str) -> None:
+    (exhibit,) = (one for one in museum.exhibits() if number in museum.shown(one))
+    first = exhibit.text.partition("\n\n")[0]
+    assert any(number in museum.NUMBER.findall(found) for found in museum.SHOWN.findall(first))
+    assert section_asserts(gallery.script(exhibit.page), exhibit.title)
+
+
+@pytest.mark.parametrize(
+    ("code", "holds"),
+    [
+        ("assert wrong.sum() == 3", True),
+        ("for error in errors:\n    assert error > 1", True),
+        ("print(wrong.sum())", False),
+        ("def check():\n    assert wrong.sum() == 3", False),
+    ],
+)
+def test_a_mistake_that_is_not_asserted_is_found(tmp_path: Path, code: str, holds: bool) -> None:
+    template = (gallery.DOCS / "_templates" / "in_depth.py").read_text(encoding="utf-8")
+    assert template.count("assert wrong.sum() == 3") == 1
+    script = tmp_path / "page.py"
+    script.write_text(template.replace("assert wrong.sum() == 3", code), encoding="utf-8")
+    assert section_asserts(script, "The wrong axis") is holds
+    assert not section_asserts(script, "Exercises")
+
+
+def test_every_mistake_of_a_page_has_a_card() -> None:
+    assert [one for one in museum.exhibits() if not museum.shown(one)] == []
 
 
 def test_every_hunt_leads_to_the_index() -> None:

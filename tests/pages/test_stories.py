@@ -15,7 +15,7 @@ DIRECTIVE = re.compile(r"^\.\. (?:raw|code-block|meta|rst-class)::.*\n(?:(?:   .
 
 def words(text: str) -> list[str]:
     """Of the prose: without directives, the small print below a fix, and addresses."""
-    text = re.sub(r"^:ref:`[GQKLT]\d.*\n", "", DIRECTIVE.sub("", text), flags=re.M)
+    text = re.sub(rf"^:ref:`{museum.ONE} .*\n", "", DIRECTIVE.sub("", text), flags=re.M)
     text = re.sub(r":doc:|\s*<[^<>]*>(?=`)", "", text)
     return re.findall(r"[\w'-]*\w", text)
 

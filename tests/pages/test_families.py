@@ -1,0 +1,94 @@
+"""What is stored of each family is what the installed `transformers` shows, and has its page."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+
+import families
+import gallery
+import pytest
+
+from lm_from_scratch.checkpoint import ideas
+from lm_from_scratch.checkpoint.ideas import describe, stored
+
+installed = importlib.metadata.version("transformers")
+same_release = pytest.mark.skipif(
+    installed != stored()["transformers"],
+    reason=f"stored of transformers {stored()['transformers']}, not of {installed}",
+)
+
+#: What is known of some families, from their reports.
+KNOWN = {
+    "qwen2": ({"rms_norm", "bias"}, {"qk_norm", "experts", "gate"}),
+    "qwen3": ({"qk_norm"}, {"experts", "bias", "unrotated", "gate"}),
+    "gpt_oss": ({"sinks", "experts", "window", "bias"}, {"sigmoid", "shared", "latent"}),
+    "deepseek_v3": (
+        {"latent", "experts", "shared", "sigmoid", "router_bias", "several"},
+        {"qk_norm", "grouped", "sparse", "partial"},
+    ),
+    "deepseek_v32": ({"latent", "sparse", "sigmoid"}, {"delta"}),
+    "smollm3": ({"unrotated", "tied"}, {"qk_norm", "experts", "window"}),
+    "cohere2": ({"unrotated", "window"}, {"experts"}),
+    "glm4_moe": ({"partial", "experts", "sigmoid", "router_bias", "several"}, {"latent"}),
+    "qwen3_next": ({"delta", "gate", "qk_norm", "partial", "shared"}, {"latent", "sigmoid"}),
+    "mixtral": ({"experts", "grouped"}, {"sigmoid", "router_bias", "shared"}),
+    "gemma2": ({"cap", "norm_after", "window"}, {"qk_norm"}),
+    "gemma3_text": ({"thetas", "qk_norm", "norm_after"}, {"cap", "experts"}),
+    "kimi_linear": ({"delta", "latent", "unrotated"}, {"sinks"}),
+    "mamba2": ({"state_space"}, {"delta", "unrotated"}),
+    "llama": ({"rms_norm"}, {"qk_norm", "bias", "window", "experts", "unrotated"}),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_families_have_the_ideas_that_they_have(name: str) -> None:
+    found = {line.name for line in describe({"model_type": name})}
+    has, has_not = KNOWN[name]
+    assert has <= found
+    assert not found & has_not
+
+
+def test_which_ideas_have_no_key() -> None:
+    """A config of Qwen3 does not say that it normalises, nor one of gpt-oss that it has sinks."""
+    for name, idea in (("qwen3", "qk_norm"), ("gpt_oss", "sinks"), ("qwen3_next", "gate")):
+        lines = {line.name: line for line in describe({"model_type": name})}
+        assert lines[idea].keys == ()
+    assert {line.name: line.keys for line in describe({"model_type": "smollm3"})}["unrotated"]
+
+
+def same(names: list[str]) -> None:
+    """The installed release shows what is stored, of these families or of all."""
+    now = json.loads(families.written(families.scan(names)))
+    kept = stored()["families"]
+    for name in names or kept:
+        assert now["families"][name] == kept[name], name
+
+
+@same_release
+def test_some_families_are_as_stored() -> None:
+    same(["qwen3_next", "gpt_oss", "smollm3"])
+
+
+@same_release
+@pytest.mark.slow
+def test_all_families_are_as_stored() -> None:
+    same([])
+
+
+def test_every_idea_leads_to_a_page_of_the_course() -> None:
+    """Or to one of the chapter's lessons, which have these numbers."""
+    for idea in ideas.IDEAS.values():
+        if idea.page and not re.match(r"9_since_qwen2/[2-8]_\w+$", idea.page):
+            assert gallery.script(idea.page).is_file(), idea.page
+
+
+def test_the_page_has_a_card_for_each_family() -> None:
+    text = families.page()
+    assert text.count("container:: bug family") == len(ideas.families()) > 100
+    for name in ideas.families():
+        assert f"**{name}**" in text
+    used = {name for name, count in ideas.counts().items() if count}
+    assert used == set(ideas.IDEAS)
+    assert all(f"uses-{name.replace('_', '-')}" in text for name in used)

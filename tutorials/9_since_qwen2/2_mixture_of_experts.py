@@ -1,0 +1,314 @@
+r"""
+Mixture of experts
+==================
+
+How can a model have ten times the weights, and not cost more? Qwen3-30B-A3B has 30 billion of them, but
+each token meets only 3 billion. In the place of an MLP, each layer has 128 small ones, the *experts*, and every token
+visits 8.
+
+We give our small Qwen2 sixteen experts in the place of its first MLP, and teach them in a few seconds. Each word is
+coloured by the expert that counts most for it:
+"""
+
+# sphinx_gallery_needs = ["1_qwen3", "../2_qwen2/3_swiglu"]
+# sphinx_gallery_words = ["MoE", "sparse model", "router", "top-k routing", "load balancing", "auxiliary loss", "expert collapse", "active parameters", "Mixtral", "DeepSeekMoE"]
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.instruments.experts_diagrams import loads, mixture, visited
+from lm_from_scratch.layers.activation import GatedMLP
+from lm_from_scratch.layers.experts import (
+    Experts,
+    MixtureOfExperts,
+    SigmoidRouter,
+)
+from lm_from_scratch.text.corpora import load_corpus, split
+from lm_from_scratch.training.balance import (
+    balanced_bias,
+    balancing_loss,
+    overload,
+    visits,
+)
+
+model, tokenizer = load_shipped("qwen2-docs")
+mlp = model.model.layers[0].mlp
+
+
+@torch.no_grad()
+def seen(ids):  # what goes into the MLP, and what comes out
+    pairs = []
+    hook = mlp.register_forward_hook(lambda m, x, y: pairs.append((x[0], y)))
+    model(ids)
+    hook.remove()
+    return [t.flatten(0, 1) for t in pairs[0]]  # (N, C) each
+
+
+def rows(documents, B):
+    ids = [i for d in documents for i in [0, *tokenizer.encode(d.text)]]
+    return torch.tensor(ids[: B * 128]).view(B, 128)
+
+
+# %%
+# We note these pairs for 16,384 tokens of Python's documentation, and the experts learn to say what the MLP says.
+
+documents, held_out = split(load_corpus("reference"))
+x, y = seen(rows(documents, 128))
+x_test, y_test = seen(rows(held_out, 32))
+
+
+def loss_of(layer, x, y):  # the share of y that the layer misses
+    return (layer(x) - y).square().mean() / y.var()
+
+
+# %%
+# ``extra`` is for later.
+
+
+def teach(layer, seed, extra=None, steps=120):
+    torch.manual_seed(seed)
+    for p in layer.parameters():
+        torch.nn.init.normal_(p, 0.0, p.shape[-1] ** -0.5)
+    optimizer = torch.optim.AdamW(layer.parameters(), betas=(0.9, 0.95))
+    for step in range(steps):
+        rate = 0.02 * min(1, (step + 1) / 20) * (1 - step / steps)
+        optimizer.param_groups[0]["lr"] = rate
+        i = torch.randint(len(x), (256,))
+        loss = loss_of(layer, x[i], y[i])
+        loss = loss + (extra(layer.gate(x[i])) if extra else 0.0)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return layer
+
+
+# %%
+# Sixteen experts, each a twelfth of the MLP:
+
+
+def sixteen():
+    router = SigmoidRouter(128, n_expert=16, top_k=2)
+    return MixtureOfExperts(router, Experts(16, 128, 32))
+
+
+plain = [teach(sixteen(), seed) for seed in range(3)]
+text = "If the list is empty, return the first item of the second argument. If it is not a list, raise an error."
+ids = torch.tensor([tokenizer.start(text)])
+tokens = seen(ids)[0]  # (T, C)
+routing = plain[0].gate(tokens)
+pieces = ["⊢", *tokenizer.pieces(ids[0].tolist())[1:]]
+visited(pieces, routing.experts[:, 0].tolist())
+
+# %%
+# Nobody told the experts what words are, and yet articles go one way, nouns another, and *is* and *of* share an
+# expert with full stops. The authors of `Mixtral <https://arxiv.org/abs/2401.04088>`_ saw the same: their experts divide
+# tokens by syntax, not by topic. There is no expert for poetry.
+#
+# A score, a choice, a sum
+# ------------------------
+#
+# Here is the way of one token. The *router* is a matrix with one row for each expert. Its product with the token gives
+# a score for each, and the two best are computed. Nothing happens in the other fourteen.
+
+t = pieces.index(" list")
+_, experts, weights = (part[t].tolist() for part in routing)
+scores = routing.logits[t].sigmoid().tolist()
+mixture(pieces[t], scores, dict(zip(experts, weights, strict=True)))
+
+# %%
+# The two results are added up, weighted by their scores:
+#
+# .. math::
+#
+#    y = \sum_{e \in \text{best } k} w_e \, \mathrm{MLP}_e(x), \qquad w_e = \frac{s_e}{\sum_{j \in \text{best } k} s_j}
+#
+# In code, for one token after another:
+
+
+def by_hand(layer, token):  # (C,)
+    s = (layer.gate.weight @ token).sigmoid()  # (E,)
+    best = s.topk(2).indices  # 1
+    y = 0
+    for e in best:
+        gate, up = (layer.experts.gate_up_proj[e] @ token).chunk(2)
+        out = layer.experts.down_proj[e] @ (F.silu(gate) * up)
+        y = y + s[e] / s[best].sum() * out  # 2
+    return y
+
+
+y_hand = torch.stack([by_hand(plain[0], token) for token in tokens])
+error = (y_hand - plain[0](tokens)).abs().max()
+print(f"largest difference from the layer: {error:.0e}")
+assert error < 1e-4
+
+# %%
+# 1. The choice has no gradient: an expert that was not chosen learns nothing from this token.
+# 2. The weights have one. So the router learns which of the *chosen* experts helped.
+#
+# Two loops are slow. The layer sorts all visits by expert, so that each expert multiplies its tokens in one product.
+#
+# Total and active
+# ----------------
+#
+# **Predict first.** Qwen3-8B is dense: every token meets every weight. Qwen3-30B-A3B has almost four times as many. How much
+# work is one token of it, compared with Qwen3-8B?
+#
+# * four times as much
+# * about the same
+# * less than half
+
+from lm_from_scratch.layers.experts import active_parameters
+from lm_from_scratch.models.causal_lm import build
+from lm_from_scratch.models.qwen3 import SIZES as DENSE
+from lm_from_scratch.models.qwen3 import Qwen3Config
+from lm_from_scratch.models.qwen3_moe import SIZES, Qwen3MoeConfig
+
+configs = {"Qwen3-8B": Qwen3Config(**DENSE["Qwen3-8B"])}
+configs |= {name: Qwen3MoeConfig(**size) for name, size in SIZES.items()}
+total, active = {}, {}
+for name, config in configs.items():
+    with torch.device("meta"):  # shapes without numbers
+        whole = build(config)
+    total[name] = sum(p.numel() for p in whole.parameters()) / 1e9
+    active[name] = active_parameters(whole) / 1e9
+for name in configs:
+    print(
+        f"{name:16} {total[name]:6.1f} billion weights, a token meets "
+        f"{active[name]:5.1f}"
+    )
+assert [round(n, 1) for n in total.values()] == [8.2, 30.5, 235.1]
+assert [round(n, 1) for n in active.values()] == [8.2, 3.4, 22.2]
+
+# %%
+# Less than half. The price is memory: all 30 billion weights must be there, because the next token may want any of
+# them. So experts pay where many users share the weights, and less on a small machine.
+#
+# The busy and the idle
+# ---------------------
+#
+# **Predict first.** Sixteen experts, two visits a token. Over 4,096 tokens of new text, how often is the busiest expert
+# visited?
+#
+# * as often as the others, 512 times
+# * about one and a half times as often as the average
+# * about three times as often
+
+counts = visits(plain[0].gate(x_test))
+print("visits:", [int(n) for n in counts])
+print(f"the busiest has {counts.max() / counts.mean():.1f} times the mean")
+assert counts.sum() == 2 * 4096 and counts.max() > 2 * counts.mean()
+assert all(overload(visits(layer.gate(x_test))) > 1.0 for layer in plain)
+
+# %%
+# About three times. A router that happens to like an expert trains it more, so it becomes better, and the router likes
+# it more. On a machine where each GPU holds some experts, all others wait for the busiest. The field measures this
+# *overload* (MaxVio) as the largest load over the mean, minus 1.
+#
+# There are two remedies. The older one is an **auxiliary loss**: for each expert multiply its share of visits by its
+# mean probability, and add up. The sum is smallest when all are equal. The newer one, from DeepSeek-V3, is a **bias**
+# for each expert, added to its score *for the choice only*. After each step it rises a little for experts that had too
+# few tokens, and falls for those that had too many. No gradient pulls the weights away from the task.
+
+
+def auxiliary(routing):
+    return 0.1 * balancing_loss([routing])
+
+
+def moved(gate, routing):
+    bias = gate.e_score_correction_bias
+    bias.copy_(balanced_bias(bias, visits(routing), rate=0.02))
+    return 0.0
+
+
+layers = {"nothing": plain, "auxiliary loss": [], "bias": []}
+for seed in range(3):
+    layers["auxiliary loss"].append(teach(sixteen(), seed, auxiliary))
+    layer = sixteen()
+    layers["bias"].append(teach(layer, seed, partial(moved, layer.gate)))
+loads({n: visits(ls[0].gate(x_test)).tolist() for n, ls in layers.items()})
+
+# %%
+# The dashed line is the mean. Here are all three seeds, with the share of the MLP's output that each layer misses:
+
+
+@torch.no_grad()
+def missed(layers):
+    return [loss_of(layer, x_test, y_test).item() for layer in layers]
+
+
+def spread(numbers):
+    return f"{min(numbers):.2f} to {max(numbers):.2f}"
+
+
+over = {
+    name: [overload(visits(layer.gate(x_test))) for layer in three]
+    for name, three in layers.items()
+}
+miss = {name: missed(three) for name, three in layers.items()}
+for name in layers:
+    print(
+        f"{name:14} overload {spread(over[name])}, missed {spread(miss[name])}"
+    )
+for name in ("auxiliary loss", "bias"):
+    assert sum(over[name]) < 0.6 * sum(over["nothing"])
+    assert sum(miss[name]) > sum(miss["nothing"])
+
+# %%
+# Both remedies work, and neither is free: the balanced layers miss more, because some tokens may not go where they
+# would be served best.
+#
+# Is it worth it?
+# ---------------
+#
+# **Predict first.** Compare with two ordinary MLPs, taught alike: a *narrow* one that does the work of two experts, and
+# a *wide* one with the weights of all sixteen. Where does the mixture end up?
+#
+# * it misses more than both
+# * between the two
+# * it misses as little as the wide one
+
+for name, width in {"narrow MLP": 2 * 32, "wide MLP": 16 * 32}.items():
+    three = [teach(GatedMLP(128, width), seed) for seed in range(3)]
+    miss[name] = missed(three)
+for name in ("narrow MLP", "nothing", "wide MLP"):
+    print(f"{name:12} missed {spread(miss[name])}")
+assert min(miss["narrow MLP"]) > max(miss["nothing"])
+assert min(miss["nothing"]) > max(miss["wide MLP"])
+
+# %%
+# Between. For the work of the narrow MLP the mixture does clearly better; for the memory of the wide one, clearly
+# worse. That is the trade: **memory for quality at the same work.**
+#
+# And the model? It takes the balanced mixture in the place of its MLP, and goes on writing:
+
+from lm_from_scratch.generation.generate import generate_text
+from lm_from_scratch.generation.sampling import GREEDY
+
+prompt = "If the file does not exist, an"
+before = "".join(generate_text(model, tokenizer, prompt, 12, GREEDY))
+model.model.layers[0].mlp = layers["bias"][0]
+after = "".join(generate_text(model, tokenizer, prompt, 12, GREEDY))
+print("with the MLP:    ", " ".join((prompt + before).split()))
+print("with the mixture:", " ".join((prompt + after).split()))
+assert before.startswith(" exception") and after.startswith(" exception")
+
+# %%
+# Exercises
+# ---------
+#
+# 1. *Easy.* Colour the same sentence by the *second* expert of each token. Is the division by kind of word still there?
+# 2. *Medium.* Set ``top_k`` to 1, 2, 4 and 16, and plot what the mixture misses against the number of active weights.
+#    A right answer has four points of three seeds each, and says where another expert stops paying.
+# 3. *Medium.* Balance with the bias at rates 0.001, 0.02 and 0.5. A right answer shows the overload after each step,
+#    and explains the curve of the largest rate.
+#
+# Summary
+# -------
+#
+# * A mixture of experts replaces an MLP by many; a router sends each token to the k best. Memory grows with all
+#   experts, work with k.
+# * Left alone, a router overloads its favourites. An auxiliary loss or a bias for the choice spreads the tokens.
+# * At equal work it is better than a dense MLP, at equal memory worse.

@@ -1,0 +1,299 @@
+r"""
+Where spare attention goes
+==========================
+
+The weights of an attention head sum to 1. Always, even when nothing in the text helps. So where does a head put
+weight that it does not need?
+
+We train a tiny model, with one layer and one head, on an invented language of letters. Its only rule with a memory:
+after a capital, the letter before the capital comes again (*kAk*). At capitals the head has work. At all other letters
+it has none, and its weight must still go somewhere.
+"""
+
+# sphinx_gallery_needs = ["../2_qwen2/4_qwen2", "../1_gpt2/6_attention_maps", "../5_caching/2_kinds_of_cache"]
+# sphinx_gallery_words = ["attention sink", "StreamingLLM", "gpt-oss", "learned sink", "s_aux", "softmax off by one", "gated attention", "Qwen3-Next", "massive activations", "null attention", "sliding window first token"]
+# sphinx_gallery_thumbnail_number = 1
+
+import torch
+import torch.nn.functional as F
+
+from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
+
+LETTERS = "⊢ABCDEFGHabcdefghijklmnopqrstuvw"
+torch.manual_seed(0)
+follows = torch.rand(32, 32).pow(6)  # which letter likes to follow which
+follows[:, 0] = 0  # ⊢ stands at the beginning and nowhere else
+
+
+def write(rows, length):
+    ids = torch.zeros(rows, length, dtype=torch.long)
+    ids[:, 1] = torch.randint(9, 32, (rows,))
+    for t in range(2, length):
+        usual = torch.multinomial(follows[ids[:, t - 1]], 1)[:, 0]
+        capital = (ids[:, t - 1] >= 1) & (ids[:, t - 1] <= 8)
+        ids[:, t] = torch.where(capital, ids[:, t - 2], usual)
+    return ids
+
+
+rows, test = write(2000, 33), write(128, 97)
+
+# %%
+# 600 steps are enough:
+
+
+def train(kind, seed=0):
+    torch.manual_seed(seed)
+    sizes = dict(vocab_size=32, n_layer=1, n_head=1, n_kv_head=1, head_dim=8)
+    sizes |= dict(n_embd=16, intermediate_size=32, rope_theta=1e4)
+    model = kind(
+        Qwen2Config(**sizes, tie_word_embeddings=False, eos_token_id=None)
+    )
+    adamw = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.01)
+    for step in range(600):
+        adamw.param_groups[0]["lr"] = (
+            1e-2 * min(1, (step + 1) / 50) * (1 - step / 600)
+        )
+        x = rows[torch.randint(len(rows), (32,))]
+        loss = F.cross_entropy(model(x)[:, :-1].mT, x[:, 1:])
+        adamw.zero_grad()
+        loss.backward()
+        adamw.step()
+    return model.eval().requires_grad_(False)
+
+
+plain = train(Qwen2ForCausalLM)
+
+# %%
+# Each row of its map is one letter that looks:
+
+import matplotlib.pyplot as plt
+
+from lm_from_scratch.instruments import plot
+from lm_from_scratch.instruments.record import record_attention
+
+
+def look(model, ids):
+    with record_attention(model) as maps:
+        model(ids)
+    return maps[0][0][:, 0]  # (B, T, T)
+
+
+def capitals(ids):
+    return (ids >= 1) & (ids <= 8)
+
+
+short = test[:, :33]
+row = int(capitals(short[:, 5:21]).sum(1).argmax())
+words = [LETTERS[i] for i in short[row, :21]]
+fig, (ax,) = plot.figure(4.6, 4.6)
+plot.attention_map(
+    ax, look(plain, short)[row, :21, :21], words, "the only head"
+)
+ax.set(xlabel="is looked at", ylabel="looks")
+plt.show()
+
+# %%
+# Capitals look one letter back, as they must. Most other rows share a dark column: the first. ⊢ says nothing, and
+# it is always there.
+
+late = torch.arange(33) >= 8
+idle, busy = ~capitals(short) & late, capitals(short) & late
+first = look(plain, short)[:, :, 0]  # (B, T)
+print(f"weight on the first token: {first[idle].mean():.0%} of idle rows,")
+print(
+    f"{first[busy].mean():.0%} of rows at capitals; evenly spread it would be",
+    end=" ",
+)
+print(f"{(1 / torch.arange(9, 34.0)).mean():.0%}")
+
+assert first[idle].mean() > 0.4 > 4 * first[busy].mean()
+
+# %%
+# This is an *attention sink*. Nobody asked for it; training invented it.
+#
+# Why the first token is harmless
+# -------------------------------
+#
+# What a head reads is weight times *value*.
+#
+# **Predict first.** How long is the value vector of ⊢, compared with those of the letters?
+#
+# * about as long
+# * much longer
+# * much shorter
+
+layer = plain.model.layers[0]
+x = layer.input_layernorm(plain.model.embed_tokens.weight)
+length = layer.self_attn.v_proj(x).norm(dim=1)
+print(f"⊢ {length[0]:.2f}, letters on average {length[1:].mean():.2f}")
+
+assert length[0] < 0.7 * length[1:].mean()
+
+# %%
+# Much shorter. The model needed a way to say "nothing", softmax has none, and so it made a bin: a key that idle queries
+# like, with a value near zero.
+#
+# Large models do the same: in most of their layers much of the weight lies on the first token (Xiao et al., 2023).
+# What about the two models of this course?
+#
+# **Predict first.** In 250 tokens of documentation, what is the first token's share?
+#
+# * about half
+# * about a tenth
+# * no more than its even share
+
+import pydoc_data.topics
+
+from lm_from_scratch.checkpoint.weights import load_shipped
+
+for name in ("gpt2-docs", "qwen2-docs"):
+    model, tokenizer = load_shipped(name)
+    texts = map(tokenizer.start, sorted(pydoc_data.topics.topics.values()))
+    ids = torch.tensor([text[:250] for text in texts if len(text) > 250][:8])
+    with torch.no_grad(), record_attention(model) as maps:
+        model(ids)
+    share = torch.stack([layer[0][:, :, 100:, 0].mean() for layer in maps])
+    print(name, "share in % by layer:", *[f"{100 * s:.1f}" for s in share])
+    assert share.mean() < (1 / torch.arange(101, 251.0)).mean() < 0.007
+
+# %%
+# No sink: an even share is 0.6 %. So look at a model before you believe that it has one.
+#
+# A window that forgets it
+# ------------------------
+#
+# A sliding window keeps the latest keys and pushes the oldest out. The first token goes first. StreamingLLM keeps it,
+# in a slot of its own, beside the window.
+
+from lm_from_scratch.instruments.sink_diagrams import budget, kept
+
+kept(words[:9], window=3, first=1)
+
+# %%
+# Test it on 97 letters; our model was trained on 33. With 4 keys in all:
+
+from lm_from_scratch.cache.interface import NO_CACHE
+from lm_from_scratch.cache.streaming import Streaming
+
+
+def losses(model):
+    found = []
+    for window, first in ((97, 0), (4, 0), (3, 1)):
+        seen = Streaming(NO_CACHE, window, first)
+        logits = model(test, cache=seen)[:, 32:-1]
+        found.append(F.cross_entropy(logits.mT, test[:, 33:]).item())
+    return found
+
+
+# %%
+# **Predict first.** Which of the three has the lowest loss beyond the 33rd letter?
+#
+# * all keys
+# * the latest 4
+# * the first and the latest 3
+
+everything, window, pinned = losses(plain)
+print(f"all keys {everything:.3f}, latest 4 {window:.3f}", end=", ")
+print(f"first and latest 3 {pinned:.3f}")
+
+assert pinned < window - 0.005 and window < everything - 0.5
+
+# %%
+# With all keys it fails: nothing in training was that far away. The window repairs that, and the first token gives back
+# a little more. Here it is a hundredth of a nat. The shipped GPT-2 loses 0.2 nats when a window of 64 keys drops its
+# first token; the shipped Qwen2 loses nothing (`in depth <4a_sinks_and_gates_in_depth.ipynb>`_).
+#
+# A sink of its own
+# -----------------
+#
+# If models need to say "nothing", give them a word for it. In gpt-oss every head has a learned number, the *sink*
+# :math:`z`. It takes part in the softmax and has no value:
+#
+# .. math::
+#
+#    a_s = \frac{e^{x_s}}{e^z + \sum_r e^{x_r}}
+#
+# Below are four keys with low scores, and then the same with a sink of 1.4:
+
+budget(["⊢", "k", "e", "r"], [-0.5, -1.2, -1.0, -1.4], 1.4)
+
+# %%
+# In code it is one more column, dropped after the softmax:
+
+from lm_from_scratch.attention.sinks import sink_attention
+from lm_from_scratch.attention.visibility import Visibility
+from lm_from_scratch.models.gated_attention import GatedForCausalLM
+from lm_from_scratch.models.sink_attention import SinkForCausalLM
+
+
+def with_sink(q, k, v, z):  # q, k, v: (H, T, D), z: (H,)
+    H, T, D = q.shape
+    future = torch.full((T, T), -torch.inf).triu(1)
+    column = z.view(H, 1, 1).expand(H, T, 1)
+    scores = torch.cat([q @ k.mT / D**0.5 + future, column], dim=-1)
+    weights = scores.softmax(-1)
+    return weights[..., :-1] @ v
+
+
+q, k, v = torch.randn(3, 2, 5, 8)
+z, at = torch.randn(2), torch.arange(5)[None]
+ours = sink_attention(q[None], k[None], v[None], Visibility(at, at), z)
+torch.testing.assert_close(with_sink(q, k, v, z), ours[0])
+
+# %%
+# A gate
+# ------
+#
+# Qwen3-Next does it another way. The weights still sum to 1, but each token computes a *gate* beside its query, and
+# multiplies what the head has read by its sigmoid, feature by feature:
+#
+# .. math::
+#
+#    y = W_o \left( \sigma(W_g\, x) \odot \textstyle\sum_s a_s v_s \right)
+#
+# A gate near 0 is silence. It sees the token that looks; a sink is the same number for all of them. Train both:
+
+models = {
+    "plain": plain,
+    "sink": train(SinkForCausalLM),
+    "gate": train(GatedForCausalLM),
+}
+found = {}
+for name, model in models.items():
+    weights = look(model, short)
+    loss = F.cross_entropy(model(short)[:, :-1].mT, short[:, 1:])
+    spent = weights.sum(-1)[idle].mean()
+    found[name] = weights[..., 0][idle].mean(), spent, loss
+    print(f"{name:6} first token {found[name][0]:.2f}", end=", ")
+    print(f"spent {spent:.2f}, loss {loss:.3f}")
+
+assert found["sink"][0] < 0.2 < found["plain"][0] and found["sink"][1] < 0.6
+assert found["gate"][0] < found["plain"][0]
+assert (
+    max(f[2] for f in found.values()) - min(f[2] for f in found.values()) < 0.02
+)
+
+# %%
+# With a sink, idle rows spend less than half of their weight on letters, and the first token is a token again. With a
+# gate the first token's share is smaller, too; how much smaller differs from seed to seed.
+#
+# The loss is the same for all three. A bin that a model builds for itself is as good as one that it is given, at this
+# size. The reasons to give it one are others: a window may forget any token, and large models build huge features to
+# mark their bin, which are hard to round. Qiu et al. (2025) report that gates take away both the bin and those features.
+#
+# Exercises
+# ---------
+#
+# 1. *Easy.* Set the trained sink to -10 with ``copy_``, and look again. A right answer explains why the loss rises at
+#    idle letters alone. Hint: ``models["sink"].model.layers[0].self_attn.sinks``.
+# 2. *Medium.* Train without ⊢: drop the first column of ``rows`` and ``test``. Which token becomes the sink? A right
+#    answer shows a map of three seeds.
+# 3. *Medium.* Take the rule away, so that no letter comes back, and train ``plain`` again. How large is the first token's
+#    share when the head never has work? Explain what you see by gradients.
+#
+# Summary
+# -------
+#
+# * Softmax weights sum to 1, so idle heads build a bin: a key that they like, mostly the first, with a small value.
+# * A window that keeps the first token costs one slot; whether it helps, measure.
+# * A sink is a score without a value; a gate turns down what was read. Both give idle heads silence.

@@ -1,0 +1,515 @@
+r"""
+Sinks and gates in depth
+========================
+
+Are our sinks and gates those of gpt-oss and Qwen3-Next, what do they cost, when do they help, and how are they got wrong?
+This page deepens `where spare attention goes <4_sinks_and_gates.ipynb>`_.
+
+The same module as in transformers
+----------------------------------
+
+With equal weights, ``SinkAttention`` gives the result of ``GptOssAttention``, and ``GatedAttention`` that of
+``Qwen3NextAttention``. The tests repeat it for 25 drawn sizes each, with gradients, padding and caches.
+"""
+
+# sphinx_gallery_needs = ["4_sinks_and_gates"]
+# sphinx_gallery_words = ["GptOssAttention", "Qwen3NextAttention", "attention_sink_size", "StreamingLLM", "logsumexp", "zero-centered RMSNorm", "s_aux"]
+# sphinx_gallery_thumbnail_number = 1
+
+import time
+
+import matplotlib.pyplot as plt
+import torch
+import torch.nn.functional as F
+from transformers import GptOssConfig, Qwen3NextConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
+from transformers.models.qwen3_next.modeling_qwen3_next import (
+    Qwen3NextAttention,
+)
+
+from lm_from_scratch.attention.attention import formula_attention
+from lm_from_scratch.attention.sinks import (
+    formula_sink_attention,
+    sink_attention,
+)
+from lm_from_scratch.attention.visibility import Visibility
+from lm_from_scratch.cache.interface import NO_CACHE
+from lm_from_scratch.layers.rope import RotaryEmbedding
+from lm_from_scratch.models.gated_attention import (
+    GatedAttention,
+    GatedForCausalLM,
+)
+from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
+from lm_from_scratch.models.sink_attention import (
+    SinkAttention,
+    SinkForCausalLM,
+)
+
+sizes = dict(n_embd=24, n_head=6, n_kv_head=2, head_dim=8, qkv_bias=True)
+words = dict(
+    hidden_size=24,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    head_dim=8,
+    attention_bias=True,
+    num_hidden_layers=1,
+    layer_types=["full_attention"],
+    attn_implementation="eager",
+)
+torch.manual_seed(0)
+x, at = torch.randn(2, 7, 24), torch.arange(7)[None]
+seen = Visibility(at, at, dense=True)
+triangle = torch.full((7, 7), -torch.inf).triu(1)[None, None]
+cos, sin = RotaryEmbedding(8)(at, torch.float32)  # (1, 1, T, 4)
+twice = [torch.cat([half[:, 0]] * 2, dim=-1) for half in (cos, sin)]
+
+
+def pair(ours, theirs, rotation):
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.normal_(0, 0.25)
+        ours.load_state_dict(theirs.state_dict())
+        y = ours(x, (cos, sin), seen, NO_CACHE)
+        error = (y - theirs(x, rotation, triangle)[0]).abs().max()
+    print(f"{type(theirs).__name__:20} largest error {error:.0e}")
+    assert error < 5e-5
+    return ours
+
+
+sinks = pair(
+    SinkAttention(Qwen2Config(**sizes)),
+    GptOssAttention(GptOssConfig(**words), 0),
+    (cos[:, 0], sin[:, 0]),
+)
+gates = pair(
+    GatedAttention(Qwen2Config(**sizes)),
+    Qwen3NextAttention(Qwen3NextConfig(**words), 0),
+    twice,
+)
+
+# %%
+# One formula, three readings
+# ---------------------------
+#
+# With :math:`L_t` the log-sum-exp of the scores that query :math:`t` sees, a sink :math:`z` multiplies plain attention
+# by a number between 0 and 1:
+#
+# .. math::
+#
+#    y_t = \sigma(L_t - z) \; \mathrm{Attention}(q_t, K, V)
+#
+# So a sink *is* a gate, one for each head and query, that opens where keys fit. And it is one more key in front of the
+# others, with a value of zero. That third reading is the fast one: torch's kernel computes it, if queries and keys
+# get a feature more that makes their product :math:`z`.
+
+torch.manual_seed(0)
+q = torch.randn(1, 6, 7, 8).double()
+k, v = torch.randn(2, 1, 2, 7, 8).double()
+z = torch.randn(6).double()
+scores = q @ k.repeat_interleave(3, 1).mT / 8**0.5 + triangle
+total = scores.logsumexp(-1, keepdim=True)
+gate = torch.sigmoid(total - z.view(1, 6, 1, 1))
+readings = (
+    formula_sink_attention(q, k, v, seen, z),
+    gate * formula_attention(q, k, v, seen),
+    sink_attention(q, k, v, seen, z),
+)
+for reading in readings[1:]:
+    torch.testing.assert_close(reading, readings[0], atol=1e-13, rtol=0)
+print("three readings agree to 1e-13")
+
+# %%
+# A row of padding sees no key. In plain attention its softmax is 0 / 0; here the sink takes all, and the row is 0.
+
+nobody = Visibility(torch.full((1, 7), -1), torch.full((1, 7), -1))
+for attend in (formula_sink_attention, sink_attention):
+    assert (attend(q, k, v, nobody, z) == 0).all()
+
+# %%
+# How much does the fast reading cost beside plain attention, and how much does it save?
+
+q = torch.randn(1, 8, 512, 64)
+k, v = torch.randn(2, 1, 2, 512, 64)
+z, at = torch.zeros(8), torch.arange(512)[None]
+causal = Visibility(at, at, dense=True)
+
+
+def milliseconds(run):
+    found = []
+    for _ in range(5):
+        start = time.perf_counter()
+        run()
+        found.append(1000 * (time.perf_counter() - start))
+    return min(found)
+
+
+plain = milliseconds(
+    lambda: F.scaled_dot_product_attention(
+        q, k, v, is_causal=True, enable_gqa=True
+    )
+)
+for attend in (sink_attention, formula_sink_attention):
+    took = milliseconds(lambda: attend(q, k, v, causal, z))  # noqa: B023
+    print(f"{attend.__name__:24} {took / plain:.1f} times plain attention")
+
+# %%
+# What it costs in parameters is one number a head for sinks, and half as many again as the query and output
+# projections have for gates:
+
+for name, kind, shape in (
+    ("gpt-oss-20b", SinkAttention, (2880, 64, 8, 64, True)),
+    ("Qwen3-Next-80B", GatedAttention, (2048, 16, 2, 256, False)),
+):
+    C, H, Hkv, D, bias = shape
+    config = Qwen2Config(
+        n_embd=C, n_head=H, n_kv_head=Hkv, head_dim=D, qkv_bias=bias
+    )
+    with torch.device("meta"):
+        count = sum(p.numel() for p in kind(config).parameters())
+    extra = H if kind is SinkAttention else C * H * D
+    print(f"{name:15} {count:,} in one layer, {extra:,} of them are new")
+    assert extra == (64 if kind is SinkAttention else 8_388_608)
+
+# %%
+# Neither adds a byte to the cache. A sink has no position and no slot, and a gate belongs to the token that looks.
+#
+# Three seeds, three models
+# -------------------------
+#
+# The lesson showed one seed. Here each seed draws a language of its own, too.
+
+from lm_from_scratch.cache.streaming import Streaming, StreamingCache
+from lm_from_scratch.instruments.record import (
+    record_attention,
+    record_hidden_states,
+)
+
+
+def language(seed):
+    torch.manual_seed(seed)
+    follows = torch.rand(32, 32).pow(6)
+    follows[:, 0] = 0
+
+    def write(rows, length):
+        ids = torch.zeros(rows, length, dtype=torch.long)
+        ids[:, 1] = torch.randint(9, 32, (rows,))
+        for t in range(2, length):
+            usual = torch.multinomial(follows[ids[:, t - 1]], 1)[:, 0]
+            capital = (ids[:, t - 1] >= 1) & (ids[:, t - 1] <= 8)
+            ids[:, t] = torch.where(capital, ids[:, t - 2], usual)
+        return ids
+
+    return write(2000, 33), write(128, 97)
+
+
+def train(kind, rows, seed):
+    torch.manual_seed(seed)
+    sizes = dict(vocab_size=32, n_layer=1, n_head=1, n_kv_head=1, head_dim=8)
+    sizes |= dict(n_embd=16, intermediate_size=32, rope_theta=1e4)
+    model = kind(
+        Qwen2Config(**sizes, tie_word_embeddings=False, eos_token_id=None)
+    )
+    adamw = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.01)
+    for step in range(500):
+        adamw.param_groups[0]["lr"] = (
+            1e-2 * min(1, (step + 1) / 50) * (1 - step / 500)
+        )
+        batch = rows[torch.randint(len(rows), (32,))]
+        loss = F.cross_entropy(model(batch)[:, :-1].mT, batch[:, 1:])
+        adamw.zero_grad()
+        loss.backward()
+        adamw.step()
+    return model.eval().requires_grad_(False)
+
+
+KINDS = {
+    "plain": Qwen2ForCausalLM,
+    "sink": SinkForCausalLM,
+    "gate": GatedForCausalLM,
+}
+WINDOWS = {"all keys": (97, 0), "latest 4": (4, 0), "first, latest 3": (3, 1)}
+found, by_position = {name: [] for name in KINDS}, {}
+for seed in range(3):
+    rows, test = language(seed)
+    short = test[:, :33]
+    capital = (short >= 1) & (short <= 8)
+    idle = ~capital & (torch.arange(33) >= 8)
+    for name, kind in KINDS.items():
+        model = train(kind, rows, seed)
+        with (
+            record_attention(model) as maps,
+            record_hidden_states(model) as states,
+        ):
+            logits = model(short)
+        first = maps[0][0][:, 0, :, 0][idle].mean()
+        largest = max(state[0].abs().max() for state in states[:-1])
+        numbers = [first, largest]
+        numbers += [F.cross_entropy(logits[:, :-1].mT, short[:, 1:])]
+        for window, (keys, pinned) in WINDOWS.items():
+            logits = model(test, cache=Streaming(NO_CACHE, keys, pinned))
+            loss = F.cross_entropy(
+                logits[:, :-1].mT, test[:, 1:], reduction="none"
+            )
+            by_position[seed, name, window] = loss.mean(0)
+            numbers.append(loss[:, 32:].mean())
+        found[name].append(torch.stack(numbers))
+
+columns = ["first", "largest", "loss", *WINDOWS]
+print(f"{'':6}" + "".join(f"{column:>17}" for column in columns))
+table = {name: torch.stack(rows) for name, rows in found.items()}
+for name, rows in table.items():
+    cells = zip(rows.mean(0), rows.std(0), strict=True)
+    print(f"{name:6}" + "".join(f"{m:10.3f} ±{s:5.3f}" for m, s in cells))
+
+share, loss = (
+    {name: rows[:, column] for name, rows in table.items()} for column in (0, 2)
+)
+gain = {name: rows[:, 4] - rows[:, 5] for name, rows in table.items()}
+print("dropping the first token costs, in nats:")
+for name, costs in gain.items():
+    print(f"{name:6}", *[f"{cost:7.4f}" for cost in costs])
+
+assert share["sink"].max() < share["plain"].min()
+assert share["gate"].mean() < share["plain"].mean()
+for name in ("sink", "gate"):
+    assert (loss[name] - loss["plain"]).abs().max() < 0.02
+assert gain["plain"].min() > 0
+assert gain["sink"].abs().mean() < gain["plain"].mean()
+
+# %%
+# In every language the plain model has the largest share on its first token, and a window that drops this token costs
+# it something. With a sink, the first token can go. The gate lies between, and
+# differs most from seed to seed. What neither changes is the loss, and the
+# largest feature is small in all three: a model of one layer with 16 features needs no huge ones. Reports of huge
+# features, and of better losses with gates, are about models of more than a billion parameters (Qiu et al., 2025).
+#
+# Where in the text does a window hurt?
+
+from lm_from_scratch.instruments import plot
+
+fig, axes = plot.figure(4.8, 4.6, 2, 1)
+for ax, name in zip(axes, ("plain", "sink"), strict=True):
+    for i, window in enumerate(WINDOWS):
+        mean = sum(by_position[seed, name, window] for seed in range(3)) / 3
+        groups = mean.view(-1, 8).mean(1)  # of 8 positions
+        ax.plot(
+            range(4, 96, 8),
+            groups,
+            "o-s--^:"[2 * i : 2 * i + 2],
+            color=plot.COLOURS[i],
+            label=window,
+        )
+    ax.set(title=name, xlabel="position", ylabel="loss")
+axes[0].legend(frameon=False)
+plt.show()
+
+# %%
+# Beyond the 33 letters of training, all keys are the worst choice: distances that never occurred. StreamingLLM numbers
+# its tokens by their slots, so that no distance is new; our cache leaves keys at the positions of the text.
+#
+# And the shipped models? Here are 12 texts of 250 tokens, windows of 64 keys, and the loss from token 100 on.
+
+import pydoc_data.topics
+
+from lm_from_scratch.checkpoint.weights import load_shipped
+
+for name in ("gpt2-docs", "qwen2-docs"):
+    model, tokenizer = load_shipped(name)
+    texts = map(tokenizer.start, sorted(pydoc_data.topics.topics.values()))
+    ids = torch.tensor([t[:250] for t in texts if len(t) > 250][:12])
+    per_text = {}
+    for keys, pinned in ((64, 0), (63, 1)):
+        with torch.no_grad():
+            logits = model(ids, cache=Streaming(NO_CACHE, keys, pinned))
+        wrong = F.cross_entropy(logits[:, :-1].mT, ids[:, 1:], reduction="none")
+        per_text[pinned] = wrong[:, 100:].mean(1)
+    gains = per_text[0] - per_text[1]
+    error = gains.std() / len(gains) ** 0.5
+    print(f"{name:10} first token saves {gains.mean():.3f} ± {error:.3f} nats")
+    if name == "gpt2-docs":
+        assert 0.1 < gains.mean() < 0.4 and gains.mean() > 3 * error
+    else:
+        assert gains.mean().abs() < 0.02
+
+# %%
+# GPT-2 has no sink in its maps, and misses the token all the
+# same: small weights can matter, and a weight is not a contribution. Qwen2 does not miss it. Attention maps would not
+# have told you.
+#
+# The cache that forgets is exactly the rule with a mask:
+
+model = KINDS["plain"](
+    Qwen2Config(
+        vocab_size=32, n_layer=2, n_head=2, n_embd=16, n_kv_head=1,
+        intermediate_size=32, eos_token_id=None, initializer_range=0.25,
+    )
+).double()  # fmt: skip
+cache, parts = StreamingCache(2, window=5, first=2), []
+with torch.no_grad():
+    for piece in test[:4].split([20, 1, 1, 40, 1, 34], dim=1):
+        parts.append(model(piece, cache=cache))
+    whole = model(test[:4], cache=Streaming(NO_CACHE, 5, 2))
+torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-12, rtol=0)
+held = cache.contents(0)[2][0]
+print("positions held after 97 tokens:", held[held >= 0].tolist())
+assert sorted(held[held >= 0].tolist()) == [0, 1, 92, 93, 94, 95, 96]
+
+# %%
+# What published models chose
+# ---------------------------
+#
+# * gpt-oss has a sink in every head of every layer; every second layer sees 128 keys.
+# * Qwen3-Next has gates in its layers of full attention, one for each feature, from the same projection as the query.
+# * StreamingLLM trains nothing, and keeps four tokens of a finished model.
+#
+# Bug museum
+# ----------
+#
+# Each of these runs, and trains. Here they are measured on one small layer, against the right result.
+
+torch.manual_seed(1)
+q = torch.randn(1, 6, 7, 8)
+k, v = torch.randn(2, 1, 2, 7, 8)
+z, at = 1 + torch.randn(6), torch.arange(7)[None]
+seen = Visibility(at, at, dense=True)
+right = sink_attention(q, k, v, seen, z)
+
+
+def wrong_by(y):
+    error = (y - right).abs().max().item()
+    print(f"wrong by {error:.2f}, largest right number {right.abs().max():.2f}")
+    return error
+
+
+# %%
+# The sink was scaled like a score
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# The column is joined to the raw products, and all of it is divided by :math:`\sqrt{D}` (M56). The sink is a score
+# already.
+
+assert wrong_by(sink_attention(q, k, v, seen, z / 8**0.5)) > 0.05
+
+# %%
+# The sink was given a value
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# The weights of the keys were divided by their sum, "because weights sum to 1" (M57). Then the sink is gone: this is
+# plain attention again. A test with one query and one key of score 0 finds it: the weight must be
+# :math:`1 / (1 + e^z)`.
+
+assert wrong_by(formula_attention(q, k, v, seen)) > 0.05
+
+# %%
+# Sinks for the heads of keys
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# With shared key heads, the sinks were tiled as 0 1 0 1 and not in the order of the query heads (M58).
+
+order = torch.arange(6).view(2, 3).T.flatten()
+assert wrong_by(sink_attention(q, k, v, seen, z[order])) > 0.05
+
+# %%
+# Loaded and never used
+# ~~~~~~~~~~~~~~~~~~~~~
+#
+# A kernel took sinks, and the code that called it said ``use_sinks = false`` (M59). Nothing fails: the text is only
+# worse. The comparison with ``transformers`` at the top of this page finds it, with sinks of random size; with sinks of
+# 0 it would, too, since a sink of 0 is not none.
+
+assert wrong_by(sink_attention(q, k, v, seen, torch.full((6,), -1e4))) > 0.05
+
+# %%
+# The gate was cut across heads
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# ``q_proj`` holds the query and the gate of head 0, then those of head 1 (M60). Cut in two halves, the second half of
+# the heads becomes the gates of the first. All shapes fit.
+
+from lm_from_scratch.instruments.sink_diagrams import gate_places
+
+gate_places(4)
+
+# %%
+# With one head both cuts are the same, so a test needs two.
+
+rows = gates.q_proj(x)  # (B, T, 2 * H * D)
+query, gate = rows.view(2, 7, 6, 16).chunk(2, dim=-1)
+wrong_query, wrong_gate = rows.chunk(2, dim=-1)
+same = (wrong_gate.view(2, 7, 6, 8) == gate).all(dim=(0, 1, 3))
+print("heads with their own gate:", same.sum().item(), "of 6")
+assert same.sum() == 1  # the last one
+one = rows[..., :16]
+assert torch.equal(
+    one.chunk(2, dim=-1)[1], one.view(2, 7, 1, 16).chunk(2, -1)[1][:, :, 0]
+)
+
+# %%
+# The gate stood before the softmax
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# Multiplying the query by the gate makes scores smaller, and the weights flatter (M61). They still sum to 1: no gate
+# can make the result 0.
+
+with torch.no_grad():
+    shut = torch.zeros(1, 6, 7, 8)  # every gate is closed
+    before = formula_attention(q * shut, k, v, seen)
+    after = formula_attention(q, k, v, seen) * shut
+print(f"before {before.abs().max():.2f}, after {after.abs().max():.2f}")
+assert before.abs().max() > 0.5 and after.abs().max() == 0
+
+# %%
+# The norm weight was taken as it is
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# Qwen3-Next stores its norm weights minus 1 (M62). An ``RMSNorm`` that loads them multiplies fresh queries by 0, and
+# every query looks at all keys alike.
+
+from lm_from_scratch.layers.norm import RMSNorm, ZeroCentredRMSNorm
+
+fresh, usual = ZeroCentredRMSNorm(8), RMSNorm(8)
+usual.load_state_dict(fresh.state_dict())
+assert usual(q).abs().max() == 0 and fresh(q).abs().max() > 1
+
+# %%
+# The window let the first token go
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# A ring of S slots puts token :math:`p` into slot :math:`p \bmod S`. Pinned slots must not be part of the ring: here
+# the remainder was taken over all slots, and the first lap pushes ⊢ out (M63).
+
+slots, pinned = 5, 1
+ring = [p % slots for p in range(12)]
+apart = [
+    p if p < pinned else (p - pinned) % (slots - pinned) + pinned
+    for p in range(12)
+]
+print("slot 0 holds, wrong:", [p for p in range(12) if ring[p] == 0])
+print("slot 0 holds, right:", [p for p in range(12) if apart[p] == 0])
+assert ring.count(0) == 3 and apart.count(0) == 1
+
+# %%
+# Exercises
+# ---------
+#
+# 1. *Easy.* Which sink makes a head with two keys of score 0 spend half of its weight? A right answer is one number, and
+#    a check by ``sink_attention``.
+# 2. *Medium.* Fix the sink at 0 ("softmax off by one") instead of learning it. Does the first token's share fall as far?
+#    A right answer has three languages, with spread. Hint: ``model.requires_grad_`` on one parameter.
+# 3. *Hard.* Number the keys by their slots, as StreamingLLM does: turn them after they leave the cache. A right answer
+#    shows the loss by position beside that of this page. Hint: let ``rotate`` turn nothing, and turn queries and keys in ``attend``.
+#
+# Sources
+# -------
+#
+# * Xiao et al.: `Efficient Streaming Language Models with Attention Sinks <https://arxiv.org/abs/2309.17453>`_, 2023.
+# * Qiu et al.: `Gated Attention for Large Language Models <https://arxiv.org/abs/2505.06708>`_, 2025.
+# * OpenAI: `gpt-oss-120b & gpt-oss-20b Model Card <https://arxiv.org/abs/2508.10925>`_, 2025.
+# * Guo et al.: `Active-Dormant Attention Heads <https://arxiv.org/abs/2410.13835>`_, 2024. A language in which a letter
+#   comes back, and the sink that it grows.
+# * Sinks that were never reached: `vllm-metal #550 <https://github.com/vllm-project/vllm-metal/pull/550>`_.
+
+import lm_from_scratch
+
+print("torch", torch.__version__)
+print("lm_from_scratch", lm_from_scratch.__version__)

@@ -1,0 +1,274 @@
+r"""
+Multi-token prediction
+======================
+
+Can a model draft for itself? Below, a small part is trained in seconds on top of our finished Qwen2, whose weights stay
+as they are. Then it guesses the next two tokens before each pass. Blue guesses were right, and a bar ends a pass:
+"""
+
+# sphinx_gallery_needs = ["../6_generation/2_speculative_decoding", "../2_qwen2/4_qwen2"]
+# sphinx_gallery_words = ["MTP", "num_nextn_predict_layers", "nextn", "self-speculative decoding", "EAGLE", "Medusa", "DeepSeek-V3", "use_mtp"]
+import torch
+
+from lm_from_scratch.cache.interface import NO_CACHE
+from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.generation.generate import complete, generate
+from lm_from_scratch.generation.mtp_drafter import MTPDrafter
+from lm_from_scratch.generation.sampling import GREEDY
+from lm_from_scratch.generation.speculative import PromptLookup, speculate
+from lm_from_scratch.instruments import generation_diagrams, mtp_diagrams
+from lm_from_scratch.models.mtp import MTP
+from lm_from_scratch.text.corpora import load_corpus, split
+from lm_from_scratch.text.targets import mtp_targets
+from lm_from_scratch.training.loss import causal_lm_loss
+from lm_from_scratch.training.mtp_loss import mtp_losses
+
+qwen2, tokenizer = load_shipped("qwen2-docs")
+qwen2.requires_grad_(False)
+documents, _ = split(load_corpus("reference"))
+ids = torch.tensor([i for d in documents for i in tokenizer.start(d.text)])
+
+
+def taught(loss_of, steps):
+    torch.manual_seed(0)
+    mtp = MTP(qwen2)
+    optimizer = torch.optim.AdamW(mtp.parameters(), lr=5e-3)
+    for step in range(steps):
+        starts = torch.randint(len(ids) - 64, (4,))
+        idx = torch.stack([ids[a : a + 64] for a in starts])  # (B, T)
+        h = qwen2.model(idx)  # (B, T, C): the frozen model's states
+        loss = loss_of(qwen2, mtp, h, idx)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] = 5e-3 * (1 - step / steps)
+    return mtp.eval(), loss.item()
+
+
+mtp, loss = taught(lambda *given: mtp_losses(*given)[0], 200)
+
+# %%
+# This is the text that Qwen2 writes with it:
+
+
+def written(drafter, start, new=60, n_draft=2):
+    rows = [tokenizer.start(start)]
+    return list(speculate(qwen2, drafter, rows, new, GREEDY, n_draft))
+
+
+start = "If the file does not exist, an"
+passes = written(MTPDrafter(mtp), start)
+shown = [tokenizer.pieces(p.tokens[0]) for p in passes]
+
+plain = complete(generate(qwen2, [tokenizer.start(start)], 60, GREEDY))[0]
+assert [token for p in passes for token in p.tokens[0]] == plain
+assert 32 < len(passes) < 48
+drafted = [([*row[:-1]], len(row) - 1, row[-1]) for row in shown]
+generation_diagrams.drafts(drafted, start)
+
+# %%
+# That is 60 tokens in about 40 passes, and every token is the one that Qwen2 would have written alone: the guesses are
+# judged by the rule of `speculative decoding <../6_generation/2_speculative_decoding.ipynb>`_. But there is no second
+# model here. The drafter lives on what the first one has computed already.
+#
+# A state that has more to say
+# ----------------------------
+#
+# To predict one token, Qwen2 turns the whole text into a state h of 128 numbers, then asks its head for the next token.
+# The state is used once and forgotten. Yet it has seen the text, and as soon as the next token is chosen, one small
+# step can go on from it: join h with the embedding of that token, run *one* block, and ask the same head again.
+
+own, *guesses = tokenizer.pieces(plain[:3])
+mtp_diagrams.self_draft(start, [own, *guesses])
+
+# %%
+# The first row is a full pass through eight blocks. Each further row costs one block, and drafts one token. (Here the
+# drawing shows the words of the text, so all drafts are right.) In code, one step is this:
+
+layer = mtp.layers[0]
+
+
+def guess(h, known):  # states (T, C), and the token after each
+    x = qwen2.model.embed_tokens(known)
+    u = layer.eh_proj(
+        torch.cat([layer.enorm(x), layer.hnorm(h)], dim=-1)
+    )  # (T, C)
+    places = torch.arange(len(known))[None]
+    rotation = qwen2.model.rotary_emb(places, u.dtype)
+    seen = NO_CACHE.see(u[None], None, None, [None])[0]
+    y = layer.mtp_block(u[None], rotation, seen, NO_CACHE)[0]
+    return layer.post_norm(y) @ qwen2.head_weight.T  # (T, V)
+
+
+with torch.no_grad():
+    idx = torch.tensor(tokenizer.start(start) + plain[:1])
+    h = qwen2.model(idx[None, :-1])[0]
+    logits = guess(h, idx[1:])
+    want = mtp(qwen2, qwen2.model(idx[None]), idx[None])[0][0, :-1]
+
+torch.testing.assert_close(logits, want @ qwen2.head_weight.T)
+assert h.shape == (len(idx) - 1, 128)
+print("states", tuple(h.shape), "  logits", tuple(logits.shape))
+
+# %%
+# **Predict first.** Qwen2 has 2.1 million weights. How many are new in the part that drafts?
+#
+# * Nearly none: it shares everything.
+# * About a tenth as many.
+# * Half as many: it needs a head of its own.
+
+
+whole, new = (sum(p.numel() for p in m.parameters()) for m in (qwen2, mtp))
+head = qwen2.head_weight.numel()
+print(f"Qwen2 {whole:,}, of which its head {head:,}; new {new:,}")
+
+assert 0.08 < new / whole < 0.14 and 2.0e6 < whole < 2.2e6
+
+# %%
+# About a tenth: one block of eight, and a projection. The embedding and the head are Qwen2's own.
+#
+# Which token to learn
+# --------------------
+#
+# A column of the usual loss, depth 0, sees the text up to its own token, and its target is the next one. Depth 1 has
+# been given that next token. So its target is one further on, and it runs out of targets one column earlier:
+
+words = tokenizer.pieces(tokenizer.encode("If the file does not"))
+mtp_diagrams.targets(words, (0, 1))
+
+# %%
+# It is easy to shift once too few. So let us train a second part with the target of depth 0.
+#
+# **Predict first.** What happens to its loss?
+#
+# * It stays high: the task is wrong.
+# * It ends about as high as before.
+# * It falls far lower.
+
+
+def shifted_too_little(model, mtp, h, idx):
+    logits = mtp(model, h, idx)[0] @ model.head_weight.T
+    return causal_lm_loss(logits, mtp_targets(idx, 0))
+
+
+wrong, wrong_loss = taught(shifted_too_little, 80)
+rights = [
+    sum(p.accepted[0] for p in written(MTPDrafter(m), start))
+    for m in (mtp, wrong)
+]
+print(f"right targets: loss {loss:.1f}, {rights[0]} guesses accepted")
+print(f"wrong targets: loss {wrong_loss:.1f}, {rights[1]} guesses accepted")
+
+assert wrong_loss < 0.6 * loss and rights[1] < rights[0] / 2
+
+# %%
+# It falls far lower, in fewer steps, because the answer is among its inputs: it learns to repeat the token that it was
+# given. As a drafter it is worthless, but for places where the text does repeat a token. A loss that looks too good is
+# the only warning.
+#
+# Is it a good drafter?
+# ---------------------
+#
+# Let us compare it with two that cost nothing. *Look-up* copies what followed the last time. A *bigram* table says
+# which token most often followed the last one in the training text.
+
+counts = torch.zeros(4096, 4096)
+one = torch.ones(len(ids) - 1)
+counts.index_put_((ids[:-1], ids[1:]), one, accumulate=True)
+after = counts.argmax(1).tolist()
+
+
+class Bigram:
+    def start(self, model, sampler, longest, n_draft):
+        return self.propose
+
+    def propose(self, rows, wanted, generators):
+        drafts = []
+        for row, n in zip(rows, wanted):
+            text = [row[-1]]
+            for _ in range(n):
+                text.append(after[text[-1]])
+            drafts.append(text[1:])
+        return drafts, None
+
+
+# %%
+# **Predict first.** Each drafter guesses two tokens before each pass, for five texts of 60 tokens. Which one saves the
+# most passes?
+#
+# * Look-up: greedy text of a small model repeats itself.
+# * The bigram table: it has read the whole training text.
+# * The new part: it knows the state.
+
+starts = "Return the number of items in|The function returns a list of|Read the|A class"
+texts = [start, *starts.split("|")]
+drafters = {
+    "look-up": PromptLookup(),
+    "bigram": Bigram(),
+    "new part": MTPDrafter(mtp),
+}
+counted = {
+    name: [len(written(drafter, text)) for text in texts]
+    for name, drafter in drafters.items()
+}
+print("passes for 60 tokens        mean")
+for name, row in {"alone": [60] * 5, **counted}.items():
+    print(f"{name:10}", *(f"{n:3}" for n in row), f"{sum(row) / 5:8.1f}")
+
+mean = {name: sum(row) / 5 for name, row in counted.items()}
+assert mean["new part"] < 48 and mean["new part"] < mean["look-up"]
+assert abs(mean["new part"] - mean["bigram"]) < 6
+assert all(n < 60 for row in counted.values() for n in row)
+
+# %%
+# The new part, but only just: after seconds of training it saves a few passes more than a table of pairs. Much of what
+# it guesses right are pairs. Training it longer, and on more text, is where the two part ways.
+#
+# What it costs
+# -------------
+#
+# A pass saved is not yet time saved, for drafting is work too. Let us count the weights that are read. A pass reads all
+# of Qwen2; a draft reads the new part and the head.
+
+c = (new + head) / whole
+tokens = 59 / (mean["new part"] - 1)
+print(f"a draft costs {c:.2f} of a pass")
+print(f"{tokens:.2f} tokens a pass, for the weights of {1 + 2 * c:.2f} passes")
+print(f"speed-up {tokens / (1 + 2 * c):.2f}")
+
+assert 0.3 < c < 0.4 and tokens / (1 + 2 * c) < 1
+
+# %%
+# So here it does *not* pay: more weights are read than without drafts. Our head is a quarter of the whole model, and
+# every draft reads it. The bigram table, which reads nothing, does pay.
+#
+# In DeepSeek-V3 a token meets about 36.5 billion weights in a pass, and 1.6 billion in a draft. Its report says that 85
+# to 90 per cent of the second tokens were accepted, and gives 1.8 times the tokens per second. With one draft per pass:
+
+c = 1.6 / 36.5
+print(f"{(1 + 0.85) / (1 + c):.2f} to {(1 + 0.90) / (1 + c):.2f} times")
+
+assert 1.75 < 1.85 / (1 + c) < 1.9 / (1 + c) < 1.85
+
+# %%
+# The count fits the report.
+#
+# There the part was also trained together with the model, from the start. Many checkpoints of 2025 and 2026 carry such
+# layers; a loader that only writes text leaves them in the file. How the caches are kept, whether the extra loss helps
+# the model itself, and what goes wrong is in `multi-token prediction in depth
+# <8a_multi_token_prediction_in_depth.ipynb>`_.
+#
+# Exercises
+# ---------
+#
+# 1. *Easy.* Draft one token and four tokens per pass instead of two. A right answer says which number of passes is
+#    smallest, which number of weights read, and why they are not the same.
+# 2. *Medium.* Let the part learn from what Qwen2 itself predicts, instead of from the training text: the target is then
+#    the distribution of depth 0 in the next column. A right answer compares the passes for the five texts.
+#
+# Summary
+# -------
+#
+# * State and next token, joined, go through one block and the model's own head: a guess for the token after the next.
+# * Its target is shifted by two. Shifted by one, it sees the answer: a low loss, and hardly a draft is right.
+# * The text stays the model's own. Whether it comes faster depends on the price of a draft against that of a pass.

@@ -1,0 +1,269 @@
+r"""
+Read any config
+===============
+
+A model arrives as two things: weights, and a ``config.json``, a page of keys and numbers. Here are the lines of
+Qwen3-Next, a model of 80 billion parameters. Each coloured group is an idea, and each idea has a lesson.
+"""
+
+# sphinx_gallery_needs = ["1_qwen3", "../5_caching/1_why_cache"]
+# sphinx_gallery_words = ["config.json", "AutoConfig", "architecture", "Qwen3-Next", "DeepSeek-V3", "gpt-oss", "SmolLM3", "active parameters", "A3B", "num_experts_per_tok", "kv_lora_rank", "layer_types", "no_rope_layers"]
+# sphinx_gallery_thumbnail_number = 1
+
+import matplotlib.pyplot as plt
+
+from lm_from_scratch.checkpoint.ideas import (
+    IDEAS,
+    cached_numbers,
+    counts,
+    describe,
+    families,
+    states,
+)
+from lm_from_scratch.instruments.config_diagrams import explained, kept
+from lm_from_scratch.instruments.plot import COLOURS, figure
+
+config = families()["qwen3_next"].config
+found = describe(config)
+labels = {key: line.idea.label for line in found for key in line.keys}
+labels["rms_norm_eps"] = ""  # since chapter 2, every model has it
+labels |= {key: "Delta rule" for key in config if key.startswith("linear_")}
+labels["moe_intermediate_size"] = "Experts"
+flat = {"model_type": "", **config, "partial_rotary_factor": 0.25}
+hidden = (
+    "rope_parameters",
+    "mlp_only_layers",
+    "decoder_sparse_step",
+    "norm_topk_prob",
+)
+explained({k: v for k, v in flat.items() if k not in hidden}, labels)
+
+# %%
+# Lines without a colour are sizes and switches that you know from Qwen2: ``hidden_size`` is C, ``vocab_size`` V,
+# ``head_dim`` D. The numbers are the defaults of ``transformers``; we shall see that they give a model of the published
+# size.
+#
+# From keys to ideas
+# ------------------
+#
+# ``describe`` reads a config, of any model. For each idea it says what the config says of it, which keys say so, and
+# where the course explains it.
+
+for line in found:
+    print(f"{line.idea.label:25} {line.text:36} {', '.join(line.keys) or '-'}")
+
+assert {line.name for line in found} >= {"delta", "experts", "gate", "qk_norm"}
+
+# %%
+# Look at the lines with a dash. We come back to them.
+#
+# Which is which?
+# ---------------
+#
+# Here are some lines of three configs. One is DeepSeek-V3, one gpt-oss-120b, and one SmolLM3.
+
+quiz = {"A": "gpt_oss", "B": "smollm3", "C": "deepseek_v3"}
+telling = ("kv_lora_rank", "num_nextn_predict_layers", "no_rope_layers")
+telling += ("sliding_window", "num_local_experts", "n_routed_experts")
+for letter, name in quiz.items():
+    numbers = dict(families()[name].config)
+    if "no_rope_layers" in numbers:
+        numbers["no_rope_layers"] = (
+            str(numbers["no_rope_layers"][:8])[:-1] + ", ..."
+        )
+    print(
+        letter,
+        *(f"   {key}: {numbers[key]}" for key in telling if key in numbers),
+        sep="\n",
+    )
+
+# %%
+# **Predict first.** Which is which?
+#
+# * A is DeepSeek-V3, B is gpt-oss, C is SmolLM3
+# * A is gpt-oss, B is SmolLM3, C is DeepSeek-V3
+# * A is SmolLM3, B is DeepSeek-V3, C is gpt-oss
+
+for letter, name in quiz.items():
+    ideas = [line.idea.label for line in describe({"model_type": name})]
+    print(f"{letter} is {name}: {', '.join(ideas)}")
+
+latent, sinks = (
+    describe({"model_type": "deepseek_v3"}),
+    describe({"model_type": "gpt_oss"}),
+)
+assert "latent" in {line.name for line in latent} and "sinks" in {
+    line.name for line in sinks
+}
+assert "unrotated" in {
+    line.name for line in describe({"model_type": "smollm3"})
+}
+assert set(families()["smollm3"].config["no_rope_layers"][3::4]) == {0}
+assert "sinks" in families()["gpt_oss"].code
+
+# %%
+# A latent, and a layer that predicts one more token: DeepSeek-V3. Every fourth layer without rotation: SmolLM3. A window
+# of 128 tokens and 128 experts: gpt-oss. Its sinks have no key at all.
+#
+# How many parameters?
+# --------------------
+#
+# A config should be enough to count them. A layer has two norms, experts, and one of two mixers: attention or the delta
+# rule.
+
+C, E, I = (
+    config["hidden_size"],
+    config["num_experts"],
+    config["moe_intermediate_size"],
+)
+H, Hkv, D = (
+    config["num_attention_heads"],
+    config["num_key_value_heads"],
+    config["head_dim"],
+)
+few, V = config["num_experts_per_tok"], config["vocab_size"]
+
+expert = 3 * C * I  # gate, up and down
+shared = 3 * C * config["shared_expert_intermediate_size"]
+attention = H * D * C + 2 * Hkv * D * C + H * D * C  # q; k and v; output
+
+Hk, Hv = config["linear_num_key_heads"], config["linear_num_value_heads"]
+keys = Hk * config["linear_key_head_dim"]
+values = Hv * config["linear_value_head_dim"]
+conv = (2 * keys + values) * config["linear_conv_kernel_dim"]
+delta = (2 * keys + values) * C + conv + values * C  # q, k, v; output
+
+# %%
+
+full = config["layer_types"].count("full_attention")
+layers = config["num_hidden_layers"]
+block = 2 * C + E * C + E * expert + shared  # norms, router, experts
+total = (
+    2 * V * C + C + layers * block + full * attention + (layers - full) * delta
+)
+true = families()["qwen3_next"].parameters  # counted on the meta device
+print(
+    f"from the config {total:,}\nof the model    {true:,}\nmissing         {true - total:,}"
+)
+
+assert true == 79_674_391_296
+assert (full, layers, Hkv) == (12, 48, 2)
+
+# %%
+# **Predict first.** Our count is too small by 0.5 %. What did we forget?
+#
+# * Biases
+# * Weights that no key of the config mentions
+# * The parameters of softmax
+
+silent = {
+    "gate of attention": full * H * D * C,  # q_proj is twice as wide
+    "QK-norm": full * 2 * D,
+    "gate of the delta rule": (layers - full) * values * C,
+    "decay and writing strength": (layers - full) * (2 * Hv * C + 2 * Hv),
+    "norm of its heads": (layers - full) * config["linear_value_head_dim"],
+    "gate of the shared expert": layers * C,
+}
+for name, count in silent.items():
+    print(f"{name:27} {count:>12,}")
+assert total + sum(silent.values()) == true
+assert 0.004 < (true - total) / true < 0.006
+
+# %%
+# Weights that no key mentions: three gates, two kinds of norm, and what decides how much the delta rule forgets and
+# writes. Add them, and the count is exact.
+#
+# This is the limit of a config. **It holds what can change between the sizes of a family. What all of them share is in
+# the code.** ``qk_norm`` is no key of Qwen3, and neither is ``sinks`` of gpt-oss. So ``describe`` looks up families
+# that it knows, and the dashes above are what it found there. Of a family that it does not know, it can tell you only
+# what the keys say.
+#
+# How many are active?
+# --------------------
+#
+# A token meets 10 of the 512 experts of a layer, and the shared one. All others cost memory, and no time.
+
+active = true - layers * (E - few) * expert
+print(
+    f"{true / 1e9:.1f} billion in memory, {active / 1e9:.1f} billion for a token"
+)
+assert round(active / 1e9, 1) == 3.9 and round(2 * V * C / 1e9, 1) == 0.6
+
+# %%
+# The published name says *80B-A3B*: 80 billion parameters, about 3 of them active. (Our 3.9 billion hold embedding and
+# head, 0.6 billion, which many counts leave out.)
+#
+# What does a long text cost?
+# ---------------------------
+#
+# The other number to read off a config is the memory of a cache. Keys and values take 2 Hkv D numbers in a layer for each
+# token; a latent takes its rank and the turned features; a window stops growing; a delta rule keeps a state.
+#
+# **Predict first.** Which of these needs the least memory for 32,768 tokens?
+#
+# * Llama, with 32 layers and 6.7 billion parameters
+# * DeepSeek-V3, with 61 layers and 671 billion
+# * Qwen3-Next, with 48 layers and 80 billion
+
+T, names = 32_768, ("llama", "mixtral", "deepseek_v3", "gpt_oss", "qwen3_next")
+numbers = {name: families()[name].config for name in names}
+memory = {
+    name: (2 * cached_numbers(one, T), 2 * states(one))  # two bytes each
+    for name, one in numbers.items()
+}
+assert min(memory, key=lambda name: sum(memory[name])) == "qwen3_next"
+assert sum(memory["llama"]) / sum(memory["qwen3_next"]) > 15
+assert sum(memory["deepseek_v3"]) < sum(memory["mixtral"])
+assert (
+    min(families()[name].parameters for name in names)
+    == families()["llama"].parameters
+)
+kept(memory, T)
+
+# %%
+# Qwen3-Next: only twelve of its 48 layers have a cache, with two key heads. All that the others keep is the orange end of
+# its bar. Llama, the smallest model here, needs the most, because its 32 heads share nothing.
+#
+# Who uses what?
+# --------------
+#
+# The same reading of every family of decoders in ``transformers``, by its default config:
+
+number = counts()
+new = [
+    name for name in IDEAS if IDEAS[name].page.startswith("9_") and number[name]
+]
+new.sort(key=lambda name: number[name])
+fig, (ax,) = figure(4.6, 4.4)
+ax.barh(
+    [IDEAS[name].label for name in new],
+    [number[name] for name in new],
+    color=COLOURS[0],
+)
+ax.set(title="Families that use an idea", xlabel=f"of {len(families())}")
+plt.show()
+assert (
+    number["experts"] > number["qk_norm"] > number["latent"] > number["delta"]
+)
+assert number["experts"] > len(families()) / 3
+
+# %%
+# Families are not models in use: an old one counts as much as this year's. But experts and QK-norm are clearly what a
+# reader of today's models meets first. On the site, *Which model uses what*, below "Look up", lists every family.
+#
+# For a model on your disk, ``python -m lm_from_scratch describe FOLDER`` prints the list. It reads the config alone, so
+# the model may be one that this package cannot load.
+#
+# Exercises
+# ---------
+#
+# 1. *Easy.* Describe ``{"model_type": "gemma3_text"}``. Which of its ideas have no key?
+# 2. *Medium.* Count the parameters of ``mixtral`` from its config. Do you need any silent weights?
+# 3. *Hard.* At how many tokens does the cache of Qwen3-Next become larger than its states?
+#
+# Summary
+# -------
+#
+# * A key of a config names an idea; the sizes beside it give parameters, active parameters and bytes of the cache.
+# * What all models of a family share has no key. For that, read its code, or count its weights.
+# * Experts and QK-norm are the most common changes since Qwen2.
