@@ -632,7 +632,7 @@ assert accepted == {"norm_in_float32": False, "rms_norm": True}
 # Epsilon outside, and a subtracted mean
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# Two wrong norms in a whole model: which tolerance tells them from rounding?
+# Two wrong norms in a whole model: which tolerance tells them from rounding? (M1, M2)
 #
 # The model has four blocks. Its matrices have standard deviation 0.25 and its norm weights are around 1. The row named
 # "formula" has no mistake: it is ``rms_norm`` instead of ``RMSNormFunction``.

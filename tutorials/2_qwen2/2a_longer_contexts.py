@@ -247,7 +247,7 @@ assert all(stretch[name] == 1 for name in stretch if name != "YaRN")
 
 from transformers.models.qwen2 import modeling_qwen2 as oracle
 
-from lm_from_scratch.checkpoint.configs import scaling_to_dict
+from lm_from_scratch.checkpoint.rope_configs import scaling_to_dict
 
 generator = torch.Generator().manual_seed(0)
 for name, scaling in {"none": None, **scalings}.items():

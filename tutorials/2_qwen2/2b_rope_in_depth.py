@@ -442,7 +442,7 @@ print(f"cosine off by {error:.0e} within 1024 tokens")
 # The wrong layout
 # ~~~~~~~~~~~~~~~~
 #
-# Weights for interleaved pairs meet code for half-split ones: every shape fits, and later positions are wrong.
+# Weights for interleaved pairs meet code for half-split ones: every shape fits, and later positions are wrong. (M3)
 #
 # Meta's files of Llama 2 are interleaved. They were loaded into half-split code without the converter: `this happened
 # to the notebooks of LLMs-from-scratch <https://github.com/rasbt/LLMs-from-scratch/issues/747>`_, and `explaining it

@@ -564,7 +564,7 @@ assert early == "n_head=6 is not a multiple of n_kv_head=4"
 # Key heads in tiles
 # ~~~~~~~~~~~~~~~~~~
 #
-# The tiled heads of the figure come from one wrong word, ``repeat`` for ``repeat_interleave``. Every shape fits. axlearn had
+# The tiled heads of the figure come from one wrong word, ``repeat`` for ``repeat_interleave`` (M4). Every shape fits. axlearn had
 # this mistake and `fixed it <https://github.com/apple/axlearn/pull/842>`_, as did `jax-js <https://github.com/ekzhang/jax-js/pull/180>`_.
 # In ONNX, `a pull request of 2025 <https://github.com/onnx/onnx/pull/7274>`_ replaces tiles in the definition of its Attention operator.
 #

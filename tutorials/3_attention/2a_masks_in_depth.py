@@ -760,7 +760,7 @@ for name, cut_keys in {"Q4": False, "fixed": True}.items():
 # A ring without positions
 # ~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# Slots are compared as if they were positions, which is right until the buffer becomes a ring.
+# Slots are compared as if they were positions, which is right until the buffer becomes a ring. (M5)
 #
 # In a static buffer, slot and position are the same number, so code can get away with comparing the positions of
 # queries with the numbers of slots. ``litgpt`` met this in `issue 2182

@@ -634,7 +634,7 @@ assert counted > 1.5 and middle > 1.2
 # Positions that run on
 # ~~~~~~~~~~~~~~~~~~~~~
 #
-# Packed documents are isolated, and their positions or targets still run across the border.
+# Packed documents are isolated, and their positions or targets still run across the border. (M6)
 #
 # The lesson tells of the opposite half of the repair. Which test notices that the restart is missing? In a Qwen2 the
 # logits do not show it, because rotation depends only on differences of positions. In a GPT-2 they do.
@@ -664,7 +664,7 @@ assert extra == len(some) - len(batch.idx)
 # Cumulative lengths, off by one
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# Bounds count targets, not tokens: each document's last token becomes the next one's first.
+# Bounds count targets, not tokens: each document's last token becomes the next one's first. (M7)
 #
 # A document of n tokens has n - 1 targets. Code that counts targets gets bounds that do not end at N. This version of
 # the mistake is refused.

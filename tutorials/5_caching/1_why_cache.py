@@ -9,7 +9,8 @@ Race the two:
 .. live:: race
    :model: gpt2-docs
 
-Here is the race in Python, with the same small GPT-2. Both ways write 200 tokens.
+Here is the race in Python, with the same small GPT-2. Both ways write 200 tokens; only the last line of the loop tells
+them apart.
 """
 
 # sphinx_gallery_thumbnail_number = 1
@@ -30,7 +31,7 @@ model, tokenizer = load_shipped("gpt2-docs")
 prompt = tokenizer.start("If the file does not exist, an")
 
 
-def write(count, cache):
+def write(count, cache):  # keep: the logits of the last token are enough
     ids, seconds = list(prompt), []
     new = list(prompt)
     for _ in range(count):
@@ -43,7 +44,7 @@ def write(count, cache):
 
 
 text, without = write(200, NO_CACHE)
-same, with_cache = write(200, GrowingCache(8))
+same, with_cache = write(200, GrowingCache(8))  # for 8 blocks
 print("the same tokens:", text == same)
 for name, seconds in {"without": without, "with": with_cache}.items():
     print(f"{name:8}{200 / seconds.sum():6.0f} tokens a second")
@@ -76,13 +77,14 @@ plt.show()
 assert without[150:].median() > without[:50].median()
 
 # %%
-# Without a cache, tokens become slower and slower. With it, the time hardly grows.
+# Without a cache, tokens become slower and slower. With one, the time hardly grows.
 #
 # What is computed again
 # ----------------------
 #
-# In every layer, each token makes three vectors: a query q, a key k and a value v. Go through the first rounds of our
-# text. Grey boxes were computed in an earlier round, and thrown away.
+# In every block, each token makes three vectors: a query q, a key k and a value v. Each *round* writes one token. Go
+# through the first rounds; ⊢ is the start of the document. Grey boxes were computed in an earlier round, and thrown
+# away.
 
 from lm_from_scratch.instruments.cache_diagrams import cache_filling, one_query
 
@@ -90,8 +92,8 @@ pieces = ["⊢", *tokenizer.pieces(text)[1:]]
 cache_filling(pieces[:15], prompt=9)
 
 # %%
-# Without a cache, all the work on earlier tokens is done again. With it, their keys and values wait in memory, and the
-# model reads one token a round.
+# Without a cache, the work on earlier tokens is done again. With one, their keys and values wait in memory, and the model
+# reads one token a round.
 #
 # **Predict first.** The prompt has 9 tokens, and we write 200. Without a cache, how many tokens does the model read in
 # all rounds together? With one it reads 208. (The last token is written and never read.)
@@ -108,13 +110,12 @@ assert sum(rounds) == 21_700 and round(21_700 / 208) == 104
 
 # %%
 # Twice the text takes about four times the work without a cache, and twice the work with one. (Why did the clock show
-# less than 104? We come to that.)
+# less? We come to that.)
 #
 # Keys and values, but no queries
 # -------------------------------
 #
-# Here is the round in which the model reads *exception*, in one head of the fifth layer. Darker cells have more
-# weight.
+# Here is the round in which the model reads *exception*, in head 0 of block 4. Darker cells have more weight.
 
 from lm_from_scratch.instruments.plot import attention_maps
 
@@ -123,13 +124,12 @@ weights = attention_maps(model, ten)[4][0, 0, -1]  # its row: (S,)
 one_query(pieces[:10], weights.tolist())
 
 # %%
-# The new token has one query. It is compared with the *keys of all* tokens, and averages the *values of all* tokens.
-# The grey rows belong to old queries. They are finished, and nobody asks for them again.
+# The new token has one query. It is compared with the *keys of all* tokens, and the weights average the *values of all*
+# tokens. The grey rows belong to old queries, and nothing reads them again.
 #
-# And why may old keys and values stay as they are? Look at the last column: the causal mask hides the new key from
-# every earlier row. So no earlier token can notice that the text went on. What it passes to the next layer stays the
-# same, and with it its keys and values there, up to the last layer. (BERT has no causal mask. One more word would
-# change all its keys above the first layer.)
+# And why may old keys and values stay as they are? Look at the last column: only the new row has a cell there, because
+# the causal mask hides the new key from earlier tokens. So none of them can notice that the text went on. What a token
+# passes to the next block stays the same, and with it its keys and values there, and so on.
 #
 # Build it
 # --------
@@ -148,8 +148,8 @@ def linear(x, name):
 
 
 # %%
-# Numbers mark what is new or changed. The cache is a dictionary with the keys and values of each layer.
-# (``transformers`` calls it ``past_key_values``.)
+# Numbers mark what is new or changed. The cache is a dictionary, empty at first, with the keys and values of each block.
+# (``transformers`` calls it ``past_key_values``.) T counts the new tokens, S all tokens so far.
 
 
 def gpt2(ids, start, cache):  # ids: the new tokens (T,)
@@ -161,8 +161,8 @@ def gpt2(ids, start, cache):  # ids: the new tokens (T,)
         q, k, v = h.view(T, 3, 4, -1).permute(1, 2, 0, 3)  # (H, T, D)
         if S > T:
             k = torch.cat([cache[i][0], k], dim=1)  # 3: (H, S, D)
-            v = torch.cat([cache[i][1], v], dim=1)  # 4
-        cache[i] = k, v  # 5
+            v = torch.cat([cache[i][1], v], dim=1)
+        cache[i] = k, v  # 4
         scores = q @ k.mT / 32**0.5 + future  # (H, T, S)
         y = (scores.softmax(-1) @ v).transpose(0, 1).reshape(T, -1)
         x = x + linear(y, f"h.{i}.attn.c_proj")
@@ -173,10 +173,10 @@ def gpt2(ids, start, cache):  # ids: the new tokens (T,)
 
 # %%
 # 1. The positions of the new tokens go on where the cache ends, at ``start``.
-# 2. The new tokens are the *last* T of S tokens, so they get the last T rows of the triangle.
-# 3. Old keys come before the new ones.
-# 4. Old values, too.
-# 5. All of them are kept for the next round.
+# 2. The new tokens are the *last* T of S tokens, so they get the `last T rows of the triangle
+#    <../3_attention/2_masks.ipynb>`_.
+# 3. Old keys and values come before the new ones.
+# 4. All of them are kept for the next round.
 #
 # How do you know that a cache is right? By a law: *cut a text into pieces any way you like, and the logits must be those
 # of one pass.* Here are 20 tokens in pieces of 9, 1, 1, 6 and 3.
@@ -193,19 +193,18 @@ print(f"logits up to {full.abs().max():.0f}, largest error {error:.0e}")
 assert error < 1e-4 < 1 < full.abs().max()
 
 # %%
-# Only rounding is left: sums of fewer rows are added up in another order.
+# Only rounding is left: a matrix product of fewer rows may add its terms in another order.
 #
 # A position forgotten
 # --------------------
 #
-# An old script of this project had almost been fixed: it fed one token a round, but put each of them at position 0.
-# There was no error message.
+# An old script of this project read one token a round, but put each new one at position 0. There was no error message.
 #
 # **Predict first.** What does the model write?
 #
 # * the same text
-# * text that looks like documentation, but another one
-# * nothing that can be read
+# * another text, of ordinary words
+# * random letters
 
 
 def continued(count, forget=False):
@@ -225,10 +224,12 @@ print("wrong:", continued(16, forget=True))
 assert continued(7) == " exception is\nto be raised."
 wrong = " exception\nthe default value is not be used to be used to be used to"
 assert continued(16, forget=True) == wrong
+nine = {i: (k[:, :9], v[:, :9]) for i, (k, v) in cache.items()}
+assert (gpt2(twenty[9:10], 0, nine) - full[9]).abs().max() > 1
 
 # %%
-# It is nearly English, so a quick look at the text finds nothing. The law finds it with the first token after the
-# prompt. Test logits, not fluency.
+# It is nearly English, and a right model `can get into a loop, too <../1_gpt2/5_sampling.ipynb>`_. So reading the text
+# proves nothing. The law finds the mistake at the first token after the prompt. Test logits, not fluency.
 #
 # Prefill and decode
 # ------------------
@@ -255,45 +256,45 @@ assert min(seconds) / 200 < with_cache.median() / 2
 # What it costs
 # -------------
 #
-# A cache trades memory for computation. Each token adds, in each of L layers, a key and a value with D features for
-# every key head:
+# A cache trades memory for computation. In each of L blocks, a token adds a key and a value with D features for every
+# `key head <../2_qwen2/3_swiglu.ipynb>`_:
 #
 # .. math::
 #
 #    \text{bytes of a token} = 2 \cdot L \cdot H_{kv} \cdot D \cdot \text{bytes of a number}
 #
-# **Predict first.** Qwen2-7B has 28 layers, 4 key heads with 128 features, and numbers of 2 bytes. How large is the
-# cache of one chat of 32,768 tokens?
+# **Predict first.** Qwen2-7B has 7.6 billion weights in 28 blocks, 4 key heads with 128 features, and numbers of 2
+# bytes. How many chats of 32,768 tokens does it take until their caches are as large as the weights?
 #
-# * 7 MiB
-# * 180 MiB
-# * 1.75 GiB
+# * about 8
+# * about 80
+# * about 800
 
 from lm_from_scratch.models.qwen2 import SIZES, Qwen2Config, Qwen2ForCausalLM
 
 token = 2 * 28 * 4 * 128 * 2
+config = Qwen2Config(**SIZES["Qwen2-7B"])
+with torch.device("meta"):  # shapes without numbers
+    weights = 2 * sum(p.numel() for p in Qwen2ForCausalLM(config).parameters())
 print(f"one token: {token / 2**10:.0f} KiB")
 print(f"one chat: {32_768 * token / 2**30:.2f} GiB")
+print(f"weights: {weights / 2**30:.2f} GiB")
 
 assert token / 2**10 == 56 and 32_768 * token / 2**30 == 1.75
-
-config = Qwen2Config(**SIZES["Qwen2-7B"])
+assert round(weights / 2e9, 1) == 7.6
 assert (config.n_layer, config.n_kv_head, config.head_dim) == (28, 4, 128)
-with torch.device("meta"):
-    weights = 2 * sum(p.numel() for p in Qwen2ForCausalLM(config).parameters())
 assert 8 * 1.75 < weights / 2**30 < 8 * 1.8
 assert 130 < 2000e9 / weights < 132
 assert config.n_head // config.n_kv_head == 7
 
 # %%
-# Eight such chats take 14 GiB, about as much as all weights of the model. The cache grows with every token and every
-# chat; the weights do not. Sharing key heads among query heads makes it 7 times smaller in this model (see `Qwen2
-# <../2_qwen2/4_qwen2.ipynb>`_). The next lessons `drop old keys <2_kinds_of_cache.ipynb>`_ and `round them to 4 bits
+# Eight chats take 14 GiB, about as much as all the weights. The cache grows with every token and every chat; the weights
+# do not. The next lessons `drop old keys <2_kinds_of_cache.ipynb>`_ and `round them to 4 bits
 # <3_quantized_cache.ipynb>`_.
 #
-# And the time? On a GPU whose memory delivers 2,000 GB a second, those weights allow at most 131 tokens a second for a
-# single chat, however fast the GPU multiplies. So servers `decode many chats at once
-# <../6_generation/3_continuous_batching.ipynb>`_: they share each reading of the weights. Each still has its own cache.
+# And the time? On a GPU whose memory delivers 2,000 GB a second, those weights allow one chat at most 131 tokens a
+# second. So servers `decode many chats at once <../6_generation/3_continuous_batching.ipynb>`_: they share each reading
+# of the weights. Each still has its own cache.
 #
 # When to empty it
 # ----------------
@@ -303,13 +304,16 @@ assert config.n_head // config.n_kv_head == 7
 # be kept: cut the rest off. In training there is no cache: one pass reads a whole text, and no later pass would use the
 # keys.
 #
+# In depth: `when a cache is right <1a_why_cache_in_depth.ipynb>`_, and `what it saves and costs
+# <1b_cache_costs_in_depth.ipynb>`_.
+#
 # Exercises
 # ---------
 #
 # 1. *Easy.* How many cached tokens weigh as much as Qwen2-1.5B in bfloat16? Compute it by the formula, then ask a
 #    ``GrowingCache`` on the ``meta`` device. A right answer is one number, both ways. Hint: ``SIZES`` has its shape.
 # 2. *Easy.* Continue *Return the number of items in a* by ``gpt2``, with the cache that another text has left. Then
-#    empty it, and write the text again. A right answer shows both texts, and says which law is broken.
+#    empty it, and write the text again. A right answer shows both texts, and says why the law does not hold.
 # 3. *Medium.* Two prompts begin with the same nine tokens. Read these once, and continue each prompt from its own copy
 #    of the cache. A right answer has the logits of two full passes, and counts how many tokens were read. Hint: the
 #    tensors need not be copied, because ``torch.cat`` makes new ones.
@@ -319,5 +323,5 @@ assert config.n_head // config.n_kv_head == 7
 #
 # * The causal mask hides new keys from earlier tokens, so their keys and values never change. A new token needs all of
 #   them, and no old query.
-# * With a cache the model reads each token once; the logits must be those of one full pass, for every division.
+# * With a cache the model reads each token once. However a text is cut, the logits must be those of one full pass.
 # * The price is memory: :math:`2 L H_{kv} D` numbers for each token of each text.

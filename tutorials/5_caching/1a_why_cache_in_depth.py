@@ -43,8 +43,8 @@ written = ids[len(prompt) :]
 tokenizer.decode(ids[1:])
 
 # %%
-# The package's ``generate`` writes the same tokens. It reads the prompt once, which is called *prefill*, and then runs
-# one token at a time, which is called *decode*. What passes between the rounds is a cache.
+# The package's ``generate`` writes the same tokens, by `prefill and decode <1_why_cache.ipynb>`_. What passes between the
+# rounds is a cache.
 
 from lm_from_scratch.generation.generate import (
     complete,
@@ -61,8 +61,8 @@ assert complete(generate(shipped, [prompt], 16, GREEDY)) == [written]
 # Earlier keys never change
 # -------------------------
 #
-# In layer l, a token makes its key and its value from its own state. Its next state is made from the same state and
-# from the keys and values that it sees.
+# In layer l, a token makes its key and its value from its own state x, a vector of the residual stream. Its next state
+# is made from the same state and from the keys and values that it sees.
 #
 # .. math::
 #
@@ -140,8 +140,6 @@ for name, model in {"GPT-2": gpt2, "Qwen2": qwen2}.items():
 # With a causal mask nothing moves beyond rounding. Without one, everything above layer 0 moves: an encoder such as BERT
 # has to read a longer text again. Layer 0 is safe in both, because it reads embeddings.
 #
-# Queries need not be kept. A token asks its query once, in its own pass, and no later token uses it.
-#
 # The smallest cache
 # ------------------
 #
@@ -209,14 +207,14 @@ for name, hf, model in (("GPT-2", hf_gpt2, gpt2), ("Qwen2", hf_qwen2, qwen2)):
 # Logits agree, and so does every stored number. Qwen2 stores its keys *after* their rotation, which depends on the
 # key's own position alone and is done once.
 #
-# Every key needs its position, too. In ``PlainCache`` it is the place in the tensor. ``GrowingCache`` writes it down,
-# so that rows with padding work as well.
+# Every key needs its position, too. In ``PlainCache`` it is the index along S. ``GrowingCache`` writes it down, so that
+# rows with padding work as well.
 #
 # The law of caches
 # -----------------
 #
-# *One full pass equals prefill and decode equals any other division.* By this law a cache is judged. Seven tokens can
-# be cut in 64 ways. Here are all of them, in float64, where the tolerance can be tight.
+# *The logits of one full pass equal those of prefill and decode, and those of any other way to cut the text.* Seven
+# tokens can be cut in 64 ways. Here are all of them, in float64, where the tolerance can be tight.
 
 
 def ways_to_cut(n):
@@ -301,9 +299,9 @@ assert grown["G2"] == [3, 7, 12, 18] and grown["G2 G1"] == [3, 4, 5, 6]
 # text in every round (G3). After this repair and the next one the text is fluent, and it is the wrong text. The fixed
 # lines are those of ``PlainCache.see``: new tokens are the last T of S positions, for mask and embedding.
 #
-# The check that finds all three is the law, on logits, after every repair. Fluent text proves nothing:
-# `a cache for nanoGPT <https://github.com/karpathy/nanoGPT/pull/613>`_ was proposed with the remark that its texts are
-# coherent, but not exactly those without it, and with the question whether that is a bug.
+# The check that finds all three is the law, on logits, after every repair. Fluent text proves nothing. In 2025 `a cache
+# for nanoGPT <https://github.com/karpathy/nanoGPT/pull/613>`_ was proposed whose texts were coherent, but not quite
+# those without it. Its author asked whether that is a bug.
 #
 # Which sentence is false?
 # ------------------------
@@ -312,7 +310,7 @@ assert grown["G2"] == [3, 7, 12, 18] and grown["G2 G1"] == [3, 4, 5, 6]
 # 2. ``DynamicCache.update`` of ``transformers`` works in place: it adds the new keys to the tensor that it holds.
 # 3. After a cropped cache has read other tokens, it is as if it had never seen the first ones.
 #
-# One of them is. Decide first; the code tries all three.
+# Decide first; the code tries all three.
 
 cache = GrowingCache(8)
 complete(generate(shipped, [prompt], 16, GREEDY, cache=cache))
@@ -350,7 +348,8 @@ assert error < 1e-10
 # -------
 #
 # * With a causal mask, keys and values of a token depend on no later token. Without one, this is true of layer 0 alone.
-# * A cache is right if one full pass equals every division of it. All 64 ways to cut seven tokens agree to 1e-10.
+# * A cache is right if the logits of one full pass are those of every way to cut the text. All 64 ways to cut seven
+#   tokens agree to 1e-10.
 #
 # Sources
 # -------

@@ -78,7 +78,7 @@ def counted(passes):
             small(idx, **options)
     operations = counter.get_flop_counts()["Global"]
     attention = operations.pop(torch.ops.aten.bmm)
-    return sum(operations.values()) // 2, attention // 2  # one is an addition
+    return sum(operations.values()) // 2, attention // 2  # half are additions
 
 
 cache = dict(cache=GrowingCache(n_layer=12), keep=last)
@@ -98,7 +98,7 @@ assert round(ratios[2]) == 376
 
 # %%
 # At GPT-2's full length the cache removes 375 of every 376 multiplications. How many are left? *Writing a text with a
-# cache takes as many multiplications as reading it in one pass*, where pairs that the mask hides are not counted.
+# cache takes as many multiplications as reading it in one pass*, if pairs that the mask hides are not counted.
 
 linear, all_pairs = counted([(blank[:, :8], {})])
 places = torch.arange(8)[None]
@@ -106,13 +106,12 @@ visible = Visibility(places, places).mask.double().mean().item()  # a share
 assert with_cache == (linear, visible * all_pairs)
 
 # %%
-#
 # Measure it
 # ----------
 #
 # The clock runs on a GPT-2 with L = 4 and C = 256. Each round runs both ways in turn, and does so twice: ``crop``
-# takes the token back, and the shorter time counts. So other programs on the computer disturb little, and both ways
-# alike.
+# takes the token back, and the shorter time counts. So other programs on the computer disturb the times little, and
+# both ways alike.
 
 config = GPT2Config(
     n_layer=4, n_head=4, n_embd=256, vocab_size=512, bos_token_id=None,
@@ -201,14 +200,9 @@ assert 0.09 < formula["with"][-1] / formula["with"][0] - 1 < 0.11
 # What a token costs in memory
 # ----------------------------
 #
-# Each layer keeps a key and a value for each key head. With b bytes a number:
-#
-# .. math::
-#
-#    \text{bytes of a token} = 2 \, L \, H_{kv} \, D \, b
-#
-# The formula is compared with what a cache holds for three published shapes, GPT-2 in float32, Qwen2 in bfloat16. The
-# last column is the number of cached tokens that weigh as much as the model.
+# By the formula of the lesson, a token takes :math:`2 L H_{kv} D b` bytes, if a number has b bytes. Here it is compared
+# with what a cache holds for three published shapes, GPT-2 in float32, Qwen2 in bfloat16. The last column is the number
+# of cached tokens that weigh as much as the model.
 
 from lm_from_scratch.models.qwen2 import SIZES, Qwen2Config, Qwen2ForCausalLM
 
@@ -288,9 +282,8 @@ assert middle[8] > 1.3 * middle[1]
 assert middle["prefill"] > 2 * middle[1]
 
 # %%
-# The figure has both limits. While the weights are read once, B T tokens are made; and no pass multiplies faster than a
-# large product does. The output says how far each point is below the lower limit: a product of few rows is not a fast
-# one.
+# The figure has both limits: one reading of the weights serves B T tokens, and no pass multiplies faster than a large
+# product does. The output says how far each point is below the lower limit: a product of few rows is not a fast one.
 
 _, (ax,) = figure(5.0, 3.6)
 x = torch.tensor([1.0, 64.0])

@@ -2,9 +2,9 @@ r"""
 Kinds of KV cache: growing, static, sliding
 ===========================================
 
-A cache keeps the key and the value of every token that may still be looked at. Memory is a row of *slots*, each with
-room for one key and one value. In which slot does a token go? There are three answers in use. Step through a sentence,
-and watch all three:
+A cache keeps the key and the value of every token that may still be looked at. Its memory, in each block and head, is a
+row of *slots*, each with room for one key and one value. Which slot does a token get? Three answers are in use. Step
+through a sentence, and watch all three:
 """
 
 # sphinx_gallery_thumbnail_number = 1
@@ -32,14 +32,14 @@ pieces = ["⊢", *tokenizer.pieces(ids)[1:]]
 slot_steps(pieces[:12], capacity=16, window=4, first=5)
 
 # %%
-# * **Growing** (also called dynamic): token p goes into slot p. When the slots are full, twice as many are made, and the
-#   old contents are copied.
-# * **Static**: token p goes into slot p, too, but all slots are made in the beginning. The text must not become longer.
-# * **Sliding** (also called rolling): token p goes into slot p modulo W, so it overwrites the token W before it. The
-#   slots form a ring: after the last comes the first again.
+# * **Growing** (also called dynamic): token p, counted from 0, goes to slot p. When the slots are full, twice as many are
+#   made, and the old contents are copied.
+# * **Static**: token p goes to slot p, too, but all slots are made at the beginning. The text must not become longer.
+# * **Sliding** (also called rolling): there are W slots, and token p goes to slot p modulo W, ``p % W``. It overwrites the
+#   token W before it. The slots form a *ring*: after the last comes the first again.
 #
-# A ring is for layers that see the last W tokens only (`sliding windows <../3_attention/2_masks.ipynb>`_). What they no
-# longer see, they need not keep.
+# A ring is for layers with a `window <../3_attention/2_masks.ipynb>`_, which see only the last W tokens: such layers
+# *slide*. What they no longer see, they need not keep.
 #
 # **Predict first.** A ring has 6 slots. Where does token 20 go, and which token does it overwrite?
 #
@@ -68,21 +68,21 @@ N = 1024
 print(f"copies for each token kept: {sum(range(1, N + 1)) / N:.0f}")
 
 assert sum(range(1, N + 1)) == N * (N + 1) // 2 == 512.5 * N
+assert sum(2**i for i in range(10)) == N - 1  # doubling from 1 to N slots
 
 # %%
-# To hold 1,024 tokens, it writes 512 times as much as it holds. A buffer that doubles copies each token about once. If
-# you know how long the text will be, reserve the slots, and nothing is copied.
+# To hold 1,024 tokens, it writes 512 times as much as it holds. A cache that doubles copies each token about once. If you
+# know how long the text will be, reserve the slots, and nothing is copied.
 #
-# A static cache goes one step further: it always *returns* all of its slots, used or not. So every pass has the same
-# shapes. Compilers and CUDA graphs want that: they prepare a program for one set of shapes, and run it again and again.
-# The price is that attention reads the empty slots, too.
+# A static cache goes one step further: it always *returns* all of its slots, used or not. So every step has the same
+# shapes. Compilers such as ``torch.compile`` want that: they prepare a program for one set of shapes, and run it again
+# and again. The price is that attention reads the empty slots, too.
 #
 # One mask for all
 # ----------------
 #
 # In a ring, tokens are out of order. How can a mask find the right ones? Each slot also remembers the *position* of its
-# token, and the rule looks at positions alone. A key is visible if it is there, is not later than the query, and is
-# inside the window:
+# token, its place in the text, and the `rule for masks <../3_attention/2_masks.ipynb>`_ looks at positions alone:
 
 
 def visible(query, key, window=None):  # an empty slot has position -1
@@ -90,7 +90,7 @@ def visible(query, key, window=None):  # an empty slot has position -1
 
 
 # %%
-# For a ring we need a model whose layers slide. This function makes one: the shipped Qwen2, with a window.
+# For a ring we need a model whose layers slide. This function makes one: the shipped Qwen2, with a window in all layers.
 
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
 
@@ -103,7 +103,8 @@ def sliding(window):
 
 
 # %%
-# Now three caches have read eight tokens, and two more arrive.
+# Three caches read eight tokens, and then two more arrive. ``see`` says, before the pass, which keys the new tokens will
+# see.
 
 x = torch.tensor([ids])
 seen = {}
@@ -131,8 +132,8 @@ slot_masks(seen)
 # But look at the ring. It has four slots, and the mask has six columns. Why are the two new tokens beside the ring, and
 # not in it?
 #
-# Read first, then write
-# ----------------------
+# Read or write first?
+# --------------------
 #
 # **Predict first.** A ring of four slots holds tokens 4 to 7. Tokens 8, 9 and 10 come together, and are written first.
 # Each of them should see itself and the three tokens before it. Which keys do they miss?
@@ -157,20 +158,20 @@ assert missed == [[5, 6], [6], []]
 writing_order(pieces[:11], window=4, T=3)
 
 # %%
-# The mask would be honest about it: it shows the keys that are there. So nothing crashes, and the text is a little
-# worse. The right order is to read the ring as it was, beside the new tokens, and to write at the end of the pass. A
-# *single* token may be written first, since it overwrites the one that it no longer sees. That is why such a mistake
-# survives a test that feeds one token at a time.
+# The mask shows the keys that are there, so nothing crashes: a query only sees fewer keys than it should. The right order
+# is to read the ring as it was, beside the new tokens, and to write at the end of the pass. A *single* token may be
+# written first, since it overwrites the one that it no longer sees. That is why such a mistake survives a test that
+# feeds one token at a time.
 #
 # Whatever was overwritten is gone, too, if you want to go *back*. `Speculative decoding
-# <../6_generation/2_speculative_decoding.ipynb>`_ takes tokens back all the time. Its rings get a few more slots than
-# the window, as *slack*.
+# <../6_generation/2_speculative_decoding.ipynb>`_, in the next chapter, adds tokens on trial and often takes some back.
+# Its rings get a few more slots than the window, as *slack*.
 #
 # A ring for a model that never slid
 # ----------------------------------
 #
-# A ring looks like a cheap way to save memory in any model. We tried: our Qwen2 was trained to see everything, and
-# writes with a ring of 16.
+# A ring looks like a cheap way to save memory in any model. Our Qwen2 was trained to see everything. Here it writes as
+# it is, and then with a window of 16 and rings of 16 slots.
 
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY
@@ -193,8 +194,9 @@ assert "layer 0 sees all keys, the cache keeps window=16" in refused
 # %%
 # Both begin alike. Then the ring drops the beginning, and the second text forgets what it was about. A cache must keep
 # all that its *layers* see, so the window is a property of the model and not a setting of the cache. (The package
-# refuses a cache that is too small.) Many newer models mix both kinds of layer: a few see everything, the rest slide. A
-# *layered* cache has a growing part for the first and rings for the others.
+# refuses a cache that is too small.) Many newer models mix both kinds of layer. In `Gemma 3
+# <https://arxiv.org/abs/2503.19786>`_, one layer sees everything for every five that slide. A *layered* cache grows for
+# the first kind and has rings for the second.
 #
 # What each kind costs
 # --------------------
@@ -212,9 +214,15 @@ from lm_from_scratch.instruments.plot import COLOURS, figure
 
 slot = 2 * 4 * 128 * 2 / 2**30  # GiB: a key and a value of 4 heads, bfloat16
 n = [256 * i for i in range(129)]  # tokens
+
+
+def next_power(t):  # of 2
+    return 2 ** (max(t, 1) - 1).bit_length()
+
+
 gib = {
     "static, 32,768 slots": [28 * 32768 * slot for _ in n],
-    "growing": [28 * 2 ** (max(t, 1) - 1).bit_length() * slot for t in n],
+    "growing": [28 * next_power(t) * slot for t in n],
     "14 of 28 layers slide": [14 * (t + min(t, 4096)) * slot for t in n],
     "all layers slide": [28 * min(t, 4096) * slot for t in n],
 }
@@ -236,7 +244,11 @@ assert [round(v[-1], 2) for v in gib.values()] == [1.75, 1.75, 0.98, 0.22]
 #
 # Which kind for what? *Growing* is the default, with a reserve if you know the length. *Static* pays where a compiled
 # program runs thousands of steps; choose a capacity near the real length. *Sliding* is for layers that slide, and
-# *layered* for models that mix. The in-depth pages compare their time and their graphs, and test all of them by one law.
+# *layered* for models that mix.
+#
+# In depth: `slots and laws <2a_kinds_of_cache_in_depth.ipynb>`_ tests every kind, `graphs, bytes and time
+# <2b_cache_shapes_in_depth.ipynb>`_ compares what they cost, and `another library <2c_moving_a_cache.ipynb>`_ reads on
+# from a cache of ours.
 #
 # Exercises
 # ---------
@@ -245,7 +257,7 @@ assert [round(v[-1], 2) for v in gib.values()] == [1.75, 1.75, 0.98, 0.22]
 #    is W + T, or W for T = 1, and says up to which T a piece costs at most 2 W keys.
 # 2. *Medium.* Give the ring ``slack`` more slots than the window, and write first. For which T does no query miss a key?
 #    A right answer is a rule in T and ``slack``, checked by the loop above for slack 0 to 3 and T from 1 to 5.
-# 3. *Medium.* Count the numbers that a doubling buffer writes to hold N tokens, copies included. A right answer stays
+# 3. *Medium.* Count the numbers that a doubling cache writes to hold N tokens, copies included. A right answer stays
 #    below 3 N for every N up to 10,000.
 #
 # Summary

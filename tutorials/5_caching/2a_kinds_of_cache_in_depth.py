@@ -100,8 +100,8 @@ for name, (model, cache) in runs.items():
     assert max(short, long) < 1e-9 and cache.lengths.tolist() == [9, 11]
 
 # %%
-# Where did the tokens go? The mini version of a cache is a list of slots and a function that chooses one. Later tokens
-# overwrite earlier ones. Three functions and one loop predict the slots of the package, -1 for an empty one.
+# Where did the tokens go? In its smallest form, a cache is a list of slots and a function that chooses one. Later tokens
+# overwrite earlier ones. Three functions and one loop predict the slots of the package, with -1 for an empty one.
 
 homes = {
     "growing": lambda p, column: column,
@@ -176,8 +176,8 @@ for number, name in enumerate(("growing", "sliding")):
 # One rule over any slots
 # -----------------------
 #
-# Each slot carries the position of its key, so the rule of the page on masks applies as it is: a key is visible if it is
-# real, not after the query, and within the window. The slots may stand in any order.
+# Each slot carries the position of its key, so the rule of the lesson on `masks <../3_attention/2_masks.ipynb>`_
+# applies as it is, and the slots may be in any order.
 #
 # ``see`` plans a pass and changes nothing that is held. Here it plans three more tokens for each cache, and one more for
 # the ring.
@@ -217,8 +217,8 @@ assert keys.tolist() == [6, 7, 8, 9, 4, 5]
 # Blue is visible. Growing and static caches show a query the same keys, and the ring the last W of them. They
 # differ in the grey that they carry along: all 14 slots of the static cache are in every mask.
 #
-# The last two pictures differ in a detail. For three tokens, the six slots of the ring stand beside the new keys. For one
-# token there are only the six slots, and position 9 stands already where 3 was.
+# The last two pictures differ in a detail. For three tokens, the six slots of the ring are beside the new keys. For one
+# token there are only the six slots, and position 9 is already where 3 was.
 #
 # A plan for each pass
 # --------------------
@@ -275,8 +275,8 @@ for slack in range(4):
     assert [e < 1e-9 for e in worst] == [slack >= T - 1 for T in range(1, 6)]
 
 # %%
-# The mask of the wrong order is honest: it shows what is still there, so nothing looks broken. The figure shows where the
-# error begins, for pieces of three and no slack. The first piece is right, because the ring had room for it.
+# The figure shows where the error begins, for pieces of three and no slack. The first piece is right, because the ring
+# had room for it.
 
 _, (ax,) = figure(6.4, 3.2)
 for kind, marker in ((WritesFirst, "s"), (SlidingTrack, "o")):
@@ -295,9 +295,9 @@ plt.show()
 # What can be taken back
 # ----------------------
 #
-# A draft that is rejected must leave the cache. ``crop`` hides every position from a length on. A growing or static
-# cache can go back to any length, because it has overwritten nothing. A ring has: the key that a new one pushed
-# out is gone. Every slot of slack makes one more token revocable.
+# `Speculative decoding <../6_generation/2_speculative_decoding.ipynb>`_ takes tokens back. ``crop`` hides every
+# position from a length on. A growing or static cache can go back to any length, because it has overwritten nothing. In
+# a ring, the key that a new one pushed out is gone. Every slot of slack lets one more token be taken back.
 
 ring = SlidingCache(3, W, slack=2)
 feed(slides, ring, text[:, :12], 4)
@@ -322,9 +322,9 @@ assert "only slack=2" in refused and before == [6, 7, 8, 9, 10, 11]
 # continuations of one prompt. ``reset`` forgets everything, and a pass that fails half-way must leave the cache as it
 # was.
 #
-# All of these obey one sentence: afterwards, the logits are those of each row alone, in one full pass. A twin drives the
-# cache and keeps the plain tokens beside it. Lengths, padding and rows are drawn at random. This is a short form of the
-# package's own test.
+# All of these obey one sentence: afterwards, the logits are those of each row alone, in one full pass. A ``Twin``
+# drives the cache and keeps the plain tokens beside it. Lengths, padding and rows are drawn at random. This is a short
+# form of the package's own test.
 
 kinds = {  # a model, a cache, and how many tokens it must give back
     "growing": (mixed, lambda: GrowingCache(3), 99),
@@ -407,8 +407,8 @@ for kind in kinds:
     assert max(worst) < 1e-9
 
 # %%
-# How does a ring survive a failed pass? A single token overwrites the key that stands S positions before it, and no query
-# from here on may see that one. Several tokens wait in a list until the last layer is done.
+# How does a ring survive a failed pass? A single token overwrites the key S positions before it, and no query from here
+# on may see that one. Several tokens wait in a list until the last layer is done.
 #
 # Bug museum
 # ----------
@@ -452,7 +452,7 @@ for name, cache, wanted in (
 # 2. A cache from which tokens were taken back holds fewer bytes.
 # 3. With a static cache that is not full, even one new token needs a mask.
 #
-# One of them is. Decide first; the code tries all three.
+# Decide first; the code tries all three.
 
 rings = [SlidingCache(3, W, slack=1) for _ in range(2)]
 for ring, step in zip(rings, (1, 24)):

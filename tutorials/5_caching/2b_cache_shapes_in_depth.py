@@ -3,14 +3,15 @@ Graphs, bytes and time of each cache, in depth
 ==============================================
 
 The lesson on `kinds of cache <2_kinds_of_cache.ipynb>`_ says when to take which kind. What does each cost? This page
-counts compiled graphs, bytes and time. One result may surprise you: constant shapes alone do not make a compiled graph
-last.
+counts compiled graphs and bytes, and measures time. One result may surprise you: constant shapes alone do not make a
+compiled graph last.
 
 Constant shapes are not enough
 ------------------------------
 
-A compiler builds a graph for the shapes that it meets, and another one when they change; ``dynamic=False`` keeps it from
-trying symbols instead. So a static cache should need a single graph, and a growing one a graph for every token.
+``torch.compile`` builds a graph of operations for the shapes that it meets, and another one when they change;
+``dynamic=False`` keeps it from making one for all sizes instead. So a static cache should need a single graph, and a
+growing one a graph for every token.
 
 The code counts both. ``advance`` drives a cache without a model and gives the shapes that attention would get. The
 backend of the compiler only counts the graphs. Three tokens follow a prompt of five, with positions in a tensor and
@@ -110,9 +111,10 @@ assert counts["static"][2] > 1 and counts["sliding"][2] > 1
 # shape changes. What changes is a Python number, the length from which the cache counts on, and the compiler takes it for a
 # constant of the program.
 #
-# So two things must stay the same: the shapes, and everything that is not in a tensor. ``generate`` gives positions to a
-# static cache for that reason. This has a price, which the source above shows: a compiled pass does not read the positions,
-# so it cannot say which of them is beyond the capacity. It fails where the slot does not exist.
+# So two things must stay the same: the shapes, and everything that is not in a tensor. ``generate`` gives positions to
+# a static cache for that reason. This has a price, as the source in `slots and laws
+# <2a_kinds_of_cache_in_depth.ipynb>`_ shows: a compiled pass does not read the positions, so it cannot say which of
+# them is beyond the capacity. It fails where the slot does not exist.
 #
 # Memory
 # ------
@@ -161,8 +163,8 @@ ax.legend(frameon=False, fontsize=8)
 plt.show()
 
 # %%
-# Every point is measured, and equal to the formula. Doubling leaves less than half of the slots unused. A reserve leaves
-# none unused if the length of the run is known.
+# Every point is measured, and equal to the formula. Doubling leaves less than half of the slots unused. A reserve of
+# exactly the length of the run leaves none.
 #
 # Now the shape of Qwen2-7B: 32,768 tokens, one row, bfloat16. The tensors lie on the ``meta`` device, where they have
 # sizes and no memory. The window of 4096 is an assumption of this page, not a property of that model.

@@ -163,7 +163,7 @@ assert (wrong != right).mean() > 0.5 and (laid_out == right).all()
 # A window of one
 # ~~~~~~~~~~~~~~~
 #
-# The last W - 1 keys as a slice from the end: with W = 1 it keeps everything.
+# The last W - 1 keys as a slice from the end: with W = 1 it keeps everything. (M8)
 #
 # "The last W - 1 keys" is the slice ``[-W + 1:]``, and ``transformers`` writes it so. With W = 1 nothing should be kept.
 # But then the slice is ``[0:]``, and keeps everything.

@@ -2,7 +2,7 @@ r"""
 Keys and values in 8 and 4 bits
 ===============================
 
-For every token of a text, a cache keeps keys and values in each layer. In our small Qwen2 these are 1,024 numbers a
+For every token of a text, a cache keeps keys and values in each block. In our small Qwen2 these are 1,024 numbers a
 token, of 32 bits each. How many of the bits does the model need?
 
 Below, it continues *If the file does not exist, an* three times. The cache is exact the first time, then rounded to 8
@@ -12,6 +12,7 @@ and to 4 bits. Orange marks what the model writes differently.
 # sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_needs = ["2_kinds_of_cache"]
 # sphinx_gallery_words = ["QuantizedCache", "KV cache quantization", "cache_implementation", "KIVI", "int8 cache", "reduce KV cache", "kv cache int4", "q8_0 cache"]
+# sphinx_gallery_museum = ["M9"]
 import torch
 import torch.nn.functional as F
 
@@ -29,7 +30,7 @@ prompt = tokenizer.start("If the file does not exist, an")
 
 
 def write(codec, n=40):
-    cache = GrowingCache(8, codec, reserve=len(prompt) + n - 1)  # 8 layers
+    cache = GrowingCache(8, codec, reserve=len(prompt) + n - 1)  # 8 blocks
     steps = generate(model, [prompt], n, GREEDY, cache=cache)
     pieces = tokenizer.pieces(complete(steps)[0])
     return pieces, cache.nbytes // cache.length
@@ -53,12 +54,12 @@ diagrams.versions(texts)
 # Numbers on a ruler
 # ------------------
 #
-# How does a number fit into 4 bits? Lay a ruler over several numbers, with :math:`2^b` marks from the smallest to the
-# largest. Keep the smallest number and the *step* between two marks. For each number, keep only the index of the
-# nearest mark, its *code*.
+# How does a number fit into b = 4 bits? Lay a ruler over several numbers, with :math:`2^b` marks from the smallest to
+# the largest. Keep the smallest number and the *step* between two marks. For each number, keep only the index of the
+# nearest mark, its *code*. Rounding of this kind is called *quantisation*.
 #
-# Here are 8 of the 32 features of a real key, that of ``" file"`` in layer 1. The dots are the numbers, and the arrows
-# lead to their marks.
+# Here are 8 of the 32 features of a real key, that of ``" file"`` in head 0 of block 1. The dots are the numbers, and
+# the arrows lead to their marks.
 
 cache = GrowingCache(8)
 model(torch.tensor([prompt]), cache=cache)
@@ -88,8 +89,8 @@ class Rounded:
 
 
 # %%
-# That is all a cache needs: ``encode`` what comes in, ``decode`` what attention asks for. The package's ``Quantized``
-# also packs two codes of 4 bits into a byte.
+# Such a pair of functions is a *codec*, and it is all that a cache needs: ``encode`` what comes in, ``decode`` what
+# attention asks for. The package's codec ``Quantized`` also packs two codes of 4 bits into a byte.
 #
 # **Predict first.** What does the model write with 2 bits for each number, and with 1 bit?
 #
@@ -119,7 +120,7 @@ diagrams.versions({"32 bits": exact} | rounded)
 # One large number
 # ----------------
 #
-# A ruler has to reach its largest number, at the cost of the others.
+# What if one number is far from the others?
 #
 # **Predict first.** One of the eight numbers becomes six times as large. What happens to the other seven with 2 bits?
 #
@@ -134,27 +135,28 @@ assert len(Rounded(2).encode(torch.tensor(outlier))[0][1:].unique()) == 2
 rounding_diagrams.ruler(outlier, [2, 4], shown=[0])
 
 # %%
-# They share two marks. A number far away from its neighbours is an *outlier*: it stretches the ruler, and what was
-# different becomes equal. So it matters which numbers share a ruler.
+# They share two marks, because the ruler has to reach its largest number. Such a number is an *outlier*: it stretches the
+# ruler, and what was different becomes equal. So it matters which numbers share a ruler.
 #
 # Who shares a ruler
 # ------------------
 #
-# The features of one token do, in this package: one ruler for each head and token, or several shorter ones. Boxes in
-# the drawing are rulers. When a new token arrives, nothing above it changes.
+# In this package, the features of one token do: one ruler for each head and token, or several shorter ones. Each box in
+# the drawing is a ruler. When a new token arrives, the rulers of earlier tokens stay as they are.
 
 rounding_diagrams.shared_rulers(tokenizer.pieces(prompt)[1:8], 8, 4)
 
 # %%
-# The other way, a ruler over several tokens of *one* feature, is how KIVI rounds keys. In large models a few features
-# of the keys are large for every token, it reports. There, they get rulers of their own. The price: a group has to wait
-# until its last token has come.
+# The other way, a ruler over several tokens of *one* feature, is how `KIVI <https://arxiv.org/abs/2402.02750>`_ rounds
+# keys. Its authors report that in large models a few features of the keys are large for
+# every token. With KIVI, such a feature has rulers of its own. The price: a group of tokens has to wait for its last.
 #
 # One ruler for everything
 # ------------------------
 #
 # A simple way to round *weights* takes one step for a whole tensor. Suppose you use it for a cache, and test it with
-# one text. It works. Later, the texts of several people are read in one batch.
+# one text. It works. Later, the texts of several people are read in one batch. (The model computes in float64, where
+# rounding of its own is too small to matter.)
 
 from lm_from_scratch.text.batches import pieces as cut
 from lm_from_scratch.text.corpora import reference, split
@@ -162,14 +164,15 @@ from lm_from_scratch.text.corpora import reference, split
 
 class OneStep:
     def encode(self, x):
-        step = x.abs().amax() / 127
+        step = x.abs().amax() / 127  # codes from -127 to 127
         return [(x / step).round(), step.expand(*x.shape[:3], 1)]
 
     def decode(self, parts):
         return parts[0] * parts[1]
 
 
-batch = cut(split(reference())[1], tokenizer, length=256, count=8)
+held_out = split(reference())[1]  # text that the model was not trained on
+batch = cut(held_out, tokenizer, length=256, count=8)
 double = load_shipped("qwen2-docs")[0].double()
 moved = []
 for codec in (OneStep(), Rounded(8)):
@@ -191,8 +194,8 @@ assert (
 # Keys or values?
 # ---------------
 #
-# Now round only one of the two. The next class is a model without a cache whose keys and values are rounded and
-# brought back in each layer.
+# Now round only one of the two. The next class keeps nothing. In each block it encodes keys and values and decodes them
+# at once, so one pass over a text shows what rounding does.
 
 
 class RoundTrip(NoCache):
@@ -210,7 +213,7 @@ def loss(**codecs):
 
 
 # %%
-# **Predict first.** The loss on held-out text rises when we round. What does more damage with 2 bits?
+# **Predict first.** The loss on the held-out text rises when we round. What does more damage with 2 bits?
 #
 # * rounded keys
 # * rounded values
@@ -245,7 +248,7 @@ for name, x in (("keys", keys), ("values", values)):
 
 # %%
 # A rounded value is still the value of the right token, slightly off. A rounded key changes *which* token is
-# read. Here is one query, that of ``" is"`` after *an exception*, in layer 4.
+# read. Here is a query that it hits hard, that of ``" is"`` after *an exception*, in head 3 of block 4.
 
 from lm_from_scratch.instruments.record import record_attention
 
@@ -278,8 +281,8 @@ assert words[6] == " exist" and weights[1][6] - weights[0][6] > 0.5
 # What it saves, and what it costs
 # --------------------------------
 #
-# A number of b bits takes b/8 bytes, and its share of the ruler. With 32 numbers to a ruler, whose two numbers take w
-# bytes each, these are
+# A code of b bits takes b/8 bytes. A ruler takes two numbers of w bytes each: its smallest mark and its step. If 32
+# codes share a ruler, each number takes
 #
 # .. math::
 #
@@ -312,8 +315,9 @@ assert round(2 / (1 + 4 / 32), 1) == 1.8 and round(2 / (0.5 + 4 / 32), 1) == 3.2
 # 1. *Easy.* A model has L = 24, Hkv = 2 and D = 64, and works in bfloat16. How many tokens fit into 1 GiB of cache
 #    exactly, with 8 bits and with 4 bits, with 32 numbers to a ruler? Compute it, then check with ``nbytes`` of a small
 #    cache. A right answer shows both factors, and why they are not 2 and 4.
-# 2. *Easy.* Write five texts, from prompts of your own, with ``Quantized(4, 8)`` and with ``Quantized(4, 32)``. A right
-#    answer says how many tokens stay as they are in each, and what the shorter rulers cost in bytes.
+# 2. *Easy.* Write five texts, from prompts of your own, with ``Quantized(4, 8)``, whose rulers have 8 features each, and
+#    with ``Quantized(4, 32)``. A right answer says how many tokens stay as they are in each, and what the shorter rulers
+#    cost in bytes.
 # 3. *Medium.* Give ``Rounded`` one more number: with 2 bits, keep the largest of each row exactly, and lay the ruler
 #    over the others. A right answer shows the text and the loss before and after, and the bytes. Hint: set the largest
 #    to the mean before you encode, and put it back at the end of ``decode``.

@@ -9,7 +9,7 @@ measures its time. What the error does to logits, loss and text is in
 `what rounding does to a model <3b_rounded_keys_in_depth.ipynb>`_.
 
 The two models come with the package. They have 8 layers, 2.1 million parameters and heads with D = 32, and were
-trained on Python's documentation. The text is held-out documentation, in pieces of 256 tokens that each begin as a
+trained on Python's documentation. The text is held-out documentation, in rows of 256 tokens that each begin as a
 document.
 """
 
@@ -50,8 +50,8 @@ idx.shape
 # At most half a step
 # -------------------
 #
-# A ruler with :math:`2^b` marks reaches from the smallest to the largest of some numbers. What is kept is the smallest,
-# the step s between two marks, and for each number the code c, the index of its nearest mark.
+# In formulas, the ruler of the lesson has a smallest mark, a step s, and for each number the code c of its nearest
+# mark:
 #
 # .. math::
 #
@@ -186,9 +186,9 @@ assert per_number[torch.float32, 8, 8] == k.element_size() == 2
 # The exact law
 # -------------
 #
-# A cache that rounds cannot equal a model without a cache. But it equals one exactly: the model whose keys and values
-# make the round trip through the codec, in one pass without any cache. However the text is cut
-# into chunks, the error against that model is rounding of float64.
+# A cache that rounds cannot equal the model without a cache. But it equals another one exactly: the model whose keys
+# and values make the round trip through the codec, in one pass without any cache. However the text is cut into pieces,
+# the difference is rounding of float64.
 
 
 class RoundTrip(NoCache):
@@ -215,8 +215,8 @@ for codec in (Quantized(8, 32), Quantized(4, 16)):
     assert rounding > 1e-3
 
 # %%
-# In float32 the sums of other chunks differ in their last bits. A number that lies this close to the border of two
-# codes gets the neighbouring one, and a whole step appears out of a rounding error. Test the law in float64.
+# In float32, pieces of other sizes give sums that differ in their last bits. A number that lies this close to the border
+# of two codes gets the neighbouring one, and a rounding error becomes a whole step. Test the law in float64.
 
 codec, model = Quantized(8, 32), models["qwen2-docs"]
 (at_once, a), (one_by_one, b) = (read(model, codec, short, n) for n in (61, 1))
@@ -286,7 +286,7 @@ for S in (256, 4096):
 
 # %%
 # On a CPU with plain tensor operations a quantised cache saves memory and costs time. While a layer runs, its decoded
-# keys and values exist too, for that layer only.
+# keys and values exist too, but only those of this layer.
 #
 # What can win time is a kernel that decodes inside attention, so that memory is read in its small form, or a larger
 # batch in the memory that was saved. KIVI reports more throughput on GPUs, with larger batches.
@@ -338,7 +338,7 @@ for chunks in ([40], [8, 32], [8] + 32 * [1]):
 # One scale for the whole tensor
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# The range of a quantised cache is taken over tokens and rows, so the future and the neighbours change what is read.
+# The range of a quantised cache is taken over tokens and rows, so the future and the neighbours change what is read. (M9)
 #
 # The lesson tells this story with two ways to read a text; here are more. A simple quantiser is symmetric: one scale
 # for a whole tensor, from its largest number. Weights allow it, because all of them are there from the start. The next
@@ -387,7 +387,7 @@ assert grown["the package", 256] == grown["the package", 8]
 
 # %%
 # The fixed line takes the range over the features of one token, ``x.amax(dim=-1, keepdim=True)``. The check is the
-# law: any division into chunks gives the same logits, and so does any batch.
+# law: however the text is cut, the logits are the same, and so they are in any batch.
 #
 # The dtype of another tensor
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -427,7 +427,7 @@ assert cache.length == 40 and cache.contents(0)[0].dtype == torch.float32
 #    by formula and measured, that the law still holds, and that the error bound needs a new term. Hint: compute the
 #    codes with the rounded step.
 # 2. *Hard.* Build KIVI's cache for keys: groups of 32 tokens in each channel, and the tokens of an incomplete group
-#    kept exactly. Which oracle does it equal for chunks of one token? A right answer shows where the law of this page
+#    kept exactly. Which model does it equal, for pieces of one token? A right answer shows where the law of this page
 #    fails and states the one that holds. Hint: what a query sees of a key depends on the tokens between them.
 #
 # Summary
@@ -435,7 +435,7 @@ assert cache.length == 40 and cache.contents(0)[0].dtype == torch.float32
 #
 # * A number becomes a code on a ruler; it moves by at most half a step, and a number costs :math:`b/8 + 2w/N` bytes.
 #   With 4 bits and N = 32, the caches of two float32 models shrink to 0.75 bytes a number, 5.33 times smaller.
-# * A quantised cache equals the model with rounded keys and values to 1e-9 in float64, in chunks of any size.
+# * A quantised cache equals the model with rounded keys and values to 1e-9 in float64, in pieces of any size.
 # * Every step decodes all that is held. On this path a quantised cache is slower than an exact one.
 #
 # Sources

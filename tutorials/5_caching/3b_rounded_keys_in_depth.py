@@ -7,7 +7,7 @@ the same or changes. What happens between a rounded number and a changed text? T
 to logits and loss, from keys and values through the layers, to the channels, the weights of attention, and the choice
 of a token.
 
-Both models come with the package. The text is held-out documentation, in pieces of 256 tokens that each begin as a
+Both models come with the package. The text is held-out documentation, in rows of 256 tokens that each begin as a
 document.
 """
 
@@ -51,8 +51,8 @@ caches = {name: read(models[name], EXACT, idx[:4])[1] for name in models}
 # Bytes against error
 # -------------------
 #
-# The trained models read the held-out text in chunks, through each cache. D is 32 here, so 32 is the largest group. A
-# codec is two functions, and bfloat16 makes a good baseline.
+# The trained models read the held-out text in pieces of 128 tokens, through each cache. D is 32 here, so 32 is the
+# largest group. A codec is two functions, and bfloat16 makes a good baseline.
 
 
 class Bfloat16:
@@ -260,8 +260,8 @@ for name in models:
 # What attention does with the error
 # ----------------------------------
 #
-# Half a step limits how far a score can move, and the scores limit the weights. With one group a head, for query t and
-# key s:
+# The lesson shows one query that reads another word. How far can rounded keys move a score at all? An error of at most
+# half a step sets a limit, and scores limit the weights. With one group a head, for query t and key s:
 #
 # .. math::
 #
@@ -270,7 +270,7 @@ for name in models:
 #
 # Let d be the largest of these over the keys of a query. Each exponential of the softmax changes by a factor between
 # :math:`e^{-d}` and :math:`e^{d}`, and so does their sum. So each weight changes by a factor between :math:`e^{-2d}`
-# and :math:`e^{2d}`. A wrapped ``attend`` gives us real queries.
+# and :math:`e^{2d}`. The next block takes real queries out of a layer, by a function around its ``attend``.
 
 from lm_from_scratch.attention.attention import attention_weights
 from lm_from_scratch.attention.kinds import attention_layers
@@ -382,8 +382,7 @@ assert sum(until["4 bits, N 32"]) < 240
 # %%
 # So a different text is no sign of damage: the loss says how little is lost. And an equal text is no test: where
 # nothing changed, the cache still rounds.
-
-# %%
+#
 # Which sentence is false?
 # ------------------------
 #

@@ -66,8 +66,8 @@ assert said[0] == said[1] != said[2]
 # A program that is right
 # -----------------------
 #
-# The functions of the package keep the text. They pad on the left, and give each token a position in its own row: -1
-# for padding.
+# With the functions of the package, row 0 keeps its text. They pad on the left, and give each token a position in its
+# own row: -1 for padding.
 
 from lm_from_scratch.text.batches import padded_batch
 
@@ -383,7 +383,8 @@ for rows in (prompts, prompts[::-1]):
 
 # %%
 # Row 0 is right in either order, and at least half of all rows are wrong. The fixed line is ``seen``: one row of marks
-# for each row of logits. A test with one prompt does not find the mistake. Two different rows and the law above do.
+# for each row of logits. A test with one prompt does not find the mistake. Two different rows do, each compared with the
+# same row alone.
 #
 # Exercises
 # ---------

@@ -9,9 +9,9 @@ Does the law hold with padding on any side and anywhere, in every kind of cache,
 How a row is compared
 ---------------------
 
-Two small models have random weights that are large enough to show every mistake, in float64. ``speak`` feeds them one
-token after another, from the start that it is given. Its reference is each row alone, without padding and without a
-cache.
+Two small models have random weights that are large enough to show every mistake, in float64. ``read`` is the prefill
+and ``speak`` goes on from there, one token after another. The reference is each row alone, without padding and without
+a cache.
 """
 
 # sphinx_gallery_thumbnail_number = 1

@@ -2,7 +2,7 @@ r"""
 Beam search
 ===========
 
-A language model gives a probability to every token that may come next. Our small model has learned from Python's
+A language model gives a probability to every token that may come next. Our small Qwen2 has learned from Python's
 documentation. After *Close the*, it finds these tokens the likeliest:
 """
 
@@ -17,20 +17,20 @@ torch.set_grad_enabled(False)
 model, tokenizer = load_shipped("qwen2-docs")
 
 
-def log_probs(rows):  # of the next token after each row of ids
+def log_probs(rows):  # logarithms of what softmax gives, for each row
     return model(torch.tensor(rows))[:, -1].log_softmax(-1)  # (n, V)
 
 
 ids = tokenizer.start("Close the")
-best = log_probs([ids])[0].exp().topk(5)
+best = log_probs([ids])[0].exp().topk(5)  # exp undoes the logarithm
 words = tokenizer.pieces(best.indices.tolist())
 
 assert words[:3] == [" current", " event", " connection"]
 diagrams.bars(words, best.values.tolist())
 
 # %%
-# Let it write three tokens. The probability of a text is the product of the probabilities of its tokens, each given
-# all tokens before it.
+# Let it write three tokens. The probability of a text is the product of the probabilities of its tokens, each computed
+# after all tokens before it.
 #
 # **Predict first.** Which text does the model find likelier?
 #
@@ -60,10 +60,11 @@ assert 5.5 < texts[" event loop."] / texts[" current process."] < 6.5
 # -----------------------
 #
 # *Beam search* does not decide so early. At every step it keeps the n likeliest beginnings, called **beams**. It makes
-# each of them one token longer in every possible way, and again keeps the best n of all.
+# each of them one token longer in every possible way, and of all these *candidates* it again keeps the best n.
 #
-# Here are three steps with n = 3. A number is the probability of the whole text down to this token, and the likeliest
-# is on the left. What has no box was dropped.
+# Here are three steps with n = 3. A row is a step, with the likeliest candidate on the left. A number is the probability
+# of the whole text down to this token. Boxes were kept, and the green ones are the texts that were found. Without a box
+# is the best candidate that was dropped; thousands more are not drawn.
 
 from lm_from_scratch.generation.beam_search import beam_search, beam_steps
 
@@ -72,6 +73,7 @@ def piece(token):
     return tokenizer.pieces([token])[0]
 
 
+# step[0]: the candidates of the first prompt, the only one
 steps = [step[0] for step in beam_steps(model, [ids], 3, num_beams=3)]
 
 firsts = [[piece(h.tokens[0]) for h in step[:3]] for step in steps]
@@ -81,14 +83,16 @@ assert abs(steps[2][0].log_probability - torch.tensor(0.0268).log()) < 0.01
 generation_diagrams.beam_tree("Close the", steps, piece, dropped=1)
 
 # %%
-# After one token *current* leads. After two it is the last of three, and *event loop* has overtaken it. Look at the
-# lines, too: in the second step the line end after *connection* was dropped, because it was only the fourth.
+# After one token *current* leads. After two it is the last of three, and *event loop* has overtaken it; the thick line
+# leads to the winner. And *connection* followed by a line end (``↵``) was dropped, because it was only the fourth.
 #
 # The algorithm
 # -------------
 #
 # Products of many probabilities become tiny, so programs add logarithms instead. A step has n beams and V tokens in
-# the vocabulary, hence n × V candidates. ``topk`` finds the best n, whichever beams they come from.
+# the vocabulary, hence n × V candidates. ``flatten`` puts them into one line, V for each beam, and ``topk`` finds the
+# best n, whichever beams they come from. Dividing a place in this line by V gives the beam, and the remainder is the
+# token.
 
 
 def search(ids, n, new):
@@ -116,7 +120,8 @@ for h, row, total in zip(theirs, mine, sums):
     assert abs(h.log_probability - total) < 1e-3
 
 # %%
-# That is all of beam search, except that texts may end. The package's ``beam_search`` finds the same texts.
+# That is all of beam search, except that texts may end. The package's ``beam_search`` finds the same texts with the
+# same probabilities.
 #
 # **Predict first.** We search for six tokens after *If the file*, with 1 beam (greedy search) to 6 beams. What happens
 # to the probability of the text that is found?
@@ -137,7 +142,8 @@ assert found[4] > 2 * found[1] and found[6] > 1.1 * found[5]
 
 # %%
 # At first it becomes smaller. With two beams, other beginnings look better for a moment and crowd out the one that
-# greedy search followed. Beam search is a bet, not a guarantee: more beams *usually* find likelier texts.
+# greedy search followed. Beam search is a bet, not a guarantee: more beams *usually* find likelier texts. Try other
+# beginnings:
 #
 # .. live:: beams
 #    :prompt: If the file
@@ -148,8 +154,8 @@ assert found[4] > 2 * found[1] and found[6] > 1.1 * found[5]
 # Texts have different lengths. A *stop token* ends one; here it is the token between documents. A text that has
 # finished waits, while other beams go on.
 #
-# **Predict first.** Now the search may take up to 30 tokens, and the most probable text wins. With more beams, the
-# text becomes
+# **Predict first.** Now the search may take up to 30 tokens, and the most probable text wins. The prompt looks like the
+# documentation of a function, ``weather.read``. With more beams, the text becomes
 #
 # * longer
 # * shorter
@@ -159,7 +165,7 @@ end = tokenizer.eos_token_id
 start = tokenizer.start("weather.read\n\nRead a")
 
 
-def show(n, length_penalty):
+def show(n, length_penalty):  # h: a hypothesis, the best text found
     h = beam_search(model, [start], 30, n, length_penalty, stop_tokens=[end])[
         0
     ][0]
@@ -177,17 +183,18 @@ sums = [h.log_probability for h in ladder]
 assert sums == sorted(sums)
 
 # %%
-# It shrinks from 30 tokens to 5. Every further token multiplies by a number below 1, so the shortest way to the end
-# wins. The better we search, the more of these short texts we find: it is the *aim* that is wrong.
+# It shrinks from 30 tokens to 5. Every further token multiplies by a number below 1, so a short text has an advantage.
+# The better we search, the more of these short texts we find: it is the *aim* that is wrong.
 #
-# The usual cure compares by
+# The usual remedy compares texts by
 #
 # .. math::
 #
 #    \text{score} = \frac{\log p(\text{text})}{t^{\,\alpha}}
 #
-# where t is the number of new tokens. With α = 1 it is the mean per token. In ``transformers``, α is called
-# ``length_penalty``, and the name misleads: a larger one is *kinder* to long texts.
+# where t is the number of new tokens. With α = 0 it is the sum as before, with α = 1 the mean per token. In
+# ``transformers``, α is called ``length_penalty``, and the name misleads: a larger one is *kinder* to long texts. (The
+# logarithm is negative, so dividing it by more *raises* the score.)
 
 for alpha in (0, 1):
     print("α =", alpha)
@@ -196,13 +203,15 @@ for alpha in (0, 1):
 assert len(h.tokens) > 20
 
 # %%
+# With α = 1 the same eight beams go on to a second sentence.
+#
 # The likeliest text is dull
 # --------------------------
 #
-# So now we find likely texts of any length. Do we want them? Here is a page on slicings that the model was not trained
-# on. It goes on in three ways: as its authors wrote it, by four beams, and by tokens drawn at random by their
-# probabilities. The darker a token, the more it surprises the model. One bit is a coin toss, and ten bits are a chance
-# of 1 in 1,024.
+# So now we find likely texts of any length. Do we want them? Here is a page of Python's documentation that the model was
+# not trained on. It goes on in three ways: as its authors wrote it, by four beams, and by tokens that are drawn by their
+# probabilities, without any cut. The darker a token, the more it surprises the model. One bit is the surprise of a coin
+# toss; ten bits belong to a chance of 1 in 1,024.
 
 import math
 
@@ -216,7 +225,7 @@ row = tokenizer.start(page)
 start, real = row[:30], row[30:55]
 print(tokenizer.decode(start[1:]))
 
-only = [forbid([end])]
+only = [forbid([end])]  # so that no text ends before 25 tokens
 likely = beam_search(model, [start], 25, 4, processors=only)[0][0]
 drawn = complete(generate(model, [start], 25, seed=2, processors=only))[0]
 texts = {"real text": real, "4 beams": list(likely.tokens), "drawn": drawn}
@@ -224,6 +233,7 @@ texts = {"real text": real, "4 beams": list(likely.tokens), "drawn": drawn}
 shown = {}
 for name, new in texts.items():
     logits = model(torch.tensor([[*start, *new]]))[0, len(start) - 1 : -1]
+    # of each row, take the number of the token that came
     picked = logits.log_softmax(-1).gather(-1, torch.tensor(new)[:, None])
     shown[name] = tokenizer.pieces(new), (-picked[:, 0] / math.log(2)).tolist()
 
@@ -234,22 +244,23 @@ assert tokenizer.decode(real).endswith("statements.")
 generation_diagrams.surprise(shown)
 
 # %%
-# The beams repeat themselves, because nothing is as easy to guess as a repetition. The real text is a surprise every
+# The beams repeat themselves, because nothing is as easy to guess as a repetition. The real text has a surprise every
 # few words. That is why somebody wrote it down.
 #
 # So use beams where one answer is right and every surprise is a mistake: translation, speech recognition. For open
-# text, `draw <../1_gpt2/5_sampling.ipynb>`_.
+# text, `draw the tokens <../1_gpt2/5_sampling.ipynb>`_.
 #
-# Beams share a cache
-# -------------------
+# The cache follows the beams
+# ---------------------------
 #
 # With a cache, row i holds the keys and values of beam i. When beam 0 gets two children and beam 2 none, the rows must
 # follow: row i becomes a copy of the row of its *parent*.
 #
 # In ``transformers`` the code that moves the rows looked for caches under one name. Mamba, another kind of model, kept
-# its state under another. So after every step its beams went on from the state of *other* beams. There was no error,
-# and the text looked like text. One full forward pass over the result would have found it: the probability that the
-# search reports must be the one that the model gives.
+# its state under another (`issue 46612 <https://github.com/huggingface/transformers/issues/46612>`_). So whenever the
+# beams changed places, they went on from the state of *other* beams. There was no error, and the text looked like text.
+# One full forward pass over the result would have found it: the probability that the search reports must be the one
+# that the model gives.
 #
 # That check, a proof that a text is the likeliest of all, and the search of ``transformers`` are in
 # `beam search in depth <1a_beam_search_in_depth.ipynb>`_ and in `the likeliest text <1b_likeliest_text.ipynb>`_.
@@ -258,16 +269,16 @@ generation_diagrams.surprise(shown)
 # ---------
 #
 # 1. *Easy.* Draw the tree of another prompt with ``num_beams=2``. A right answer shows a step in which both new beams
-#    have one parent. Hint: compare ``h.parent`` of the kept candidates.
+#    have one parent. Hint: compare ``h.parent`` of the candidates whose ``h.fate`` is ``"kept"``.
 # 2. *Easy.* Give ``search`` a number ``n`` of beams that makes it find the likeliest of *all* texts of two tokens. A
 #    right answer says why no smaller number is safe.
-# 3. *Medium.* Let ``search`` stop texts at ``end``, with α as an argument. A right answer gives the five texts of the
-#    ladder above.
+# 3. *Medium.* Let ``search`` stop texts at ``end``, with α as an argument. A right answer gives the five texts above
+#    that shrink from 30 tokens to 5.
 #
 # Summary
 # -------
 #
 # * The likeliest next token need not begin the likeliest text. Beam search keeps n beginnings, and decides later.
 # * A step ranks n × V candidates by the sum of their log-probabilities. Sums favour short texts, so divide by
-#   :math:`t^{\,\alpha}`.
+#   :math:`t^{\,\alpha}`, where t is the number of new tokens.
 # * Likely is not good: the likeliest texts are short, or they repeat themselves.

@@ -2,7 +2,7 @@ r"""
 Beam search in depth
 ====================
 
-The lesson on `beam search <1_beam_search.ipynb>`_ keeps several beginnings of a text and finds likelier ones. How do
+The lesson on `beam search <1_beam_search.ipynb>`_ keeps several beginnings of a text and finds likelier texts. How do
 you know that a search is right? A wrong one raises no error, and its text looks like text. This page checks one in
 four ways: by a forward pass over its result, by hand, against all texts of a tiny vocabulary, and against
 ``transformers``.
@@ -12,15 +12,16 @@ Letters name axes: V entries of the vocabulary, n beams, t new tokens.
 What greedy search misses
 -------------------------
 
-A language model gives each continuation y of a prompt x a probability, one factor for each token. Logarithms make it a
-sum:
+A language model gives each continuation y of a prompt x a probability, a product with one factor for each token.
+Logarithms turn it into a sum:
 
 .. math::
 
    \log p(y \mid x) = \sum_{i=1}^{t} \log p(y_i \mid x, y_1 \dots y_{i-1})
 
-One forward pass over the whole text computes it, without a cache and without a search. This function judges everything
-on this page. The model is the small GPT-2 that was trained on Python's documentation.
+One forward pass over the whole text computes it, without a cache and without a search. The function
+``log_probability`` does this, and judges everything on this page. The model is the small GPT-2 that was trained on
+Python's documentation.
 """
 
 import itertools
@@ -81,15 +82,15 @@ assert likelier >= 6 and gains["for i in range("] > 2
 
 # %%
 # The first line of a pair is from greedy search, the second from the beams; the number is the gain in log-probability.
-# In the figures and lists of this page ``␣`` is a space and ``↵`` a line end.
+# ``␣`` is a space and ``↵`` a line end.
 #
 # After ``for i in range(`` the two differ from the first token on. This prompt is the example of the next sections.
 #
 # The search as a tree
 # --------------------
 #
-# ``beam_steps`` yields one list of candidates a step for every prompt, most likely first. A *stop token* ends a text;
-# here any token with a line end is one. Each candidate is *kept* as a beam, has *finished*, or is *dropped*.
+# At each step ``beam_steps`` yields a list of candidates for every prompt, most likely first. Each candidate is *kept* as
+# a beam, has *finished*, or is *dropped*. Here any token with a line end is a stop token, which finishes a text.
 
 lines = [t for t in range(V) if "\n" in tokenizer.decode([t])]
 prompt = prompts[beginnings.index("for i in range(")]
@@ -105,9 +106,8 @@ generation_diagrams.beam_tree(
 )
 
 # %%
-# The likeliest candidate of each step is on the left, with the probability of its whole text. The tree shows all that
-# are kept (blue) or have finished (green), and the two best of those that were dropped. The thick line leads to the
-# result.
+# The tree is drawn as in the lesson: blue candidates are kept, green ones have finished, and of those that were dropped
+# it shows the two best. The thick line leads to the result.
 #
 # The token *s* of greedy search is the likeliest, and *x* comes second. One step later *x* is ahead, and after four
 # steps no beam begins with *s*.
@@ -122,14 +122,14 @@ assert kept[0][:2] == [s, x] and kept[1][:2] == [x, s]
 assert s in kept[2] and s not in kept[3]
 
 # %%
-# The list shows the score and the log-probability of what finished. They do not agree on the order;
-# `the likeliest text <1b_likeliest_text.ipynb>`_ says why.
+# The list shows the score and the log-probability of what finished. The score is divided by the length, so the two do
+# not agree on the order; `the likeliest text <1b_likeliest_text.ipynb>`_ says more.
 #
 # One step, taken apart
 # ---------------------
 #
-# Let the n beams have the log-probabilities :math:`s_b`. Every beam can go on in V ways, so there are
-# :math:`n \cdot V` candidates, each with
+# Let beam b have the log-probability :math:`s_b`. Every beam can go on in V ways, so there are :math:`n \cdot V`
+# candidates. The one that adds token v has
 #
 # .. math::
 #
@@ -154,8 +154,8 @@ assert totals.numel() == 3 * V
 # The package does not sort all of them. Of one beam, no more than n candidates can be kept, and no more can finish
 # than there are stop tokens, so the best n plus that many of each beam are enough.
 #
-# Look at the column of parents. Two of the new beams continue beam 0, and beam 2 has ended. The keys and values in the
-# cache have to follow: row i of the cache must become a copy of row ``parents[i]``.
+# Look at the numbers of the beams. Two of the new beams continue beam 0, and none continues beam 2, whose text has
+# finished. The keys and values in the cache have to follow: row i of the cache must become a copy of row ``parents[i]``.
 
 from lm_from_scratch.cache.growing import GrowingCache
 
@@ -170,14 +170,15 @@ assert cache.contents(0)[0].equal(before[parents])
 assert not cache.contents(0)[0].equal(before)
 
 # %%
-# This copies all keys and values at each step. A paged cache, whose rows share what they have in common,
-# copies none of them.
+# This copies all keys and values at each step. A `paged cache <3a_paged_memory_in_depth.ipynb>`_, whose rows share what
+# they have in common, copies none of them.
 #
-# All texts as an oracle
-# ----------------------
+# Compared with all texts
+# -----------------------
 #
-# With a vocabulary of six and texts of four tokens there are :math:`6^4` texts, and the model gives a probability to
-# each. The model is a tiny GPT-2 with large random weights; forty prompts get their likeliest text both ways.
+# With a vocabulary of six tokens there are :math:`6^4` texts of four tokens, few enough to compute the probability of
+# each. The model is a tiny GPT-2 with large random weights. For forty prompts, the likeliest text is found both ways: by
+# looking at all texts, and by beam search.
 
 from lm_from_scratch.models.causal_lm import build, randomize_
 from lm_from_scratch.models.gpt2 import GPT2Config
@@ -211,15 +212,15 @@ print(right)
 assert right[6**3] == 40 and right[1] < 40
 
 # %%
-# No search finds a text that is likelier than the best, and :math:`V^{t-1}` beams must find it: then no beginning is
-# ever dropped. All probabilities sum to 1, which checks the oracle.
+# No search finds a text that is likelier than the best, and :math:`V^{t-1}` beams must find the best: with so many, no
+# beginning is ever dropped. The probabilities of all texts sum to 1, which checks the list itself.
 #
 # Equal to transformers
 # ---------------------
 #
-# Eight beginnings of docstrings get up to 15 tokens to come to their end, which is the end-of-text token. The
-# library's ``generate`` with ``num_beams`` reads the same weights. All eight prompts go in as one batch with padding on
-# the left, and all n results come back.
+# Eight beginnings of docstrings get up to 15 tokens to reach their end, the end-of-text token. The library's
+# ``generate`` with ``num_beams`` reads the same weights. All eight prompts go in as one batch with padding on the left,
+# and all n results come back.
 
 functions = [
     "garden.Plant.water\n\nReturn the", "music.Song.play\n\nThis",
@@ -260,8 +261,9 @@ for n, alpha, early in ((2, 1.0, True), (3, 0.0, False), (4, 2.0, "never")):
     print(f"n {n}, penalty {alpha}, {early!s}: {len(rows)} texts, {error:.0e}")
 
 # %%
-# Tokens are equal one by one, and scores up to rounding. Two things are odd. The library fills the places of beams and
-# results that do not exist with scores of -1e9; where few tokens are allowed, these places come out as results.
+# Every token is equal, and scores are equal up to rounding. Two things in the library are odd. It fills the places of
+# beams and results that do not exist with scores of -1e9. If only a few tokens are allowed, these places come out as
+# results.
 
 allowed = tokenizer.encode(" a")[:1] + tokenizer.encode(" the")[:1]
 others = [token for token in range(V) if token not in allowed]
@@ -292,7 +294,7 @@ assert scores[0] == -1e9 and real.score < -1e10 and len(real.tokens) == 20
 # -------------
 #
 # A prompt of T tokens is read once. Each of the other :math:`t - 1` steps runs n rows, where greedy search runs one. A
-# hook counts the tokens that enter the model.
+# hook, a function that PyTorch calls before every pass, counts the tokens that enter the model.
 
 long = [end, *tokenizer.encode("The value of the argument is the name of")]
 long += tokenizer.encode(" a file, or None if there is no such file.")
@@ -312,7 +314,7 @@ for n in (1, 2, 4, 8):
 hook.remove()
 
 # %%
-# A cache that shares nothing grows n times as large.
+# A cache whose rows share nothing grows n times as large.
 #
 # Bug museum
 # ----------
@@ -320,7 +322,7 @@ hook.remove()
 # The cache that stayed behind
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# Beams are reordered and their cache is not: they go on from the state of other beams.
+# Beams are reordered and their cache is not: they go on from the state of other beams. (M10)
 #
 # ``transformers`` reordered the cache only if it had a certain name among the arguments. Mamba and others keep their
 # state under other names, so their beams went on from the state of *other* beams, silently. The same mistake here:
@@ -376,7 +378,7 @@ for kind in (transformers.DynamicCache, transformers.StaticCache):
 # Which sentence is false?
 # ------------------------
 #
-# 1. With one beam and the default settings, beam search says what greedy search says.
+# 1. With one beam and the default settings, beam search writes what greedy search writes.
 # 2. Beam search never finds a less likely text than greedy search.
 # 3. With ``length_penalty=0``, a text never scores better than its own beginning.
 # 4. A processor that forbids tokens does not change the log-probability that is reported for a text.
@@ -408,8 +410,8 @@ assert one == greedy and two[0] > two[1] + 0.1
 assert lost and not rises and abs(four) < 1e-3
 
 # %%
-# The second is false. Three other beginnings looked better for a while and crowded out the one that greedy search
-# followed.
+# The second is false, as in the lesson: three other beginnings looked better for a while and crowded out the one that
+# greedy search followed.
 #
 # Exercises
 # ---------
@@ -424,7 +426,7 @@ assert lost and not rises and abs(four) < 1e-3
 # * Three beams found a likelier text than greedy search for at least 6 of 16 prompts, and one full forward pass
 #   confirmed every log-probability. For one other prompt and length they found a less likely one.
 # * A step ranks :math:`n V` candidates, and the rows of the cache follow the beams.
-# * With all texts of a tiny vocabulary as the oracle, :math:`V^{t-1}` beams were always right.
+# * Compared with all texts of a tiny vocabulary, :math:`V^{t-1}` beams were always right.
 # * ``transformers`` gave the same tokens and scores, and placeholders at -1e9 where nothing was left to find.
 # * n beams ran :math:`T + n (t - 1)` tokens through the model.
 #

@@ -3,8 +3,9 @@ The likeliest text
 ==================
 
 The lesson on `beam search <1_beam_search.ipynb>`_ says that the likeliest texts are short and dull. Is the search to
-blame? This page proves that it is not: for one prompt, a text of six tokens is the likeliest of all texts of up to 30
-tokens. Then it looks at length penalties, at the moment when a search may stop, and at likely texts beside real ones.
+blame? This page looks at length penalties, and proves that it is not: for one prompt, a text of six tokens is the
+likeliest of all texts of up to 30 tokens. Then it asks when a search may stop, and compares likely texts with real
+ones.
 
 Letters name axes: V entries of the vocabulary, n beams, t new tokens.
 
@@ -12,8 +13,8 @@ Sums favour short texts
 -----------------------
 
 A search compares texts by the sum of the log-probabilities of their tokens. Each further token adds a number that is
-not positive, so a text that ends early has an advantage. Eight beginnings of docstrings now have 30 tokens to come to
-their end, which is the end-of-text token. The model is the small GPT-2 that was trained on Python's documentation.
+not positive, so a text that ends early has an advantage. Here eight beginnings of docstrings have 30 tokens to reach
+their end, the end-of-text token. The model is the small GPT-2 that was trained on Python's documentation.
 """
 
 # sphinx_gallery_words = ["length normalization", "length bias", "no_repeat_ngram_size", "early_stopping"]
@@ -81,26 +82,22 @@ for a, b in itertools.pairwise(widths):
 assert lengths[0, 1] > 2 * lengths[0, 8] and lengths[2, 8] == 30
 
 # %%
-# With more beams, a search for the largest sum finds larger ones, and its texts shrink. The cure is to compare by
+# With more beams, a search for the largest sum (penalty 0) finds larger ones, and its texts shrink. The lesson's
+# ``length_penalty`` α divides :math:`\log p(y \mid x)`, the sum for a text y after the prompt x, by :math:`t^{\,\alpha}`.
+# To see what that does, let every token of a text cost the same, :math:`-\log p = r`:
 #
 # .. math::
 #
-#    \text{score}(y) = \frac{\log p(y \mid x)}{t^{\,\alpha}}
+#    \text{score} = \frac{- r \, t}{t^{\,\alpha}} = - r \, t^{\,1 - \alpha}
 #
-# with the ``length_penalty`` :math:`\alpha`. The name misleads: a larger one is *kinder* to long texts. To see it, let
-# a text of t tokens lose :math:`r` nats a token:
+# With :math:`\alpha < 1` length costs, with 1 it is free, and with more it pays. Nothing in the model says which is
+# right; it is a setting to be tuned.
 #
-# .. math::
-#
-#    \text{score} = - r \, t^{\,1 - \alpha}
-#
-# Length costs below :math:`\alpha = 1`, is free at 1, and pays above. Nothing in the model says which is right; it is
-# a setting to be tuned.
-#
-# Is the shortness a fault of the search? The records can prove that it is not. A text that the search did not look at
-# begins with a candidate that was dropped, with one no likelier than the last that is listed of its beam, or with a
-# beam that was waiting at the end. A sum never rises, so the largest of these numbers *bounds* every text that was not
-# seen.
+# Is it a fault of the search that the texts are short? ``beam_steps`` can prove that it is not, since it lists the
+# candidates of every step. A text that the search has not seen begins in one of three ways: with a candidate that was
+# dropped; with one that was not listed, and is no likelier than the last that was listed of the same beam; or with a
+# beam that was still waiting at the end. A sum never rises, so the largest of these numbers is a *bound* for every text
+# that was not seen.
 
 
 def unseen(steps):
@@ -124,15 +121,18 @@ assert (V - 1) ** 30 > 10**100
 
 # %%
 # Of more than :math:`10^{100}` texts of up to 30 tokens this is the likeliest, and it has six. Stahlberg and Byrne
-# searched a translation model exactly: for more than half of the sentences the *empty* text was the likeliest. A
-# narrow beam hides such an error of the model by not finding it.
+# searched a translation model exactly: for more than half of the sentences the *empty* text was the likeliest. A search
+# with few beams hides this error of the model, because it does not find the empty text.
 #
 # When to stop
 # ------------
 #
-# A search is over when n texts have finished and, by ``early_stopping``: ``True``, at once; ``False``, when the best
-# beam, at its present length, scores no better than the worst of the best n; ``"never"``, when no continuation can do
-# so. With :math:`\alpha > 0` a beam may still improve by growing, which only the last takes into account.
+# A search goes on at least until n texts have finished. What then happens depends on ``early_stopping``:
+#
+# * ``True``: it stops at once.
+# * ``False``: it stops when the best beam, at its present length, scores no better than the worst of the n best texts.
+# * ``"never"``: it stops when no continuation of a beam can score better than that. With :math:`\alpha > 0` a beam may
+#   still improve by growing, and only this setting takes that into account.
 
 scores, cost, examples = {}, {}, {}
 for early in (True, False, "never"):
@@ -153,17 +153,17 @@ for early in (True, False):
 assert examples[False].score > examples[True].score + 0.01
 
 # %%
-# More patience cost more steps and never gave a worse score here. The example stops at its second finished text, or
-# goes on to one that is longer and better by the mean.
+# More patience cost more steps and never gave a worse score here. In the example, ``True`` stops at the second finished
+# text; ``False`` goes on to one that is longer and has a better mean.
 #
 # Likelier is not better
 # ----------------------
 #
-# Pieces of documents that the model was not trained on give a prompt of 8 tokens each, and the 60 tokens that really
-# follow. What do the searches write there? Three numbers describe a text: the mean log-probability of its tokens, the
-# share of its groups of four tokens that repeat an earlier group, and the count of its different tokens. A
-# logit processor, a function that changes the scores of the next token, forbids end-of-text, so that all write 60
-# tokens.
+# The lesson looks at one text; here are several, measured. A prompt is 8 tokens of a document that the model was not
+# trained on, and the real text is the 60 tokens that follow. Three numbers describe a text: the mean log-probability of
+# its tokens, the share of its groups of four tokens (4-grams) that repeat an earlier group, and how many different
+# tokens it has. A logit processor, a function that changes the scores of the next token, forbids end-of-text, so that
+# every text has 60 tokens.
 
 from lm_from_scratch.text import corpora
 
@@ -234,12 +234,12 @@ assert measured["8 beams"][0] > measured["greedy"][0]
 print(text(said["8 beams"][0][:40]))
 
 # %%
-# People do not write the likeliest text. Every search is more than one nat a token above the held-out text, and
-# repeats itself more than twice as much; the draws are nearer to the text in both. Holtzman and others found this in
-# large models.
+# People do not write the likeliest text. The mean log-probability of every search is more than 1 above that of the
+# held-out text, and it repeats itself more than twice as much. Texts that are drawn come nearer in both. Holtzman and
+# others found the same in large models.
 #
-# Forbidding repetition removes the symptom: no group of four comes twice, but each token is still far too expected,
-# and there are fewer different ones than in the text.
+# Forbidding repetition removes only the symptom: no group of four comes twice, but the tokens are still far too easy to
+# guess, and there are fewer different ones than in the real text.
 #
 # Exercises
 # ---------
@@ -248,8 +248,8 @@ print(text(said["8 beams"][0][:40]))
 #    ``length_penalty=0`` and ``early_stopping="never"``. A right answer shows that more beams prove more, and why the
 #    bound fails for other penalties.
 # 2. *Medium.* Add Gumbel noise to each log-probability before the candidates are ranked. Hint: a processor can add it,
-#    but then the sums are no longer the model's; recompute them. A right answer measures repetition
-#    and mean log-probability as above.
+#    but then the sums are no longer the model's; recompute them. A right answer measures repetition and mean
+#    log-probability as above.
 #
 # Summary
 # -------

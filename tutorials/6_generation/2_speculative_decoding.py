@@ -2,8 +2,8 @@ r"""
 Speculative decoding
 ====================
 
-A language model writes one token per pass, and each pass reads all of its weights. But here our small Qwen2 has written
-41 tokens in only 19 passes. A bar ends a pass:
+A language model writes one token per *pass*, one run of the model, and each pass reads all of its weights. But here our
+small Qwen2 has written 41 tokens in only 19 passes. A bar ends a pass:
 """
 
 # sphinx_gallery_needs = ["../5_caching/1_why_cache", "../1_gpt2/5_sampling"]
@@ -44,22 +44,22 @@ assert sum(n for _, n, _ in passes) == 22
 generation_diagrams.drafts(passes, start)
 
 # %%
-# Before each pass but the first, a second model, GPT-2, has guessed the next four tokens. Qwen2 has checked the
-# guesses: the 22 blue ones were right. The bold token is Qwen2's own, which a pass gives anyway. And every token of the
-# text is the one that Qwen2 would have written alone.
+# Before each pass but the first, a second model, our small GPT-2, has guessed the next four tokens. Qwen2 has checked
+# the guesses: the 22 blue ones were right. The bold token is Qwen2's own, which a pass gives anyway. And every token of
+# the text is the one that Qwen2 would have written alone.
 #
-# This is **speculative decoding**. The model that guesses is called the *drafter*, and its guesses are a *draft*.
+# This is **speculative decoding**. What guesses is called the *drafter*, and each guess is a *draft*.
 #
 # One pass checks them all
 # ------------------------
 #
-# A pass gives a prediction after *every* token of its input, not only after the last. When we write, we usually throw
-# away all but the last. Here we use them: one pass over the text and a draft of K tokens says what Qwen2 would write
-# after the text, after the first drafted token, and so on: K + 1 predictions.
+# A pass gives a prediction after *every* token of its input. When we write, we usually use the last one only. Here we
+# use more: one pass over the text and K drafts says what Qwen2 would write after the text, after the first draft, and so
+# on: K + 1 predictions.
 #
-# As long as a drafted token is the predicted one, it is right. At the first that differs, Qwen2's prediction takes its
-# place. What the draft had after it is thrown away, because it continues a text that nobody wrote. (We leave out the
-# cache here, so a pass reads the whole text.)
+# As long as a draft is the predicted token, it is right. At the first that differs, Qwen2's prediction takes its place.
+# The drafts after it are thrown away, because they continue a text that nobody wrote. (We leave out the cache here, so a
+# pass reads the whole text.)
 
 
 def likeliest(model, ids, n):  # after each of the last n tokens
@@ -69,13 +69,13 @@ def likeliest(model, ids, n):  # after each of the last n tokens
 def write(guess, ids, new, n_draft=4):
     passes, end = [], len(ids) + new
     while len(ids) < end:
-        draft = guess(ids, n_draft)
-        own = likeliest(qwen2, [*ids, *draft], n_draft + 1)  # one pass
-        n = 0
-        while n < n_draft and draft[n] == own[n]:
+        drafts = guess(ids, n_draft)
+        own = likeliest(qwen2, [*ids, *drafts], n_draft + 1)  # one pass
+        n = 0  # how many drafts are right
+        while n < n_draft and drafts[n] == own[n]:
             n += 1
-        ids = [*ids, *draft[:n], own[n]]
-        passes.append((draft, n, own[n]))
+        ids = [*ids, *drafts[:n], own[n]]
+        passes.append((drafts, n, own[n]))
     return ids, passes
 
 
@@ -87,13 +87,13 @@ def gpt2_guesses(ids, n):
 
 
 # %%
-# Here is another text, with the tokens that Qwen2 corrected.
+# Here is another text. A draft that Qwen2 rejected is struck, and Qwen2's own token comes after it.
 
 start = tokenizer.start("Read the")
 text, passes = write(gpt2_guesses, start, 40)
 shown = [
-    (tokenizer.pieces(draft), n, tokenizer.pieces([own])[0])
-    for draft, n, own in passes
+    (tokenizer.pieces(drafts), n, tokenizer.pieces([own])[0])
+    for drafts, n, own in passes
 ]
 
 generation_diagrams.drafts(shown, "Read the")
@@ -102,8 +102,8 @@ generation_diagrams.drafts(shown, "Read the")
 # **Predict first.** We replace GPT-2 by a drafter that guesses at random. What happens to Qwen2's text?
 #
 # * It becomes nonsense.
-# * It becomes a little worse.
-# * It stays the same.
+# * It stays the same, in about as many passes.
+# * It stays the same, in about twice as many passes.
 
 
 def random_guesses(ids, n):
@@ -118,18 +118,19 @@ print(f"passes: {len(passes)} with GPT-2, {len(more_passes)} with chance")
 alone = complete(generate(qwen2, [start], 40, GREEDY))[0]
 assert text[len(start) :][:40] == other[len(start) :][:40] == alone
 assert len(passes) < 25 and len(more_passes) > 35
+assert 1.7 < len(more_passes) / len(passes) < 2.3
 
 # %%
-# It stays the same, and takes about 40 passes. A bad drafter costs time, never quality. In the widget, a line is one
-# pass.
+# It stays the same, and takes about 40 passes, one for each token. A bad drafter costs time, never quality. In the
+# widget, a line is one pass.
 #
 # .. live:: draft
 #
-# Why checking is cheap
-# ---------------------
+# What checking costs
+# -------------------
 #
-# That only helps if a pass over several tokens costs little more than a pass over one. Let us time a GPT-2 of
-# 40 million random weights.
+# All this only helps if a pass over several tokens costs little more than a pass over one. Let us time a larger GPT-2,
+# with 40 million weights. They are random, since their values do not change the time.
 #
 # **Predict first.** How much longer does a pass over 8 tokens take than a pass over one token?
 #
@@ -161,9 +162,9 @@ assert ratio < 4
 assert sum(w.numel() for w in large.parameters()) > 38e6
 
 # %%
-# For one token, the processor spends most of its time waiting for weights to arrive from memory. Each weight is then
-# used once. With 8 tokens, the same weight is used 8 times, and it is fetched only once. GPUs, which compute far faster
-# than they fetch, gain even more.
+# A pass has to `fetch all weights from memory <../5_caching/1_why_cache.ipynb>`_, and for one token it uses each of them
+# once. With 8 tokens it uses each 8 times, and fetches it only once. GPUs, which compute far faster than they fetch,
+# gain even more.
 #
 # When tokens are drawn
 # ---------------------
@@ -179,7 +180,7 @@ assert sum(w.numel() for w in large.parameters()) > 38e6
 
 def judge(p, q):
     x = torch.multinomial(q, 1)  # the draft
-    if torch.rand(1) < p[x] / q[x]:
+    if torch.rand(1) < p[x] / q[x]:  # always true if p > q
         return int(x)
     return int(torch.multinomial((p - q).clamp(min=0), 1))
 
@@ -197,23 +198,23 @@ assert words[:4] == [" exception", " error", "\n", " empty"]
 generation_diagrams.overlap(words, p[top].tolist(), q[top].tolist())
 
 # %%
-# These are the likeliest tokens after *If the file does not exist, an*, with Qwen2 as p and GPT-2 as q. Blue is what
-# both share. An empty box is what GPT-2 guesses too often, and orange is what Qwen2 has in addition. Blue and orange
-# together are exactly p, and that is the whole proof:
+# These are the likeliest tokens after *If the file does not exist, an*, with Qwen2 as p and GPT-2 as q. A draft comes
+# with probability q and passes with min(1, p / q): together min(p, q), in blue. An empty box is what GPT-2 guesses too
+# often, and orange is what Qwen2 has in addition. Blue and orange together are exactly p:
 #
 # .. math::
 #
 #    \underbrace{\min(p, q)}_{\text{accepted}} + \underbrace{\max(0, p - q)}_{\text{replaced}} = p
 #
-# Over all 4,096 tokens, the empty boxes are as large as the orange ones, since p and q both sum to 1. So a rejection
-# happens exactly as often as a replacement is wanted. The blue of all tokens is the **rate of acceptance** α, 54 % at
-# this place.
+# Over all 4,096 tokens, the empty boxes are as large as the orange ones, since p and q both sum to 1. So there are
+# exactly as many rejections as replacements that are wanted, which completes the proof. The blue of all tokens is the
+# **rate of acceptance** α, 54 % at this place.
 #
 # **Predict first.** Would it not be simpler to draw the replacement from p? What would change?
 #
 # * Nothing: p is the distribution we want.
-# * Tokens that the drafter likes would come out too often.
-# * Tokens that the drafter neglects would come out too often.
+# * Tokens that the drafter guesses too often would come out too often.
+# * Tokens that it guesses too rarely would come out too often.
 
 torch.manual_seed(0)
 drawn = torch.tensor([judge(p, q) for _ in range(10_000)])
@@ -235,7 +236,7 @@ assert simpler[top[3]] > 1.4 * p[top[3]] and simpler[top[2]] < 0.8 * p[top[2]]
 
 # %%
 # The drafter's favourites would come too often. *empty* gets its whole share of 3.7 % from accepted drafts already, and
-# then a second one.
+# then some replacements on top.
 #
 # A rule like this is easily spoiled. In ``transformers``, the drafter once guessed greedily, always its likeliest
 # token, but the guesses were judged as if they had been drawn from its softmax. No test of greedy text can see that. A
@@ -246,15 +247,15 @@ assert simpler[top[3]] > 1.4 * p[top[3]] and simpler[top[2]] < 0.8 * p[top[2]]
 # When it pays
 # ------------
 #
-# Let a draft cost the fraction c of a pass. With K drafts per pass,
+# Let one draft cost the fraction c of a pass. With K drafts per pass,
 #
 # .. math::
 #
 #    \text{speed-up} = \frac{\text{tokens per pass}}{1 + K c}
 #
 # Our GPT-2 is as large as our Qwen2, so c is 1, and the texts above cost *more* than writing alone. A drafter should be
-# much smaller. If each draft has the same rate of acceptance, a pass gives :math:`1 + \alpha + \dots + \alpha^K`
-# tokens. Here is the speed-up for c = 1/20:
+# much smaller. If each draft is accepted with probability α, the k-th counts with :math:`\alpha^k`, and a pass gives
+# :math:`1 + \alpha + \dots + \alpha^K` tokens. Here is the speed-up for c = 1/20:
 
 from functools import partial
 
@@ -287,9 +288,9 @@ assert abs(sizes[0] / sizes[1] - 1) < 0.1 and 19 * (1 + 4 * 1) > 41
 # More drafts are not always better: each further draft is reached less often, and costs as much as the first. The
 # better the drafter, the more of them pay.
 #
-# The cheapest drafter is no model at all. *Prompt look-up* searches the text for the last place where the last few
+# The cheapest drafter is no model at all. *Prompt look-up* searches the text for an earlier place where the last few
 # tokens occurred, and copies what followed them. In code that is being edited, in quotations and lists, that is often
-# right:
+# right. Here is what the model adds to some lines of code:
 
 from lm_from_scratch.generation.speculative import PromptLookup
 
@@ -304,16 +305,15 @@ generation_diagrams.drafts(passes)
 # At first nothing fits. Once the text repeats itself, nearly every copy is right, and no second model has run.
 #
 # After a rejection the cache must forget some tokens again. That, and a proof for whole texts, are in
-# `speculative decoding in depth <2a_speculative_decoding_in_depth.ipynb>`_. What five drafters are worth is measured in
-# `when drafts pay <2b_when_drafts_pay.ipynb>`_.
+# `speculative decoding in depth <2a_speculative_decoding_in_depth.ipynb>`_.
+# `When drafts pay <2b_when_drafts_pay.ipynb>`_ measures five drafters.
 #
 # Exercises
 # ---------
 #
 # 1. *Easy.* How many of 100 tokens come from a drafter with α = 0.8 and K = 4, if all passes are full? Compute it, then
 #    give ``write`` a drafter of your own that knows the greedy text and is wrong at every fifth place. A right answer
-#    explains why its number differs: the errors are not independent. Hint: the places are fixed, the formula tosses
-#    coins.
+#    explains why its number differs. Hint: these places are fixed; the formula tosses coins.
 # 2. *Easy.* Draw the overlap at another place, where GPT-2 is sure of the next token. A right answer says what α
 #    becomes if p and q are equal, and if they share no token.
 # 3. *Medium.* Let ``write`` draw its tokens, by the rule of ``judge``. A right answer shows that the first token of
@@ -322,6 +322,6 @@ generation_diagrams.drafts(passes)
 # Summary
 # -------
 #
-# * A cheap drafter guesses K tokens, and one pass of the model checks them all. It gives 1 to K + 1 tokens.
+# * A cheap drafter guesses K tokens, and one pass of the model checks them all. The pass gives 1 to K + 1 tokens.
 # * Accept with min(1, p / q), replace from max(0, p - q): the text has exactly the distribution of the model.
 # * It pays if drafts are often accepted and cost little: tokens per pass, divided by 1 + K c.

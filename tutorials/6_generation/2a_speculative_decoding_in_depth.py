@@ -4,15 +4,15 @@ Speculative decoding in depth
 
 The lesson on `speculative decoding <2_speculative_decoding.ipynb>`_ says that the text has exactly the distribution of
 the model. Is that so? This page checks it for one token by an integral, for whole texts by a chi-square test, and for
-greedy text by comparing tokens. Then it takes back from the caches what was rejected.
+greedy text by comparing tokens. Then it shows how a cache forgets the drafts that were rejected.
 
-At each place, p is the distribution of the model and q the one from which the draft was drawn.
+At each place, p is the distribution of the model and q the one from which the draft was drawn. K is the number of
+drafts for a pass.
 
 The rule
 --------
 
-Here are two distributions over six tokens. The drafter draws x from q. If it guesses x more often than the model
-would say it, some of these guesses have to go.
+A draft x, drawn from q, is accepted with the probability
 
 .. math::
 
@@ -24,13 +24,16 @@ A rejected draft is replaced by a draw from what the accepted ones leave over:
 
    r(y) = \frac{\max(0, p(y) - q(y))}{\sum_z \max(0, p(z) - q(z))}
 
-A token y comes out in two ways. As a draft it has the probability :math:`q(y) \min(1, p(y) / q(y))`, which is
-:math:`\min(p(y), q(y))`. Their sum over all y is the rate of acceptance :math:`\alpha`. A replacement is needed
-with probability :math:`1 - \alpha`, and that is the denominator of r, since :math:`\max(0, p - q) = p - \min(p, q)`.
+A token y comes out in two ways. As an accepted draft it has the probability :math:`q(y) \min(1, p(y) / q(y))`, which
+is :math:`\min(p(y), q(y))`. The sum of these over all y is the rate of acceptance :math:`\alpha`. A replacement is
+needed with probability :math:`1 - \alpha`, and that is the denominator of r, since
+:math:`\max(0, p - q) = p - \min(p, q)`. Together:
 
 .. math::
 
    \min(p, q) + (1 - \alpha) \, r = \min(p, q) + \max(0, p - q) = p
+
+Here are two distributions over six tokens.
 """
 
 import inspect
@@ -72,8 +75,8 @@ generation_diagrams.overlap("abcdef", p.tolist(), q.tolist())
 # %%
 # What comes out is blue and orange together: p. The empty boxes are what is rejected.
 #
-# The rule in the package works on rows of K drafts. Where the drafts end, q counts as 0, and what is left of p is p:
-# the token after a full acceptance needs no code of its own.
+# The rule in the package works on rows of K drafts. After the last draft, q counts as 0, so what is left of p is p
+# itself: the token after a full acceptance needs no code of its own.
 
 print(inspect.getsource(accept))
 
@@ -81,8 +84,8 @@ print(inspect.getsource(accept))
 # Exactly the model's distribution
 # --------------------------------
 #
-# For one token, the whole experiment fits on a grid: every draft, 200 values of the coin, 200 of the replacement.
-# Summing over it is an integral, not a simulation.
+# For one token, the whole experiment fits on a grid: every draft, 200 values of the random number that judges it, 200 of
+# the one that draws the replacement. Summing over the grid is an integral, not a simulation.
 
 
 def outcome(p, q, rule=accept, n=200):
@@ -110,8 +113,9 @@ print("outcome ", *(f"{x:.3f}" for x in outcome(p, q)))
 assert apart(outcome(p, q), p) < 0.01
 
 # %%
-# Two other rules look just as good. One replaces a rejected draft with a draw from p, the other accepts everything.
-# Their closed forms are compared with that of the right rule, for 1,000 random pairs of distributions over 50 tokens.
+# Two other rules look just as good. One replaces a rejected draft with a draw from p, the other accepts everything. For
+# each rule a formula says what comes out. Here are all three, for 1,000 random pairs of distributions over 50 tokens.
+# *Total variation*, the largest difference in the probability of any event, says how far the result is from p.
 
 
 def closed_forms(p, q):
@@ -140,8 +144,8 @@ assert distances["replacement from p"].min() > 0.01
 assert distances["always accept"].min() > distances["replacement from p"].max()
 
 # %%
-# The distance of q from p has a second meaning: it is exactly the rate at which the rule rejects. To accept everything
-# saves these rejections, and moves the distribution by as much.
+# The total variation between q and p has a second meaning: it is exactly the rate at which the rule rejects. To accept
+# everything saves these rejections, and moves the distribution by as much.
 
 overlap = torch.minimum(many_p, many_q).sum(-1)
 torch.testing.assert_close(1 - overlap, distances["always accept"])
@@ -153,8 +157,8 @@ torch.testing.assert_close(1 - overlap, distances["always accept"])
 # What follows the first rejection is void, because it continued another text. So the token at each place is drawn from
 # p *given the tokens before it*, and by the chain rule the sequence has the probability that plain sampling gives it.
 #
-# A model with four tokens has 256 sequences of length four, and each probability can be computed. Pearson's test
-# compares them with 2,000 rows. The drafter is another random model.
+# With a vocabulary of four tokens there are 256 sequences of length four, and each probability can be computed. Pearson's
+# chi-square test compares them with 2,000 rows that were drawn. The drafter is another random model.
 
 
 def tiny(seed, **changes):
@@ -225,13 +229,14 @@ assert found["plain sampling"] > 0.01 and found["speculate"] > 0.01
 assert found["replacement from p"] < 1e-6 and found["always accept"] < 1e-6
 
 # %%
-# The test agrees with the rule and rejects both imitations, so it is a test that can fail.
+# A p-value near 0 says that the rows do not come from this distribution. The test passes the rule and rejects both
+# imitations, so it is a test that can fail.
 #
 # Greedy text, and rounding
 # -------------------------
 #
-# Now a GPT-2 writes and a Qwen2 drafts. Both come with the package, have about the same size, and share a tokenizer.
-# The prompts are the beginnings of six topics of Python's language reference, 41 tokens each.
+# Now our small GPT-2 writes and our small Qwen2 drafts. Both have about the same size and share a tokenizer. The prompts
+# are the beginnings of six topics of Python's language reference, 41 tokens each.
 
 gpt2, tokenizer = load_shipped()
 qwen2, _ = load_shipped("qwen2-docs")
@@ -244,8 +249,8 @@ passes = speculate(gpt2, ModelDrafter(qwen2), prompts, 40, GREEDY)
 assert rows_of(passes) == list(map(tuple, texts))
 
 # %%
-# All greedy texts are those of plain decoding, token for token. That is also a matter of these texts. A wider pass adds
-# numbers in another order, so its logits are rounded differently, and where two tokens are nearly level, rounding may
+# All greedy texts are those of plain decoding, token for token. With other texts they need not be: a wider pass adds
+# numbers in another order, so its logits are rounded differently, and if two tokens are nearly level, rounding may
 # decide. Here it never does: at every place the best token leads the second by more than a hundred times the rounding.
 
 rows = torch.tensor([[*prompt, *said] for prompt, said in zip(prompts, texts)])
@@ -264,9 +269,9 @@ assert (first - second).min() > 100 * rounding
 # Taking back
 # -----------
 #
-# A pass writes the keys of all its drafts into the cache, before anyone knows which stand. Then ``crop`` forgets what
-# was rejected, in every row at its own length. All tokens of a row stay in the cache except the last, which the next
-# pass feeds.
+# A pass writes the keys of all its drafts into the cache before it is known which are accepted. Then ``crop`` forgets the
+# rejected ones, in every row at its own length. The cache then holds all tokens of a row except the last, which the next
+# pass reads.
 
 cache = GrowingCache(gpt2.config.n_layer)
 steps = speculate(
@@ -290,16 +295,17 @@ positions = cache.contents(0)[2]
 print(positions[:, 41:].tolist())
 
 # %%
-# The rows drift apart. A growing cache drops the last columns when no row uses them. A column that another row needs
-# stays, with the position -1, which no query sees. A static cache or a ring writes over what was rejected, since there
-# the position names the slot.
+# The rows drift apart. A growing cache drops its last columns once no row uses them. A column that another row needs
+# stays; in the rows that do not need it, it gets the position -1, which no query sees. A static cache or a ring writes
+# over what was rejected, since there the position says which slot is used.
 
 assert (positions == -1).any()
 assert (positions >= 0).sum(1).tolist() == held
 
 # %%
-# A ring has a limit. A draft overwrites the key that left the window for it, and if the draft is rejected, the key is
-# needed again. So the ring needs an additional slot for each token that may be taken back: its ``slack``.
+# A `ring <../5_caching/2_kinds_of_cache.ipynb>`_ has a limit. A draft overwrites the key that leaves the window, and if
+# the draft is rejected, this key is needed again. So the ring needs an additional slot for each token that may be taken
+# back: its ``slack``.
 
 ring_model = tiny(2, sliding_window=4, max_window_layers=0)
 for slack in (0, 2):
@@ -328,8 +334,9 @@ assert rows_of(given) == list(map(tuple, wanted))
 # Drafts after a stop token
 # ~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# A stop token may come in the middle of a draft. Plain decoding would have ended there, so all that follows is dropped,
-# however good it was. The model as its own drafter shows it: no draft is rejected, and yet not all count.
+# One of the drafts may be a stop token. Plain decoding would have ended there, so the drafts after it are dropped,
+# however good they are. To see it, let the model be its own drafter: no draft is rejected, and yet not all of them
+# count.
 
 said = texts[0]
 place = next(k for k in range(2, 7) if said[k] not in said[:k])
@@ -348,7 +355,7 @@ assert step.accepted == [place] and step.proposed == [8]
 # Judged by a q that was not drawn from
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# Drafts are judged by another distribution than they were drawn from: sampled texts have the wrong one.
+# Drafts are judged by another distribution than they were drawn from: sampled texts have the wrong one. (M11)
 #
 # ``transformers`` once let its draft model guess greedily, and judged the guesses by that model's softmax. A reader
 # noticed that the text had `the wrong distribution <https://github.com/huggingface/transformers/issues/32867>`_. Here
@@ -432,8 +439,7 @@ assert honest > 0.01  # from the museum: drawn at 0.1, reported as drawn
 #   form this holds to 1e-14 for 1,000 random pairs, and 2,000 sampled rows agree with the exact probabilities.
 # * The rate of acceptance is :math:`\sum \min(p, q)`, one minus the total variation between p and q.
 # * Greedy text is that of plain decoding, as long as rounding does not decide between two tokens.
-# * A cache takes rejected drafts back. A ring needs an additional slot for each of
-#   them.
+# * A cache takes rejected drafts back. A ring needs an additional slot for each of them.
 #
 # Sources
 # -------

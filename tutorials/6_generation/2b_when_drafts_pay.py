@@ -3,19 +3,18 @@ When drafts pay
 ===============
 
 The lesson on `speculative decoding <2_speculative_decoding.ipynb>`_ lets a cheap drafter guess ahead. How cheap must it
-be, and how often right? This page counts what five drafters are worth for the small models that come with the package,
-in tokens per pass and in weights read, and finds where the textbook formula is off.
+be, and how often must it be right? This page counts what five drafters are worth for our small models, in tokens per
+pass and in weights read, and finds where the textbook formula is wrong.
 
 At each place, p is the distribution of the model and q the one from which the draft was drawn.
 
 One pass, several tokens
 ------------------------
 
-Decoding multiplies each weight with one number per token. A pass over T tokens reads each weight once and uses it T
-times: the multiplications grow with T, the reading does not.
-
-A GPT-2 of 40 million random weights shows what that means in time. The 64 tokens before are in the cache, and ``crop``
-takes the new ones back. Each width is timed in turn, five times, in seconds of the processor.
+A pass over T tokens reads each weight once and uses it T times: the multiplications grow with T, the reading does not.
+The lesson timed passes over 1 and 8 tokens. Here are more widths, for the same GPT-2 of 40 million random weights, after
+64 tokens that are in its cache; ``crop`` takes the new ones back. The widths take turns, five times, and processor time
+is measured.
 """
 
 # sphinx_gallery_words = ["acceptance rate", "prompt lookup", "slower with a draft model", "num_assistant_tokens", "assisted generation speedup"]
@@ -88,7 +87,7 @@ assert pass_cost[8] < 4
 # Eight tokens cost less than four times as much as one. The times need not grow evenly: which widths are cheap depends
 # on the matrix library and the machine.
 #
-# So a wrong guess is cheap.
+# So a rejected draft costs little in the model's pass.
 #
 # Five drafters
 # -------------
@@ -96,8 +95,9 @@ assert pass_cost[8] < 4
 # The package ships two trained models with one tokenizer: a GPT-2 and a Qwen2, of about equal size. Here the GPT-2
 # writes.
 #
-# One drafter is the other model. Two are the GPT-2 with its first 1 or 4 of 8 blocks, its last norm and its head,
-# without any training. The fourth copies from the text so far: prompt look-up.
+# The first drafter is the Qwen2. The second and the third are the GPT-2 itself, cut down to its first one or four of
+# eight blocks, its last norm and its head, without any further training. The fourth copies from the text so far: prompt
+# look-up.
 
 gpt2, tokenizer = load_shipped()
 qwen2, _ = load_shipped("qwen2-docs")
@@ -113,9 +113,10 @@ def first_blocks(model, n):
 print(inspect.getsource(PromptLookup.look_up))
 
 # %%
-# The fifth is written here. A table counts which token follows which in Python's language reference, and drafts from
-# these counts. A drafter has one method, which returns a function of all rows, the number of drafts wanted for each,
-# and the random numbers of each. It answers with drafts and with the q that they were drawn from.
+# The fifth is written here. A table counts which token follows which in Python's language reference (a *bigram* is a
+# pair of neighbours), and drafts are drawn by these counts. In this package a drafter has one method, ``start``. It
+# returns a function that gets all rows, the number of drafts wanted for each, and a random number generator for each.
+# The function returns drafts, and the q that they were drawn from.
 
 end = tokenizer.eos_token_id
 topics = {doc.name: [end, *tokenizer.encode(doc.text)] for doc in reference()}
@@ -157,11 +158,14 @@ drafters = {
 
 # %%
 # The prompts are the beginnings of six topics, 41 tokens each; 40 tokens are added to each. ``speculate`` yields,
-# for every pass, the new tokens of each row, how many were proposed, and how many of these were accepted.
+# for every pass, the new tokens of each row, how many drafts were proposed, and how many of these were accepted.
 #
-# Three numbers are counted, in passes where a row still wanted all K drafts: the share of the *judged* drafts that was
-# accepted, where drafts after a rejection are not judged; the tokens per pass; and the cost c of one draft, in weights
-# read, as a share of what the model reads. A table or a copy reads next to nothing, and c counts as 0.
+# Three numbers are counted, in passes where a row still wanted all K drafts:
+#
+# * the share of the *judged* drafts that was accepted (drafts after a rejection are never judged);
+# * the tokens per pass;
+# * the cost c of one draft: the weights that it reads, divided by those that a pass of the model reads. A table or a
+#   copy reads next to nothing, so its c counts as 0.
 
 words = ("assert", "for", "import", "raise", "while", "yield")
 prompts = [topics[f"reference/{word}"][:41] for word in words]
@@ -215,12 +219,11 @@ for name, drafter in drafters.items():
     print(line)
 
 # %%
-# All greedy texts are those of plain decoding, token for token, whatever the drafter. A bad one costs time and nothing
-# else.
+# All greedy texts are those of plain decoding, token for token, whatever the drafter.
 #
-# The more blocks, the better the draft, but equal size is no promise: Qwen2 has learned from the same text, and where
-# the text is sampled, 30 to 60 per cent of its judged drafts are rejected. Look-up lives on repetition. Greedy text of
-# so small a model loops, and there look-up is good; sampled text does not loop.
+# The more blocks, the better the drafts, but equal size promises nothing: Qwen2 has learned from the same text, and when
+# the text is sampled, 30 to 60 per cent of its judged drafts are rejected. Look-up needs repetition. Greedy text of so
+# small a model loops, and there look-up is good; sampled text does not loop.
 
 one, four = ("first 1 block", "sampled"), ("first 4 blocks", "sampled")
 assert measured[one][0] < measured[four][0] < measured["Qwen2", "sampled"][0]
@@ -232,9 +235,9 @@ assert 0.4 < measured["Qwen2", "sampled"][0] < 0.7
 # The rate of acceptance
 # ----------------------
 #
-# At one place the rate is :math:`\alpha = \sum_y \min(p(y), q(y))`, what both distributions share. Both models read the
-# finished texts once, and give :math:`\alpha` at every place. The sum over the places that were judged is the number of
-# acceptances to expect; the coins add noise of a known size.
+# At one place the rate is :math:`\alpha = \sum_y \min(p(y), q(y))`, what both distributions share. If both models read
+# the finished texts once, we know :math:`\alpha` at every place. Its sum over the places where a draft was judged is the
+# number of acceptances to expect; chance adds noise of a known size.
 
 passes = runs["Qwen2", "sampled"]
 rows = [[*prompt, *said] for prompt, said in zip(prompts, rows_of(passes))]
@@ -257,8 +260,8 @@ assert abs(accepted - sum(judged)) < 4 * noise
 assert min(judged) < 0.3 and max(judged) > 0.8
 
 # %%
-# The sum does not change when p and q change places. So GPT-2 is about as good a drafter for Qwen2; only the texts are
-# different, and with them the places.
+# The formula stays the same when p and q trade places. So GPT-2 should be about as good a drafter for Qwen2; only the
+# texts differ, and so do the places that are judged.
 
 swapped = speculate(qwen2, ModelDrafter(gpt2), prompts, new)
 swapped = rates(list(swapped))[0]
@@ -271,14 +274,14 @@ assert abs(swapped - measured["Qwen2", "sampled"][0]) < 0.15
 # ---------------
 #
 # If every draft had the same rate, draft k would count with probability :math:`\alpha^k`, since all before it must
-# have been accepted. With the token that a pass gives in any case, this is
+# have been accepted, too. With the token that a pass gives in any case, the tokens per pass are
 #
 # .. math::
 #
 #    1 + \alpha + \dots + \alpha^K = \frac{1 - \alpha^{K + 1}}{1 - \alpha}
 #
-# The rate must be the one of the judged drafts. The quotient of accepted and *proposed* drafts is smaller, because it
-# counts what was never judged. With it, the formula gives too little.
+# The rate must be that of the judged drafts. Accepted drafts divided by *proposed* ones is a smaller number, because it
+# counts drafts that were never judged. With it, the formula gives too little.
 
 
 def formula(rate, K):
@@ -299,12 +302,13 @@ for key in measured:
         assert predicted[key][1] < tokens
 
 # %%
-# The rates vary from place to place, and yet the formula is right within 10 per cent for four drafters. It needs no
-# constant rate: it is enough that a draft which is *reached* is accepted equally often at each of the K places. Where
-# the easy tokens come in groups, it is not.
+# The rates vary from token to token, and yet the formula is right within 10 per cent for four drafters. It does not need
+# a constant rate. It is enough that the first, the second, ... draft of a pass are accepted equally often, whenever they
+# are judged. If easy tokens come in groups, they are not.
 #
-# Look-up differs in two ways. In many passes it proposes nothing, and once a copy is right it tends to stay right. The
-# product of the rates by place, times the share of passes with a draft, gives the measured number exactly.
+# Look-up differs in two ways. In many passes it proposes nothing, and once a copy is right it tends to stay right. With
+# a rate for each of the K places, and the share of passes that have drafts, the formula gives the measured number
+# exactly.
 
 
 def by_place(pairs, K=4):
@@ -325,8 +329,8 @@ assert share < 0.8 and statistics.mean(chances[1:]) > chances[0]
 # What to copy, and from where
 # ----------------------------
 #
-# Look-up is at its best where the text repeats what it has said: code that is edited, quotations, lists. Here is a
-# prompt that repeats, and the text after it. A bar ends a pass, and blue tokens are accepted copies.
+# Here is look-up at its best: the text after a prompt that repeats one line. A bar ends a pass, and blue tokens are
+# accepted copies.
 
 repeats = [end, *tokenizer.encode("for i in range(3): print(i)\n" * 6)]
 passes = speculate(gpt2, PromptLookup(), [repeats], 60, GREEDY, n_draft=8)
@@ -346,15 +350,9 @@ generation_diagrams.drafts([(row[:-1], len(row) - 1, row[-1]) for row in shown])
 # When it pays
 # ------------
 #
-# Let a pass of the model cost 1 whatever its width, and a draft c. Plain decoding pays 1 for a token. Speculation pays
-# :math:`1 + K c` for a pass, so the speed-up is
-#
-# .. math::
-#
-#    \frac{\text{tokens per pass}}{1 + K c}
-#
-# With c as the share of weights read, this can be counted. More drafts give more tokens, but each is less likely to be
-# reached than the one before, while its price stays.
+# Let a pass of the model cost 1 whatever its width, and a draft c. Plain decoding pays 1 for a token, speculation
+# :math:`1 + K c` for a pass. The speed-up is the number of tokens per pass divided by this price. With c as the share of
+# weights read, it can be counted.
 
 drafts = (1, 4, 8)
 kinds = {"Qwen2": "sampled", "bigrams": "sampled", "look-up": "greedy"}
@@ -392,8 +390,8 @@ for ax in axes:
 plt.show()
 
 # %%
-# Black lines are the formula for constant rates, markers are measured with the trained models. With c = 0.05 each line
-# has a best K, further right for a better drafter; a drafter that costs as much as the model has none.
+# Lines without markers are the formula for constant rates; markers are measured with the trained models. With c = 0.05
+# each line has a best K, which is larger for a better drafter. A drafter that costs as much as the model never gains.
 
 best = {}
 for rate in (0.5, 0.7, 0.8):
@@ -409,11 +407,11 @@ for name in ("first 1 block", "first 4 blocks"):
     assert measured[name, "sampled"][1] / (1 + 4 * draft_cost(name)) < 1
 
 # %%
-# With four drafts, no model drafter pays here. Even one block costs a third of the model, because the head with its
-# 4,096 tokens comes along. A table and a copy, which cost nothing, do pay.
+# With four drafts, no drafter that is a model pays here. Even one block costs a third of the model, because the head
+# with its 4,096 tokens comes along. The table and the copy, which cost nothing, do pay.
 #
 # There is a simple bound for a constant rate. A pass gives at most :math:`1 + K \alpha` tokens for :math:`1 + K c`, so
-# a drafter with :math:`\alpha \le c` never pays. One with :math:`\alpha > c` does, if only with one draft.
+# a drafter with :math:`\alpha \le c` never pays. One with :math:`\alpha > c` does, at least with one draft per pass.
 
 for rate, K in product((0.1, 0.3, 0.5, 0.9), range(1, 20)):
     assert formula(rate, K) / (1 + K * rate) <= 1 + 1e-12
@@ -421,7 +419,7 @@ for rate, K in product((0.1, 0.3, 0.5, 0.9), range(1, 20)):
 
 # %%
 # And the clock? Each case takes turns with plain decoding three times, for one row. The shipped models are so small
-# that their drafts cost calls and bookkeeping more than reading. The random model of the first section is large enough
+# that a draft costs more time in Python than in reading weights. The random model of the first section is large enough
 # to gain. It soon repeats one token, so that look-up is nearly always right: an upper limit, not a typical case.
 
 assert 0.3 < draft_cost("first 1 block") < 0.4
@@ -450,7 +448,7 @@ assert ratio["large, look-up"] < 0.8
 assert rates(steps, 7, 24)[0] > 0.7  # of the large model
 
 # %%
-# The shipped model loses time with the drafts of the other, by more than half. The large one gains.
+# With drafts of the Qwen2, the shipped GPT-2 takes more than 1.5 times as long. The large model gains with look-up.
 #
 # Bug museum
 # ----------
@@ -458,7 +456,7 @@ assert rates(steps, 7, 24)[0] > 0.7  # of the large model
 # A draft cache that keeps what was rejected
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# The draft model goes on with a text that nobody wrote; the result stays right and gets slower.
+# The draft model goes on with a text that nobody wrote; the result stays right and gets slower. (M12)
 #
 # The draft model has a cache of its own, and it holds the same rejected drafts. If only the model's cache is cropped,
 # the drafter goes on with a text that nobody wrote.
@@ -505,7 +503,8 @@ assert broken[0] < whole[0] - 0.03
 #   drafts. Look-up needs the rates by place.
 # * For the shipped models, four drafts of a model never pay for the weights they read; a table of bigrams gives more
 #   than 1.3 tokens for the price of one. A drafter needs a rate above its cost.
-# * Both caches take rejected drafts back. If the draft's does not, the text stays right and the rate falls.
+# * The model's cache and the drafter's must both forget rejected drafts. If the drafter's does not, the text stays right
+#   and the rate falls.
 #
 # Sources
 # -------

@@ -5,11 +5,11 @@ Continuous batching and paged memory
 Twelve people send a prompt to one model at the same time. The machine has room for a batch of four rows. How would you
 serve them?
 
-The obvious way is *static batching*: take four requests, wait until all four have their answer, take the next four. The
-shipped Qwen2 does that below, and ends each answer with its first sentence, or after 24 tokens.
+The obvious way is *static batching*: take four requests, wait until all four have their answer, take the next four. Our
+small Qwen2 does that below, and ends each answer with its first sentence, or after 24 tokens.
 
 A *pass* is one run of the model. In its first pass a request reads its prompt, and in every pass it writes one token.
-This is what the four rows of the batch do. Numbers are the requests.
+Here is what each row of the batch does. The numbers in it are the requests.
 """
 
 # sphinx_gallery_needs = ["../5_caching/1_why_cache", "../5_caching/4_padded_batches"]
@@ -44,22 +44,26 @@ from lm_from_scratch.instruments import serving_diagrams
 
 numbers = [str(n) for n in range(1, 13)]
 ways = {"static batching": static}
+
+assert [seats[0] for seats in static[5:7]] == [0, None]
+assert [seats[1] for seats in static].count(1) == 23
 serving_diagrams.batch_timelines(ways, numbers)
 
 # %%
 # Grey is waste. Request 1 has its answer after 6 passes, and its row stays idle until request 2 has written 23 tokens.
-# If only one could sort the requests by length! But nobody knows how long an answer will be.
+# Sorting the requests by the length of their answers would help, but nobody knows it in advance.
 #
 # A free row takes the next request
 # ---------------------------------
 #
-# The remedy is *continuous batching*: decide before *every pass* who is in the batch. A row that has become free takes
-# the next request at once.
+# The remedy is *continuous batching*: decide before *every pass* which requests are in the batch. A row that has become
+# free takes the next request at once.
 #
 # The rows of a pass are then in different stages. One reads a prompt of nine tokens while its neighbours each read the
-# single token that they have just written. Shorter rows are padded on the left, and ``positions`` say where in its own
-# text each token is. The memory of a row, a ``Row``, comes from a common pool, so it can be taken and given back at any
-# time.
+# single token that they have just written. Shorter rows are `padded on the left
+# <../5_caching/4_padded_batches.ipynb>`_, and ``positions`` say where in its own text each token is. The keys and values
+# of a row are in a ``Row``, whose memory comes from a common pool and goes back to it. (What the pool's blocks are comes
+# further down.)
 
 from lm_from_scratch.attention.visibility import PADDING
 from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
@@ -79,12 +83,13 @@ def one_pass(unread, rows, pool):
     positions = batch.positions + lengths  # (B, T)
     positions = positions.masked_fill(batch.positions == PADDING, PADDING)
     cache = PagedCache(pool, rows)  # what these rows have read before
+    # one pass, of which the logits of the last column are returned
     return prefill(model, batch.idx, cache, positions=positions)  # (B, V)
 
 
 # %%
-# With this pass, the loop of a server fits into 19 lines. It admits requests, runs a pass, gives each request its
-# token, and takes back the rows of those that have finished.
+# With this pass, the loop of a server fits into 19 lines. It puts requests into free rows, runs a pass, gives each
+# request its token, and frees the rows of those that have finished.
 
 
 def serve(prompts, n_rows=4):
@@ -136,8 +141,8 @@ serving_diagrams.batch_timelines(ways, numbers)
 # single row, since most of its time goes into `reading the weights <../5_caching/1_why_cache.ipynb>`_. An idle row is
 # an empty seat in a bus that has to drive anyway.
 #
-# Each request says what it says alone
-# ------------------------------------
+# Do neighbours change an answer?
+# -------------------------------
 #
 # The answer of request 9 was written beside those of requests 2, 5, 8, 10, 11 and 12. In a real service, these are
 # texts of other people.
@@ -168,17 +173,17 @@ assert {n for seats in passes if 8 in seats for n in seats} - {None, 8} == {
 }
 
 # %%
-# All twelve. Each row attends to its own keys alone, and all else in the model works on one token at a time. The
-# neighbours only share the weights. This is the law by which you test any server: *each request says what it says
+# All twelve. Each row attends to its own keys alone, and all else in the model works on one token at a time. Neighbours
+# share the weights and nothing else. This is the law by which you test any server: *each request says what it says
 # alone.*
 #
 # How much memory to reserve?
 # ---------------------------
 #
-# Each token leaves a key and a value in every layer, and a row has to put them somewhere. The model reads texts of up
-# to 256 tokens. To be safe, a server could reserve 256 slots for each row.
+# Each token leaves a key and a value in every layer, in a slot of the row's memory. The model reads texts of up to 256
+# tokens. To be safe, a server could reserve 256 slots for each row.
 #
-# **Predict first.** In a typical pass, which share of these reserved slots holds a token?
+# **Predict first.** In a typical pass, what share of these reserved slots holds a token?
 #
 # * about 5 %
 # * about 40 %
@@ -201,18 +206,19 @@ assert 0.04 < share(lambda n: 256) < 0.05
 assert 0.87 < share(lambda n: -(-n // 4) * 4) < 0.89
 
 # %%
-# About 5 %: the short requests pay for the longest one that might come. The authors of vLLM found 20 to 38 % in the
-# servers of their time.
+# About 5 %: the short requests pay for the longest one that might come. Ours are very short. The authors of vLLM, a
+# widely used server, found `20 to 38 % <https://arxiv.org/abs/2309.06180>`_ in the servers of 2023.
 #
-# The second line is their remedy, *paged memory*. All memory is one pool, cut into small *blocks* (also called pages),
-# here of P = 4 slots. A row takes another block when its last one is full, so it wastes less than one block.
+# The second line is their remedy, *paged memory*. All memory is one pool, cut into small *blocks*, here of P = 4 slots.
+# (They are also called pages, and are not the blocks of the model.) A row takes another block when its last one is full,
+# so it wastes less than one block.
 #
 # Where is a token?
 # -----------------
 #
 # The blocks of a row can be anywhere in the pool. A list, its *block table*, says where. To see one, we run the
-# package's ``Engine``: it is ``serve`` with all that a real load needs. Requests of Ann, Ben, Cleo and Dan arrive one
-# after the other, and we stop in the middle.
+# package's ``Engine``, which does what ``serve`` does and more. Requests of Ann, Ben, Cleo and Dan arrive one after the
+# other, and we stop in the middle.
 
 from lm_from_scratch.generation.engine import Engine, Request
 
@@ -239,19 +245,21 @@ serving_diagrams.page_table(read, tables, 14, 4, kept)
 
 # %%
 # On the left is what a request sees: its text, in order. On the right is the memory, where each block took the next
-# free place. The block table leads from one to the other. With P slots in a block, the token at position p is in
+# free place. The lines are the block tables. With P slots in a block, the token at position p is in
 #
 # .. math::
 #
 #    \text{block} = \text{table}[\lfloor p / P \rfloor], \qquad \text{slot} = p \bmod P
 #
-# Position 9 of Ben's row, for example, is in block ``table[2]``, which is 8, and there in slot 1.
+# Position 9 of Ben's row, for example, is in block ``table[2]``, which is 8, and there in slot 1. The pool itself numbers
+# its slots from its beginning:
 
 block, slot = rows["Ben"].row.table[9 // 4], 9 % 4
-print(pool.slots(rows["Ben"].row)[9].item() == 4 * block + slot)
+place = pool.slots(rows["Ben"].row)[9].item()
+print(f"block {block}, slot {slot}: slot {place} of the pool")
 
 assert (block, slot) == (8, 1)
-assert pool.slots(rows["Ben"].row)[9] == 4 * block + slot
+assert place == 4 * block + slot
 assert tables == {"Ben": [2, 4, 8], "Cleo": [5, 6, 7, 10], "Dan": [5, 6, 9]}
 assert found == {3: 8} and kept == [0, 1, 3] and 0 in engine.results
 assert read["Cleo"][:8] == read["Dan"][:8]
@@ -266,8 +274,8 @@ assert pool.users[5] == pool.users[6] == 3  # Cleo, Dan, and the engine
 # short, they go first.
 #
 # Sharing has one danger. A row must not write into a block that another row reads, so it makes a copy first: *copy on
-# write*. Without the copy nothing crashes, but one reader gets the word of a stranger into the middle of their text.
-# `Paged memory in depth <3a_paged_memory_in_depth.ipynb>`_ shows this happening.
+# write*. Without the copy nothing crashes, but a stranger's word becomes part of somebody's text. `Paged memory in depth
+# <3a_paged_memory_in_depth.ipynb>`_ shows this happening.
 #
 # What else a server decides
 # --------------------------
@@ -275,8 +283,8 @@ assert pool.users[5] == pool.users[6] == 3  # Cleo, Dan, and the engine
 # * *The memory runs out.* The youngest request gives its blocks back, waits, and reads its text again later. It still
 #   says what it says alone.
 # * *A long prompt arrives.* Read in one pass, it would hold up everybody's next token. So it is read in pieces.
-# * *How many rows?* More rows give the server more tokens a second, but a pass takes longer, and with it the next token
-#   of every reader.
+# * *How many rows?* More rows give the server more tokens a second. But a pass over many rows takes longer, and every
+#   reader waits for it.
 #
 # `The engine in depth <3b_engine_in_depth.ipynb>`_ measures all three, on 48 requests.
 
@@ -303,7 +311,7 @@ assert 281 - (sum(map(len, prompts)) + 145 - 12) == 89
 # 1. *Easy.* How many passes does ``serve`` take with 1, 2, 8 and 12 rows? A right answer says why twelve rows do not
 #    need only 145 / 12 passes.
 # 2. *Medium.* Suppose that you knew the lengths of the answers. In which order of ``prompts`` does ``serve`` take the
-#    fewest passes? A right answer needs 38 or fewer, and names who waits longer for it.
+#    fewest passes? A right answer needs 38 or fewer, and says which requests wait longer.
 # 3. *Medium.* While one row reads a prompt of nine tokens, the other three read one each and are padded. Count the
 #    places of all passes, and those that hold padding. A right answer is 89 of 281. It also says what it would cost to
 #    read each new prompt in a pass of its own.
@@ -311,7 +319,7 @@ assert 281 - (sum(map(len, prompts)) + 145 - 12) == 89
 # Summary
 # -------
 #
-# * Static batching waits for the longest answer. Continuous batching decides before every pass who is in the batch.
+# * Static batching waits for the longest answer. Continuous batching decides before every pass which requests run.
 # * The test of any server: each request says what it says alone.
 # * Paged memory is a pool of small blocks. A block table says where each token is, and requests that begin alike share
 #   blocks.

@@ -3,18 +3,17 @@ Paged memory in depth
 =====================
 
 The lesson on `continuous batching <3_continuous_batching.ipynb>`_ keeps its rows in blocks of a pool, and a block table
-says where each token is. How much memory does that save, for blocks of any size? Does a row in scattered blocks see the
-same keys as a row in one piece? What do sharing and reading cost?
+says where each token is. How much memory does that save, with small blocks and with large ones? Does a row in scattered
+blocks see the same keys as a row in one piece? What do sharing and reading cost?
 
 Letters name axes: B rows, S keys, H heads, D features of a head, P slots of a block.
 
 A load of requests
 ------------------
 
-Forty-eight prompts are pieces of the Python language reference, 3 to 32 tokens long, for the small GPT-2 that comes
-with the package. Each request has its own limit, drawn so that it is at least :math:`x` with the probability
-:math:`10 / x`, and at most 96: most are short, a few are long. An answer may end earlier, with the end of the document
-or with a blank line.
+Forty-eight prompts are pieces of the Python language reference, 3 to 32 tokens long, for our small GPT-2. Each request
+has its own limit of new tokens, drawn so that it is at least :math:`x` with the probability :math:`10 / x`, and at most
+96: most are short, a few are long. An answer may end earlier, with the end of the document or with a blank line.
 """
 
 # sphinx_gallery_thumbnail_number = 1
@@ -88,9 +87,9 @@ assert statistics.median(lengths) * 4 < max(lengths)
 # What fixed rows waste
 # ---------------------
 #
-# A row that cannot move or grow has to be reserved at the length that it may reach: here the model's 256 positions.
-# While its answer is written, the row holds :math:`n` tokens. Summed over all passes of all requests, the share of the
-# reserved slots in use is
+# A row that cannot move or grow needs room for the longest text that it may reach: here the model's 256 positions. While
+# an answer is written, its row holds n tokens, one more in each pass. Summed over all passes of all requests, the share
+# of the reserved slots in use is
 #
 # .. math::
 #
@@ -133,7 +132,7 @@ assert in_blocks == sorted(in_blocks, reverse=True)
 
 # %%
 # With rows of 256 slots, less than a quarter of the reserved memory holds a token. With blocks of 16, more than three
-# quarters do, without knowing any limit. Kwon et al. report 20 to 38 % for the servers of their time.
+# quarters do, without knowing any limit.
 #
 # A row wastes less than one block, whatever its length, because only its last block has free slots. With blocks as long
 # as the longest row, the curve ends on the dotted line: that is one fixed row again.
@@ -141,12 +140,8 @@ assert in_blocks == sorted(in_blocks, reverse=True)
 # Blocks and a block table
 # ------------------------
 #
-# One pool owns the memory. A row is a list of block numbers, its *table*, and the position :math:`p` of a token says
-# where its key and value lie:
-#
-# .. math::
-#
-#    \text{block} = \text{table}[\lfloor p / P \rfloor], \qquad \text{slot} = p \bmod P
+# One pool owns the memory. A row is a list of block numbers, its *table*. As the lesson says, the token at position p is
+# in block ``table[p // P]``, and there in slot ``p % P``.
 #
 # Rows come and go. Here B leaves, D takes the blocks of B, and A continues in whichever block is free. In the drawing,
 # numbers are positions.
@@ -210,14 +205,15 @@ assert pool.slots(rows["A"])[13] == 4 * block + slot
 # Sharing, and copy on write
 # --------------------------
 #
-# A block may belong to several rows. The pool counts the users of every block, and a copy of a row is a copy of its
-# table. Only writing needs care: before a row writes into a block that has other users, it copies the block, and leaves
-# the old one to them. This is *copy on write*.
+# A block may belong to several rows. The pool counts the users of every block, and to copy a row is to copy its table.
+# Only writing needs care: before a row writes into a block that has other users, it copies the block, and leaves the old
+# one to them. This is *copy on write*.
 
 print(inspect.getsource(BlockPool.own))
 
 # %%
-# A prompt of 10 tokens fills two blocks of 4 and half of a third. Follow the users of the first six blocks.
+# A prompt of 10 tokens fills two blocks of 4 and half of a third. Each line below says how many users the first six
+# blocks have.
 
 pool = new_pool(12, block_size=4)
 cache, prompt = PagedCache(pool), random_tokens(1, 10)
@@ -250,8 +246,8 @@ assert not any(pool.users)
 
 # %%
 # Three rows instead of one cost no memory. Their first tokens cost two copies of the half-filled block; the last row
-# keeps the original. Reordering rows, which beam search does at every step, moves no key: the bytes of the pool are the
-# same as before. A cache that keeps rows in one piece copies all keys.
+# keeps the original. Reordering rows, which `beam search <1_beam_search.ipynb>`_ does at every step, moves no key: the
+# bytes of the pool are the same as before. A cache that keeps rows in one piece copies all keys.
 
 dense = GrowingCache(config.n_layer)
 model(prompt, cache=dense)
@@ -263,9 +259,9 @@ assert dense.nbytes == 3 * before
 # What reading costs
 # ------------------
 #
-# The attention of this package wants keys (B, H, S, D) in one tensor. A ``GrowingCache`` gives a view of its memory. A
-# ``PagedCache`` gathers the blocks of every row into one tensor, in every layer, for every token: a copy of all that it
-# holds. The times are processor times, with quartiles in brackets.
+# The attention of this package needs the keys (B, H, S, D) in one tensor. A ``GrowingCache`` gives it a view of its
+# memory, without a copy. A ``PagedCache`` gathers the blocks of every row into one tensor, in every layer, for every
+# token: a copy of all that it holds. The times are processor times, with quartiles in brackets.
 
 B, S = 8, 160
 caches = {
@@ -294,10 +290,10 @@ view, again = (caches["growing"].contents(0)[0] for _ in range(2))
 assert view.data_ptr() == again.data_ptr()
 
 # %%
-# Eight rows of 160 tokens gather more bytes than the model has weights. A kernel for paged attention does not gather:
-# it follows the table, reads one block after another in its place, and keeps a running softmax, as `attention in tiles
-# <../3_attention/1_attention.ipynb>`_ does. Here is one row of such a kernel in PyTorch. Its result is that of
-# attention over the gathered keys.
+# Eight rows of 160 tokens gather more bytes than all the weights have. A kernel for paged attention does not gather: it
+# follows the table, reads one block after another where it is, and keeps a running softmax, as `attention in tiles
+# <../3_attention/1_attention.ipynb>`_ does. Here is one row of such a kernel in PyTorch. Its result is that of attention
+# over the gathered keys.
 
 
 def along_the_table(q, layer, row, pool):
@@ -331,7 +327,7 @@ print("attention along the table: equal")
 # The shared block that was not copied
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# Two rows with a common prompt write into one block.
+# Two rows with a common prompt write into one block. (M13)
 #
 # Without ``own``, both rows write their first tokens into the same slot of the last block of the prompt. Answers are
 # computed in float64, so that they can be compared for equality.
@@ -374,7 +370,7 @@ assert right == expected and wrong != expected
 # 1. A row in a pool wastes less than one block, however long it is.
 # 2. Paged memory makes the keys and values of a token smaller.
 # 3. A copy of a row costs no copied key until one of the two is written into.
-# 4. A request that is put back says what it would have said otherwise, up to rounding.
+# 4. A request that loses its blocks and reads its text again says what it would have said otherwise, up to rounding.
 
 per_token = 2 * config.n_layer * config.n_embd * 8  # bytes, in float64
 pool = new_pool(4, block_size=16)
@@ -391,7 +387,8 @@ assert pool.nbytes == cache.nbytes == 64 * per_token
 # ---------
 #
 # 1. *Easy.* Blocks of one slot waste nothing. Why does nobody use them? Hint: count the entries of all tables for the
-#    load, and the prefixes that the engine keeps, for P = 1, 4, 16. A right answer shows what grows as P shrinks.
+#    load, and the beginnings that the engine keeps (``engine.prefixes``), for P = 1, 4, 16. A right answer shows what
+#    grows as P shrinks.
 #
 # Summary
 # -------
@@ -404,7 +401,7 @@ assert pool.nbytes == cache.nbytes == 64 * per_token
 # Sources
 # -------
 #
-# * Kwon et al.: `Efficient Memory Management for Large Language Model Serving with PagedAttention <https://arxiv.org/abs/2309.06180>`_, 2023. Blocks, tables, copy on write; the numbers that this page cites.
+# * Kwon et al.: `Efficient Memory Management for Large Language Model Serving with PagedAttention <https://arxiv.org/abs/2309.06180>`_, 2023. Blocks, tables, copy on write.
 
 import sys
 

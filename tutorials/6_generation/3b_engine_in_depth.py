@@ -9,12 +9,10 @@ when many prompts begin alike?
 A load of requests
 ------------------
 
-Forty-eight prompts are pieces of the Python language reference, 3 to 32 tokens long, for the small GPT-2 that comes
-with the package. Each request has its own limit, drawn so that it is at least :math:`x` with the probability
-:math:`10 / x`, and at most 96: most are short, a few are long. An answer may end earlier, with the end of the document
-or with a blank line.
+The load is that of `paged memory in depth <3a_paged_memory_in_depth.ipynb>`_: forty-eight prompts of 3 to 32 tokens,
+each with its own limit of new tokens. Most limits are short, a few are long, and an answer may end earlier.
 
-One by one, ``generate`` gives the answers that all other ways on this page have to repeat.
+``generate`` answers them one by one. All other ways on this page have to give the same answers.
 """
 
 # sphinx_gallery_thumbnail_number = 1
@@ -86,8 +84,8 @@ assert statistics.median(lengths) * 4 < max(lengths)
 # Batches that start and end together
 # -----------------------------------
 #
-# This is the static batching of the lesson: put eight requests into one padded batch, wait for the longest answer, take
-# the next eight. A *pass* is one call of the model, and its *places* are rows times columns.
+# The static batching of the lesson puts several requests into one padded batch, waits for the longest answer, and takes
+# the next ones. The *places* of a pass are its rows times its columns, padding included.
 
 
 def new_pool(n_blocks, block_size=16):
@@ -127,16 +125,16 @@ def ended(request, said):
 # One step of an engine
 # ---------------------
 #
-# The engine decides anew at every step which requests it runs. It admits what fits. It reads a piece of each prompt
-# that is not read yet, and puts pieces of similar length into one pass. Then it runs one pass over the requests that
-# are writing, a token each. A request that has finished gives its row and its blocks back at once.
+# The engine decides anew at every step which requests it runs. It admits those for which there is room. It reads a piece
+# of each prompt that is not read yet, and puts pieces of similar length into one pass. Then it runs one pass over the
+# requests that are writing, one token each. A request that has finished gives its row and its blocks back at once.
 
 print(inspect.getsource(Engine.step))
 
 # %%
-# Each part of a step happens as a whole or not at all. Ctrl-C in the middle of a pass takes back the blocks that the
-# pass was given, and the token that it was about to choose. Here it comes with the fourth token; then ``run`` goes on,
-# and the request says what it would have said.
+# Each part of a step happens as a whole or not at all. If you press Ctrl-C in the middle of a pass, the engine takes back
+# the blocks that the pass was given, and the token that it was about to choose. Here that happens at the fourth token;
+# then ``run`` goes on, and the request says what it would have said.
 
 presses = iter([False, False, False, True])
 
@@ -168,7 +166,7 @@ def in_engine(requests, n_blocks=512, block_size=16, **options):
 
 # %%
 # Ten requests with at most four rows show the difference between batches and engine. Their limits are fixed, they do
-# not stop early, and the pool is a little too small. Time runs in passes.
+# not stop early, and the pool is a little too small. The time axis counts passes.
 
 limits = [5, 22, 9, 14, 30, 3, 12, 7, 18, 4]
 few = [
@@ -249,9 +247,9 @@ print("float64: all answers equal, in batches, in the engine, and alone")
 # Forty-eight requests, three ways
 # --------------------------------
 #
-# Passes and places are counted. A place is useful if it runs a token of a prompt or of an answer, for the first time.
-# The answers are compared with those alone, in float32. The speed is relative to one by one, in
-# seconds of the processor.
+# Passes and places are counted. A place is useful if it runs a token of a prompt or of an answer for the first time.
+# *As alone* counts the answers, in float32, that are equal to those alone. The speed is relative to one by one, in
+# processor time.
 
 ways = {
     "batches of 8": lambda: in_batches(load, 8),
@@ -284,9 +282,9 @@ assert 1.3 * engine_passes < sum(passes) < sum(lengths) / 2
 assert seconds["engine, 8 rows"] < 0.85 * base
 
 # %%
-# One by one, no place is empty, but nearly every pass reads all weights for one token. Padded batches need less than
-# half of the passes, and leave more than four in ten places empty. The engine leaves less than one in ten empty, and
-# needs fewer passes still.
+# One by one, no place is wasted, but nearly every pass reads all weights for one token. Padded batches need less than
+# half of the passes, and waste more than four in ten places. The engine wastes less than one in ten, and needs even
+# fewer passes.
 #
 # The speeds are those of one CPU and a tiny model, where Python takes part of every step. The counts do not depend on
 # the machine.
@@ -294,9 +292,9 @@ assert seconds["engine, 8 rows"] < 0.85 * base
 # Throughput and latency
 # ----------------------
 #
-# How many rows should run together? Three quantities answer differently: the tokens of all requests per second, the
-# time between two tokens of one request, and the wait for its first token when all requests arrive at once. The first
-# third of the requests is enough to see them.
+# How many rows should run together? Three quantities give different answers: the tokens of all requests per second
+# (*throughput*), the time between two tokens of one request (a *latency*), and the wait for its first token when all
+# requests arrive at once. The first third of the requests is enough to see them.
 
 batches, measured = [1, 4, 8, 16], []
 for max_batch in batches:
@@ -343,8 +341,9 @@ assert waits[3] < 0.5 * waits[0]
 # The memory decides
 # ------------------
 #
-# How many rows can run depends on the memory. Give the engine 1024 slots, which is four rows of 256, or 64 blocks of
-# 16. Then make the pool smaller, down to the blocks of the longest single request. Half of the requests is enough here.
+# How many rows can run depends on the memory. Give the engine 1,024 slots, which is four rows of 256, or 64 blocks of
+# 16. Then make the pool smaller, down to the blocks that the longest request needs by itself. Half of the requests are
+# enough here.
 
 half, told = load[:24], answers[:24]
 needed = sum(len(r.prompt) + len(a) - 1 for r, a in zip(half, told))
@@ -367,9 +366,9 @@ assert back > 0 and again > 0
 # Long prompts in pieces
 # ----------------------
 #
-# Three requests are writing when a prompt of 200 tokens arrives. If the engine reads it in one pass, the next token of
-# the three comes after all of it. In pieces of ``prefill_chunk`` tokens, it waits for one piece. From here on the page
-# computes in float64, so that answers can be compared for equality.
+# Three requests are writing when a prompt of 200 tokens arrives. If the engine reads it in one pass, the next tokens of
+# the three have to wait for all of it. If it reads pieces of ``prefill_chunk`` tokens, they wait for one piece. Here the
+# page computes in float64, so that answers can be compared for equality.
 
 model.double()
 words = [token for ids in texts for token in ids]
@@ -398,13 +397,12 @@ for chunk in (256, 32, 8):
 # The three wait for 203 places, or for 35, or for 11. The long prompt pays for it: it needs 1, 7 or 25 steps to
 # its first token. vLLM calls this *chunked prefill*.
 #
-# Prompts that are read at the same time are seldom equally long, and the longest of a pass pads all others. The engine
-# therefore sorts the pieces of a step by length, and begins another pass where more than 32 places would be padding,
-# about what a pass costs by itself. Every prompt still reads its piece in every step.
+# Prompts that are read at the same time are seldom equally long, and all are padded to the longest of the pass. So the
+# engine sorts the pieces of a step by length, and begins another pass if more than 32 places would be padding, which is
+# about what one more pass costs. A piece of every prompt is still read in every step.
 #
 # Here the engine reads 24 prompts of up to 200 tokens, in pieces of 64 (the default), and then in one pass for all of
-# them. Each way runs three times, in turn. In brackets are the smallest and the largest ratio of the processor's
-# seconds.
+# them. Each way runs three times, in turn. In brackets are the smallest and the largest ratio of processor times.
 
 
 class AllTogether(Engine):
@@ -443,15 +441,15 @@ assert passes["engine"][1] * 1.3 < passes["one pass for all"][1]
 model.double()
 
 # %%
-# The engine makes more passes and fills far fewer places. A ratio above 1 in the last line means that this also saved
-# time here.
+# The engine makes more passes, with far fewer places. A ratio above 1 in the last line means that this also saved time.
 #
 # A common beginning
 # ------------------
 #
 # Twelve requests begin with the same 100 tokens, as chats begin with one system prompt. With ``share_prefixes`` the
-# engine remembers every full block under the tokens in it and *the number of the prefix before it*, and shares it with
-# requests that begin alike. Link by link, this key stands for all tokens up to the end of the block.
+# engine remembers every full block, and shares it with requests that begin alike. It finds a block by the tokens in it
+# and *the number of the prefix before it*, that is, of all tokens up to the block. Link by link, this key stands for
+# everything from the beginning of the text to the end of the block.
 
 print(inspect.getsource(Engine._find))
 
@@ -492,7 +490,7 @@ assert list(runs.values()) == [0, 8 * 96, 11 * 96]
 # * *A kernel that follows the table.* The paper reports that its attention alone is 20 to 26 % slower than a kernel
 #   for rows in one piece, and that larger batches make up for it.
 # * *One pass for reading and writing.* Orca and vLLM lay the tokens of all requests end to end, without padding, and
-#   vLLM gives each step a budget of tokens. Our engine runs padded passes, and its pieces are limited by request.
+#   vLLM gives each step a budget of tokens. Our engine runs padded passes, and limits the piece of each request.
 #   Sarathi-Serve studies how large a piece should be.
 # * *Swapping.* The system of the paper can also move the blocks of a request that is put back to the memory of the
 #   CPU. The documentation of version 0.17 describes reading again, as here.
@@ -506,7 +504,7 @@ assert list(runs.values()) == [0, 8 * 96, 11 * 96]
 # The block that was known by its own tokens only
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# A block is found again by its tokens alone, though its keys depend on all tokens before.
+# A block is found again by its tokens alone, though its keys depend on all tokens before. (M14)
 #
 # Keys and values depend on the token, on its position, and above the first layer on all tokens before it. A lookup by
 # the block's own tokens finds a block that belongs to another beginning, at other positions.
@@ -550,7 +548,7 @@ for kind in (Engine, OwnTokensOnly):
 # 1. *Medium.* Give the padded batches their best chance: sort the load by limit before it is cut into groups. Which
 #    share of the places is useful now, and which request pays? Hint: ``sorted(load, key=...)``, and keep the numbers.
 #    A right answer shows that the known limit helps, and that early stops still leave places empty.
-# 2. *Medium.* Admit the request with the smallest limit first, and measure after how many passes the requests end.
+# 2. *Medium.* Admit the request with the smallest limit first, and measure after how many passes each request ends.
 #    Hint: reorder ``engine.waiting`` between two steps. A right answer shows a better mean, and that the eight largest
 #    requests pay for it.
 # 3. *Hard.* Give a step a budget of tokens instead of a piece for each request: every writing request takes one, and
@@ -561,7 +559,7 @@ for kind in (Engine, OwnTokensOnly):
 # Summary
 # -------
 #
-# * Padded batches left more than four in ten places empty, the engine less than one in ten, with fewer passes.
+# * Padded batches wasted more than four in ten places, the engine less than one in ten, with fewer passes.
 # * In float64 every answer was what the request says alone, with requests put back, prompts in pieces, and shared
 #   beginnings.
 # * More rows raised the throughput and the time between two tokens.

@@ -114,8 +114,9 @@ diagrams.magnitudes(
 )
 
 # %%
-# In these texts ``" the"`` comes often and ``" mail"`` never. Their slopes differ by a factor of more than 1000, and
-# both rows get the same learning rate. It is too large for one of them, or far too small for the other.
+# In these texts ``" the"`` comes often and ``" mail"`` never. (Its slope is not 0, because the table also scores every
+# guess.) The slopes differ by a factor of more than 1000, and both rows get the same learning rate. It is too large for
+# one of them, or far too small for the other.
 #
 # Momentum: average the gradients
 # -------------------------------
@@ -285,17 +286,16 @@ assert 20 + (adam < best[0][-1]).int().argmax() < 150
 # Where to begin
 # --------------
 #
-# * **Learning rate**: 0.001 to 0.003 for models like ours, 0.0003 and less for billions of weights.
+# * **Learning rate**: 0.001 to 0.004 for models like ours, 0.0003 and less for billions of weights.
 # * **Warm-up**: let the rate rise over the first steps. In step 1 every weight goes all the way, and one batch decides in
 #   which direction.
 # * **betas**: 0.9 and 0.999 are the defaults. Large models are often trained with 0.95 as the second.
 # * **Decay**: 0.1 for matrices, and none for biases and norms. The weight of a norm belongs near 1, not near 0.
 #
 # `How large is a step? <1a_step_sizes.ipynb>`_ explains these numbers. If you write an AdamW of your own,
-# `another page <1b_adamw_in_depth.ipynb>`_ has the checks: the place of ``eps``, bfloat16, weights that get their first
-# gradient late.
+# `another page <1b_adamw_in_depth.ipynb>`_ has the checks.
 #
-# The price is memory: m and v are two more numbers for every weight. The next lesson shrinks them.
+# The price is memory: m and v, the *moments*, are two more numbers for every weight. The next lesson shrinks them.
 #
 # Exercises
 # ---------
@@ -315,4 +315,4 @@ assert 20 + (adam < best[0][-1]).int().argmax() < 150
 # * One learning rate cannot fit all weights: slopes in a real model differ by a factor of more than 1000.
 # * Adam divides a running mean of the gradients by the root of a running mean of their squares, both corrected for
 #   their start at 0. So every weight moves in its own unit.
-# * The W stands for decay apart from the gradient. Added to the gradient, Adam would divide it away.
+# * The W is for *weight decay*, kept apart from the gradient. If it were added to the gradient, Adam would divide it away.

@@ -131,6 +131,7 @@ for make in (torch.optim.AdamW, OurRule):
 #
 # A bfloat16 number has 8 significant bits. The next number below 1 is 0.996, so 0.999 rounds back to 1. A second
 # moment in bfloat16 therefore never shrinks: after one large gradient the steps of that weight stay small for ever.
+# (AMSGrad keeps the largest v on purpose. Here rounding does it.)
 
 for dtype in (torch.float32, torch.bfloat16):
     v = torch.ones(1000, dtype=dtype)
@@ -186,7 +187,7 @@ with torch.no_grad():
 # Two more numbers for every weight
 # ---------------------------------
 #
-# Two moments for each weight are twice the memory of the weights, held all the time.
+# Two moments for each weight take twice the memory of the weights, all the time.
 
 weight_bytes = sum(p.nbytes for p in ours.parameters())
 states = our_optimizer.state.values()
@@ -241,8 +242,8 @@ assert refused(torch.optim.AdamW, sparse) == ("RuntimeError", False, True)
 assert refused(torch.optim.AdamW, infinite) == ("no error", False, False)
 
 # %%
-# PyTorch moves the first group and then raises. A program that catches the error and goes on has taken half a step. An
-# infinite gradient it takes without an error, and the weights are NaN from then on. The package looks at all gradients
+# PyTorch moves the first group and then raises. A program that catches the error and goes on has taken half a step. It
+# accepts an infinite gradient without an error, and the weights are NaN from then on. The package looks at all gradients
 # first, and changes nothing if one of them is refused. For sparse gradients there is ``torch.optim.SparseAdam``.
 #
 # Bug museum
@@ -310,7 +311,7 @@ assert abs(late[AdamW] + 0.01) < 1e-6 and abs(late[OurRule] + 0.0048) < 1e-4
 # 2. A weight whose gradient is 0 in this step does not move.
 # 3. A weight whose gradient is missing in this step does not move.
 #
-# The code tries 2 and 3. Sentence 1 was tried above, with two weights and gradients of two sizes.
+# The code tries 2 and 3. The lesson tried sentence 1, with two weights and gradients of two sizes.
 
 p = torch.nn.Parameter(torch.ones(1))
 optimizer = AdamW([p], lr=0.1, weight_decay=0.0)

@@ -362,8 +362,6 @@ for name in ("o_proj", "gate_proj"):
 assert 60 < results["drift 0.3", "down_proj"][0] < 100
 
 # %%
-
-# %%
 # Exercises
 # ---------
 #

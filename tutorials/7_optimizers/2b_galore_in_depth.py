@@ -102,7 +102,7 @@ def shares(matrix):
 # Project, step, project back
 # ---------------------------
 #
-# Take r orthonormal directions of the rows, as the columns of :math:`Q` of shape (n, r). This is one step of GaLore:
+# The lesson's step, for a tall matrix: the basis :math:`Q` has shape (n, r).
 
 g = gradients["gate_proj"][-1]  # (176, 64)
 _, Q = singular_basis(g, rank=16, left=False, right=True)  # (64, 16)
@@ -119,11 +119,8 @@ torch.testing.assert_close(Q.mT @ Q, torch.eye(16), atol=1e-5, rtol=0.0)
 assert torch.linalg.matrix_rank(update) <= 16
 
 # %%
-# Only the moments are small, and the basis; weight and gradient stay whole. One step changes the weight in r directions,
-# and the next basis allows others.
-#
-# A tall matrix has the shorter basis on its right, a wide one on its left, :math:`P` of shape (m, r), with moments of
-# shape (r, n). In general there may be both:
+# A wide matrix has the shorter basis on its left, :math:`P` of shape (m, r), with moments of shape (r, n). In general
+# there may be both:
 #
 # .. math::
 #
@@ -325,13 +322,12 @@ for name, tensor in optimizer.state[p].items():
     print(f"{name:11}{tuple(tensor.shape)}")
 
 # %%
-
-# %%
 # At the edges
 # ~~~~~~~~~~~~
 #
 # A rank above the smaller side is that side. A convolution is taken as the matrix (out, everything else), a vector is
-# left to AdamW, and a weight in bfloat16 has its state in float32: in bfloat16 the second moment would never shrink.
+# left to AdamW, and a weight in bfloat16 has its state in float32, where the second moment `can shrink
+# <1b_adamw_in_depth.ipynb>`_.
 
 for shape, dtype, moment, basis in (
     ((5, 8), torch.float32, (5, 8), (5, 5)),  # rank 99
@@ -369,7 +365,7 @@ assert bases == [1, 2, 2]
 # three places. The corrections are folded into the learning rate, so that :math:`\epsilon` is added to the uncorrected
 # root (L7 on the page on `AdamW <1b_adamw_in_depth.ipynb>`_). The decay comes last, and so shrinks the step too. And
 # nothing fixes the signs of the singular vectors. (Two habits that change no number are in the museum: L11 below, and L10
-# in `GaLore in training <3_galore_training.ipynb>`_.)
+# on the page on `runs with GaLore <3b_galore_runs_in_depth.ipynb>`_.)
 
 
 def published(grads, w, rank, gap, decay=0.0, eps=0.0, signs=1.0):

@@ -2,10 +2,11 @@ r"""
 The moments in a new basis
 ==========================
 
-Every few hundred steps `GaLore <2_galore.ipynb>`_ makes a new basis. Adam's two moments were counted in the old one. Do
+Every few hundred steps `GaLore <2_galore.ipynb>`_ makes a new basis. AdamW's two moments were counted in the old one. Do
 they still mean anything? There are three answers, keep, turn and reset, and this page tries them.
 
-Letters: the left basis of a gradient has the columns :math:`P`, r orthonormal directions; a right one has :math:`Q`.
+Letters: the columns of :math:`P`, the left basis of a gradient, are r orthonormal directions; those of a right basis
+:math:`Q` are, too.
 
 Three choices
 -------------
@@ -70,8 +71,8 @@ assert worst["keep, subspace"] > 0.99
 # is :math:`1 / (1 - \beta_1) = 10` steps, that of the second :math:`1 / (1 - \beta_2) = 1000`, more than the usual gap.
 #
 # The fourth line keeps its moments too. Its bases are made by subspace iteration, which starts from the old basis and
-# turns it only as far as the gradient asks. Column 1 stays near column 1, and what is kept keeps its meaning. The lesson
-# on `GaLore in training <3_galore_training.ipynb>`_ has the details.
+# turns it only as far as the gradient asks. Column 1 stays near column 1, and what is kept keeps its meaning. The page
+# on `three ways to a basis <3c_galore_bases_in_depth.ipynb>`_ has the details.
 #
 # Turning them
 # ~~~~~~~~~~~~
@@ -111,7 +112,8 @@ assert errors["uncorrelated"] < 0.02 and errors["correlated"] > 0.2
 
 # %%
 # The third choice, ``reset``, starts from zero, with the step count. Its next direction is :math:`\pm 1` everywhere, like
-# that of the first step of all. GaLore in training also measures what the choice does to a loss.
+# that of the first step of all. `Runs with GaLore <3b_galore_runs_in_depth.ipynb>`_ compares the loss of kept and turned
+# moments.
 #
 # Exercises
 # ---------

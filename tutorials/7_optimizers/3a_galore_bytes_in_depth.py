@@ -138,7 +138,7 @@ savings = [1 - galore / adamw for _, adamw, galore in counts.values()]
 assert savings == sorted(savings) and savings[0] < 0.32 and savings[-1] > 0.64
 
 # %%
-# The saving grows with the model. The reason is the part that nobody projects.
+# The saving grows with the model. The reason is the part that is not projected.
 
 # sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_words = ["GaLore memory", "optimizer state memory", "GaLore out of memory", "GaLore or LoRA memory", "reverse_std"]
@@ -291,9 +291,8 @@ for r, N in ((32, 512), (128, 512), (128, 512 * 256)):
 # **A short gap.** A new basis costs operations as well. The page on `bases <3c_galore_bases_in_depth.ipynb>`_ counts
 # them.
 #
-# **Fine-tuning with a frozen model.** LoRA trains two thin factors beside each matrix and freezes the matrix. Its
-# change has rank :math:`r` for ever; that of GaLore grows with every basis, as the lesson shows. But LoRA needs no
-# gradient of the matrix, and may store it in few bits. Per matrix:
+# **Fine-tuning with a frozen model.** `LoRA <../8_quantized_weights/6_lora.ipynb>`_ trains two thin factors beside each
+# frozen matrix. It needs no gradient of the matrix, and may store it in few bits. Per matrix:
 
 m = n = 4096
 r = 128

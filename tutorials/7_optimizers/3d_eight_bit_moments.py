@@ -87,12 +87,12 @@ assert abs((eighth[1] - bases) / (whole[1] - bases) - 8.125 / 32) < 1e-3
 # The moments shrink to a quarter and a little: 8.125 bits a number. The bases stay in float32, and are now half of
 # what GaLore holds. Moments of fewer than 4096 numbers stay, too: there is little to save.
 #
-# Values that stand closer towards zero
-# -------------------------------------
+# Values that lie closer near zero
+# --------------------------------
 #
 # How can a byte be enough? A moment is a mean over noisy gradients, so two digits of it will do. But the numbers of
 # one matrix differ by many powers of ten. The usual 8 bits, 256 values at equal distances from -1 to 1, round
-# everything below 1/256 to 0. So *dynamic* values stand close together where the numbers are small: the leading zeros
+# everything below 1/256 to 0. So *dynamic* values lie close together where the numbers are small: the leading zeros
 # of a byte count the powers of ten, and the bits after them divide one power into equal parts. The figure shows how
 # far off the nearest value can be, for a number between 0 and the largest one.
 
@@ -168,7 +168,7 @@ assert moments["with 0"][1] > 100 and moments["without"][1] < 1
 # ------------------------
 #
 # Three seeds, for the weights and for the order of the text, with both optimizers. The runs are smaller
-# than those of the lesson: a model with one block, and 40 steps of 256 tokens.
+# than those of the lesson: a model with one transformer block, and 40 steps of 256 tokens.
 
 documents, held_out_documents = split(load_corpus("reference"))
 documents = documents[:40]
@@ -260,7 +260,7 @@ assert max(differences) < min(0.02, max(spreads) / 2)
 # -------
 #
 # * Moments of one byte a number take a quarter of the memory, with one scale for every 256 of them and values that
-#   stand closer together towards 0. Over three seeds the loss changed by less than half of what the seed changes.
+#   lie closer together near 0. Over three seeds the loss changed by less than half of what the seed changes.
 # * The largest number of a block is exact, and values for second moments have no 0: Adam divides by their root.
 #
 # Sources

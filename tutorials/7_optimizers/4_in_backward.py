@@ -3,8 +3,8 @@ One gradient at a time
 ======================
 
 You are fine-tuning a model, and it nearly fits: a training step runs out of memory by a little. AdamW in float32 holds
-16 bytes for each weight, and four of them are its gradient. All gradients together are as large as the model, and most
-of the time they wait. Let us watch those of our small Qwen2, on a few rows of real text.
+16 bytes for each weight: the weight, its two moments and its gradient, four bytes each. All gradients together are as
+large as the model, and most of the time they wait. Let us watch those of our small Qwen2, on a few rows of real text.
 """
 
 # sphinx_gallery_thumbnail_number = 1
@@ -32,7 +32,7 @@ def loss_of(model, rows):
 
 # %%
 # The backward pass makes gradients one after another, from the last layer to the first. Whenever one is complete,
-# PyTorch calls ``look`` for us. It adds up the bytes of all gradients that exist.
+# PyTorch calls our function ``look``, which adds up the bytes of all gradients that exist.
 
 
 def gradients_alive(afterwards=None):
@@ -154,13 +154,13 @@ assert not same(train_inside(3), load_shipped("qwen2-docs")[0])
 # %%
 # The same, to the last bit. The gradient of an early layer needs the *old* weights of all layers after it. But the
 # backward pass has come through those layers already: it used their weights for the last time when it computed their
-# own gradients, and the hook runs after that. (If a hook touches a weight that is still needed, autograd notices and
-# raises an error.)
+# own gradients, and the hook runs after that. (If a hook changes a weight that is still needed, PyTorch raises an
+# error.)
 #
 # What that saves
 # ---------------
 #
-# In place of all gradients you hold the largest one. For a model of seven billion weights:
+# Instead of all gradients you hold the largest one. For a model of seven billion weights, in float32:
 
 from lm_from_scratch.models.qwen2 import SIZES, Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.training.train import TrainConfig, state_bytes
@@ -169,7 +169,7 @@ with torch.device("meta"):  # shapes without memory
     large = Qwen2ForCausalLM(Qwen2Config(**SIZES["Qwen2-7B"]))
 W = sum(p.nbytes for p in large.parameters()) / 1e9
 one = max(p.nbytes for p in large.parameters()) / 1e9
-config = TrainConfig(steps=1, optimizer="galore", rank=896)
+config = TrainConfig(steps=1, optimizer="galore", rank=896)  # width / 4
 S = state_bytes(large, config) / 1e9
 held = {
     "AdamW": W + 2 * W + W,
@@ -191,8 +191,8 @@ assert 0.76 < held["AdamW in backward"] / held["AdamW"] < 0.78
 # they peak before any gradient exists: then updates in backward save nothing at all. `Every byte of a training step
 # <4a_training_memory_in_depth.ipynb>`_ measures when they help.
 #
-# The clip that clipped nothing
-# -----------------------------
+# A loop that clips
+# -----------------
 #
 # The package has a context for all this, ``update_in_backward``, with one optimizer for all weights. Somebody puts it
 # around a loop that works, and changes nothing else. The loop clips gradients to the length 0.5, and logs the norm that
@@ -268,7 +268,7 @@ assert ratio > 1.5
 # %%
 # Dividing the loss by 4 does not help: Adam divides by the size of the gradient, so a quarter of a gradient gives a
 # whole step. Tell the context how many passes make a step, and it waits for the last one. But then the gradients wait
-# too. (Those of GaLore wait in its small space: the in-depth page shows it.)
+# too. (Those of GaLore can wait `as projections <4b_what_is_lost_in_depth.ipynb>`_, which are small.)
 #
 # Exercises
 # ---------
@@ -285,5 +285,5 @@ assert ratio > 1.5
 #
 # * A gradient can be used and freed as soon as it is complete: a hook takes the step of its weight, and the result is
 #   the same to the last bit.
-# * You hold the largest single gradient in place of all: 4 of the 16 bytes for each weight. Activations stay.
+# * All gradients together are 4 of the 16 bytes for each weight. Now only the largest one exists. Activations stay.
 # * Whatever needs all gradients before the first update is lost: clipping by their norm is switched off silently.

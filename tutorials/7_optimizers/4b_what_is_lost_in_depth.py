@@ -8,8 +8,7 @@ always that of the ordinary loop, and what can no longer be done?
 Equal, bit for bit
 ------------------
 
-Each weight has an optimizer of its own, and a hook calls it. The line ``p.grad = None`` frees the gradient. Values do
-not matter here, so random tokens will do.
+This is the lesson's loop. Values do not matter here, so random tokens will do.
 """
 
 # sphinx_gallery_words = ["register_post_accumulate_grad_hook", "LOMO", "clip_grad_norm_", "GradScaler", "fused optimizer step", "No inf checks were recorded", "modified by an inplace operation"]
@@ -105,14 +104,11 @@ ordinary_loop(reference, AdamW(reference.parameters()), 3)
 assert same(model, reference) and not same(model, fresh_model())
 
 # %%
-# The weights are equal bit for bit. Is that luck? The last layer has already moved when the gradient of the first one
-# is computed.
+# The weights are equal bit for bit: as the lesson explains, a weight has served the backward pass for the last time when
+# its hook runs. A weight that is used twice, as a tied embedding is, has a complete gradient only after both uses.
 #
-# It is not. The gradient of the first layer needs the *old* weights of all layers after it. But each of them served
-# the backward pass for the last time when its own gradient was computed, and only then does the hook run. A weight
-# that is used twice, as a tied embedding is, has a complete gradient only after both uses.
-#
-# Autograd guards this rule. It raises if a weight that is still needed was changed in place.
+# Autograd, PyTorch's machine for gradients, guards this rule. It raises if a weight that is still needed was changed in
+# place.
 
 broken = fresh_model()
 first_block = broken.model.layers[0]
@@ -166,12 +162,8 @@ for make in (adamw, short_gap):
 # -------------------------
 #
 # A cure for large activations is *gradient accumulation*: run small parts of a batch one after another, and step from
-# the sum of their gradients. Updates in backward seem to exclude it, because a hook that steps at once has nothing left
-# to sum.
-#
-# It would take four steps for four parts. Dividing each loss by 4 does not help: Adam divides by the size of the
-# gradient, so a quarter of a gradient gives a whole step. This is a real defect: `a user found it
-# <https://github.com/jiaweizzhao/GaLore/issues/78>`_ in the code published with GaLore.
+# the sum of their gradients. The lesson's hook steps at once and takes four steps for four parts. Real code did so, too:
+# `a user found it <https://github.com/jiaweizzhao/GaLore/issues/78>`_ in the code published with GaLore.
 
 data = [tokens(2, seed) for seed in range(4)]
 
@@ -285,8 +277,8 @@ for p, *grads in zip(params, *gradients):
 #
 #    g \leftarrow g \cdot \min \left( 1, \frac{c}{\lVert g \rVert} \right)
 #
-# The norm of all gradients is known when the last one is complete. By then the first ones are gone. A hook could clip
-# each gradient by its own norm, but that is something else.
+# A hook comes too early to know the norm of all gradients. It could clip each gradient by its own norm, but that is
+# something else.
 
 
 def flat(tensors):
@@ -432,7 +424,7 @@ assert apart > 1.5
 # The gradient that nobody freed
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# An optimizer step in a hook that leaves the gradient: no memory is saved, and gradients add up.
+# An optimizer step in a hook that leaves the gradient: no memory is saved, and gradients add up. (M15)
 #
 # Leave out ``p.grad = None``. The hook steps, the loop needs no ``zero_grad``, and nothing complains.
 
@@ -470,7 +462,7 @@ for steps in (1, 2):
 # The hook before the gradient
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# ``register_hook`` runs before the gradient is stored: every update is one pass late.
+# ``register_hook`` runs before the gradient is stored: every update is one pass late. (M16)
 #
 # ``register_hook`` has a similar name and is older. On a weight it runs *before* the gradient is stored. It finds in
 # ``p.grad`` what the pass before left there.

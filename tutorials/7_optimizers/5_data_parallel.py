@@ -3,12 +3,14 @@ One model, two processes
 ========================
 
 You have two GPUs and one model. Can both train it, and end with the weights that one would have made? Here is the
-plan: each has a copy of the model and takes half of the batch. The only thing that they exchange is the gradient.
+plan: each runs a process, a Python program with its own copy of the model, and takes half of the batch. The only thing
+that they exchange is the gradient.
 Let us see it for one weight of our small Qwen2, and four real sentences.
 """
 
 # sphinx_gallery_needs = ["1_adamw", "4_in_backward"]
 # sphinx_gallery_words = ["DistributedDataParallel", "DDP", "multi-GPU", "two GPUs", "torchrun", "all-reduce", "NCCL", "DistributedSampler", "set_epoch", "data parallelism", "world_size", "FSDP", "ZeRO"]
+# sphinx_gallery_museum = ["M17"]
 import os
 import subprocess
 import sys
@@ -33,7 +35,7 @@ rows = torch.tensor([tokenizer.start(text) for text in texts])  # (4, 13)
 
 
 def gradient(rows):
-    model = load_shipped("qwen2-docs")[0].double()
+    model = load_shipped("qwen2-docs")[0].double()  # float64
     logits = model(rows[:, :-1])
     F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()
     return model.model.layers[0].mlp.down_proj.weight.grad
@@ -51,13 +53,14 @@ training_diagrams.two_copies(shown, numbers, "the first MLP")
 # %%
 # The mean of both gradients is the gradient of the whole batch, in every weight of the model. So both copies take the
 # step that one process would have taken, and they are equal again. This is **data parallel** training. The exchange is
-# called **all-reduce**: afterwards, every process has the sum, or the mean, of what all had.
+# called **all-reduce**: afterwards, every process has the sum, or the mean, of what all of them had.
 #
 # Now for real
 # ------------
 #
-# Every process runs the same script. It is told its number, its *rank*, and all meet through a file. *gloo* is the part
-# of PyTorch that exchanges tensors between CPUs. This is how the script begins:
+# Every process runs the same script. It is told its number, its *rank*, and all meet through a file. (This rank has
+# nothing to do with that of a matrix.) *gloo* is the part of PyTorch that exchanges tensors between CPUs. The script
+# begins like this:
 
 temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
 folder = Path(temporary.name)
@@ -151,8 +154,8 @@ assert apart(zero, before) > 1e-3
 
 # %%
 # Equal, and different from the one by rounding alone: sums are taken in another order. (We compute in float64, so that
-# rounding is very small.) Two processes *are* one with the whole batch, and nothing else needs to change, neither the
-# learning rate nor the number of steps.
+# rounding is very small.) Two processes *are* one with the whole batch. As long as that batch keeps its size, nothing
+# else needs to change, neither the learning rate nor the number of steps.
 #
 # The copies stay equal because they start equal, see the same mean, and take the same step. Our script never sends
 # weights.
@@ -218,8 +221,8 @@ for rank in (0, 1):
 # that gradient. The second GPU repeats the first one's work.
 #
 # A *distributed sampler* knows the rank, and gives each process other rows. It has a trap of its own: without a call of
-# ``sampler.set_epoch(epoch)``, every epoch comes in the same order. To be safe, collect the rows of all processes
-# once, and check that each is there once.
+# ``sampler.set_epoch(epoch)``, every *epoch*, a pass through all rows, has the same order. To be safe, collect the rows of
+# all processes, and check that each is there once.
 
 orders = {}
 for rank in (0, 1):

@@ -9,11 +9,9 @@ do they send?
 Two halves of a batch
 ---------------------
 
-Data parallelism needs no second process to be understood. Each process takes some rows of a batch, and computes the
-gradient of their loss. Then the gradients are averaged.
-
-Here the rows have unequal numbers of targets, as in fine-tuning, where only answers count. Float64 makes rounding
-visible as such.
+The lesson weighs the loss of each half by its share of the targets. Why that is right can be seen in one process. The
+rows have unequal numbers of targets, as in fine-tuning, where only answers count. We compute in float64, so that
+rounding is very small.
 """
 
 # sphinx_gallery_words = ["all-reduce", "reduce-scatter", "all-gather", "ring all-reduce", "NCCL timeout", "Watchdog caught collective operation timeout", "monitored_barrier", "collective", "DistributedSampler"]
@@ -125,9 +123,7 @@ torch.testing.assert_close(right, expected, rtol=1e-9, atol=1e-12)
 assert (plain - expected).norm() > 0.02 * expected.norm()
 
 # %%
-# Nothing warns about the plain mean. It trains, and weights every target by how few others its process has.
-#
-# The package does the weighting in one place. ``count`` is of this process and this part; ``targets`` is of all
+# The plain mean counts a target more, the fewer others its process has. The package does the weighting in one place. ``count`` is of this process and this part; ``targets`` is of all
 # processes and all parts. It is known without asking anybody, because every process can make the whole batch.
 
 source = inspect.getsource(optimizer_step)
@@ -277,7 +273,7 @@ for N in (2, 8, 64):
 # The same rows for everybody
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# Every process draws the same batch: a run of many is a run of one.
+# Every process draws the same batch: a run of many is a run of one. (M17)
 #
 # A script for one process shuffles its data with a fixed seed. Under ``torchrun`` it works at once. Here is the first
 # batch of 4 of the 8 rows in both processes, shuffled, and with a sampler that knows the rank:
@@ -302,7 +298,7 @@ assert sorted(rows) == sorted(batch.idx.tolist())
 # One leaves out a collective
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# A collective behind ``if rank == 0``: the others wait.
+# A collective behind ``if rank == 0``: the others wait. (M18)
 #
 # ``if rank == 0: evaluate(model)`` looks harmless. If the model is sharded, evaluating gathers weights, which takes all
 # processes. Process 0 waits for an answer that never comes, without a message, until a timeout of many minutes.

@@ -11,8 +11,8 @@ make nothing faster; the page compares results and counts bytes.
 How much a process holds
 ------------------------
 
-AdamW in float32 holds 4 bytes for each weight, 4 for its gradient and 8 for the two moments. With M weights and N
-processes there are two ways to put them:
+AdamW in float32 holds 16 bytes for each of M weights: weight, gradient and two moments. With N processes there are two
+ways to place them:
 
 .. math::
 
@@ -99,8 +99,7 @@ for row in totals.values():
     assert row[3] < row[0] and row[4] > row[2]
 
 # %%
-# The largest model holds more than 120 GB with DDP, however many processes there are, and less than 16 GB on each of
-# eight with FSDP. Activations come on top, for the rows of the process.
+# The last line is the model of the lesson. Activations come on top, for the rows of the process.
 #
 # The last column is a surprise. At a quarter of the model's width, GaLore saves memory in one process, and costs some
 # in eight: AdamW's moments shrink with N, GaLore's bases do not.
@@ -603,14 +602,15 @@ others = W - sum(p.nbytes for p in matrices)
 expected += 2 * others / 2 + 4 * (n_params - len(matrices))
 print(f"by formula {expected:,.0f} bytes")
 assert all(rank["fsdp galore"]["state"] == expected for rank in both)
-#
+
+# %%
 # Bug museum
 # ----------
 #
 # The norm of a share
 # ~~~~~~~~~~~~~~~~~~~
 #
-# Each process clips by the norm of its own piece.
+# Each process clips by the norm of its own piece (M43).
 #
 # Clipping needs the norm of all gradients. Under FSDP each process has a piece, and a hand-written loop over
 # ``to_local`` takes the norm of that.

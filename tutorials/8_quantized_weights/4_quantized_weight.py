@@ -2,8 +2,9 @@ r"""
 A weight that is int8 inside
 ============================
 
-With 8 bits, a weight is two tensors: whole numbers, the *codes*, and a *scale* for each row. Nobody told the model. Its
-layers go on calling ``F.linear`` with ``self.weight``, and still it runs. How?
+With 8 bits, a weight is two tensors: whole numbers, the *codes*, and a *scale* for each row. The model's code knows
+nothing of this. Its layers go on calling ``F.linear``, PyTorch's product with a weight matrix, on ``self.weight``, and
+still it runs. How?
 
 Here is one weight of the shipped GPT-2 after ``quantize_`` of the lesson on `int8 and int4 <1_int8_int4.ipynb>`_.
 """
@@ -39,8 +40,8 @@ weight_diagrams.held_tensors(
 )
 
 # %%
-# From outside it is a matrix of float32: ``weight.dtype`` says so. It holds about a quarter of the bytes. And what
-# people do with models works: they copy them, convert them, save and load them.
+# From outside it is a matrix of float32: ``weight.dtype`` says so. It holds about a quarter of the bytes. And you can
+# do with the model what people do with models: copy it, convert it, save and load its ``state_dict``.
 
 prompt = "The with statement is used to wrap"
 
@@ -64,8 +65,8 @@ assert "except" in write(twin) and "except" in write(model)
 # Why not plain int8?
 # -------------------
 #
-# First the codes and the scale. The largest number of a row becomes 127, and all others the nearest whole multiple of
-# the scale.
+# First the codes and the scale, made as in that lesson: the number of a row that is farthest from 0 gets the code 127 or
+# -127.
 
 
 def encode(matrix):
@@ -99,14 +100,19 @@ assert message
 layer.weight = nn.Parameter(matrix)
 
 # %%
-# Torch multiplies no float32 with int8, and it knows nothing of a scale. The codes have to come with somebody who does.
+# Torch does not multiply float32 with int8, and it knows nothing of a scale. The codes need an object around them that
+# does.
 #
 # A tensor with nothing in it
 # ---------------------------
 #
-# A *tensor subclass* is a Python class that derives from ``torch.Tensor``. ``_make_wrapper_subclass`` makes one that has
-# a shape, a dtype and a device but no numbers. Codes and scale are ordinary attributes, and two methods decide what
-# every call does. Both look into a dictionary, and the dictionaries are still empty.
+# A *tensor subclass* is a Python class that derives from ``torch.Tensor``. ``_make_wrapper_subclass`` makes a tensor
+# that has a shape, a dtype and a device but no numbers. Codes and scale are ordinary attributes.
+#
+# Whenever torch gets such a tensor, it calls two methods of the class: ``__torch_function__`` and
+# ``__torch_dispatch__``. Each receives what was called, ``func``, and its arguments, and looks for our answer in a
+# dictionary. If there is none, the first lets torch go on, and the second refuses. (The ``with`` line keeps a call
+# inside the first method from coming back to it.) The dictionaries are still empty.
 
 FUNCTIONS, OPERATORS = {}, {}
 
@@ -172,7 +178,8 @@ assert not any(result == "works" for _, result in attempt())
 # ---------
 #
 # Look at the first line. You called ``F.linear``, and the error speaks of ``aten.t``, a transposition. A call meets
-# your class twice: as you wrote it, and again after autograd has taken it apart into operators.
+# your class twice: as you wrote it, and again after autograd, which records operations for the backward pass, has taken
+# it apart into operators.
 
 refused = ["all else is refused by name:", "NotImplementedError"]
 weight_diagrams.two_doors(
@@ -180,11 +187,12 @@ weight_diagrams.two_doors(
 )
 
 # %%
-# The rule is simple. Answer above what you want to see whole, and answer below what many calls have in common:
-# ``nn.Parameter``, ``state_dict`` and ``.data`` all come down to ``detach``.
+# The rule is simple. At the upper door answer what you want to see whole, at the lower one what many calls have in
+# common: ``nn.Parameter``, ``state_dict`` and ``.data`` all come down to ``detach``.
 #
-# The product is answered above: decode, then multiply. Below, ``detach`` and ``clone`` do to codes and scale what torch
-# does to a plain tensor. ``_to_copy`` is ``.to``. It must change the scale's dtype, while the codes stay int8.
+# The product is answered at the upper door: decode, then multiply. At the lower one, ``detach`` and ``clone`` do to
+# codes and scale what torch does to a plain tensor. ``_to_copy`` is ``.to``. It must change the scale's dtype, while
+# the codes stay int8.
 
 aten = torch.ops.aten
 
@@ -220,17 +228,18 @@ assert copy.deepcopy(w).codes.data_ptr() != w.codes.data_ptr()
 # to decode the weight for every other operator instead. Then ``w.add_(1)`` would change a decoded copy that nobody
 # keeps, and an optimizer could run for hours without moving a weight.
 #
-# The dtype that was not true
-# ---------------------------
+# A whole module
+# --------------
 #
 # ``w.to(torch.bfloat16)`` is right now. But a model has weights in modules, and one ``module.bfloat16()`` converts them
 # all.
 #
-# **Predict first.** The weight below says bfloat16 afterwards. What is the dtype of its scale?
+# **Predict first.** We put the weight into a layer and call ``layer.bfloat16()``. What are the dtypes of the weight and
+# of its scale then?
 #
-# * bfloat16
-# * float32
-# * int8
+# * bfloat16 and bfloat16
+# * bfloat16 and float32
+# * float32 and float32: a weight of codes is not converted
 
 layer.weight = nn.Parameter(w, requires_grad=False)
 layer.bfloat16()
@@ -245,8 +254,8 @@ assert layer.weight.scale.dtype == torch.float32
 # attributes of the Python object alone. The error comes later and elsewhere, when the scale meets activations of
 # bfloat16.
 #
-# The fix is to tell torch which tensors are inside. Then a module exchanges the whole weight by `swapping
-# <2_swapping_tensors.ipynb>`_, and everyone who holds it follows.
+# The fix is to tell torch which tensors are inside, and how to make a weight of them. Then a module exchanges the whole
+# weight by `swapping <2_swapping_tensors.ipynb>`_, and all its holders follow.
 
 
 def flatten(self):
@@ -271,7 +280,8 @@ assert layer.weight.scale.dtype == layer.weight.dtype == torch.bfloat16
 # Into the shipped model
 # ----------------------
 #
-# That is all a model needs to write, to be copied and to be converted. Put a ``Weight`` into each of its 32 linear maps:
+# That is all a model needs to write, to be copied and to be converted. Put a ``Weight`` into each of its 32 linear maps
+# (``nn.Linear``):
 
 mine, _ = load_shipped("gpt2-docs")
 maps = [m for m in mine.modules() if isinstance(m, nn.Linear)]
@@ -293,8 +303,9 @@ assert before == 6_291_456 and after == 1_572_864 + 4 * 9_216
 # has changed.
 #
 # The package's weight is this one with more answers: values copied in and out, embeddings, a backward pass that keeps
-# codes instead of a decoded matrix, and a kernel that reads codes. The in-depth page adds them one by one. The next
-# lesson loads checkpoints into such a model.
+# codes instead of a decoded matrix, and a kernel that reads codes. `A quantised weight, operator by operator
+# <4a_operators_in_depth.ipynb>`_ adds them one by one, and `codes of 8 and 4 bits <4b_codes_in_depth.ipynb>`_ shows how
+# two codes share a byte. The next lesson loads checkpoints into such a model.
 #
 # Exercises
 # ---------

@@ -10,16 +10,10 @@ without anyone losing hold of them.
 An empty table
 --------------
 
-The class is that of the lesson. It rounds a row to codes by
-
-.. math::
-
-   s_n = \frac{\max_k |W_{nk}|}{127}, \qquad
-   c_{nk} = \mathrm{round}\!\left(\frac{W_{nk}}{s_n}\right), \qquad
-   \hat W_{nk} = s_n c_{nk}
-
-Codes and scale are its *payload*. Torch asks such a tensor twice: ``__torch_function__`` before autograd has seen the
-call, ``__torch_dispatch__`` after it, when the call has become operators of the library ``aten``.
+The class is that of the lesson. It rounds a row to codes of 8 bits and a scale; the formulas are in `codes of 8 and 4
+bits <4b_codes_in_depth.ipynb>`_. Codes and scale are its *payload*. Torch asks such a tensor twice:
+``__torch_function__`` before autograd has seen the call, ``__torch_dispatch__`` after it, when the call has become
+operators of the library ``aten``.
 """
 
 import copy
@@ -423,8 +417,8 @@ print(again)
 #
 # Someone has built a model and an optimizer that holds its parameters. The head is the token embedding. ``quantize_``
 # rounds every weight that a token is multiplied with, and swaps the results in: the tensor objects stay, and what they
-# are changes. The logits before are computed without a graph: a graph that is alive holds weights, as the pages on
-# conversions show, and ``quantize_`` would refuse.
+# are changes. The logits before are computed without a graph, since a graph that is alive holds weights and
+# ``quantize_`` would `refuse <2b_refused_swaps.ipynb>`_.
 
 model, tokenizer = load_shipped()
 idx = torch.tensor([tokenizer.encode("The with statement is used to wrap")])
@@ -606,7 +600,7 @@ for kind in (Int8Weight, Int4Weight):
 # 1. *Hard.* Write ``Int2Weight``: four codes in a byte, a scale and a zero for each group. A right answer subclasses
 #    ``QuantizedWeight``, quantises what it decodes to into the same codes, has ``kernel`` return ``None``, and
 #    generates text. Hint: ``bits``, ``held``, ``few_rows``, the methods under "what a subclass provides", an entry in
-#    ``WEIGHTS``; `codes of 8 and 4 bits <4b_codes_in_depth.ipynb>`_ has the formulas.
+#    ``WEIGHTS``; the page on codes has the formulas.
 #
 # Summary
 # -------
@@ -617,8 +611,8 @@ for kind in (Int8Weight, Int4Weight):
 #   weight of a module without a flag.
 # * Answered below autograd, ``F.linear`` keeps a decoded matrix for backward. Answered above, it keeps codes: more than
 #   3.9 times fewer bytes for a 512 by 384 matrix in float32.
-# * ``quantize_`` changes what the tensors of a built model are, and not which they are: the head is still the
-#   embedding, the optimizer still holds every parameter, and the model writes.
+# * ``quantize_`` changes what the tensors of a built model are, and keeps the objects: the head is still the embedding,
+#   the optimizer still holds every parameter, and the model writes.
 #
 # Sources
 # -------

@@ -50,9 +50,9 @@ assert codes.abs().amax(dim=1).tolist() == 6 * [127]
 # Four bits
 # ---------
 #
-# With 16 codes the steps are large, and three changes make up for some of it. A row is cut into *groups*, each with a
-# scale of its own. A group has a *zero* too, the number in the middle of its ruler, so that no code is wasted on a
-# side where there are no numbers. And two codes share a byte.
+# With 16 codes the steps are large, and two changes make up for some of it. A row is cut into *groups*, each with a
+# scale of its own. A group has a *zero* too, the number that the middle code stands for, so that no code is wasted on a
+# side where there are no numbers. And since a code is half a byte, two of them share one.
 #
 # .. math::
 #
@@ -77,6 +77,9 @@ decoded = zero4 + scale4 * (unpacked.unflatten(1, (-1, 4)).float() - 8)
 assert ((decoded - groups).abs() <= scale4 * 0.5001).all()
 
 # %%
+# The zero is a number like the weights. Many formats have a *zero point* instead, a whole number Z in
+# :math:`\hat W = s\,(c - Z)`, so that 0 itself is a level; it takes fewer bits.
+#
 # The package's ``Int4Weight`` gives these three tensors as its ``parts``. In memory it lays the bytes in another order,
 # the one in which torch's kernel reads them.
 
@@ -110,17 +113,17 @@ for ax, (kind, size) in zip(
         f"relative error {relative:.4f}, {w.parts()['codes'].nbytes} bytes"
     )
     assert moved.abs().max() <= 0.5 + 1e-9
-    marks = {8: 1 / 128, 4: 2 / 64}[kind.bits]  # numbers that are on a mark
-    assert abs(moved.pow(2).mean() * 12 / (1 - marks) - 1) < 0.03
+    exact = {8: 1 / 128, 4: 2 / 64}[kind.bits]  # numbers that are on a level
+    assert abs(moved.pow(2).mean() * 12 / (1 - exact) - 1) < 0.03
 plt.show()
 
 # %%
-# This is the picture of the page on `quantised caches <../5_caching/3_quantized_cache.ipynb>`_, which has the proof of
-# the bound and the mean square :math:`s^2/12`. The bar at 0 is the ends of the rulers: one number of 128 is its row's
+# `Quantised caches in depth <../5_caching/3a_quantized_cache_in_depth.ipynb>`_ has the same picture, with a proof of the
+# bound and of the mean square :math:`s^2/12`. The bar at 0 is the numbers that set the step: one of 128 is its row's
 # largest, two of 64 are their group's smallest and largest.
 #
-# In bfloat16 the decoded number is rounded once more, to 8 binary digits, and near the end of the ruler that can be
-# half a step again.
+# In bfloat16 the decoded number is rounded once more, to 8 binary digits, and for the largest numbers of a group that
+# can be half a step again.
 
 low_precision = trained.bfloat16()
 w = Int8Weight.quantize(low_precision)
@@ -134,7 +137,7 @@ assert by_formula.abs().max() <= 0.501 and 0.6 < moved.abs().max() < 1.01
 # The codes again
 # ---------------
 #
-# Quantise what a quantised weight decodes to. In float64 the codes are the same: every number is on a mark already, and
+# Quantise what a quantised weight decodes to. In float64 the codes are the same: every number is on a level already, and
 # the largest of its group is still the largest.
 
 for kind in (Int8Weight, Int4Weight):
@@ -144,8 +147,8 @@ for kind in (Int8Weight, Int4Weight):
     print(f"{kind.__name__}: the same codes")
 
 # %%
-# So it costs nothing to save decoded weights and quantise them again, as long as bits and groups are the same. With
-# other groups the rulers differ, and the weight is rounded a second time.
+# So no digit is lost if you save decoded weights and quantise them again, as long as bits and groups are the same. With
+# other groups the levels differ, and the weight is rounded a second time.
 #
 # Which sentence is false?
 # ------------------------
@@ -166,7 +169,7 @@ beside = extra["scale"].nbytes + extra["zero"].nbytes
 assert beside / trained.numel() == 2 * 4 / 64 == 0.125  # 3
 
 # %%
-# Sentence 2 is false. The code -128 is not used, so that the ruler is symmetric: 255 codes are left.
+# Sentence 2 is false. The code -128 is not used, so that the levels are symmetric about 0: 255 codes are left.
 #
 # Exercises
 # ---------
@@ -191,6 +194,8 @@ assert beside / trained.numel() == 2 * 4 / 64 == 0.125  # 3
 #
 # * Frantar et al.: `GPTQ <https://arxiv.org/abs/2210.17323>`_, 2022. Groups with a scale and a zero; it chooses codes by data.
 # * Dettmers et al.: `LLM.int8() <https://arxiv.org/abs/2208.07339>`_, 2022. One scale a row, and numbers that stand out.
+# * Jacob et al.: `Quantization and training of neural networks <https://arxiv.org/abs/1712.05877>`_, 2017. The zero point
+#   as a whole number, so that 0 is exact.
 
 import platform
 

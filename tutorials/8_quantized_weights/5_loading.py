@@ -6,7 +6,7 @@ Someone has trained a GPT-2 like ours and published it in float16, in the form t
 build the model, call ``load_state_dict``, and get this:
 """
 
-# sphinx_gallery_needs = ["4_quantized_weight", "../2_qwen2/4_load_qwen2"]
+# sphinx_gallery_needs = ["4_quantized_weight", "../2_qwen2/4_qwen2"]
 # sphinx_gallery_words = ["load_state_dict", "missing keys", "unexpected keys", "Missing key(s) in state_dict", "Unexpected key(s) in state_dict", "size mismatch", "Error(s) in loading state_dict", "strict=False", "assign=True", "meta device", "load_state_dict pre hook", "_load_from_state_dict", "Conv1D", "_orig_mod"]
 import torch
 from torch import nn
@@ -48,7 +48,7 @@ assert not published.keys() & shipped.state_dict().keys()
 # The names lack ``transformer.``, the matrices are transposed, and all numbers are float16. These are the three usual
 # disagreements: name, layout, dtype.
 #
-# There are five places where code of yours can settle them. Each is a link to its section.
+# There are five places where your code can settle them. Each is a link to the section that explains it.
 
 weight_diagrams.load_stations(
     [
@@ -64,8 +64,9 @@ weight_diagrams.load_stations(
 # The tempting fix
 # ----------------
 #
-# Search for the error message, and you find ``strict=False``. We measure what it does by the loss on documentation that
-# the shipped model was not trained on. That of the shipped model is about 4.9 nats per token.
+# Search for the error message, and you find ``strict=False``: load the names that fit, and ignore the rest. We measure
+# what it does by the loss on documentation that the shipped model was not trained on. The shipped model itself has
+# about 4.9 nats per token.
 #
 # **Predict first.** What happens with ``strict=False``?
 #
@@ -94,8 +95,8 @@ assert 4.8 < loss(shipped) < 4.95 and 8.2 < loss(model) < 8.5
 #
 # A checkpoint is a dictionary, so change it before torch sees it. First the names.
 #
-# **Predict first.** The model has 32 linear maps, and all 32 matrices of the file are transposed. About how many of them
-# does torch complain now?
+# **Predict first.** The model has 32 linear maps (``nn.Linear``), and all 32 matrices of the file are transposed. How
+# many of them does torch complain about now?
 #
 # * 32
 # * 24
@@ -139,7 +140,8 @@ assert abs(loss(try_to_load(good)) - loss(shipped)) < 0.01
 #
 # It is different if a layer of *your own* has changed and old files are everywhere. Say our attention once had three
 # maps, ``q``, ``k`` and ``v``, which are one ``c_attn`` today. Then the layer should know how to read its old form,
-# wherever in a model it is. A *pre-hook* sees the dictionary and the layer's prefix in it:
+# wherever in a model it is. A *pre-hook* is a function that torch calls before it fills a layer. It gets the dictionary
+# and the prefix of the layer's names in it, such as ``transformer.h.0.attn.``:
 
 
 def fuse(module, state, prefix, *_):
@@ -192,10 +194,12 @@ for assign in (False, True):
 
 # %%
 # By default torch *copies* the numbers into the tensors that the module has. The module wins. With ``assign=True`` the
-# module takes the file's tensors instead. The file wins, and an optimizer that was made before holds the old ones.
+# module takes the file's tensors instead. The file wins, and an optimizer that was built before is `stranded
+# <3_conversions.ipynb>`_.
 #
-# What is assigning good for? On the ``meta`` device, tensors have a shape and a dtype and no numbers, so a large model
-# is built in no time and no memory. Copying into nothing does nothing. Assigning fills it.
+# What is assigning good for? On the ``meta`` device, tensors have a shape and a dtype and no numbers, so a model of any
+# size is built at once and takes no memory. Such a model is a *skeleton*. Copying into it does nothing; assigning fills
+# it.
 
 with torch.device("meta"):
     skeleton = build(shipped.config)
@@ -208,16 +212,20 @@ assert abs(loss(skeleton.float()) - loss(shipped)) < 0.01
 # The tensor decides
 # ------------------
 #
-# The last disagreement is one of class: the file has plain numbers, and the model should have codes of 4 bits. If a
-# global flag makes torch *swap* tensors, it asks the tensor itself what to become. This is ``module_load``, the method
-# that the package's quantised weight answers, and in essence it is one line:
+# The last disagreement is one of class: the file has plain numbers, and the model should have codes of 4 bits. With the
+# `swap flag <3_conversions.ipynb>`_ on, torch asks the model's tensor what to become: it calls ``module_load``, and
+# swaps in the result. The answer of the package's quantised weight to plain numbers comes to this:
 #
 # .. code-block:: python
 #
 #    def module_load(self, other, assign=False):
-#        return type(self).quantize(other)
+#        if assign:
+#            return type(self).quantize(other)
+#        return self.copy_(other).detach()
 #
-# So quantise a skeleton, which has no numbers to round, and load. Each matrix becomes codes as it arrives.
+# So quantise a skeleton, which has no numbers to round, and load with ``assign=True``. Each matrix becomes codes as it
+# arrives. `Who wins, module or checkpoint? <5a_loading_in_depth.ipynb>`_ tries all combinations, and `filling a skeleton
+# <5b_skeletons_in_depth.ipynb>`_ counts the memory on the way.
 
 with torch.device("meta"):
     skeleton = build(shipped.config)
@@ -227,7 +235,7 @@ with swap_on_conversion():
 
 held = sum(p.nbytes for p in skeleton.parameters())
 plain = sum(p.nbytes for p in shipped.parameters())
-print(f"{plain / 1e6:.1f} MB on disk, {held / 1e6:.1f} MB in the model")
+print(f"{plain / 1e6:.1f} MB arrive, {held / 1e6:.1f} MB are in the model")
 
 assert not any(p.is_meta for p in skeleton.parameters()) and held < plain / 5
 assert abs(loss(skeleton) - loss(shipped)) < 0.1
@@ -236,8 +244,8 @@ assert abs(loss(skeleton) - loss(shipped)) < 0.1
 # One key too many
 # ----------------
 #
-# Old checkpoints of GPT-2 also hold the causal mask of each layer, ``attn.bias``, which no model needs. A *post-hook*
-# sees what was missing and what was unexpected, and may strike out what it knows:
+# Old checkpoints of GPT-2 also hold the causal mask of each block, ``attn.bias``, which a model can compute. A
+# *post-hook*, called after loading, sees what was missing and what was unexpected, and may strike out what it knows:
 
 
 def forgive(module, keys):
@@ -254,7 +262,8 @@ print(model.load_state_dict(with_mask))
 assert abs(loss(model) - loss(shipped)) < 0.01
 
 # %%
-# A misspelled name is still an error. That is the difference from ``strict=False``.
+# A misspelled name is still an error. That is the difference from ``strict=False``. (How a file comes to hold numbers
+# alone, or codes, is in `numbers in a file <5c_files_in_depth.ipynb>`_.)
 #
 # Which one?
 # ----------

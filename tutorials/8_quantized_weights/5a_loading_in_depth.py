@@ -225,7 +225,7 @@ assert changed == [c for c in table if c[0] != "plain" and c[1:] == law_5]
 # In which order
 # --------------
 #
-# The lesson has five places for code of yours. A module can also override ``_load_from_state_dict``, which does the work
+# The lesson has five places for your code. A module can also override ``_load_from_state_dict``, which does the work
 # for one module, without its children. Let each of them report.
 
 events = []

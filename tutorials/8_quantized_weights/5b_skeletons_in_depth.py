@@ -4,15 +4,13 @@ Filling a skeleton
 
 A checkpoint of 4.7 MB becomes a quantised model of 1.2 MB. How much memory does that take on the way? There are three
 ways that end with equal logits. One holds the plain model twice, one once, and one never. The lesson on `loading
-<5_loading.ipynb>`_ introduces the *meta* device and ``module_load``; here every byte is counted.
+<5_loading.ipynb>`_ introduces *skeletons*, models on the meta device, and ``module_load``. Here every byte is counted.
 
 A skeleton without numbers
 --------------------------
 
-On the ``meta`` device a tensor has a shape and a dtype, and no numbers. A model that is built there costs nothing, and
-``quantize_`` works on it: the codes and scales have no numbers either.
-
-Copying into such a tensor does nothing. torch warns, and the weight stays where it was. Here we catch the warning.
+``quantize_`` works on a skeleton: its codes and scales have no numbers either. Copying into such a tensor does nothing.
+Torch warns, and the weight stays where it was. Here we catch the warning.
 """
 
 # sphinx_gallery_thumbnail_number = 1

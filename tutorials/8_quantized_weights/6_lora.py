@@ -3,8 +3,8 @@ LoRA on 4-bit weights
 =====================
 
 Our GPT-2 has read Python's documentation, and now its weights are rounded to 4 bits. Can it still learn something new,
-say the names of characters in Unicode? Before any training it continues ``latin`` like this. The sign in front is the
-character of that name, and ``?`` if there is none.
+say the names of characters in Unicode? Before this training it continues ``latin`` like this. In front of each line is
+the character of that name, or ``?`` if there is none.
 """
 
 # sphinx_gallery_needs = ["1_int8_int4", "4_quantized_weight", "../7_optimizers/1_adamw"]
@@ -47,7 +47,7 @@ sampler = Sampler(temperature=0.6)
 write(shipped(bits=4))
 
 # %%
-# Names of neighbours, 16 at a time, make a document. Every tenth document is left out, for a test.
+# Sixteen neighbouring names make a document. Every tenth document is left out, for a test.
 
 script = ("latin", "greek", "cyrillic")
 names = [name for name in characters if name.startswith(script)]
@@ -55,8 +55,8 @@ learn = [name for i, name in enumerate(names) if i // 16 % 10]
 ids = torch.tensor(tokenizer.encode("\n".join(learn)))
 
 # %%
-# Now ``add_lora_`` gives the model two thin matrices beside each weight, and 120 training steps move these and nothing
-# else.
+# Now ``add_lora_`` gives the model two thin matrices, an *adapter*, beside the weight of each linear layer. In 120
+# training steps only these move.
 
 
 def loss_of(model, rows):
@@ -80,8 +80,9 @@ fine_tune(model, steps=120)
 write(model)
 
 # %%
-# Where there is no ``?`` the character exists, and the others could. The 4-bit codes are the same as before. What was
-# trained are 6 % of the numbers. Here is one weight with its two thin matrices, in scale:
+# Where there is no ``?`` the character exists; the other names are invented, but they could exist. The 4-bit codes are
+# the same as before: only the adapters were trained, 6 % of all numbers. Here is one weight with its two thin matrices,
+# drawn to scale:
 
 numbers = sum(p.numel() for p in model.parameters())
 trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -102,15 +103,16 @@ weight_diagrams.low_rank(*layer.weight.shape, layer.rank, "4 bits")
 # Why not train the codes? A training step moves a weight by very little, and between two codes there is nothing. So a
 # weight of codes gets no gradient.
 #
-# LoRA (low-rank adaptation) leaves :math:`W` as it is. It bets that the *change* which a new task needs is simple
-# enough to be the product of a tall matrix :math:`B` and a flat one, :math:`A`:
+# LoRA (low-rank adaptation) leaves the weight :math:`W`, (N, K), as it is. It bets that the *change* which a new task
+# needs is simple enough to be the product of a tall matrix :math:`B`, (N, r), and a flat one, :math:`A`, (r, K). On
+# weights of 4 bits, the method is known as QLoRA.
 #
 # .. math::
 #
 #    y = W x + \frac{\alpha}{r} B A x
 #
-# The *rank* r is 8 in the drawing. The factor :math:`\alpha / r` is a convention: it lets you try another rank
-# with about the same learning rate. And the linear layer with its adapter is short:
+# The *rank* r is 8 in the drawing. You choose it, and :math:`\alpha`. Their quotient, :math:`\alpha / r`, is a
+# convention: it lets you try another rank with about the same learning rate. The linear layer with its adapter is short:
 
 
 class LoRA(nn.Module):
@@ -161,7 +163,8 @@ assert not any(p.any() for p in adapters)
 # What a training step holds
 # --------------------------
 #
-# A training step holds the weights, a gradient for each number that is trained, and AdamW's two running means for each.
+# A step of `AdamW <../7_optimizers/1_adamw.ipynb>`_ holds the weights, a gradient for each number that is trained, and
+# two running means for each.
 #
 # **Predict first.** Training all weights in float32 holds 34 MB at the end of a step. How much does LoRA on 4 bits hold?
 #
@@ -204,13 +207,14 @@ assert sum(held["all weights"]) > 8 * sum(held["LoRA, 4 bits"])
 
 # %%
 # LoRA removes nearly all gradients and running means. What is left is mostly weights, and 4 bits make those small.
-# (Activations come on top. LoRA saves none of them.)
+# Activations, which are kept for the backward pass, come on top, and LoRA saves none of them. `LoRA in depth
+# <6a_lora_in_depth.ipynb>`_ measures that, and counts the rest byte by byte.
 #
 # Which rank?
 # -----------
 #
-# **Predict first.** With rank 1, less than 1 % of the numbers are trained. How much of the improvement of full training
-# does it reach on names that it has not seen?
+# **Predict first.** With rank 1, less than 1 % of the numbers are trained. How much of the improvement of full training,
+# which has a learning rate of its own, does it reach on names that it has not seen?
 #
 # * about 10 %
 # * about half
@@ -253,7 +257,7 @@ assert abs(after["rank 32"] - after["rank 8"]) < 0.2
 # Merging
 # -------
 #
-# Apart from the weight, the adapter costs two small products in each layer. After training you can add
+# An adapter beside its weight costs two small products in each linear layer. After training you can add
 # :math:`\frac{\alpha}{r} B A` to W, and the layer is an ordinary one again.
 
 before_merge = held_out(model)
@@ -267,15 +271,16 @@ assert type(layer) is nn.Linear
 assert before_merge < 1.5 and held_out(model) - before_merge < 0.2
 
 # %%
-# Merging changes nothing but rounding. But the sum is no longer on the marks of the codes, so the weight is a plain one.
-# Rounding it to 4 bits again costs little here, because this training was a large change. A change much smaller than a
-# step between codes would be lost: then keep the adapters apart. They are small files, one for each task.
+# Merging changes the loss by no more than rounding does. But the sum is no longer on the levels of the codes, so the
+# weight is a plain one. Rounding it to 4 bits again costs little here, because this training was a large change. A
+# change much smaller than the step between two levels would be lost: then keep the adapters apart. They are small files,
+# one for each task (`A fine-tuning that was killed <6c_interrupted_in_depth.ipynb>`_ writes and reads them).
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* Give adapters to the attention alone, then to the MLPs alone, and choose the ranks so that both train as
-#    many numbers. A right answer names the better half for this text. Hint: ``add_lora_(model,
+# 1. *Easy.* Give adapters to the attention alone, then to the MLPs alone, and choose the ranks so that both train about
+#    as many numbers. A right answer names the better half for this text. Hint: ``add_lora_(model,
 #    select=lambda name: "mlp" in name)``.
 # 2. *Easy.* Replace the linear maps of a plain model by your ``LoRA`` and freeze all else. A right answer reaches the
 #    loss of ``add_lora_``, up to the random start.

@@ -46,15 +46,9 @@ torch.testing.assert_close(x.grad, g @ W)
 # Two thin matrices
 # -----------------
 #
-# Training changes :math:`W` (N, K) into :math:`W + \Delta W`. LoRA bets that :math:`\Delta W` may have a low rank r: it
-# is the product of a tall matrix :math:`B` (N, r) and a flat one, :math:`A` (r, K).
-#
-# .. math::
-#
-#    y = W x + \frac{\alpha}{r} B A x
-#
-# The two have r (N + K) numbers instead of N K. The factor :math:`\alpha / r` is a convention: with a fixed
-# :math:`\alpha` you may try another rank and keep the learning rate, more or less.
+# Training changes :math:`W` (N, K) into :math:`W + \Delta W`. LoRA replaces :math:`\Delta W` by
+# :math:`\frac{\alpha}{r} B A`, with :math:`B` (N, r) and :math:`A` (r, K): r (N + K) numbers instead of N K. Here it is
+# as a function of all its parts.
 
 
 def adapted(x, W, A, B, alpha):
@@ -71,13 +65,11 @@ print(f"rank {rank}; {A.numel() + B.numel()} numbers instead of {N * K}")
 assert rank == r and A.numel() + B.numel() == r * (N + K) == 168
 
 # %%
-# Multiply from the right. :math:`B A` is never formed while the model trains: it would be as large as the weight.
-#
 # One of them starts at zero
 # --------------------------
 #
-# At the start the model should be what it was, so :math:`B A` must be zero. There are two ways to that, and two that
-# look as good.
+# At the start the model should be what it was, so :math:`B A` must be zero, and then it should learn. Two ways to start
+# do both. Two others look as good.
 
 
 def start(a_is_zero, b_is_zero):
@@ -234,8 +226,7 @@ assert lora4[1:] == lora[1:] and sum(lora4) < sum(lora) / 2
 assert sum(lora4) < sum(full) / 8
 
 # %%
-# LoRA avoids most gradients and most state. What is left is mostly weights, and codes make those small. Activations are
-# not counted here. LoRA does not save those, as the quiz below shows.
+# The formulas hold to the byte. Activations are not counted here. LoRA does not save those, as the quiz below shows.
 #
 # Bug museum
 # ----------
@@ -243,7 +234,7 @@ assert sum(lora4) < sum(full) / 8
 # The optimizer that came first
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# The optimizer holds the frozen weights, and no adapter.
+# The optimizer holds the frozen weights, and no adapter. (M21)
 #
 # Make the optimizer, then add the adapters. The loop runs, gradients appear, and nothing complains.
 

@@ -172,9 +172,7 @@ assert way["and norms"] > way["LoRA, 4 bits"] - 0.05
 # Merging
 # -------
 #
-# While they are apart, the adapters cost two small products in every layer. Merging adds :math:`\frac{\alpha}{r} B A` to
-# the weight, and the layer is an ordinary one again. The sum is no longer on the grid of the codes, so the merged weight
-# is a plain one.
+# The lesson merges the adapters into weights that are plain afterwards, and judges by the loss. Here are the logits.
 
 tuned = models["LoRA, 4 bits"].eval()
 merged = copy.deepcopy(tuned)
@@ -237,7 +235,7 @@ assert small_again - small_loss > 0.4 * (untrained4 - small_loss)
 # Merged twice
 # ~~~~~~~~~~~~
 #
-# The product is in the weight and still in the adapter.
+# The product is in the weight and still in the adapter. (M22)
 #
 # Add the product to the weight, and forget to take the adapter away. The layer then adds it a second time.
 

@@ -12,7 +12,7 @@ Three things to save
 A long run must survive its process. The base never changes, so it is saved once, as codes. A checkpoint of the run then
 holds what is trained and its moments, and a digest of the frozen weights, so that it cannot go on with others.
 
-The text is that of `LoRA beside full training <6b_lora_training_in_depth.ipynb>`_: names of Unicode.
+The text is that of `LoRA beside full training <6b_lora_training_in_depth.ipynb>`_: names of Unicode characters.
 """
 
 # sphinx_gallery_needs = ["6a_lora_in_depth", "6b_lora_training_in_depth"]

@@ -2,11 +2,11 @@ r"""
 Flash attention: scores that are never in memory
 ================================================
 
-Attention scores every query against every key, uses each score once, and never looks at it again. The lesson on
-`attention in tiles <../3_attention/1_attention.ipynb>`_ reads the keys a few at a time and remembers three things for a
-query: the largest score m, the sum l, and the weighted values a.
+Attention scores every query against every key, uses each score once, and never looks at it again. So
+`attention in tiles <../3_attention/1_attention.ipynb>`_ reads the keys a few at a time and remembers three things for
+each query: the largest score m, the sum l of the exponentials, and the weighted sum a of the values.
 
-A GPU runs many small programs at once, so we deal out the queries. Each program keeps one tile of queries, and the
+A GPU runs many programs at once, so we deal out the queries. Each program keeps one tile of queries, and the
 tiles of keys pass by. Choose a program, and see which scores it computes.
 """
 
@@ -23,17 +23,17 @@ flash_diagrams.causal_tiles(pieces, 4)
 
 # %%
 # Blue scores are used. Orange scores are computed and then masked, because their key is a later token, or because the
-# text has ended and the tile has not. The tiles to the right of the last frame are never computed at all.
+# text has ended and the tile has not. The tiles to the right of the last frame are never computed.
 #
 # On a GPU a tile has 64 queries and 64 keys rather than 4. Its 4,096 scores are in the registers of the processor that
-# runs the program, the fastest memory there is. They are overwritten by the next tile.
+# runs the program, the fastest memory there is. The scores of the next tile overwrite them.
 #
 # What the scores would cost
 # --------------------------
 #
 # Without tiles, attention is three operations. One writes the scores. The softmax reads them and writes the weights.
-# The last one reads the weights, to average the values. So a table with one number for each query and key crosses the
-# memory four times.
+# The last one reads the weights, to average the values. So a table with one number for each query and key is written
+# twice and read twice.
 #
 # **Predict first.** Take 8,192 tokens, and one layer as wide as that of Qwen2-0.5B: 14 query heads share 2 key heads of
 # 64 features, and a number has 2 bytes. How many times as much do the three operations move as a kernel that reads
@@ -54,7 +54,8 @@ assert scores == 1792 * 2**20
 assert (ends + 4 * scores) / ends == 225
 
 # %%
-# Each query has 64 features, but 8,192 scores. That is why the scores dominate, and the longer the text, the more.
+# Each query has 64 features, but 8,192 scores. That is why the scores dominate, and the longer the text, the more. (Every
+# program reads keys again. We do not count that, because all keys and values of a layer are small enough for the L2 cache.)
 #
 # One tile of keys
 # ----------------
@@ -74,7 +75,7 @@ import triton.language as tl
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %%
-# Queries, keys and values are all read in the same way: some rows of a matrix, beginning at ``start``. Rows past the
+# Queries, keys and values are read in the same way: some rows of a matrix, beginning at ``start``. Rows past the
 # end of the matrix are not read. They become 0.
 
 
@@ -105,14 +106,14 @@ def pass_by(q_tile, k_tile, v_tile, seen, m, l, a, scale):
 
 # %%
 # If the tile has a new largest score, the old sums are too large by a common factor, and ``fade`` repairs both of them.
-# Otherwise ``fade`` is 1. ``tl.dot`` is a product of two tiles, on the matrix units of the GPU.
+# Otherwise ``fade`` is 1. (``scale`` is :math:`1/\sqrt{D}`, as in every attention.)
 #
 # One program
 # -----------
 #
 # A program has two numbers: which tile of queries it keeps, and of which head. It loads its queries once. The loop
-# ends at its last query, so keys that are later than all its queries are not read. Inside the last tile, ``seen`` is
-# the mask of the picture.
+# ends at its last query, so tiles whose keys are all later are not read. Inside the last tile, ``seen`` is the mask of
+# the picture.
 
 
 @triton.jit
@@ -136,9 +137,10 @@ def attend(q, k, v, out, T, group, scale, D: tl.constexpr, BLOCK: tl.constexpr):
 # %%
 # Look for the table of scores: there is none. ``pass_by`` makes one tile of it, and forgets it.
 #
-# Two lines deserve a second look. Several query heads share one key head in Qwen2, and ``h // group`` is all the kernel
-# needs for that: it reads another address, and nobody copies keys. And m starts at a very low *finite* number. Starting
-# at minus infinity would lead to :math:`-\infty + \infty`, which is NaN.
+# Two lines deserve a second look. In Qwen2 several query heads, a ``group``, share one key head, and ``h // group`` is all
+# that the kernel needs for that: it reads at another address, and no keys are copied. And m starts at a very low *finite*
+# number. Here every query sees a key of its first tile, so minus infinity would do. Where a mask hides all of a first tile,
+# it leads to NaN, as on the page on `softmax <2_softmax.ipynb>`_.
 #
 # In the shipped model
 # --------------------
@@ -187,7 +189,7 @@ assert torch.allclose(ours, logits, rtol=0, atol=1e-3)
 assert len(ids) == 2 * BLOCK + 11
 
 # %%
-# The kernel is exact: the same sums, added in another order.
+# The logits are the same up to rounding, because sums are added in another order.
 #
 # Not read is better than masked
 # ------------------------------
@@ -195,7 +197,7 @@ assert len(ids) == 2 * BLOCK + 11
 # Masking a tile costs as much as using it. The queries, keys and values of the last layer show that the loop really
 # stops early.
 #
-# **Predict first.** We replace all values after the first 16 tokens by NaN, the number that spoils every sum it is in.
+# **Predict first.** We replace all values after the first 16 tokens by NaN, which spoils every sum that it is in.
 # What happens to the results of the first 16 queries?
 #
 # * nothing: they never meet those values
@@ -212,11 +214,11 @@ assert torch.equal(before, after)
 
 # %%
 # Nothing happens. With a mask alone, a weight of 0 would have met a NaN, and all of the 16 results would be spoiled. The bound
-# of the loop keeps the program from reading the values, and saves the work.
+# of the loop keeps the program from reading those values, and saves the work.
 #
-# At full length this halves the work. It also means that hardly any tile needs a mask.
+# At full length this halves the work.
 #
-# **Predict first.** 8,192 tokens make 128 by 128 tiles of 64. Of the tiles that are visited, how many hide anything?
+# **Predict first.** 8,192 tokens make 128 by 128 tiles of 64. Of the tiles that are visited, in how many is any score masked?
 #
 # * about half of them
 # * about one in ten
@@ -232,23 +234,22 @@ assert 0.5 < visited / tiles**2 < 0.51
 assert diagonal / visited < 0.02
 
 # %%
-# Only the tiles on the diagonal hide a part of themselves. So the package's kernel has its loop twice: without a mask
-# for the tiles that are seen as a whole, and with one for the rest.
+# Only the tiles on the diagonal are masked in part. So the package's kernel has its loop twice: without a mask for the
+# tiles that are seen as a whole, and with one for the rest.
 #
-# The `in-depth page <10a_flash_attention_in_depth.ipynb>`_ adds windows, packed documents and caches, and reads the
-# kernel of the package.
+# In depth: `windows, packed documents, caches, and the package's kernel <10a_flash_attention_in_depth.ipynb>`_.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* Let ``attend`` return the log-sum-exp as well. A right answer equals ``torch.logsumexp`` of the scores in float64, in each row.
-#    Hint: it is m plus a logarithm.
+# 1. *Easy.* Let ``attend`` write the log-sum-exp of each row, too. A right answer equals ``torch.logsumexp`` of the scores in
+#    float64. Hint: it is m plus a logarithm.
 # 2. *Medium.* Give ``attend`` a bias that falls with the distance, as ALiBi has it. A right answer equals SDPA with the
 #    bias as a mask. Hint: the distance is ``t[:, None] - s[None, :]``, where s are the positions of the keys.
 #
 # Summary
 # -------
 #
-# * The scores of 8,192 tokens take 1,792 MiB a layer. A kernel that keeps them in registers moves 225 times less.
-# * A program keeps a tile of queries with m, l and a, while the tiles of keys pass by. The result is exact.
+# * The scores of 8,192 tokens take 1,792 MiB a layer. With them in memory, attention moves 225 times as much.
+# * A program keeps a tile of queries with m, l and a, while the tiles of keys pass by. The result is exact, up to rounding.
 # * Causality ends the loop early. Only tiles on the diagonal need a mask: fewer than two in a hundred.

@@ -454,7 +454,7 @@ show("flash_attention", cost)
 # The wrong corner
 # ~~~~~~~~~~~~~~~~
 #
-# A causal kernel without the offset of earlier keys.
+# A causal kernel without the offset of earlier keys. (M38)
 #
 # After a cache, 7 queries meet many keys. A triangle that begins at the upper left corner gives query 0 only key 0.
 # Here is the kernel with the position t instead of S - T + t. It is the triangle that ``is_causal=True`` means in
@@ -508,7 +508,7 @@ for queries in (40, 7):
 # A low number instead of minus infinity
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# A query that sees nothing gets a mean of what it must not see.
+# A query that sees nothing gets a mean of what it must not see. (M39)
 #
 # Hidden scores are often set to a low number such as -1e9. For a query that sees something this is as good. A query of
 # padding sees nothing: all its scores are the same low number, and the softmax of equal numbers is a mean.

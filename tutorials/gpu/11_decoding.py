@@ -2,9 +2,9 @@ r"""
 Decoding: one query, many keys
 ==============================
 
-While a model writes, every step has one new token: one query, and the keys of all tokens before it.
+While a model writes, every step has one new token: one query, and the keys of all tokens so far.
 `Flash attention <10_flash_attention.ipynb>`_ gives each program a tile of queries, but here there is no tile to give.
-So we deal out the *keys*. Each program attends to a part of them, and a second kernel merges the results.
+So we deal out the *keys*. Each program attends to a part of them, a *split*, and in the end the results are merged.
 """
 
 # sphinx_gallery_needs = ["10_flash_attention", "../6_generation/3_continuous_batching"]
@@ -16,14 +16,14 @@ flash_diagrams.split_keys(keys=22, tile=4, splits=3)
 
 # %%
 # Three programs share 22 keys, in tiles of 4. A program takes whole tiles, so the two orange places after the last key
-# are masked. What is L, and why is it enough for the merge? First let us see why the cut is needed at all.
+# are masked. What is L, and why is it enough for the merge? First let us see why we split the keys at all.
 #
 # A GPU with nothing to do
 # ------------------------
 #
-# **Predict first.** One person talks to Qwen2-0.5B, which has 14 query heads and 2 key heads. A program reads one key
-# head, for all query heads that share it. An H100 has 132 processors. How many of them work in the attention of one
-# layer?
+# **Predict first.** One person talks to Qwen2-0.5B, which has 14 query heads and 2 key heads. Without splits, a program
+# reads one key head, for all query heads that share it. An H100 has 132 processors. How many of them work in the
+# attention of one layer?
 #
 # * 132
 # * 14
@@ -35,9 +35,9 @@ print(f"{programs} work, {processors - programs} wait")
 assert (programs, processors - programs) == (2, 130)
 
 # %%
-# Two programs, two processors. More people would help, but a conversation has one row.
+# Two programs, two processors. With more conversations there would be more rows, and more programs. One has a single row.
 #
-# And there is nothing to do but read. A key has 64 features. Each is multiplied and added once for each of the 7 query
+# And there is little to do but read. A key has 64 features. Each is multiplied and added once for each of the 7 query
 # heads that share it, and so is each feature of a value. Here is the count for 4,096 keys of 2 bytes a number.
 
 from lm_from_scratch.instruments.roofline import GPUS
@@ -52,8 +52,8 @@ assert operations / size == 14 / 2
 assert could > 40 * operations / size
 
 # %%
-# An H100 could do forty times as many operations while the bytes arrive. So the time of decoding is the time of reading
-# keys and values, and it takes many readers to read fast.
+# An H100 could do more than forty times as many operations while the bytes arrive. So this attention takes as long as it
+# takes to read keys and values, and it takes many readers to read fast.
 #
 # Keys and a query of a real text
 # -------------------------------
@@ -108,8 +108,8 @@ assert kept["k"].shape == (1, 2, 43, 32)
 # The programs of one part
 # ------------------------
 #
-# A program reads its part of the keys tile by tile. The loop is the online softmax of flash attention, with the largest
-# score m, the sum l and the weighted values y. The mask ``row < stop`` is the orange end of the picture.
+# A program reads its part of the keys tile by tile. The loop is that of flash attention, with the largest score m, the
+# sum l and the weighted values a. The mask ``row < stop`` is the orange end of the picture.
 
 
 @triton.jit
@@ -120,20 +120,20 @@ def rows_of(x, head, start, stop, n, D: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def pass_by(q_tile, k_tile, v_tile, seen, m, l, y, scale):
+def pass_by(q_tile, k_tile, v_tile, seen, m, l, a, scale):
     scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale
     scores = tl.where(seen, scores, float("-inf"))
     new_m = tl.maximum(m, tl.max(scores, 1))
     p = tl.exp(scores - new_m[:, None])
     fade = tl.exp(m - new_m)
-    y = fade[:, None] * y
-    y = tl.dot(p, v_tile, y, input_precision="ieee")
-    return new_m, fade * l + tl.sum(p, 1), y
+    a = fade[:, None] * a
+    a = tl.dot(p, v_tile, a, input_precision="ieee")
+    return new_m, fade * l + tl.sum(p, 1), a
 
 
 # %%
 # The queries that share a key head are the rows of one tile, so their keys are read once. A tile of ``tl.dot`` has at
-# least 16 rows, so most of them are empty here. That costs nothing that counts: we wait for memory anyway.
+# least 16 rows, and most of them are empty here. That hardly matters, because we wait for memory anyway.
 
 
 @triton.jit
@@ -143,19 +143,22 @@ def attend_to_part(
 ):  # fmt: skip
     m = tl.full((BLOCK,), -3.4e38, tl.float32)
     l = tl.zeros((BLOCK,), tl.float32)
-    y = tl.zeros((BLOCK, D), tl.float32)
+    a = tl.zeros((BLOCK, D), tl.float32)
     for first in range(start, stop, BLOCK):
         k_tile = rows_of(k, head, first, stop, S, D, BLOCK)
         v_tile = rows_of(v, head, first, stop, S, D, BLOCK)
         seen = (first + tl.arange(0, BLOCK) < stop)[None, :]
-        m, l, y = pass_by(q_tile, k_tile, v_tile, seen, m, l, y, scale)
-    return m, l, y
+        m, l, a = pass_by(q_tile, k_tile, v_tile, seen, m, l, a, scale)
+    return m, l, a
 
 
 # %%
-# The kernel says which part is whose. The grid has one axis for the key heads and one for the splits. Each program
-# attends to its part as if there were no other keys, and writes its result y and one more number: L, the logarithm of
-# the sum of its exponentials.
+# The kernel decides which part is whose. The grid has one axis for the key heads and one for the splits. For each of its
+# queries, a program attends to its part as if there were no other keys. It writes the result y = a / l, and one more
+# number, L: the log-sum-exp of its scores, :math:`m + \log l`.
+#
+# The largest score adds :math:`e^0 = 1` to l. So l is below 1 only where a split got no key, and ``tl.maximum`` makes
+# the result 0 there, instead of 0 / 0.
 
 
 @triton.jit
@@ -168,14 +171,14 @@ def split_kernel(
     start = split * each
     stop = tl.minimum(start + each, S)
     q_tile = rows_of(q, head, 0, GROUP, GROUP, D, BLOCK)
-    m, l, y = attend_to_part(
+    m, l, a = attend_to_part(
         q_tile, k, v, head, start, stop, S, scale, D, BLOCK
     )
     l = tl.maximum(l, 1.0)  # 0 where a split got no key
     row = tl.arange(0, BLOCK)
     part = (head * GROUP + row) * tl.num_programs(1) + split
     at = parts + part[:, None] * D + tl.arange(0, D)
-    tl.store(at, y / l[:, None], mask=(row < GROUP)[:, None])
+    tl.store(at, a / l[:, None], mask=(row < GROUP)[:, None])
     tl.store(lse + part, m + tl.log(l), mask=row < GROUP)
 
 
@@ -183,12 +186,7 @@ def split_kernel(
 # Merge
 # -----
 #
-# Write :math:`L_i` for the number of split i. Then :math:`e^{L_i}` is the sum of the exponentials of its scores, before
-# any division, and the whole softmax divides by the sum of these sums.
-#
-# .. math::
-#
-#    y = \frac{\sum_i e^{L_i} y_i}{\sum_i e^{L_i}} = \sum_i \operatorname{softmax}(L)_i \, y_i
+# This function starts the programs. For each query head it returns a result and an L from each split.
 
 
 def split_attention(q, k, v, splits):
@@ -224,16 +222,24 @@ for name, weight in weights.items():
     assert same == (name == "softmax of L")
 
 # %%
-# One number for each split is all that the merge needs. A split with high scores counts more, exactly as much more as
-# its keys would have in the whole softmax. It does not matter how the keys were cut, or in which order.
+# The softmax of L. Write :math:`L_i` for the L of split i. Then :math:`e^{L_i}` is the sum of the exponentials of its scores,
+# by which the split has divided. The whole softmax divides by the sum of these sums:
+#
+# .. math::
+#
+#    y = \frac{\sum_i e^{L_i} y_i}{\sum_i e^{L_i}} = \sum_i \operatorname{softmax}(L)_i \, y_i
+#
+# A split with high scores counts more, just as its keys would in the whole softmax. It does not matter where the keys are
+# split, or in which order the results are merged. Here PyTorch merges. The package has a second kernel for it. The whole idea
+# is known as *Flash-Decoding*, or split-KV.
 #
 # How many splits
 # ---------------
 #
-# Enough that there are two programs for each processor, and no more: each split adds a result that is written and read
-# again. The package stops at 64 splits, and at one tile for each. The figure counts how many of an H100's processors
-# have work, with B conversations at once. Large hollow markers are what the package chooses for 4,096 keys, which are
-# 64 tiles of 64.
+# Enough for two programs on each processor, so that one can work while the other waits. More would only add results that
+# are written and read again. The package stops at 64 splits, and at one tile for each. The figure counts how many of an
+# H100's processors have work, with B conversations at once. Large hollow markers are what the package chooses for 4,096
+# keys, which are 64 tiles of 64.
 
 from lm_from_scratch.kernels.decoding import number_of_splits
 
@@ -264,22 +270,22 @@ plt.show()
 
 # %%
 # With one conversation a split is one tile of 64 keys, and 128 of 132 processors have a program instead of 2. With 64
-# of them three splits are enough.
+# conversations three splits are enough.
 #
-# The `first in-depth page <11a_decoding_in_depth.ipynb>`_ reads the package's kernels and looks at splits without a
-# key. The `second <11b_keys_in_pages.ipynb>`_ lets the kernel follow the page table of a paged cache.
+# In depth: `the package's kernels, and splits without a key <11a_decoding_in_depth.ipynb>`_, and
+# `keys in the pages of a paged cache <11b_keys_in_pages.ipynb>`_.
 #
 # Exercises
 # ---------
 #
 # 1. *Easy.* Count the bytes of ``parts`` and ``lse``, written and read, for one row of 4096 keys and 64 splits. A right
 #    answer compares them with the 2 MiB of keys and values. Hint: they are float32, and belong to query heads.
-# 2. *Medium.* Let ``split_kernel`` write y without division, with m and l instead of the log-sum-exp. A right answer
-#    merges them, and matches torch for 1 to 16 splits. Hint: rescale both y and l by :math:`e^{m_i - \max_j m_j}`.
+# 2. *Medium.* Let ``split_kernel`` write a, m and l instead of y and L. A right answer merges them, and matches torch for 1 to
+#    16 splits. Hint: rescale both a and l by :math:`e^{m_i - \max_j m_j}`.
 #
 # Summary
 # -------
 #
-# * One query does H / Hkv operations for each byte in bfloat16, so the time of decoding is the time of reading.
-# * A row gives only Hkv programs. Splits of the keys give nearly every processor one.
-# * The softmax of the splits' log-sum-exps merges their results, exactly.
+# * A single query needs only H / Hkv operations for each byte in bfloat16. Its attention waits for keys and values.
+# * A row gives only Hkv programs. With its keys in splits, nearly every processor has one.
+# * The results merge exactly. Their weights are the softmax of the splits' log-sum-exps.

@@ -55,8 +55,8 @@ assert 2 * 2 * 2 * 4096 * 64 == 2 * 2**20  # keys and values: 2 MiB
 assert 6.9 < cost.intensity < 14 / 2 < ridge / 40
 
 # %%
-# Seven operations for each byte: as many as query heads share a key head. An H100 could do forty times as many while
-# the byte arrives. So only reading counts, and three rules follow.
+# There are seven operations for each byte, one for each query head that shares a key head. An H100 could do forty times as
+# many while the byte arrives. So only reading counts, and three rules follow.
 #
 # Read every key once, for all heads that share it. Keep every processor reading. Never copy what can be read where it
 # is: the `page on paged keys <11b_keys_in_pages.ipynb>`_ has that rule.
@@ -64,11 +64,8 @@ assert 6.9 < cost.intensity < 14 / 2 < ridge / 40
 # Readers
 # -------
 #
-# A program that takes a key head reads its keys once, for all query heads that share it. One row of Qwen2-0.5B has two
-# key heads, so two programs run. An H100 has 132 processors, and 130 of them do nothing.
-#
-# And reading fast needs many readers: what is on its way at any moment is the bandwidth times the time that one read
-# takes. Suppose a read takes half a microsecond.
+# Why does one row need more than two programs? What is on its way to the chip at any moment is the bandwidth times the
+# time that one read takes. Suppose a read takes half a microsecond.
 
 on_the_way = H100.bandwidth * 0.5e-6 / 132
 tile = 2 * 64 * 64 * 2  # keys and values of 64 positions, 2 bytes each
@@ -77,7 +74,8 @@ print(f"a tile of 64 keys and values: {tile / 1024:.0f} KiB")
 assert 0.7 < on_the_way / tile < 1
 
 # %%
-# One tile on its way to each processor is about enough, if all of them ask for one.
+# One tile on its way to each processor is about enough, if all 132 of them ask for one. Two alone would
+# have to ask for far more at a time.
 #
 # The split kernel, whole
 # -----------------------
@@ -104,9 +102,8 @@ q = normal(B, H, 1, D)
 k, v = normal(B, HKV, S, D), normal(B, HKV, S, D)
 
 # %%
-# Here is the lesson's kernel in one piece, with offsets of 64 bits. A second axis of the grid cuts the keys into splits.
-# A program attends to its own split, as if there were no other keys, and writes its result and its log-sum-exp. The
-# seven queries that share a key head are the rows of one tile of 16.
+# Here is the lesson's kernel in one piece, with offsets of 64 bits. The seven queries that share a key head are the rows of
+# one tile of 16.
 
 BLOCK_G = 16
 BLOCK_S = 16 if SMALL else 64
@@ -129,7 +126,7 @@ def split_kernel(
     stop = tl.minimum(start + each, S)
     m = tl.full((BLOCK_G,), LOWEST, tl.float32)
     l = tl.zeros((BLOCK_G,), tl.float32)
-    y = tl.zeros((BLOCK_G, D), tl.float32)
+    a = tl.zeros((BLOCK_G, D), tl.float32)
     for s in range(start, stop, BLOCK_S):
         keys = s + tl.arange(0, BLOCK_S)
         inside = (keys < stop)[:, None] & (d < D)
@@ -142,11 +139,11 @@ def split_kernel(
         p = tl.exp(scores - new_m[:, None])
         rescale = tl.exp(m - new_m)
         l = l * rescale + tl.sum(p, 1)
-        y = y * rescale[:, None] + tl.dot(p, v_tile, input_precision="ieee")
+        a = a * rescale[:, None] + tl.dot(p, v_tile, input_precision="ieee")
         m = new_m
     l = tl.maximum(l, 1.0)  # 0 where there was no key
     part = heads * splits + split
-    tl.store(parts + part * D + d, y / l[:, None], mask=real)
+    tl.store(parts + part * D + d, a / l[:, None], mask=real)
     tl.store(lse + part, (m + tl.log(l))[:, None], mask=group < GROUP)
 
 
@@ -182,9 +179,8 @@ assert one_split
 # The merge
 # ---------
 #
-# Write :math:`L_i` for the log-sum-exp of split i. Then :math:`e^{L_i}` is the sum of the exponentials of its scores,
-# before any division. The whole softmax divides by the sum of these sums. So the result is the mean of the results,
-# and its weights are the softmax of the log-sum-exps.
+# The result is the mean of the results of the splits, and its weights are the softmax of their log-sum-exps. The lesson says
+# why.
 
 parts, lse = split_attention(splits=4)
 weights = torch.softmax(lse, dim=-1)  # (B, H, splits)
@@ -203,9 +199,8 @@ print("log-sum-exps add up:", adds_up)
 assert adds_up
 
 # %%
-# One number for each split is all that the merge needs. It does not matter how the keys were cut, or in which order.
-#
-# The merge is a second kernel, because no program may wait for another. This is the one of the package.
+# So a merged result can be merged again. The merge is a second kernel, because no program may wait for another. This is the
+# one of the package.
 
 from lm_from_scratch.kernels.decoding import decode_kernel, merge_kernel
 
@@ -325,8 +320,8 @@ print(answers)
 assert answers == [True, False, True]
 
 # %%
-# The second is false: the splits share the keys among them, and each key is read once. What grows with the splits are
-# the partial results.
+# The second is false: the splits share out the keys, and each key is read once. What grows with the splits is the number
+# of partial results.
 #
 # Exercises
 # ---------

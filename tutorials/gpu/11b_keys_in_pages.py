@@ -283,7 +283,7 @@ assert matches
 # A page number times a stride
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# The offset of a page overflows 32 bits in a large pool.
+# The offset of a page overflows 32 bits in a large pool. (M40)
 #
 # A table holds int32 numbers, to be small. In `vLLM, pull request 47671
 # <https://github.com/vllm-project/vllm/pull/47671>`_, a page has 480 slots of 576 numbers. The product of page number and

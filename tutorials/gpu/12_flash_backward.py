@@ -2,9 +2,9 @@ r"""
 The backward pass of attention: compute it again
 ================================================
 
-The gradient of attention needs the weights, and `flash attention <10_flash_attention.ipynb>`_ has not kept them. So
-the backward pass computes them again, tile by tile, and now it also has to decide who adds up what. The gradient of a
-key is a sum over all later queries. In this picture a program keeps a tile of *keys*, and the queries pass by.
+The gradient of attention needs the attention weights, and `flash attention <10_flash_attention.ipynb>`_ has not kept
+them. So the backward pass computes them again, tile by tile. The gradient of a key is a sum over all queries that see it,
+and one program should add it up. In this picture a program keeps a tile of *keys*, and the queries pass by.
 """
 
 # sphinx_gallery_needs = ["10_flash_attention"]
@@ -19,13 +19,13 @@ pieces = ["⊢", *tokenizer.pieces(ids)[1:]]  # the start of the text
 flash_diagrams.causal_tiles(pieces, 4, keeps="keys", first=0)
 
 # %%
-# Compare it with the picture of the forward pass: the same scores are used, but columns belong to a program now, and not
+# Compare it with the picture of the forward pass: the same scores are used, but a program now has columns, and not
 # rows. Early keys have the most work. Orange scores are masked: the query is earlier than the key, or the text has ended.
 #
 # Keep the weights, or compute them again
 # ---------------------------------------
 #
-# **Predict first.** A layer of Qwen2-0.5B reads 8,192 tokens, on an H100. If the weights had been kept, in 2 bytes each,
+# **Predict first.** A layer of Qwen2-0.5B reads 8,192 tokens, on an H100. If the weights had been kept, with 2 bytes each,
 # the backward pass could read them. If not, it multiplies queries and keys once more. Which is faster, and by how much?
 #
 # * reading is four times as fast
@@ -46,15 +46,15 @@ print(f"weights read: {1e6 * read:.0f} microseconds of its memory")
 assert 4 < read / again < 5
 
 # %%
-# Computing is more than four times as fast, and needs no memory. It is one of the few places in programming where
-# throwing a result away and making it again is the fast way.
+# Computing is more than four times as fast, and needs no memory. This is one of the few places in programming where it is
+# faster to throw a result away and make it again.
 #
 # A real gradient
 # ---------------
 #
-# We need something to be right about. The shipped GPT-2 reads a docstring and is asked for each next word. PyTorch
-# computes the gradient of the loss, and we keep what enters and leaves the attention of the last layer. The 33 tokens are
-# two tiles of 16, and a third with one token.
+# To compare with, we take a real gradient. The shipped GPT-2 reads a docstring, and PyTorch computes the gradient of its
+# loss. We keep what enters and leaves the attention of the last layer, and the gradients of these tensors. The 33 tokens
+# are two tiles of 16, and a third with one token.
 
 import os
 
@@ -101,13 +101,14 @@ assert q.shape == (1, 4, 33, 32)
 # One number brings back a row
 # ----------------------------
 #
-# The forward pass keeps one number for each query, the log-sum-exp :math:`L_t = \log \sum_s e^{s_{ts}}`. Then
+# The forward pass keeps one number for each query t: the log-sum-exp L of its scores :math:`s_{ts}`, over the keys s. It is
+# all that a weight needs besides its own score:
 #
 # .. math::
 #
-#    P_{ts} = \frac{e^{s_{ts}}}{\sum_j e^{s_{tj}}} = e^{s_{ts} - L_t}
+#    P_{ts} = \frac{e^{s_{ts}}}{\sum_j e^{s_{tj}}} = e^{s_{ts} - L_t}, \qquad L_t = \log \sum_j e^{s_{tj}}
 #
-# Any tile of scores becomes a tile of weights, without its neighbours. Here are queries 16 to 31 and keys 0 to 15.
+# So any tile of scores becomes a tile of weights, without its neighbours. Here are queries 16 to 31 and keys 0 to 15.
 
 
 def same(ours, theirs, atol=1e-5):
@@ -124,16 +125,17 @@ print("a tile of weights:", same(weights, scores.softmax(-1)[..., 16:32, :16]))
 assert same(weights, scores.softmax(-1)[..., 16:32, :16])
 
 # %%
-# The gradient of a score has a similar problem. For every key it subtracts a mean over *all* keys of the row, weighted
-# by P. But that mean is known before the loop begins:
+# Write O for the result of attention, and dX for the gradient of the loss with respect to X. So dS are the gradients of the
+# scores, and :math:`dO_t \cdot v_s` is dP, that of a weight. The `gradient of a softmax <2a_softmax_in_depth.ipynb>`_ subtracts a mean over *all* keys of the row,
+# weighted by P. It is called delta. Must a tile wait for it?
 #
 # .. math::
 #
 #    dS_{ts} = P_{ts} \, (dO_t \cdot v_s - \delta_t), \qquad
 #    \delta_t = \sum_j P_{tj} \, (dO_t \cdot v_j) = dO_t \cdot O_t
 #
-# O is the result of attention, and dO its gradient. So delta is a sum over the D features of a query, and no keys are
-# needed.
+# It need not. The last step holds because :math:`O_t` is the mean of the values, :math:`\sum_j P_{tj} v_j`. So delta is a sum
+# over the D features of a query, known before the loop begins, and no keys are needed.
 
 delta = (do * out).sum(-1)
 mean = (scores.softmax(-1) * (do @ v.mT)).sum(-1)
@@ -145,7 +147,7 @@ assert same(delta, mean)
 # A tile of gradients
 # -------------------
 #
-# With L and delta every tile is complete by itself. The helpers read and write rows of a matrix.
+# With L and delta no tile needs another one. The helpers read and write rows of a matrix.
 
 
 @triton.jit
@@ -161,8 +163,8 @@ def put(tile, x, start, n, D: tl.constexpr, ROWS: tl.constexpr):
 
 
 # %%
-# This one makes P and dS of a tile, from two products. There is no maximum, no sum and nothing to repair: these weights
-# are final.
+# This one makes P and dS of a tile, from two products. There is no running maximum, no sum and nothing to repair: these
+# weights are final.
 
 
 @triton.jit
@@ -185,8 +187,8 @@ def gradient_of_scores(
 # One program for each tile of keys
 # ---------------------------------
 #
-# The program keeps its keys and values. Queries pass by from the diagonal to the last one, and each tile of them adds
-# :math:`P^\top dO` to dV and :math:`dS^\top Q` to dK.
+# The program keeps its keys and values. Queries pass by, from the diagonal to the last one. For each tile of them the
+# program adds :math:`P^\top dO` to dV and :math:`dS^\top Q` to dK.
 
 
 @triton.jit
@@ -212,8 +214,8 @@ def dk_dv_of_a_tile(
 
 
 # %%
-# Every number of dK and dV has exactly one program that adds it up and writes it. The queries are scaled beforehand,
-# which scales the scores and dK at once.
+# Every number of dK and dV has exactly one program that adds it up and writes it. The queries are scaled by
+# :math:`1/\sqrt{D}` beforehand, which scales the scores and dK at once.
 
 
 def key_gradients():
@@ -232,16 +234,16 @@ assert same(ours[0], dk) and same(ours[1], dv)
 assert dk.abs().max() > 1e-3 and dv.abs().max() > 1e-3
 
 # %%
-# The gradient of the queries has a second kernel, with the roles of the forward pass: queries stay, keys pass by, and
+# A second kernel finds the gradient of the queries, with the roles of the forward pass: queries stay, keys pass by, and
 # :math:`dS\, K` adds up to dQ.
 #
 # Why not one kernel
 # ------------------
 #
-# The kernel above has dS at hand, and could add its part of dQ too. But then many programs would add to the same
-# numbers, in whatever order they happen to come by. And each rounding depends on the order.
+# The kernel above has dS at hand, and could add its part of dQ too. But then many programs would add to the same numbers,
+# in the order in which they happen to finish. And the rounding of a sum `depends on the order <3_rms_norm.ipynb>`_.
 #
-# **Predict first.** On a GPU thousands of programs run at once. We run the kernel again. Do we get the same gradients?
+# **Predict first.** On a GPU thousands of programs run at once. We run our kernel for keys again. Do we get the same gradients?
 #
 # * the same, bit by bit
 # * the same up to rounding
@@ -254,11 +256,11 @@ print("the same bits in a second run:", repeats)
 assert repeats
 
 # %%
-# The same bits: inside a program the additions have one order, and between programs there are none. A training step that
-# repeats exactly is worth a lot when you look for a bug.
+# The same bits: inside a program the additions have one order, and no two programs add to the same number. A training step
+# that repeats exactly is worth a lot when you look for a bug.
 #
-# The price is work done twice: both kernels make P and dS for themselves. Here is how many products of two tiles that
-# takes, for each tile of scores.
+# The price is work done twice: both kernels make P and dS for themselves. Here is how many products of two tiles each tile
+# of scores takes.
 
 products = {"forward": 2, "needed\nbackward": 5, "two kernels": 7}
 
@@ -280,25 +282,25 @@ assert products["two kernels"] == len(
 )
 
 # %%
-# The two kernels take 7 products for each tile instead of 5. The `in-depth page <12a_flash_backward_in_depth.ipynb>`_
-# counts what one kernel would cost, has both kernels with shared heads, and shows two gradients that go wrong.
+# The two kernels take 7 products for each tile instead of 5: the scores and dP are computed in both.
+#
+# In depth: `what one kernel would cost, shared heads, and two gradients that go wrong <12a_flash_backward_in_depth.ipynb>`_.
 #
 # This was the last kernel. ``use_kernels_`` in ``lm_from_scratch.kernels.model`` puts those that a model calls into a
-# built GPT-2 or Qwen2. Try it on one that you have trained.
+# GPT-2 or Qwen2. Try it on one that you have trained.
 #
 # Exercises
 # ---------
 #
 # 1. *Easy.* Write delta as a kernel of its own. A right answer equals ``(do * out).sum(-1)`` for a gradient with the
-#    strides of ``y.sum()``. Hint: the page on softmax has a row in a program.
+#    strides that ``y.sum()`` gives it, which are 0. Hint: the page on softmax has a row in a program.
 # 2. *Medium.* Write the kernel for dQ, with a tile of queries in each program. A right answer equals ``dq``. Hint: the
-#    loop is that of the forward pass, and ``gradient_of_scores`` stays as it is. dQ is scaled
-#    at its end.
+#    loop is that of the forward pass, and ``gradient_of_scores`` stays as it is. Scale dQ at the end.
 #
 # Summary
 # -------
 #
 # * The log-sum-exp of a query gives back any of its weights. Computing them again takes less time than reading them.
-# * Delta is dO times O, a sum over D. It makes each tile of dS complete.
-# * One kernel owns queries and adds up dQ, another owns keys and adds up dK and dV. That costs 7 products instead of 5,
-#   and gives the same bits in every run.
+# * Delta is dO times O, a sum over D. With it, no tile of dS needs another one.
+# * In one kernel a program keeps queries and adds up dQ, in another it keeps keys and adds up dK and dV. That costs 7
+#   products instead of 5, and gives the same bits in every run.

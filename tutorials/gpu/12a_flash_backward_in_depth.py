@@ -381,7 +381,7 @@ show("flash_attention with gradient", cost)
 # The last head wins
 # ~~~~~~~~~~~~~~~~~~
 #
-# Programs of several query heads write one gradient of their shared key head.
+# Programs of several query heads write one gradient of their shared key head. (M41)
 #
 # A program for each *query* head looks natural, and is right as long as each has its own keys. With shared heads several
 # programs write the same dV, and each holds a part of it.
@@ -436,7 +436,7 @@ for group in (1, 2):
 # A log-sum-exp of minus infinity
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# The backward pass of a query that sees nothing is NaN, in every key.
+# The backward pass of a query that sees nothing is NaN, in every key. (M42)
 #
 # A query of padding sees nothing. The logarithm of its empty sum is minus infinity, and so are its scores.
 

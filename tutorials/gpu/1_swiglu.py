@@ -6,8 +6,8 @@ A *kernel* is a function that a GPU runs many times at once, each time on anothe
 works on 37 numbers. It runs as three *programs*. Each program has its own *block* of 16 numbers, and a *mask* cuts off
 the end of the last block, where no numbers are left.
 
-On this page you write your first kernel. It computes SwiGLU, a step in every layer of Qwen2, and in the end our small
-Qwen2 runs on it. You need Linux and the package ``triton``, and no GPU: without one, the kernels are interpreted.
+On this page you write your first kernel, for SwiGLU, a step in every layer of Qwen2. In the end our small Qwen2 runs
+on it. You need Linux and the package ``triton``, but no GPU.
 """
 
 # sphinx_gallery_needs = ["../2_qwen2/3_swiglu"]
@@ -31,10 +31,10 @@ kernel_diagrams.programs_on_a_vector(37, 16)
 #    y = \operatorname{silu}(g) \, u, \qquad \operatorname{silu}(g) = g \, \sigma(g) = \frac{g}{1 + e^{-g}}
 #
 # Any code must read g and u once and write y once: 3 tensors, with 2 bytes a number in bfloat16. Each number of y costs
-# 5 operations: an exponential, an addition, a division, two products.
+# 5 operations: an exponential, an addition and a division for :math:`\sigma`, and two products.
 #
-# **Predict first.** An H100, a large GPU, does this for 8192 tokens of Qwen2-0.5B. For what share of the time does it
-# have something to calculate?
+# **Predict first.** While one byte arrives, an H100, a large GPU, could do 20 operations. It computes SwiGLU for 8192
+# tokens of Qwen2-0.5B. For what share of the time is it busy calculating?
 #
 # * about 4 %
 # * about half
@@ -56,11 +56,11 @@ assert cost.intensity < 1 and needed >= 20
 assert round(100 * cost.intensity / needed) == 4
 
 # %%
-# About 4 %. While one byte arrives, the chip could do twenty operations, and SwiGLU asks for less than one. Arithmetic
-# is free here, and the only way to be faster is to move fewer bytes.
+# About 4 %: less than one operation for each byte. (An exponential takes longer than a product, but memory takes
+# longest.) Arithmetic is nearly free here. To be faster, move fewer bytes.
 #
-# PyTorch moves more than it has to. It has a kernel for silu and another for the product, and between the two, the
-# result of silu goes to memory and back.
+# PyTorch moves more than it has to. It has one kernel for silu and one for the product, and in between, the result of
+# silu goes to memory and back.
 
 kernel_diagrams.round_trips(
     {
@@ -94,8 +94,8 @@ import triton.language as tl
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %%
-# Start with one block of a sum of two vectors. A tensor arrives in a kernel as a *pointer*: the address of
-# its first number.
+# Start with one block of a sum of two vectors. ``@triton.jit`` turns a function into a kernel, and ``tl`` is Triton's
+# language. A tensor comes as a *pointer*: the address of its first number.
 
 
 @triton.jit
@@ -108,16 +108,16 @@ def add_one_block(x, y, out, BLOCK: tl.constexpr):
 
 # %%
 # The pointer plus an *offset* is the address of another number. A vector of offsets makes a vector of addresses. Here
-# the block has 5 places, and the memory begins at address 1000; a float32 number fills 4 bytes. (Real blocks have a
-# power of two of places.)
+# the block has 5 places, and x begins at address 1000; a float32 number fills 4 bytes. (The size of a real block is a
+# power of two.)
 
 kernel_diagrams.pointer([0.5, -1.2, 3.0, 0.1, 2.2, -0.6, 0.7, 1.8], block=5)
 
 # %%
 # ``tl.load`` fetches what lies at these addresses, and ``tl.store`` writes. Between the two, the block is inside the
-# chip, in *registers*. ``tl.constexpr`` marks a number that the compiler must know.
+# chip, in *registers*. ``tl.constexpr`` marks a number that the compiler must know in advance.
 #
-# We have 48 numbers and start one program, with a block of 16. The brackets before the call say how many programs.
+# We have 48 numbers and start one program, with a block of 16. The square brackets say how many programs.
 
 x = torch.arange(48.0, device=DEVICE)
 y = 100 * x
@@ -127,7 +127,7 @@ print(out[12:20].int().tolist())
 assert torch.equal(out[:16], (x + y)[:16]) and (out[16:] == 0).all()
 
 # %%
-# The first 16 sums are there, and the rest is still 0.
+# The first 16 sums are there, the rest is still 0.
 #
 # A grid of programs
 # ------------------
@@ -149,10 +149,10 @@ print("matches torch:", torch.equal(out, x + y))
 assert torch.equal(out, x + y)
 
 # %%
-# All 48 sums are right. The number of programs is called the *grid*. A GPU has more than a hundred processors. It hands
-# programs to them until all have run, many at a time and in no promised order.
+# All 48 sums are right. The number of programs is called the *grid*. A large GPU has more than a hundred *processors*.
+# They take programs until all have run, many at a time and in no promised order.
 #
-# Which program is responsible for which number? Let each write its own number.
+# Which program does which part? Let each store its own number.
 
 
 @triton.jit
@@ -189,10 +189,10 @@ print("neighbour:", buffer[37:40].int().tolist(), "...")
 assert torch.equal(buffer[:37], x + y) and (buffer[37:] != -1).all()
 
 # %%
-# It overwrites them, and no error is raised. The kernel only has an address. Nobody told it where the tensor ends.
+# It overwrites them, without an error. The kernel has an address, and does not know where the tensor ends.
 #
-# So we tell it: ``n`` is the length, and the *mask* ``inside`` is False for offsets beyond it. Where a mask is False,
-# no memory is touched.
+# So we pass the length ``n``. The *mask* ``inside`` is False for offsets beyond it, and where a mask is False, no memory
+# is touched.
 
 
 @triton.jit
@@ -233,7 +233,7 @@ def swiglu_step(gate, up, out, n, BLOCK: tl.constexpr):
 
 
 # %%
-# A function makes room for the result and starts the programs. Blocks of 1024 are a usual size.
+# This function makes room for the result and starts the programs, with blocks of 1024.
 
 
 def fused(gate, up):
@@ -244,7 +244,7 @@ def fused(gate, up):
 
 
 # %%
-# To try it on real numbers, we let our small Qwen2 read a sentence and keep g and u of its first layer.
+# For real numbers, our small Qwen2 reads a sentence, and we keep g and u of its first layer.
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.layers.activation import swiglu as reference
@@ -282,14 +282,14 @@ assert gate.shape == (1, 9, 384) and gate.numel() == 3456 == 3 * 1024 + 384
 assert right(up)
 
 # %%
-# 9 tokens with 384 features each are 3456 numbers: three full blocks, and a last one with 384. The kernel knows nothing
-# of rows and columns. Where no number needs another of its row, a tensor is one long vector.
+# 9 tokens with 384 features are 3456 numbers: three full blocks, and a last one with 384. The kernel does not see rows
+# and columns. Where no number needs another of its row, a tensor is one long vector.
 #
 # Strides: the order in memory
 # ----------------------------
 #
 # A tensor has a shape, and *strides*: how many numbers further in memory the next row is, and the next column. Three
-# tables over one memory, where each cell shows its offset:
+# tables, where each cell shows its offset:
 
 kernel_diagrams.strides(
     {
@@ -303,7 +303,7 @@ kernel_diagrams.strides(
 # The first table is *contiguous*: read row by row, its offsets are 0, 1, 2 and so on.
 #
 # **Predict first.** ``turned`` has the shape of ``up`` and the same numbers in each cell, but its strides are those of
-# a transpose. Does the kernel get SwiGLU right?
+# a transpose. (``mT`` swaps rows and columns.) Does the kernel get SwiGLU right?
 #
 # * yes, the numbers are the same
 # * no, Triton raises an error
@@ -320,7 +320,7 @@ assert not right(turned) and right(turned.contiguous())
 
 # %%
 # The kernel counts offsets upwards, and meets the numbers of ``turned`` in the wrong order. ``contiguous()`` copies
-# them into the order of the rows, if they are not in it already. Functions around kernels call it first.
+# them into row order, if they are not in it already. Call it before the kernel.
 #
 # In the model
 # ------------
@@ -342,8 +342,9 @@ assert ours.argmax() == logits.argmax()
 assert torch.allclose(ours, logits, atol=1e-3)
 
 # %%
-# The same word, from fewer bytes. The roof is the speed that a GPU can reach, at a given number of operations per byte.
-# SwiGLU is far to the left, on the slope: memory decides.
+# The same word, from fewer bytes. Last, a *roofline*: how fast a GPU can compute, by operations per byte. On the slope,
+# memory is the limit, on the flat parts the chip. SwiGLU, dotted, is far to the left. (*Matrix units* only multiply
+# matrices.)
 
 show("swiglu", cost)
 
@@ -364,4 +365,4 @@ show("swiglu", cost)
 #
 # * A kernel describes the work on one block. A grid of programs covers the tensor, and a mask guards its end.
 # * A pointer plus offsets is a block of addresses. They follow the order in memory, so inputs are made contiguous.
-# * SwiGLU does less than one operation for each byte. Only bytes count, and fusing moves 3 tensors instead of 5.
+# * SwiGLU needs less than one operation for each byte, so bytes decide: fusing moves 3 tensors instead of 5.

@@ -106,9 +106,9 @@ assert forward.bytes == 5 * tensor and backward.bytes == 9 * tensor
 # as many registers and as much memory in a processor as you like. It has no speed worth measuring. And it computes
 # bfloat16 wrongly, so the page uses float32 and float16.
 #
-# On a GPU, programs go to more than a hundred *streaming multiprocessors*. Inside a program, a block is shared among 4
-# groups of 32 threads. Triton does this part for you, and needs to know the size of the block to lay it out. So ``BLOCK``
-# is a ``tl.constexpr``, and a power of two.
+# On a GPU, programs go to its processors, which NVIDIA calls *streaming multiprocessors*. Unless told otherwise, Triton
+# shares the block of a program among 128 threads: 4 *warps* of 32, which execute one instruction together. Triton needs
+# the size of the block to lay it out. So ``BLOCK`` is a ``tl.constexpr``, and a power of two.
 #
 # The forward pass, once more
 # ---------------------------
@@ -133,9 +133,6 @@ print("matches torch:", matches(out, reference(gate, up)))
 assert matches(out, reference(gate, up))
 
 # %%
-# The intermediate result ``silu(g)`` has never been in memory. That is what *fusing* means, and why it saves 2 tensors
-# of 5. It is not a matter of fewer operations.
-#
 # The gradient
 # ------------
 #
@@ -251,7 +248,7 @@ assert all(verdicts.values())
 # The tensor with two thousand million numbers
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# Offsets in 32 bits wrap around in large tensors, below the mask.
+# Offsets in 32 bits wrap around in large tensors, below the mask. (M23)
 #
 # ``tl.program_id`` is a 32-bit number. Times the size of a block, it passes :math:`2^{31}` for large tensors, and wraps
 # around. You need no such tensor to see it. The arithmetic is enough.
@@ -278,11 +275,11 @@ assert pair.tolist() == [-(2**31), 2**31]
 # The gradient that is one number
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# A gradient with strides of 0 is read as if it were contiguous.
+# A gradient with strides of 0 is read as if it were contiguous. (M24)
 #
 # ``y.sum().backward()`` sends back a tensor of ones that owns a single number. Its strides are 0, so that all
 # places have the same address. A kernel that counts addresses upwards leaves it at the second number. Here the one is the
-# beginning of a longer buffer of sevens, which stands for whatever lies behind it.
+# beginning of a longer buffer of sevens, which stands for whatever lies after it.
 
 sevens = torch.full((n,), 7.0, device=DEVICE)
 sevens[0] = 1

@@ -2,12 +2,12 @@ r"""
 Softmax: a row in one program
 =============================
 
-SwiGLU treats each number alone. In a softmax, every number needs the largest number of its row, and the sum of the
-row. So a program gets a whole row.
+SwiGLU treats each number alone. In a softmax, every number needs two things of its row: the largest number, and a
+sum over all of them. So a program gets a whole row.
 
-Here are the scores of one attention head: how well does each word fit the words before it? Later words are hidden by
-minus infinity. Each program reads one row of 9 numbers. But a block has 2, 4, 8 or 16 places. What should the other 7
-hold?
+Here are the scores of one attention head: how well does each word fit the words before it? (⊢ is the start of the
+text.) Later words are hidden by minus infinity. Each program reads one row of 9 numbers. But the size of a block is a
+power of two, here 16. What should the other 7 places hold?
 """
 
 # sphinx_gallery_needs = ["1_swiglu", "../3_attention/1_attention"]
@@ -42,7 +42,7 @@ kernel_diagrams.row_programs(scores.tolist(), words, 16)
 # Count first
 # -----------
 #
-# With m the largest number of a row,
+# The scores of a row are x, the softmax makes weights p of them, and m is the largest of the scores:
 #
 # .. math::
 #
@@ -51,9 +51,13 @@ kernel_diagrams.row_programs(scores.tolist(), words, 16)
 # Without m the result would be the same on paper. But in float32 an exponential overflows above 88, and with m the
 # largest exponent is 0.
 #
-# One kernel reads x and writes p: 2 tensors move. Written with PyTorch's elementary functions, it is five passes.
+# (The code above takes logarithms of the weights of the head. These are its scores, all shifted by one number in each
+# row, which a softmax does not notice.)
 #
-# **Predict first.** How many tensors do the five passes move?
+# One kernel reads x and writes p: 2 tensors move. Written with PyTorch's elementary functions, it is five passes:
+# maximum, difference, exponential, sum and quotient. Each reads its input from memory, and writes its result there.
+#
+# **Predict first.** How many tensors do the five passes move? One number for each row, as m is, counts as nothing.
 #
 # * 3
 # * 5
@@ -72,8 +76,8 @@ assert sum(reads_and_writes.values()) == 8
 assert torch.tensor(89.0).exp().isinf() and torch.tensor(88.0).exp().isfinite()
 
 # %%
-# Eight, four times as much as needed. ``torch.softmax`` is one fused kernel already, so it is a strong opponent: nothing
-# can move less.
+# Eight, four times as much as needed. ``torch.softmax`` is one fused kernel already: nothing can move less, and ours can
+# only draw level.
 #
 # The maximum of a row
 # --------------------
@@ -91,8 +95,8 @@ def row_maximum(x, out, width, OTHER: tl.constexpr, BLOCK: tl.constexpr):
 
 
 # %%
-# **Predict first.** The padding holds 0. Below the first row, all our scores are negative. Which of these rows get the
-# right maximum?
+# **Predict first.** The padding holds 0. Below the first row all our scores are negative: they are logarithms of weights
+# below 1. Which of these rows get the right maximum?
 #
 # * all of them
 # * none of them
@@ -106,7 +110,7 @@ for other in (0.0, -INF):
     assert right == (8 if other else 0)
 
 # %%
-# None. The largest "number" is the padding. (In the first row the only score is 0.)
+# None: the largest "number" is the padding. (The first row does not count, because its only score is 0.)
 #
 # So padding must hold the *neutral* number of the reduction, which changes nothing. For a sum it is 0, for a maximum
 # minus infinity. For softmax as a whole, minus infinity is neutral too: :math:`e^{-\infty} = 0` adds nothing to the sum.
@@ -136,10 +140,11 @@ assert BLOCK == 16 and torch.allclose(ours, weights, atol=1e-5)
 assert 4096 / 128 == 32 and 65_536 / 128 == 512
 
 # %%
-# Our kernel gives the weights with which GPT-2 attends. For most rows this is all one needs.
+# Our kernel gives the weights with which GPT-2 attends. For most rows this is all you need.
 #
-# Its limit is the number of registers. A program has 128 threads with at most 255 registers each. A row of 4096 numbers
-# takes 32 of each thread, one of 65,536 would take 512.
+# Its limit is the number of registers. The work of a program is shared by *threads*, 128 unless you ask for more, and a
+# thread has at most 255 registers. A row of 4096 numbers takes 32 of each thread. One of 65,536 would take 512: what
+# does not fit goes to memory and back.
 #
 # A row in blocks
 # ---------------
@@ -158,7 +163,8 @@ row = [0.5, 1.0, -0.5, 0.0, 0.8, 2.0, 1.5, -1.0, 3.0, 0.5, 1.0, 2.5]
 kernel_diagrams.online_sum_frames(row, 4, first=1)
 
 # %%
-# The sum may *fall*, where m rises. Here is the loop. It stores m and :math:`\ell` after each block, so that we can look.
+# The sum may *fall*, where m rises. Here is the loop: ``top`` is m, ``raised`` is :math:`m'`, and ``total`` is
+# :math:`\ell`. It stores m and :math:`\ell` after each block, so that we can look.
 
 
 @triton.jit
@@ -192,13 +198,14 @@ assert tops[-1] == logits.max()
 assert torch.allclose(tops[-1] + totals[-1].log(), logits.logsumexp(-1))
 
 # %%
-# One pass over the row gives the probability of the next word. (All 4096 need a second one, for the quotients.)
+# One pass over the row gives the probability of the next word. (The probabilities of all 4096 tokens need a second pass,
+# which divides.)
 #
 # The first block is hidden
 # -------------------------
 #
-# There is a trap in this kernel. Attention hides keys by minus infinity. In a batch with padding on the left, they are
-# at the *beginning* of a row.
+# Attention hides keys by minus infinity. With a causal mask, these are at the end of a row. In a batch with padding on
+# the left, some are at the *beginning*.
 #
 # **Predict first.** Two rows hold the same ten scores and 27 hidden places: in one they come last, in the other first.
 # The kernel has blocks of 16. Which sums does it find?
@@ -222,9 +229,9 @@ for parts in ((ten, hidden), (hidden, ten)):
 
 # %%
 # NaN: *not a number*. After the hidden block m is still :math:`-\infty`, and :math:`x - m = -\infty + \infty` has no
-# value. Causal masks hide the *end* of a row, so the bug sleeps until somebody pads on the left.
+# value. Under a causal mask alone the bug sleeps, until somebody pads on the left.
 #
-# The package's kernel lets m start at the lowest finite number instead. Then :math:`e^{-\infty - m}` is 0, as it should be.
+# In the package's kernel, m starts at the lowest finite number instead. Then :math:`e^{-\infty - m}` is 0, as it should be.
 
 from lm_from_scratch.kernels.softmax import softmax
 
@@ -234,7 +241,8 @@ print("package sums to 1:", bool((softmax(row).sum() - 1).abs() < 1e-5))
 assert torch.allclose(softmax(row), row.softmax(-1), atol=1e-6)
 
 # %%
-# How fast? ``torch.softmax`` has the same floor; the five passes would take four times as long.
+# How fast can it be? Softmax is on the slope of the roof too, so bytes decide. ``torch.softmax`` has the same limit, and
+# the five passes move four times as much.
 
 from lm_from_scratch.instruments.roofline import Cost, show
 

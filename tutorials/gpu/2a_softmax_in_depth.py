@@ -101,8 +101,7 @@ assert GPUS["H100"].scalar / GPUS["H100"].bandwidth >= 20
 assert torch.tensor(89.0).exp().isinf() and torch.tensor(88.0).exp().isfinite()
 
 # %%
-# Five passes move 8 tensors, one kernel moves 2. ``torch.softmax`` is one fused kernel already. It is the reference on
-# this page, and a strong opponent: nothing can move less.
+# Five passes move 8 tensors, one kernel moves 2, and so does ``torch.softmax``, the reference on this page.
 #
 # The operations are 7 for a number: comparison, difference, exponential and sum, then difference, exponential and
 # quotient. An H100 has time for 20 per byte.
@@ -110,8 +109,7 @@ assert torch.tensor(89.0).exp().isinf() and torch.tensor(88.0).exp().isfinite()
 # What the padding of a maximum holds
 # -----------------------------------
 #
-# A program takes one row. ``tl.max`` reduces its block to one number. Blocks have a power of two of places, and a row has any
-# width, so the places after its end must hold something. The argument ``other`` says what.
+# This is the kernel of the lesson, where ``other`` is what the padding holds.
 
 
 @triton.jit
@@ -341,7 +339,7 @@ assert all(verdicts.values()) and all_hidden
 # The first block is hidden
 # ~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# A running maximum that starts at minus infinity, where the first block sees nothing: NaN.
+# A running maximum that starts at minus infinity, where the first block sees nothing: NaN. (M25)
 #
 # The online sum above starts m at minus infinity. These two rows hold the same numbers. In the second one, the hidden
 # places come first.
@@ -365,15 +363,15 @@ assert matches(softmax(first), first.softmax(-1))
 
 # %%
 # Causal masks hide the *end* of a row, so the fault sleeps until somebody adds left padding or a sliding window. The fixed line is
-# ``top = LOWEST``. The check is a test with hidden blocks in front, in the middle and behind, with a block size small
-# enough that there are such blocks.
+# ``top = LOWEST``. The check is a test with hidden blocks at the beginning, in the middle and at the end, with a block
+# size small enough that there are such blocks.
 #
 # The load without a mask
 # ~~~~~~~~~~~~~~~~~~~~~~~
 #
-# Odd widths add numbers of the next row.
+# Odd widths add numbers of the next row. (M26)
 #
-# A load without a mask does not crash here, since the next row lies behind each row. Only for the last one it is
+# A load without a mask does not crash here, since each row is followed by the next. Only the last one is followed by
 # something else.
 
 
@@ -403,7 +401,7 @@ for width in (64, 37):
 
 # %%
 # With a width of 64 everything is right. With 37, the next row is added to the sums of the first two. Their results are
-# too small, and still look like probabilities. What makes the fault loud is the NaN behind the last row.
+# too small, and still look like probabilities. What makes the fault loud is the NaN after the last row.
 #
 # The fixed line has ``mask=`` and ``other=``. The checks are odd widths, and inputs that lie in a memory full of NaN.
 #

@@ -19,7 +19,7 @@ kernel_diagrams.row_blocks(rows=5, width=6, rows_of_a_block=2, block=8)
 # Rows in a block
 # ---------------
 #
-# Forward, RMSNorm is a softmax without the exponential: a program reduces its row, and scales it.
+# Forward, the work is like that of a softmax: a program reduces its row to one number, and scales the row with it.
 # `RMSNorm <../2_qwen2/1_rms_norm.ipynb>`_ divides each row by its root mean square, and multiplies by a weight. With C
 # features, w the weight, and r one number for each row,
 #
@@ -41,9 +41,9 @@ import triton.language as tl
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %%
-# A row of a small model is short. With one row each, thousands of programs would do little each. So a program takes a
-# table of several rows. Its offsets are a *column* of row numbers, ``[:, None]``, plus a *row* of column numbers,
-# ``[None, :]``: each of the first meets each of the second.
+# A row of a small model is short, and a program with a single row would have little to do. So each takes a table of
+# several rows. Its offsets combine a *column* of row numbers, ``[:, None]``, with a *row* of column numbers,
+# ``[None, :]``: as in PyTorch's broadcasting, each of the first meets each of the second.
 
 
 @triton.jit
@@ -62,11 +62,11 @@ def forward_step(
 
 
 # %%
-# The padding holds 0, which is neutral for a sum of squares. The mean divides by ``width``, the number of real features,
-# and not by the size of the block.
+# ``axis=1`` adds up each row, and ``tl.rsqrt`` is one over the square root. The padding holds 0, which is neutral for a
+# sum of squares. The mean divides by ``width``, the number of real features, and not by the size of the block.
 #
 # For real numbers, our small Qwen2 reads a sentence, and one backward pass follows. Of its first norm we keep x, the
-# result y, and the gradients.
+# result y, and the gradients of y and of the weight.
 
 import torch.nn.functional as F
 
@@ -116,10 +116,10 @@ assert (N, C, programs) == (9, 128, 5) and matches(out, y)
 #
 #    w'_c = \sum_{\text{rows}} y'_c \, x_c \, r
 #
-# Each program has a part of this sum, and all want to add their part to one vector. With a load, an addition and a store,
-# two programs could load the same old value, and one part would be lost: a *race*.
+# Each program has a part of this sum, and all add their parts to one vector. With a load, an addition and a store, two
+# programs could load the same old value, and one part would be lost: a *race*.
 #
-# An *atomic* addition does the three in one step, so that nothing is lost.
+# An *atomic* addition does the three in one step that no other program can interrupt, so nothing is lost.
 
 
 @triton.jit
@@ -170,19 +170,20 @@ assert a.nextafter(2 * a) - a == 8
 # its order.
 #
 # On a GPU, the last bits of an atomic sum may differ from run to run. Two training runs from one seed drift apart, and you
-# cannot tell a bug from noise. Triton's interpreter does not show it: its programs run in a fixed order.
+# cannot tell a bug from noise. Triton's interpreter does not show it: its programs run in a fixed order. The in-depth
+# page on SwiGLU says `what else it hides <1a_swiglu_in_depth.ipynb>`_.
 #
 # Partial sums
 # ------------
 #
-# The remedy: a *fixed number* of programs, where each walks over many blocks of rows. It keeps its sum in registers, and
-# in the end writes it into a row of its own. PyTorch adds up the rows, always in the same order.
+# The remedy is a *fixed number* of programs. Each walks over many blocks of rows, keeps its sum in registers, and in the
+# end writes it into a row of its own. PyTorch adds up these partial rows, always in the same order.
 
 kernel_diagrams.sums_across(blocks=6, programs=3)
 
 # %%
-# Program i takes the blocks i, i + P, i + 2P and so on, where P is the number of programs. These are the three arguments
-# of ``range``. The rest is as before.
+# Program i takes the blocks i, i + P, i + 2P and so on, where P is the number of programs. So ``range`` begins at the
+# first row of block i, ends at the last row, and steps over P blocks. The rest is as before.
 
 
 @triton.jit
@@ -221,7 +222,8 @@ print("same bits at each run:", torch.equal(first, second))
 assert matches(first, expected) and torch.equal(first, second)
 
 # %%
-# No two programs write to the same place, so there is no race, and no order that could change.
+# In the interpreter the second line proves little, because the atomic sum has the same bits each time, too. The kernel
+# proves it: no two programs write to the same place, so there is no race, and no order that could change.
 #
 # How many programs?
 # ------------------
@@ -229,8 +231,8 @@ assert matches(first, expected) and torch.equal(first, second)
 # Too few leave processors of the GPU idle. Each partial row is written and read once, in float32. The backward pass
 # itself moves 3 tensors: it reads x and :math:`y'`, and writes the gradient of x.
 #
-# **Predict first.** 8192 tokens of Qwen2-0.5B in bfloat16, and one program for each. How much does it add to the bytes of
-# the backward pass?
+# **Predict first.** Take 8192 tokens of Qwen2-0.5B in bfloat16, and one program for each token. How much do the partial
+# rows add to the bytes of the backward pass?
 #
 # * less than 1 %
 # * about 10 %
@@ -244,8 +246,8 @@ for programs in (rows, 512):
     assert extra < 0.09 if programs == 512 else extra > 1
 
 # %%
-# More than the pass itself. The package has 512 programs, on every GPU: the sums are then split in the same way on every
-# machine. Its function has all of this, and autograd knows it.
+# More than the pass itself. The package starts at most 512 programs, whatever the GPU, so that every machine splits the
+# sums in the same way. Its function also has the gradient of x, and works with autograd.
 
 from lm_from_scratch.kernels.norm import rms_norm
 
@@ -256,7 +258,7 @@ print("package matches torch:", matches(w.grad, expected))
 assert matches(w.grad, expected)
 
 # %%
-# Forward, memory decides, as in softmax.
+# Forward, memory decides, as it does for softmax.
 
 from lm_from_scratch.instruments.roofline import Cost, show
 

@@ -114,9 +114,6 @@ print("matches torch:", matches(out, reference(x, weight)))
 assert matches(out, reference(x, weight))
 
 # %%
-# The padding holds 0, which is neutral for a sum of squares. The
-# mean divides by ``width``, the number of real features, and not by the size of the block.
-#
 # Where half precision is rounded
 # -------------------------------
 #
@@ -157,7 +154,8 @@ assert same_bits > 0.99 and same_bits_once < 0.9
 # The gradient of x
 # -----------------
 #
-# With :math:`h = x \, r` and :math:`y'` the gradient of the result, the page on RMSNorm derived
+# With :math:`h = x \, r` and :math:`y'` the gradient of the result, the in-depth page on
+# `RMSNorm <../2_qwen2/1a_rms_norm_in_depth.ipynb>`_ derives
 #
 # .. math::
 #
@@ -240,18 +238,17 @@ print("float addition depends on order:", bool((a + b) + c != a + (b + c)))
 assert (a + b) + c == 1 and a + (b + c) == 0
 
 # %%
-# Thousands of programs queue at the same 896 addresses, besides. The package starts a *fixed number* of programs instead,
-# and each writes its partial sum into a row of its own.
+# Besides, thousands of programs queue at the same 896 addresses. The package has partial sums instead, as in the lesson:
+# at most 512 programs, each of which writes a row of its own.
 
 print(inspect.getsource(rms_norm_backward_kernel.fn))
 print(inspect.getsource(package.rms_norm_backward._init_fn))
 
 # %%
-# One pass gives both gradients, so x and :math:`y'` are read once. The program with number i takes the blocks i, i + P, i + 2P,
-# where P is the number of programs: the three arguments of ``range``.
+# One pass gives both gradients, so x and :math:`y'` are read once.
 #
-# How many programs? Too few leave processors idle. Too many write many partial rows, each of which is written and read once in
-# float32. The figure counts this extra traffic as a share of the least.
+# How many programs? Too few leave processors idle, and too many write many partial rows. The figure counts this extra
+# traffic as a share of the least.
 
 
 def extra(programs):
@@ -341,7 +338,7 @@ assert all(verdicts.values())
 # The gradient that somebody else needs
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# A backward kernel writes over the incoming gradient, which the residual stream still needs.
+# A backward kernel writes over the incoming gradient, which the residual stream still needs. (M27)
 #
 # The gradient of x has the shape of the incoming one, so a kernel may write it there and save a tensor. In a program of its own,
 # each number is read before it is written, and the result is right. Here it is, as a function with autograd.
@@ -390,7 +387,7 @@ for target in ("gradient", "new tensor"):
 # A sum in float16
 # ~~~~~~~~~~~~~~~~
 #
-# Partial sums in half precision stop growing.
+# Partial sums in half precision stop growing. (M28)
 #
 # The partial sums could be kept in the dtype of the weight. Here 4096 rows add 1 each.
 

@@ -6,7 +6,7 @@ RoPE turns each pair of features like the hand of a clock. It does so to all que
 attention compares them. The turning is cheap. What costs time is to fetch the numbers and to put them back.
 
 One kernel does it here. A *row* is one head of one token, and a program turns a few rows: for each it loads two halves
-and the angles of the token. Crossed out is what the mask keeps a program from touching.
+and the angles of the token. What is crossed out is masked.
 """
 
 # sphinx_gallery_needs = ["../2_qwen2/2_rope", "1_swiglu", "3_rms_norm"]
@@ -17,9 +17,11 @@ from lm_from_scratch.instruments import kernel_diagrams
 kernel_diagrams.rope_rows(T=4, H=3, half=3, rows=8, block=4)
 
 # %%
-# Before we write it: how bad is it without a kernel? The least traffic reads x once and writes the result once, plus a
-# little for the angles. The next mode adds up what PyTorch's operations read and write instead, as on the page on
-# `SwiGLU <1_swiglu.ipynb>`_.
+# Before we write it: what do PyTorch's operations cost? The least *traffic*, the bytes between memory and chip, reads x
+# once and writes the result once, plus a little for the angles.
+#
+# PyTorch calls ``__torch_dispatch__`` for every operation inside of ``with Traffic()``. We let it add up the bytes of all
+# tensors that go in and come out. A view, such as a transpose, moves nothing.
 
 import os
 
@@ -40,7 +42,7 @@ class Traffic(TorchDispatchMode):
 
 
 # %%
-# **Predict first.** The package's function in PyTorch turns the queries of a Qwen2-0.5B: 8 rows of 1,024 tokens, 14
+# **Predict first.** The package's function in PyTorch turns the queries of Qwen2-0.5B: 8 texts of 1,024 tokens, 14
 # heads of 64 features, in bfloat16. How much does it move?
 #
 # * about the least that is possible
@@ -61,11 +63,11 @@ assert traffic.bytes > 8 * least
 assert 2 * angle.nbytes < 0.01 * least
 
 # %%
-# The reference widens x to float32, multiplies and adds each half, narrows both and joins them. Each of these is a pass
-# over memory, and most of them move four bytes a number instead of two.
+# The reference widens x to float32, multiplies and adds each half, narrows both to bfloat16 and joins them. Each of these
+# is a pass over memory, and most of them move four bytes a number instead of two.
 #
-# A kernel widens, turns and narrows in registers, where nothing is fetched. All heads and all rows of the batch share
-# the angles, so these are less than a hundredth of the traffic.
+# A kernel widens, turns and narrows in registers, where nothing is fetched. All heads and all texts share the angles, so
+# these are less than a hundredth of the traffic.
 #
 # Two loads make a pair
 # ---------------------
@@ -77,8 +79,8 @@ assert 2 * angle.nbytes < 0.01 * least
 #    a' &= a c - b s \\
 #    b' &= b c + a s
 #
-# Feature i turns together with feature i + D/2, so a program loads the two halves of a row as two tensors. The first
-# kernel turns a single head. Without a GPU, Triton interprets it.
+# In `Qwen2's RoPE <../2_qwen2/2_rope.ipynb>`_, feature i turns together with feature i + D/2. So a program loads the two
+# halves of a row as two blocks, a and b. The first kernel turns a single head, and its row is a token t.
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
@@ -103,7 +105,7 @@ def turn_tokens(x, out, cos, sin, T, HALF: tl.constexpr, ROWS: tl.constexpr):
 
 # %%
 # The reference cuts x into halves and joins them again, which is a copy. The kernel just loads from two addresses and
-# stores to two. ``inside`` keeps the last program from tokens that do not exist.
+# stores to two. ``first`` is the offset of each a, and its b is HALF numbers further.
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 B, H, T, D = (2, 3, 37, 20) if DEVICE == "cpu" else (4, 14, 1000, 80)
@@ -133,8 +135,8 @@ assert torch.allclose(out, expected, atol=1e-5, rtol=1e-5)
 # A model has several heads. A projection gives each token the features of all its heads, one head after the other:
 # (B, T, H, D). Attention wants (B, H, T, D), and ``transpose`` gives it this shape.
 #
-# **Predict first.** Three heads, six tokens, one batch row. After the ``transpose``, the rows of head 0 are tokens 0 to
-# 5 of that head. Where do they lie in memory?
+# **Predict first.** Take one text with six tokens and three heads. After the ``transpose``, the rows of head 0 are
+# tokens 0 to 5 of that head. Where do they lie in memory, if we count in rows?
 #
 # * at places 0, 1, 2, 3, 4, 5
 # * at places 0, 3, 6, 9, 12, 15
@@ -153,17 +155,21 @@ kernel_diagrams.memory_places(
 )
 
 # %%
-# They lie three places apart. ``transpose`` moves no number: it changes the *strides*, the steps in memory from one
-# index to the next.
+# They lie three places apart. ``transpose`` moves no number: it swaps two `strides <1_swiglu.ipynb>`_.
 #
 # Strides instead of copies
 # -------------------------
 #
 # A kernel that wants contiguous input makes the caller copy first, which reads and writes a tensor: the traffic
-# doubles. A kernel that takes the strides as arguments costs nothing more.
+# doubles. A kernel that takes the strides as arguments needs no copy.
 #
-# This one turns all heads. Row r of its rows is head ``r % H`` of token ``r // H``, as in the first picture, so H
-# neighbours load the same angles. The first load brings them into the cache, and the next ones find them there.
+# This one turns all heads of all texts. Its grid has two axes: ``tl.program_id(1)`` is the text b, and
+# ``tl.program_id(0)`` counts blocks of rows as before. ``x_b``, ``x_h`` and ``x_t`` are the strides of x from one text,
+# head and token to the next. The features of a row are taken to be neighbours. The pair is (va, vb) here,
+# because b is the text.
+#
+# Row r is head ``r % H`` of token ``r // H``, as in the first picture, so H neighbours load the same angles. The first
+# load brings them into a *cache*, a small memory on the chip, and the next ones find them there.
 
 
 @triton.jit
@@ -188,8 +194,8 @@ def turn_strided(
 
 # %%
 # The mask has two parts. A head of 20 features has 10 pairs, and ``tl.arange`` wants a power of 2, so the block is 16
-# wide and six of its pairs are masked. In the picture it was one of four. Tokens and heads become 64-bit numbers, since
-# a product with a stride can exceed 32 bits.
+# wide and six of its pairs are masked. In the picture it was one of four. Texts, tokens and heads become 64-bit numbers,
+# since a product with a stride can exceed 32 bits.
 #
 # The kernel writes with strides, too. ``torch.empty_like`` gives the result those of x, so nothing that follows has to
 # copy either.
@@ -211,7 +217,7 @@ def matches(ours, theirs, off=1e-5):
 
 
 # %%
-# We hand it a transposed tensor, as a model would.
+# As in a model, its input is a transposed tensor.
 
 q = torch.randn(B, T, H, D, device=DEVICE).transpose(1, 2)  # (B, H, T, D)
 cos, sin = angles(T, D)
@@ -263,8 +269,7 @@ assert matches(turn(turned, cos, -sin), q.detach())
 # Does a model notice?
 # --------------------
 #
-# Each attention layer of the shipped model holds the function that turns its queries and keys. We put ours in its
-# place.
+# Each attention layer of our small Qwen2 holds the function that turns its queries and keys. We put ours in its place.
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 
@@ -284,14 +289,15 @@ assert after[0, -1].argmax() == before[0, -1].argmax()
 
 # %%
 # It does not: the next word is the same. In training it would need one thing more, since autograd does not see into
-# a kernel. The in-depth page shows the kernel of the package, which has its gradient, and a wrapper that silently
-# overwrites its input when a model has one head.
+# a kernel.
+#
+# In depth: `the package's kernel, which autograd knows, and an input that is overwritten <4a_rope_in_depth.ipynb>`_.
 #
 # Exercises
 # ---------
 #
 # 1. *Easy.* Some models turn only the first R features of a head. Change ``turn_strided`` for it. A right answer equals
-#    the reference on these features, and leaves the others equal bit by bit. Hint: which number tells where b is?
+#    the reference on these features, and leaves the others equal bit by bit. Hint: which number says where b is?
 # 2. *Medium.* Make ``turn_strided`` work on interleaved pairs. A right answer changes the address of a and of b and
 #    nothing else, and equals ``apply_rope_interleaved``. Hint: the package needs two lines.
 #

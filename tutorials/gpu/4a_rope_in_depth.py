@@ -50,8 +50,8 @@ def matches(ours, theirs, tolerance=1e-5):
 # -----------
 #
 # A pair takes 6 operations for two numbers. The least traffic reads x once and writes the result once. The angles are
-# float32, but all heads and all rows of the batch share them, so they are read once. The sizes are the queries of a
-# Qwen2-0.5B in bfloat16, 8 rows of 1024 tokens.
+# float32, but all heads and all texts of the batch share them, so they are read once. The sizes are the queries of
+# Qwen2-0.5B in bfloat16, 8 texts of 1024 tokens.
 
 FULL = dict(B=8, H=14, T=1024, D=64)
 x_bytes = 2 * FULL["B"] * FULL["H"] * FULL["T"] * FULL["D"]
@@ -137,8 +137,7 @@ print(inspect.getsource(rope_kernel.fn))
 # * ``INTERLEAVED`` pairs features 2i and 2i + 1, the other convention.
 # * The stride of the last dimension is an argument, because a gradient may come with any strides. Triton compiles a
 #   version of its own for an integer argument that is 1, so the usual case pays nothing.
-# * The grid has one axis, since the others end at 65,535 programs. ``cos_b`` is 0 where all rows of the batch share
-#   their angles.
+# * The grid has one axis, since the others end at 65,535 programs. ``cos_b`` is 0 where all texts share their angles.
 #
 # ``T`` is in ``do_not_specialize``: no length gets a compiled version of its own.
 #
@@ -199,7 +198,7 @@ assert verdict
 # One head, and the input is gone
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# ``contiguous`` returns the tensor itself where nothing is to be copied, and a kernel turns the caller's keys.
+# ``contiguous`` returns the tensor itself where nothing is to be copied, and a kernel turns the caller's keys. (M29)
 #
 # A kernel may write its result over its input. That saves memory, and it is safe as long as the input is its own
 # copy. Is it? This wrapper transposes, calls ``contiguous``, and turns the copy in place.

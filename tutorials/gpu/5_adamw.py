@@ -26,9 +26,11 @@ kernel_diagrams.optimizer_blocks(
 )
 
 # %%
-# That is the traffic of 7 tensors. Now look at PyTorch. On a GPU its AdamW takes the *foreach* form by default, which
-# launches one operation for all tensors together: first all are decayed, then all m are updated, and so on. This mode
-# adds up what each operation reads, and what it writes.
+# That is the traffic of 7 tensors. Now look at PyTorch. On a GPU its AdamW takes the *foreach* form by default. It starts,
+# or *launches*, one operation for many tensors together: first all weights are decayed, then all m are updated, and so on.
+#
+# ``Traffic`` adds up bytes as on the page on `RoPE <4_rope.ipynb>`_. A tensor that an operation overwrites, which its
+# schema tells, counts twice: it is read and written.
 
 import os
 
@@ -86,8 +88,8 @@ assert moved > 2 * 7
 # In place
 # --------
 #
-# Begin with the first line of the step, the weight decay: :math:`\theta \leftarrow (1 - \eta\lambda) \, \theta`. The
-# kernel gets one pointer, reads through it and writes through it.
+# Begin with the weight decay: :math:`\theta \leftarrow (1 - \eta\lambda) \, \theta`, with the learning rate :math:`\eta`
+# and the strength :math:`\lambda` of the decay. The kernel gets one pointer, reads through it and writes through it.
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
@@ -105,8 +107,8 @@ def decay_in_place(param, decay, n, BLOCK: tl.constexpr):
 
 
 # %%
-# Is it safe to overwrite what one reads? Here it is. A program writes the numbers that it has read itself, and no other
-# program touches them. So no order of programs can go wrong.
+# Is it safe to overwrite what is still being read? Here it is. A program writes only the numbers that it has read itself,
+# and no other program touches them. So the programs may run in any order.
 
 N = 1_500 if DEVICE == "cpu" else 10_000_000  # weights
 BLOCK = 1024
@@ -119,13 +121,14 @@ print("matches torch:", torch.allclose(p, expected))
 assert torch.allclose(p, expected, atol=1e-5, rtol=1e-5)
 
 # %%
-# A result of its own would cost as much memory as the weights. In place, the step needs none.
+# A result in a tensor of its own would take as much memory as the weights. In place, the step needs none.
 #
 # The whole step
 # --------------
 #
-# Here :math:`g` is the gradient, :math:`m` and :math:`v` the running means of :math:`g` and :math:`g^2`, :math:`\eta`
-# the learning rate, and :math:`t` the step, 1 for the first:
+# This is `AdamW <../7_optimizers/1_adamw.ipynb>`_. Here :math:`g` is the gradient, :math:`m` and :math:`v` are the running
+# means of :math:`g` and :math:`g^2`, and :math:`t` is the number of the step, 1 for the first. Both means begin at 0, and
+# :math:`c_1` and :math:`c_2` correct them for it:
 #
 # .. math::
 #
@@ -134,8 +137,8 @@ assert torch.allclose(p, expected, atol=1e-5, rtol=1e-5)
 #    \theta' &= (1 - \eta\lambda) \, \theta - \eta \, \frac{m' / c_1}{\sqrt{v' / c_2} + \epsilon} \\
 #    c_1 &= 1 - \beta_1^t, \qquad c_2 = 1 - \beta_2^t
 #
-# The kernel is this formula between four loads and three stores. ``rest1`` is :math:`1 - \beta_1`, and ``rest2`` is
-# :math:`1 - \beta_2`.
+# The kernel is this formula between four loads and three stores. PyTorch calls m and v ``exp_avg`` and ``exp_avg_sq``.
+# ``rest1`` is :math:`1 - \beta_1`, and ``rest2`` is :math:`1 - \beta_2`.
 
 
 @triton.jit
@@ -187,8 +190,8 @@ for t in (1, 1000):
     assert matches([p, m, v], expected)
 
 # %%
-# Does it train a model? The shipped one reads a sentence, which gives every weight a gradient. PyTorch's optimizer and
-# our kernel each take the first step, from the same weights.
+# Does it train a model? Our small Qwen2 reads a sentence, and a backward pass gives every weight a gradient. PyTorch's
+# optimizer and our kernel each take the first step, from the same weights.
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.text.targets import next_token_targets
@@ -210,7 +213,7 @@ for p, weight in zip(ours, weights):
     step_in_place[(triton.cdiv(p.numel(), 4096),)](*step, BLOCK=4096)
 
 # %%
-# Each model now has its new weights. They agree, and the sentence has become more likely.
+# There are now two sets of new weights. They agree, and the sentence has become more likely.
 
 with torch.no_grad():
     after = causal_lm_loss(model(idx), next_token_targets(idx))
@@ -224,7 +227,8 @@ assert after < before
 # Why does the host subtract?
 # ---------------------------
 #
-# The kernel could compute :math:`1 - \beta_2` itself. But a kernel computes in float32, and there 0.999 is not 0.999.
+# The *host* is the Python program that launches a kernel. The kernel could compute :math:`1 - \beta_2` itself. But it
+# computes in float32, and there 0.999 is rounded.
 #
 # **Predict first.** float32 has about 7 digits. How many of them are right in 1 - 0.999, if float32 subtracts?
 #
@@ -242,22 +246,25 @@ print("rounded to float32 once, wrong by less than 1e-7:", once < 1e-7)
 assert 1e-5 < error < 1e-4 and once < 1e-7
 
 # %%
-# About five. 0.999 is rounded in its last digits, and when 1 is taken away, the first digits cancel and the last ones
-# stay. Every v would carry this error, a hundred times larger than the rounding of float32.
+# About five. The rounding is in the last digits of 0.999, and when it is taken from 1, the first digits cancel and the
+# last ones stay. Every v would carry this error, a hundred times larger than the rounding of float32. Python subtracts in
+# float64, and the result is rounded once.
 #
 # A new number is not a new kernel
 # --------------------------------
 #
-# The learning rate and the step change at every call. A compiled kernel is specialised to some of its arguments, so
-# will it be compiled again?
+# The learning rate and the step change at every call. Triton compiles a version of a kernel when it first meets an
+# argument of a new kind. Does a new number need a new version?
 #
-# * A ``tl.constexpr`` is part of the code. Each value is another kernel.
-# * An integer is looked at: 1, a multiple of 16, and any other are three kernels, because addresses made from them
-#   allow other instructions.
-# * A float is an argument and nothing else.
+# * For a ``tl.constexpr``, each value does: it is part of the code.
+# * For an integer there are three versions: 1, multiples of 16, and all others. Addresses made of a multiple of 16 allow
+#   faster loads, and a 1 can be left out.
+# * For a float, none does.
 #
-# With a ``tl.constexpr``, training would compile at every step and never end doing so. That is why the host turns the
-# step into floats, :math:`c_1` and :math:`c_2`. The in-depth page compiles all three kinds and counts.
+# With the step as a ``tl.constexpr``, training would never stop compiling. That is why the host turns the step into
+# floats, :math:`c_1` and :math:`c_2`.
+#
+# In depth: `versions counted, the package's optimizer, and two silent mistakes <5a_adamw_in_depth.ipynb>`_.
 #
 # Exercises
 # ---------
@@ -272,5 +279,5 @@ assert 1e-5 < error < 1e-4 and once < 1e-7
 # -------
 #
 # * A step of AdamW reads 4 tensors and writes 3. PyTorch's foreach moves more than twice as much.
-# * In place is safe where each program writes only what it has read and no other program reads.
-# * Numbers of the step come from the host, computed in float64 and rounded once, and as floats they compile nothing.
+# * Overwriting is safe where each program writes only what it has read and no other program reads.
+# * The host computes the constants of a step in float64, and they are rounded once. As floats they need no new version.

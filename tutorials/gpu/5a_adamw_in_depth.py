@@ -81,9 +81,9 @@ show("adamw", cost)
 # A new number is not a new kernel
 # --------------------------------
 #
-# What does a compiled kernel do with a number that it has not seen? A process may be interpreting, so a child process
-# compiles, for an H100 and without running anything. It calls three kernels with the steps 1 to 17, and counts what
-# Triton keeps. They differ in what the step is: a ``tl.constexpr``, an integer, or a float.
+# What does a compiled kernel do with a number that it has not seen? This process may interpret its kernels, so a child
+# process compiles them, for an H100 and without running anything. It calls three kernels with the steps 1 to 17, and
+# counts the versions that Triton keeps. In each the step is something else: a ``tl.constexpr``, an integer, or a float.
 
 CHILD = """
 import torch, triton, triton.language as tl
@@ -235,7 +235,7 @@ for first, second in (
 # Rounded through the wrong dtype
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# Running means in float32 are cast to the dtype of the weight before they are stored.
+# Running means in float32 are cast to the dtype of the weight before they are stored. (M30)
 #
 # Weights in half precision, running means in float32. A kernel computes in float32 and casts its results to the dtype
 # of the weights before it stores them, all three. The means are stored as float32, so nothing looks wrong, and they
@@ -288,7 +288,7 @@ assert first_step(True) > 10 and abs(first_step(False) - 0.01) < 0.001
 # A gradient with other strides
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# Number i of the gradient is taken for that of number i of the weight.
+# Number i of the gradient is taken for that of number i of the weight. (M31)
 #
 # The kernel walks over memory in order, and takes for granted that number i of the gradient belongs to number i of the
 # weight. PyTorch does not promise that: the `stride of a gradient <https://github.com/pytorch/pytorch/issues/106951>`_

@@ -3,11 +3,12 @@ Matrix product: every number read many times, or once
 =====================================================
 
 Nearly all operations of a language model are in matrix products. Each number of a matrix takes part in thousands of
-multiplications. The memory can deliver it thousands of times, or once, if the kernel keeps it where it computes.
+multiplications. Memory can deliver it thousands of times, or a few times, if the kernel uses it more often while it is
+on the chip.
 
-The product is C = A B, where A is (M, K), B is (K, N) and C is (M, N). Here one program computes a *tile* of C. It
-walks along K, and at each step it loads a piece of A and a piece of B. Step through it: what is crossed out lies outside
-of the matrices, and a mask keeps the program from it.
+The product is C = A B, where A is (M, K), B is (K, N) and C is (M, N). Here one program computes a *tile* of C, a block
+with rows and columns. It walks along K, and at each step it loads a tile of A and a tile of B. Step through it: what is
+crossed out lies outside of the matrices, and is masked.
 """
 
 # sphinx_gallery_needs = ["1_swiglu", "2_softmax"]
@@ -22,8 +23,8 @@ kernel_diagrams.tile_steps(
 # %%
 # Why so complicated? The simple way is one program for each number of C, which reads a row of A and a column of B.
 #
-# **Predict first.** A map of Qwen2-0.5B takes 4,096 tokens from 896 to 4,864 features. The least traffic reads A and B
-# once and writes C once. A program for each number moves
+# **Predict first.** A linear map in the MLP of Qwen2-0.5B takes 4,096 tokens from 896 to 4,864 features. The least
+# traffic reads A and B once and writes C once. How much does a program for each number move?
 #
 # * the same, since each number of C is written once
 # * about twice as much
@@ -44,15 +45,17 @@ assert 0.49 < cost.operations / each < 0.51
 assert cost.intensity > h100.matrix / h100.bandwidth
 
 # %%
-# Each number of C asks for a whole row and a whole column again. That leaves half an operation for each byte, so that
-# kernel waits for numbers which it has read before. With the least traffic the GPU would be busy computing. Memory need
-# not hold up this kernel, but it can.
+# Each number of C asks for a whole row and a whole column again. That leaves half an operation for each byte, so this
+# kernel would wait for numbers which it has read before. With the least traffic, the GPU would be busy computing.
+#
+# The GPU of the first lesson needed 20 operations for each byte. Now it needs 295, because products of matrices run on
+# units of their own, the *matrix units*, which compute that much faster.
 #
 # What a tile saves
 # -----------------
 #
 # All columns of a tile use the same rows of A. So A is read once for each column of *tiles*, and B once for each row of
-# tiles.
+# tiles. (``-(-M // BLOCK_M)`` divides and rounds up.)
 
 
 def tiled(M, K, N, BLOCK_M, BLOCK_N):
@@ -62,7 +65,7 @@ def tiled(M, K, N, BLOCK_M, BLOCK_N):
 
 
 # %%
-# The lines are what each GPU needs for its matrix units not to wait.
+# Above its line in the figure, a GPU is busy computing. Below it, the matrix units wait for memory.
 
 import matplotlib.pyplot as plt
 
@@ -90,12 +93,12 @@ assert intensity[7] < GPUS["A100"].matrix / GPUS["A100"].bandwidth
 assert round(intensity[7]) == 60
 
 # %%
-# Twice the side is nearly twice the intensity: 128 by 128 gives 60 operations for each byte, more than a hundred times
-# as many as a single number. But the sums of a tile must be in registers, and there it ends: 128 by 128 are 128 sums
+# Twice the side gives nearly twice the operations for each byte: 60 for a tile of 128 by 128, more than a hundred times
+# as many as for a single number. But the sums of a tile must be in registers, and there it ends: 128 by 128 are 128 sums
 # for each of 128 threads, and a thread can have 255 registers.
 #
-# That is not enough for either GPU. What is missing must come from a cache, and for this the order of the programs
-# matters. First the kernels.
+# And 60 is not enough for either GPU. The rest must come from a cache, and for this the order of the programs matters.
+# First the kernels.
 #
 # A program for each number
 # -------------------------
@@ -123,7 +126,7 @@ def number_of_c(a, b, out, N, K, BLOCK: tl.constexpr):
 
 
 # %%
-# The grid has two axes, the rows and the columns of C. We multiply smaller matrices from here on.
+# The grid has two axes, the rows and the columns of C. From here on we multiply smaller matrices.
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 M, K, N = (13, 300, 11) if DEVICE == "cpu" else (500, 1000, 700)
@@ -146,9 +149,9 @@ assert matches(out, a @ b)
 # A program for each tile
 # -----------------------
 #
-# A tile needs whole rows of A, which do not fit on the chip. So the program walks along K, as in the first picture. It
-# loads two pieces, multiplies them, and adds the product to its sums. ``tl.dot`` is the product of two tiles; its third
-# argument is what it adds to.
+# A tile needs whole rows of A, and many long rows do not fit into one processor. So the program walks along K, as in the
+# first picture. It loads two tiles, multiplies them, and adds the product to its sums: ``tl.dot`` does both, and its third
+# argument is the sums. (``ieee`` asks for the full precision of float32. The in-depth page says why.)
 
 
 @triton.jit
@@ -171,7 +174,7 @@ def tile_of_c(
 
 
 # %%
-# The sums are float32, whatever A and B are. We fill the result with NaN before, so the verdict also says that every
+# The sums are float32, whatever A and B are. We fill ``out`` with NaN beforehand, so the verdict also says that every
 # number was written.
 
 
@@ -194,21 +197,24 @@ for right in (b, wide):
 # ----------------
 #
 # The masks of rows and columns only keep the program inside of the matrices: what they hide belongs to sums that are
-# not stored. The mask of K is another thing. Numbers beyond K would be added to sums that *are* stored.
+# not stored. The mask of K is different. Numbers beyond K would be added to sums that *are* stored.
 #
 # A programmer thinks: if A is loaded as 0 beyond K, then B needs no mask there, because 0 times anything is 0. All tests
 # pass. Weeks later a loss is NaN, once in many runs. What is 0 times NaN? It is NaN, and NaN is what the memory after B
-# happened to hold that day. So our kernel has both masks. The in-depth page runs one that has a single mask.
+# happened to hold that day. So our kernel has both masks.
 #
 # The order of the programs
 # -------------------------
 #
-# At full size there are 32 by 38 tiles of 128 by 128. Programs start in the order of their numbers, as many as fit at
-# once: at least 132 on an H100, one for each of its processors. What these read at about the same time comes from memory
-# once, and is then found in the L2 cache.
+# At full size there are 32 by 38 tiles of 128 by 128. A GPU promises no order, but it usually starts programs in the order
+# of their numbers, as many as fit at once: at least 132 on an H100, one for each processor. What these read at about the
+# same time comes from memory once, and is then found in the *L2 cache*, which all processors share.
+#
+# So it matters which tile a program takes. The function ``tile_of`` turns the number of a program into a tile, and
+# ``write_tile_of`` stores what it says.
 #
 # **Predict first.** One order goes row after row of tiles. The other walks through *groups* of 8 rows of tiles, column
-# by column. Which one needs fewer rows of A and columns of B for its first 132 programs?
+# by column. Which one needs fewer rows of tiles from A, and columns from B, for its first 132 programs?
 #
 # * row after row: 132 tiles are less than four rows
 # * in groups
@@ -250,13 +256,13 @@ kernel_diagrams.first_programs(orders, 32, 38, 132)
 # Row after row, the programs of one moment share few rows of A and want all columns of B. In groups they need a few of
 # each: the nearer their shape is to a square, the less they read.
 #
-# No result depends on the order, and no kernel may. It is a hint to the cache.
+# The order changes no result. It only helps the cache.
 #
 # On words
 # --------
 #
-# The shipped model ends with the largest product it has: the vector of the last token, times one column for each token
-# of its vocabulary. Let our kernel choose the next word.
+# Our small Qwen2 ends with its largest product: the vectors of all tokens, times one column for each token of the
+# vocabulary. Let our kernel choose the next word.
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 
@@ -274,8 +280,9 @@ assert matches(logits, expected)
 assert logits[-1].argmax() == expected[-1].argmax()
 
 # %%
-# This is how nearly all the time of a model is spent: tiles, and sums along K. The in-depth pages ask what ``ieee``
-# means in the kernel, look at the package's kernel, and multiply with
+# This is how a model spends most of its time: on tiles, and sums along K.
+#
+# In depth: `precision, the package's kernel, and the single mask <6a_matmul_in_depth.ipynb>`_, and a product with
 # `weights of 8 bits <6b_int8_product.ipynb>`_.
 #
 # Exercises

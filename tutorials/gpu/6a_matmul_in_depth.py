@@ -92,7 +92,8 @@ print(inspect.getsource(matmul_kernel.fn))
 # * A and B have a stride for each dimension, so a transposed matrix is read as it lies. Both gradients need one, with
 #   :math:`A' = C' B^\top` and :math:`B' = A^\top C'`, and both are this kernel.
 # * Addresses are moved along K by a step, in 64 bits, instead of being computed anew.
-# * ``ADD`` is the second form, which adds to what is there: a step of an optimizer needs it (the page on GaLore).
+# * ``ADD`` makes a second form of the kernel, which adds to what is there. The step of an optimizer needs it: see
+#   `GaLore <8_galore.ipynb>`_.
 #
 # The sizes of tiles are a table. Half precision has tiles of 128 by 128. float32 has small ones: without matrix units,
 # the operands occupy registers, too. Both are smaller where a matrix cannot be read 16 bytes at a time. The page on
@@ -192,7 +193,7 @@ for name, (m, k, n) in shapes.items():
 # Exact on the CPU, wrong on the GPU
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# A product of float32 numbers runs in TF32 on a GPU, and a generous tolerance hides it.
+# A product of float32 numbers runs in TF32 on a GPU, and a generous tolerance hides it. (M32)
 #
 # The product of ``tf32(a)`` and ``tf32(b)`` is what ``tl.dot(left, right)`` can become on a GPU. A user found that
 # results with ``TRITON_INTERPRET=1`` and without it differ in the third digit:
@@ -208,7 +209,7 @@ assert error(exact) <= 2 * error(a @ b) + 1e-4 < error(rounded)
 # Zero times what?
 # ~~~~~~~~~~~~~~~~
 #
-# Only one of two factors is masked: 0 times NaN is NaN.
+# Only one of two factors is masked: 0 times NaN is NaN. (M33)
 #
 # The last step along K is only partly inside. If A is loaded as 0 there, then B need not be masked, because 0 times
 # anything is 0. This kernel believes it.

@@ -2,9 +2,9 @@ r"""
 A product with weights of 8 bits
 ================================
 
-The lesson on the `matrix product <6_matmul.ipynb>`_ is bound by operations, with thousands of tokens at a time. A model
-that generates multiplies *one* token with every weight. What decides then, and what does the kernel gain if weights
-have 8 bits instead of 16?
+The lesson on the `matrix product <6_matmul.ipynb>`_ multiplies thousands of tokens at a time, and operations decide how
+long it takes. A model that generates multiplies *one* token with every weight. What decides then, and what does the
+kernel gain if weights have 8 bits instead of 16?
 """
 
 # sphinx_gallery_needs = ["6_matmul", "../8_quantized_weights/1_int8_int4"]
@@ -46,8 +46,8 @@ def matches(ours, theirs, tolerance=1e-3):
 # -----------
 #
 # With one token M is 1, nothing is reused, and only bytes count. The package keeps a matrix as 8-bit codes and a scale
-# for each row of the weight. The least traffic for the codes is 1 byte a number. To decode them first reads 1, writes 2
-# in bfloat16, and reads these again. The sizes are those of a map of Qwen2-0.5B.
+# for each row of the weight. The least traffic for the codes is 1 byte a number. Decoding them first reads 1 byte, writes
+# 2 in bfloat16, and reads these 2 again. The sizes are those of a map of Qwen2-0.5B.
 
 FULL = dict(M=4096, K=896, N=4864)
 h100 = GPUS["H100"]
@@ -70,14 +70,14 @@ assert 4.9 < decoded / codes.bytes < 5.0
 assert 2 < decoded / plain.bytes < 3
 
 # %%
-# The codes are worth half the time, if the kernel reads them and nothing else. Decoded first, they would cost more than
-# twice what bfloat16 costs.
+# The codes halve the time, if the kernel reads them and nothing else. Decoded first, they would cost more than twice what
+# bfloat16 costs.
 #
 # Two lines change
 # ----------------
 #
-# A code is loaded as a byte and cast to the dtype of x, which is exact, since it has 7 bits and a sign. The scale is the
-# same for all products of a sum, so it multiplies the sum.
+# A code is loaded as a byte and cast to the dtype of x. That is exact, since a code has 7 bits and a sign. The scale is
+# the same for all products of a sum, so it multiplies the sum.
 
 
 @triton.jit
@@ -118,7 +118,7 @@ print("matches the decoded weight:", matches(out, expected))
 assert matches(out, expected)
 
 # %%
-# Every number of the result is right, and none is the NaN that was there before. The cast loses nothing:
+# Every number of the result is right, and none is the NaN that was there before. In float16, too, the cast loses nothing:
 
 every = torch.arange(-128, 128).to(torch.int8)
 exact_cast = torch.equal(every.half().to(torch.int8), every)
@@ -126,8 +126,8 @@ print("float16 holds every code:", exact_cast)
 assert exact_cast
 
 # %%
-# The matrix units take 16 rows at once, so a single token is padded with 15 rows of zeros. That costs operations, of
-# which there are plenty.
+# The matrix units take at least 16 rows at once, so the mask adds 15 rows of zeros to a single token. That costs
+# operations, and the chip has time for them.
 #
 # The kernel of the package
 # -------------------------
@@ -176,7 +176,7 @@ for name, (m, k, n) in shapes.items():
     assert verdict
 
 # %%
-# ``use_int8_kernel_`` puts it into a built model, and all its weights of 8 bits are multiplied this way.
+# ``use_int8_kernel_`` puts it into a model, and then all its weights of 8 bits are multiplied this way.
 #
 # How fast
 # --------

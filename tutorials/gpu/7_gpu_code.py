@@ -2,11 +2,12 @@ r"""
 GPU code: what a product becomes
 ================================
 
-``tl.dot`` is one word of Python. Behind it are three generations of matrix units, which share neither their
-instructions nor their idea of who computes. The kernel does not change: the compiler writes another program for each.
+``tl.dot`` is one word of Python. Three generations of GPUs have three kinds of *matrix unit* for it, with different
+instructions and a different idea of who computes. The kernel stays the same, and the compiler writes other machine code
+for each.
 
-Here are the three. A and B are the tiles that a step multiplies, and the sums are the tile of the result. A *warp* is
-32 threads that execute one instruction together. The red boxes start the multiplication.
+Here are the three. A and B are the tiles that a step multiplies, and the sums are the tile of the result. A program is
+run by *threads*. A *warp* is 32 of them, which execute one instruction together. The red boxes start the multiplication.
 """
 
 # sphinx_gallery_needs = ["6_matmul"]
@@ -23,11 +24,11 @@ product_diagrams.matrix_units()
 # Compile instead of launch
 # -------------------------
 #
-# Does a kernel use these units at all? Does its tile fit, and on which GPU? The compiler answers without a GPU, because it
-# writes real machine code for any of them on any machine with Linux.
+# Does a kernel use these units at all? Does its tile fit, and on which GPU? You need no GPU to find out: the compiler
+# writes real machine code for any of them, on any machine with Linux.
 #
-# ``compiled_for`` lets the ordinary function of the package run on CPU tensors, and catches the launch. The kernel is
-# compiled for the architecture that you name, and not started. On this page nothing runs.
+# The package's ``matmul`` gets tensors on the CPU. ``compiled_for`` catches the *launch*, the call that would start the
+# programs, and compiles the kernel for the architecture that you name. On this page no kernel runs.
 
 import os
 
@@ -54,15 +55,15 @@ assert all(kernel.cubin for kernel in compiled.values())
 assert isinstance(matmul_kernel, triton.JITFunction)
 
 # %%
-# An architecture has a number: ``sm_80`` is the A100, ``sm_90`` the H100, ``sm_100`` the B200. The desktop cards of the
-# first and the last have numbers of their own, ``sm_86`` and ``sm_120``.
+# An architecture has a number: ``sm_80`` is the A100, ``sm_90`` the H100, ``sm_100`` the B200. Desktop cards have
+# numbers of their own, such as ``sm_86``.
 #
-# ``cubin`` is the binary that a driver would load. ``ptx`` is the assembly before it, which can be read.
+# ``cubin`` is the machine code that a GPU would load. ``ptx``, one step before it, is assembly that we can read.
 #
 # Who multiplies
 # --------------
 #
-# These are the matrix instructions of the three. Each architecture uses its own, and none of the others.
+# Here are the matrix instructions of the compiled kernel. For each architecture it has one kind, and none of the other two.
 
 KINDS = ("mma.sync", "wgmma.mma_async", "tcgen05.mma")
 for arch, kernel in compiled.items():
@@ -71,10 +72,10 @@ for arch, kernel in compiled.items():
     assert used == [KINDS[ARCHITECTURES.index(arch)]]
 
 # %%
-# The first two names say the size of what one instruction multiplies, as ``m16n8k16``: 16 rows, 8 columns, and 16
+# The first two names say how much one instruction multiplies, as in ``m16n8k16``: 16 rows, 8 columns, and 16
 # products for each sum. So you can count the instructions before the compiler does.
 #
-# The tile of the package for half precision has 128 by 128 sums, and walks along K in steps of 32. A program has 4 warps.
+# In half precision a program of the package has 4 warps. Its tile has 128 by 128 sums, and it walks along K in steps of 32.
 
 tile = dict(TILES[2])
 rows, columns, step, warps, stages = tile.values()
@@ -88,7 +89,7 @@ assert (products, sums) == (524_288, 128)
 
 # %%
 # **Predict first.** On the A100 each warp multiplies its quarter of the tile, 16 × 8 × 16 products at a time. On the H100 four
-# warps together issue one instruction, of 64 × 128 × 16 products. How many instructions of a warp are one step?
+# warps together issue one instruction, of 64 × 128 × 16 products. How many instructions does a warp issue in one step?
 #
 # * 256 on the A100, 64 on the H100
 # * 64 on the A100, 4 on the H100
@@ -109,13 +110,13 @@ for arch, kind, groups in (
 assert compiled[100].count("tcgen05.mma") < compiled[80].count("mma.sync") / 4
 
 # %%
-# 524,288 products, divided by the size of an instruction and by the number of groups that share the work. The B200 also needs
-# less than a quarter of the A100's instructions.
+# That is 524,288 products, divided by the size of an instruction, and on the A100 by the 4 warps that share the work. The B200
+# also needs less than a quarter of the A100's instructions.
 #
-# What differs is more than the size.
+# The size is not the only difference:
 #
-# * ``mma.sync``: the 32 threads of a warp hold both operands and the sums in their registers, and wait for the result.
-# * ``wgmma``: the operands stay in shared memory, and only the sums are in registers. It is asynchronous: the warps go
+# * ``mma.sync``: the 32 threads of a warp hold A, B and the sums in their registers, and wait for the result.
+# * ``wgmma``: A and B stay in shared memory, and only the sums are in registers. It is asynchronous: the warps go
 #   on and wait later.
 # * ``tcgen05.mma``: one thread issues it for all, and the sums are in tensor memory.
 #
@@ -124,8 +125,8 @@ assert compiled[100].count("tcgen05.mma") < compiled[80].count("mma.sync") / 4
 #
 # A thread has 255 registers at most. With the package's tile half of them hold sums.
 #
-# To try another tile or other matrices, we launch the kernel itself. ``tile | changes`` is the package's tile with what
-# you change.
+# To try another tile or other matrices, we launch the kernel itself. Its arguments are pointers, sizes and strides, as in
+# your own kernels. Only the last line matters here: ``tile | changes`` is the package's tile with what you change.
 
 
 def product(arch, a=a, b=b, **changes):
@@ -144,11 +145,11 @@ def product(arch, a=a, b=b, **changes):
 # A tile of 128 by 256 halves what A costs, because every number of A now serves 256 columns. But with 4 warps a thread has 256
 # sums, one more than it has registers.
 #
-# **Predict first.** Which GPU can compile that tile so that every sum has its place?
+# **Predict first.** We compile that tile for the H100 and the B200. On which of them does every number find a place on the chip?
 #
-# * Neither: 256 numbers do not fit into 255 registers.
-# * The H100, because its matrix units are asynchronous.
-# * The B200, because its sums are not in registers.
+# * on neither: 256 numbers do not fit into 255 registers
+# * on the H100 alone, because its matrix units are asynchronous
+# * on the B200 alone, because its sums are not in registers
 
 wide = dict(BLOCK_N=256, BLOCK_K=16, num_stages=2)
 needed = rows * 256 // threads
@@ -161,8 +162,8 @@ assert spilled[90].spills > 0 and spilled[90].registers == 255
 assert spilled[100].spills == 0
 
 # %%
-# The H100 has to *spill*: numbers that find no register are written to memory and read again, in every step. The result is
-# right and late. The B200 keeps the sums in tensor memory, and needs registers for them at the end only.
+# The H100 has to *spill*: numbers that find no register are written to memory and read back. The result is right, but
+# it waits for memory. The B200 keeps the sums in tensor memory until the end.
 #
 # With 8 warps instead of 4, each thread has half as many sums.
 
@@ -171,18 +172,19 @@ print(f"sm_90 with 8 warps: spills: {more_warps.spills > 0}")
 assert more_warps.spills == 0
 
 # %%
-# All is well again. Nothing in the kernel's text says so: only the compiler knows, and only if you ask.
+# No spill any more. Nothing in the kernel's text shows the difference: you have to ask the compiler.
 #
 # What one number less costs
 # --------------------------
 #
-# ``tl.load`` in the loop becomes ``cp.async``: a copy of 16 bytes from memory to shared memory that passes no register and does
-# not wait. While one step is multiplied, the next ones are on their way.
+# In the loop ``tl.load`` becomes ``cp.async``: a copy of 16 bytes from memory to shared memory, which passes no register. The
+# thread need not wait for it: while one step is multiplied, the next ones are on their way.
 #
-# Sixteen bytes at once must begin at a multiple of 16. Triton knows that from the arguments: it notes whether a stride is a
-# multiple of 16.
+# Such a copy must begin at an address that is a multiple of 16. Whether each row does, Triton concludes from the strides: it
+# `looks at integers <5_adamw.ipynb>`_, and notes which are multiples of 16.
 #
-# **Predict first.** Let the rows of A have 895 numbers instead of 896. What does a thread do then for its part of A, in one step?
+# **Predict first.** A thread brings 32 numbers of A in one step. Now let the rows of A have 895 numbers instead of 896. How do
+# they arrive?
 #
 # * 4 copies of 16 bytes, as before
 # * 8 copies of 8 bytes
@@ -199,14 +201,14 @@ assert odd.count("ld.global") == single == 32
 assert [r for r in range(1, 9) if 2 * 895 * r % 16 == 0] == [8]
 
 # %%
-# Only every eighth row now begins at a multiple of 16 bytes, so the wide copy is not safe. A is loaded number by number,
-# through registers. That is why models have sizes that are multiples of 64.
+# Now only every eighth row begins at a multiple of 16 bytes, so the wide copy is not safe. A is loaded number by number,
+# through registers. That is a good reason to give a model sizes like 896, a multiple of 64.
 #
 # Does it fit?
 # ------------
 #
-# Shared memory holds the steps that are on their way. Three tiles with steps of 64 and 4 *stages*, the steps in flight,
-# show what an H100 has room for, and a desktop card has not.
+# Shared memory holds the pieces of A and B that are on their way. How many steps these are is the number of *stages*. We
+# try three tiles, with steps of 64 numbers and 4 stages.
 
 tiles = {f"{m} x {n}": (m, n) for m, n in ((64, 64), (128, 128), (128, 256))}
 needs = {}
@@ -225,12 +227,13 @@ for name, (m, n) in tiles.items():
     assert 0.7 < needs[name, 90] / (4 * one_step) < 1.3
 
 assert product(86).shared == compiled[80].shared  # they need the same
+assert max(k.shared for k in compiled.values()) < SHARED_LIMIT[86]
 assert needs["128 x 256", 90] < SHARED_LIMIT[90]
 assert SHARED_LIMIT[86] < needs["128 x 256", 86] < SHARED_LIMIT[80]
 
 # %%
-# A program that asks for more than there is cannot start. The largest tile here runs on an A100 and an H100, and stops on a desktop
-# card at the first launch. The lines are the limits.
+# A program that asks for more than there is cannot start. The largest tile here fits an A100 and an H100. On a desktop
+# card, ``sm_86``, its first launch is an error. The lines are the limits.
 
 import matplotlib.pyplot as plt
 
@@ -254,16 +257,16 @@ ax.legend(frameon=False, loc="upper left", bbox_to_anchor=(0, 0.38))
 plt.show()
 
 # %%
-# The H100 needs a step more. Its ``wgmma`` reads one step from shared memory while another arrives. The other two have copied
-# that step to registers by then.
+# The H100 needs room for one more step. Its ``wgmma`` reads from shared memory while the next steps arrive. On the other two,
+# A and B of that step are in registers by then.
 #
-# The tile of the package needs steps of 32 only, and fits everywhere.
-# `GPU code in depth <7a_gpu_code_in_depth.ipynb>`_ reads more of the assembly, and shows two faults that no test on a CPU finds.
+# The package's own tile has steps of 32, and fits on all of them.
+# `GPU code in depth <7a_gpu_code_in_depth.ipynb>`_ reads more of the assembly, and shows two faults that the interpreter hides.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* Count ``st.global`` of ``compiled[80]``, and predict it. A right answer says how many numbers one store writes.
+# 1. *Easy.* Predict how many ``st.global`` ``compiled[80]`` has, then count. A right answer says how many numbers one store writes.
 #    Hint: 128 sums for each thread, in bfloat16.
 # 2. *Easy.* Let B be the transpose of a contiguous matrix. A right answer names the instruction on ``sm_80`` whose full name
 #    changes, and says why ``sm_90`` needs no other. Hint: who reads the operands from shared memory?
@@ -271,11 +274,10 @@ plt.show()
 # Summary
 # -------
 #
-# * A kernel compiles for any architecture, on any machine. What it became can be read and counted: an A100 multiplies by warps
-#   from registers, an H100 by groups of four warps from shared memory, a B200 by one thread's order, with sums in a memory of their
-#   own.
+# * Without a GPU you can compile a kernel for any of them, and count its instructions. An A100 multiplies from registers, an
+#   H100 from shared memory, a B200 into tensor memory.
 # * 256 sums do not fit into 255 registers: the H100 spills, and the B200 does not. Copies of 16 bytes need alignment. Without it a
 #   thread loads number by number.
-# * Shared memory decides which tile starts on which GPU, and no test on a CPU sees it.
+# * Shared memory decides which tile starts on which GPU. The interpreter never notices, the compiler does.
 #
-# Product and optimizer have been separate so far. The next page puts two products into a step of GaLore.
+# The next page puts two products into a step of an optimizer, GaLore.

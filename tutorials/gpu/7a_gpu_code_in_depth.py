@@ -114,8 +114,8 @@ assert odd.count("cp.async.cg") == compiled[80].count("cp.async.cg") // 2
 # What float32 becomes
 # --------------------
 #
-# The page on `the matrix product <6_matmul.ipynb>`_ claims that float32 is rounded to TF32 unless the kernel asks for ``ieee``,
-# and that ``ieee`` uses no matrix unit. Here is the proof: a product with and without the option.
+# `The matrix product in depth <6a_matmul_in_depth.ipynb>`_ says that float32 is rounded to TF32 unless the kernel asks for
+# ``ieee``. And ``ieee`` uses no matrix unit. Here is a product with and without the option.
 
 
 @triton.jit
@@ -226,7 +226,7 @@ show("matmul", Cost(2 * (M * K + K * N + M * N), 2 * M * N * K))
 # The tile of another GPU
 # ~~~~~~~~~~~~~~~~~~~~~~~
 #
-# A kernel that needs more shared memory than another card has.
+# A kernel that needs more shared memory than another card has. (M34)
 #
 # A kernel is tuned on an H100 and published. On a desktop card it stops at the first launch: `Required: 131072, Hardware
 # limit: 101376 <https://github.com/triton-lang/triton/issues/8182>`_. The interpreter has no such limit, and neither has the
@@ -245,7 +245,7 @@ for stages in (4, 2):
 # Eight is too few
 # ~~~~~~~~~~~~~~~~
 #
-# A block as short as the sequence is below what a matrix instruction takes.
+# A block as short as the sequence is below what a matrix instruction takes. (M35)
 #
 # A kernel takes its block from the length of the sequence, which works until someone calls it with 8 tokens or fewer:
 # `compiler error with short sequences <https://github.com/fla-org/flash-linear-attention/issues/88>`_. The matrix

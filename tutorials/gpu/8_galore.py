@@ -2,11 +2,11 @@ r"""
 GaLore: two products around Adam
 ================================
 
-GaLore keeps Adam's moments in few directions, which saves most of their memory. Its step has three parts: project the
-gradient, let Adam work there, project back.
+`GaLore <../7_optimizers/2_galore.ipynb>`_ describes a gradient by a few directions, so Adam's moments need little memory. Its
+step has three parts: project the gradient to these directions, let Adam work there, project back.
 
-On a GPU that is three kernels, and nothing between them has to be as large as the weight. Here are the programs of the first:
-each owns a *tile* of the projected gradient R, 32 by 32 numbers, and reads a row of tiles and a column of tiles.
+On a GPU that is three kernels. Here are the programs of the first: each computes a *tile* of the projected gradient R, 32 by
+32 numbers, from a row of tiles and a column of tiles.
 """
 
 # sphinx_gallery_needs = ["../7_optimizers/2_galore", "5_adamw", "6_matmul"]
@@ -23,22 +23,22 @@ product_diagrams.tiled_product(
 )
 
 # %%
-# The weight :math:`W` and its gradient :math:`G` are (m, n), and the rank is r. The *basis* :math:`P` (m, r) holds the r
-# directions, so the projected gradient :math:`R = P^\top G` and both moments are (r, n).
+# The weight :math:`W` and its gradient :math:`G` are (m, n). Here the weight is wide, so its *basis* is on the left: :math:`P`
+# (m, r) holds r directions, where r is the rank. The projected gradient :math:`R = P^\top G` is (r, n), and so are both moments.
+# From them Adam makes the direction d, and the weight changes by a multiple of :math:`P d`.
 #
 # Count first
 # -----------
 #
-# The example is a down projection of Qwen2-0.5B, 896 by 4864, in float32. AdamW reads the weight, the gradient and two
-# moments, and writes all but the gradient: 7 numbers of traffic for each weight, and about 15 operations.
+# The example is a down projection of Qwen2-0.5B, 896 by 4864, in float32. For each weight `AdamW <5_adamw.ipynb>`_ moves 7
+# numbers and has about 15 operations.
 #
-# GaLore reads the gradient, and reads and writes the weight: 3 numbers. Then come the small tensors. The basis is read
-# twice. The projected gradient and the direction are written and read, and so are both moments. A product of an (a, b) with
-# a (b, c) matrix has 2abc operations, and there are two such products.
+# GaLore reads the gradient, and reads and writes the weight: 3 numbers. Then come the small tensors. P is read twice. R, d
+# and both moments are written and read. There are two products, and one of an (a, b) with a (b, c) matrix has 2abc operations.
 #
 # **Predict first.** At rank 128 GaLore moves fewer bytes than AdamW. How many operations does it have?
 #
-# * a sixth of AdamW's, as its moments are that small
+# * a sixth as many, as its moments are that small
 # * about as many
 # * more than 30 times as many
 
@@ -66,10 +66,10 @@ assert cost.bytes < 0.7 * adamw.bytes
 assert cost.operations > 30 * adamw.operations
 
 # %%
-# GaLore keeps less than a sixth of the memory, and moves fewer bytes. But two products need 512 operations for each weight.
+# GaLore keeps less than a sixth of the memory, and moves fewer bytes. But its two products have 512 operations for each weight.
 #
-# The next figure draws both times against the rank: bytes over bandwidth, operations over the rate of float32. The larger of
-# the two is the *floor*, the least time that a step can take.
+# The next figure has two times for each rank: the bytes divided by the bandwidth, the operations by the rate of float32. The
+# larger one is the *floor*, the least time that a step can take.
 
 import matplotlib.pyplot as plt
 
@@ -99,15 +99,14 @@ assert cost.floor(GPUS["A100"]) > 1.5 * adamw.floor(GPUS["A100"])
 assert cost.floor(GPUS["H100"]) < adamw.floor(GPUS["H100"])
 
 # %%
-# At rank 128 the operations decide on both. The floor of GaLore is a little lower than AdamW's on an H100, and almost twice
-# as high on an A100. So GaLore buys memory, not time.
+# At rank 128 the operations decide on both GPUs. The floor of GaLore is a little lower than AdamW's on an H100, and almost
+# twice as high on an A100. So what GaLore gives you is memory, not time.
 #
 # A gradient to project
 # ---------------------
 #
-# Our example is a weight of the shipped Qwen2, the down projection of its first block, and the gradient of one
-# page of Python's documentation.
-# Without a GPU the kernels are interpreted.
+# To have a real gradient, the shipped Qwen2 reads a page of Python's documentation. We take the down projection of its first
+# block. Without a GPU the kernels are interpreted.
 
 import os
 
@@ -144,11 +143,11 @@ assert weight.shape == (m, n) and P.shape == (m, r)
 # Launch 1: a transpose is two strides
 # ------------------------------------
 #
-# A program walks along the inner dimension in steps, and multiplies tiles. Here the first factor is :math:`P^\top`, (r, m).
-# Row i and column k of it are row k and column i of :math:`P`, which lies at the address ``k * r + i``. Nothing is transposed, a
-# tile is just read in that order.
+# As in the `matrix product <6_matmul.ipynb>`_, a program walks along the inner dimension and multiplies tiles. Here the first
+# factor is :math:`P^\top`, (r, m). Its row i and column k hold what :math:`P` has in row k and column i, at the offset
+# ``k * r + i``. Nothing is transposed: the tile is only read in that order.
 #
-# The gradient has half precision, and the basis float32. The tile is widened after it was loaded, in registers.
+# The gradient has half precision, and the basis is float32. The tile of G is widened after the load, in registers.
 
 
 @triton.jit
@@ -166,10 +165,10 @@ def project_tile(G, P, R, m, n, r, BLOCK: tl.constexpr):
 
 
 # %%
-# ``input_precision="ieee"`` is the full float32 of the count above. Without it, Triton takes the matrix units, which round
-# what they multiply.
+# ``input_precision="ieee"`` means full float32, as in the count above. Without it, Triton uses the matrix units, which
+# `round the factors <6a_matmul_in_depth.ipynb>`_.
 #
-# The mask lets 20 of 32 rows through, and what it cuts off is read as 0, which adds nothing.
+# Of the 32 rows the mask lets 20 through. The rest is read as 0, which adds nothing.
 
 BLOCK = 32
 
@@ -194,23 +193,24 @@ assert matches(R, P.mT @ G.float())
 assert round(100 * r / m) == 16 and 0.75 < kept < 0.85
 
 # %%
-# 16 % of the directions keep four fifths of this gradient. That is why GaLore works.
+# 16 % of the directions keep about four fifths of the energy, the sum of squares, of the gradient that they were made from.
+# GaLore relies on that.
 #
 # Launch 2: Adam, where the numbers are few
 # -----------------------------------------
 #
-# This is the kernel of AdamW without the weight, as it is in the package.
+# The kernel of the package is that of AdamW without the weight. Instead, it stores the direction d.
 
 from lm_from_scratch.kernels.galore import adam_direction_kernel
 
 # %%
-# Each program has a block of the (r, n) numbers.
+# A program has a block of the (r, n) numbers.
 
 print(inspect.getsource(adam_direction_kernel.fn))
 
 # %%
-# :math:`1 - \beta` and the numbers of a step, such as :math:`1 - \beta^t`, are floats that the host computes. The page on
-# `AdamW <5_adamw.ipynb>`_ says why.
+# Python computes :math:`1 - \beta` and what depends on the step, such as :math:`1 - \beta^t`, and hands them over as floats.
+# The page on AdamW says why.
 
 step, beta1, beta2, eps = 10, 0.9, 0.999, 1e-8
 
@@ -229,14 +229,14 @@ def adam(R, exp_avg, exp_avg_sq):
 # Launch 3: the weight waits at the end of the product
 # ----------------------------------------------------
 #
-# A program that has finished its tile of :math:`P d` holds it in registers. Instead of storing it, it loads the same tile of
-# the weight, shrinks it by the decay, subtracts, and stores that. What follows a product in the same kernel is its
-# *epilogue*.
+# A program that has finished its tile of :math:`P d` holds it in registers. It does not store it. It loads the same tile of
+# the weight, shrinks it by the weight decay, subtracts, and stores the new weight. Such work at the end of a product, in the
+# same kernel, is its *epilogue*.
 
 product_diagrams.tiled_product(("P", "d", "W"), (m, r, n), 32, (1, 5))
 
 # %%
-# It may write where it has read: every number of the weight belongs to one program, and to no other.
+# The update is in place. That is safe, because every number of the weight belongs to one program, and to no other.
 
 
 @triton.jit
@@ -271,7 +271,8 @@ def update_(W, P, d):
 # What is made on the way
 # -----------------------
 #
-# PyTorch shows each of its operations to a *mode*. This one counts the new tensors that are as large as the weight.
+# A *mode*, as on the page on AdamW, sees each operation of PyTorch. This one counts the new tensors that are as large as the
+# weight.
 
 
 class Large(TorchDispatchMode):
@@ -285,12 +286,12 @@ class Large(TorchDispatchMode):
 
 
 # %%
-# **Predict first.** The weight has half precision. How many tensors of its size does one step of GaLore make in plain PyTorch, and how many
-# in our three launches?
+# **Predict first.** The weight has half precision. Our three launches should make no tensor of its size. How many does plain
+# PyTorch make?
 #
-# * 1 and 1, the gradient
-# * 2 and 1
-# * 7 and 0
+# * 1: the product :math:`P d`
+# * 2: the product, and the new weight
+# * 7
 
 guarded = torch.constant_pad_nd(weight.half(), (0, 0, 1, 1), torch.nan)
 W = guarded.detach()[1:-1]  # between two rows of NaN
@@ -309,30 +310,30 @@ assert (plain.made, ours.made) == (7, 0) and same
 assert guarded[0].isnan().all() and guarded[-1].isnan().all()
 
 # %%
-# Widened copies of gradient and weight are two of the seven, :math:`P d` is another. In the kernels all of them exist as tiles, in
-# registers. The rows of NaN around the weight are still there: nothing was written beside it.
+# Copies of gradient and weight in float32 are two of the seven, and :math:`P d` is another. In the kernels all of them exist as
+# tiles, in registers. The rows of NaN around the weight are still there, so nothing was written beside it.
 #
-# `GaLore's step in depth <8a_galore_in_depth.ipynb>`_ lists the seven, and tells what autograd must know of a kernel that
+# `GaLore's step in depth <8a_galore_in_depth.ipynb>`_ lists the seven, and says what autograd must know of a kernel that
 # overwrites a weight.
 #
 # Exercises
 # ---------
 #
 # 1. *Easy.* Count the step for bfloat16 weights and gradients. A right answer changes one line of ``galore_cost``, and
-#    finds the rank from which operations decide on an H100 to be smaller than before. Hint: bases and moments stay float32.
+#    shows that on an H100 operations decide from a smaller rank on than before. Hint: bases and moments stay float32.
 # 2. *Easy.* Remove ``other=0.0`` and the mask of one tile in ``project_tile``, with the tensors inside a buffer of NaN. A right
 #    answer shows NaN in R, and says why zeros in the other tile do not help. Hint: what is 0 times NaN?
-# 3. *Medium.* Give ``update_tile`` a right basis. A right answer equals the reference and reads :math:`Q^\top` by its
-#    address alone. Hint: :math:`d` is (m, r) now.
+# 3. *Medium.* Give ``update_tile`` a basis on the right, Q (n, r). A right answer equals the reference, and makes no copy of Q
+#    to transpose it. Hint: :math:`d` is (m, r) now.
 #
 # Summary
 # -------
 #
-# * GaLore at rank 128 keeps less than a sixth of AdamW's moments, moves fewer bytes, and has more than 30 times the
+# * At rank 128 GaLore keeps less than a sixth of what AdamW's moments take, moves fewer bytes, and has more than 30 times the
 #   operations. In full float32 these decide how fast it can be.
-# * A transpose is two strides, and the dtype is widened in registers. So plain PyTorch makes seven tensors as large as the weight,
-#   and three launches make none.
-# * An epilogue finishes the work where the numbers are: in the registers of the program that owns the tile.
+# * Plain PyTorch makes seven tensors as large as the weight, and three launches make none: a kernel transposes by its offsets, and
+#   widens in registers.
+# * An epilogue finishes the work where the numbers are: in the registers of the program that has the tile.
 #
-# A step now needs little memory beside weight and gradient. The largest tensor of training is elsewhere: the logits, which the
-# next page does not make at all.
+# The step now needs little memory besides weight and gradient. An even larger tensor of training is the logits. The next page
+# does without them.

@@ -4,9 +4,9 @@ GaLore's step in depth
 
 `The lesson on GaLore's kernels <8_galore.ipynb>`_ needs three launches for a step and no tensor as large as the weight. Which are the
 seven that plain PyTorch makes, when do operations decide, does the package agree with its reference everywhere, and what must
-autograd be told of a kernel that overwrites a parameter?
+autograd know of a kernel that overwrites a parameter?
 
-Letters are those of the lesson: a weight :math:`W` and its gradient :math:`G` are (m, n), the rank is r. The basis :math:`P` (m, r) stands on the
+Letters are those of the lesson: a weight :math:`W` and its gradient :math:`G` are (m, n), the rank is r. The basis :math:`P` (m, r) is on the
 left, so that the projected gradient :math:`R = P^\top G` and the moments are (r, n).
 """
 
@@ -207,9 +207,9 @@ print("margins untouched:", margins)
 assert matches(W, want, rtol=2e-3) and margins
 
 # %%
-# The package does this with its one kernel for products, whose epilogue is the form ``ADD`` of the page on
-# `tiled products <6_matmul.ipynb>`_. ``launch`` checks nothing and tells nobody what it wrote, so the package
-# calls it within operators. The museum shows what they are for.
+# The package does this with its one kernel for products, whose epilogue is the form ``ADD`` of the
+# `matrix product in depth <6a_matmul_in_depth.ipynb>`_. ``launch`` checks nothing, and PyTorch does not learn what it wrote.
+# So the package calls it within operators. The museum shows what they are for.
 #
 # Here is a whole step, and the tensors that PyTorch made meanwhile.
 
@@ -324,7 +324,7 @@ show("galore_step", cost)
 # The step that autograd did not see
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# A kernel changes a tensor that autograd kept, and nothing counts the change.
+# A kernel changes a tensor that autograd kept, and nothing counts the change. (M36)
 #
 # Autograd keeps tensors of the forward pass for the backward pass. Every tensor counts its changes, and the backward pass
 # compares the count: PyTorch raises an error if a kept tensor has been overwritten since. A Triton kernel writes to an

@@ -6,7 +6,7 @@ The logits of a language model are often the largest tensor of a training step: 
 vocabulary. The loss reduces each row of them to a single number.
 
 Here are the programs of a kernel that does so, for 8192 tokens and the vocabulary of Qwen2. Each program walks along its row in
-blocks, and a mask ends the last one.
+blocks, and a mask cuts off the end of the last one.
 """
 
 # sphinx_gallery_needs = ["2_softmax", "6_matmul"]
@@ -18,19 +18,20 @@ FULL_N, FULL_V, FULL_C = 8192, 151_936, 896  # Qwen2-0.5B
 product_diagrams.rows_of_logits(FULL_N, FULL_V, 4096)
 
 # %%
-# How often must the logits be read? And if a row is to become one number, must it be in memory at all?
+# How often must the logits be read? And if all that is wanted of a row is one number, must the row be in memory at all?
 #
 # Count first
 # -----------
 #
-# A token has the logits :math:`z` and the target :math:`y`, the token that really follows. Its loss and the gradient of it are:
+# A token has the logits :math:`z` and the target :math:`y`, the token that really follows. The first term of its loss is
+# called the log-sum-exp, short lse:
 #
 # .. math::
 #
-#    \mathcal{L} &= \log \sum_j e^{z_j} - z_y \\
+#    \mathcal{L} &= \mathrm{lse} - z_y, \qquad \mathrm{lse} = \log \sum_j e^{z_j} \\
 #    \frac{\partial \mathcal{L}}{\partial z_j} &= e^{z_j - \mathrm{lse}} - [j = y]
 #
-# The log-sum-exp, short lse, is all that the loss needs of a row besides the logit of the target. Forward has to read the
+# The gradient is the softmax, minus 1 at the target: :math:`[j = y]` is 1 there and 0 elsewhere. Forward has to read the
 # logits once. Backward has to read them once and write their gradient.
 #
 # **Predict first.** How many bytes are the logits of those 8192 tokens in bfloat16, at 2 bytes a number?
@@ -58,7 +59,7 @@ assert number / 2 > 494_032_768  # the weights of Qwen2-0.5B
 # One pass
 # --------
 #
-# Our row is real: the shipped Qwen2 reads a sentence, and its targets are the next tokens. Without a GPU the kernels are interpreted.
+# For real logits, the shipped Qwen2 reads a sentence. The targets are the next tokens. Without a GPU the kernels are interpreted.
 
 import os
 
@@ -86,9 +87,9 @@ N, V = logits.shape
 
 # %%
 # The *online* sum of the page on `softmax <2_softmax.ipynb>`_ reads a row once. It keeps m, the largest logit so far, and
-# :math:`\ell`, the sum of :math:`e^{z - m}`. When a larger logit arrives, one factor corrects the sum.
+# :math:`\ell`, the sum of :math:`e^{z - m}`. After the last block, the lse is :math:`m + \log \ell`.
 #
-# After the last block, the lse is :math:`m + \log \ell`. A program takes a row, and m starts at the lowest finite number.
+# A program takes a row, and m starts at the lowest finite number. Large offsets need 64 bits, so the number of the token has them.
 
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 
@@ -109,7 +110,7 @@ def log_sum_kernel(logits, log_sums, V, BLOCK: tl.constexpr):
 
 
 # %%
-# Beyond the vocabulary the mask gives minus infinity, whose exponential is 0. The loss subtracts the logit of the target.
+# The masked places hold minus infinity, whose exponential is 0. From the lse, the loss subtracts the logit of the target.
 
 log_sums = torch.empty(N, device=DEVICE)
 log_sum_kernel[(N,)](logits, log_sums, V, BLOCK=1024)
@@ -121,16 +122,16 @@ torch.testing.assert_close(losses.mean(), plain, atol=1e-4, rtol=1e-4)
 torch.testing.assert_close(log_sums, logits.logsumexp(1), atol=1e-4, rtol=1e-4)
 
 # %%
-# That is the loss of this sentence, from one reading of its logits.
+# The logits of the sentence were read once, and this is its loss. (A *nat* is the unit of a natural logarithm.)
 #
 # Many programs for one row
 # -------------------------
 #
-# The logits are a product, :math:`z = W x`, with the head W (V, C). A kernel that multiplies tiles has a tile of logits in its
-# registers, and could reduce it there. Then no logit goes to memory.
+# The logits of a token are a product, :math:`z = W x`: x is its hidden state, C numbers, and W (V, C) is the head. A kernel
+# that multiplies tiles has a tile of logits in its registers, and could reduce it there. Then no logit goes to memory.
 #
-# If a program took whole rows of logits, there would be few programs, each with a long loop. So the vocabulary is split as well, and
-# each program finds m and :math:`\ell` of its part.
+# If a program took whole rows of logits, there would be few programs, each with a long loop. So the vocabulary is split as
+# well, and each program finds m and :math:`\ell` of its part. Here are 45 tokens and a vocabulary of 301:
 
 product_diagrams.split_vocabulary(45, 301, 32, 128, 64, (1, 2))
 
@@ -158,39 +159,41 @@ for name, factor in (("as they are", torch.ones_like), ("factor", torch.exp)):
     assert right == (factor is torch.exp)
 
 # %%
-# Parts merge as blocks do: each sum is relative to its own maximum, and one factor makes it relative to another.
+# Parts merge as blocks do. Each sum is relative to its own maximum, and one factor makes it relative to the largest.
 #
 # The kernel without logits
 # -------------------------
 #
-# Here is the kernel of the package. Its outer loop walks over tiles of ``BLOCK_V`` rows of W. ``logits_tile`` multiplies, as on the
-# page on `matrix products <6_matmul.ipynb>`_. Then come the two lines of the online softmax, now for a vector of tokens.
+# The kernel below is that of the package. A program takes ``BLOCK_N`` tokens and ``SPLIT`` rows of W, and walks over these rows
+# in tiles of ``BLOCK_V``. ``logits_tile`` multiplies, as on the page on `matrix products <6_matmul.ipynb>`_. Then come the lines
+# of the online sum, now for a vector of tokens.
 
 import inspect
 
 from lm_from_scratch.kernels import loss as kernels
 
 # %%
-# ``target_logits`` picks out the logit of the target, in the one tile where it appears.
+# ``target_logits`` gets the logit of the target, from the one tile that has it. (``do_not_specialize`` tells the compiler not
+# to look at N, so that another number of tokens is not another kernel.)
 
 print(inspect.getsource(kernels.linear_cross_entropy_kernel.fn))
 
 # %%
-# ``tl.where`` before the maximum is not optional. A row beyond the vocabulary would have a logit of its own, and add to the sum
-# of a token that does not exist.
+# The ``tl.where`` before the maximum is needed. Where the vocabulary has ended and the tile has not, ``logits_tile`` reads the last
+# row of W again, and these copies must not count.
 #
 # Compute it again
 # ----------------
 #
-# Backward needs the softmax, and so the logits, which nobody kept. It makes them again. The gradient of the logits, G, is
-# needed twice, in two large ordinary products:
+# The backward pass needs the softmax, and so the logits, which nobody kept. It computes them again. The gradient of the
+# logits, G (N, V), is then needed in two products. For all N tokens at once, with x (N, C):
 #
 # .. math::
 #
 #    \frac{\partial \mathcal{L}}{\partial x} = G W, \qquad \frac{\partial \mathcal{L}}{\partial W} = G^\top x
 #
-# So one kernel writes G for a *chunk* of the vocabulary, two products use it, and the next chunk overwrites it. From outside, it is a
-# function of hidden states and head.
+# So a kernel writes G for one *chunk* of the vocabulary, the two products use it, and the next chunk overwrites it. We compare
+# the package's function, which does all this, with a loss that makes the logits.
 
 
 def without_logits(x, weight, targets):
@@ -212,11 +215,12 @@ for name, a, b in zip(("loss", "gradient of x", "gradient of W"), *results):
     assert torch.allclose(a, b, atol=1e-4, rtol=1e-4)
 
 # %%
-# The same numbers, and the logits of the sentence were never in memory. What is gained?
+# The numbers are the same, and the logits of the sentence were never in memory. How much does that save?
 #
 # **Predict first.** At the peak of PyTorch's backward pass there are three float32 tensors of N times V numbers: the kept
-# log-softmax, the gradient that arrives at it, and the one that leaves. The fused loss holds G for one chunk of 4096 entries, a sum for x, and
-# the parts. How much less is that, for the 8192 tokens above?
+# log-softmax, the gradient that arrives at it, and the one that leaves. The *fused* loss, without logits, holds G for one chunk
+# of 4096 entries, the gradient of x, and m and :math:`\ell` of each part. For the 8192 tokens above, what share of PyTorch's
+# memory is that?
 #
 # * half
 # * a tenth
@@ -232,25 +236,24 @@ print(f"PyTorch {pytorch / 1e9:.2f} GB, fused {fused / 1e9:.2f} GB")
 assert pytorch > 100 * fused and chunk.default == 4096
 
 # %%
-# The price is a product: backward makes 4 instead of 3, because it computes the logits once more. By count, what the fused loss pays
-# with it is what a loss in one pass pays with traffic.
-# `The loss without logits in depth <9b_loss_without_logits_in_depth.ipynb>`_ builds the kernel and does that sum. The reason to compute
-# again is memory. Time is a draw.
+# The price is one more product: with the logits computed again, forward and backward make 4 instead of 3. On paper, that takes
+# an H100 about as long as moving the logits and their gradient, so the reason to do it is memory, not time.
+# `The loss without logits in depth <9b_loss_without_logits_in_depth.ipynb>`_ builds the kernel and counts both.
 #
 # Exercises
 # ---------
 #
 # 1. *Easy.* Let ``log_sum_kernel`` start with m and :math:`\ell` of 0 instead. A right answer gives a row for which that is exact, and
 #    one for which it gives infinity or 0. Hint: what if all logits are -1000?
-# 2. *Easy.* Count bytes and operations for 16 tokens instead of 8192. A right answer says which floor decides for the fused loss then, and from
-#    how many tokens on it is the other one. Hint: W is read once, whatever N is.
+# 2. *Easy.* Count bytes and operations of the fused loss for 16 tokens instead of 8192. A right answer says whether memory or
+#    arithmetic sets its floor, and from how many tokens on it is the other. Hint: W is read once, whatever N is.
 #
 # Summary
 # -------
 #
 # * The loss needs m and :math:`\log \ell` of a row, which an online sum finds in one pass.
-# * The sums of parts merge, so a row can be shared by many programs.
+# * The sums of parts merge, so many programs can share a row.
 # * Fused with the head, the loss holds no logits: less than a hundredth of PyTorch's memory, for a fourth product.
 #
-# A running maximum, a running sum, a product that never reaches memory: the next page puts a second product after them, and has
-# attention.
+# A running maximum, a running sum, a product that never reaches memory: add a second product after them, and you have
+# attention, on the next page.

@@ -218,7 +218,7 @@ show("cross_entropy", cost)
 # The gradient that overwrote the logits
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# The gradient is stored over logits that another backward pass still reads.
+# The gradient is stored over logits that another backward pass still reads. (M37)
 #
 # The gradient has the size of the logits, and the logits seem of no further use. A kernel that stores it in their place saves
 # gigabytes. Two bug reports follow from that line, `the first <https://github.com/linkedin/Liger-Kernel/issues/272>`_ and

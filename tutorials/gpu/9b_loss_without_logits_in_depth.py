@@ -59,7 +59,7 @@ number = FULL_N * FULL_V
 # A program for some tokens and a part of the vocabulary
 # ------------------------------------------------------
 #
-# Each program finds m and :math:`\ell` of its part. The largest m is the m of the whole, and each :math:`\ell` gets its factor.
+# As in the lesson, each program finds m and :math:`\ell` of its part, and the parts are merged. These lines do it:
 
 
 def merged(maxima, sums):
@@ -75,8 +75,8 @@ m, log_l = merged(maxima, torch.stack(sums))
 verdict("parts merge", matches(m + log_l, log_sum))
 
 # %%
-# The program below takes ``BLOCK_N`` tokens and ``SPLIT`` rows of W. Its outer loop walks over tiles of ``BLOCK_V`` rows. The inner
-# one multiplies, as on the page on matrix products. Then come the two lines of the online softmax, now for a vector of tokens.
+# The program below takes ``BLOCK_N`` tokens and ``SPLIT`` rows of W. Its outer loop walks over tiles of ``BLOCK_V`` rows. The
+# inner one multiplies, as on the page on `matrix products <6_matmul.ipynb>`_. Then come the lines of the online sum.
 
 
 @triton.jit
@@ -125,8 +125,8 @@ expected = (x.double() @ weight.double().T).logsumexp(1).float()
 verdict("matches torch", matches(m + log_l, expected))
 
 # %%
-# ``tl.where`` before the maximum is not optional. The rows beyond the vocabulary were loaded as 0, and a logit of 0 is a logit: it
-# would add :math:`e^0` for a token that does not exist.
+# The ``tl.where`` before the maximum is needed. The rows beyond the vocabulary were loaded as 0, and a logit of 0 is a logit like
+# any other: it would add :math:`e^{-m}` for an entry that does not exist.
 #
 # The package's kernel has the inner loop as a function, because backward needs it too. Beyond the last row it loads that row
 # again instead of zeros: that takes fewer registers than a mask, and ``tl.where`` drops the copies as well. It also picks out the
@@ -142,15 +142,9 @@ print(inspect.getsource(kernels.linear_cross_entropy_kernel.fn))
 # Compute it again
 # ----------------
 #
-# Backward needs the softmax, and so the logits, which nobody kept. It makes them again. The gradient of the logits, G, is
-# needed twice:
-#
-# .. math::
-#
-#    \frac{\partial \mathcal{L}}{\partial x} = G W, \qquad \frac{\partial \mathcal{L}}{\partial W} = G^\top x
-#
-# Both are large ordinary products, which PyTorch's library does best. So one kernel writes G for a *chunk* of the vocabulary, two
-# products use it, and the next chunk overwrites it. These lines are the whole of it.
+# Backward computes the logits again, and from them G, the gradient of the logits. The products G W and :math:`G^\top x` are
+# large and ordinary, and PyTorch calls a library for them. So one kernel writes G for a *chunk* of the vocabulary, two
+# products use it, and the next chunk overwrites it. Here is all of it.
 
 
 def backward(grad, x, weight, targets, m, log_l, chunk):
@@ -183,9 +177,8 @@ for name, a, b in zip(("x", "W"), ours, expected):
     verdict(f"gradient of {name} matches torch", matches(a, b, 1e-4))
 
 # %%
-# What is gained is memory. At the peak of PyTorch's backward pass there are three float32 tensors of N times V numbers: the kept
-# log-softmax, the gradient that arrives at it, and the one that leaves. They are the 12 bytes in the table of
-# `cross-entropy in one pass <9a_cross_entropy_in_one_pass.ipynb>`_.
+# What is gained is memory. PyTorch's backward pass has three float32 tensors of N times V numbers at its peak. They are the
+# 12 bytes in the table of `cross-entropy in one pass <9a_cross_entropy_in_one_pass.ipynb>`_.
 #
 # The loss in one pass has the logits and their gradient. The fused loss holds G, the sum for x, and m and :math:`\ell` of each
 # part. The gradient of W is not counted, as all three have it.
@@ -229,8 +222,8 @@ with Largest() as seen:
 verdict("nothing of N x V", seen.size <= max(N * 100, V * C) < N * V)
 
 # %%
-# And time? The logits cost a product of 2 N V C operations. Backward makes it 4 products instead of 3. What is saved is the traffic.
-# The floors of three ways on an H100, where products run on matrix units, and PyTorch's loss
+# And time? A product has 2 N V C operations. The fused loss makes 4 of them, forward and backward, instead of 3, and saves the
+# traffic of the logits. Here are the floors of three ways on an H100, where products run on matrix units, and PyTorch's loss
 # moves 36 bytes per logit:
 
 product = 2 * FULL_N * FULL_V * FULL_C / GPUS["H100"].matrix
@@ -246,8 +239,8 @@ first, second, third = floors.values()
 assert first > 2 * second and abs(second - third) < 0.1 * second
 
 # %%
-# The fused loss pays with one product for what the loss in one pass pays with traffic, and by count the two are equal. So the
-# reason to compute again is memory. Time is a draw.
+# The fused loss has one product more, and the loss in one pass more traffic. By count these take about the same time. So the
+# reason to compute the logits again is memory.
 #
 # Correct
 # -------

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 
-from lm_from_scratch.checkpoint.configs import GPT2_NAMES, QWEN2_NAMES
+from lm_from_scratch.checkpoint.configs import DECODER_NAMES, GPT2_NAMES
 from lm_from_scratch.checkpoint.weights import (
     classifier_from_pretrained,
     from_pretrained,
@@ -30,7 +30,7 @@ from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.weights.quantize import quantize_
 
 IDX = token_ids(2, 9)
-OUR_NAMES = {theirs: our for names in (GPT2_NAMES, QWEN2_NAMES) for our, theirs in names.items()}
+OUR_NAMES = {theirs: our for names in (GPT2_NAMES, DECODER_NAMES) for our, theirs in names.items()}
 
 
 def nested(depth: int, innermost: Any = 1) -> Any:

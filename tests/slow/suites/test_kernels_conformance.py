@@ -42,6 +42,9 @@ def test_the_conformance_matrix() -> None:
         if cell.case == "dropout":
             assert cell.forward is None, str(cell)
             assert "attention has no dropout" in (cell.unsupported or ""), str(cell)
+        elif "values" in cell.case:
+            assert cell.forward is None and cell.gradient is None, str(cell)
+            assert "and the kernel takes one width alone" in (cell.unsupported or ""), str(cell)
         else:
             assert cell.forward is not None and cell.gradient is not None, str(cell)
             assert max(cell.forward, cell.gradient) <= allowed_error(cell), str(cell)
