@@ -33,6 +33,9 @@ QUESTIONS = {
     "loss": "What does the loss cost at a large vocabulary?",
     "layers": "How fast are RMSNorm and RoPE?",
     "galore": "What does GaLore cost in time?",
+    "experts": "How fast is a layer of experts?",
+    "latent": "What does a latent cache cost in time?",
+    "delta_rule": "How fast is the delta rule?",
     "pages": "How long does this site take to build?",
 }
 Report = dict[str, Any]

@@ -33,7 +33,9 @@ def runs(shape: str, grad: bool) -> dict[str, Callable[[], object]]:
     from transformers.models.qwen3_next import modeling_qwen3_next as hf
 
     *tokens, state = inputs(shape, grad)
-    theirs = [x.detach().transpose(1, 2).contiguous().requires_grad_(grad) for x in tokens]
+    laid_out = [x.detach().transpose(1, 2) for x in tokens]  # (B, T, H, ...)
+    theirs = [x.clone(memory_format=torch.contiguous_format) for x in laid_out]
+    theirs = [x.requires_grad_(grad) for x in theirs]
     scale = tokens[1].shape[-1] ** 0.5  # they divide the queries
     with torch.no_grad():
         theirs[0] *= scale

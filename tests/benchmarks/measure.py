@@ -370,8 +370,11 @@ def stored(report: dict[str, Any]) -> Path:
 
 
 def same_setup(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether results of both may stand in one file."""
-    return all(one[key] == other[key] for key in ("machine", "versions", "threads", "size"))
+    """Whether results of both may stand in one file. The number of cores that are there does not
+    matter, but ``threads``, the number that is used."""
+    same = [{**report, "machine": {**report["machine"], "cores": 0}} for report in (one, other)]
+    keys = ("machine", "versions", "threads", "size")
+    return all(same[0][key] == same[1][key] for key in keys)
 
 
 def add(report: dict[str, Any], name: str, rows: Sequence[Row], seconds: float) -> None:
