@@ -108,7 +108,8 @@ def save_file(
     """Write a safetensors file: all of it, or nothing. Raises ``OSError`` where it cannot be."""
     with whole_file(path) as temporary:
         try:
-            safetensors.save_file(tensors, temporary, metadata)
+            on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+            safetensors.save_file(on_cpu, temporary, metadata)
         except SafetensorError as error:
             number = re.search(r"os error (\d+)", str(error))
             code = int(number[1]) if number else errno.EIO

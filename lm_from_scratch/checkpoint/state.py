@@ -23,7 +23,7 @@ from lm_from_scratch.checkpoint.folders import (
     temporary_folder,
     write_json,
 )
-from lm_from_scratch.checkpoint.weights import trained, write_model
+from lm_from_scratch.checkpoint.weights import trained, write_config, write_tensors
 from lm_from_scratch.files import sha256
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.heads import Classifier
@@ -55,10 +55,10 @@ def save_training_state(
     state = optimizer_tensors(model, optimizer)
     with temporary_folder(target) as temporary:
         if is_trained_whole(model):
-            write_model(model, temporary)
+            write_config(model, temporary)
+            write_tensors(trained(model), temporary)
         else:
             state |= trained(model)
-        state = {name: value.cpu().contiguous() for name, value in state.items()}
         save_file(state, temporary / "optimizer.safetensors")
         finish_checkpoint(temporary, target, recipe, step)
 

@@ -11,7 +11,7 @@ tensors that it holds, and never becomes a matrix of numbers on its way to the d
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
@@ -228,14 +228,8 @@ def write_model(
     dtypes = {parameter.dtype for parameter in model.parameters()}
     if len(dtypes) > 1:
         raise ValueError(f"the parameters have different dtypes: {sorted(map(str, dtypes))}")
-    tensors = stored(model)
-    if isinstance(model, TokenClassifier) and isinstance(model.backbone, GPT2Model):
-        # whose head has another name there
-        tensors = {name.replace("score.", "classifier."): t for name, t in tensors.items()}
     write_config(model, folder)
-    tensors = unstacked(plain_tensors(tensors))
-    tensors = {name: t.cpu().contiguous() for name, t in tensors.items()}
-    write_tensors(tensors, folder, max_shard_bytes)
+    write_tensors(unstacked(plain_tensors(stored(model))), folder, max_shard_bytes)
 
 
 def write_config(model: CausalLM | Classifier, folder: Path) -> None:
@@ -251,20 +245,26 @@ def write_config(model: CausalLM | Classifier, folder: Path) -> None:
         write_json(folder / "generation_config.json", generation_config)
 
 
-def stored(model: nn.Module) -> dict[str, Tensor]:
-    """The weights under the names and in the layout of a checkpoint; no weight is copied."""
-    tensors = model.state_dict()
-    for name, tensor in tensors.items():
+def stored(model: nn.Module, without: Collection[str] = ()) -> dict[str, Tensor]:
+    """The weights, but for some, under the names and in the layout of a checkpoint, with the
+    experts of a layer in one tensor; no weight is copied."""
+    renamed = isinstance(model, TokenClassifier) and isinstance(model.backbone, GPT2Model)
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        if name in without:
+            continue
         if TRANSPOSED.search(name) and not isinstance(tensor, QuantizedWeight):
             tensor = tensor.T
+        name = name.replace("score.", "classifier.") if renamed else name
         tensors[name] = tensor.detach()
     return tensors
 
 
 def trained(model: nn.Module) -> dict[str, Tensor]:
-    """Of the :func:`stored` weights those that training changes."""
-    names = {name for name, p in model.named_parameters() if p.requires_grad}
-    return {name: tensor for name, tensor in stored(model).items() if name in names}
+    """Of the :func:`stored` weights those that training changes. A buffer is one of them: what
+    keeps experts busy is moved without a gradient."""
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    return stored(model, without=frozen)
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -423,7 +423,9 @@ def check_tensors(loaded: Mapping[str, Tensor], wanted: Mapping[str, Tensor], wh
         raise ValueError(f"{where} does not fit the model: " + "; ".join(problems[:8]) + more)
 
 
-def write_tensors(tensors: dict[str, Tensor], folder: Path, max_shard_bytes: int) -> None:
+def write_tensors(
+    tensors: dict[str, Tensor], folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES
+) -> None:
     """One safetensors file, or several of at most ``max_shard_bytes`` and an index of them."""
     shards: list[dict[str, Tensor]] = [{}]
     size = 0

@@ -24,6 +24,8 @@ from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 from lm_from_scratch.__main__ import main
 from lm_from_scratch.checkpoint.state import latest_checkpoint
 from lm_from_scratch.checkpoint.weights import from_pretrained
+from lm_from_scratch.models.causal_lm import CausalLM, build
+from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config
 from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.optim.galore_basis import PROJECTION_TYPES
 from lm_from_scratch.runs.distributed import (
@@ -42,22 +44,39 @@ from lm_from_scratch.training.processes import ALONE
 from lm_from_scratch.training.train import TrainConfig, train
 
 ONE = Processes()
+EXPERTS = DeepseekV3Config(
+    vocab_size=300, n_layer=2, n_head=2, n_kv_head=2, n_embd=16, intermediate_size=24,
+    kv_lora_rank=8, first_k_dense_replace=1,
+)  # fmt: skip
+
+
+def tiny_experts() -> CausalLM:
+    torch.manual_seed(0)
+    return build(EXPERTS)
+
+
 MODELS = {
     "gpt2": lambda: tiny_gpt2(
         vocab_size=300, n_layer=2, embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0
     ),
     "qwen2": lambda: tiny_qwen2(vocab_size=300, n_layer=2),
+    "experts": tiny_experts,
 }
 OPTIMIZERS = ("adamw", "galore")
 STEPS = 20
 STOP = 7  # in the middle of an update_proj_gap, and not at a due checkpoint
 SHORT = dict(steps=3, warmup=1, eval_every=0)
-#: Who began a run, who goes on with it, and its optimizer. "1" is one process, the others are two.
+#: Who began a run, who goes on with it, its optimizer and model. "1" is one process, the others are
+#: two.
 RESUMED = [
-    ("1", "ddp", "adamw"), ("ddp", "ddp", "adamw"), ("ddp", "fsdp", "adamw"),
-    ("1", "fsdp", "galore"), ("ddp", "ddp", "galore"), ("fsdp", "fsdp", "galore"),
-    ("fsdp", "fsdp", "adamw"), ("ddp", "1", "adamw"), ("fsdp", "1", "galore"),
+    ("1", "ddp", "adamw", "gpt2"), ("ddp", "ddp", "adamw", "gpt2"),
+    ("ddp", "fsdp", "adamw", "gpt2"), ("1", "fsdp", "galore", "gpt2"), ("ddp", "ddp", "galore", "gpt2"),
+    ("fsdp", "fsdp", "galore", "gpt2"), ("fsdp", "fsdp", "adamw", "gpt2"),
+    ("ddp", "1", "adamw", "gpt2"), ("fsdp", "1", "galore", "gpt2"),
+    ("1", "fsdp", "adamw", "experts"), ("fsdp", "1", "adamw", "experts"),
 ]  # fmt: skip
+#: What is stopped: an optimizer and a model.
+STOPPED = sorted({resumed[2:] for resumed in RESUMED})
 
 
 class RaggedBatches(PackedBatches):
@@ -119,23 +138,23 @@ def runs_in_two_processes(tokens: TokenFile, root: Path) -> None:
             group = replace(joined, parallel=engine)
             for model, optimizer in product(MODELS, OPTIMIZERS):
                 results[f"{engine} {model} {optimizer}"] = run(tokens, model, optimizer, group)
-            for optimizer in OPTIMIZERS:
-                stopped = root / f"{engine} {optimizer} stopped"
-                run(tokens, "gpt2", optimizer, group, stopped, stop_after=STOP)
+            for optimizer, model in STOPPED:
+                stopped = root / f"{engine} {optimizer} {model} stopped"
+                run(tokens, model, optimizer, group, stopped, stop_after=STOP)
             results[f"chunked {engine}"] = run(
                 tokens, "gpt2", "adamw", group, chunked_loss=True, **SHORT
             )
             results[f"bfloat16 {engine}"] = run(
                 tokens, "qwen2", "adamw", group, dtype="bfloat16", **SHORT
             )
-        for begun, engine, optimizer in RESUMED:
-            folder = root / f"{begun} -> {engine} {optimizer}"
+        for begun, engine, optimizer, model in RESUMED:
+            folder = root / f"{begun} -> {engine} {optimizer} {model}"
             if joined.rank == 0:
-                shutil.copytree(root / f"{begun} {optimizer} stopped", folder)
+                shutil.copytree(root / f"{begun} {optimizer} {model} stopped", folder)
             joined.meet()
             if engine != "1":
                 group = replace(joined, parallel=engine)
-                results[folder.name] = run(tokens, "gpt2", optimizer, group, folder)
+                results[folder.name] = run(tokens, model, optimizer, group, folder)
     if joined.rank == 0:
         for name, tensors in results.items():
             save_file(tensors, root / f"{name}.safetensors")
@@ -159,14 +178,16 @@ def results(tokens, root) -> dict[str, dict[str, torch.Tensor]]:
     for optimizer in OPTIMIZERS:
         for model in MODELS:
             alone[f"1 {model} {optimizer}"] = run(tokens, model, optimizer)
-        run(tokens, "gpt2", optimizer, folder=root / f"1 {optimizer} stopped", stop_after=STOP)
+    for optimizer, model in STOPPED:
+        folder = root / f"1 {optimizer} {model} stopped"
+        run(tokens, model, optimizer, folder=folder, stop_after=STOP)
     alone["chunked 1"] = run(tokens, "gpt2", "adamw", chunked_loss=True, **SHORT)
     alone["bfloat16 1"] = run(tokens, "qwen2", "adamw", dtype="bfloat16", **SHORT)
     in_processes(2, runs_in_two_processes, tokens, root)
-    for begun, engine, optimizer in RESUMED:
+    for begun, engine, optimizer, model in RESUMED:
         if engine == "1":
-            name = f"{begun} -> {engine} {optimizer}"
-            alone[name] = run(tokens, "gpt2", optimizer, folder=root / name)
+            name = f"{begun} -> {engine} {optimizer} {model}"
+            alone[name] = run(tokens, model, optimizer, folder=root / name)
     return alone | {path.stem: load_file(path) for path in root.glob("*.safetensors")}
 
 
@@ -192,11 +213,13 @@ def test_the_optimizers_differ(results) -> None:
     assert largest_difference(results["1 gpt2 adamw"], results["1 gpt2 galore"]) > 1e-2
 
 
-@pytest.mark.parametrize(("begun", "ended", "optimizer"), RESUMED)
-def test_a_run_goes_on_in_another_number_of_processes(results, begun, ended, optimizer) -> None:
-    resumed = results[f"{begun} -> {ended} {optimizer}"]
+@pytest.mark.parametrize(("begun", "ended", "optimizer", "model"), RESUMED)
+def test_a_run_goes_on_in_another_number_of_processes(
+    results, begun, ended, optimizer, model
+) -> None:
+    resumed = results[f"{begun} -> {ended} {optimizer} {model}"]
     of_one_engine = begun if begun == ended else "1"
-    whole_run = results[f"{of_one_engine} gpt2 {optimizer}"]
+    whole_run = results[f"{of_one_engine} {model} {optimizer}"]
     assert len(resumed["reported"]) == STEPS - STOP
     difference = largest_difference(resumed, whole_run)
     assert difference == 0.0 if begun == ended else difference < 1e-8
@@ -211,7 +234,7 @@ def test_chunked_loss_and_bfloat16_reach_every_process(results, engine) -> None:
 
 
 def test_every_process_writes_its_share_and_the_whole_is_a_model_folder(results, root) -> None:
-    step = latest_checkpoint(root / "fsdp -> fsdp adamw")
+    step = latest_checkpoint(root / "fsdp -> fsdp adamw gpt2")
     files = sorted(path.name for path in step.iterdir())
     assert files == [
         "config.json", "model-00001-of-00001.safetensors", "model.safetensors.index.json",
@@ -221,7 +244,7 @@ def test_every_process_writes_its_share_and_the_whole_is_a_model_folder(results,
     sizes = [(step / file).stat().st_size for file in files if file.startswith("shard")]
     assert 0.9 < sizes[0] / sizes[1] < 1.1
     got = from_pretrained(step).state_dict()
-    assert all(torch.equal(t, results["fsdp -> fsdp adamw"][name]) for name, t in got.items())
+    assert all(torch.equal(t, results["fsdp -> fsdp adamw gpt2"][name]) for name, t in got.items())
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -229,7 +252,7 @@ def test_every_process_writes_its_share_and_the_whole_is_a_model_folder(results,
 def test_a_share_that_is_missing_or_cut_is_refused(
     results, root, tokens, tmp_path, number, damage
 ) -> None:
-    shutil.copytree(root / "fsdp -> fsdp adamw", tmp_path / "run")
+    shutil.copytree(root / "fsdp -> fsdp adamw gpt2", tmp_path / "run")
     newest = latest_checkpoint(tmp_path / "run")
     for older in {*(tmp_path / "run").glob("step-*")} - {newest}:
         shutil.rmtree(older)

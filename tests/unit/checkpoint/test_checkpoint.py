@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import enlarge_, hf_twin, tiny_gpt2, tiny_hf, tiny_hf_qwen2, tiny_qwen2, token_ids
+from torch import nn
 
 from lm_from_scratch.checkpoint import state, weights
 from lm_from_scratch.checkpoint.configs import DIALECTS, config_from_dict, config_to_dict
@@ -28,6 +29,8 @@ from lm_from_scratch.checkpoint.weights import (
     save_pretrained,
 )
 from lm_from_scratch.layers.rope_scaling import DynamicNTKScaling
+from lm_from_scratch.models.causal_lm import build
+from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config
 from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
 from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
 from lm_from_scratch.optim.adamw import AdamW
@@ -274,6 +277,42 @@ def test_G18_G20_the_training_state_comes_back_whole(tmp_path) -> None:
         assert torch.equal(a, b)
         for key in ("exp_avg", "exp_avg_sq", "step"):
             assert torch.equal(optimizer.state[a][key], fresh.state[b][key])
+
+
+def tiny_experts(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    sizes = dict(vocab_size=97, n_layer=2, n_head=2, n_kv_head=2, n_embd=16, intermediate_size=24)
+    return build(DeepseekV3Config(**sizes, kv_lora_rank=8, first_k_dense_replace=1))
+
+
+def tiny_token_classifier(seed: int) -> nn.Module:
+    return TokenClassifier(tiny_gpt2(seed).transformer, 3)
+
+
+@pytest.mark.parametrize("make", [tiny_experts, tiny_token_classifier])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_experts_their_bias_and_a_renamed_head_come_back(make, frozen, tmp_path) -> None:
+    models = [make(seed).requires_grad_(not frozen) for seed in (0, 5)]
+    optimizers = []
+    for model in models:
+        last = list(model.parameters())[-2:]
+        optimizers.append(AdamW([p.requires_grad_() for p in last], lr=1e-2))
+    for name, tensor in models[0].state_dict().items():
+        if name.endswith("e_score_correction_bias"):
+            tensor += torch.arange(len(tensor)) / 8
+    save_training_state(tmp_path, models[0], optimizers[0], {}, 1)
+    checkpoint = latest_checkpoint(tmp_path)
+    load_training_state(checkpoint, models[1], optimizers[1], {})
+    want, have = (model.state_dict() for model in models)
+    trained = {name for name, p in models[0].named_parameters() if p.requires_grad}
+    buffers = set(want) - {name for name, _ in models[0].named_parameters()}
+    assert len(buffers) == (make is tiny_experts)
+    for name in trained | buffers if frozen else want:
+        assert torch.equal(want[name], have[name]), name
+    if not frozen:
+        read = from_pretrained if make is tiny_experts else classifier_from_pretrained
+        idx = token_ids(2, 9)
+        assert torch.equal(read(checkpoint)(idx), models[0].eval()(idx))
 
 
 def test_G20_a_checkpoint_of_a_run_is_also_a_model_folder(tmp_path) -> None:
