@@ -15,6 +15,7 @@ from torch import nn
 
 from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
 from lm_from_scratch.checkpoint.folders import read_json
+from lm_from_scratch.checkpoint.ideas import NEXT
 from lm_from_scratch.limits import Count, Share, require, shown
 from lm_from_scratch.models.causal_lm import CausalLM, Config
 from lm_from_scratch.models.heads import Classifier, SequenceClassifier, TokenClassifier
@@ -108,6 +109,7 @@ def model_to_dict(model: CausalLM | Classifier) -> dict[str, Any]:
         was = config_to_dict(config_from_dict(resized), model_type) | {"vocab_size": size}
         config = {key: value for key, value in config.items() if value != was.get(key)}
     config = {**published.config, **config}
+    config |= dict.fromkeys(config.keys() & set(NEXT), 0)  # whose layers are not read
     if not isinstance(model, Classifier):
         config["architectures"] = was.get("architectures") or config["architectures"]
         return config

@@ -70,8 +70,9 @@ SHORT = dict(steps=3, warmup=1, eval_every=0)
 #: two.
 RESUMED = [
     ("1", "ddp", "adamw", "gpt2"), ("ddp", "ddp", "adamw", "gpt2"),
-    ("ddp", "fsdp", "adamw", "gpt2"), ("1", "fsdp", "galore", "gpt2"), ("ddp", "ddp", "galore", "gpt2"),
-    ("fsdp", "fsdp", "galore", "gpt2"), ("fsdp", "fsdp", "adamw", "gpt2"),
+    ("ddp", "fsdp", "adamw", "gpt2"), ("1", "fsdp", "galore", "gpt2"),
+    ("ddp", "ddp", "galore", "gpt2"), ("fsdp", "fsdp", "galore", "gpt2"),
+    ("fsdp", "fsdp", "adamw", "gpt2"),
     ("ddp", "1", "adamw", "gpt2"), ("fsdp", "1", "galore", "gpt2"),
     ("1", "fsdp", "adamw", "experts"), ("fsdp", "1", "adamw", "experts"),
 ]  # fmt: skip
