@@ -12,6 +12,16 @@ from lm_from_scratch.models.mtp import MTP
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
 from lm_from_scratch.training.mtp_loss import mtp_losses
 
+#: The sizes of families with experts; DeepSeek-V3's cache holds a latent, too.
+EXPERTS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": dict(num_experts=6, moe_intermediate_size=12, norm_topk_prob=True, head_dim=8),
+    "deepseek_v3": dict(
+        n_routed_experts=6, moe_intermediate_size=12, n_group=2, topk_group=1, n_shared_experts=1,
+        kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4,
+        v_head_dim=7, head_dim=4,
+    ),
+}  # fmt: skip
+
 
 def theirs(family: str, seed: int) -> Any:
     """A small random model of that family made by transformers, of drawn sizes."""
@@ -42,8 +52,13 @@ def theirs(family: str, seed: int) -> Any:
         config |= dict(use_sliding_window=True, sliding_window=draw.choice([3, 6]))
         kinds = "full_attention", "sliding_attention"
         config["layer_types"] = [draw.choice(kinds) for _ in range(n_layer)]
+    if family in EXPERTS:
+        config |= EXPERTS[family] | dict(num_experts_per_tok=draw.choice([1, 2, 3]))
+    if family == "deepseek_v3":
+        config |= dict(num_key_value_heads=n_kv_head * shared, q_lora_rank=draw.choice([None, 9]))
+        config["first_k_dense_replace"] = min(1, n_layer - 1)  # the last layer has experts
     made = AutoConfig.for_model(family, **config)
-    made._attn_implementation = "eager"
+    made._attn_implementation = made._experts_implementation = "eager"
     model = HFModel.from_config(made).eval()
     enlarge_(model, seed)
     return model

@@ -21,7 +21,7 @@ from lm_from_scratch.text.targets import IGNORE, mtp_targets, next_token_targets
 from lm_from_scratch.training.loss import causal_lm_loss
 from lm_from_scratch.training.mtp_loss import mtp_losses
 
-FAMILIES = ["llama", "mistral", "qwen3"]
+FAMILIES = ["llama", "mistral", "qwen3", "qwen3_moe", "deepseek_v3"]
 
 
 QWEN2 = tiny_qwen2().double()
