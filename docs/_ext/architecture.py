@@ -51,7 +51,8 @@ def rooms() -> str:
 
 def config_names() -> str:
     """The fields of both configs that `transformers` calls something else."""
-    from lm_from_scratch.checkpoint.configs import DECODER_NAMES, GPT2_NAMES
+    from lm_from_scratch.checkpoint.configs import GPT2_NAMES
+    from lm_from_scratch.checkpoint.dialects import DECODER_NAMES
     from lm_from_scratch.models.gpt2 import GPT2Config
     from lm_from_scratch.models.qwen2 import Qwen2Config
 

@@ -286,7 +286,7 @@ assert wrong > 0.1 and largest_error() == right
 #
 # 1. *Medium.* Make a Llama with ``attention_bias=True`` in ``transformers``. Which weights would have no place in ours?
 # 2. *Hard.* Read a family that is only numbers away: add a dialect for it to
-#    ``lm_from_scratch/checkpoint/configs.py``, and let the tests of the other families hold it.
+#    ``lm_from_scratch/checkpoint/dialects.py``, and let the tests of the other families hold it.
 #
 # Summary
 # -------

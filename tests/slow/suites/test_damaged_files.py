@@ -18,7 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 
-from lm_from_scratch.checkpoint.configs import DECODER_NAMES, GPT2_NAMES
+from lm_from_scratch.checkpoint.configs import GPT2_NAMES
+from lm_from_scratch.checkpoint.dialects import DECODER_NAMES
 from lm_from_scratch.checkpoint.weights import (
     classifier_from_pretrained,
     from_pretrained,

@@ -17,7 +17,8 @@ from tiny_models import enlarge_, hf_twin, tiny_gpt2, tiny_hf, tiny_hf_qwen2, ti
 from torch import nn
 
 from lm_from_scratch.checkpoint import state, weights
-from lm_from_scratch.checkpoint.configs import DIALECTS, config_from_dict, config_to_dict
+from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
+from lm_from_scratch.checkpoint.dialects import DIALECTS
 from lm_from_scratch.checkpoint.state import (
     latest_checkpoint,
     load_training_state,

@@ -1,0 +1,319 @@
+"""The families of decoders since Qwen2, as their ``config.json`` speaks: a row for each.
+
+What ``transformers`` takes for a key that a file leaves out differs from family to family, and so
+do the keys that say which layers slide, rotate or have experts.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lm_from_scratch.limits import Count, is_integer, require, shown
+from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config
+from lm_from_scratch.models.qwen2 import FULL, Qwen2Config
+from lm_from_scratch.models.qwen3 import Qwen3Config
+from lm_from_scratch.models.qwen3_moe import Qwen3MoeConfig
+from lm_from_scratch.models.qwen3_next import LINEAR, Qwen3NextConfig
+from lm_from_scratch.models.smollm3 import SmolLM3Config, all_but_every
+
+#: The same for all decoders since Qwen2.
+DECODER_NAMES = {
+    "block_size": "max_position_embeddings",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_kv_head": "num_key_value_heads",
+    "n_embd": "hidden_size",
+    "activation": "hidden_act",
+}
+
+#: And for the experts of those that have some.
+EXPERT_NAMES = {
+    "n_expert": "num_experts",
+    "top_k": "num_experts_per_tok",
+    "expert_size": "moe_intermediate_size",
+}
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a family of decoders since Qwen2 is published, under its ``model_type``."""
+
+    config: type[Qwen2Config]
+    architecture: str
+    layers: Callable[[Mapping[str, Any]], dict[str, Any]]  # which slide or rotate, in our fields
+    absent: Mapping[str, Any]  # what `transformers` takes for a key that a file leaves out
+    silent: Mapping[str, Any]  # our fields that no file has
+    only: Mapping[str, Any] = field(default_factory=dict)  # switches that stand as they are here
+    extra_names: Mapping[str, str] = field(default_factory=dict)  # of fields that Qwen2 has not
+    partial: bool = False  # whether the file says what share of a head is turned
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Our names and those of the file, where they differ."""
+        return {**DECODER_NAMES, **self.extra_names}
+
+
+def _some_slide(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Listed in new files; in old ones two numbers and a switch. A window that no layer uses is
+    none."""
+    slides, window, types = (
+        config[key] for key in ("use_sliding_window", "sliding_window", "layer_types")
+    )
+    require(bool, use_sliding_window=slides)
+    if not isinstance(types, list | None) or not all(isinstance(t, str) for t in types or ()):
+        raise ValueError(f"layer_types={shown(types)} must be a list of words")
+    if types is not None and len(types) != (n_layer := config["num_hidden_layers"]):
+        raise ValueError(
+            f"layer_types={shown(types)} must have a word for each of "
+            f"num_hidden_layers={shown(n_layer)}"
+        )
+    types = tuple(types) if types is not None else None
+    if slides and window is not None:
+        if types is not None:
+            return {**NONE_SLIDES, "sliding_window": window, "layer_types": types}
+        first = config["max_window_layers"]
+        return {**NONE_SLIDES, "sliding_window": window, "max_window_layers": first}
+    if others := set(types or ()) - {FULL}:
+        raise ValueError(
+            f"layer_types has {shown(sorted(others))}, but use_sliding_window={slides} and "
+            f"sliding_window={shown(window)}"
+        )
+    return NONE_SLIDES
+
+
+def _all_slide(config: Mapping[str, Any]) -> dict[str, Any]:
+    """One number: every layer has this window, or none has."""
+    window = config["sliding_window"]
+    first = None if window is None else 0
+    return {**NONE_SLIDES, "sliding_window": window, "max_window_layers": first}
+
+
+def _some_recurrent(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Listed, or every layer but each ``full_attention_interval``-th. No experts at all are any
+    number of them in no layer."""
+    n_layer, types = config["num_hidden_layers"], config["layer_types"]
+    require(Count, num_hidden_layers=n_layer)
+    dense: dict[str, Any] = {"mlp_only_layers": _dense(config)}
+    if is_integer(config["num_experts"], 0) and config["num_experts"] == 0:
+        dense = {"mlp_only_layers": tuple(range(n_layer)), "n_expert": Qwen3NextConfig.n_expert}
+    if types is None:
+        interval = config["full_attention_interval"]
+        require(Count, full_attention_interval=interval)
+        types = [LINEAR if (n + 1) % interval else FULL for n in range(n_layer)]
+    if not isinstance(types, list) or not all(isinstance(t, str) for t in types):
+        raise ValueError(f"layer_types={shown(types)} must be a list of words")
+    return {**NONE_SLIDES, **dense, "layer_types": tuple(types)}
+
+
+def _dense(config: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The layers without experts, from a list or nothing."""
+    dense = config["mlp_only_layers"] or []
+    if not isinstance(dense, list):
+        raise ValueError(f"mlp_only_layers={shown(dense)} must be a list of layers")
+    return tuple(dense)
+
+
+def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A switch for the windows of all layers, a list of those without experts, and how many experts
+    there are, for which ``transformers`` has two names."""
+    require(bool, use_sliding_window=config["use_sliding_window"])
+    window = config["sliding_window"] if config["use_sliding_window"] else None
+    n_expert = config.get("num_experts", config.get("num_local_experts", 128))
+    if config.get("num_local_experts", n_expert) != n_expert:
+        raise ValueError(
+            f"num_experts={shown(n_expert)} and "
+            f"num_local_experts={shown(config['num_local_experts'])} name the same number"
+        )
+    layers = _all_slide({"sliding_window": window})
+    return {**layers, "mlp_only_layers": _dense(config), "n_expert": n_expert}
+
+
+def _none_slides(config: Mapping[str, Any]) -> dict[str, Any]:
+    """No layer has a window."""
+    return NONE_SLIDES
+
+
+def _latent_layers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """No layer has a window. The scale of scores is read from any rotation there, and is YaRN's
+    here: raises ``ValueError`` for another that has it."""
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = config[key] or {}
+        name = rope.get("rope_type", rope.get("type", "default"))
+        if rope.get("mscale_all_dim") and name not in ("default", "yarn"):
+            raise ValueError(
+                f"mscale_all_dim={shown(rope['mscale_all_dim'])} is not supported with "
+                f"rope_type={shown(name)}, only with rope_type='yarn'"
+            )
+    return NONE_SLIDES
+
+
+def _some_rotate(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A 1 for each layer that rotates, by name or by interval. The list may be longer than the
+    model, as for one that was cut."""
+    listed, n_layer = config["no_rope_layers"], config["num_hidden_layers"]
+    require(Count, num_hidden_layers=n_layer)
+    if listed is None:
+        require(Count, no_rope_layer_interval=config["no_rope_layer_interval"])
+        rotate = all_but_every(config["no_rope_layer_interval"], n_layer)
+    elif isinstance(listed, list) and len(listed) >= n_layer:
+        rotate = tuple(listed[:n_layer])
+    else:
+        raise ValueError(
+            f"no_rope_layers={shown(listed)} must have a number for each of "
+            f"num_hidden_layers={n_layer}"
+        )
+    return {**_some_slide(config), "rope_layers": rotate}
+
+
+NONE_SLIDES = {"sliding_window": None, "layer_types": None, "max_window_layers": None}
+
+_ABSENT: dict[str, Any] = {
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "hidden_size": 4096,
+    "tie_word_embeddings": False,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "rope_parameters": None,
+}
+_QWEN = _ABSENT | {
+    "num_key_value_heads": 32,
+    "intermediate_size": 22016,
+    "max_position_embeddings": 32768,
+    "eos_token_id": None,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+    "layer_types": None,
+}
+_LLAMA = _ABSENT | {
+    "vocab_size": 32000,
+    "num_key_value_heads": None,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_MISTRAL = _LLAMA | {
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+}
+_QWEN3_NEXT = _ABSENT | {
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "hidden_size": 2048,
+    "head_dim": 256,
+    "intermediate_size": 5632,
+    "max_position_embeddings": 32768,
+    "eos_token_id": None,
+    "partial_rotary_factor": 0.25,
+    "layer_types": None,
+    "full_attention_interval": 4,
+    "num_experts": 512,
+    "mlp_only_layers": None,
+}
+_QWEN3_MOE = _ABSENT | {
+    "num_hidden_layers": 24,
+    "hidden_size": 2048,
+    "head_dim": None,
+    "num_key_value_heads": 4,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 32768,
+    "eos_token_id": None,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "norm_topk_prob": False,
+    "mlp_only_layers": None,
+}
+_DEEPSEEK = _LLAMA | {
+    "vocab_size": 129280,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "max_position_embeddings": 4096,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "qk_rope_head_dim": 64,
+}
+_SMOLLM3 = _LLAMA | {
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+    "rope_theta": 2_000_000.0,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+    "pad_token_id": 128004,
+    "use_sliding_window": False,
+    "sliding_window": None,
+    "max_window_layers": None,
+    "layer_types": None,
+    "no_rope_layers": None,
+    "no_rope_layer_interval": 4,
+}
+_PLAIN = {"attention_bias": False}
+_NO_BIAS = {"qkv_bias": False}
+
+#: The families by their ``model_type``.
+DIALECTS = {
+    "qwen2": Dialect(Qwen2Config, "Qwen2ForCausalLM", _some_slide, _QWEN, {"qkv_bias": True}),
+    "llama": Dialect(
+        Qwen2Config,
+        "LlamaForCausalLM",
+        _none_slides,
+        _LLAMA,
+        _NO_BIAS,
+        only=_PLAIN | {"mlp_bias": False},
+    ),
+    "mistral": Dialect(Qwen2Config, "MistralForCausalLM", _all_slide, _MISTRAL, _NO_BIAS),
+    "qwen3": Dialect(Qwen3Config, "Qwen3ForCausalLM", _some_slide, _QWEN, _NO_BIAS, only=_PLAIN),
+    "qwen3_next": Dialect(
+        Qwen3NextConfig,
+        "Qwen3NextForCausalLM",
+        _some_recurrent,
+        _QWEN3_NEXT,
+        _NO_BIAS,
+        only=_PLAIN,
+        extra_names=EXPERT_NAMES | {"shared_expert_size": "shared_expert_intermediate_size"},
+        partial=True,
+    ),
+    "qwen3_moe": Dialect(
+        Qwen3MoeConfig,
+        "Qwen3MoeForCausalLM",
+        _experts,
+        _QWEN3_MOE,
+        _NO_BIAS,
+        only=_PLAIN,
+        extra_names=EXPERT_NAMES,
+    ),
+    "deepseek_v3": Dialect(
+        DeepseekV3Config,
+        "DeepseekV3ForCausalLM",
+        _latent_layers,
+        _DEEPSEEK,
+        _NO_BIAS,
+        only=_PLAIN,
+        extra_names=EXPERT_NAMES
+        | {
+            "head_dim": "qk_rope_head_dim",
+            "n_expert": "n_routed_experts",
+            "top_group": "topk_group",
+        },
+    ),
+    "smollm3": Dialect(
+        SmolLM3Config,
+        "SmolLM3ForCausalLM",
+        _some_rotate,
+        _SMOLLM3,
+        _NO_BIAS,
+        only=_PLAIN | {"mlp_bias": False, "use_sliding_window": False},
+        extra_names={"rope_layers": "no_rope_layers"},
+    ),
+}
