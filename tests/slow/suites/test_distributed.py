@@ -19,7 +19,7 @@ import torch.multiprocessing
 from processes import in_processes, torchrun_environment
 from safetensors.torch import load_file, save_file
 from small_run import SMALL
-from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
+from tiny_models import enlarge_, tiny_gpt2, tiny_qwen2, token_ids
 
 from lm_from_scratch.__main__ import main
 from lm_from_scratch.checkpoint.state import latest_checkpoint
@@ -46,13 +46,15 @@ from lm_from_scratch.training.train import TrainConfig, train
 ONE = Processes()
 EXPERTS = DeepseekV3Config(
     vocab_size=300, n_layer=2, n_head=2, n_kv_head=2, n_embd=16, intermediate_size=24,
-    kv_lora_rank=8, first_k_dense_replace=1,
+    q_lora_rank=None, kv_lora_rank=8, qk_nope_head_dim=6, head_dim=4, v_head_dim=6, n_expert=8,
+    top_k=2, expert_size=12, n_group=2, top_group=1, first_k_dense_replace=1,
 )  # fmt: skip
 
 
 def tiny_experts() -> CausalLM:
-    torch.manual_seed(0)
-    return build(EXPERTS)
+    model = build(EXPERTS)
+    enlarge_(model, 0)
+    return model
 
 
 MODELS = {

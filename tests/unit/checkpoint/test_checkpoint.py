@@ -283,7 +283,8 @@ def test_G18_G20_the_training_state_comes_back_whole(tmp_path) -> None:
 def tiny_experts(seed: int) -> nn.Module:
     torch.manual_seed(seed)
     sizes = dict(vocab_size=97, n_layer=2, n_head=2, n_kv_head=2, n_embd=16, intermediate_size=24)
-    return build(DeepseekV3Config(**sizes, kv_lora_rank=8, first_k_dense_replace=1))
+    sizes |= dict(q_lora_rank=None, kv_lora_rank=8, n_expert=8, top_k=2, n_group=2, top_group=1)
+    return build(DeepseekV3Config(**sizes, expert_size=12, first_k_dense_replace=1))
 
 
 def tiny_token_classifier(seed: int) -> nn.Module:
