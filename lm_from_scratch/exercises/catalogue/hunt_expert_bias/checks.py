@@ -1,0 +1,294 @@
+"""Bug hunt: the correction bias weighs what it should only choose, and 0 is no closed door."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted
+from lm_from_scratch.layers.experts import sigmoid_routing
+
+
+def reference(
+    logits: Tensor, bias: Tensor, k: int, n_group: int, top_group: int, scale: float
+) -> Tensor:
+    """The package's routing, spread over all experts."""
+    routing = sigmoid_routing(
+        logits, bias.detach(), k, scale=scale, n_group=n_group, top_group=top_group
+    )
+    return torch.zeros_like(logits).scatter(-1, routing.experts, routing.weights)
+
+
+def given(
+    g: Generator,
+    bias: Tensor,
+    k: int = 2,
+    groups: tuple[int, int] = (1, 1),
+    scale: float = 1.0,
+    tokens: int = 12,
+    dtype: torch.dtype = torch.float32,
+) -> Call:
+    """Logits for as many experts as there are biases."""
+    logits = normal(g, tokens, len(bias), scale=2.0, dtype=dtype)
+    return call(logits, bias.to(dtype), k, *groups, scale)
+
+
+def moved(g: Generator) -> Call:
+    return given(g, normal(g, 8, scale=0.3), k=3)
+
+
+def fresh(g: Generator) -> Call:
+    return given(g, torch.zeros(8), k=3, groups=(4, 2), scale=1.5)
+
+
+def negative(g: Generator) -> Call:
+    """The best sum of a token is below 0, so a closed expert that counts 0 is better."""
+    return given(g, -3.0 + normal(g, 12, scale=0.3), k=4, groups=(3, 2))
+
+
+def mixed(g: Generator) -> Call:
+    return given(g, normal(g, 16, scale=0.5), k=3, groups=(4, 2), scale=2.5)
+
+
+def two_of_a_group(g: Generator) -> Call:
+    """One group has the best expert and bad ones, another has two good ones."""
+    logits = torch.cat([torch.tensor([4.0, -6.0, -6.0]), torch.tensor([1.0, 1.5, -6.0])])
+    logits = logits + 0.1 * normal(g, 6, 6)
+    return call(logits, 0.01 * normal(g, 6), 2, 2, 1, 1.0)
+
+
+def third_of_a_group(g: Generator) -> Call:
+    """One group has two good experts, another has three of middling worth."""
+    logits = torch.cat([torch.tensor([2.0, 2.0, -8.0]), torch.tensor([0.8, 0.8, 0.8])])
+    logits = logits + 0.1 * normal(g, 6, 6)
+    return call(logits, 0.01 * normal(g, 6), 2, 2, 1, 1.0)
+
+
+def large(g: Generator) -> Call:
+    """A bias that decides alone: what it chooses has scores near 0."""
+    bias = torch.zeros(8)
+    bias[2], bias[5] = 50.0, 40.0
+    logits = normal(g, 12, 8)
+    logits[:, [2, 5]] -= 6
+    return call(logits, bias, 2, 1, 1, 1.0)
+
+
+def one(g: Generator) -> Call:
+    return given(g, normal(g, 8, scale=0.3), k=1, scale=2.0)
+
+
+def double(g: Generator) -> Call:
+    return given(g, normal(g, 8, scale=0.3), k=3, dtype=torch.float64)
+
+
+def with_gradient(function: Callable[..., Tensor], logits: Tensor, *rest: Any) -> Any:
+    """The gradient that reaches the logits."""
+    logits = logits.detach().requires_grad_()
+    weights = function(logits, *rest)
+    upstream = torch.arange(1.0, 1 + weights.numel()).view_as(weights)
+    return torch.autograd.grad((weights * upstream).sum(), logits)[0]
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def token_by_token(
+    logits: Tensor, bias: Tensor, k: int, n_group: int, top_group: int, scale: float
+) -> Tensor:
+    """Python's sort, one token after the other."""
+    E = logits.shape[1]
+    size = E // n_group
+    rows = []
+    for row in logits:
+        score = row.sigmoid()
+        total = [float(s) + float(b) for s, b in zip(score, bias, strict=True)]
+        worth = [sum(sorted(total[n * size : (n + 1) * size])[-2:]) for n in range(n_group)]
+        doors = sorted(range(n_group), key=lambda n: worth[n])[-top_group:]
+        inside = [e for e in range(E) if e // size in doors]
+        chosen = sorted(inside, key=lambda e: total[e])[-k:]
+        kept = torch.zeros(E, dtype=logits.dtype)
+        kept[chosen] = 1.0
+        rows.append(scale * score * kept / (score * kept).sum())
+    return torch.stack(rows)
+
+
+def by_border(
+    logits: Tensor, bias: Tensor, k: int, n_group: int, top_group: int, scale: float
+) -> Tensor:
+    """The k-th largest sum is the border, first of groups, then of experts."""
+    scores = 1 / (1 + (-logits).exp())
+    sums = (scores + bias).detach().view(len(logits), n_group, -1)
+    worth = sums.sort(-1).values[..., -2:].sum(-1)
+    border = worth.sort(-1).values[:, -top_group, None]
+    sums = torch.where((worth >= border)[..., None], sums, -torch.inf).view_as(logits)
+    kept = sums >= sums.sort(-1).values[:, -k, None]
+    scores = torch.where(kept, scores, 0.0)
+    return scores / scores.sum(-1, keepdim=True) * scale
+
+
+def by_mask(
+    logits: Tensor, bias: Tensor, k: int, n_group: int, top_group: int, scale: float
+) -> Tensor:
+    """A mask of ones that multiplies."""
+    scores = torch.sigmoid(logits)
+    with torch.no_grad():
+        groups = (scores + bias).unflatten(1, (n_group, -1))
+        best = groups.topk(2).values.sum(-1).topk(top_group).indices
+        away = torch.full(groups.shape[:2], -torch.inf, dtype=logits.dtype).scatter(1, best, 0.0)
+        experts = (groups + away[..., None]).flatten(1).topk(k).indices
+        mask = torch.zeros_like(logits).scatter(1, experts, 1.0)
+    return scale * (scores * mask) / (scores * mask).sum(1, keepdim=True)
+
+
+def by_logs(
+    logits: Tensor, bias: Tensor, k: int, n_group: int, top_group: int, scale: float
+) -> Tensor:
+    """Weights as a softmax of the logarithms of the scores."""
+    mask = by_mask(logits.detach(), bias, k, n_group, top_group, 1.0) > 0
+    logs = torch.nn.functional.logsigmoid(logits).masked_fill(~mask, -torch.inf)
+    return logs.softmax(-1) * scale
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+CHOICE, FRESH, BELOW = "biases that have moved", "a fresh router", "all biases below 0"
+GROUPS, SECOND, THIRD = "open groups", "a group is worth two experts", "the third does not count"
+GATHER = "weights = scores.gather(1, experts)"
+SHARE = "weights / weights.sum(1, keepdim=True)"
+WORTH = "worth = groups.topk(2).values.sum(2)"
+FOUND = "    return expert_weights_as_found(logits, bias, k, n_group, top_group, scale)\n"
+
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+WRONG = [
+    ("the code as found", {"    scores = logits.sigmoid()": f"{FOUND}    scores = logits"}, CHOICE),
+    ("the choice has its groups right, but weights still have the bias",
+     {GATHER: "weights = sums.gather(1, experts)"}, CHOICE),
+    ("weights have no bias, but closed groups still count 0",
+     {"-torch.inf": "0.0"}, BELOW),
+    ("closed groups count -1", {"-torch.inf": "-1.0"}, BELOW,
+     "where all sums are below -1 it chooses what 0 would"),
+    ("the bias is left out of the choice, too",
+     {"(scores + bias)": "scores"}, CHOICE),
+    ("the bias is added to the logits",
+     {"(scores + bias)": "(logits + bias).sigmoid()"},
+     CHOICE),
+    ("the bias is subtracted", {"(scores + bias)": "(scores - bias)"}, CHOICE),
+    ("groups are judged without the bias",
+     {WORTH: "worth = scores.unflatten(1, (n_group, -1)).topk(2).values.sum(2)"},
+     GROUPS),
+    ("a group is worth its best expert", {WORTH: "worth = groups.amax(-1)"}, SECOND),
+    ("a group is worth the sum of all its experts", {WORTH: "worth = groups.sum(-1)"}, THIRD),
+    ("every group is open", {"closed[..., None]": "closed[..., None] & False"}, SECOND),
+    ("experts of a group stand n_group apart, not side by side",
+     {"unflatten(1, (n_group, -1))": "unflatten(1, (-1, n_group)).mT",
+      ".flatten(1)": ".mT.flatten(1)"}, GROUPS),
+    ("weights are divided by the sum over all experts",
+     {SHARE: "weights / scores.sum(1, keepdim=True)"}, FRESH),
+    ("weights are a softmax of the chosen logits",
+     {GATHER: "weights = logits.gather(1, experts).softmax(1)"}, FRESH),
+    ("weights are not divided by their sum", {SHARE: "weights"}, FRESH),
+    ("the scale is lost", {" * scale": ""}, FRESH),
+    ("the scale is applied before the weights are divided by their sum",
+     {GATHER: "weights = scale * scores.gather(1, experts)", " * scale\n": "\n"}, FRESH,
+     "dividing by the sum undoes it, as if the scale were lost"),
+    ("the router scores by softmax", {"logits.sigmoid()": "logits.softmax(-1)"}, FRESH),
+    ("the bias decides, so chosen experts weigh alike",
+     {GATHER: "weights = torch.ones_like(sums.gather(1, experts))"}, FRESH),
+    ("one expert too few", {"sums.topk(k)": "sums.topk(max(k - 1, 1))"}, FRESH),
+    ("no gradient reaches the logits", {"scores = logits.sigmoid()":
+     "scores = logits.sigmoid().detach()"}, "gradients of the logits"),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="hunt_expert_bias",
+    function="expert_weights",
+    page="9_since_qwen2/2_mixture_of_experts",
+    minutes=20,
+    difficulty=2,
+    outcome="Keep what chooses experts apart from what weighs them, and close a group for good.",
+    reference=reference,
+    hunt="M48, M49",
+    cases=(
+        Case(
+            CHOICE,
+            moved,
+            "gather the weights from the sigmoids, without the bias",
+            points=2,
+            teaching="the first mistake, alone: one group",
+        ),
+        Case(
+            BELOW,
+            negative,
+            "all sums are below 0: a closed expert that counts 0 is the best of all",
+            points=2,
+        ),
+        Case(
+            GROUPS,
+            mixed,
+            "4 groups of 4 experts, 2 open: groups are judged by sums with the bias",
+            points=2,
+            teaching="both together, with a scale",
+        ),
+        Case(
+            SECOND,
+            two_of_a_group,
+            "the best expert of all stands in a closed group: the other group's two are worth more",
+            teaching="one group is better by its best expert, the other by its two best",
+        ),
+        Case(
+            THIRD,
+            third_of_a_group,
+            "three middling experts are worth less than two good ones",
+            teaching="the number two of the text, from the other side",
+        ),
+        Case(
+            "a bias that decides alone",
+            large,
+            "biases of 50 and 40 choose; the weights come from scores near 0",
+            teaching="the first mistake at its largest",
+        ),
+        Case(
+            "one expert for each token",
+            one,
+            "the weight of a single expert is the scale",
+            teaching="weights that say nothing but the choice",
+        ),
+        Case("float64", double, "nothing becomes float32", teaching="more digits"),
+        Case(
+            "gradients of the logits",
+            moved,
+            "the weights must have a gradient; the choice has none, and the bias gets none",
+            play=with_gradient,
+        ),
+        Case(
+            FRESH,
+            fresh,
+            "with biases of 0 the code as found was right",
+            guard=True,
+            teaching="the code as found passes it: this is why a fresh model shows nothing",
+        ),
+    ),
+    hints=(
+        "Set the biases to 0.3, 0.3, ...: the same for all. Which numbers of the result should "
+        "change, and which do?",
+        "There are two mistakes. One variable holds what is compared *and* what is returned. And "
+        "an expert that must not be chosen is worth 0: is that less than all others?",
+        "Keep `scores = logits.sigmoid()` apart from `scores + bias`. Choose by the second, with "
+        "-inf in closed groups, and `gather` the weights from the first.",
+    ),
+    wrong=planted(WRONG),
+    survivors={
+        f"{WORTH}: groups.topk(2).values.sum => groups.topk(2).values.mean": (
+            "a mean of two is half their sum: the order is the same"
+        ),
+    },
+    right={
+        "one token after the other": token_by_token,
+        "borders instead of topk": by_border,
+        "a mask that multiplies": by_mask,
+        "a softmax of logarithms": by_logs,
+    },
+)

@@ -1,0 +1,273 @@
+"""A layer of experts: what is chosen, what it weighs, and what is never computed."""
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted
+from lm_from_scratch.layers.activation import PRODUCTS
+from lm_from_scratch.layers.experts import expert_sum, softmax_routing
+
+
+def reference(
+    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
+) -> Tensor:
+    """The package's routing and its sum."""
+    routing = softmax_routing(x @ router.T, k, normalize)
+    return expert_sum(x, routing, gate_up, down, PRODUCTS["silu"])
+
+
+def inputs(
+    g: Generator,
+    tokens: int = 6,
+    sizes: tuple[int, int, int] = (8, 5, 4),
+    k: int = 2,
+    normalize: bool = True,
+    dtype: torch.dtype = torch.float32,
+) -> Call:
+    """N, then C, F and E."""
+    C, F_, E = sizes
+    return call(
+        normal(g, tokens, C, dtype=dtype),
+        normal(g, E, C, scale=0.5, dtype=dtype),
+        normal(g, E, 2 * F_, C, scale=0.4, dtype=dtype),
+        normal(g, E, C, F_, scale=0.4, dtype=dtype),
+        k,
+        normalize,
+    )
+
+
+def two_of_four(g: Generator) -> Call:
+    return inputs(g)
+
+
+def as_they_are(g: Generator) -> Call:
+    return inputs(g, normalize=False)
+
+
+def one_of_many(g: Generator) -> Call:
+    return inputs(g, sizes=(6, 9, 7), k=1, normalize=False)
+
+
+def all_of_them(g: Generator) -> Call:
+    return inputs(g, sizes=(8, 5, 3), k=3)
+
+
+def one_token(g: Generator) -> Call:
+    return inputs(g, tokens=1)
+
+
+def never_chosen(g: Generator) -> Call:
+    """All tokens are alike, so all choose the first two of six experts; the others are NaN."""
+    x, router, gate_up, down, k, normalize = inputs(g, sizes=(8, 5, 6)).args
+    x = 1.0 + 0.05 * x
+    router = router * 0.1
+    router[:2] += 0.5
+    gate_up[2:], down[2:] = torch.nan, torch.nan
+    return call(x, router, gate_up, down, k, normalize)
+
+
+def sure(g: Generator) -> Call:
+    """Scores of hundreds: exponentials overflow."""
+    x, router, *rest = inputs(g, normalize=False).args
+    return call(x, router * 100, *rest)
+
+
+def double(g: Generator) -> Call:
+    return inputs(g, dtype=torch.float64)
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def token_by_token(
+    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
+) -> Tensor:
+    """One token, one expert after the other."""
+    rows = []
+    for row in x:
+        p = (router @ row).softmax(0)
+        chosen = p.argsort(descending=True)[:k].tolist()
+        total = p[chosen].sum() if normalize else 1.0
+        y = torch.zeros_like(row)
+        for e in chosen:
+            gate, up = (gate_up[e] @ row).tensor_split(2)
+            y = y + p[e] / total * (down[e] @ (gate * gate.sigmoid() * up))
+        rows.append(y)
+    return torch.stack(rows)
+
+
+def sorted_by_expert(
+    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
+) -> Tensor:
+    """All visits in the order of their experts."""
+    E = len(down)
+    best = (x @ router.T).sort(1, descending=True).indices[:, :k]
+    p = torch.softmax(x @ router.T, 1).gather(1, best)
+    if normalize:
+        p = p / p.sum(1, keepdim=True)
+    order = best.flatten().argsort(stable=True)
+    counts = torch.bincount(best.flatten(), minlength=E).tolist()
+    said = [
+        (F.silu(rows @ gate_up[e].chunk(2)[0].T) * (rows @ gate_up[e].chunk(2)[1].T)) @ down[e].T
+        for e, rows in enumerate(x[order // k].split(counts))
+        if len(rows)
+    ]
+    back = torch.empty_like(order).scatter(0, order, torch.arange(len(order)))
+    return (torch.cat(said)[back].unflatten(0, (-1, k)) * p[..., None]).sum(1)
+
+
+def gathered(
+    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
+) -> Tensor:
+    """The matrices of the chosen experts are copied to each token."""
+    logits = torch.nn.functional.linear(x, router)
+    top, best = logits.topk(k, dim=1)
+    weights = top.softmax(1) if normalize else logits.softmax(1).gather(1, best)
+    gate, up = torch.einsum("nc,nkfc->nkf", x, gate_up[best]).chunk(2, dim=2)
+    return torch.einsum("nkf,nkcf,nk->nc", F.silu(gate) * up, down[best], weights)
+
+
+def by_double(
+    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
+) -> Tensor:
+    """All in float64."""
+    wide = (t.double() for t in (x, router, gate_up, down))
+    return gathered(*wide, k, normalize).to(x.dtype)
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+
+def computes_all(
+    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
+) -> Tensor:
+    p = (x @ router.T).softmax(1)
+    weights, best = p.topk(k)
+    if normalize:
+        weights = weights / weights.sum(1, keepdim=True)
+    dense = torch.zeros_like(p).scatter(1, best, weights)  # (N, E)
+    gate, up = torch.einsum("nc,efc->enf", x, gate_up).chunk(2, dim=2)
+    return torch.einsum("enf,ecf,ne->nc", F.silu(gate) * up, down, dense)
+
+
+PLAIN, RAW, FIRST = "the two best of four", "probabilities as they are", "one of seven"
+ALL, UNUSED, HUGE = "all of three", "experts that nobody chooses", "scores of hundreds"
+PROBABILITIES = "(x @ router.T).softmax(1)"
+TOP = "weights, experts = probabilities.topk(k)"
+MLP = "(F.silu(gate) * up) @ down[e].T"
+CUT = "(x[token] @ gate_up[e].T).chunk(2, 1)"
+
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+WRONG = [
+    ("weights are divided by their sum whatever is asked for", {"if normalize:": "if True:"}, RAW),
+    ("weights are never divided by their sum", {"if normalize:": "if False:"}, PLAIN),
+    ("weights are divided only when they are not to be", {"if normalize:": "if not normalize:"},
+     PLAIN),
+    ("the softmax runs over the chosen scores alone",
+     {TOP: "top, experts = (x @ router.T).topk(k)\n    weights = top.softmax(1)"}, RAW,
+     "a softmax of the chosen is the softmax of all, divided by their sum"),
+    ("scores are weights, without a softmax", {PROBABILITIES: "x @ router.T"}, PLAIN),
+    ("each score becomes a sigmoid", {".softmax(1)": ".sigmoid()"}, PLAIN),
+    ("the softmax runs over the tokens", {".softmax(1)": ".softmax(0)"}, PLAIN),
+    ("the worst experts are chosen",
+     {"probabilities.topk(k)": "probabilities.topk(k, largest=False)"}, PLAIN),
+    ("all experts are weighed", {"probabilities.topk(k)": "probabilities.topk(len(down))"}, PLAIN),
+    ("only the best expert is asked", {"probabilities.topk(k)": "probabilities.topk(1)"}, PLAIN),
+    ("chosen experts weigh alike",
+     {TOP: "weights, experts = probabilities.topk(k)\n    weights = torch.ones_like(weights) / k"},
+     PLAIN),
+    ("gate and up are exchanged", {"gate, up =": "up, gate ="}, PLAIN),
+    ("gate and up take turns, row by row",
+     {CUT: "(x[token] @ gate_up[e].T).unflatten(1, (-1, 2)).unbind(2)"}, PLAIN),
+    ("the gate has no silu", {"F.silu(gate)": "gate"}, PLAIN),
+    ("silu is taken for a sigmoid", {"F.silu(gate)": "gate.sigmoid()"}, PLAIN),
+    ("silu is applied to the product", {"F.silu(gate) * up": "F.silu(gate * up)"}, PLAIN),
+    ("a later expert replaces what an earlier one said",
+     {"y = y.index_add(0, token, said * weights[token, place, None])":
+          "y = y.index_copy(0, token, said * weights[token, place, None])"}, PLAIN),
+    ("the weight of the first choice is taken for every choice",
+     {"weights[token, place, None]": "weights[token, 0, None]"}, PLAIN),
+    ("weights are taken by place in the list of the expert, not by token",
+     {"weights[token, place, None]": "weights[: len(token), :1]"}, PLAIN),
+    ("the input of an expert is weighed, not its result",
+     {"x[token] @": "(x[token] * weights[token, place, None]) @",
+      "said * weights[token, place, None]": "said"}, PLAIN),
+    ("every expert computes every token, and most results are thrown away", computes_all, UNUSED,
+     "its results are NaN or equal to the right ones, and all NaN look alike"),
+    ("exponentials without the maximum subtracted",
+     {PROBABILITIES: "(x @ router.T).exp()\n"
+      "    probabilities = probabilities / probabilities.sum(1, keepdim=True)"}, HUGE,
+     "its results are NaN or equal to the right ones, and all NaN look alike"),
+    ("float64 is routed in float32", {PROBABILITIES:
+     "(x @ router.T).float().softmax(1).to(x.dtype)"}, "float64 keeps its digits"),
+    ("weights are detached", {"probabilities.topk(k)": "probabilities.detach().topk(k)"},
+     "gradients of all four"),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="moe_layer",
+    function="moe_layer",
+    page="9_since_qwen2/2_mixture_of_experts",
+    minutes=30,
+    difficulty=2,
+    outcome="Write a layer of experts that computes no more than what its router has chosen.",
+    reference=reference,
+    after=("swiglu",),
+    cases=(
+        Case(
+            PLAIN,
+            two_of_four,
+            "softmax, then the k best, then the division by their sum; gate first, then up",
+            points=2,
+            teaching="the formula, and the first thing to read",
+        ),
+        Case(
+            RAW,
+            as_they_are,
+            "with `normalize` off the weights sum to less than 1",
+            points=2,
+            teaching="DeepSeek-V2's and Qwen3's switch",
+        ),
+        Case(
+            FIRST,
+            one_of_many,
+            "a single weight is a probability below 1, and is not 1",
+            teaching="top-1, as in Switch Transformers",
+        ),
+        Case(
+            ALL,
+            all_of_them,
+            "each expert has all tokens",
+            teaching="nothing is left out, so the order of the sum is all that matters",
+        ),
+        Case("one token", one_token, "one token is an axis of size 1", teaching="decoding"),
+        Case(
+            UNUSED,
+            never_chosen,
+            "0 times NaN is NaN: multiply only for tokens that chose the expert",
+            points=2,
+        ),
+        Case(HUGE, sure, "softmax subtracts the largest score first"),
+        Case("float64 keeps its digits", double, "nothing becomes float32"),
+        Case(
+            "gradients of all four", two_of_four, "the router learns by the weights", gradient=True
+        ),
+    ),
+    hints=(
+        "Write it for one token first: its scores, its k experts, a sum of k terms.",
+        "Turn the loops round: for each expert, `(experts == e).nonzero(as_tuple=True)` has the "
+        "tokens that chose it, and at which of their k places.",
+        "`x[token]` are the rows of one expert. `y.index_add(0, token, ...)` adds its results to "
+        "the rows that they belong to.",
+    ),
+    wrong=planted(WRONG),
+    right={
+        "one token after the other": token_by_token,
+        "visits sorted by expert": sorted_by_expert,
+        "matrices gathered for each token": gathered,
+        "all in float64": by_double,
+    },
+)

@@ -1,0 +1,246 @@
+"""Partial RoPE: which features turn, how fast, and what is left as it is."""
+
+import math
+
+import torch
+from torch import Generator, Tensor
+
+from lm_from_scratch.exercises.exercise import (
+    Call,
+    Case,
+    Exercise,
+    call,
+    integers,
+    normal,
+    planted,
+)
+from lm_from_scratch.layers.rope import RotaryEmbedding, apply_partial_rope
+
+
+def reference(x: Tensor, positions: Tensor, share: float, theta: float = 10000.0) -> Tensor:
+    """The package's own rotation in one call."""
+    cos, sin = RotaryEmbedding(int(share * x.shape[-1]), theta)(positions, x.dtype)
+    return apply_partial_rope(x, cos, sin)
+
+
+def half(g: Generator) -> Call:
+    return call(normal(g, 2, 3, 5, 8), torch.arange(5).repeat(2, 1), 0.5)
+
+
+def quarter(g: Generator) -> Call:
+    return call(normal(g, 2, 3, 5, 32), integers(g, 3, 60, 1, 5).repeat(2, 1), 0.25)
+
+
+def whole(g: Generator) -> Call:
+    return call(normal(g, 2, 3, 5, 8), integers(g, 3, 60, 1, 5).repeat(2, 1), 1.0)
+
+
+def odd_share(g: Generator) -> Call:
+    """0.35 of 12 features are 4.2, and 0.48 of 14 are 6.72."""
+    D, share = [(12, 0.35), (14, 0.48)][int(integers(g, 0, 2, 1))]
+    return call(normal(g, 2, 3, 5, D), integers(g, 3, 60, 1, 5).repeat(2, 1), share)
+
+
+def most(g: Generator) -> Call:
+    return call(normal(g, 2, 3, 5, 16), integers(g, 3, 60, 1, 5).repeat(2, 1), 0.75, 500000.0)
+
+
+def per_row(g: Generator) -> Call:
+    starts = integers(g, 5, 90, 3, 1)
+    return call(normal(g, 3, 2, 5, 8), starts + 7 * torch.randperm(5, generator=g), 0.5)
+
+
+def transposed(g: Generator) -> Call:
+    x = normal(g, 2, 5, 3, 12).transpose(1, 2)
+    return call(x, integers(g, 3, 40, 1, 5).repeat(2, 1), 0.5)
+
+
+def bfloat16(g: Generator) -> Call:
+    x = normal(g, 2, 3, 9, 16, dtype=torch.bfloat16)
+    positions = torch.arange(257, 266) + integers(g, 0, 60, 1) * 4
+    return call(x, positions.repeat(2, 1), 0.5)
+
+
+def double(g: Generator) -> Call:
+    x = normal(g, 2, 4, 3, 12, dtype=torch.float64)
+    return call(x, integers(g, 50, 200, 1, 3).repeat(2, 1), 0.5)
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def by_complex_numbers(
+    x: Tensor, positions: Tensor, share: float, theta: float = 10000.0
+) -> Tensor:
+    """A pair is a complex number, and a turn a product."""
+    R = math.floor(share * x.shape[-1])
+    a, b = x.double()[..., :R].chunk(2, dim=-1)
+    i2 = torch.arange(0, R, 2, dtype=torch.float64)
+    angles = positions[:, None, :, None] * theta ** (-i2 / R)
+    turned = torch.complex(a, b) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([turned.real.to(x.dtype), turned.imag.to(x.dtype), x[..., R:]], dim=-1)
+
+
+def by_zero_speeds(x: Tensor, positions: Tensor, share: float, theta: float = 10000.0) -> Tensor:
+    """Features that stay are turned by angle 0, which changes no bit."""
+    D = x.shape[-1]
+    R = int(share * D)
+    work = torch.promote_types(x.dtype, torch.float32)
+    speeds = 1.0 / theta ** (torch.arange(0, R, 2).to(work) / R)
+    angles = positions[:, None, :, None] * torch.cat([speeds, speeds, torch.zeros(D - R).to(work)])
+    wide = x.to(work)
+    partner = torch.cat([-wide[..., R // 2 : R], wide[..., : R // 2], wide[..., R:]], dim=-1)
+    return (wide * angles.cos() + partner * angles.sin()).to(x.dtype)
+
+
+def in_place(x: Tensor, positions: Tensor, share: float, theta: float = 10000.0) -> Tensor:
+    """A copy whose first features are overwritten."""
+    R = int(share * x.shape[-1])
+    work = torch.promote_types(x.dtype, torch.float32)
+    speeds = torch.exp(-math.log(theta) * torch.arange(0, R, 2, dtype=torch.float64) / R)
+    angles = (positions[..., None] * speeds)[:, None]
+    cos, sin = angles.cos().to(work), angles.sin().to(work)
+    a, b = x[..., : R // 2].to(work), x[..., R // 2 : R].to(work)
+    y = x.clone()
+    y[..., : R // 2] = (a * cos - b * sin).to(x.dtype)
+    y[..., R // 2 : R] = (b * cos + a * sin).to(x.dtype)
+    return y
+
+
+def by_matrices(x: Tensor, positions: Tensor, share: float, theta: float = 10000.0) -> Tensor:
+    """A matrix of 2 x 2 for each pair."""
+    R = int(share * x.shape[-1])
+    work = torch.promote_types(x.dtype, torch.float32)
+    angles = positions[..., None] * theta ** (-2 * torch.arange(R // 2, dtype=work) / R)
+    rows = [angles.cos(), -angles.sin(), angles.sin(), angles.cos()]
+    matrices = torch.stack(rows, dim=-1).unflatten(-1, (2, 2))
+    pairs = x[..., :R].to(work).unflatten(-1, (2, R // 2))
+    turned = torch.einsum("btirc,bhtci->bhtri", matrices, pairs).flatten(-2).to(x.dtype)
+    return torch.cat([turned, x[..., R:]], dim=-1)
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+HALF, QUARTER, ODD, MOST = "half of 8 features", "a quarter of 32", "a share between", "three of 4"
+ROWS, WHOLE = "each row has positions of its own", "all features"
+SPEEDS = "theta ** (-i / R)"
+PAIRS = "wide[..., : R // 2], wide[..., R // 2 : R]"
+TURNED = "torch.cat([a * cos - b * sin, a * sin + b * cos], 3).to(x.dtype)"
+JOINED = "torch.cat([turned, x[..., R:]], 3)"
+SIZE = "int(share * x.shape[3])"
+
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+WRONG = [
+    ("speeds are those of a head of D features, cut after R/2 of them",
+     {SPEEDS: "theta ** (-i / x.shape[3])"}, HALF),
+    ("all features turn", {SIZE: "x.shape[3]"}, HALF),
+    ("pairs stand D/2 apart, not R/2",
+     {PAIRS: "wide[..., : R // 2], wide[..., x.shape[3] // 2 : x.shape[3] // 2 + R // 2]",
+      JOINED: "torch.cat([turned[..., : R // 2], x[..., R // 2 : x.shape[3] // 2], "
+      "turned[..., R // 2 :], x[..., x.shape[3] // 2 + R // 2 :]], 3)"}, HALF),
+    ("neighbours 2i and 2i + 1 are the pairs",
+     {PAIRS: "wide[..., 0:R:2], wide[..., 1:R:2]",
+      TURNED: "torch.stack([a * cos - b * sin, a * sin + b * cos], 4).flatten(3).to(x.dtype)"},
+     HALF),
+    ("the last features turn, and the first stay",
+     {"wide = x if x.dtype == torch.float64 else x.float()":
+          "x = x.roll(R, 3)\n    wide = x if x.dtype == torch.float64 else x.float()",
+      JOINED: "torch.cat([x[..., R:], turned], 3)"}, HALF),
+    ("what turns is put behind what stays", {JOINED: "torch.cat([x[..., R:], turned], 3)"}, HALF),
+    ("what does not turn is dropped", {JOINED: "turned"}, HALF),
+    ("what does not turn becomes 0", {JOINED: "torch.cat([turned, 0 * x[..., R:]], 3)"}, HALF),
+    ("the share is of the pairs that stay", {SIZE: "int((1 - share) * x.shape[3])"}, QUARTER),
+    ("the share is taken for a number of pairs", {SIZE: "2 * int(share * x.shape[3])"}, QUARTER),
+    ("the number of features is rounded up", {SIZE: "-int(-share * x.shape[3] // 2) * 2"}, ODD),
+    ("always half of the features turn", {SIZE: "x.shape[3] // 2"}, QUARTER),
+    ("turned the other way, by minus the angle", {"angles.sin()": "-angles.sin()"}, HALF),
+    ("the halves are swapped without a minus",
+     {TURNED: "torch.cat([a * cos + b * sin, a * sin + b * cos], 3).to(x.dtype)"}, HALF),
+    ("theta is always 10000", {SPEEDS: "10000.0 ** (-i / R)"}, MOST),
+    ("the speeds are turned round", {SPEEDS: "theta ** (i / R)"}, HALF),
+    ("every pair has the speed of the next", {"arange(0, R, 2,": "arange(2, R + 2, 2,"}, HALF),
+    ("tokens are counted from 0, whatever their positions",
+     {"positions[:, None, :, None]": "torch.arange(x.shape[2])[None, None, :, None]"}, QUARTER),
+    ("all rows have the positions of the first",
+     {"positions[:, None, :, None]": "positions[:1, None, :, None]"}, ROWS),
+    ("angles are rounded to the dtype of x", {"angles.cos(), angles.sin()":
+     "angles.to(x.dtype).float().cos(), angles.to(x.dtype).float().sin()"},
+     "bfloat16 at positions beyond 256"),
+    ("float64 is computed in float32",
+     {"x if x.dtype == torch.float64 else x.float()": "x.float()"}, "float64 keeps its digits"),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="partial_rope",
+    function="partial_rope",
+    page="9_since_qwen2/5_positions_today",
+    minutes=20,
+    difficulty=1,
+    outcome="Turn a part of each head by the angles of a head of that size.",
+    reference=reference,
+    after=("rope",),
+    cases=(
+        Case(
+            HALF,
+            half,
+            "R = 4: features 0 and 2 are a pair, 1 and 3 are one, and 4 to 7 stay",
+            points=2,
+            teaching="small enough to write down",
+        ),
+        Case(
+            QUARTER,
+            quarter,
+            "R = 8, and 8 divides the exponents: -2i/8",
+            points=2,
+            teaching="Qwen3-Next's share",
+        ),
+        Case(
+            MOST,
+            most,
+            "R = 12 of 16, and theta is 500000",
+            teaching="more turns than stays, and theta is given",
+        ),
+        Case(ODD, odd_share, "4.2 features are 4", points=2),
+        Case(
+            WHOLE,
+            whole,
+            "with a share of 1 this is plain RoPE",
+            teaching="the case that one knows",
+        ),
+        Case(ROWS, per_row, "positions are (B, T): each row has its own"),
+        Case(
+            "inputs in another order in memory",
+            transposed,
+            "queries are transposed when they are turned",
+            teaching="what a model passes",
+        ),
+        Case(
+            "bfloat16 at positions beyond 256",
+            bfloat16,
+            "bfloat16 has no 257: angles are float32, and the result is rounded once",
+        ),
+        Case("float64 keeps its digits", double, "nothing becomes float32"),
+        Case(
+            "gradients",
+            half,
+            "both parts have one",
+            gradient=True,
+            teaching="what stays has a gradient too",
+        ),
+    ),
+    hints=(
+        "Cut each head at R first. What would you write for the first part alone?",
+        "The first part is a head of R features: its pairs stand R/2 apart, and R divides the "
+        "exponents. D has no place in it.",
+        "`torch.cat([turned, x[..., R:]], dim=-1)` puts the parts together, each in its place.",
+    ),
+    wrong=planted(WRONG),
+    right={
+        "complex numbers": by_complex_numbers,
+        "angle 0 for what stays": by_zero_speeds,
+        "a copy that is overwritten": in_place,
+        "matrices of 2 x 2": by_matrices,
+    },
+)
