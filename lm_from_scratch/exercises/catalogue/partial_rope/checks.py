@@ -200,7 +200,6 @@ EXERCISE = Exercise(
             MOST,
             most,
             "R = 12 of 16, and theta is 500000",
-            teaching="more turns than stays, and theta is given",
         ),
         Case(ODD, odd_share, "4.2 features are 4", points=2),
         Case(

@@ -1,0 +1,293 @@
+"""The gated delta rule: fade, ask, write the difference, read."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from lm_from_scratch.exercises.exercise import (
+    Call,
+    Case,
+    Exercise,
+    call,
+    normal,
+    planted,
+    strided,
+)
+from lm_from_scratch.layers.delta_rule import recurrent_delta_rule, unit_length
+
+
+def reference(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The package's recurrence."""
+    return recurrent_delta_rule(q, k, v, g, beta, state)
+
+
+def inputs(
+    g: Generator,
+    tokens: int = 5,
+    widths: tuple[int, int] = (4, 4),
+    gate: float | None = None,
+    rate: float | None = None,
+    empty: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> Call:
+    """Keys of length 1; a gate and a rate for all tokens, where they are given."""
+    Dk, Dv = widths
+    q, k = (unit_length(normal(g, 2, 3, tokens, Dk)) for _ in range(2))
+    v, state = normal(g, 2, 3, tokens, Dv), normal(g, 2, 3, Dk, Dv)
+    gates = -2 * torch.rand(2, 3, tokens, generator=g)
+    beta = 0.1 + 0.8 * torch.rand(2, 3, tokens, generator=g)
+    if gate is not None:
+        gates = torch.full_like(gates, gate)
+    if rate is not None:
+        beta = torch.full_like(beta, rate)
+    state = torch.zeros_like(state) if empty else state
+    return call(*(x.to(dtype) for x in (q, k, v, gates, beta, state)))
+
+
+def one_token(g: Generator) -> Call:
+    return inputs(g, tokens=1, empty=True)
+
+
+def no_gate(g: Generator) -> Call:
+    return inputs(g, gate=0.0, empty=True)
+
+
+def gated(g: Generator) -> Call:
+    return inputs(g)
+
+
+def wide_values(g: Generator) -> Call:
+    return inputs(g, widths=(3, 7))
+
+
+def overwritten(g: Generator) -> Call:
+    """One key, written five times at full rate: the last value is what is read for it."""
+    _, k, *rest = inputs(g, gate=0.0, rate=1.0, empty=True).args
+    k = k[:, :, :1].repeat(1, 1, 5, 1)
+    return call(k.clone(), k, *rest)
+
+
+def forgets(g: Generator) -> Call:
+    q, k, v, gates, beta, state = inputs(g).args
+    gates[:, :, 1], gates[:, :, 3] = -120.0, -torch.inf
+    return call(q, k, v, gates, beta, state)
+
+
+def double(g: Generator) -> Call:
+    return inputs(g, dtype=torch.float64)
+
+
+def in_another_order(g: Generator) -> Call:
+    q, k, v, gates, beta, state = inputs(g, widths=(3, 7)).args
+    return call(*(strided(x) for x in (q, k, v, gates, beta, state)))
+
+
+def in_pieces(function: Callable[..., Any], *tokens: Tensor) -> Any:
+    """Two tokens, then one, then the rest, each piece with the state of the one before."""
+    *tokens, state = tokens
+    results = []
+    for piece in zip(*(x.split([2, 1, 2], dim=2) for x in tokens), strict=True):
+        y, state = function(*piece, state)
+        results.append(y)
+    return torch.cat(results, dim=2), state
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def by_names(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Axes by name."""
+    read = []
+    for t in range(q.shape[2]):
+        state = torch.einsum("bhkv,bh->bhkv", state, g[:, :, t].exp())
+        said = torch.einsum("bhkv,bhk->bhv", state, k[:, :, t])
+        new = torch.einsum("bhv,bh->bhv", v[:, :, t] - said, beta[:, :, t])
+        state = state + torch.einsum("bhk,bhv->bhkv", k[:, :, t], new)
+        read.append(torch.einsum("bhkv,bhk->bhv", state, q[:, :, t]))
+    return torch.stack(read, dim=2), state
+
+
+def by_a_matrix(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The state is multiplied by (1 - beta k kᵀ), then beta k vᵀ is added."""
+    one = torch.eye(k.shape[3], dtype=k.dtype)
+    read = []
+    for t in range(q.shape[2]):
+        key, rate = k[:, :, t], beta[:, :, t, None, None]
+        turn = one - rate * key[..., :, None] * key[..., None, :]
+        state = turn @ (state * g[:, :, t, None, None].exp())
+        state = state + rate * key[..., :, None] * v[:, :, t, None, :]
+        read.append((state.mT @ q[:, :, t, :, None])[..., 0])
+    return torch.stack(read, dim=2), state
+
+
+def head_by_head(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One row and one head after the other, the state transposed."""
+    B, H, T, _ = q.shape
+    ys, states = [], []
+    for b in range(B):
+        for h in range(H):
+            S, rows = state[b, h].T, []
+            for t in range(T):
+                S = S * torch.exp(g[b, h, t])
+                S = S + beta[b, h, t] * torch.outer(v[b, h, t] - S @ k[b, h, t], k[b, h, t])
+                rows.append(S @ q[b, h, t])
+            ys.append(torch.stack(rows))
+            states.append(S.T)
+    return torch.stack(ys).unflatten(0, (B, H)), torch.stack(states).unflatten(0, (B, H))
+
+
+def by_double(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """All in float64."""
+    y, after = by_names(*(x.double() for x in (q, k, v, g, beta, state)))
+    return y.to(v.dtype), after.to(state.dtype)
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+ONE, PLAIN, GATED = "one token into an empty state", "no gate", "gates"
+AGAIN, PIECES, LOST = "one key, written again and again", "a text in three pieces", "gates of -120"
+MISSING = "v[:, :, t, None] - key.mT @ state"
+WRITE = "state = state + key @ (rate[:, :, t] * missing)"
+FADE = "state = decay[:, :, t] * state"
+READ = "outputs.append(q[:, :, t, None] @ state)"
+
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+WRONG = [
+    ("the value is added, as in linear attention", {MISSING: "v[:, :, t, None]"}, AGAIN),
+    ("what the state says is asked before it fades",
+     {FADE: f"missing = {MISSING}\n        {FADE}", f"        missing = {MISSING}  ": "        "},
+     GATED),
+    ("the query asks, not the key",
+     {MISSING: "v[:, :, t, None] - q[:, :, t, None] @ state"}, PLAIN),
+    ("the difference has the wrong sign", {MISSING: "key.mT @ state - v[:, :, t, None]"}, ONE),
+    ("a token reads before it writes",
+     {f"{WRITE}\n        {READ}": f"{READ}\n        {WRITE}"}, ONE),
+    ("there is no gate", {FADE: "state = state"}, GATED),
+    ("the gate is used as it is, without the exponential", {"g.exp()": "g"}, GATED),
+    ("the gate is taken for a sigmoid's", {"g.exp()": "g.sigmoid()"}, PLAIN),
+    ("the gate is 1 - g", {"g.exp()": "(1 + g)"}, GATED),
+    ("what is written fades with the rest",
+     {FADE: "state = state", READ: f"{FADE}\n        {READ}"}, GATED),
+    ("beta is left out", {"rate[:, :, t] * missing": "missing"}, ONE),
+    ("beta multiplies the value alone",
+     {MISSING: "v[:, :, t, None] * rate[:, :, t] - key.mT @ state",
+      "rate[:, :, t] * missing": "missing"}, PLAIN),
+    ("beta multiplies what is asked, and the value is written whole",
+     {MISSING: "v[:, :, t, None] - rate[:, :, t] * (key.mT @ state)",
+      "rate[:, :, t] * missing": "missing"}, ONE),
+    ("beta fades the state", {FADE: "state = decay[:, :, t] * (1 - rate[:, :, t]) * state"}, PLAIN),
+    ("each token has the gate of the one before",
+     {FADE: "state = decay[:, :, max(t - 1, 0)] * state"}, GATED),
+    ("the state that comes in is ignored",
+     {"decay = g.exp()": "state = torch.zeros_like(state)\n    decay = g.exp()"}, PIECES),
+    ("the state that goes out is the one that came in",
+     {"    outputs = []": "    first, outputs = state, []",
+      "torch.cat(outputs, 2), state": "torch.cat(outputs, 2), first"}, ONE),
+    ("keys are divided by their length's root",
+     {"k[:, :, t, :, None]": "k[:, :, t, :, None] / k.shape[3] ** 0.5"}, ONE),
+    ("queries are divided by the root of Dk",
+     {"q[:, :, t, None] @ state": "q[:, :, t, None] / q.shape[3] ** 0.5 @ state"}, ONE),
+    ("the state is transposed on its way out", {", 2), state": ", 2), state.mT"}, ONE),
+    ("the state is changed in place", {FADE: "state *= decay[:, :, t]"}, GATED),
+    ("float64 is computed in float32", {"g.exp()": "g.float().exp()"},
+     "float64 keeps its digits"),
+    ("no gradient passes from token to token", {FADE: "state = decay[:, :, t] * state.detach()"},
+     "gradients of all six"),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="delta_rule",
+    function="delta_rule",
+    page="9_since_qwen2/6_delta_rule",
+    minutes=30,
+    difficulty=2,
+    outcome="Write a layer whose memory is one matrix, and which can correct what it has stored.",
+    reference=reference,
+    cases=(
+        Case(
+            ONE,
+            one_token,
+            "an empty state says 0: beta times the outer product of key and value is written",
+            points=2,
+            teaching="one product that can be done by hand",
+        ),
+        Case(
+            PLAIN,
+            no_gate,
+            "with g = 0 nothing fades: ask with the key, write the difference, read with the query",
+            points=2,
+            teaching="the rule without its gate",
+        ),
+        Case(
+            AGAIN,
+            overwritten,
+            "beta = 1 and one key: each token reads its own value, and the old one is gone",
+            points=2,
+            teaching="what the correction is for",
+        ),
+        Case(
+            GATED,
+            gated,
+            "the state fades first, by exp(g); then it is asked",
+            points=2,
+            teaching="the order of the lines",
+        ),
+        Case(
+            PIECES,
+            gated,
+            "the second piece begins with the state of the first",
+            play=in_pieces,
+            points=2,
+            teaching="a cache",
+        ),
+        Case(
+            "values wider than keys",
+            wide_values,
+            "a state has Dk rows and Dv columns",
+            teaching="a shape error says which axis is meant",
+        ),
+        Case(
+            LOST,
+            forgets,
+            "exp of minus infinity is 0, and 0 times the state is 0",
+            teaching="documents that begin in the middle of a row",
+        ),
+        Case("float64 keeps its digits", double, "nothing becomes float32"),
+        Case(
+            "inputs in another order in memory",
+            in_another_order,
+            ".view fails on tensors that are not contiguous",
+            teaching="what a model passes",
+        ),
+        Case("gradients of all six", gated, "nothing may be detached", gradient=True),
+    ),
+    hints=(
+        "Write it for one head and one token with plain matrices: `S` is (Dk, Dv), `k` (Dk,), `v` "
+        "(Dv,).",
+        "With `key` as a column, (Dk, 1), the state says `key.mT @ S`, a row of Dv numbers, and "
+        "what is written is `key @ row`.",
+        "Four lines for each token: fade, the difference `v - key.mT @ state`, add "
+        "`key @ (beta * difference)`, read with the query as a row.",
+    ),
+    wrong=planted(WRONG),
+    right={
+        "axes by name": by_names,
+        "a matrix that turns the state": by_a_matrix,
+        "one head after the other": head_by_head,
+        "all in float64": by_double,
+    },
+)
