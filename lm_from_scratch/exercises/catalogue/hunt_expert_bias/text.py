@@ -30,7 +30,12 @@ from torch import Tensor
 
 # %%
 def expert_weights_as_found(
-    logits: Tensor, bias: Tensor, k: int, n_group: int, top_group: int, scale: float
+    logits: Tensor,
+    bias: Tensor,
+    k: int,
+    n_group: int,
+    top_group: int,
+    scale: float,
 ) -> Tensor:
     """The weights of all experts for each token: (N, E)."""
     scores = logits.sigmoid() + bias
@@ -55,7 +60,12 @@ check("hunt_expert_bias", expert_weights_as_found)
 
 # %%
 def expert_weights(
-    logits: Tensor, bias: Tensor, k: int, n_group: int, top_group: int, scale: float
+    logits: Tensor,
+    bias: Tensor,
+    k: int,
+    n_group: int,
+    top_group: int,
+    scale: float,
 ) -> Tensor:
     """The weights of all experts for each token: (N, E)."""
     ### BEGIN SOLUTION

@@ -28,7 +28,12 @@ from torch import Tensor
 
 # %%
 def moe_layer(
-    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
+    x: Tensor,
+    router: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    k: int,
+    normalize: bool,
 ) -> Tensor:
     """The weighted sum of what the k best experts of each token say: (N, C)."""
     ### BEGIN SOLUTION
