@@ -2,9 +2,9 @@ r"""
 Qwen3: a model that cannot shout
 ================================
 
-You know Qwen2. Which change makes it Qwen3? Two lines in attention. To see what they are for, we train three small
-models of each kind much too fast. After every step we look at the largest score that a query gives to a key: the number
-that goes into softmax.
+You know Qwen2. Two lines in its attention make it Qwen3. They keep one kind of number small: the *scores* that go into
+softmax. What would large scores do? Here is a head of our small Qwen2 that looks back from *first*, as it was trained,
+and then with its scores three and ten times as large.
 """
 
 # sphinx_gallery_needs = ["../2_qwen2/4_qwen2", "../1_gpt2/4_training"]
@@ -17,6 +17,7 @@ import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 
+from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.instruments.record import record_scores
 from lm_from_scratch.models.causal_lm import build
@@ -24,15 +25,65 @@ from lm_from_scratch.models.qwen2 import Qwen2Config
 from lm_from_scratch.models.qwen3 import Qwen3Config
 from lm_from_scratch.text.corpora import load_corpus
 
+model, tokenizer = load_shipped("qwen2-docs")
+ids = tokenizer.start("If the list is empty, return the first")
+words = ["⊢", *tokenizer.pieces(ids)[1:]]
+with record_scores(model) as recorded:
+    model(torch.tensor([ids]))
+scores = recorded[4][0][0, 0, -1]  # fifth block, first head, the last word
+
+fig, panels = figure(4.6, 2.8, 1, 3)
+for ax, scale in zip(panels, (1, 3, 10), strict=True):
+    ax.barh(range(10), (scale * scores).softmax(-1).tolist(), color=COLOURS[0])
+    ax.set(title=f"scores × {scale}", xticks=[0, 1], ylim=(9.6, -0.6))
+    ax.set_yticks(range(10), words if scale == 1 else [""] * 10)
+fig.supxlabel("attention weight")
+plt.show()
+assert (10 * scores).softmax(-1).max() > 0.99 > 0.3 > scores.softmax(-1).max()
+
+# %%
+# The trained head listens to many words, most to *list*. Ten times as loud, *list* is all that it hears.
+#
+# What softmax does with a thousand
+# ---------------------------------
+#
+# Softmax looks at differences. The weights of the scores 1, 2 and 3 are 0.09, 0.24 and 0.67. How much can the largest
+# weight still change if a score does? That is its slope, and all that training has to go by.
+#
+# **Predict first.** For 1, 2 and 3 the largest slope is 0.2. What is it for 1,000, 2,000 and 3,000?
+#
+# * The same: only the ratio counts
+# * A thousand times as large
+# * 0
+
+scores = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+for scale in (1, 10, 1000):
+    weights = (scale * scores).softmax(-1)
+    (slope,) = torch.autograd.grad(weights[2], scores)
+    print(f"x {scale:<4}", *(f"{w:.2f}" for w in weights), end="   ")
+    print(f"slope {slope.abs().max():.0e}")
+assert weights.tolist() == [0.0, 0.0, 1.0] and slope.abs().max() == 0
+
+# %%
+# One key gets everything, and the slope is 0. No gradient comes back through such a row: whatever the loss would like to
+# change about it, it cannot. The head is stuck. In a large model that is a loss that jumps up after weeks, and does not
+# come back.
+#
+# Do scores grow that large by themselves?
+# ----------------------------------------
+#
+# A score is a dot product of a query and a key, so it grows with the *lengths* of both. One way for a model to be surer is
+# to make them longer, and nothing in Qwen2 stops it. We train three small models of each kind much too fast, and note
+# the largest score after every step. The models read Python's language reference, byte by byte.
+
 text = "\n".join(document.text for document in load_corpus("reference"))
 stream = torch.tensor(list(text.encode()))  # one token per byte
 sizes = dict(vocab_size=256, n_layer=2, n_embd=48, intermediate_size=96)
-heads = dict(n_head=4, n_kv_head=2, head_dim=16)
 others = dict(rope_theta=10_000.0, initializer_range=0.04, eos_token_id=0)
-numbers = sizes | heads | others
+numbers = sizes | others | dict(n_head=4, n_kv_head=2, head_dim=16)
 
 # %%
-# The two configs have the same numbers. The models read Python's language reference, byte by byte.
+# The two configs have the same numbers.
 
 configs = {
     "Qwen2": Qwen2Config(**numbers, qkv_bias=False),
@@ -75,8 +126,6 @@ fast = {
     name: [train(config, seed, lr=0.1) for seed in range(3)]
     for name, config in configs.items()
 }
-last = {name: [run[0][-1] for run in runs] for name, runs in fast.items()}
-
 fig, (ax,) = figure(4.6, 3.0)
 for (name, runs), colour, style in zip(fast.items(), COLOURS, "-:"):
     for seed, (largest, _) in enumerate(runs):
@@ -86,37 +135,11 @@ ax.set(title="The largest score, three runs each", xlabel="step")
 ax.set(yscale="log", ylabel="score")
 ax.legend(frameon=False)
 plt.show()
-assert min(last["Qwen2"]) > 1000 and max(last["Qwen3"]) < 50
+assert min(largest[-1] for largest, _ in fast["Qwen2"]) > 1000
+assert max(largest[-1] for largest, _ in fast["Qwen3"]) < 50
 
 # %%
-# Qwen2's scores reach the thousands. Qwen3's stay below 50. Why is a score of a thousand bad?
-#
-# What softmax does with a thousand
-# ---------------------------------
-#
-# Softmax looks at differences. Here are three scores, and the same three scores ten and a thousand times as large.
-#
-# **Predict first.** The weights of 1, 2 and 3 are 0.09, 0.24 and 0.67. What are those of 1,000, 2,000 and 3,000?
-#
-# * The same: only the ratio counts
-# * 0, 0 and 1
-# * NaN
-
-scores = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
-for scale in (1, 10, 1000):
-    weights = (scale * scores).softmax(-1)
-    (slope,) = torch.autograd.grad(weights[2], scores)
-    print(f"x {scale:<4}", *(f"{w:.2f}" for w in weights), end="   ")
-    print(f"slope {slope.abs().max():.0e}")
-assert weights.tolist() == [0.0, 0.0, 1.0] and slope.abs().max() == 0
-
-# %%
-# One key gets everything, and the slope is 0. No gradient comes back through such a row: whatever the loss would like to
-# change about it, it cannot. The head is stuck. In a large model that is a loss that jumps up after weeks, and does not
-# come back.
-#
-# Nothing in Qwen2 stops it. A score is a dot product of a query and a key, so it grows with the *lengths* of both. One
-# way for a model to be surer is to make them longer, and each step of training can.
+# Qwen2's scores reach the thousands. Qwen3's stay below 50.
 #
 # Two lines
 # ---------
@@ -148,8 +171,8 @@ model = build(configs["Qwen3"]).requires_grad_(False)
 attention = model.model.layers[0].self_attn
 x = torch.randn(6, 48)
 rotation = model.model.rotary_emb(torch.arange(6)[None], x.dtype)
-projections = (attention.q_proj.weight, attention.k_proj.weight)
-norms = (attention.q_norm.weight, attention.k_norm.weight)
+projections = attention.q_proj.weight, attention.k_proj.weight
+norms = attention.q_norm.weight, attention.k_norm.weight
 scores = qwen3_scores(x, rotation, *projections, *norms)
 print(tuple(scores.shape), "largest:", f"{scores.max():.2f}")
 
@@ -250,12 +273,12 @@ assert max(largest[-1] for largest, _ in calm["Qwen2"]) < 60
 # model. Qwen3 gives the width itself:
 
 small = Qwen3Config()  # Qwen3-0.6B
-print(f"{small.n_head} heads x {small.head_dim} features:", end=" ")
-print(f"{small.n_head * small.head_dim}, and the model has {small.n_embd}")
+print(small.n_head, "heads,", small.head_dim, "features each", end=" ")
+print("in a model of", small.n_embd)
 assert small.n_head * small.head_dim == 2 * small.n_embd == 2048
 
 # %%
-# Twice as wide as the model: nothing in attention needs the two to agree, because the output projection leads back.
+# Together that is 2,048, twice as wide as the model: nothing in attention needs the two to agree, because the output projection leads back.
 #
 # Llama and Mistral: only numbers
 # -------------------------------
