@@ -2,12 +2,9 @@ r"""
 Mixture of experts
 ==================
 
-How can a model have ten times the weights, and not cost more? Qwen3-30B-A3B has 30 billion of them, but
-each token meets only 3 billion. In the place of an MLP, each layer has 128 small ones, the *experts*, and every token
-visits 8.
-
-We give our small Qwen2 sixteen experts in the place of its first MLP, and teach them in a few seconds. Each word is
-coloured by the expert that counts most for it:
+How can a model have almost four times the weights, and do less work? In a *mixture of experts* each layer has many
+small MLPs in the place of a large one, and every token visits a few of them. Here are three published models: all their
+weights, and those that one token meets.
 """
 
 # sphinx_gallery_needs = ["1_qwen3", "../2_qwen2/3_swiglu"]
@@ -15,17 +12,24 @@ coloured by the expert that counts most for it:
 
 from functools import partial
 
+import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments.experts_diagrams import loads, mixture, visited
+from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.layers.activation import GatedMLP
 from lm_from_scratch.layers.experts import (
     Experts,
     MixtureOfExperts,
     SigmoidRouter,
+    active_parameters,
 )
+from lm_from_scratch.models.causal_lm import build
+from lm_from_scratch.models.qwen3 import SIZES as DENSE
+from lm_from_scratch.models.qwen3 import Qwen3Config
+from lm_from_scratch.models.qwen3_moe import SIZES, Qwen3MoeConfig
 from lm_from_scratch.text.corpora import load_corpus, split
 from lm_from_scratch.training.balance import (
     balanced_bias,
@@ -33,6 +37,49 @@ from lm_from_scratch.training.balance import (
     overload,
     visits,
 )
+
+configs = {"Qwen3-8B": Qwen3Config(**DENSE["Qwen3-8B"])}
+configs |= {name: Qwen3MoeConfig(**size) for name, size in SIZES.items()}
+total, active = {}, {}
+for name, config in configs.items():
+    with torch.device("meta"):  # shapes without numbers
+        whole = build(config)
+    total[name] = sum(p.numel() for p in whole.parameters()) / 1e9
+    active[name] = active_parameters(whole) / 1e9
+
+fig, (ax,) = figure(4.6, 2.4)
+ax.barh(
+    [*total],
+    [*total.values()],
+    color=COLOURS[0],
+    alpha=0.3,
+    label="all weights",
+)
+ax.barh([*total], [*active.values()], color=COLOURS[0], label="a token meets")
+for row, name in enumerate(configs):
+    ax.text(
+        total[name] + 3,
+        row,
+        f"{active[name]:.1f} of {total[name]:.1f}",
+        va="center",
+    )
+ax.set(xlabel="billions", xlim=(0, 345), ylim=(2.6, -0.6))
+ax.legend(frameon=False, loc="center right")
+plt.show()
+assert [round(n, 1) for n in total.values()] == [8.2, 30.5, 235.1]
+assert [round(n, 1) for n in active.values()] == [8.2, 3.4, 22.2]
+
+# %%
+# Qwen3-8B is dense: every token meets every weight. Qwen3-30B-A3B has almost four times as many, and less than half of
+# the work: each layer has 128 experts, of which a token visits 8. The price is memory. All 30 billion weights must be
+# there, because the next token may want any of them. So experts pay where many users share the weights, and less on a
+# small machine.
+#
+# Sixteen experts
+# ---------------
+#
+# We give our small Qwen2 sixteen experts in the place of its first MLP, and teach them in a few seconds to say what the
+# MLP says. First we note what goes into it and what comes out, for 16,384 tokens of Python's documentation.
 
 model, tokenizer = load_shipped("qwen2-docs")
 mlp = model.model.layers[0].mlp
@@ -51,9 +98,6 @@ def rows(documents, B):
     ids = [i for d in documents for i in [0, *tokenizer.encode(d.text)]]
     return torch.tensor(ids[: B * 128]).view(B, 128)
 
-
-# %%
-# We note these pairs for 16,384 tokens of Python's documentation, and the experts learn to say what the MLP says.
 
 documents, held_out = split(load_corpus("reference"))
 x, y = seen(rows(documents, 128))
@@ -86,7 +130,7 @@ def teach(layer, seed, extra=None, steps=120):
 
 
 # %%
-# Sixteen experts, each a twelfth of the MLP:
+# Each expert is a twelfth of the MLP. We colour each word by the expert that counts most for it:
 
 
 def sixteen():
@@ -149,42 +193,6 @@ assert error < 1e-4
 # 2. The weights have one. So the router learns which of the *chosen* experts helped.
 #
 # Two loops are slow. The layer sorts all visits by expert, so that each expert multiplies its tokens in one product.
-#
-# Total and active
-# ----------------
-#
-# **Predict first.** Qwen3-8B is dense: every token meets every weight. Qwen3-30B-A3B has almost four times as many. How much
-# work is one token of it, compared with Qwen3-8B?
-#
-# * four times as much
-# * about the same
-# * less than half
-
-from lm_from_scratch.layers.experts import active_parameters
-from lm_from_scratch.models.causal_lm import build
-from lm_from_scratch.models.qwen3 import SIZES as DENSE
-from lm_from_scratch.models.qwen3 import Qwen3Config
-from lm_from_scratch.models.qwen3_moe import SIZES, Qwen3MoeConfig
-
-configs = {"Qwen3-8B": Qwen3Config(**DENSE["Qwen3-8B"])}
-configs |= {name: Qwen3MoeConfig(**size) for name, size in SIZES.items()}
-total, active = {}, {}
-for name, config in configs.items():
-    with torch.device("meta"):  # shapes without numbers
-        whole = build(config)
-    total[name] = sum(p.numel() for p in whole.parameters()) / 1e9
-    active[name] = active_parameters(whole) / 1e9
-for name in configs:
-    print(
-        f"{name:16} {total[name]:6.1f} billion weights, a token meets "
-        f"{active[name]:5.1f}"
-    )
-assert [round(n, 1) for n in total.values()] == [8.2, 30.5, 235.1]
-assert [round(n, 1) for n in active.values()] == [8.2, 3.4, 22.2]
-
-# %%
-# Less than half. The price is memory: all 30 billion weights must be there, because the next token may want any of
-# them. So experts pay where many users share the weights, and less on a small machine.
 #
 # The busy and the idle
 # ---------------------
