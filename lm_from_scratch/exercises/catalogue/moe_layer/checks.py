@@ -4,7 +4,15 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted
+from lm_from_scratch.exercises.exercise import (
+    Call,
+    Case,
+    Exercise,
+    call,
+    normal,
+    planted,
+    strided,
+)
 from lm_from_scratch.layers.activation import PRODUCTS
 from lm_from_scratch.layers.experts import expert_sum, softmax_routing
 
@@ -77,6 +85,11 @@ def double(g: Generator) -> Call:
     return inputs(g, dtype=torch.float64)
 
 
+def transposed(g: Generator) -> Call:
+    *tensors, k, normalize = inputs(g).args
+    return call(*map(strided, tensors), k, normalize)
+
+
 # --------------------------------------------------------------------------- other right answers
 
 
@@ -97,10 +110,10 @@ def token_by_token(
     return torch.stack(rows)
 
 
-def sorted_by_expert(
+def by_expert(
     x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
-) -> Tensor:
-    """All visits in the order of their experts."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Weights and experts (N, k), the order (N k) of visits by expert, what is said in it."""
     E = len(down)
     best = (x @ router.T).sort(1, descending=True).indices[:, :k]
     p = torch.softmax(x @ router.T, 1).gather(1, best)
@@ -113,8 +126,16 @@ def sorted_by_expert(
         for e, rows in enumerate(x[order // k].split(counts))
         if len(rows)
     ]
+    return p, best, order, torch.cat(said)
+
+
+def sorted_by_expert(
+    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
+) -> Tensor:
+    """All visits in the order of their experts, and back."""
+    weights, best, order, said = by_expert(x, router, gate_up, down, k, normalize)
     back = torch.empty_like(order).scatter(0, order, torch.arange(len(order)))
-    return (torch.cat(said)[back].unflatten(0, (-1, k)) * p[..., None]).sum(1)
+    return (said[back].unflatten(0, best.shape) * weights[..., None]).sum(1)
 
 
 def gathered(
@@ -151,8 +172,30 @@ def computes_all(
     return torch.einsum("enf,ecf,ne->nc", F.silu(gate) * up, down, dense)
 
 
+def unsorted(
+    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
+) -> Tensor:
+    weights, best, _, said = by_expert(x, router, gate_up, down, k, normalize)
+    return (said.unflatten(0, best.shape) * weights[..., None]).sum(1)
+
+
+def sorted_twice(
+    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
+) -> Tensor:
+    weights, best, order, said = by_expert(x, router, gate_up, down, k, normalize)
+    return (said[order].unflatten(0, best.shape) * weights[..., None]).sum(1)
+
+
+def view(
+    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
+) -> Tensor:
+    rows = gate_up.view(-1, x.shape[1])  # of all experts, one below the other
+    return gathered(x, router, rows.unflatten(0, (len(down), -1)), down, k, normalize)
+
+
 PLAIN, RAW, FIRST = "the two best of four", "probabilities as they are", "one of seven"
 ALL, UNUSED, HUGE = "all of three", "experts that nobody chooses", "scores of hundreds"
+ONE, STRIDES = "one token", "inputs in another order in memory"
 PROBABILITIES = "(x @ router.T).softmax(1)"
 TOP = "weights, experts = probabilities.topk(k)"
 MLP = "(F.silu(gate) * up) @ down[e].T"
@@ -194,6 +237,20 @@ WRONG = [
     ("the input of an expert is weighed, not its result",
      {"x[token] @": "(x[token] * weights[token, place, None]) @",
       "said * weights[token, place, None]": "said"}, PLAIN),
+    ("results sorted by expert are taken for results by token", unsorted, PLAIN),
+    ("results are sorted a second time, and not back", sorted_twice, PLAIN),
+    ("an expert that only token 0 chose is taken for one that nobody chose",
+     {"gate, up =": "if not token.any():\n            continue\n        gate, up ="}, ONE),
+    ("an expert has room for its fair share of the visits, and drops the others",
+     {"gate, up =": "room = max(1, len(x) * k // len(down))\n"
+      "        token, place = token[:room], place[:room]\n        gate, up ="}, UNUSED),
+    ("a second softmax in the place of a division by the sum",
+     {"weights / weights.sum(1, keepdim=True)": "weights.softmax(1)"}, PLAIN),
+    ("weights are divided by the sum over the tokens",
+     {"weights.sum(1, keepdim=True)": "weights.sum(0, keepdim=True)"}, PLAIN),
+    ("weights are divided by k, not by their sum",
+     {"weights / weights.sum(1, keepdim=True)": "weights / k"}, PLAIN),
+    ("a view of weights that are not contiguous", view, STRIDES),
     ("every expert computes every token, and most results are thrown away", computes_all, UNUSED,
      "its results are NaN or equal to the right ones, and all NaN look alike"),
     ("exponentials without the maximum subtracted",
@@ -243,7 +300,7 @@ EXERCISE = Exercise(
             "each expert has all tokens",
             teaching="nothing is left out, so the order of the sum is all that matters",
         ),
-        Case("one token", one_token, "one token is an axis of size 1", teaching="decoding"),
+        Case(ONE, one_token, "one token is an axis of size 1, and its number is 0"),
         Case(
             UNUSED,
             never_chosen,
@@ -252,6 +309,11 @@ EXERCISE = Exercise(
         ),
         Case(HUGE, sure, "softmax subtracts the largest score first"),
         Case("float64 keeps its digits", double, "nothing becomes float32"),
+        Case(
+            STRIDES,
+            transposed,
+            ".view fails on tensors that are not contiguous, .reshape does not",
+        ),
         Case(
             "gradients of all four", two_of_four, "the router learns by the weights", gradient=True
         ),

@@ -18,7 +18,7 @@
 #   chooses are NaN, and the result has none.
 # - The result is `(N, C)`. N may be 1. In float64 nothing is rounded to float32; there is no half
 #   precision.
-# - The inputs stay as they are, and gradients reach all four.
+# - The inputs may have any order in memory. They stay as they are, and gradients reach all four.
 
 # %%
 import torch
