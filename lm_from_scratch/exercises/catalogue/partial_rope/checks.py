@@ -36,8 +36,8 @@ def whole(g: Generator) -> Call:
 
 
 def odd_share(g: Generator) -> Call:
-    """0.35 of 12 features are 4.2, and 0.48 of 14 are 6.72."""
-    D, share = [(12, 0.35), (14, 0.48)][int(integers(g, 0, 2, 1))]
+    """0.38 of 12 features are 4.56, and 0.48 of 14 are 6.72: both are nearer to the next number."""
+    D, share = [(12, 0.38), (14, 0.48)][int(integers(g, 0, 2, 1))]
     return call(normal(g, 2, 3, 5, D), integers(g, 3, 60, 1, 5).repeat(2, 1), share)
 
 
@@ -56,7 +56,7 @@ def transposed(g: Generator) -> Call:
 
 
 def bfloat16(g: Generator) -> Call:
-    x = normal(g, 2, 3, 9, 16, dtype=torch.bfloat16)
+    x = normal(g, 2, 4, 9, 32, dtype=torch.bfloat16)
     positions = torch.arange(257, 266) + integers(g, 0, 60, 1) * 4
     return call(x, positions.repeat(2, 1), 0.5)
 
@@ -64,6 +64,10 @@ def bfloat16(g: Generator) -> Call:
 def double(g: Generator) -> Call:
     x = normal(g, 2, 4, 3, 12, dtype=torch.float64)
     return call(x, integers(g, 50, 200, 1, 3).repeat(2, 1), 0.5)
+
+
+def late(g: Generator) -> Call:
+    return call(normal(g, 2, 3, 4, 8), integers(g, 4100, 9000, 1, 4).repeat(2, 1), 0.5)
 
 
 # --------------------------------------------------------------------------- other right answers
@@ -121,13 +125,24 @@ def by_matrices(x: Tensor, positions: Tensor, share: float, theta: float = 10000
 
 # ------------------------------------------------------------------------------- wrong answers
 
+
+def view(x: Tensor, positions: Tensor, share: float, theta: float = 10000.0) -> Tensor:
+    B, H, T, D = x.shape
+    one = x.view(B * H, 1, T, D)
+    turned = by_matrices(one, positions.repeat_interleave(H, 0), share, theta)
+    return turned.view(B, H, T, D)
+
+
 HALF, QUARTER, ODD, MOST = "half of 8 features", "a quarter of 32", "a share between", "three of 4"
 ROWS, WHOLE = "each row has positions of its own", "all features"
+BRAIN, STRIDES = "bfloat16 at positions beyond 256", "inputs in another order in memory"
+LATE, GRADIENTS = "positions beyond 4096", "gradients"
 SPEEDS = "theta ** (-i / R)"
 PAIRS = "wide[..., : R // 2], wide[..., R // 2 : R]"
 TURNED = "torch.cat([a * cos - b * sin, a * sin + b * cos], 3).to(x.dtype)"
 JOINED = "torch.cat([turned, x[..., R:]], 3)"
 SIZE = "int(share * x.shape[3])"
+COSINES, PLACES = "angles.cos(), angles.sin()", "positions[:, None, :, None]"
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
 #: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
@@ -153,6 +168,8 @@ WRONG = [
     ("the share is of the pairs that stay", {SIZE: "int((1 - share) * x.shape[3])"}, QUARTER),
     ("the share is taken for a number of pairs", {SIZE: "2 * int(share * x.shape[3])"}, QUARTER),
     ("the number of features is rounded up", {SIZE: "-int(-share * x.shape[3] // 2) * 2"}, ODD),
+    ("the number of features is rounded to the nearest whole number",
+     {SIZE: "round(share * x.shape[3])"}, ODD),
     ("always half of the features turn", {SIZE: "x.shape[3] // 2"}, QUARTER),
     ("turned the other way, by minus the angle", {"angles.sin()": "-angles.sin()"}, HALF),
     ("the halves are swapped without a minus",
@@ -164,9 +181,27 @@ WRONG = [
      {"positions[:, None, :, None]": "torch.arange(x.shape[2])[None, None, :, None]"}, QUARTER),
     ("all rows have the positions of the first",
      {"positions[:, None, :, None]": "positions[:1, None, :, None]"}, ROWS),
-    ("angles are rounded to the dtype of x", {"angles.cos(), angles.sin()":
+    ("angles are rounded to the dtype of x", {COSINES:
      "angles.to(x.dtype).float().cos(), angles.to(x.dtype).float().sin()"},
-     "bfloat16 at positions beyond 256"),
+     BRAIN),
+    ("positions are in the dtype of x, where 257 becomes 256",
+     {"positions[:, None, :, None]": "positions.to(x.dtype)[:, None, :, None]"}, BRAIN),
+    ("cosines and sines are rounded to the dtype of x",
+     {COSINES: "angles.cos().to(x.dtype), angles.sin().to(x.dtype)"}, BRAIN),
+    ("cosines, sines and products are in the dtype of x",
+     {COSINES: "angles.cos().to(x.dtype), angles.sin().to(x.dtype)",
+      PAIRS: "x[..., : R // 2], x[..., R // 2 : R]"}, BRAIN),
+    ("the result stays float32", {TURNED: TURNED.removesuffix(".to(x.dtype)")}, BRAIN),
+    ("a table of 4096 positions, which further ones are outside of",
+     {f"{PLACES} * {SPEEDS}": f"(torch.arange(4096)[:, None] * {SPEEDS})[positions][:, None]"},
+     LATE),
+    ("positions above 4095 are given the last row of a table",
+     {PLACES: "positions.clamp(max=4095)[:, None, :, None]"}, LATE),
+    ("a view of inputs that are not contiguous", view, STRIDES),
+    ("what does not turn is detached",
+     {JOINED: "torch.cat([turned, x[..., R:].detach()], 3)"}, GRADIENTS),
+    ("the features of the caller are overwritten",
+     {f"return {JOINED}": "x.data[..., :R] = turned.detach()\n    return x + 0"}, HALF),
     ("float64 is computed in float32",
      {"x if x.dtype == torch.float64 else x.float()": "x.float()"}, "float64 keeps its digits"),
 ]  # fmt: skip
@@ -201,7 +236,7 @@ EXERCISE = Exercise(
             most,
             "R = 12 of 16, and theta is 500000",
         ),
-        Case(ODD, odd_share, "4.2 features are 4", points=2),
+        Case(ODD, odd_share, "4.56 features are 4, and 6.72 are 6", points=2),
         Case(
             WHOLE,
             whole,
@@ -210,23 +245,29 @@ EXERCISE = Exercise(
         ),
         Case(ROWS, per_row, "positions are (B, T): each row has its own"),
         Case(
-            "inputs in another order in memory",
+            STRIDES,
             transposed,
-            "queries are transposed when they are turned",
-            teaching="what a model passes",
+            "a model turns queries that are transposed: .view fails on them, .reshape does not",
         ),
         Case(
-            "bfloat16 at positions beyond 256",
+            BRAIN,
             bfloat16,
-            "bfloat16 has no 257: angles are float32, and the result is rounded once",
+            "bfloat16 has no 257, and keeps a cosine to three digits: round the result only",
+            points=2,
+            tolerance=(8e-3, 1e-3),
+        ),
+        Case(
+            LATE,
+            late,
+            "a text may be longer than a table; float32 angles near 9000 have errors near 0.001",
+            tolerance=(0.0, 1e-2),
         ),
         Case("float64 keeps its digits", double, "nothing becomes float32"),
         Case(
-            "gradients",
+            GRADIENTS,
             half,
-            "both parts have one",
+            "what stays has a gradient too",
             gradient=True,
-            teaching="what stays has a gradient too",
         ),
     ),
     hints=(

@@ -2,8 +2,8 @@
 # # Partial RoPE
 #
 # Many models of today rotate only the first part of each head. The first $R$ of its $D$ features turn
-# with the position, and the others never learn where they are. (Phi and GLM turn a half,
-# Qwen3-Next a quarter.)
+# with the position, and the others never learn where they are. (GLM-4.5 turns a half, Qwen3-Next
+# a quarter.)
 #
 # Within the R features, pairs are half-split: feature $i$ belongs to feature $i + R/2$. A token at
 # position $t$ turns its pair $(a, b)$ by the angle $t\,\omega_i$, for $i = 0 \dots R/2 - 1$:
@@ -14,8 +14,8 @@
 # What holds for your function:
 #
 # - `x` has shape `(B, H, T, D)`: rows, heads, tokens, features of a head. The order in memory is any.
-# - `positions` holds whole numbers in shape `(B, T)`, one for each token. Each row has its own, and
-#   they start anywhere.
+# - `positions` holds whole numbers in shape `(B, T)`, one for each token. Each row has its own.
+#   They start anywhere, and there is no largest one.
 # - `share` is the part that turns, above 0 and at most 1: R is `share * D`, rounded *down* to a whole
 #   number. R is even.
 # - `theta` is 10000 if the caller does not give it.
