@@ -153,8 +153,8 @@ def by_double(
     x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
 ) -> Tensor:
     """All in float64."""
-    wide = (t.double() for t in (x, router, gate_up, down))
-    return gathered(*wide, k, normalize).to(x.dtype)
+    weights = router.double(), gate_up.double(), down.double()
+    return gathered(x.double(), *weights, k, normalize).to(x.dtype)
 
 
 # ------------------------------------------------------------------------------- wrong answers
