@@ -47,22 +47,29 @@ def negative(g: Generator) -> Call:
     return given(g, -3.0 + normal(g, 12, scale=0.3), k=4, groups=(3, 2))
 
 
+def far_below(g: Generator) -> Call:
+    """No finite number that stands for a closed expert is below these sums, bar the lowest."""
+    return given(g, -1e30 * (1 + torch.rand(12, generator=g)), k=4, groups=(3, 2))
+
+
 def mixed(g: Generator) -> Call:
     return given(g, normal(g, 16, scale=0.5), k=3, groups=(4, 2), scale=2.5)
 
 
 def two_of_a_group(g: Generator) -> Call:
-    """One group has the best expert and bad ones, another has two good ones."""
+    """One group has the best expert and bad ones, another has two good ones. The best expert's bias
+    alone is more than either of them has."""
     logits = torch.cat([torch.tensor([4.0, -6.0, -6.0]), torch.tensor([1.0, 1.5, -6.0])])
     logits = logits + 0.1 * normal(g, 6, 6)
-    return call(logits, 0.01 * normal(g, 6), 2, 2, 1, 1.0)
+    bias = torch.tensor([1.2, -1.2, -1.2, 0.0, 0.0, 0.0]) + 0.01 * normal(g, 6)
+    return call(logits, bias, 2, 2, 1, 1.0)
 
 
 def third_of_a_group(g: Generator) -> Call:
-    """One group has two good experts, another has three of middling worth."""
-    logits = torch.cat([torch.tensor([2.0, 2.0, -8.0]), torch.tensor([0.8, 0.8, 0.8])])
+    """One group has two good experts, another has three of middling worth; three are chosen."""
+    logits = torch.cat([torch.tensor([2.0, 2.0, -2.0]), torch.tensor([0.8, 0.8, 0.8])])
     logits = logits + 0.1 * normal(g, 6, 6)
-    return call(logits, 0.01 * normal(g, 6), 2, 2, 1, 1.0)
+    return call(logits, 0.01 * normal(g, 6), 3, 2, 1, 1.0)
 
 
 def large(g: Generator) -> Call:
@@ -153,6 +160,7 @@ def by_logs(
 # ------------------------------------------------------------------------------- wrong answers
 
 CHOICE, FRESH, BELOW = "biases that have moved", "a fresh router", "all biases below 0"
+FAR = "all biases far below 0"
 GROUPS, SECOND, THIRD = "open groups", "a group is worth two experts", "the third does not count"
 GATHER = "weights = scores.gather(1, experts)"
 SHARE = "weights / weights.sum(1, keepdim=True)"
@@ -169,6 +177,11 @@ WRONG = [
      {"-torch.inf": "0.0"}, BELOW),
     ("closed groups count -1", {"-torch.inf": "-1.0"}, BELOW,
      "where all sums are below -1 it chooses what 0 would"),
+    ("closed groups count -10,000, which a bias may be below", {"-torch.inf": "-1e4"}, FAR),
+    ("a closed expert's score is 0, but its bias still counts",
+     {"groups.masked_fill(closed[..., None], -torch.inf).flatten(1)":
+          "(scores.unflatten(1, (n_group, -1)) * ~closed[..., None]).flatten(1) + bias"},
+     SECOND),
     ("the bias is left out of the choice, too",
      {"(scores + bias)": "scores"}, CHOICE),
     ("the bias is added to the logits",
@@ -180,6 +193,8 @@ WRONG = [
      GROUPS),
     ("a group is worth its best expert", {WORTH: "worth = groups.amax(-1)"}, SECOND),
     ("a group is worth the sum of all its experts", {WORTH: "worth = groups.sum(-1)"}, THIRD),
+    ("a group is worth as many experts as are chosen",
+     {WORTH: "worth = groups.topk(min(k, groups.shape[2])).values.sum(2)"}, THIRD),
     ("every group is open", {"closed[..., None]": "closed[..., None] & False"}, SECOND),
     ("experts of a group stand n_group apart, not side by side",
      {"unflatten(1, (n_group, -1))": "unflatten(1, (-1, n_group)).mT",
@@ -224,6 +239,12 @@ EXERCISE = Exercise(
             negative,
             "all sums are below 0: a closed expert that counts 0 is the best of all",
             points=2,
+            teaching="the second mistake, at sums that one can read",
+        ),
+        Case(
+            FAR,
+            far_below,
+            "biases of -1e30 and less: a closed expert must be below any number, so -inf",
         ),
         Case(
             GROUPS,
@@ -242,7 +263,6 @@ EXERCISE = Exercise(
             THIRD,
             third_of_a_group,
             "three middling experts are worth less than two good ones",
-            teaching="the number two of the text, from the other side",
         ),
         Case(
             "a bias that decides alone",
