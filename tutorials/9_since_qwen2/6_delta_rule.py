@@ -2,9 +2,12 @@ r"""
 A memory that does not grow
 ===========================
 
-A KV cache grows with every token. What if a layer had one matrix of fixed size in its place, and each token
-wrote its fact into it? Let us try with three sentences of a manual: *path* is a ``str``, *mode* is an ``int``, and, as
-of this version, *path* is ``bytes``. Each word has a random vector.
+At 262,144 tokens, one attention layer of Qwen3-Next holds 512 MiB of keys and values. Three of four layers of this
+model hold none: each keeps 2 MiB, however long the text is. How does a text of any length fit into that?
+
+Each head has one matrix, and every token writes into it. Let us write three facts of a manual: *path* is a ``str``,
+*mode* is an ``int``, and, as of this version, *path* is ``bytes``. Each word has a random vector. Then we ask two such
+memories: what is *path*?
 """
 
 # sphinx_gallery_thumbnail_number = 1
@@ -31,15 +34,16 @@ def written(correct):
 
 for correct in (False, True):
     said = key["path"] @ written(correct)
-    print({kind: round(float(said @ v), 1) for kind, v in value.items()})
+    near = {kind: round(float(said @ v), 1) + 0.0 for kind, v in value.items()}
+    print("corrects:" if correct else "adds:    ", near)
 
 added, corrected = (key["path"] @ written(c) for c in (False, True))
 assert min(added @ value["str"], added @ value["bytes"]) > 0.8
 assert corrected @ value["bytes"] > 0.99 > 0.1 > abs(corrected @ value["str"])
 
 # %%
-# The first memory adds every fact to what it has, and for *path* it now says both types at once. The second reads
-# before it writes, and adds only what is missing:
+# A 1.0 means that the answer is this word's vector. The first memory adds every fact to what it has, and says both types
+# at once. The second reads before it writes, and adds only what is missing. Here is its last step, with short vectors:
 
 from lm_from_scratch.instruments.state_diagrams import correction
 
@@ -53,12 +57,18 @@ correction(state, k, v, ("path", "bytes"))
 # The rule
 # --------
 #
-# A memory is a matrix :math:`S`. To write, it takes the outer product of a key and a value; to read, it is multiplied
-# by a query. If all keys are at right angles, each finds exactly its own value. Writing everything and correcting
-# nothing is *linear attention*: attention without the softmax.
+# Why does a matrix remember? To write a fact is to add the outer product :math:`k v^\top`: row i of it is
+# :math:`k_i` times :math:`v`. To read is to multiply by a query, and :math:`(k v^\top)^\top q = (q \cdot k) \, v`. So a
+# query finds a value as far as it is like its key. If all keys are at right angles and of length 1, each finds exactly
+# its own value.
 #
-# Today's models add two gates, which each token computes for itself. :math:`\alpha`, between 0 and 1, lets the whole
-# memory fade; :math:`\beta` says how much of the correction is written:
+# If all facts are added, a query reads :math:`\sum_s (q \cdot k_s) \, v_s`. You know this sum: it is attention without
+# the softmax, called *linear attention*. Without the softmax nobody has to keep the keys, because the sum of their outer
+# products, :math:`S`, answers every query.
+#
+# The delta rule corrects the sum. Today's models add two gates, which each token computes for itself:
+# :math:`\alpha`, between 0 and 1, lets the whole memory fade, and :math:`\beta` says how much of the correction
+# :math:`u` is written:
 #
 # .. math::
 #
@@ -67,7 +77,7 @@ correction(state, k, v, ("path", "bytes"))
 #    o_t = S_t^\top q_t
 #
 # Keys have length 1, so that with :math:`\beta = 1` the memory says exactly :math:`v_t` for :math:`k_t` afterwards.
-# That is all. Here it is for one head:
+# Here is all of it, for one head with keys of Dk features and values of Dv:
 
 
 def delta_rule(q, k, v, alpha, beta, S):  # q, k: (T, Dk), v: (T, Dv)
@@ -88,10 +98,10 @@ def delta_rule(q, k, v, alpha, beta, S):  # q, k: (T, Dk), v: (T, Dv)
 # Is it the gate, or the correction?
 # ----------------------------------
 #
-# Older layers with a state had a gate, and no correction: what is old fades, so the new fact is louder. Does that do?
-# We train four small memories. A text writes 48 facts: one of 16 keys, one of 32 values. Afterwards all keys are
-# asked for their *latest* value. All memories have the same state, 16 by 16 numbers; their vectors, and the gate, are
-# learned.
+# Older layers with a state, such as Mamba-2, had a gate and no correction: what is old fades, so the new fact is louder.
+# Does that do? We train four small memories. A text writes 48 facts, each a pair of one of 16 keys and one of 32 values.
+# Afterwards we ask for the *latest* value of every key. All memories have the same state, 16 by 16 numbers. Their vectors
+# are learned, and so is the gate: one number here, where a published layer computes it from each token.
 
 from lm_from_scratch.layers.delta_rule import chunk_delta_rule
 
@@ -200,6 +210,7 @@ ax.set(
     ylabel="share",
 )
 ax.set_xscale("log", base=2)
+ax.set_xticks(edges[:-1], edges[:-1])
 ax.set_ylim(0, 1.05)
 ax.legend(frameon=False)
 plt.show()
@@ -209,18 +220,18 @@ assert min(curves["correction"]) > 0.97
 
 # %%
 # A key that was written twice within a few tokens has two values that are almost equally loud. To tell them apart the
-# gate would have to fade fast, and then everything older would be gone. The correction does not care: it removes
-# exactly what the new fact replaces.
+# gate would have to fade fast, and then everything older would be gone: a gate fades all keys of a head alike. The
+# correction removes exactly what the new fact replaces, and leaves the others.
 #
-# What is the gate for, then? Some things should be forgotten all at once, such as the last paragraph or the last
-# document. No correction does that.
+# What is the gate for, then? Some things should be forgotten all at once, such as the last document. No correction does
+# that.
 #
 # What it costs
 # -------------
 #
-# Qwen3-Next has three layers with a state for each layer of attention. In each of the three, 32 heads have a memory of
-# 128 by 128 numbers of 4 bytes. In the fourth, a token leaves keys and values of two heads with 256 features, 2 bytes a
-# number.
+# Now the numbers of the first paragraph. Qwen3-Next has three layers with a state for each layer of attention. In each
+# of the three, 32 heads have a memory of 128 by 128 numbers, in float32. In the fourth, a token leaves keys and values
+# of two heads with 256 features, in bfloat16.
 #
 # **Predict first.** After how many tokens is the cache of the one larger than the memory of the other?
 #
@@ -237,8 +248,8 @@ print(
 assert memory // token == 1024 and 262_144 * token == 512 * 2**20
 
 # %%
-# For a short chat the state is the *larger* of the two. At 262,144 tokens, the length that the model was made for, one
-# attention layer has 512 MiB of keys and values, and the state still 2 MiB.
+# For a short chat the state is the *larger* of the two. At 262,144 tokens, the longest text that the model takes as it
+# is, the attention layer has 512 MiB, and the state still 2 MiB.
 #
 # In the package every kind of cache carries states beside keys, and the law of every cache holds: cut a text into pieces
 # any way you like, and the logits are those of one pass (`in depth <6a_delta_rule_in_depth.ipynb>`_ tries it).
@@ -246,8 +257,8 @@ assert memory // token == 1024 and 262_144 * token == 512 * 2**20
 # Where it loses
 # --------------
 #
-# Why keep any attention at all? A matrix of 32 rows has room for 32 keys at right angles. We write more, each once, and
-# ask for all of them.
+# Why keep any attention at all? A matrix of 32 rows has room for 32 keys at right angles. We draw keys at random, write
+# each once, and ask for all of them.
 
 
 def recalled(count, seed):
@@ -265,10 +276,10 @@ for count, shares in lost.items():
 assert min(lost[8]) > 0.99 and min(lost[32]) > 0.6 and max(lost[128]) < 0.4
 
 # %%
-# Beyond its width the memory fails, and it must: 1,024 numbers cannot hold any number of facts. A cache would answer every
-# question. So a name or a number from far back needs the one layer in four that keeps everything. Nor can a state take
-# back a token: it is a sum, and a sum does not tell what its terms were. That rules out cropping the cache, as
-# `speculative decoding <../6_generation/2_speculative_decoding.ipynb>`_ does it.
+# Beyond its width the memory fails, and it must: 32 by 32 numbers cannot hold any number of facts. A cache keeps them
+# all. So a name or a number from far back needs the one layer in four that keeps everything. Nor can a state take back a
+# token: it is a sum, and a sum does not tell what its terms were. `Speculative decoding
+# <../6_generation/2_speculative_decoding.ipynb>`_ has to take back tokens, when the model rejects a draft.
 #
 # Exercises
 # ---------

@@ -88,9 +88,9 @@ def in_another_order(g: Generator) -> Call:
 
 def in_pieces(function: Callable[..., Any], *tokens: Tensor) -> Any:
     """Two tokens, then one, then the rest, each piece with the state of the one before."""
-    *tokens, state = tokens
+    *parts, state = tokens
     results = []
-    for piece in zip(*(x.split([2, 1, 2], dim=2) for x in tokens), strict=True):
+    for piece in zip(*(x.split([2, 1, 2], dim=2) for x in parts), strict=True):
         y, state = function(*piece, state)
         results.append(y)
     return torch.cat(results, dim=2), state

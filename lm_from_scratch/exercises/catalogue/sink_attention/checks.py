@@ -146,7 +146,7 @@ def head_by_head(
 
 def by_double(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int | None = None) -> Tensor:
     """All in float64."""
-    return one_more_key(*(x.double() for x in (q, k, v, sinks)), window).to(q.dtype)
+    return one_more_key(q.double(), k.double(), v.double(), sinks.double(), window).to(q.dtype)
 
 
 # ------------------------------------------------------------------------------- wrong answers
