@@ -413,8 +413,8 @@ assert wrong_by(sink_attention(q, k, v, seen, z[order])) > 0.05
 # Loaded and never used
 # ~~~~~~~~~~~~~~~~~~~~~
 #
-# A kernel took sinks, and the code that called it said ``use_sinks = false`` (M59). Nothing fails: the text is only
-# worse. The comparison with ``transformers`` at the top of this page finds it, with sinks of random size; with sinks of
+# A kernel took sinks, and the code that called it said ``use_sinks = false`` (M59). There is no error; the text only
+# gets worse. The comparison with ``transformers`` at the top of this page finds it, with sinks of random size; with sinks of
 # 0 it would, too, since a sink of 0 is not none.
 
 assert wrong_by(sink_attention(q, k, v, seen, torch.full((6,), -1e4))) > 0.05
