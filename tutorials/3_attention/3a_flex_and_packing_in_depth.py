@@ -386,7 +386,7 @@ print(source[source.index("    y: Any") :])
 # together, takes them out, calls ``varlen_attention``, and puts the results back. Padding gets 0.
 
 source = inspect.getsource(packed_attention)
-print(source[source.index("    B, H, T, D = ") :])
+print(source[source.index("    B, H, T, _ = ") :])
 
 # %%
 # So any padded batch computes its attention without padding, and nothing else in the model changes. The loss and the

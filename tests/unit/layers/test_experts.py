@@ -197,6 +197,14 @@ def test_with_all_experts_it_is_their_weighted_sum() -> None:
     torch.testing.assert_close(layer(x), dense, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_probabilities_of_16_bits_are_computed_in_32(dtype: torch.dtype) -> None:
+    logits = torch.randn(50, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
+    half, whole = (softmax_routing(x, 4, normalize=False) for x in (logits, logits.float()))
+    assert half.weights.dtype == torch.float32
+    assert torch.equal(half.weights, whole.weights) and torch.equal(half.experts, whole.experts)
+
+
 def test_of_equal_scores_the_first_expert_is_chosen() -> None:
     for E in (3, 8, 64, 130):
         assert best(torch.zeros(2, E), 3).tolist() == [[0, 1, 2]] * 2
