@@ -63,7 +63,12 @@ for row, name in enumerate(configs):
         f"{active[name]:.1f} of {total[name]:.1f}",
         va="center",
     )
-ax.set(xlabel="billions", xlim=(0, 345), ylim=(2.6, -0.6))
+ax.set(
+    title="Weights of three models",
+    xlabel="billions",
+    xlim=(0, 345),
+    ylim=(2.6, -0.6),
+)
 ax.legend(frameon=False, loc="center right")
 plt.show()
 assert [round(n, 1) for n in total.values()] == [8.2, 30.5, 235.1]
