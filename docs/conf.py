@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import sys
-import tomllib
 from pathlib import Path
 
 # Set before torch is imported: on shared cores its threads cost more than they bring.
@@ -20,15 +19,15 @@ paths = [str(ROOT), str(EXTENSIONS), os.environ.get("PYTHONPATH", "")]
 os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
 import api  # noqa: E402
+import cloud  # noqa: E402
 import gallery  # noqa: E402
+import modules  # noqa: E402
 
 project = "lm_from_scratch"
 author = "The lm_from_scratch authors"
 copyright = "the lm_from_scratch authors, Apache License 2.0"
-with open(ROOT / "pyproject.toml", "rb") as file:
-    metadata = tomllib.load(file)["project"]
-release = version = metadata["version"]
-repository = metadata.get("urls", {}).get("Repository", "")  # for the landing page
+release = version = modules.project()["project"]["version"]
+repository = cloud.address()  # for the landing page and links
 
 extensions = [
     "sphinx.ext.intersphinx",
@@ -44,7 +43,9 @@ extensions = [
     "course",
     "lessons",
     "teaching",
+    "slides",
     "landing",
+    "cloud",
     "live",
     "downloads",
     "docstrings",
@@ -73,6 +74,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     # Types of packages whose inventory is not stored here (see intersphinx_mapping).
     (r"py:.*", r"(torch|triton|np|numpy|tokenizers|safetensors|jinja2)(\..*)?"),
+    (r"py:class", r"lm_from_scratch\.text\.(plots\.T|rows\.Row)"),
     (r"py:.*", r"types\.FrameType|lm_from_scratch\.layers\.rope_scaling\._Checked"),
     (r"py:.*", r"(transformers|matplotlib|plt|tqdm)(\..*)?"),
     (r"py:.*", r"(Tensor|nn\.\w+|Tokenizer|Figure|Axes|optional|Path)"),
@@ -165,7 +167,7 @@ html_theme_options = {
     "navbar_align": "left",
     "navbar_end": ["language_switch.html", "theme-switcher"],
     "navbar_persistent": ["search-button"],
-    "secondary_sidebar_items": ["page-toc", "sg_download_links"],
+    "secondary_sidebar_items": ["page-toc", "sg_download_links", "cloud"],
     "footer_start": ["copyright"],
     "footer_end": [],
     "back_to_top_button": False,

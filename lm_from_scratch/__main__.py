@@ -1,4 +1,5 @@
-"""The command line: ``python -m lm_from_scratch train | generate | classify | check | doctor``.
+"""The command line: ``python -m lm_from_scratch train | generate | classify | check | doctor``, or
+``lm-from-scratch`` in its place.
 
 Whatever goes wrong with a value, a file or the output is one line on stderr and exit code 2, and so
 is what a signal ends, with 128 and its number.
@@ -19,6 +20,8 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+
+from lm_from_scratch.program import MODULE, PROGRAM
 
 COMMANDS = {
     "train": "train a GPT-2 or a Qwen2 on text",
@@ -41,7 +44,7 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """
     keep = argparse.RawDescriptionHelpFormatter
     top = argparse.ArgumentParser(
-        prog="python -m lm_from_scratch",
+        prog=PROGRAM,
         description="Train a small language model, let one speak, shrink one, and check what runs "
         "here.",
     )
@@ -57,6 +60,8 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         from lm_from_scratch.exercises.commands import add_commands
 
         add_commands(commands, keep)
+    for p in commands.choices.values():
+        p.epilog = p.epilog and p.epilog.replace(MODULE, PROGRAM)
     return top
 
 
@@ -132,9 +137,20 @@ def said(line: str, code: int) -> int:
     return code
 
 
-if __name__ == "__main__":
+def script() -> None:
+    """What ``lm-from-scratch`` calls."""
+    signals.watch()
+    start()
+
+
+def start() -> None:
+    """The whole program."""
     take_any_text()
     warnings.formatwarning = lambda message, *about, **more: f"warning: {message}\n"
     code = main()
     signals.handle(signal.SIG_IGN)  # it is over
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    start()

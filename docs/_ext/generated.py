@@ -29,6 +29,7 @@ def texts(docs: Path) -> dict[Path, str | bytes]:
         "families.rst": families.page(),
         "exercises/index.md": rst.render("exercises.md", exercises=exercises),
         "exercises/proof.md": exercise_pages.proof(),
+        "exercises/your_package.md": exercise_pages.your_package(),
         "gpu/index.rst": gpu_pages.index(),
         **api.texts(),
         "tour.rst": rst.render("tour.rst", **tour.numbers()),

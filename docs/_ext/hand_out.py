@@ -2,6 +2,7 @@
 
     FOLDER/student/NAME.ipynb, NAME.py   with a hole where the solution was
     FOLDER/solution/NAME.ipynb           with the solution
+    FOLDER/wrong/NAME_1.py               wrong answers to vote on in class, up to three
     FOLDER/nbgrader/                     a course folder for nbgrader's own command line
 
 An assignment of nbgrader is a chapter, or with WEEKS a week of the teacher's plan of that length.
@@ -14,8 +15,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import rst
-from exercises import as_solution, as_source, dump, notebook, student_files, written
-from teaching import PLANS, weeks
+import sheets
+from exercises import student_files, written
+from plans import PLANS, weeks
+
+from lm_from_scratch.exercises import source
+from lm_from_scratch.exercises.notebook import as_solution, as_source, dump, notebook
 
 #: nbgrader gives 0 to a cell that wrote to stderr, unless what it wrote contains this pattern.
 CONFIG = """c = get_config()
@@ -48,6 +53,9 @@ def files(number: int | None = None) -> dict[Path, str]:
         texts[Path("solution") / f"{found.name}.ipynb"] = dump(notebook(found, as_solution))
         folder = Path("nbgrader") / "source" / assignment[found.name]
         texts[folder / f"{found.name}.ipynb"] = dump(notebook(found, as_source))
+        texts[folder / source.RULES] = source.rules()
+        for vote in sheets.votes(found):
+            texts[Path("wrong") / f"{found.name}_{vote.number}.py"] = sheets.wrong_file(vote)
     texts[Path("nbgrader") / "nbgrader_config.py"] = CONFIG
     return texts
 

@@ -103,7 +103,8 @@ def add_loader(app: Any, page: str, template: str, context: Any, doctree: Any) -
 
 def write_models(folder: Path) -> None:
     """The shipped models as scripts, which a page may load from a disk, too."""
-    for shipped in Path(pretrained.__file__).parent.glob("*-docs"):
+    for config in Path(pretrained.__file__).parent.glob("*/config.json"):
+        shipped = config.parent
         parts = {
             "config": json.loads((shipped / "config.json").read_text()),
             "tokenizer": json.loads((shipped / "tokenizer.json").read_text(encoding="utf-8")),

@@ -20,7 +20,7 @@ from page import Section
 
 from lm_from_scratch.exercises.exercise import Exercise
 
-ONE = r"[GQKLTM][1-9]\d?"
+ONE = r"[GQKLTM][1-9]\d{0,2}"
 NUMBER = re.compile(rf"\b({ONE})\b")
 #: How a page says which mistakes a section of its museum shows: "(G1, G2)".
 SHOWN = re.compile(rf"\(((?:{ONE}(?:,\s+)?)+)\)")

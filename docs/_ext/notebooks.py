@@ -4,7 +4,6 @@ The notebooks come from the gallery's own converter with the gallery's own setti
 exercises, without solutions, are beside them. A notebook that its reader has changed is kept.
 """
 
-import hashlib
 import json
 import sys
 from collections.abc import Iterator
@@ -14,13 +13,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import downloads
-import exercises
 import gallery
-import rst
 from page import blocks, settings
 from sphinx_gallery import notebook
-
-RECORD = ".generated.json"
 
 
 def convert(script: Path) -> dict[str, Any]:
@@ -38,40 +33,18 @@ def name(script: Path) -> Path:
     return Path(script.parent.name) / f"{script.stem}.ipynb"
 
 
-def texts() -> Iterator[tuple[Path, str]]:
-    """Every notebook by its place in the folder: tutorials, then exercises."""
+def tutorials() -> Iterator[tuple[Path, str]]:
+    """Every tutorial by its place in the folder."""
     for script in [*gallery.scripts(), *gallery.gpu_scripts()]:
         yield name(script), json.dumps(convert(script), indent=2)
-    for found in exercises.written():
-        text = exercises.dump(exercises.notebook(found, exercises.as_student))
-        yield Path("exercises") / f"{found.name}.ipynb", text
-
-
-def write(folder: Path) -> Iterator[tuple[Path, bool]]:
-    """Write every notebook; yield its path and whether it was written (False: kept, changed)."""
-    record_path = folder / RECORD
-    record = json.loads(record_path.read_text()) if record_path.exists() else {}
-    for relative, text in texts():
-        path, key = folder / relative, relative.as_posix()
-        known = {record.get(key), digest(text)}
-        untouched = not path.exists() or digest(path.read_text(encoding="utf-8")) in known
-        if untouched:
-            rst.write({path: text})
-            record[key] = digest(text)
-        yield path, untouched
-    rst.write({record_path: json.dumps(record, indent=2)})
-
-
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def main() -> None:
     if len(sys.argv) != 2:
         sys.exit("usage: python docs/_ext/notebooks.py FOLDER")
-    for path, written in write(Path(sys.argv[1])):
-        note = "written" if written else "kept: you changed it (delete it for the new version)"
-        print(f"{path}  {note}")
+    from lm_from_scratch.exercises.notebooks_command import exercise_files, report
+
+    report(Path(sys.argv[1]), [*tutorials(), *exercise_files()])
 
 
 if __name__ == "__main__":

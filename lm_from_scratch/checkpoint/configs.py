@@ -14,6 +14,8 @@ from lm_from_scratch.limits import shown
 from lm_from_scratch.models.causal_lm import Config
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import SLIDING, Qwen2Config
+from lm_from_scratch.models.qwen3 import Qwen3Config
+from lm_from_scratch.models.qwen3_next import Qwen3NextConfig
 
 AnyConfig = TypeVar("AnyConfig", GPT2Config, Qwen2Config)
 
@@ -39,6 +41,24 @@ NOT_SUPPORTED = {
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
     "tie_word_embeddings": True,
+}
+
+
+#: What other families of decoders do, and the value that means "off". ``transformers`` passes over
+#: these keys in a family that has no code for them; a file with one switched on is another model's.
+ELSEWHERE = {
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "query_pre_attn_scalar": None,
+    "attention_chunk_size": None,
+    "attention_multiplier": None,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "logit_scale": 1.0,
+    "index_topk": None,
+    "rope_local_base_freq": None,
+    "add_cross_attention": False,
 }
 
 
@@ -96,8 +116,13 @@ def gpt2_config_to_dict(config: GPT2Config) -> dict[str, Any]:
 def decoder_config_from_dict(config: Mapping[str, Any], dialect: Dialect) -> Qwen2Config:
     """The config of a decoder's ``config.json``. Raises ``ValueError`` for a switch that stands
     otherwise than here."""
-    for key, value in dialect.only.items():
-        if config.get(key, value) != value:
+    own = {
+        "use_qk_norm": issubclass(dialect.config, Qwen3Config),
+        "attn_output_gate": issubclass(dialect.config, Qwen3NextConfig),
+    }
+    for key, value in {**ELSEWHERE, **own, **dialect.only}.items():
+        missing = value if key in dialect.only else None
+        if config.get(key, missing) not in (missing, value):
             raise ValueError(f"{key}={shown(config[key])} is not supported, only {key}={value}")
     config = {**dialect.absent, **config}
     if dialect.partial:

@@ -118,14 +118,19 @@ def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
     there are, for which ``transformers`` has two names."""
     require(bool, use_sliding_window=config["use_sliding_window"])
     window = config["sliding_window"] if config["use_sliding_window"] else None
-    n_expert = config.get("num_experts", config.get("num_local_experts", 128))
+    layers = _all_slide({"sliding_window": window})
+    return {**layers, "mlp_only_layers": _dense(config), "n_expert": _n_expert(config, 128)}
+
+
+def _n_expert(config: Mapping[str, Any], otherwise: int, name: str = "num_experts") -> Any:
+    """How many experts there are, under the ``name`` of the family or the one that all share."""
+    n_expert = config.get(name, config.get("num_local_experts", otherwise))
     if config.get("num_local_experts", n_expert) != n_expert:
         raise ValueError(
-            f"num_experts={shown(n_expert)} and "
+            f"{name}={shown(n_expert)} and "
             f"num_local_experts={shown(config['num_local_experts'])} name the same number"
         )
-    layers = _all_slide({"sliding_window": window})
-    return {**layers, "mlp_only_layers": _dense(config), "n_expert": n_expert}
+    return n_expert
 
 
 def _none_slides(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,8 +139,9 @@ def _none_slides(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _latent_layers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """No layer has a window. The scale of scores is read from any rotation there, and is YaRN's
-    here: raises ``ValueError`` for another that has it."""
+    """No layer has a window; the experts are counted under one of two names. The scale of scores is
+    read from any rotation there, and is YaRN's here: raises ``ValueError`` for another that has
+    it."""
     for key in ("rope_scaling", "rope_parameters"):
         rope = config[key] or {}
         name = rope.get("rope_type", rope.get("type", "default"))
@@ -144,7 +150,10 @@ def _latent_layers(config: Mapping[str, Any]) -> dict[str, Any]:
                 f"mscale_all_dim={shown(rope['mscale_all_dim'])} is not supported with "
                 f"rope_type={shown(name)}, only with rope_type='yarn'"
             )
-    return NONE_SLIDES
+    return {
+        **NONE_SLIDES,
+        "n_expert": _n_expert(config, DeepseekV3Config.n_expert, "n_routed_experts"),
+    }
 
 
 def _some_rotate(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -259,6 +268,8 @@ _SMOLLM3 = _LLAMA | {
     "no_rope_layer_interval": 4,
 }
 _PLAIN = {"attention_bias": False}
+#: How DeepSeek's own code routes; that of ``transformers`` knows no other way, and reads no key.
+_ROUTED = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
 _NO_BIAS = {"qkv_bias": False}
 
 #: The families by their ``model_type``.
@@ -299,7 +310,7 @@ DIALECTS = {
         _latent_layers,
         _DEEPSEEK,
         _NO_BIAS,
-        only=_PLAIN,
+        only=_PLAIN | _ROUTED,
         extra_names=EXPERT_NAMES
         | {
             "head_dim": "qk_rope_head_dim",

@@ -54,7 +54,7 @@ def local_folder(name: str | Path) -> Path:
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ValueError(
             f"{str(name)!r} is no folder here, and the hub gave no model of that name "
-            f"({type(error).__name__}); {' and '.join(shipped())} come with the package"
+            f"({type(error).__name__}); with the package come {', '.join(shipped())}"
         ) from error
 
 

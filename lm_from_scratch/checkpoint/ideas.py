@@ -206,6 +206,17 @@ def _thetas(config: Config) -> Said | None:
     return f"theta {' and '.join(f'{t:,.0f}' for t in thetas)}", (key,)
 
 
+def _scaled(config: Config) -> Said | None:
+    for rotation in rotations(config).values():
+        word = rotation.get("rope_type", rotation.get("type"))
+        if isinstance(word, str) and word != "default":
+            factor = rotation.get("factor")
+            times = f", {factor:g} times" if isinstance(factor, int | float) else ""
+            old = "rope_scaling" in config and not config.get("rope_parameters")
+            return f"{word}{times}", ("rope_scaling" if old else "rope_parameters",)
+    return None
+
+
 def _recurrent(config: Config) -> Said | None:
     kinds = layer_kinds(config)
     some = sum(kind in RECURRENT for kind in kinds)
@@ -295,6 +306,7 @@ IDEAS: dict[str, Idea] = {
     "partial": Idea("Partial RoPE", "9_since_qwen2/5_positions_today", _partial),
     "unrotated": Idea("Layers without RoPE", "9_since_qwen2/5_positions_today", _unrotated),
     "thetas": Idea("Several thetas", "9_since_qwen2/5_positions_today", _thetas),
+    "scaled": Idea("Scaled rotation", "9_since_qwen2/5_positions_today", _scaled),
     "delta": Idea("Delta rule", "9_since_qwen2/6_delta_rule", _delta),
     "state_space": Idea("State space (Mamba)", "9_since_qwen2/6_delta_rule", _state_space),
     "recurrent": Idea("Another recurrent layer", "9_since_qwen2/6_delta_rule"),

@@ -30,7 +30,10 @@ from lm_from_scratch.models.heads import Classifier
 from lm_from_scratch.optim.adamw import AdamW
 
 #: What differs between two recipes, where the numbers say nothing to a reader.
-SAID = {"text": "the text, or its tokenizer, has changed since this run began"}
+SAID = {
+    "text": "the text, or its tokenizer, has changed since this run began",
+    "reference": "the model that it is compared with has changed since this run began",
+}
 
 
 class Damaged(ValueError):

@@ -179,6 +179,7 @@ def load_shipped(name: str = "gpt2-docs") -> tuple[CausalLM, Tokenizer]:
     """A small model that comes with the package, in float32, and its tokenizer.
 
     ``gpt2-docs`` and ``qwen2-docs`` have the same size, and were trained alike on the same text.
+    ``tasks`` answers the questions of :mod:`~lm_from_scratch.text.tasks`.
     """
     folder = shipped_folder(name)
     return from_pretrained(folder).float(), Tokenizer.load(folder)

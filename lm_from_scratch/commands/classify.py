@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     tokenizer, names = tokenizer_of(folder), labels(model)
     check_together(tokenizer, model.backbone.config, folder)
     problem = published_of(model).config.get("problem_type")
-    without_bar = args.quiet or sys.stdout.isatty() or sys.stderr is None
+    without_bar = bool(args.texts) or args.quiet or sys.stdout.isatty() or sys.stderr is None
     texts = tqdm(args.texts or lines_of(args.file), unit="text", disable=without_bar)
     for logits in answers(model, tokenizer, texts):
         print("" if logits is None else line_of(logits, names, problem), flush=True)

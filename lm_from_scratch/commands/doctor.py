@@ -25,9 +25,9 @@ PACKAGES = (
     ("safetensors", "weights on disk", ""),
     ("matplotlib", "figures", ""),
     ("jupyterlab", "notebooks (make lab)", "lab"),
+    ("transformers", "comparisons in tests and pages", "lab"),
     ("sphinx-gallery", "the site (make docs)", "docs"),
     ("nbval", "the notebook tests (make test)", "test"),
-    ("transformers", "comparisons in tests and pages", "test"),
 )
 
 

@@ -269,6 +269,7 @@ EXAMPLES = """examples
   python -m lm_from_scratch generate --prompt "Return the number of"
   python -m lm_from_scratch generate --prompt "json.dumps(obj)" --temperature 0
   python -m lm_from_scratch generate --model qwen2-docs --prompt "class Stack:"
+  python -m lm_from_scratch generate --model tasks --prompt "add:47+38=" --temperature 0
   python -m lm_from_scratch generate --prompt "The" --num-beams 4 --no-repeat-ngram 3
   python -m lm_from_scratch generate --prompt "The" --stop $'\\n\\n' "Note:"
   python -m lm_from_scratch generate --prompts beginnings.txt --max-new-tokens 40
@@ -298,8 +299,8 @@ def add_options(p: argparse.ArgumentParser) -> None:
         "--model",
         type=not_empty,
         default="gpt2-docs",
-        help="gpt2-docs or qwen2-docs, which come with the package (default: gpt2-docs), "
-        "or a folder, or a name on the hub",
+        help="gpt2-docs, qwen2-docs, tasks or worlds, which come with the package (default: "
+        "gpt2-docs), or a folder, or a name on the hub",
     )
     p.add_argument("--prompt", default="", help="text to continue; default: a new document")
     p.add_argument(

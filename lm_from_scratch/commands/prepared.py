@@ -5,9 +5,10 @@ A model is new, or comes from a folder (``--from``); it continues texts, or clas
 """
 
 import argparse
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from lm_from_scratch.commands.options import option, use_kernels
 from lm_from_scratch.models.causal_lm import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
+from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.runs.distributed import Processes
 from lm_from_scratch.text.batches import (
@@ -32,16 +34,18 @@ from lm_from_scratch.text.batches import (
     text_key,
     write_tokens,
 )
+from lm_from_scratch.text.chatml import chat_tokenizer
 from lm_from_scratch.text.corpora import load_split
 from lm_from_scratch.text.labelled import LabelledBatches, read_labelled, split_labelled
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.dropout import residual_dropout_
+from lm_from_scratch.training.train import Batches, Objective
 from lm_from_scratch.weights.quantize import quantized_weights
 
 #: What a folder decides: options that make a new model.
 SIZES = (
     "architecture", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "intermediate_size",
-    "tokenizer",
+    "initializer_range", "tokenizer", "chat_tokens",
 )  # fmt: skip
 
 
@@ -51,9 +55,12 @@ class Prepared:
 
     tokenizer: Tokenizer
     model: CausalLM | SequenceClassifier
-    batches: PackedBatches | LabelledBatches
-    held_out: list[Batch]
+    batches: Batches
+    held_out: Sequence[Batch]
     said: str  # how much text there is
+    loss: Callable[[CausalLM, str], Objective] | None = None  # if it is not that of the next token
+    result: Callable[[Any], str] | None = None  # what is measured of the trained model at the end
+    ask: str = "--prompt The"  # words for ``generate``, or ``classify``, that try what was trained
 
 
 def refuse_sizes(args: argparse.Namespace) -> None:
@@ -86,11 +93,6 @@ def read_model(folder: Path) -> CausalLM | SequenceClassifier | TokenClassifier:
     published, _ = read_published(folder)
     is_classifier = published.architecture.endswith("Classification")
     return classifier_from_pretrained(folder) if is_classifier else from_pretrained(folder)
-
-
-def prepared(out: Path, args: argparse.Namespace, group: Processes) -> Prepared:
-    """Tokenizer, model, and batches of the text, for training and held out."""
-    return (classification if "classify" in args else continuation)(out, args, group)
 
 
 def continuation(out: Path, args: argparse.Namespace, group: Processes) -> Prepared:
@@ -135,7 +137,20 @@ def classification(out: Path, args: argparse.Namespace, group: Processes) -> Pre
         if group.rank == 0:
             tokenizer.save(out)
     said = f"{len(sides[0])} texts of {len(batches.labels)} labels, {len(sides[1])} held out"
-    return Prepared(tokenizer, model, batches, list(held_out.each_once()), said)
+    evaluated, text = list(held_out.each_once()), sides[1][0].text
+    ask = shlex.quote(text if len(text) <= 200 and not text.startswith("-") else "a text")
+    result = partial(accuracy, batches=evaluated)
+    return Prepared(tokenizer, model, batches, evaluated, said, result=result, ask=ask)
+
+
+def accuracy(model: SequenceClassifier, batches: Sequence[Batch]) -> str:
+    """How many of the texts get the label that they have."""
+    with evaluating(model):
+        right = [
+            int((model(b.idx, positions=b.positions).argmax(1) == b.targets).sum()) for b in batches
+        ]
+    total = sum(len(batch.targets) for batch in batches)
+    return f"held-out accuracy: {sum(right)} of {total} texts, {sum(right) / total:.0%}"
 
 
 def tokenizer_for(
@@ -144,13 +159,14 @@ def tokenizer_for(
     """The tokenizer of the run: its own if it goes on, else that of the folder or the option, else
     one that is made for the texts."""
     source = source_of(args)
-    if (out / "recipe.json").is_file() or group.rank > 0:  # the run goes on
+    if (out / "recipe.json").is_file() or (group.rank > 0 and source is None):  # it is there
         return Tokenizer.load(out)
     if source is not None:
         return tokenizer_of(source)
     if args.tokenizer:
         return Tokenizer.load(args.tokenizer)
-    return Tokenizer.train(texts, args.vocab_size)
+    made = chat_tokenizer if getattr(args, "chat_tokens", False) else Tokenizer.train
+    return made(texts, args.vocab_size)
 
 
 def refuse_other_text(out: Path, key: str) -> None:
@@ -235,8 +251,9 @@ def model_config_of(args: argparse.Namespace, tokenizer: Tokenizer) -> Config:
         bos_token_id=tokenizer.eos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    if hasattr(args, "intermediate_size"):
-        sizes["intermediate_size"] = args.intermediate_size
+    for name in ("intermediate_size", "initializer_range"):
+        if hasattr(args, name):
+            sizes[name] = getattr(args, name)
     if args.architecture == "qwen2":
         sizes.setdefault("intermediate_size", 3 * args.n_embd)
         n_kv_head = getattr(args, "n_kv_head", args.n_head)

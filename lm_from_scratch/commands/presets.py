@@ -17,9 +17,29 @@ PRESETS: dict[str, dict[str, Any]] = {
         batch_size=16, steps=3000, lr=2e-3, min_lr=1e-4, warmup=200, eval_every=200,
         dtype="auto",
     ),
+    "tasks": dict(  # the model of tasks that ships with the package: twenty minutes on a core
+        architecture="qwen2", corpus=["tasks"], vocab_size=261, chat_tokens=True,
+        n_layer=3, n_head=4, n_kv_head=2, n_embd=128, intermediate_size=384, block_size=128,
+        dropout=0.0, batch_size=8, steps=18000, lr=2e-3, min_lr=1e-5, warmup=300, eval_every=2000,
+    ),
+    "worlds": dict(  # the Qwen2 of small stories that ships with the package
+        architecture="qwen2", corpus=["worlds"], vocab_size=640,
+        n_layer=4, n_head=4, n_kv_head=2, n_embd=128, intermediate_size=512, block_size=256,
+        initializer_range=0.06, dropout=0.0, optimizer="muon", batch_size=16, steps=6000,
+        lr=4e-3, min_lr=1e-4, warmup=100, eval_every=500,
+    ),
     "finetune": dict(  # for a model that has learned already: small steps, a short warm-up
         corpus=["reference"], block_size=128, batch_size=8, steps=300, lr=5e-5, min_lr=5e-6,
         warmup=30, eval_every=100,
+    ),
+    "sft": dict(  # answers to questions, by a small model; a published one wants a tenth of the lr
+        block_size=128, batch_size=32, steps=300, lr=1e-3, min_lr=1e-4, warmup=20, eval_every=100,
+    ),
+    "dpo": dict(block_size=128, batch_size=32, steps=100, lr=1e-4, min_lr=1e-5, warmup=10,
+        eval_every=50,
+    ),
+    "grpo": dict(batch_size=256, block_size=128, steps=100, lr=1e-4, min_lr=1e-5, warmup=5,
+        eval_every=0,
     ),
 }  # fmt: skip
 

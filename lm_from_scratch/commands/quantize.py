@@ -10,6 +10,7 @@ from lm_from_scratch.checkpoint.weights import from_pretrained, plain_tensors, s
 from lm_from_scratch.commands.generate import tokenizer_of
 from lm_from_scratch.commands.options import new_folder, not_empty, positive
 from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.program import PROGRAM
 from lm_from_scratch.weights.packed_int8 import PackedInt8Weight, largest_code
 from lm_from_scratch.weights.quantize import WEIGHTS, quantize_, quantized_weights
 
@@ -28,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"{before} bytes of weights before, in {was}; {after} after: {after / before:.0%}")
     print(f"products: {products_of(model)}")
     print(f"model written to {out}")
-    print(f"try: python -m lm_from_scratch generate --model {shlex.quote(str(out))} --prompt The")
+    print(f"try: {PROGRAM} generate --model {shlex.quote(str(out))} --prompt The")
     return 0
 
 
@@ -53,7 +54,9 @@ def add_options(p: argparse.ArgumentParser) -> None:
     p.description = "Write a model with weights of 8 or 4 bits, which generate --model reads."
     p.epilog = EXAMPLES
     p.add_argument(
-        "model", type=not_empty, help="gpt2-docs or qwen2-docs, or a folder, or a name on the hub"
+        "model",
+        type=not_empty,
+        help="gpt2-docs, qwen2-docs, tasks or worlds, or a folder, or a name on the hub",
     )
     p.add_argument("--out", type=not_empty, required=True, help="folder of the new model")
     p.add_argument("--bits", type=int, choices=WEIGHTS, default=8, help="default: 8")

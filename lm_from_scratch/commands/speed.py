@@ -130,9 +130,10 @@ def say_products(times: Mapping[Way, float], able: Mapping[Way, float], chosen: 
     """One line: what multiplies, and what that brings or costs."""
     text = f"matrix products in {chosen[0]} by {chosen[1]}"
     if len(able) > 1:
-        slowest = max(able, key=able.__getitem__)
-        gain = able[slowest] / able[chosen]
-        text += f", {gain:.2f}x as fast as in {slowest[0]} by {slowest[1]}"
+        other = max((way for way in able if way != chosen), key=able.__getitem__)
+        gain = able[other] / able[chosen]
+        fast = f"{gain:.2f}x as fast as" if gain >= 1.01 else "about as fast as"
+        text += f", {fast} in {other[0]} by {other[1]}"
     print(text)
     best = min(times, key=times.__getitem__)
     if chosen[0] != best[0] and len(able) == 1 and sys.stderr is not None:

@@ -6,7 +6,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +15,13 @@ from typing import Any
 from lm_from_scratch.checkpoint.folders import read_json, write_json
 from lm_from_scratch.checkpoint.published import published_of
 from lm_from_scratch.checkpoint.weights import save_pretrained
+from lm_from_scratch.commands.answers import (
+    NUMBERS,
+    check_answers,
+    instructions,
+    preferences,
+    rewards,
+)
 from lm_from_scratch.commands.options import (
     KERNELS_HELP,
     add_fields,
@@ -23,11 +30,14 @@ from lm_from_scratch.commands.options import (
     new_folder,
     not_empty,
     option,
+    positive,
 )
 from lm_from_scratch.commands.prepared import (
     SIZES,
+    Prepared,
+    classification,
     config_in,
-    prepared,
+    continuation,
     read_model,
     refuse_sizes,
     source_of,
@@ -36,11 +46,10 @@ from lm_from_scratch.commands.presets import OF_PRESET, OF_PRESETS, PRESETS, pre
 from lm_from_scratch.commands.speed import add_products_options, choose_products, possible_ways
 from lm_from_scratch.instruments.onednn import onednn_matmul, use_onednn_
 from lm_from_scratch.models.gpt2 import GPT2Config
-from lm_from_scratch.models.heads import SequenceClassifier
-from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.models.qwen2 import Qwen2Config
 from lm_from_scratch.optim.galore import MOMENTS, GaLore
 from lm_from_scratch.optim.galore_basis import BASES, PROJECTION_TYPES
+from lm_from_scratch.program import PROGRAM
 from lm_from_scratch.runs.distributed import (
     PARALLEL,
     Processes,
@@ -50,9 +59,12 @@ from lm_from_scratch.runs.distributed import (
 )
 from lm_from_scratch.runs.folder import cut_log, follow, how_to_go_on, only_run_in
 from lm_from_scratch.runs.saved import saved
-from lm_from_scratch.text.batches import Batch
 from lm_from_scratch.text.corpora import CORPORA
+from lm_from_scratch.text.tasks import TASKS
 from lm_from_scratch.training.train import GALORE, TrainConfig, state_bytes, train
+
+#: How a model learns, by the option that says so.
+WAYS = {"classify": classification, "sft": instructions, "dpo": preferences, "grpo": rewards}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,7 +74,9 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--out {out} is a file; it must be a folder")
     new_folder(args.out, vars(args).get("from"))
     refuse_sizes(args)
-    args.preset = args.preset or ("finetune" if "from" in args else "nano")
+    check_answers(args)
+    way = next((name for name in NUMBERS if name in args), None)
+    args.preset = args.preset or way or ("finetune" if "from" in args else "nano")
     preset = PRESETS[args.preset]
     if "from" in args:
         preset = {name: value for name, value in preset.items() if name not in SIZES}
@@ -107,10 +121,17 @@ def refuse_other_recipe(out: Path, begun: dict[str, Any], arguments: dict[str, A
     free |= {name for name in ("dtype", "library") if arguments[name] == "auto"}
     for name in sorted({*begun, *arguments} - free):
         if begun.get(name) != arguments.get(name):
+            longer = f", or train its model further with --from {out / 'model'} and another --out"
+            further = longer if name == "steps" and (out / "model").is_dir() else ""
             raise ValueError(
                 f"{out} holds a run with {option(name)} {begun.get(name)}, not "
-                f"{arguments.get(name)}: give the same numbers to go on, or another --out"
+                f"{arguments.get(name)}: give the same numbers to go on, or another --out{further}"
             )
+
+
+def way_of(args: argparse.Namespace) -> Callable[[Path, argparse.Namespace, Processes], Prepared]:
+    """What prepares the run: how the model is to learn."""
+    return next((way for name, way in WAYS.items() if name in args), continuation)
 
 
 def train_config_of(args: argparse.Namespace) -> TrainConfig:
@@ -120,12 +141,14 @@ def train_config_of(args: argparse.Namespace) -> TrainConfig:
         del numbers["dtype"]  # is chosen later
     if args.update_in_backward:
         numbers["max_grad_norm"] = math.inf
+    if "grpo" in args:
+        numbers["eval_every"] = 0  # every step says the reward
     config = TrainConfig(**numbers)
     if args.checkpoint_every < 0:
         raise ValueError(f"--checkpoint-every {args.checkpoint_every} must not be negative")
-    for name in GALORE:
-        if name in numbers and config.optimizer != "galore":
-            raise ValueError(f"{option(name)} {numbers[name]} is for --optimizer galore")
+    for name, optimizer in {**dict.fromkeys(GALORE, "galore"), "muon_scale": "muon"}.items():
+        if name in numbers and config.optimizer != optimizer:
+            raise ValueError(f"{option(name)} {numbers[name]} is for --optimizer {optimizer}")
     possible_ways(args)
     if args.kernels and (dropout := gpt2_dropout(args)):
         raise ValueError(
@@ -157,13 +180,13 @@ def train_in(
     """The run itself, in a folder that is its own, perhaps one that has ``begun``."""
     config = train_config_of(args)
     group.check(args.batch_size, config.update_in_backward)
-    ready = prepared(out, args, group)
+    ready = way_of(args)(out, args, group)
     model, batches = ready.model, ready.batches
     print(
         f"{ready.said}; {sum(p.numel() for p in model.parameters())} parameters; "
         f"{batches.batches_per_epoch} batches an epoch"
     )
-    if config.optimizer == "galore" or config.optim_bits != 32:
+    if config.optimizer != "adamw" or config.optim_bits != 32:
         adamw = replace(config, optimizer="adamw", optim_bits=32)
         kept, whole = (state_bytes(model, c) / 1e6 for c in (config, adamw))
         print(f"the optimizer keeps {kept:.1f} MB, AdamW in 32 bits would keep {whole:.1f} MB")
@@ -175,13 +198,14 @@ def train_in(
     config = replace(config, dtype=dtype)
     if library == "onednn":
         use_onednn_(model)
-    run = train(model, batches, config, ready.held_out, group)
+    run = train(model, batches, config, ready.held_out, group, ready.loss)
     if library == "onednn" and isinstance(run.optimizer, GaLore):
         run.optimizer.matmul = onednn_matmul
     steps = saved(run, out, args.checkpoint_every, group.save_training_state)
     if group.rank == 0:
         sizes = asdict(model.backbone.config)
         arguments = {**arguments, "dtype": dtype, "library": library}
+        ready.tokenizer.save(out)
         record = {"text": batches.recipe()["text"], "arguments": arguments, "model": sizes}
         write_json(out / "recipe.json", record)
     if done := run.step:
@@ -202,26 +226,14 @@ def train_in(
     if group.rank == 0:
         trained = read_model(out / f"step-{config.steps:08}")
         vars(trained)["published"] = published_of(model)  # what else its folder said
-        if isinstance(trained, SequenceClassifier):
-            print(accuracy(trained, ready.held_out))
+        if ready.result:
+            print(ready.result(trained))
         save_pretrained(trained, out / "model", ready.tokenizer)
     print(f"model written to {out / 'model'}")
     model_folder = shlex.quote(str(out / "model"))
-    then = (
-        "classify --model {} 'a text'" if "classify" in args else "generate --model {} --prompt The"
-    )
-    print(f"try: python -m lm_from_scratch {then.format(model_folder)}")
+    command = "classify" if "classify" in args else "generate"
+    print(f"try: {PROGRAM} {command} --model {model_folder} {ready.ask}")
     return 0
-
-
-def accuracy(model: SequenceClassifier, batches: Sequence[Batch]) -> str:
-    """How many of the texts get the label that they have."""
-    with evaluating(model):
-        right = [
-            int((model(b.idx, positions=b.positions).argmax(1) == b.targets).sum()) for b in batches
-        ]
-    total = sum(len(batch.targets) for batch in batches)
-    return f"held-out accuracy: {sum(right)} of {total} texts, {sum(right) / total:.0%}"
 
 
 EXAMPLES = """examples
@@ -233,12 +245,22 @@ EXAMPLES = """examples
       the same with a Qwen2
   python -m lm_from_scratch train --preset docs --out docs-run
       the GPT-2 that ships with this package; docs-qwen2 makes the Qwen2
+  python -m lm_from_scratch train --preset tasks --out tasks-run
+      a small Qwen2 that adds, sorts, reverses, closes brackets, and finds expressions
   python -m lm_from_scratch train --out run --optimizer galore --rank 16
       Adam's moments in 16 directions of each matrix instead of all
+  python -m lm_from_scratch train --out run --optimizer muon
+      steps of one size in every direction of a matrix: fewer of them, and each takes longer
   python -m lm_from_scratch train --out run --from path/or/hub-name --corpus my-notes/
       a published GPT-2 or Qwen2 goes on learning, from your text
   python -m lm_from_scratch train --out run --from path/or/hub-name --classify mails.tsv
       the same model learns to label texts; without --from, a new one does
+  python -m lm_from_scratch train --out run --from path/or/hub-name --sft chats.jsonl
+      it learns to answer, as the chats of the file do
+  python -m lm_from_scratch train --out run --from path/or/hub-name --dpo pairs.jsonl
+      it learns which of two answers is better
+  python -m lm_from_scratch train --out run --from tasks --grpo countdown
+      the model of tasks in the package learns from right and wrong answers of its own
 
 several processes: torchrun starts them and stands for python; each takes its rows of every batch,
 so that the run is the same. It goes on in any other number of processes, too. When a run ends
@@ -273,7 +295,7 @@ def add_options(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--corpus", nargs="+", type=not_empty, metavar="TEXT", default=OF_PRESET,
         help=f"{', '.join(CORPORA)}, or a file or folder of text, of which whole files are held "
-        "out (of a single one: pieces); NAME*3 repeats it three times",
+        "out, and pieces of a large one; NAME*3 repeats it three times",
     )  # fmt: skip
     p.add_argument(
         "--from", type=not_empty, metavar="FOLDER", default=argparse.SUPPRESS,
@@ -284,12 +306,53 @@ def add_options(p: argparse.ArgumentParser) -> None:
         help="learn to label texts: a file of lines TEXT<tab>LABEL (a first line that says label "
         "is left out), or of objects with text and label (.jsonl)",
     )  # fmt: skip
+    add_answer_options(p)
     p.add_argument(
         "--tokenizer", type=not_empty, help="a tokenizer.json to use instead of training one"
     )
+    p.add_argument(
+        "--chat-tokens", action="store_true", default=OF_PRESET,
+        help="a tokenizer that is made here gets the special tokens of a chat and a template",
+    )  # fmt: skip
     add_model_options(p)
     add_step_options(p)
     add_run_options(p)
+
+
+def add_answer_options(p: argparse.ArgumentParser) -> None:
+    """Learning after pretraining: what from, and the numbers of each way."""
+    after = p.add_argument_group("after pretraining, with --from")
+    way = after.add_mutually_exclusive_group()
+    suppress = argparse.SUPPRESS
+    way.add_argument(
+        "--sft", type=not_empty, metavar="FILE", default=suppress,
+        help='learn the answers of a .jsonl file: lines {"messages": [...]} of a chat, or '
+        '{"prompt": ..., "completion": ...}',
+    )  # fmt: skip
+    way.add_argument(
+        "--dpo", type=not_empty, metavar="FILE", default=suppress,
+        help='learn which answer is better: lines {"prompt": ..., "chosen": ..., "rejected": ...}',
+    )  # fmt: skip
+    way.add_argument(
+        "--grpo", type=not_empty, nargs="+", metavar="TASK", default=suppress,
+        help=f"learn from rewards for right answers: {', '.join(TASKS)}, or a file as for --sft, "
+        "whose answers are the right ones",
+    )  # fmt: skip
+    after.add_argument(
+        "--beta", type=float, default=suppress, help="of --dpo: how near it stays; default: 0.1"
+    )
+    after.add_argument(
+        "--group-size", type=positive, default=suppress,
+        help="of --grpo: answers to each question, of --batch-size in all; default: 8",
+    )  # fmt: skip
+    after.add_argument(
+        "--kl", type=float, default=suppress,
+        help="of --grpo: how strongly it is held near the model of --from; default: 0",
+    )  # fmt: skip
+    after.add_argument(
+        "--max-new-tokens", type=positive, default=suppress,
+        help="of --grpo: the longest answer; default: 32",
+    )  # fmt: skip
 
 
 def add_model_options(p: argparse.ArgumentParser) -> None:
@@ -297,7 +360,7 @@ def add_model_options(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--architecture", choices=["gpt2", "qwen2"], default=OF_PRESET, help="default: gpt2"
     )
-    sizes = "vocab_size n_layer n_head n_embd intermediate_size block_size"
+    sizes = "vocab_size n_layer n_head n_embd intermediate_size initializer_range block_size"
     add_fields(p, GPT2Config, sizes.split(), **OF_PRESETS)
     add_fields(p, Qwen2Config, ["n_kv_head"], n_kv_head="n-head, and only qwen2 has it")
     p.add_argument(
@@ -313,7 +376,9 @@ def add_step_options(p: argparse.ArgumentParser) -> None:
     names = "grad_accumulation steps lr min_lr warmup weight_decay chunked_loss optimizer"
     add_fields(p, TrainConfig, [*names.split(), "optim_bits"], **OF_PRESETS)
     words = {"projection_type": PROJECTION_TYPES, "basis": BASES, "moments": MOMENTS}
-    add_fields(p, TrainConfig, [*GALORE, "update_in_backward"], words, rank="n-embd / 4")
+    add_fields(
+        p, TrainConfig, [*GALORE, "muon_scale", "update_in_backward"], words, rank="n-embd / 4"
+    )
 
 
 def add_run_options(p: argparse.ArgumentParser) -> None:

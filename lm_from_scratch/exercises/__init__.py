@@ -5,8 +5,13 @@ The exercises are in ``catalogue``, a folder each; everything else here serves t
 
 * ``run``, ``compare``, ``diagnose``: run a case, find the first difference, name the misconception
 * ``source``, ``submission``: the text of an exercise; what is taken out of a student's file
+* ``parts``, ``loops``, ``playing``: where each exercise has its place in a model, what such a model
+  does, and your code in a trained one
 * ``commands``, ``progress``, ``launch``: the commands, what was solved, Triton kernels of students
-* ``child``, ``grade``: a file in a process of its own, and a folder of them
+* ``child``, ``seal``: a file in a process of its own, and that process shut in
+* ``grade``, ``marks``, ``book``, ``feedback``, ``grade_command``: a folder of files, what they are
+  worth, the tables of a class, a page for each student, the command
+* ``play_class``, ``play_command``: a model with the answers of each student, the command
 
 To add an exercise, add a folder to ``catalogue``; no file here changes.
 """
@@ -38,3 +43,17 @@ def check(name: str, function: Callable[..., Any], seed: int = 0, case: int | No
     if case is None and own:
         progress.keep(name, report.points, report.passed, seed)
     return report.points
+
+
+def play(name: str, function: Callable[..., Any]) -> bool:
+    """Let a model write, or learn, with your answer to an exercise, and print what comes of it.
+
+    * ``name``: of the exercise
+    * ``function``: what you wrote
+
+    Returns whether the model does the same with it as with the package's own function. Raises
+    ``ValueError``, with the exercises that have one, if this has no place in a model.
+    """
+    from lm_from_scratch.exercises import playing  # the models, which a check does without
+
+    return playing.play(name, function)

@@ -1,8 +1,9 @@
 """Check a file in a process of its own, with limits, so that nothing it does ends the caller.
 
-The child takes as little as the system allows: processor time, memory, no files. These limits stop
-accidents. They are no sandbox against an attacker: the code can still read files, use the network,
-and forge the verdict of the check, with which it shares a process.
+The child takes as little as the system allows: processor time, memory, no files. Where Linux
+allows that too, it is shut in (`seal.py`): no network, nothing written or deleted. Against an
+attacker that is not enough: the code can still read files, and forge the verdict of the check, with
+which it shares a process.
 """
 
 import ast
@@ -15,7 +16,8 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -24,18 +26,21 @@ import torch
 
 from lm_from_scratch.exercises.exercise import Exercise, exercise
 from lm_from_scratch.exercises.report import examine, missing
-from lm_from_scratch.exercises.submission import read, run
+from lm_from_scratch.exercises.seal import seal
+from lm_from_scratch.exercises.submission import defined, read
+from lm_from_scratch.signals import ENDING
 
 SECONDS = 10.0  # of processor time for one file and exercise
 PATIENCE = 6  # times as long by the clock: for code that sleeps, on a machine that is busy
 MEMORY = 2 << 30  # bytes beyond what the process has
+NOTHING = "the process sent no verdict"
 
 
 @dataclass
 class Verdict:
     """What came of one file and one exercise."""
 
-    exercise: str
+    exercise: str = ""
     points: float = 0.0
     of: float = 0.0
     passed: bool = False
@@ -55,6 +60,9 @@ class Job:
     seed: int = 0
     case: int | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "file", self.file.absolute())  # a child works in another folder
+
 
 def verdict(job: Job, seconds: float | None = None) -> Verdict:
     """Check a file in this process. It never raises for what is in the file."""
@@ -65,20 +73,13 @@ def verdict(job: Job, seconds: float | None = None) -> Verdict:
         result.text = f"{wanted.name}: {result.reason}"
         return result
     submission = read(job.file)
-    space = run(submission)
-    function = wanted.function
-    problems = submission.summary()
-    if function not in submission.defined or function not in space:
-        if function in submission.imported:
-            result.reason = f"{function} is imported, not written"
-        elif function in submission.left_out - submission.defined:
-            result.reason = f"{function} is not defined by def or class"
-        else:
-            result.reason = f"{function} is not defined"
-        result.reason = f"{problems}; so {result.reason}" if problems else result.reason
+    try:
+        function = defined(submission, wanted.function)
+    except ValueError as error:
+        result.reason = str(error)
         result.text = f"{wanted.name}: {result.reason}"
         return result
-    report = examine(wanted, space[function], job.seed, job.case, seconds)
+    report = examine(wanted, function, job.seed, job.case, seconds)
     result.points, result.passed = report.points, report.passed
     result.failed = [r.case.name for r in report.failed]
     result.wrong = report.wrong.label if report.wrong else ""
@@ -92,7 +93,7 @@ def verdict(job: Job, seconds: float | None = None) -> Verdict:
         told = f"{name} is not defined inside"
         if told in result.text:
             result.reason = f"{name} is made outside the function, where nothing runs"
-    if problems:
+    if problems := submission.summary():
         result.text += f"\nThe file: {problems}"
         result.reason = "; ".join(part for part in (result.reason, problems) if part)
     kept = [node for *_, nodes in submission.parts for node in nodes]
@@ -103,7 +104,7 @@ def verdict(job: Job, seconds: float | None = None) -> Verdict:
 
 
 def imports(kept: list[ast.stmt]) -> set[str]:
-    """Modules that a file imports, except the check itself."""
+    """Modules that a file imports, except what its own last cells import: `check` and `play`."""
     found = set()
     for statement in kept:
         for node in ast.walk(statement):
@@ -111,17 +112,33 @@ def imports(kept: list[ast.stmt]) -> set[str]:
                 found |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 names = {alias.name for alias in node.names}
-                if not (node.module == "lm_from_scratch.exercises" and names == {"check"}):
+                if not (node.module == "lm_from_scratch.exercises" and names <= {"check", "play"}):
                     found.add(node.module)
     return found
 
 
-class Child:
-    """One job in a process of its own; `result` waits for it, or ends it."""
+def checked(job: Job, seconds: float) -> Verdict:
+    """The verdict as a child sends it: not longer than a pipe should carry."""
+    found = verdict(job, seconds)
+    found.reason, found.text = found.reason[:1000], found.text[:100_000]
+    return found
 
-    def __init__(self, job: Job, seconds: float = SECONDS, method: str | None = None):
+
+class Child:
+    """One job in a process of its own; `result` waits for it, or ends it.
+
+    * ``work``: (job, seconds) -> a dataclass with a ``reason``; by default the check of a file
+    """
+
+    def __init__(
+        self,
+        job: Any,
+        seconds: float = SECONDS,
+        method: str | None = None,
+        work: Callable[[Any, float], Any] = checked,
+    ):
         context: Any = multiprocessing.get_context(method or start_method())
-        self.job, self.seconds = job, seconds
+        self.job, self.seconds, self.ended = job, seconds, False
         self.started = time.perf_counter()
         start = 0 if context.get_start_method() == "fork" else 20  # torch is imported again
         self.deadline = self.started + PATIENCE * seconds + start
@@ -129,9 +146,10 @@ class Child:
         self.pipe, theirs = context.Pipe(duplex=False)
         # Where it works: it leaves nothing behind.
         self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        work = (theirs, replace(job, file=job.file.absolute()), seconds, self.folder.name)
-        self.process = context.Process(target=_work, args=work, daemon=True)
-        self.process.start()
+        given = (theirs, work, job, seconds, self.folder.name)
+        self.process = context.Process(target=_work, args=given, daemon=True)
+        with held_signals():
+            self.process.start()
         theirs.close()
 
     def is_done(self) -> bool:
@@ -142,29 +160,42 @@ class Child:
         """The verdict; a reason and no points if the process ended or was ended without one."""
         wanted = exercise(self.job.name)
         found = Verdict(wanted.name, of=float(wanted.points))
-        left = max(0.0, self.deadline - time.perf_counter())
-        end = threading.Timer(5, self.kill)  # for a message that has begun and does not end
+        sent, found.reason = self.message()
         try:
-            if self.pipe.poll(left):
-                end.start()
-                found = received(self.pipe.recv_bytes(maxlength=1 << 20), wanted)
-            else:
-                found.reason = f"stopped after {PATIENCE * self.seconds:g} s"
-        except EOFError:
-            self.process.join(1)
-            found.reason = ended(self.process.exitcode, self.seconds)
-        except (OSError, ValueError, TypeError, RecursionError):
-            found.reason = "the process sent no verdict"
-        finally:
-            end.cancel()
-        self.end()
+            found = received(sent, wanted) if sent else found
+        except (ValueError, TypeError, RecursionError):
+            found.reason = NOTHING
         found.seconds = round(time.perf_counter() - self.started, 3)
         found.text = found.text or f"{found.exercise}: {found.reason}"
         return found
 
+    def message(self) -> tuple[bytes, str]:
+        """What the process sent, or nothing and why; then it is over."""
+        left = max(0.0, self.deadline - time.perf_counter())
+        end = threading.Timer(5, self.kill)  # for a message that has begun and does not end
+        sent, reason = b"", ""
+        try:
+            if self.pipe.poll(left):
+                end.start()
+                sent = self.pipe.recv_bytes(maxlength=1 << 20)
+            else:
+                reason = f"stopped after {PATIENCE * self.seconds:g} s"
+        except EOFError:
+            give_up = time.perf_counter() + 1  # it may have closed the pipe, and go on
+            while self.process.exitcode is None and time.perf_counter() < give_up:
+                time.sleep(0.01)
+            reason = ended(self.process.exitcode, self.seconds)
+        except OSError:
+            reason = NOTHING
+        finally:
+            end.cancel()
+        self.end()
+        return sent, reason or ("" if sent else NOTHING)
+
     def end(self) -> None:
         """Kill the process and what it started; once, because its number may be given again."""
-        if not self.pipe.closed:
+        if not self.ended:  # the pipe says nothing: it closes itself at a message too long
+            self.ended = True
             self.kill()
             self.process.join(5)
             self.pipe.close()
@@ -178,6 +209,23 @@ class Child:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
         self.process.kill()
+
+
+@contextlib.contextmanager
+def held_signals() -> Iterator[None]:
+    """Ctrl-C waits until this is over: Python would lose it in the middle of a fork."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {n: signal.signal(n, lambda number, _: came.append(number)) for n in ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 def received(message: bytes, wanted: Exercise) -> Verdict:
@@ -199,7 +247,9 @@ def received(message: bytes, wanted: Exercise) -> Verdict:
 
 def ended(code: int | None, seconds: float) -> str:
     """Why a process that said nothing is over."""
-    if code is not None and code < 0:
+    if code is None:
+        return "the process closed its pipe and went on"
+    if code < 0:
         if -code in (getattr(signal, "SIGXCPU", 0), getattr(signal, "SIGKILL", 0)):
             return f"stopped after {seconds:g} s of processor time, or for its memory"
         return f"ended by signal {signal.Signals(-code).name}"
@@ -218,22 +268,26 @@ def ready(children: list[Child]) -> list[Child]:
     return [child for child in children if child.is_done()]
 
 
-def _work(pipe: Connection, job: Job, seconds: float, folder: str) -> None:
+def _work(
+    pipe: Connection, work: Callable[[Any, float], Any], job: Any, seconds: float, folder: str
+) -> None:
     """The child's side."""
     os.chdir(folder)
+    own = pipe.fileno()  # the pipes of other children are theirs
+    os.closerange(3, own)
+    os.closerange(own + 1, 65536)
+    os.environ.pop("LM_FROM_SCRATCH_PROGRESS", None)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder  # where torch makes folders for its caches
     _limit(seconds)
+    seal(folder)
     torch.set_num_threads(1)
     try:
-        found = verdict(job, seconds * 0.8)
+        found = asdict(work(job, seconds * 0.8))
     except MemoryError:
-        wanted = exercise(job.name)
-        found = Verdict(wanted.name, of=float(wanted.points), reason="out of memory")
+        found = {"reason": "out of memory"}
     except BaseException as error:  # nothing that the file does may pass for success
-        wanted = exercise(job.name)
-        reason = f"{type(error).__name__}: {error}"[:300]
-        found = Verdict(wanted.name, of=float(wanted.points), reason=reason)
-    found.reason, found.text = found.reason[:1000], found.text[:100_000]
-    pipe.send_bytes(json.dumps(asdict(found)).encode())
+        found = {"reason": f"{type(error).__name__}: {error}"[:300]}
+    pipe.send_bytes(json.dumps(found).encode())
     os._exit(0)  # the student's exit handlers and threads do not run
 
 
@@ -244,6 +298,8 @@ def _limit(seconds: float) -> None:
         os.dup2(nowhere, number)
     if hasattr(os, "setsid"):
         os.setsid()
+    for number in ENDING:
+        signal.signal(number, signal.SIG_DFL)
     try:
         import resource
     except ImportError:  # Windows

@@ -100,7 +100,7 @@ class Exercise:
     * ``outcome``: what a student can do afterwards, for the teacher's guide
     * ``after``: exercises to do before
     * ``reference``: the package's own function, so that the check cannot drift from the lesson
-    * ``hints``: from a nudge to nearly the solution
+    * ``hints``: from a nudge to the last question before the solution
     * ``right``: other right answers, by what makes them different: functions, or changes of the
       solution. They keep the tolerances honest
     * ``survivors``: automatic mutants of the solution that no case rejects, with the reason
@@ -143,7 +143,7 @@ class Exercise:
     def key(self) -> tuple[int, str, int, str]:
         """The place in the learning path: chapter, page, difficulty, name."""
         chapter, _, page = self.page.partition("/")
-        number = int(chapter.partition("_")[0]) if chapter[:1].isdigit() else 9
+        number = int(chapter.partition("_")[0]) if chapter[:1].isdigit() else 99  # GPU pages last
         return number, page, self.difficulty, self.name
 
 
@@ -152,14 +152,20 @@ def folder(name: str) -> Path:
     return Path(catalogue.__path__[0]) / name
 
 
+def has_part(name: str) -> bool:
+    """Whether an answer has a place in a model: `part.py`."""
+    return (folder(name) / "part.py").is_file()
+
+
 def exercise(name: str) -> Exercise:
     """One exercise by its name. Raises ``ValueError``, with the nearest names, if there is none."""
     known = _names()
     if name not in known:
         from difflib import get_close_matches
 
-        near = get_close_matches(name, known, n=3) or known
-        raise ValueError(f"there is no exercise {name!r}; do you mean {', '.join(near)}?")
+        near = get_close_matches(name, known, n=3)
+        hint = f"do you mean {' or '.join(near)}?" if near else "list shows all"
+        raise ValueError(f"there is no exercise {name!r}; {hint}")
     return importlib.import_module(f"{catalogue.__name__}.{name}.checks").EXERCISE
 
 

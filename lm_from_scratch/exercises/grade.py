@@ -1,74 +1,94 @@
 """Grade a folder of submissions: every file, every exercise, nothing lost."""
 
-import csv
-import io
+import hashlib
 import os
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
-from zlib import crc32
 
-from lm_from_scratch.exercises.child import Child, Job, Verdict, ready
+from lm_from_scratch.exercises.child import Child, Job, Verdict, held_signals, ready
 from lm_from_scratch.exercises.exercise import Exercise, drafts, exercise, exercises
-from lm_from_scratch.exercises.progress import write_text
-from lm_from_scratch.exercises.submission import Submission, read
+from lm_from_scratch.exercises.exercise import folder as place_of
+from lm_from_scratch.exercises.submission import LARGEST, Submission, read
 
 SUFFIXES = (".py", ".ipynb")
+EARLIER = "earlier"  # a folder for tables that were written again: nobody's
 LINK = "cannot be read: it is a link"
 SEED = 7341  # other numbers than a student sees; the same for all students of a course
-COLUMNS = ["student", "exercise", "points", "of", "passed", "failed", "looks like", "reason",
-           "file", "seconds"]  # fmt: skip
+#: A folder named by its date, as 2026-11-05, 2026-11-05_18-00 or "2026-11-05 second try".
+#:
+#: :meta hide-value:
+DATED = re.compile(r"(\d{4}-\d\d-\d\d)(?:[T_ ](\d\d)[-:.h]?(\d\d))?(?!\d)")
 
 
 @dataclass
 class Row:
-    """One student and one exercise."""
+    """What one file of a student is worth in one exercise.
+
+    * ``file``: below the folder of submissions; empty if there is none for this exercise
+    * ``date``: of the folder that it is in, as 2026-11-05T18:00; empty if none has a date
+    * ``digest``: of all that the verdict comes from: the file, the checks, the seed
+    """
 
     student: str
     verdict: Verdict
     file: str = ""
-
-    def cells(self) -> list[str]:
-        """As in the CSV file."""
-        v = self.verdict
-        passed = "yes" if v.passed else "no"
-        failed = "; ".join(v.failed)
-        return [safe(self.student), v.exercise, f"{v.points:g}", f"{v.of:g}", passed, safe(failed),
-                safe(v.wrong), safe(v.reason), safe(self.file), f"{v.seconds:.2f}"]  # fmt: skip
+    date: str = ""
+    digest: str = ""
 
 
-def safe(text: str) -> str:
-    """A cell that no spreadsheet takes for a formula, on one line, of what can be printed."""
-    text = " ".join(text.split())
-    text = "".join(c if c.isprintable() else "\ufffd" for c in text)
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+def date(name: str) -> str:
+    """The date that the name of a folder begins with; empty if it has none."""
+    if not (found := DATED.match(name)):
+        return ""
+    text = f"{found[1]}T{found[2] or '00'}:{found[3] or '00'}"
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return ""
+    return text
 
 
 def submissions(folder: Path) -> dict[str, list[Path]]:
-    """Files by student: FOLDER/student/.../file or FOLDER/student.file, scripts and notebooks.
+    """Files by student, scripts and notebooks: FOLDER/student/.../file or FOLDER/student.file.
 
-    A link counts as a file, never as what it leads to, which may be another's. Raises
-    ``ValueError`` if there are none.
+    A folder whose name is a date holds students: FOLDER/2026-11-05/student/file. A link counts as
+    a file, never as what it leads to, which may be another's. Raises ``ValueError`` if there are
+    none.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
     found: dict[str, list[Path]] = {}
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith((".", "__")):  # __MACOSX of a zip file, __pycache__
-            continue
-        if path.is_dir() and path.is_symlink():
-            found.setdefault(path.name, []).append(path)
-        elif path.is_dir():
-            inside = (p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
-            found[path.name] = sorted(
-                p for p in inside if not any(x.startswith(".") for x in p.relative_to(path).parts)
-            )
-        elif path.suffix.lower() in SUFFIXES:
-            found.setdefault(path.stem, []).append(path)
+    for place in [folder, *(p for p in sorted(folder.iterdir()) if is_dated(p))]:
+        for path in sorted(place.iterdir()):
+            if path.name.startswith((".", "__")):  # __MACOSX of a zip file, __pycache__
+                continue
+            if path.is_dir() and path.is_symlink():
+                found.setdefault(path.name, []).append(path)
+            elif path.is_dir() and not is_dated(path):
+                if path.name == EARLIER and not files_in(path):
+                    continue
+                found.setdefault(path.name, []).extend(files_in(path))
+            elif not path.is_dir() and path.suffix.lower() in SUFFIXES:
+                found.setdefault(path.stem, []).append(path)
     if not found:
         raise ValueError(f"{folder} holds no .py or .ipynb file, and no folder with one")
     return found
+
+
+def is_dated(path: Path) -> bool:
+    """Whether this is a folder with a date for its name."""
+    return path.is_dir() and not path.is_symlink() and bool(date(path.name))
+
+
+def files_in(path: Path) -> list[Path]:
+    """Scripts and notebooks in the folder of a student, and below."""
+    inside = (p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
+    return sorted(
+        p for p in inside if not any(x.startswith(".") for x in p.relative_to(path).parts)
+    )
 
 
 def plan(
@@ -110,95 +130,65 @@ def grade(
     seed: int = SEED,
     seconds: float = 10.0,
     jobs: int | None = None,
+    students: list[str] | None = None,
+    known: Mapping[str, Verdict] | None = None,
 ) -> Iterator[tuple[int, Row]]:
-    """Grade every student; yield (how many rows there are in all, one row), as they are done.
+    """Grade every file of every student; yield (how many rows there are in all, one row), as they
+    are done. A student who has no file for an exercise has a row without one.
 
+    * ``folder``: the folder of submissions
     * ``seconds``: of processor time for one file and exercise
     * ``jobs``: processes at a time; None takes the number of processors
+    * ``students``: these alone, of all that the folder holds
+    * ``known``: verdicts by the digest of their rows: what is there is not run again
 
-    Where several files of a student define the function, the best one counts. ValueError if the
-    folder holds nothing to grade.
+    Raises ``ValueError`` if the folder holds nothing to grade.
     """
     files = submissions(folder)
     graded, given, problems = plan(files, names)
-    pairs = [(student, e) for student in files for e in graded]
-    queue = [(pair, path) for pair in pairs for path in given.get((pair[0], pair[1].name), [])]
-    best: dict[tuple[str, str], Row] = {}
-    left = Counter((student, e.name) for (student, e), _ in queue)
-    for student, e in pairs:
-        if not left[student, e.name]:
+    if unknown := {*(students or ())} - files.keys():
+        raise ValueError(f"{folder} holds nothing of {', '.join(sorted(unknown))}")
+    rows: list[Row] = []
+    queue: list[Row] = []
+    for student, e in ((s, e) for s in students or files for e in graded):
+        for path in given.get((student, e.name), []):
+            inside = path.relative_to(folder)
+            dates = [date(part) for part in inside.parts[:-1]]
+            row = Row(student, Verdict(e.name), inside.as_posix(), next(filter(None, dates), ""),
+                      digest(path, e, seed))  # fmt: skip
+            if verdict := (known or {}).get(row.digest):
+                rows.append(replace(row, verdict=verdict))
+            else:
+                queue.append(row)
+        if (student, e.name) not in given:
             reason = f"no file defines {e.function}"
             if student in problems:
                 reason += f" ({problems[student][:500]})"
             text = f"{e.name}: {reason}"
-            yield len(pairs), Row(student, Verdict(e.name, of=e.points, reason=reason, text=text))
-    running: dict[Child, tuple[str, str, Path]] = {}
+            rows.append(Row(student, Verdict(e.name, of=e.points, reason=reason, text=text)))
+    total = len(rows) + len(queue)
+    for row in rows:
+        yield total, row
+    running: dict[Child, Row] = {}
     try:
         while queue or running:
             while queue and len(running) < (jobs or os.cpu_count() or 1):
-                (student, e), path = queue.pop(0)
-                child = Child(Job(path, e.name, seed), seconds)
-                running[child] = (student, e.name, path)
+                row = queue.pop(0)
+                job = Job(folder / row.file, row.verdict.exercise, seed)
+                with held_signals():  # either it is not there, or it is among those to end
+                    running[Child(job, seconds)] = row
             for child in ready(list(running)):
-                student, name, path = running.pop(child)
-                row = Row(student, child.result(), path.relative_to(folder).as_posix())
-                key = (student, name)
-                known = best.get(key)  # of two with equal points the first by name
-                if not known or (-row.verdict.points, row.file) < (
-                    -known.verdict.points,
-                    known.file,
-                ):
-                    best[key] = row
-                left[key] -= 1
-                if not left[key]:
-                    yield len(pairs), best[key]
+                yield total, replace(running.pop(child), verdict=child.result())
     finally:
         for child in running:
             child.end()
 
 
-def csv_text(rows: list[Row]) -> str:
-    """The table of all rows, by student and exercise."""
-    text = io.StringIO("\ufeff", newline="")  # by which a spreadsheet knows that it is UTF-8
-    text.seek(1)
-    table = csv.writer(text)
-    table.writerow(COLUMNS)
-    table.writerows(row.cells() for row in ordered(rows))
-    return text.getvalue()
-
-
-def write_reports(rows: list[Row], folder: Path) -> None:
-    """One text for each student: what the checks said about every exercise."""
-    for student in sorted({row.student for row in rows}):
-        own = [row for row in ordered(rows) if row.student == student]
-        points, of = sum(r.verdict.points for r in own), sum(r.verdict.of for r in own)
-        parts = [f"{student}: {points:g} of {of:g} points"]
-        for row in own:
-            parts.append(row.verdict.text + (f"\nfile: {row.file}" if row.file else ""))
-        name = (
-            student
-            if len(os.fsencode(student)) < 200
-            else f"{student[:40]}-{crc32(os.fsencode(student)):08x}"
-        )
-        write_text(folder / f"{name}.txt", "\n\n".join(parts) + "\n")
-
-
-def ordered(rows: list[Row]) -> list[Row]:
-    """By student, and then in the order of the learning path."""
-    place = {e.name: n for n, e in enumerate([*exercises(), *drafts()])}
-    return sorted(rows, key=lambda row: (row.student, place[row.verdict.exercise]))
-
-
-def summary(rows: list[Row]) -> str:
-    """For each exercise: who passed, the mean, and what most failed at: what to teach again."""
-    lines = []
-    for name in dict.fromkeys(row.verdict.exercise for row in ordered(rows)):
-        own = [row.verdict for row in rows if row.verdict.exercise == name]
-        mean = sum(v.points for v in own) / len(own)
-        passed = sum(v.passed for v in own)
-        lines.append(f"{name}: {passed} of {len(own)} passed, mean {mean:.1f} of {own[0].of:g}")
-        failed = Counter(case for v in own for case in v.failed).most_common(3)
-        lines += [f"  {count:>4} fail at {case}" for case, count in failed]
-        wrong = Counter(v.wrong for v in own if v.wrong).most_common(3)
-        lines += [f"  {count:>4} looks like: {label}" for label, count in wrong]
-    return "\n".join(lines)
+def digest(path: Path, e: Exercise, seed: int) -> str:
+    """Of all that a verdict comes from; its name for a file that is not read."""
+    parts = [e.name.encode(), b"%d" % seed, (place_of(e.name) / "checks.py").read_bytes()]
+    if path.is_file() and path.stat().st_size <= LARGEST:
+        parts.append(path.read_bytes())
+    else:  # a pipe would be waited for
+        parts.append(os.fsencode(path))
+    return hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()

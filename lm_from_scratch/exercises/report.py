@@ -94,9 +94,9 @@ class Report:
         return "\n".join(lines)
 
     def advice(self, result: Result) -> list[str]:
-        """Below the first failed case: the call, a hint, how to repeat it."""
+        """Below the first failed case: the call, what the case is about, how to repeat it."""
         lines = indent(f"call: {call_text(self.exercise, result.number, self.seed)}")
-        lines += indent(f"hint: {result.case.hint}")
+        lines += indent(f"this case is about: {result.case.hint}")
         most = 10 if len(self.results) > 1 else 1000
         for line in result.outcome.printed.splitlines()[:most]:
             lines += indent(f"printed: {line[:200]}")
@@ -104,6 +104,12 @@ class Report:
         option = f" --seed {self.seed}" if self.seed else ""
         call = f'check("{self.exercise.name}", {self.exercise.function}, case={case}{seed})'
         return [*lines, *indent(f"again: {call}; in a terminal: --case {case}{option}")]
+
+
+def say(text: str) -> None:
+    """Print what a student's code may have made: not every console has every character."""
+    coding = sys.stdout.encoding or "utf-8"
+    print(text.encode(coding, "backslashreplace").decode(coding), flush=True)
 
 
 def indent(text: str) -> list[str]:
@@ -165,15 +171,17 @@ def examine(
     numbers = range(len(exercise.cases)) if case is None else [case - 1]
     if lacks := missing(exercise):
         return Report(exercise, seed, [], written=False, missing=lacks)
-    results, wants = [], {}
+    # First of all, and all of them: the student's code may replace what they are computed with.
+    wants = {number: outcome(exercise, number, exercise.reference, seed) for number in numbers}
+    for want in wants.values():
+        if want.fault:
+            raise RuntimeError(f"{exercise.name}: the reference fails: {want.fault.text}")
+    results = []
     share = None if seconds is None else seconds / 4
     for number in numbers:
         got = outcome(exercise, number, function, seed, share)
         if share and got.fault and got.fault.kind == "time":
             share = max(0.1, share / 4)
-        wants[number] = outcome(exercise, number, exercise.reference, seed)
-        if fault := wants[number].fault:
-            raise RuntimeError(f"{exercise.name}: the reference fails: {fault.text}")
         fault = judge(exercise.cases[number], got, wants[number])
         results.append(Result(number, exercise.cases[number], fault, got))
     # a class may have some methods written and others not: only a whole stub says no more

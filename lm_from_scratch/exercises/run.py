@@ -160,10 +160,11 @@ def require_gradients(names: list[str], made: Call) -> dict[str, Tensor]:
 
 
 def gradients_of(value: Any, leaves: dict[str, Tensor]) -> dict[str, Tensor | None]:
-    """Gradients of a fixed random projection of the result: no error can hide in a sum."""
+    """Gradients of a fixed random projection of the result: no error can hide in a sum. The order
+    of a dict's keys changes nothing."""
     g = Generator().manual_seed(0)
     total: Tensor | None = None
-    for out in flat(["result"], Call((value,), {})).values():
+    for _, out in sorted(flat(["result"], Call((value,), {})).items()):
         direction = torch.randn(out.shape, generator=g, dtype=torch.float64)
         if out.requires_grad:
             term = (out.double() * direction).sum()

@@ -10,14 +10,19 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from lm_from_scratch.exercises.exercise import Exercise, folder
+from lm_from_scratch.exercises.exercise import Exercise, folder, has_part
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 HIDDEN = re.compile(r"^### BEGIN HIDDEN TESTS\n.*?^### END HIDDEN TESTS\n?", re.M | re.S)
 SOLUTION = re.compile(rf"^( *){BEGIN}\n(.*?)^ *{END}$", re.M | re.S)
+#: A file that many AI helpers read by themselves.
+RULES = "AGENTS.md"
+#: The cell with which an answer runs a model.
+PLAY = "\n\n# %%\nfrom lm_from_scratch.exercises import play\n\n{}\n"
 #: What nbgrader puts in the place of a solution.
 STUB = "# YOUR CODE HERE\nraise NotImplementedError()"
 
@@ -28,6 +33,11 @@ class Cell:
 
     kind: str  # markdown, code
     text: str
+
+    @property
+    def is_code(self) -> bool:
+        """Whether it runs."""
+        return self.kind == "code"
 
     @property
     def is_solution(self) -> bool:
@@ -60,8 +70,18 @@ def cells(text: str) -> list[Cell]:
 
 @cache
 def source(name: str) -> list[Cell]:
-    """The cells of an exercise."""
-    return cells(written(name))
+    """The cells of an exercise; the last one lets a model run with the answer, if it can."""
+    return cells(written(name) + playing(name))
+
+
+def playing(name: str) -> str:
+    """The cell that plays an answer, whose name the cell of the check says; empty for an exercise
+    without a place in a model."""
+    if not has_part(name):
+        return ""
+    checked = re.search(r"check\(\"\w+\", \w+\)", written(name))
+    assert checked is not None
+    return PLAY.format(checked[0].replace("check", "play", 1))
 
 
 def student(text: str) -> str:
@@ -79,11 +99,11 @@ def solved(text: str) -> str:
 
 def program(name: str, own: Callable[[str], str]) -> str:
     """The given code and the cell of the solution, `own` of it, as a script that runs alone. A
-    cell that only shows the check, as in a bug hunt, is no part of it."""
+    cell that shows the check, as in a bug hunt, or plays the answer is no part of it."""
     parts = [
         own(cell.text) if cell.is_solution else cell.text
         for cell in source(name)
-        if cell.kind == "code" and "exercises import check" not in cell.text
+        if cell.kind == "code" and "lm_from_scratch.exercises import" not in cell.text
     ]
     return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
 
@@ -103,7 +123,12 @@ def stub(name: str) -> str:
 
 def script(name: str) -> str:
     """The whole exercise as a student gets it: text, given code, stub and check."""
-    return student(written(name))
+    return student(written(name) + playing(name))
+
+
+def rules() -> str:
+    """What a student's folder asks of an AI helper: the text of its file `RULES`."""
+    return Path(__file__).with_name(RULES).read_text(encoding="utf-8")
 
 
 def title(name: str) -> str:

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from lm_from_scratch.program import PROGRAM
+
 LARGEST = 20_000_000  # bytes of a file: more is a mistake, outputs with pictures stay below
 CODE = 1_000_000  # characters of one cell: the parser takes a kilobyte for each short line
 #: Lines of a notebook that are no Python, and cells of Python with such a first line.
@@ -30,6 +32,29 @@ CALLS = {
     "min", "max", "abs", "round", "sqrt", "log", "exp", "finfo", "iinfo", "device", "namedtuple",
     "TypeVar", "NewType", "partial", "is_available",
 }  # fmt: skip
+
+
+#: Where a file without a name is looked for: beside you, and where `make lab` puts the notebooks.
+#:
+#: :meta hide-value:
+PLACES = (Path("."), Path("build/notebooks/exercises"))
+
+
+def find_file(name: str, given: str | None) -> Path:
+    """The student's file; Raises ``ValueError`` that says where it was looked for."""
+    if given is not None:
+        path = Path(given)
+        if not path.is_file():
+            raise ValueError(f"there is no file {path}; {PROGRAM} start {name} {path}")
+        return path
+    names = [f"{name}.py", f"{name}.ipynb"]
+    found = [place / file for place in PLACES for file in names if (place / file).is_file()]
+    if not found:
+        raise ValueError(
+            f"there is no {names[0]} and no {names[1]} here; name the file, or begin with: "
+            f"{PROGRAM} start {name}"
+        )
+    return max(found, key=lambda path: path.stat().st_mtime)
 
 
 @dataclass
@@ -247,3 +272,19 @@ def run(found: Submission) -> dict[str, Any]:
                 where = f"{cell}, line {node.lineno}" if cell else f"line {node.lineno}"
                 found.problems.append(f"{where}: {type(error).__name__}: {error}"[:300])
     return space
+
+
+def defined(submission: Submission, name: str) -> Any:
+    """The function or class of this name, after the code has run. Raises ``ValueError``, which says
+    why there is none."""
+    space = run(submission)
+    if name in submission.defined and name in space:
+        return space[name]
+    if name in submission.imported:
+        reason = f"{name} is imported, not written"
+    elif name in submission.left_out - submission.defined:
+        reason = f"{name} is not defined by def or class"
+    else:
+        reason = f"{name} is not defined"
+    problems = submission.summary()
+    raise ValueError(f"{problems}; so {reason}" if problems else reason)

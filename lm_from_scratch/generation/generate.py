@@ -240,6 +240,13 @@ class Chooser:
             self.seen[i, token] = True
         return torch.tensor([row[-1] for row in self.rows], device=logits.device)
 
+    def read(self, tokens: Sequence[int]) -> None:
+        """Every row goes on with these tokens, which it has not chosen."""
+        for row in self.rows:
+            row.extend(tokens)
+        if self.seen is not None:
+            self.seen[:, list(tokens)] = True
+
     def mark(self) -> list[tuple[int, Tensor]]:
         """Where every row stands, for :meth:`back_to`."""
         pairs = zip(self.rows, self.generators, strict=True)

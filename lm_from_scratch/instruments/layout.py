@@ -159,8 +159,10 @@ class Layout:
     conditions: str = ""
 
     def __str__(self) -> str:
-        said = ", ".join(f"{n} {name}" for name, n in self.chosen.most_common())
-        return f"weights in {said or 'no new order'}: {self.speed:.2f}x as fast, {self.conditions}"
+        chosen = self.chosen.most_common()
+        said = ", ".join(f"{n} {name if name == 'packed' else f'in {name}'}" for name, n in chosen)
+        order = f"memory: {said}" if said else "no new order"
+        return f"weights in {order}; {self.speed:.2f}x as fast, {self.conditions}"
 
 
 def lay_out_(model: nn.Module, rows: int = 1, layouts: Collection[str] = LAYOUTS) -> Layout:

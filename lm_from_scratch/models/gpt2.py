@@ -49,7 +49,7 @@ class GPT2Config:
     resid_pdrop: Share = 0.1
     attn_pdrop: Share = 0.1
     layer_norm_eps: Positive = 1e-5
-    initializer_range: Positive = 0.02
+    initializer_range: Positive = 0.02  # deviation of new weights
     bos_token_id: TokenId | None = 50256
     eos_token_id: TokenIds | None = 50256
 

@@ -2,6 +2,7 @@
 
 Read ``adamw`` first: the formula, then the class that keeps its moments. ``galore_basis`` finds
 the directions in which a gradient is large, ``galore`` takes Adam's step in those alone.
+``muon`` gives the directions of a matrix steps of one size.
 ``eight_bit`` keeps the moments of either in one byte a number, and ``in_backward`` takes the steps
 of either during the backward pass.
 

@@ -6,9 +6,19 @@
     python -m lm_from_scratch train --preset docs-qwen2 --dtype bfloat16 --out RUN
     python -m lm_from_scratch.pretrained.make RUN qwen2-docs
 
+    python -m lm_from_scratch train --preset tasks --dtype float32 --out RUN
+    python -m lm_from_scratch.pretrained.make RUN tasks
+
+    python -m lm_from_scratch train --preset worlds --dtype bfloat16 --out RUN
+    python -m lm_from_scratch.pretrained.make RUN worlds
+
 The weights are rounded to float16, which halves the file. ``record.json`` says how they were made
 and how good they are: the held-out loss of the rounded weights, and of simpler ways to predict or
-compress the same text.
+compress the same text; of a model of tasks also how many of its answers are right, and of one that
+tells stories how many of them hold together.
+
+The minutes come from the speeds in the log. On a machine that does other things too they are too
+many: a third argument says how many there were, as ``time`` counts them.
 """
 
 import copy
@@ -35,9 +45,14 @@ from lm_from_scratch.checkpoint.folders import (
 )
 from lm_from_scratch.checkpoint.weights import from_pretrained, write_model
 from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.pretrained.coherence import coherence
+from lm_from_scratch.pretrained.exact_match import of_task
+from lm_from_scratch.pretrained.readme import readme, stride
 from lm_from_scratch.text.batches import TokenFile, sequential_batches, write_tokens
 from lm_from_scratch.text.corpora import load_split
 from lm_from_scratch.text.document import Document
+from lm_from_scratch.text.story_grammar import LANGUAGES
+from lm_from_scratch.text.tasks import TASKS
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.train import evaluate
 
@@ -114,7 +129,7 @@ def corpus_of(record: dict[str, Any]) -> tuple[list[Document], list[Document]]:
     return load_split(arguments["corpus"], arguments["held_out"])
 
 
-def main(run: str, name: str) -> None:
+def main(run: str, name: str, core_minutes: str = "") -> None:
     """Write the shipped folder ``name`` from the finished run."""
     folder = Path(run)
     arguments = json.loads((folder / "recipe.json").read_text())["arguments"]
@@ -126,6 +141,7 @@ def main(run: str, name: str) -> None:
     train, held_out = corpus_of({"arguments": arguments})
     rounded = copy.deepcopy(model).float()
     tokens = arguments["batch_size"] * arguments["block_size"]
+    minutes = sum(tokens / step["tokens_per_second"] for step in steps) / 60
     record = {
         "name": name,
         "command": f"python -m lm_from_scratch train --preset {arguments['preset']} "
@@ -137,18 +153,28 @@ def main(run: str, name: str) -> None:
         "parameters": sum(p.numel() for p in rounded.parameters()),
         "steps": arguments["steps"],
         "tokens_trained_on": arguments["steps"] * tokens,
-        "core_minutes": round(sum(tokens / s["tokens_per_second"] for s in steps) / 60, 1),
+        "core_minutes": round(float(core_minutes or minutes), 1),
         "held_out_sha256": digest(held_out),
         "held_out": held_out_losses(rounded, tokenizer, held_out),
         "baselines": baselines(tokenizer, train, held_out),
     }
+    if arguments["corpus"] == ["tasks"]:
+        record["exact_match"] = {name: of_task(rounded, tokenizer, name) for name in TASKS}
+    if arguments["corpus"] == ["worlds"]:
+        record["worlds"] = {name: coherence(rounded, tokenizer, name) for name in LANGUAGES}
     with temporary_folder(PRETRAINED / name) as temporary:
         write_model(model, temporary)
         tokenizer.save(temporary)
         write_json(temporary / "record.json", record)
-        (temporary / "log.jsonl").write_text("".join(shorter(step) for step in steps))
-        (temporary / "README.md").write_text(readme(record))
+        (temporary / "log.jsonl").write_text("".join(map(shorter, thinned(steps))))
+        (temporary / "README.md").write_text(readme(record), encoding="utf-8")
         replace_folder(temporary, PRETRAINED / name)
+
+
+def thinned(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """At most about 4000 steps of a long run, and all those with a held-out loss."""
+    every = stride(len(steps))
+    return [s for s in steps if s["step"] % every == 0 or s["held_out_loss"] is not None]
 
 
 def shorter(step: dict[str, Any]) -> str:
@@ -157,42 +183,7 @@ def shorter(step: dict[str, Any]) -> str:
     return json.dumps(short) + "\n"
 
 
-def readme(record: dict[str, Any]) -> str:
-    """The record for people."""
-    rows = [
-        f"| {name} | {value.get('nats_per_token', '')} | {value['bits_per_byte']} |"
-        for name, value in [
-            *((f"this model, {name}", v) for name, v in record["held_out"].items()),
-            *record["baselines"].items(),
-        ]
-    ]
-    kind = {"gpt2": "GPT-2", "qwen2": "Qwen2"}[record["arguments"]["architecture"]]
-    return f"""# {record["name"]}
-
-A {kind} of {record["parameters"]} parameters, trained on the language reference and the docstrings
-of Python {record["python"]}'s standard library. It is here so that pages can show a model that has
-learned something. It knows the tone of documentation, not its content: do not believe what it says.
-
-Made with torch {record["torch"]}, seed {record["seed"]}, on one CPU core, by
-
-    {record["command"]}
-    python -m lm_from_scratch.pretrained.make RUN {record["name"]}
-
-in {record["steps"]} steps and {record["tokens_trained_on"]} tokens. `record.json` holds every
-argument, `log.jsonl` every step. The weights are stored in float16.
-
-Loss on held-out documents (none of their longer paragraphs stands in the training text), and what
-simpler means reach on the same text:
-
-| | nats per token | bits per byte |
-|---|---|---|
-{chr(10).join(rows)}
-
-The text it learned from is (c) Python Software Foundation, under the PSF licence.
-"""
-
-
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in (3, 4):
         sys.exit(__doc__)
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:])

@@ -93,8 +93,11 @@ def follow(
                     file.write(json.dumps(numbers) + "\n")
                     file.flush()
                 bar.update()
+                value = f"loss {step.loss:.3f}"
+                if step.reward is not None:  # the loss says nothing where rewards are learned from
+                    value = f"reward {step.reward:.3f}"
                 bar.set_postfix_str(
-                    f"loss {step.loss:.3f}, lr {step.lr:.1e}, {step.tokens_per_second:.0f} tokens/s"
+                    f"{value}, lr {step.lr:.1e}, {step.tokens_per_second:.0f} tokens/s"
                 )
                 if step.held_out_loss is not None:
                     bar.write(f"step {step.step}: held-out loss {step.held_out_loss:.4f}")

@@ -15,6 +15,7 @@ from torch import Tensor
 from lm_from_scratch.optim.adamw import AdamW, Number, tensors_of
 from lm_from_scratch.optim.galore import GaLore, is_projected, move_
 from lm_from_scratch.optim.galore_basis import Bases, project_back
+from lm_from_scratch.optim.muon import Muon
 
 
 class ShardedAdamW(AdamW):
@@ -82,9 +83,24 @@ class ShardedGaLore(ShardedAdamW, GaLore):
         }
 
 
+class ShardedMuon(ShardedAdamW, Muon):
+    """Muon whose parameters may be spread over the processes by rows, as its momentum is.
+
+    Every process gathers each matrix in every step, and orthogonalises all of it; torch computes
+    with whole matrices, so nothing is shared out but the memory.
+    """
+
+    def orthogonal(self, mean: Tensor, group: dict[str, Any]) -> Tensor:
+        """The rows of this process, of what the first process finds."""
+        if not is_spread(mean):
+            return super().orthogonal(mean, group)
+        found = replicated(super().orthogonal(whole(mean), group), like=mean)
+        return found.redistribute(placements=mean.placements)  # type: ignore[union-attr, attr-defined]
+
+
 def sharded(kind: type[AdamW]) -> type[AdamW]:
     """The optimizer that takes the steps of ``kind`` on parameters that are spread."""
-    return {AdamW: ShardedAdamW, GaLore: ShardedGaLore}[kind]
+    return {AdamW: ShardedAdamW, GaLore: ShardedGaLore, Muon: ShardedMuon}[kind]
 
 
 def refuse_codes(p: Tensor, group: dict[str, Any]) -> None:

@@ -2,9 +2,16 @@
 
 Read ``tokenizer`` first, then ``corpora`` (where each ``document`` comes from, and which are held
 out), ``targets`` (what is to be predicted), ``batches`` (how tokens become rows), and ``labelled``
-(texts with a label each, for classifiers). A new source of text belongs in ``corpora``, another way
-to cut rows in ``batches``. Nothing here knows a model.
+(texts with a label each, for classifiers). After pretraining, ``conversations`` says which tokens
+of a chat are learned, and ``examples`` reads files of them. ``tasks`` draws questions that a
+program can check. A new source of text belongs in ``corpora``, another way to cut rows in
+``batches``. Nothing here knows a model.
 
-Not to be read, but relied on: ``tokenizer_files`` opens what others have published, and ``chat``
-runs their chat templates.
+A corpus of its own are stories of a small world in which it is known where everything is:
+``story_grammar`` (its sentences in two languages), ``worlds`` (what follows and checks a story),
+``plots`` (what makes them up).
+
+Not to be read, but relied on: ``tokenizer_files`` opens what others have published, ``chat`` runs
+their chat templates, ``chatml`` is the one of the models that are made here, and ``rows`` cuts a
+file into lines, and into training and held out.
 """

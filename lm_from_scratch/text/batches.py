@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -114,18 +115,20 @@ class Batch:
     positions: Tensor | None = None
     documents: Tensor | None = None
 
-    def to(self, device: torch.device | str) -> "Batch":
+    @property
+    def count(self) -> int:
+        """How many things the loss of the batch is a mean over: its targets."""
+        return int((self.targets != IGNORE).sum())
+
+    @property
+    def reward(self) -> float | None:
+        """The mean reward of what the model wrote, where it was judged."""
+        return None
+
+    def to(self, device: torch.device | str) -> Self:
         """The same on another device."""
-
-        def move(t: Tensor | None) -> Tensor | None:
-            return None if t is None else t.to(device)
-
-        return Batch(
-            self.idx.to(device),
-            self.targets.to(device),
-            move(self.positions),
-            move(self.documents),
-        )
+        moved: dict[str, Any] = {k: t if t is None else t.to(device) for k, t in vars(self).items()}
+        return type(self)(**moved)
 
 
 def packed_positions(idx: Tensor, eos_token_id: int) -> tuple[Tensor, Tensor]:
@@ -164,6 +167,30 @@ def padded_batch(
         idx[row, columns] = torch.tensor(sequence)
         positions[row, columns] = torch.arange(n)
     return Batch(idx, next_token_targets(idx, positions=positions), positions)
+
+
+class Shuffled:
+    """Rows in a new random order each epoch: those of batch number ``i`` are a function of the seed
+    and ``i``. What is left over at the end of an epoch waits for another one."""
+
+    def __init__(self, n_rows: int, batch_size: int, seed: int = 0) -> None:
+        require(Count, batch_size=batch_size)
+        self.n_rows, self.batch_size, self.seed = n_rows, batch_size, seed
+        self.batches_per_epoch = n_rows // batch_size
+        self._epoch, self._order = -1, torch.empty(0)
+
+    def __getitem__(self, i: int) -> list[int]:
+        epoch, batch = divmod(i, self.batches_per_epoch)
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            self._order, self._epoch = torch.randperm(self.n_rows, generator=generator), epoch
+        return self._order[batch * self.batch_size :][: self.batch_size].tolist()
+
+
+def in_order(n_rows: int, batch_size: int) -> Iterator[list[int]]:
+    """Every row once, ``batch_size`` at a time; the last of them may be fewer."""
+    for first in range(0, n_rows, batch_size):
+        yield list(range(first, min(first + batch_size, n_rows)))
 
 
 class PackedBatches:

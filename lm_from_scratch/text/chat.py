@@ -9,7 +9,8 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from importlib.metadata import version
+from functools import cache, lru_cache
+from importlib import metadata
 from typing import Any
 
 import jinja2  # no dependency of ours by name: torch needs it too, so it is always there
@@ -19,6 +20,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from lm_from_scratch.text.tokenizer_files import TokenizerFiles
+
+#: Looked up once: each time, a file would be read.
+version = cache(metadata.version)
 
 
 class Generation(Extension):
@@ -42,6 +46,17 @@ def _raise_exception(message: str) -> None:
 
 def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> jinja2.Template:
+    """A template that is ready to run, since a file of chats is rendered by one."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    return environment.from_string(template)
 
 
 def render(
@@ -68,14 +83,9 @@ def render(
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise ValueError(f"a message has a role and a content, not {str(message)[:60]}")
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
     said = [{k: v for k, v in message.items() if v is not None} for message in messages]
     try:
-        return environment.from_string(template).render(
+        return _compiled(template).render(
             messages=json.loads(json.dumps(said)),  # plain data: no object, no method of its own
             tools=None,
             documents=None,

@@ -12,15 +12,18 @@ The shipped models were trained on this text and this split: with another, the l
 """
 
 import ast
-import hashlib
 import os
 import re
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from random import Random
 
-from lm_from_scratch.text.document import Document
+from lm_from_scratch.text.document import Document, place
+from lm_from_scratch.text.plots import stories
+from lm_from_scratch.text.tasks import DOCUMENTS, TASKS, prompt, questions
 
 #: Top-level modules that are left out: tests and demos, tables, what some systems do not install,
 #: and the module that holds the language reference itself.
@@ -94,10 +97,24 @@ def source() -> list[Document]:
     ]
 
 
+def tasks() -> list[Document]:
+    """Questions with their answers, one a document: what :mod:`~lm_from_scratch.text.tasks` draws.
+    The question decides the side of the split."""
+    documents = []
+    for name, count in DOCUMENTS.items():
+        for question in islice(questions(name, Random(f"documents of {name}")), count):
+            asked = prompt(name, question)
+            text = asked + TASKS[name].answer(question)
+            documents.append(Document(f"{name}/{question}", asked, text))
+    return documents
+
+
 CORPORA: dict[str, Callable[[], list[Document]]] = {
     "reference": reference,
     "docstrings": docstrings,
     "source": source,
+    "tasks": tasks,
+    "worlds": stories,
 }
 
 
@@ -108,9 +125,10 @@ TEXT_SUFFIXES = (".txt", ".text", ".md", ".markdown", ".rst", ".org", ".adoc", "
 def read_texts(path: str | Path, chunk: int | None = None) -> list[Document]:
     """The reader's own text: each text file of a folder is a document.
 
-    A single file is cut into documents of about ``chunk`` characters: 4000, or less if the file
-    would not give about twenty. It is cut between paragraphs; where these are too long, between
-    lines, then between words. Raises ``ValueError`` where there is no text.
+    A single file, or one that holds more than a tenth of a folder's text, is cut into documents of
+    about ``chunk`` characters: 4000, or less if the text would not give about twenty. Held out
+    whole, it could be most of the text. It is cut between paragraphs; where these are too long,
+    between lines, then between words. Raises ``ValueError`` where there is no text.
     """
     path = Path(path)
     if path.is_dir():
@@ -119,18 +137,22 @@ def read_texts(path: str | Path, chunk: int | None = None) -> list[Document]:
         texts = {name: text for name, text in texts.items() if text.strip()}
         if not texts:
             raise ValueError(f"no text in the folder {path}: it needs files {TEXT_SUFFIXES}")
-        if len(texts) > 1:
-            return [Document(name, name, text) for name, text in texts.items()]
-        ((name, text),) = texts.items()
     elif path.is_file():
-        name, text = _name(Path(path.name)), _read(path)
+        texts = {_name(Path(path.name)): _read(path)}
+        if not any(text.strip() for text in texts.values()):
+            raise ValueError(f"{path} holds no text")
     else:
         raise ValueError(f"{path} is neither a file nor a folder")
-    if not text.strip():
-        raise ValueError(f"{path} holds no text")
-    chunks = cut(text, chunk or min(4000, 1 + len(text) // 20))
-    named = [(f"{name}#{i}", part.strip()) for i, part in enumerate(chunks)]
-    return [Document(name, name, part) for name, part in named if part]
+    length = sum(map(len, texts.values()))
+    documents = []
+    for name, text in texts.items():
+        if 10 * len(text) <= length:
+            documents.append(Document(name, name, text))
+            continue
+        chunks = cut(text, chunk or min(4000, 1 + length // 20))
+        named = [(f"{name}#{i}", part.strip()) for i, part in enumerate(chunks)]
+        documents += [Document(name, name, part) for name, part in named if part]
+    return documents
 
 
 def cut(text: str, size: int, ends: Sequence[str] = ("\n\n", "\n", " ", "")) -> list[str]:
@@ -192,7 +214,7 @@ def split(
     """
     if not 0.0 < held_out < 1.0:
         raise ValueError(f"held_out={held_out} must be above 0 and below 1")
-    places = {document.group: _place(document.group) for document in documents}
+    places = {document.group: place(document.group) for document in documents}
     if len(places) < 2:
         raise ValueError(
             f"{len(documents)} documents of {len(places)} group {list(places)} cannot be split "
@@ -222,12 +244,6 @@ def split(
             "more text is needed, or another held_out share"
         )
     return train, list(kept.values())
-
-
-def _place(group: str) -> float:
-    """A number in [0, 1) that depends on the name alone, spread evenly over all names."""
-    digest = hashlib.sha256(group.encode()).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64
 
 
 def _paragraphs(text: str) -> Iterator[str]:

@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from lm_from_scratch.limits import Count, require
-from lm_from_scratch.text.batches import Batch, padded_batch
+from lm_from_scratch.text.batches import Batch, Shuffled, in_order, padded_batch
+from lm_from_scratch.text.rows import numbered_lines, split_by
 from lm_from_scratch.text.tokenizer import Tokenizer
 
 
@@ -33,15 +34,10 @@ def read_labelled(path: str | Path) -> list[Labelled]:
     Raises ``ValueError`` with the number of a line that is neither, for a file without any, and for
     one in which most labels stand once: its columns may be exchanged.
     """
-    path = Path(path)
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error}") from error
-    found = []
-    for number, line in enumerate(lines, start=1):
+    path, found = Path(path), []
+    for number, line in numbered_lines(path):
         is_header = number == 1 and line.rpartition("\t")[2].strip().lower() == "label"
-        if is_header or not line.strip():
+        if is_header:
             continue
         try:
             found.append(_row(line, path.suffix.lower() == ".jsonl"))
@@ -83,17 +79,7 @@ def split_labelled(
     """Rows to train on and rows that are held out, about ``held_out`` of all. A row's side depends
     on its text alone, so that no text is on both. Raises ``ValueError`` where one would be empty.
     """
-    if not 0.0 < held_out < 1.0:
-        raise ValueError(f"held_out={held_out} must be above 0 and below 1")
-    places = [hashlib.sha256(row.text.encode(errors="replace")).hexdigest() for row in rows]
-    different = sorted(set(places))
-    if len(different) < 2:
-        raise ValueError(f"{len(different)} text cannot be split into training and held out")
-    border = different[min(max(round(held_out * len(different)), 1), len(different) - 1)]
-    sides: tuple[list[Labelled], list[Labelled]] = ([], [])
-    for row, place in zip(rows, places, strict=True):
-        sides[place < border].append(row)
-    return sides
+    return split_by(lambda row: row.text, rows, held_out)
 
 
 class LabelledBatches:
@@ -117,19 +103,22 @@ class LabelledBatches:
         if len(labels) < 2:
             raise ValueError(f"{list(labels)} leaves nothing to learn: two labels are needed")
         if len(rows) < batch_size:
-            raise ValueError(f"{len(rows)} texts are fewer than batch_size={batch_size}")
+            raise ValueError(
+                f"{len(rows)} texts are fewer than batch_size={batch_size}: "
+                "use more texts or a smaller batch"
+            )
         if unknown := sorted({row.label for row in rows} - set(labels)):
             raise ValueError(f"the label {unknown[0]!r} is not one of {list(labels)}")
         self.batch_size, self.block_size, self.seed = batch_size, block_size, seed
         self.labels = list(labels)
         self.ids = [tokenizer.start(row.text)[:block_size] for row in rows]
         self.targets = torch.tensor([self.labels.index(row.label) for row in rows])
-        self.batches_per_epoch = len(rows) // batch_size
+        self.order = Shuffled(len(rows), batch_size, seed)
+        self.batches_per_epoch = self.order.batches_per_epoch
         digest = hashlib.sha256(tokenizer.backend.to_str().encode())
         for row in rows:
             digest.update(json.dumps([row.text, row.label]).encode())
         self.key = digest.hexdigest()
-        self._epoch, self._order = -1, torch.empty(0)
 
     def recipe(self) -> dict[str, object]:
         """All that the batches depend on."""
@@ -142,16 +131,11 @@ class LabelledBatches:
         }
 
     def __getitem__(self, i: int) -> Batch:
-        epoch, batch = divmod(i, self.batches_per_epoch)
-        if epoch != self._epoch:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-            self._order, self._epoch = torch.randperm(len(self.ids), generator=generator), epoch
-        return self._batch(self._order[batch * self.batch_size :][: self.batch_size].tolist())
+        return self._batch(self.order[i])
 
     def each_once(self) -> Iterator[Batch]:
         """Every text once, in order: for what is held out."""
-        for first in range(0, len(self.ids), self.batch_size):
-            yield self._batch(list(range(first, min(first + self.batch_size, len(self.ids)))))
+        return map(self._batch, in_order(len(self.ids), self.batch_size))
 
     def _batch(self, rows: list[int]) -> Batch:
         padded = padded_batch([self.ids[row] for row in rows], pad_token_id=0)

@@ -210,6 +210,14 @@ class Tokenizer:
 
         return self.encode(render(self.files, messages, add_generation_prompt), special=True)
 
+    def spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The token ids of ``text``, where special tokens may be named, and the places in the text
+        at which each of them begins and ends."""
+        check_texts([text])
+        with one_line("the text cannot be encoded"):
+            encoding = self._reading_names.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the token ids, special tokens included. An id without a token has none."""
         for token in ids:

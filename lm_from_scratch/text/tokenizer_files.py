@@ -144,6 +144,22 @@ def write(backend: tokenizers.Tokenizer, files: TokenizerFiles, eos: int | None,
     write_bytes(contents, to)
 
 
+def with_template(
+    backend: tokenizers.Tokenizer, chat_template: str, end_token: str = "<|endoftext|>"
+) -> TokenizerFiles:
+    """The files of a tokenizer that is made here and has a chat template."""
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": end_token,
+        "chat_template": chat_template,
+    }
+    contents = {
+        "tokenizer.json": backend.to_str(pretty=True).encode(),
+        "tokenizer_config.json": (json.dumps(settings, indent=2) + "\n").encode(),
+    }
+    return TokenizerFiles(contents, _settings(contents))
+
+
 def files_in(folder: Path) -> dict[str, Path]:
     """The tokenizer's files that a folder has, by name; ``additional_chat_templates/NAME.jinja``
     is a name, too."""

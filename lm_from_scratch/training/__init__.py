@@ -2,7 +2,9 @@
 
 Read ``loss``, then ``train``. ``processes`` is what the loop asks of the processes that it runs in;
 ``dropout`` is for a model whose architecture has none, ``classification_loss`` for the heads of
-classifiers, and ``gradient_checkpointing`` saves memory for more computation. A number of a run is
-a field of ``TrainConfig``. The loop knows nothing of files, other processes or options: what keeps
-a run on disk or shares it out is in ``runs``.
+classifiers, and ``gradient_checkpointing`` saves memory for more computation. What comes after
+pretraining begins with ``log_probs``: then ``preference``, ``policy_gradient`` (rewards) and
+``distillation``; ``pairs`` and ``rollouts`` are runs of the first two. A number of a run is a field
+of ``TrainConfig``. The loop knows nothing of files, other processes or options: what keeps a run on
+disk or shares it out is in ``runs``.
 """

@@ -18,10 +18,10 @@ Sources: Loshchilov, Hutter, *Decoupled Weight Decay Regularization*, 2019, arXi
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -42,9 +42,8 @@ from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.optim.in_backward import update_in_backward
-from lm_from_scratch.text.batches import Batch, PackedBatches
-from lm_from_scratch.text.labelled import LabelledBatches
-from lm_from_scratch.text.targets import IGNORE
+from lm_from_scratch.optim.muon import Muon
+from lm_from_scratch.text.batches import Batch
 from lm_from_scratch.training.loss import causal_lm_loss, chunked_causal_lm_loss
 from lm_from_scratch.training.processes import ALONE, Alone
 
@@ -68,7 +67,7 @@ class TrainConfig:
     betas: Annotated[tuple[float, float], _SHARES] = (0.9, 0.95)  # of the moments
     weight_decay: NotNegative = 0.1  # shrinks matrices, not biases and norms
     max_grad_norm: Annotated[float, _ABOVE_0] = 1.0  # math.inf does not clip
-    optimizer: Literal["adamw", "galore"] = "adamw"  # galore projects the blocks' matrices
+    optimizer: Literal["adamw", "galore", "muon"] = "adamw"  # of the blocks' matrices
     optim_bits: int = 32  # of each number in the optimizer's moments: 32, or 8 for less memory
     rank: Count = 128  # galore: directions of each matrix
     update_proj_gap: Count = 200  # galore: steps for one basis
@@ -76,6 +75,7 @@ class TrainConfig:
     projection_type: str = "std"  # galore: which side of a matrix is projected
     moments: str = "keep"  # galore: what a new basis does to them
     basis: str = "gram"  # galore: how it is found
+    muon_scale: Positive = 1.0  # muon: factor of the matrices' steps
     update_in_backward: bool = False  # step within the backward pass: less memory, no clipping
     grad_accumulation: Count = 1  # batches summed up before each step
     chunked_loss: bool = False  # a step never holds its logits: for large vocabularies
@@ -86,6 +86,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check(self)
         GaLore([torch.zeros(1)], optim_bits=self.optim_bits, **galore_options(self))  # checks them
+        if self.optimizer == "muon":
+            Muon([torch.zeros(1)], optim_bits=self.optim_bits, **muon_options(self))
         if self.update_in_backward and self.max_grad_norm != math.inf:
             raise ValueError(
                 f"max_grad_norm={self.max_grad_norm} must be inf with update_in_backward: the norm "
@@ -103,6 +105,7 @@ class Step:
     grad_norm: float  # before clipping; NaN with update_in_backward
     tokens_per_second: float  # of the training step alone
     held_out_loss: float | None = None
+    reward: float | None = None  # the mean over what the model wrote, where it learns from rewards
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
@@ -130,10 +133,15 @@ def galore_options(config: TrainConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in GALORE}
 
 
-def make_optimizer(model: nn.Module, config: TrainConfig, processes: Alone = ALONE) -> AdamW:
-    """AdamW; or GaLore for the matrices of the blocks, and AdamW for all other weights.
+def muon_options(config: TrainConfig) -> dict[str, Any]:
+    """The options of a group of matrices that Muon moves."""
+    return {"momentum": 0.95, "scale": config.muon_scale}
 
-    The embedding, the head, the norms and the biases are not projected, as in the paper: the rows
+
+def make_optimizer(model: nn.Module, config: TrainConfig, processes: Alone = ALONE) -> AdamW:
+    """AdamW; or GaLore or Muon for the matrices of the blocks, and AdamW for all other weights.
+
+    The embedding, the head, the norms and the biases stay with AdamW, as in the papers: the rows
     of an embedding each have a gradient of their own.
     """
     groups = parameter_groups(model, config.weight_decay)
@@ -144,10 +152,12 @@ def make_optimizer(model: nn.Module, config: TrainConfig, processes: Alone = ALO
         return processes.optimizer(AdamW)(groups, **options)
     of_blocks = {id(parameter) for parameter in blocks(model).parameters()}
     matrices, others = groups
-    projected = [p for p in matrices["params"] if id(p) in of_blocks]
+    within = [p for p in matrices["params"] if id(p) in of_blocks]
     matrices["params"] = [p for p in matrices["params"] if id(p) not in of_blocks]
-    galore = {**matrices, "params": projected, **galore_options(config)}
-    return processes.optimizer(GaLore)([galore, matrices, others], **options)
+    muon = config.optimizer == "muon"
+    special = muon_options(config) if muon else galore_options(config)
+    groups = [{**matrices, "params": within, **special}, matrices, others]
+    return processes.optimizer(Muon if muon else GaLore)(groups, **options)
 
 
 def state_bytes(model: nn.Module, config: TrainConfig) -> int:
@@ -161,15 +171,26 @@ def state_bytes(model: nn.Module, config: TrainConfig) -> int:
     )
 
 
-class Loss(nn.Module):
-    """A model and its loss in one module: what DDP and FSDP wrap. A model that computes with
-    kernels brings its own ``loss`` and ``chunked_loss``."""
+class Objective(nn.Module):
+    """A model and its loss in one module: what DDP and FSDP wrap. It is called with the fields of a
+    batch, and computes products in ``dtype``."""
+
+    model: Any
+
+    def __init__(self, model: nn.Module, dtype: str = "float32") -> None:
+        super().__init__()
+        self.model, self.dtype = model, dtype
+
+
+class Loss(Objective):
+    """The loss of the next token, or of a label. A model that computes with kernels brings its own
+    ``loss`` and ``chunked_loss``."""
 
     def __init__(
         self, model: CausalLM | SequenceClassifier, dtype: str = "float32", chunked: bool = False
     ) -> None:
-        super().__init__()
-        self.model, self.dtype, self.chunked = model, dtype, chunked
+        super().__init__(model, dtype)
+        self.chunked = chunked
         self.loss: Callable[..., Tensor] = getattr(model, "loss", causal_lm_loss)
         self.chunked_loss = getattr(model, "chunked_loss", chunked_causal_lm_loss)
 
@@ -193,8 +214,8 @@ class Loss(nn.Module):
 
 
 def loss_module(model: CausalLM | nn.Module, dtype: str, chunked: bool = False) -> nn.Module:
-    """The :class:`Loss` of a model; one that is there already, wrapped or not, as it is."""
-    if isinstance(getattr(model, "module", model), Loss):
+    """The :class:`Loss` of a model; of an objective, wrapped or not, that one itself."""
+    if isinstance(getattr(model, "module", model), Objective):
         return model
     return Loss(cast(CausalLM, model), dtype, chunked)
 
@@ -216,12 +237,9 @@ def evaluate(
     for batch in batches:
         batch = processes.share(batch).to(device)
         with evaluating(loss_of):
-            loss = loss_of(
-                batch.idx, batch.targets, positions=batch.positions, documents=batch.documents
-            )
-        n = int((batch.targets != IGNORE).sum())
-        total += float(loss) * n
-        count += n
+            loss = loss_of(**vars(batch))
+        total += float(loss) * batch.count
+        count += batch.count
     processes.evaluated(loss_of)
     total, count = processes.total(total, count)
     if count == 0:
@@ -234,15 +252,32 @@ def autocast(device: torch.device, dtype: str) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16")
 
 
+class Batches(Protocol):
+    """What a run takes its steps on: batch number ``i``, whichever steps came before."""
+
+    batch_size: int  # rows of each, over all processes
+    batches_per_epoch: int  # until every row was there once
+
+    def __getitem__(self, i: int) -> Batch: ...
+
+    def recipe(self) -> dict[str, object]:
+        """All that the batches depend on."""
+        ...
+
+
 def train(
     model: CausalLM | SequenceClassifier,
-    batches: PackedBatches | LabelledBatches,
+    batches: Batches,
     config: TrainConfig,
-    held_out: list[Batch] | None = None,
+    held_out: Sequence[Batch] | None = None,
     processes: Alone = ALONE,
+    loss: Callable[[CausalLM, str], Objective] | None = None,
 ) -> "Run":
-    """Train ``model`` in place: a :class:`Run` yields every step as soon as it is done. A
-    classifier learns from :class:`~lm_from_scratch.text.labelled.LabelledBatches`.
+    """Train ``model`` in place: a :class:`Run` yields every step as soon as it is done.
+
+    ``batches`` are packed text (:class:`~lm_from_scratch.text.batches.PackedBatches`), answers to
+    questions, labelled texts for a classifier. Pairs and rewards come with a ``loss`` of their own,
+    a module around the model and a dtype for its products; the others have :class:`Loss`.
 
     The model is left in training mode, the caller's random state untouched.
 
@@ -256,7 +291,13 @@ def train(
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError("all parameters are frozen (requires_grad=False): nothing can be trained")
     processes.check(batches.batch_size, config.update_in_backward)
-    loss_of = processes.wrap(Loss(model, config.dtype, config.chunked_loss), blocks(model))
+    if loss is None:
+        judged: Objective = Loss(model, config.dtype, config.chunked_loss)
+    elif config.chunked_loss:
+        raise ValueError("chunked_loss=True is for the loss of the next token alone")
+    else:
+        judged = loss(cast(CausalLM, model), config.dtype)
+    loss_of = processes.wrap(judged, blocks(model))
     optimizer = make_optimizer(model, config, processes)
     return Run(model, optimizer, batches, config, held_out or [], loss_of, processes)
 
@@ -268,9 +309,9 @@ class Run(Iterator[Step]):
 
     model: CausalLM | SequenceClassifier
     optimizer: AdamW
-    batches: PackedBatches | LabelledBatches
+    batches: Batches
     config: TrainConfig
-    held_out: list[Batch]
+    held_out: Sequence[Batch]
     loss_of: nn.Module  # the model and its loss, as the processes wrap them
     processes: Alone = ALONE
     step: int = 0
@@ -298,7 +339,9 @@ class Run(Iterator[Step]):
             held_out_loss = evaluate(self.loss_of, self.held_out, config.dtype, self.processes)
         self.step = step
         tokens = sum(part.idx.numel() for part in parts)
-        return Step(step, loss, lr, norm, tokens / seconds, held_out_loss)
+        rewards = [part.reward for part in parts if part.reward is not None]
+        reward = sum(rewards) / n if rewards else None
+        return Step(step, loss, lr, norm, tokens / seconds, held_out_loss, reward)
 
 
 def optimizer_step(
@@ -320,18 +363,14 @@ def optimizer_step(
     device = next(model.parameters()).device
     model.train()
     optimizer.zero_grad(set_to_none=True)
-    targets = sum(int((part.targets != IGNORE).sum()) for part in parts)  # of all processes
-    if targets == 0:
+    count = sum(part.count for part in parts)  # of all processes
+    if count == 0:
         return 0.0, 0.0
     total = 0.0
     for number, part in enumerate(parts, start=1):
         part = processes.share(part).to(device)
-        count = int((part.targets != IGNORE).sum())
         with processes.accumulating(loss_of, last=number == len(parts)):
-            loss = loss_of(
-                part.idx, part.targets, positions=part.positions, documents=part.documents
-            )
-            loss = loss * (count / targets)
+            loss = loss_of(**vars(part)) * (part.count / count)
             (loss * processes.size).backward()  # the mean over processes becomes a sum
         total += float(loss.detach())
     (total,) = processes.total(total)

@@ -8,6 +8,7 @@ executed and compared. What needs a package that is not installed is skipped, an
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import shutil
@@ -74,6 +75,12 @@ def printed(notebook: Path) -> str:
     return "".join("".join(o["text"]) for o in outputs if o["output_type"] == "stream")
 
 
+def number_and_letter(page: Path) -> tuple[int, str]:
+    """The order of pages: 2, 6, 6a, 10."""
+    digits = "".join(itertools.takewhile(str.isdigit, page.name))
+    return int(digits), page.name
+
+
 def pages(scripts: Iterable[Path]) -> bool:
     """Whether each page, as a plain script, prints here what its notebook has stored."""
     good = True
@@ -108,7 +115,7 @@ def stages() -> list[Stage]:
     # Each tensor has memory of its own, so that a step beyond it leaves what may be touched.
     alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     of_models = ("safetensors", "tokenizers", "tqdm")
-    scripts = sorted(PAGES.glob("[0-9]*.py"), key=lambda path: int(path.name.partition("_")[0]))
+    scripts = sorted(PAGES.glob("[0-9]*.py"), key=number_and_letter)
     return [
         Stage("kernel tests", ("pytest",), lambda: kernel_tests()()),
         Stage(

@@ -20,7 +20,7 @@ FAULTS = {
     r"^:[A-Z][\w ]*: ": "a field list",
     r"^\s*(?:={3,}( +={3,})+|\+[-=]{3,}(\+[-=]*)*\+?)\s*$": "an rST table",
     r"\[(?:\d+|#\w*)\]_": "a footnote",
-    r"(?<!\|)\|\w[\w -]*\|(?!\|)": "a substitution",
+    r"(?<![|<])\|\w[\w -]*\|(?![|>])": "a substitution",  # a special token is none: <|name|>
     r"::\s*$": "a literal block by ::",
     r"(?<![`\\])`[^`\n]+`(?!`)": "single backticks",
     r"``\\": "an escape behind code",

@@ -11,6 +11,8 @@ from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config, DeepseekV3ForCausalLM
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.text.tokenizer_files import with_template
 
 # Sizes that all differ, so that exchanged axes fail; Qwen2 has fewer key heads than heads.
 TINY = dict(
@@ -144,6 +146,30 @@ def ours_from_hf(twin: nn.Module) -> CausalLM:
     with tempfile.TemporaryDirectory() as folder:
         twin.save_pretrained(folder)
         return from_pretrained(folder)
+
+
+#: The template of ChatML, with what the assistant says marked as transformers wants it.
+CHATML = """{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}\
+{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] + '<|im_end|>' }}\
+{% endgeneration %}{% else %}{{ m['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+
+
+def chat_tokenizer(
+    folder: Path, template: str = CHATML, texts: tuple[str, ...] = (), vocab_size: int = 259
+) -> Tokenizer:
+    """A tokenizer with a chat template, in a folder; by default each byte is a token."""
+    made = Tokenizer.train(texts, vocab_size, ["<|im_start|>", "<|im_end|>"])
+    Tokenizer(made.backend, files=with_template(made.backend, template)).save(folder)
+    return Tokenizer.load(folder)
+
+
+def chat_folder(folder: Path, seed: int = 0, std: float = 0.1, **changes: object) -> Path:
+    """A small Qwen2 that reads bytes, with the tokenizer of chats, in a folder."""
+    ends = dict(vocab_size=259, n_layer=2, eos_token_id=0, pad_token_id=None)
+    save_pretrained(tiny_qwen2(seed, std, **{**ends, **changes}), folder)
+    chat_tokenizer(folder)
+    return folder
 
 
 def token_ids(*shape: int, seed: int = 1, low: int = 3, high: int = 97) -> torch.Tensor:

@@ -99,7 +99,8 @@ def test_equals_the_reference(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("D", [1, 64, 80, 136])
 def test_any_size_of_a_head(D: int, dtype: torch.dtype) -> None:
     vis = known(16, 21)
-    check(flash_attention, reference, *heads(vis, 2, 2, D), vis, dtype=dtype)
+    H = max(2, 32 // D)  # of few numbers the reference may round all in its favour
+    check(flash_attention, reference, *heads(vis, H, H, D), vis, dtype=dtype)
 
 
 @each_dtype

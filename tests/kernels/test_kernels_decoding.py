@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -46,9 +47,14 @@ def inputs(B: int, H: int, Hkv: int, S: int, D: int, scale: float = 1.0) -> tupl
     return q, k, numbers(B, Hkv, S, D, seed=2, grad=False)
 
 
-def compare(tensors: tuple[Tensor, ...], visibility: Visibility, **how: Any) -> None:
+def compare(
+    tensors: tuple[Tensor, ...],
+    visibility: Visibility,
+    references: tuple[Callable[..., Tensor], ...] = (sdpa_attention, tiled_attention),
+    **how: Any,
+) -> None:
     """Against both references, so that neither is believed alone."""
-    for reference in (sdpa_attention, tiled_attention):
+    for reference in references:
         check(decode_attention, reference, *tensors, visibility, **how)
 
 
@@ -128,7 +134,10 @@ def hidden(**rows: Any) -> Visibility:
 @each_dtype
 @pytest.mark.parametrize("case", HIDDEN, ids=HIDDEN.keys())
 def test_mask(case: str, dtype: torch.dtype) -> None:
-    compare(inputs(2, 4, 2, 150, 16), hidden(**HIDDEN[case]), dtype=dtype)
+    how: dict[str, Any] = {}
+    if case == "a row without keys" and DEVICE == "cuda" and dtype != torch.float32:
+        how["references"] = (tiled_attention,)  # torch's kernel does not give zeros there
+    compare(inputs(2, 4, 2, 150, 16), hidden(**HIDDEN[case]), dtype=dtype, **how)
 
 
 @pytest.mark.parametrize("rows", [1, 2])

@@ -176,7 +176,7 @@ def test_is_one_operator_for_each_half() -> None:
         ),
         (dict(param=torch.ones(9, 7).int(), grad=torch.ones(9, 7).int()), "param is torch.int32"),
         (
-            dict(param=torch.ones(7).expand(9, 7)),
+            dict(param=torch.ones(7, device=DEVICE).expand(9, 7)),
             "param of shape (9, 7) has strides (0, 1); a number",
         ),
         (dict(lr=torch.ones(2)), "lr has shape (2,); it must be one number"),
@@ -356,7 +356,11 @@ def test_nothing_of_the_size_of_the_weight_is_made(
             {},
             "shape (4, 3, 2, 2) has strides (12, 1, 6, 3)",
         ),
-        (torch.ones(2).expand(3, 2), {}, "GaLore: parameter of shape (3, 2) has strides (0, 1)"),
+        (
+            torch.ones(2, device=DEVICE).expand(3, 2),
+            {},
+            "GaLore: parameter of shape (3, 2) has strides (0, 1)",
+        ),
     ],
 )
 def test_the_optimizer_refuses(param: Tensor, options: dict[str, Any], words: str) -> None:

@@ -244,7 +244,7 @@ def test_no_second_derivative(loss: Callable[..., Tensor], inputs: Callable[...,
 @pytest.mark.parametrize(
     ("rows", "V", "C", "chunk"),
     [
-        ((1, 3), 2, 1, 1),
+        ((3, 17), 2, 1, 1),
         ((1, 1), 301, 37, 301),
         ((3, 15), 301, 37, 97),
         ((2, 2, 3), 131, 16, 10_000),

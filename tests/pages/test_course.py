@@ -8,8 +8,8 @@ import course
 import exercises
 import gallery
 import page
+import plans
 import pytest
-import teaching
 
 PAGES = gallery.in_order()
 each_page = pytest.mark.parametrize("name", PAGES)
@@ -97,11 +97,11 @@ def test_the_path_leads_from_lesson_to_lesson() -> None:
 # -- plans -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", teaching.PLANS)
+@pytest.mark.parametrize("number", plans.PLANS)
 def test_a_plan_can_be_followed(number: int) -> None:
     """Every page once and in order, after what it needs; exercises after theirs."""
-    _, hardest = teaching.PLANS[number]
-    weeks = teaching.weeks(number)
+    _, hardest = plans.PLANS[number]
+    weeks = plans.weeks(number)
     assert len(weeks) == number and all(week.pages for week in weeks)
     taken = [name for week in weeks for name in week.pages]
     assert taken == sorted(set(taken), key=PAGES.index)
@@ -115,6 +115,6 @@ def test_a_plan_can_be_followed(number: int) -> None:
 
 
 def test_the_long_plan_has_every_lesson() -> None:
-    taken = teaching.pages_to(teaching.PLANS[12][0])
+    taken = plans.pages_to(plans.PLANS[12][0])
     lessons = gallery.lessons()
     assert {name for name in lessons if not name.startswith("gpu/")} <= set(taken) <= set(lessons)

@@ -19,13 +19,17 @@ import hand_out
 import nbclient
 import nbformat
 import page
+import plans
 import pytest
+import sheets
 import teaching
 from exercise_leaks import leaks, plain, secrets
 from sphinx.addnodes import pending_xref
 
+from lm_from_scratch.exercises import notebooks_command, source
 from lm_from_scratch.exercises.exercise import Exercise
 from lm_from_scratch.exercises.exercise import exercises as catalogue
+from lm_from_scratch.exercises.notebook import as_solution, as_source, as_student, dump, notebook
 from lm_from_scratch.exercises.source import load
 
 EXERCISES = catalogue()
@@ -33,7 +37,7 @@ each_exercise = pytest.mark.parametrize("found", EXERCISES, ids=lambda found: fo
 
 
 def student(found: Exercise) -> dict[str, Any]:
-    return exercises.notebook(found, exercises.as_student)
+    return notebook(found)
 
 
 def code_of(notebook: dict[str, Any]) -> list[str]:
@@ -41,10 +45,11 @@ def code_of(notebook: dict[str, Any]) -> list[str]:
 
 
 def run(notebook: dict[str, Any], found: Exercise) -> tuple[Any, str]:
-    """Every code cell in order in one space; the value of the last one, and what was printed."""
+    """Every code cell in order in one space; the value of the check, and what was printed. What
+    plays an answer is tested in test_play.py."""
     if found.needs and importlib.util.find_spec(found.needs) is None:
         pytest.skip(f"{found.needs} is not installed here")
-    *first, last = code_of(notebook)
+    *first, last = (code for code in code_of(notebook) if "import play" not in code)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         # One file, so that Triton finds the source of a kernel; the last line is the value.
@@ -59,7 +64,7 @@ def run(notebook: dict[str, Any], found: Exercise) -> tuple[Any, str]:
 
 @each_exercise
 def test_the_solution_gets_all_points(found: Exercise) -> None:
-    made = exercises.notebook(found, exercises.as_solution)
+    made = notebook(found, as_solution)
     points, printed = run(made, found)
     assert isinstance(points, float)
     assert points == found.points
@@ -69,7 +74,7 @@ def test_the_solution_gets_all_points(found: Exercise) -> None:
 @each_exercise
 def test_what_nbgrader_runs_gets_all_points(found: Exercise) -> None:
     """With the hidden tests: other numbers in the same cases."""
-    points, printed = run(exercises.notebook(found, exercises.as_source), found)
+    points, printed = run(notebook(found, as_source), found)
     assert points == found.points
     assert printed.count("All checks hold") == 2
 
@@ -86,10 +91,12 @@ def test_in_a_real_kernel() -> None:
     """The tests above run cells by exec, which is fast; Jupyter says the same."""
     found = next(found for found in EXERCISES if found.name == "rms_norm")
     environment = {**os.environ, "PYTHONPATH": str(gallery.ROOT)}
-    for text, points in ((exercises.as_source, float(found.points)), (exercises.as_student, 0.0)):
-        made = nbformat.reads(exercises.dump(exercises.notebook(found, text)), as_version=4)
+    for text, points in ((as_source, float(found.points)), (as_student, 0.0)):
+        made = nbformat.reads(dump(notebook(found, text)), as_version=4)
         nbclient.NotebookClient(made, timeout=120, kernel_name="python3").execute(env=environment)
-        said, value = made.cells[-1].outputs
+        *_, check, played = made.cells
+        said, value = check.outputs
+        assert played.outputs[0].text.startswith("rms_norm: every norm")
         assert said.name == "stdout" and said.text.startswith("rms_norm: ")
         assert value.data["text/plain"] == str(points)
 
@@ -97,7 +104,7 @@ def test_in_a_real_kernel() -> None:
 @each_exercise
 def test_cells_of_the_source(found: Exercise) -> None:
     """Text first, one solution, one check at the end, and nothing that only Jupyter runs."""
-    cells = exercises.source.source(found.name)
+    cells = exercises.source.cells(exercises.source.written(found.name))
     assert cells[0].kind == "markdown" and cells[0].text.startswith("# ")
     assert [cell.is_solution for cell in cells].count(True) == 1
     assert [cell.is_check for cell in cells] == [False] * (len(cells) - 1) + [True]
@@ -108,17 +115,27 @@ def test_cells_of_the_source(found: Exercise) -> None:
 
 @each_exercise
 def test_metadata_of_nbgrader(found: Exercise) -> None:
-    for text in (exercises.as_student, exercises.as_source, exercises.as_solution):
-        made = exercises.notebook(found, text)
+    for text in (as_student, as_source, as_solution):
+        made = notebook(found, text)
         nbformat.validate(made)
         tags = [cell["metadata"]["nbgrader"] for cell in made["cells"]]
         assert [tag["points"] for tag in tags if tag["grade"]] == [found.points]
         assert [tag["grade_id"] for tag in tags if tag["solution"]] == [f"{found.name}-solution"]
-        assert tags[-1]["grade_id"] == f"{found.name}-check" and tags[-1]["grade"]
+        (check,) = (tag for tag in tags if tag["grade"])
+        assert check["grade_id"] == f"{found.name}-check" and tags.index(check) >= len(tags) - 2
         assert [tag["locked"] for tag in tags] == [not tag["solution"] for tag in tags]
         assert {tag["schema_version"] for tag in tags} == {3}
         identities = [tag["grade_id"] for tag in tags] + [cell["id"] for cell in made["cells"]]
         assert len(set(identities)) == 2 * len(tags)
+
+
+def count(texts: dict[Path, str]) -> int:
+    """Four files of each exercise, the configuration, wrong answers, and rules for AI helpers."""
+    wrong = sum(len(sheets.votes(found)) for found in EXERCISES)
+    rules = [path for path in texts if path.name == "AGENTS.md"]
+    assert Path("student", "AGENTS.md") in rules
+    assert {texts[path] for path in rules} == {source.rules()}
+    return 4 * len(EXERCISES) + 1 + wrong + len(rules)
 
 
 def test_the_same_bytes_twice() -> None:
@@ -126,14 +143,14 @@ def test_the_same_bytes_twice() -> None:
     exercises.source.source.cache_clear()
     assert hand_out.files() == first
     assert exercises.archive(first) == exercises.archive(first)
-    assert len(first) == 4 * len(EXERCISES) + 1
+    assert len(first) == count(first)
 
 
-@pytest.mark.parametrize("weeks", teaching.PLANS)
+@pytest.mark.parametrize("weeks", plans.PLANS)
 def test_an_assignment_may_be_a_week_of_a_plan(weeks: int) -> None:
     """What the plan of the guide puts into a week, and each exercise once."""
     named = hand_out.assignments(weeks)
-    plan = teaching.weeks(weeks)
+    plan = plans.weeks(weeks)
     assert len(plan) == weeks and set(named) == {found.name for found in EXERCISES}
     for number, week_ in enumerate(plan, start=1):
         listed = [name for name, week in named.items() if week == f"week_{number:02d}"]
@@ -141,7 +158,7 @@ def test_an_assignment_may_be_a_week_of_a_plan(weeks: int) -> None:
     texts = hand_out.files(weeks)
     for name, folder in named.items():
         assert Path("nbgrader", "source", folder, f"{name}.ipynb") in texts
-    assert len(texts) == 4 * len(EXERCISES) + 1
+    assert len(texts) == count(texts)
 
 
 def test_a_plan_that_does_not_exist(
@@ -155,12 +172,10 @@ def test_a_plan_that_does_not_exist(
 
 def test_student_notebook_beside_the_tutorials() -> None:
     """`make lab` gives what the site gives."""
-    import notebooks
-
-    there = {path: text for path, text in notebooks.texts() if path.parts[0] == "exercises"}
+    there = dict(notebooks_command.exercise_files())
     given = exercises.student_files()
     assert there == {
-        Path("exercises") / path: text for path, text in given.items() if path.suffix == ".ipynb"
+        Path("exercises") / path: text for path, text in given.items() if path.suffix != ".py"
     }
 
 
@@ -205,20 +220,21 @@ def test_no_solution_in_what_a_student_gets(found: Exercise) -> None:
 @each_exercise
 def test_the_solution_is_found_where_it_is(found: Exercise) -> None:
     """The check for leaks can fail."""
-    whole = exercises.dump(exercises.notebook(found, exercises.as_source))
+    whole = dump(notebook(found, as_source))
     assert set(leaks(plain(whole), found.name)) >= set(secrets(found.name))
-    solved = exercises.dump(exercises.notebook(found, exercises.as_solution))
+    solved = dump(notebook(found, as_solution))
     assert set(leaks(plain(solved), found.name)) == set(secrets(found.name))
 
 
 def test_no_solution_in_the_archive() -> None:
     with zipfile.ZipFile(io.BytesIO(exercises.archive(exercises.student_files()))) as packed:
         assert packed.testzip() is None
-        assert len(packed.namelist()) == 2 * len(EXERCISES)
+        assert len(packed.namelist()) == 2 * len(EXERCISES) + 1
         for entry in packed.namelist():
             text = packed.read(entry).decode()
             text = plain(text) if entry.endswith(".ipynb") else text
-            assert leaks(text, Path(entry).stem) == []
+            name = Path(entry).stem
+            assert text == source.rules() if entry == "AGENTS.md" else leaks(text, name) == []
 
 
 # -- the pages -------------------------------------------------------------------------------
@@ -272,9 +288,9 @@ def test_a_row_of_the_matrix() -> None:
 # -- the teacher's tables --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", teaching.PLANS)
+@pytest.mark.parametrize("number", plans.PLANS)
 def test_a_plan_adds_up(number: int) -> None:
-    weeks = teaching.weeks(number)
+    weeks = plans.weeks(number)
     text = teaching.plan_table(number)
     taken = [found for week in weeks for found in week.exercises]
     assert all(f"/{found.name}/text.py) (`{found.name}`)" in text for found in taken)
@@ -314,6 +330,6 @@ def test_the_exercise_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert said and proof.problems == [line.strip() for line in said[1].splitlines()]
     line = f"softcap: {len(table['wrong'])} wrong and {len(table['right'])} right answers, "
     assert f"{line}{table['killed']} of {table['mutants']} mutants, " in guide
-    points, _ = run(exercises.notebook(found, exercises.as_source), found)
+    points, _ = run(notebook(found, as_source), found)
     assert points == found.points
-    assert leaks(plain(exercises.dump(student(found))), "softcap") == []
+    assert leaks(plain(dump(student(found))), "softcap") == []

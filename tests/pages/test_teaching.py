@@ -1,39 +1,60 @@
-"""The teacher's guide: whole in the repository, with links that lead somewhere there and on the
+"""What a teacher reads: whole in the repository, with links that lead somewhere there and on the
 site."""
 
 from __future__ import annotations
 
 import re
+import tomllib
+from pathlib import Path
 
 import exercises
 import gallery
+import links
+import plans
 import pytest
+import sheets
 import teaching
+from exercise_leaks import secrets
+
+from lm_from_scratch.exercises import source
+from lm_from_scratch.exercises.exercise import Exercise
+from lm_from_scratch.exercises.report import examine
 
 GUIDE = teaching.GUIDE.read_text(encoding="utf-8")
+FILES = teaching.files()
+WEEKS = [(number, week) for number in plans.PLANS for week in range(1, number + 1)]
+each_week = pytest.mark.parametrize(("number", "week"), WEEKS)
+BY_HAND = teaching.CLASSROOM / "ai_helper.md"
 DOCUMENTS = {
     *map(gallery.document, gallery.in_order()),
     *(f"/exercises/{one.name}" for one in exercises.written()),
     *(f"/{path.stem}" for path in gallery.DOCS.glob("*.rst")),
+    *(f"/{path.relative_to(gallery.DOCS).with_suffix('').as_posix()}" for path in FILES),
+    f"/classroom/{BY_HAND.stem}",
     "/exercises/index",
     "/exercises/proof",
     "/api/index",
 }
 
 
-def test_what_is_computed_stands_in_the_guide() -> None:
+def sheet(number: int, week: int) -> str:
+    return FILES[teaching.sheet_path(number, week)]
+
+
+def test_what_is_computed_is_in_the_repository() -> None:
     stale = [
-        name
-        for _, name, _ in teaching.COMPUTED.findall(GUIDE)
-        if f"<!-- computed: {name} -->\n\n{teaching.computed(name)}\n\n<!-- end -->\n" not in GUIDE
+        path.relative_to(gallery.DOCS).as_posix()
+        for path, text in FILES.items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
     ]
     assert not stale, f"{stale} changed. Run: python docs/_ext/teaching.py"
+    assert {*teaching.files_below()} == {*FILES, BY_HAND} - {teaching.GUIDE}
 
 
 def test_every_part_is_there_once() -> None:
     names = [name for _, name, _ in teaching.COMPUTED.findall(GUIDE)]
-    plans = [f"weeks_{number}" for number in teaching.PLANS]
-    assert sorted(names) == sorted(["figures", "order", "outcomes", *plans])
+    tables = [f"weeks_{number}" for number in plans.PLANS]
+    assert sorted(names) == sorted(["figures", "marks", "order", "outcomes", *tables])
     assert GUIDE.count("<!--") == 2 * len(names)
 
 
@@ -44,20 +65,31 @@ def test_an_old_part_is_written_again(name: str) -> None:
     assert teaching.written(teaching.written(old)) == teaching.written(old)
 
 
-def test_no_markup_that_only_the_site_knows() -> None:
-    assert not re.findall(r"\{\w+\}`|^```\{", GUIDE, re.M)
+@pytest.mark.parametrize("path", [*FILES, BY_HAND], ids=lambda path: path.stem)
+def test_no_markup_that_only_the_site_knows(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert not re.findall(r"\{\w+\}`|^```\{|:doc:|:math:|``|<\w+\.ipynb>", without_code(text), re.M)
 
 
-def test_links_lead_to_files_of_the_repository_and_pages_of_the_site() -> None:
-    links = teaching.LINK.findall(GUIDE)
-    assert len(links) > 50
-    for _, place in links:
-        assert (gallery.DOCS / place).exists(), place
-        assert teaching.document(place) in DOCUMENTS, place
+def without_code(text: str) -> str:
+    return re.sub(r"^```\w+\n.*?^```$", "", text, flags=re.M | re.S)
+
+
+@pytest.mark.parametrize("path", [*FILES, BY_HAND], ids=lambda path: path.stem)
+def test_links_lead_to_files_of_the_repository_and_pages_of_the_site(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    found = links.LINK.findall(without_code(text))
+    assert len(found) > (1 if path == BY_HAND else 10)
+    for _, place in found:
+        if "_build" in place:
+            assert re.search(r"/_static/slides/(\w+/\w+)\.html$", place)[1] in gallery.lessons()  # type: ignore[index]
+            continue
+        assert (path.parent / place).exists(), place
+        assert links.document(place, path) in DOCUMENTS or place.endswith("AGENTS.md"), place
     headings = {
-        re.sub(r"\W+", "-", title.lower()) for title in re.findall(r"^#+ (.+)$", GUIDE, re.M)
+        re.sub(r"\W+", "-", title.lower()) for title in re.findall(r"^#+ (.+)$", text, re.M)
     }
-    assert set(re.findall(r"\]\(#([^)]+)\)", GUIDE)) <= headings
+    assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= headings
 
 
 def test_the_site_reads_links_as_documents() -> None:
@@ -69,3 +101,97 @@ def test_the_site_reads_links_as_documents() -> None:
         "{doc}`A </auto_tutorials/1_gpt2/1_tokens>`, {doc}`map </course>`\n"
         "{doc}`B </exercises/rope>`, [c](#here)\n\n"
     )
+    deeper = (
+        "[A](../../../tutorials/gpu/1_swiglu.py), [1](../../_build/html/_static/slides/x/y.html)"
+    )
+    assert teaching.for_site(deeper, "classroom/weeks_6/week_01") == (
+        '{doc}`A </gpu/1_swiglu>`, <a href="../../_static/slides/x/y.html">1</a>'
+    )
+
+
+def test_no_line_of_a_solution() -> None:
+    """The site shows these pages to students as well."""
+    for path, text in FILES.items():
+        for one in exercises.written():
+            found = [line for line in secrets(one.name) if line in text]
+            assert all(line in "\n".join(one.hints) for line in found), path
+
+
+# -- the sheets ------------------------------------------------------------------------------
+
+
+@each_week
+def test_a_sheet_has_all_parts(number: int, week: int) -> None:
+    text, found = sheet(number, week), plans.weeks(number)[week - 1]
+    parts = ["Minutes", "Talk", "Three wrong answers to vote on", "Questions that may come",
+             "Quiz", "Model answers"]  # fmt: skip
+    assert re.findall(r"^## (.*)$", text, re.M) == parts
+    assert text.count("**Vote ") == sheets.VOTES
+    assert text.count("* **At the board:**") == len(found.pages)
+    asked = sum(len(sheets.questions(name)) for name in found.pages)
+    assert len(re.findall(r"^\*\*Question \d+\.\*\*", text, re.M)) == asked > 0
+    for one in found.exercises:
+        assert f"### {exercises.title(one)}" in re.sub(r"\[(.*?)\]\(.*?\)", r"\1", text)
+    for answer in re.findall(r"^\*Answer:\* *(.*)$", text, re.M):
+        assert len(answer) > 20, answer
+
+
+@each_week
+def test_meetings_are_short_and_hold_everything(number: int, week: int) -> None:
+    cut = sheets.meetings(number, week)
+    assert all(sum(item.minutes for _, item in meeting) <= sheets.MEETING for meeting in cut)
+    text = " ".join(item.text for meeting in cut for _, item in meeting)
+    found = plans.weeks(number)[week - 1]
+    assert all(f"`{one.name}`" in text for one in found.in_class())
+    assert len(re.findall(r"questions? first", text)) == len(found.pages)
+    assert sum(map(int, re.findall(r"Vote on (\d)", text))) == sheets.VOTES
+
+
+def test_each_lesson_of_a_plan_has_a_note_and_each_note_a_lesson() -> None:
+    taught = {name for number in plans.PLANS for week in plans.weeks(number) for name in week.pages}
+    noted = set()
+    for path in sheets.NOTES.glob("*.toml"):
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        about = {one.name for one in exercises.written() if one.page.startswith(f"{path.stem}/")}
+        assert table.pop("exercises").keys() <= about, path
+        noted |= {f"{path.stem}/{name}" for name in table}
+    assert noted == taught
+
+
+@pytest.mark.parametrize("name", [n for n in gallery.lessons() if sheets.has_note(n)])
+def test_questions_and_quiz_of_a_lesson(name: str) -> None:
+    for question in sheets.questions(name):
+        assert question.text and len(question.choices) > 1 and question.answer
+    quiz = sheets.own_quiz(name)
+    assert len(quiz.sentences) == len(sheets.kept(name)) + 1
+    number = int(re.match(r"Sentence (\d)\. ", quiz.answer)[1])  # type: ignore[index]
+    assert quiz.sentences[number - 1] == sheets.note(name).false[0]
+
+
+def test_the_answers_to_quizzes_of_in_depth_pages() -> None:
+    """Each says which sentence is false."""
+    for name in gallery.lessons():
+        for quiz in sheets.deeper_quizzes(name):
+            assert len(quiz.sentences) >= 3
+            assert re.search(r"false|true|^The \w+:", quiz.answer), quiz
+
+
+@pytest.mark.parametrize("one", exercises.written(), ids=lambda one: one.name)
+def test_votes(one: Exercise) -> None:
+    """Each wrong answer is a script, and of the checks to choose from one rejects it."""
+    found = sheets.votes(one)
+    assert found and sheets.explanation(one)
+    for vote in found:
+        assert vote.wrong.case in vote.choices and len({*vote.choices}) == len(vote.choices)
+        assert vote.choices[sheets.LETTERS.index(vote.right)] == vote.wrong.case
+        assert sheets.wrong_file(vote) != source.solution(one.name)
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "hunt_padded_targets"])
+def test_a_wrong_answer_is_rejected_by_its_check(name: str) -> None:
+    one = next(one for one in exercises.written() if one.name == name)
+    for vote in sheets.votes(one):
+        space = source.load(sheets.wrong_file(vote), f"<{name} {vote.number}>")
+        report = examine(one, space[one.function])
+        failed = {result.case.name for result in report.failed}
+        assert vote.wrong.case in failed and not failed & ({*vote.choices} - {vote.wrong.case})

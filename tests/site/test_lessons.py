@@ -115,3 +115,33 @@ def test_ink_follows_the_theme(visit: Visitor, server: str, site: Path) -> None:
         assert text == view.locator("article p").first.evaluate("p => getComputedStyle(p).color")
         colours.add(text)
     assert len(colours) == 2
+
+
+# -- slides ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", gallery.lessons())
+def test_slides_of_a_lesson(site: Path, name: str) -> None:
+    """All that a class should see is in one file, which asks for no other."""
+    text = (site / f"_static/slides/{name}.html").read_text(encoding="utf-8")
+    asked = gallery.script(name).read_text(encoding="utf-8").count("**Predict first.**")
+    assert text.count('<section class="ask">') == text.count("<summary>Answer") == asked
+    assert len(re.findall(r"<section", text)) > asked + 2
+    assert not re.search(r"<link|<script src|(src|href)=\"(?!data:|#)|@import", text)
+    assert "<svg" in text or 'class="diagram' in text or "data:image" in text
+    (keep,) = re.findall(r'<section class="keep">.*?</section>', text, re.S)
+    assert keep.count("<li>") == 3
+
+
+def test_slides_by_the_keyboard(visit: Visitor, site: Path) -> None:
+    """From disk, without a server: the arrow keys, and an answer that opens."""
+    view = visit(width=1280)
+    page = view.open((site / "_static/slides/1_gpt2/1_tokens.html").as_uri())
+    assert page.evaluate("scrollY") == 0
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("scrollY >= innerHeight - 1")
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_function("scrollY === 0")
+    page.locator("summary").first.click()
+    assert page.locator("details[open]").count() == 1
+    assert view.problems == []

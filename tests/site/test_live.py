@@ -35,7 +35,7 @@ from lm_from_scratch.weights.int8 import Int8Weight
 EVERY = bool(os.environ.get("EVERY_VIEW"))
 MODELS = ("gpt2-docs", "qwen2-docs")
 ENGINE = ("tensor", "tokenizer", "attention", "gpt2", "qwen2", "sampling", "generate")
-SCRIPTS = (*ENGINE, "widget", *(f"models/{name}" for name in MODELS))
+SCRIPTS = (*ENGINE, "widget", *(f"models/{name}" for name in (*MODELS, "tasks")))
 LENGTHS = (1, 2, 17, 100, 256)
 
 HELPERS = """
@@ -56,7 +56,7 @@ const apart = (a, b) => {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page that loads the engine and both models, as a site has them."""
+    """A page that loads the engine and its models, as a site has them."""
     made = tmp_path_factory.mktemp("live")
     shutil.copytree(live.LIVE, made, dirs_exist_ok=True)
     live.write_models(made / "models")
@@ -164,6 +164,20 @@ def test_attention_weights(page: Page, name: str) -> None:
       return Math.max(...found.map((heads, layer) => apart(heads, floats(want[layer]))));
     }"""
     assert page.evaluate(script, [name, ids, want]) < 1e-6
+
+
+def test_a_model_whose_tokens_are_bytes(page: Page) -> None:
+    """It has no merges, and other special tokens than the end of a text."""
+    _, tokenizer = load_shipped("tasks")
+    ids = [0, *tokenizer.encode("add:47+38=")]
+    assert page.evaluate(ALL, ["tasks", ids, packed(wanted("tasks", ids))]) < 5e-5
+    script = """(texts) => {
+      const { tokenizer } = lm.shipped("tasks");
+      return texts.map((text) => { const ids = tokenizer.encode(text); return [ids, tokenizer.decode(ids)]; });
+    }"""
+    strings = ["brackets:([{=", "é\n <|im_start|> x  y", "漢字🙂"]
+    for text, found in zip(strings, page.evaluate(script, strings), strict=True):
+        assert found == [tokenizer.encode(text), text]
 
 
 # ----------------------------------------------------------------------------- the tokenizer

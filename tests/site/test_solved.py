@@ -14,7 +14,7 @@ from test_site import AXE_TAGS, OVERFLOW
 
 Visitor = Callable[..., Visit]
 NAMES = [one.name for one in exercises.written()]
-INDEX = "exercises/index.html"
+INDEX, PACKAGE = "exercises/index.html", "exercises/your_package.html"
 KEY = "lm_from_scratch.solved"
 
 
@@ -33,10 +33,19 @@ def own_tick(page: Page) -> None:
 
 
 def test_only_these_pages_load_the_script(site: Path) -> None:
-    own = {INDEX, *(f"exercises/{name}.html" for name in NAMES)}
+    own = {INDEX, PACKAGE, *(f"exercises/{name}.html" for name in NAMES)}
     for path in site.rglob("*.html"):
         name = path.relative_to(site).as_posix()
         assert ("_static/solved.js" in path.read_text(encoding="utf-8")) == (name in own), name
+
+
+def test_a_ticked_part_is_marked_in_the_picture_of_the_model(visit: Visitor, server: str) -> None:
+    page = visit().open(f"{server}/{PACKAGE}")
+    part = page.locator(".own-model a[href='rms_norm.html']")
+    expect(part).not_to_have_class("is-solved")
+    page.get_by_role("checkbox", name="Solved: RMSNorm").check()
+    expect(part).to_have_class("is-solved")
+    status(page, 1)
 
 
 def test_a_tick_is_kept_from_page_to_page(visit: Visitor, server: str) -> None:

@@ -81,6 +81,7 @@ def test_nothing_is_loaded_before_a_reader_is_near(visit: Visitor, server: str) 
 
 def test_pages_without_a_widget_know_nothing_of_it(site: Path) -> None:
     lessons = {f"{TUTORIALS}/1_gpt2/{name}" for name in ("2_gpt2", "3_who_sees_whom", "5_sampling")}
+    lessons |= {f"{TUTORIALS}/10_after_pretraining/{name}" for name in ("5_tools", "6_worlds")}
     twice = {"museum", "javascript", *lessons}
     own = {f"{name}.html" for name in {*PAGES.values(), *twice}}
     for path in site.rglob("*.html"):

@@ -269,10 +269,10 @@ MUTANTS = [
     Mutant("-inf by multiplication", FORMULA, weights(multiplied)),
     Mutant("-inf by filling", FORMULA, weights(filled)),
     Mutant("softmax over the queries", FORMULA, weights(partial(masked, dim=-2))),
-    Mutant("no 1/sqrt(D)", FUSED, lambda q, k, v, **how: fused(q, k, v, scale=1.0, **how)),
+    Mutant("no 1/sqrt(D)", FUSED, lambda *qkv, **how: fused(*qkv, scale=1.0, **how)),
     Mutant(
         "1/sqrt(C)", FUSED,
-        lambda q, k, v, **how: fused(q, k, v, scale=(q.shape[1] * q.shape[3]) ** -0.5, **how),
+        lambda q, *kv, **how: fused(q, *kv, scale=(q.shape[1] * q.shape[3]) ** -0.5, **how),
     ),
     Mutant(
         "key heads tiled", "attention.attention:repeat_kv",

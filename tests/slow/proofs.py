@@ -168,13 +168,15 @@ def compiled() -> Iterator[Proof]:
 
 def mutants() -> Iterator[Proof]:
     """Classic mistakes, put in place and run."""
+    later = "mutants_since_qwen2.py"
     bad_tiles = called("compile_kernels", "prove_bad_tiles", 80, SHARED_LIMIT[80])
     for name, file, prove, pins in (
         ("model", "mutants.py", called("mutants", "prove"), ("transformers",)),
+        ("since_qwen2", later, called(later[:-3], "prove"), ("transformers",)),
         ("kernels", "kernel_mutants.py", called("kernel_mutants", "prove"), ()),
         ("compiler", "compile_kernels.py", bad_tiles, ()),
     ):
-        lacks = str if name == "model" else without_triton
+        lacks = str if "transformers" in pins else without_triton
         yield Proof("mutants", name, prove, (SLOW / file,), pins=pins, lacks=lacks)
 
 

@@ -116,9 +116,10 @@ class Records:
         put(self.path(proof), json.dumps(record, indent=1) + "\n")
 
     def orphans(self, proofs: Iterable[Proof]) -> list[str]:
-        """Files of the folder that no proof owns: their subject was removed or has another name."""
+        """Files of the kinds' folders that no proof owns: their subject was removed or has another
+        name. (A file beside these folders is no record: `plays.json` is measured, not proved.)"""
         owned = {self.path(proof) for proof in proofs}
-        files = (path for path in self.folder.rglob("*") if path.is_file())
+        files = (path for path in self.folder.glob("*/**/*") if path.is_file())
         return sorted(str(path.relative_to(self.folder)) for path in files if path not in owned)
 
     def seconds(self, proof: Proof) -> float:

@@ -1,27 +1,22 @@
-"""Workflow files, hooks and forms say what the Makefile and the tree say."""
+"""Workflow files, hooks and forms say what make.py and the tree say."""
 
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+MAKE = runpy.run_path(str(ROOT / "make.py"))
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[0-9]*.yml"))
 
 
-def recipe(target: str) -> list[str]:
-    """The commands of a target of the Makefile; empty where there is none."""
-    found = re.search(rf"^{target}:.*\n((?:\t.*\n)*)", MAKEFILE, re.M)
-    return [line.strip() for line in found[1].splitlines()] if found else []
-
-
 def workflow_problems(text: str) -> list[str]:
-    """What a workflow may not do: run anything but a make target, take an action by a name that can
+    """What a workflow may not do: run anything but a task, take an action by a name that can
     change, or have more rights than it needs."""
     workflow = yaml.safe_load(text)
     found = []
@@ -34,8 +29,8 @@ def workflow_problems(text: str) -> list[str]:
             if "run" in step:
                 for line in step["run"].strip().splitlines():
                     called = re.fullmatch(r"make ([a-z-]+)( [A-Z]+=\S+)*", line.strip())
-                    if called is None or not recipe(called[1]):
-                        found.append(f"{name} runs {line!r}, which is no target of the Makefile")
+                    if called is None or called[1] not in MAKE["TASKS"]:
+                        found.append(f"{name} runs {line!r}, which is no task of make.py")
     for action in re.findall(r"uses: *(.*)", text):
         if not re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action):
             found.append(f"{action} is not pinned to a commit, with its version beside it")
@@ -50,8 +45,8 @@ def test_workflow(path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "fault"),
     [
-        ("run: make test", "run: make tests", "'make tests PYTHON=python', which is no target"),
-        ("run: make test", "run: pip install . && make test", "no target"),
+        ("run: make test", "run: make tests", "'make tests PYTHON=python', which is no task"),
+        ("run: make test", "run: pip install . && make test", "no task"),
         ("@11bd71901bbe5b1630ceea73d27597364c9af683 # v4.2.2", "@v4", "is not pinned"),
         ("contents: read", "contents: write", "more than read"),
         ("    timeout-minutes", "    permissions: write-all\n    timeout-minutes", "more rights"),
@@ -65,12 +60,12 @@ def test_a_planted_fault_is_found(before: str, after: str, fault: str) -> None:
 
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "CHANGELOG.md", "README.md"])
 def test_what_a_text_names_is_there(name: str) -> None:
-    """Links to files, and `make` targets."""
+    """Links to files, and tasks."""
     text = (ROOT / name).read_text(encoding="utf-8")
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         assert (ROOT / link).exists(), f"{name} links to {link}"
     for target in re.findall(r"`make ([a-z-]+)", text):
-        assert re.search(rf"^{target}:", MAKEFILE, re.M), f"{name} names make {target}"
+        assert target in {*MAKE["TASKS"], "help"}, f"{name} names make {target}"
 
 
 def test_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,11 +78,14 @@ def test_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
         assert capsys.readouterr().out.startswith(" ")
 
 
-def test_the_hooks_are_those_of_make_lint() -> None:
+def test_the_hooks_are_those_of_make_lint(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same tools from the same environment; a hook gets the files, `make lint` a dot."""
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
     (local,) = config["repos"]
     hooks = [hook["entry"].replace(" --force-exclude", "") for hook in local["hooks"]]
-    commands = [line.replace('"$(dir $(PY))', ".venv/bin/") for line in recipe("lint")]
-    commands = [line.replace('"$(PY)', ".venv/bin/python").replace('"', "") for line in commands]
+    commands: list[str] = []
+    monkeypatch.setenv("PY", ".venv/bin/python")
+    lint = MAKE["lint"]
+    monkeypatch.setitem(lint.__globals__, "run", lambda *words: commands.append(" ".join(words)))
+    lint()
     assert hooks == [line.removesuffix(" .").replace(" --check", "") for line in commands]

@@ -15,9 +15,11 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = [line for extra in PROJECT["optional-dependencies"].values() for line in extra]
+#: An extra may ask for another one.
 REQUIREMENTS = [
     *PROJECT["dependencies"],
-    *(line for extra in PROJECT["optional-dependencies"].values() for line in extra),
+    *(line for line in EXTRAS if not line.startswith(f"{PROJECT['name']}[")),
 ]
 
 

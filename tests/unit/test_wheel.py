@@ -11,12 +11,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from notebooks import tutorials
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = """
 import sys
-from setuptools import build_meta
-getattr(build_meta, sys.argv[1])(sys.argv[2])
+sys.path.insert(0, "docs/_ext")
+import build_backend
+getattr(build_backend, sys.argv[1])(sys.argv[2])
 """
 USE = """
 import contextlib, importlib, io, sys
@@ -39,11 +41,13 @@ def said(code, *command):
     return out.getvalue()
 
 assert "rms_norm" in said(0, "list")
+assert "my-course" in said(0, "notebooks", "my-course")
+assert len(list(Path("my-course").rglob("*.ipynb"))) > 200
 assert "Write in rms_norm.py" in said(0, "start", "rms_norm")
 assert "not written yet" in said(1, "check", "rms_norm")
 said(0, "train", "--out", "run", "--steps", "2", "--warmup", "1", "--batch-size", "1")
 said(0, "quantize", "run/model", "--out", "int8")
-for model in ("gpt2-docs", "qwen2-docs", "int8"):
+for model in ("gpt2-docs", "qwen2-docs", "tasks", "int8"):
     assert said(0, "generate", "--model", model, "--prompt", "The", "--max-new-tokens", "2")
 assert "the package alone" in said(0, "doctor")
 """
@@ -71,8 +75,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy.mkdir()
     for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, copy / name)
-    for name in ("lm_from_scratch", "tests"):
-        skip = shutil.ignore_patterns("__pycache__", "site")
+    for name in ("lm_from_scratch", "tests", "tutorials", "docs/_ext"):
+        skip = shutil.ignore_patterns("__pycache__", "site", "notebooks")
         shutil.copytree(ROOT / name, copy / name, ignore=skip, copy_function=shutil.copyfile)
     return copy
 
@@ -87,9 +91,10 @@ def wheel(source: Path) -> Path:
     return build(source, "build_wheel", source.parent / "wheel")
 
 
-def test_a_wheel_holds_the_package_and_nothing_else(source: Path, wheel: Path) -> None:
+def test_a_wheel_holds_the_package_and_the_notebooks(source: Path, wheel: Path) -> None:
     package = source / "lm_from_scratch"
     expected = {p.relative_to(source).as_posix() for p in package.rglob("*") if p.is_file()}
+    expected |= {f"lm_from_scratch/notebooks/{place.as_posix()}" for place, _ in tutorials()}
     held = {name for name in contents(wheel) if ".dist-info/" not in name}
     assert held == expected
     assert "lm_from_scratch/py.typed" in held
@@ -97,7 +102,8 @@ def test_a_wheel_holds_the_package_and_nothing_else(source: Path, wheel: Path) -
 
 def test_an_sdist_builds_the_same_wheel(sdist: Path, wheel: Path, tmp_path: Path) -> None:
     with tarfile.open(sdist) as archive:
-        assert not [name for name in archive.getnames() if "/tests" in name or "/docs/" in name]
+        names = archive.getnames()
+        assert not [name for name in names if "/tests" in name or "/tutorials/" in name]
         archive.extractall(tmp_path, filter="data")
     (unpacked,) = tmp_path.iterdir()
     assert contents(build(unpacked, "build_wheel", tmp_path / "wheel")) == contents(wheel)

@@ -9,8 +9,8 @@ Race the two:
 .. live:: race
    :model: gpt2-docs
 
-Here is the race in Python, with the same small GPT-2. Both ways write 200 tokens; only the last line of the loop tells
-them apart.
+Here is the race in Python, with the same small GPT-2 and 200 tokens. Only the last line of the loop tells the two
+apart.
 """
 
 # sphinx_gallery_thumbnail_number = 1
@@ -54,7 +54,7 @@ assert text == same
 assert with_cache.median() < without.median()
 
 # %%
-# The text is the same, and the cache writes it faster. How much faster depends on the length:
+# The text is the same. How much faster the cache is depends on the length:
 
 import matplotlib.pyplot as plt
 
@@ -83,8 +83,7 @@ assert without[150:].median() > without[:50].median()
 # ----------------------
 #
 # In every block, each token makes three vectors: a query q, a key k and a value v. Each *round* writes one token. Go
-# through the first rounds; ⊢ is the start of the document. Grey boxes were computed in an earlier round, and thrown
-# away.
+# through the first rounds; ⊢ is the start of the document. Grey vectors are computed again, blue ones were kept.
 
 from lm_from_scratch.instruments.cache_diagrams import cache_filling, one_query
 
@@ -149,7 +148,8 @@ def linear(x, name):
 
 # %%
 # Numbers mark what is new or changed. The cache is a dictionary, empty at first, with the keys and values of each block.
-# (``transformers`` calls it ``past_key_values``.) T counts the new tokens, S all tokens so far.
+# (``transformers`` calls it ``past_key_values``.) T counts the new tokens, S all tokens so far. ``permute`` reorders the
+# axes.
 
 
 def gpt2(ids, start, cache):  # ids: the new tokens (T,)
@@ -198,7 +198,7 @@ assert error < 1e-4 < 1 < full.abs().max()
 # A position forgotten
 # --------------------
 #
-# An old script of this project read one token a round, but put each new one at position 0. There was no error message.
+# An old script of this project read one token a round, but put each new one at position 0, without an error.
 #
 # **Predict first.** What does the model write?
 #
@@ -301,8 +301,7 @@ assert config.n_head // config.n_kv_head == 7
 #
 # A cache belongs to one text and one set of weights. Start the next text with an empty one, or its tokens look at keys
 # of the text before. If two texts begin alike, as chats with one system prompt do, the keys of the common beginning can
-# be kept: cut the rest off. In training there is no cache: one pass reads a whole text, and no later pass would use the
-# keys.
+# be kept: cut the rest off. Training needs no cache: one pass reads a whole text, and no later pass uses the keys.
 #
 # In depth: `when a cache is right <1a_why_cache_in_depth.ipynb>`_, and `what it saves and costs
 # <1b_cache_costs_in_depth.ipynb>`_.
@@ -310,8 +309,9 @@ assert config.n_head // config.n_kv_head == 7
 # Exercises
 # ---------
 #
-# 1. *Easy.* How many cached tokens weigh as much as Qwen2-1.5B in bfloat16? Compute it by the formula, then ask a
-#    ``GrowingCache`` on the ``meta`` device. A right answer is one number, both ways. Hint: ``SIZES`` has its shape.
+# 1. *Easy.* How many cached tokens weigh as much as Qwen2-1.5B in bfloat16 (2 bytes a number)? Compute it by the
+#    formula, then ask a ``GrowingCache`` on the ``meta`` device. A right answer is one number, both ways. Hint:
+#    ``SIZES`` has its shape.
 # 2. *Easy.* Continue *Return the number of items in a* by ``gpt2``, with the cache that another text has left. Then
 #    empty it, and write the text again. A right answer shows both texts, and says why the law does not hold.
 # 3. *Medium.* Two prompts begin with the same nine tokens. Read these once, and continue each prompt from its own copy

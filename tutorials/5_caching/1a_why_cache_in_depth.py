@@ -295,9 +295,9 @@ assert right == ["G2 G1 G4"]
 assert grown["G2"] == [3, 7, 12, 18] and grown["G2 G1"] == [3, 4, 5, 6]
 
 # %%
-# The crash was the harmless state. With the first repair the cache grows by the whole
-# text in every round (G3). After this repair and the next one the text is fluent, and it is the wrong text. The fixed
-# lines are those of ``PlainCache.see``: new tokens are the last T of S positions, for mask and embedding.
+# The crash did the least harm. With the first repair the cache grows by the whole text in every round (G3). After this
+# repair and the next one the text is fluent, and it is the wrong text. The fixed lines are those of ``PlainCache.see``:
+# new tokens are the last T of S positions, for mask and embedding.
 #
 # The check that finds all three is the law, on logits, after every repair. Fluent text proves nothing. In 2025 `a cache
 # for nanoGPT <https://github.com/karpathy/nanoGPT/pull/613>`_ was proposed whose texts were coherent, but not quite

@@ -91,6 +91,7 @@ def visible(query, key, window=None):  # an empty slot has position -1
 
 # %%
 # For a ring we need a model whose layers slide. This function makes one: the shipped Qwen2, with a window in all layers.
+# (Layers slide from number ``max_window_layers`` on.)
 
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
 
@@ -104,7 +105,7 @@ def sliding(window):
 
 # %%
 # Three caches read eight tokens, and then two more arrive. ``see`` says, before the pass, which keys the new tokens will
-# see.
+# see. It is given the window of each layer.
 
 x = torch.tensor([ids])
 seen = {}
@@ -171,7 +172,8 @@ writing_order(pieces[:11], window=4, T=3)
 # ----------------------------------
 #
 # A ring looks like a cheap way to save memory in any model. Our Qwen2 was trained to see everything. Here it writes as
-# it is, and then with a window of 16 and rings of 16 slots.
+# it is, and then with a window of 16 and rings of 16 slots. ``generate`` yields one token after another, and ``complete``
+# collects them.
 
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY

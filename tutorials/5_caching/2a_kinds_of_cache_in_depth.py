@@ -163,7 +163,7 @@ assert sizes == [16, 14 + 1, W + 2 + 1]
 # In the growing cache a position may lie in a different column in each row. In the static cache it is the same slot in
 # all rows. In the ring, positions 6, 7 and 8 lie over 0, 1 and 2.
 #
-# The layered cache has no answer of its own. It is a growing cache for the layers that see everything, and a ring for
+# The layered cache needs no function of its own. It is a growing cache for the layers that see everything, and a ring for
 # those that slide.
 
 layered = runs["layered"][1]

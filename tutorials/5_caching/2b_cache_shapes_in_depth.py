@@ -9,9 +9,9 @@ compiled graph last.
 Constant shapes are not enough
 ------------------------------
 
-``torch.compile`` builds a graph of operations for the shapes that it meets, and another one when they change;
-``dynamic=False`` keeps it from making one for all sizes instead. So a static cache should need a single graph, and a
-growing one a graph for every token.
+``torch.compile`` builds a graph of operations for the shapes that it meets, and another one when they change. (With
+``dynamic=False`` it may not make a graph for all sizes.) So a static cache should need a single graph, and a growing one
+a graph for every token.
 
 The code counts both. ``advance`` drives a cache without a model and gives the shapes that attention would get. The
 backend of the compiler only counts the graphs. Three tokens follow a prompt of five, with positions in a tensor and

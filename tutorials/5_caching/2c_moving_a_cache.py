@@ -163,10 +163,8 @@ assert (wrong != right).mean() > 0.5 and (laid_out == right).all()
 # A window of one
 # ~~~~~~~~~~~~~~~
 #
-# The last W - 1 keys as a slice from the end: with W = 1 it keeps everything. (M8)
-#
 # "The last W - 1 keys" is the slice ``[-W + 1:]``, and ``transformers`` writes it so. With W = 1 nothing should be kept.
-# But then the slice is ``[0:]``, and keeps everything.
+# But then the slice is ``[0:]``, and keeps everything. (M8)
 
 columns = list(range(12))
 assert columns[-W + 1 :] == [9, 10, 11] and columns[-1 + 1 :] == columns
@@ -188,8 +186,8 @@ print(f"ours:         error {off:.0e}, keys per layer {kept}")
 assert off < 1e-9 and kept == [10, 1, 1]
 
 # %%
-# The first line tells what your version does. If it keeps twelve keys in each layer, layers that should see one key saw
-# them all. The fixed slice counts from the front. The check that catches it is a window of one, fed token by token.
+# The first line says what your version does. If it keeps twelve keys in each layer, then layers that should see one key
+# see them all. The fixed slice counts from the front. The check that catches it is a window of one, fed token by token.
 #
 # Sources
 # -------

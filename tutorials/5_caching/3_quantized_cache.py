@@ -138,8 +138,8 @@ rounding_diagrams.ruler(outlier, [2, 4], shown=[0])
 # They share two marks, because the ruler has to reach its largest number. Such a number is an *outlier*: it stretches the
 # ruler, and what was different becomes equal. So it matters which numbers share a ruler.
 #
-# Who shares a ruler
-# ------------------
+# Which numbers share a ruler
+# ---------------------------
 #
 # In this package, the features of one token do: one ruler for each head and token, or several shorter ones. Each box in
 # the drawing is a ruler. When a new token arrives, the rulers of earlier tokens stay as they are.
@@ -148,8 +148,8 @@ rounding_diagrams.shared_rulers(tokenizer.pieces(prompt)[1:8], 8, 4)
 
 # %%
 # The other way, a ruler over several tokens of *one* feature, is how `KIVI <https://arxiv.org/abs/2402.02750>`_ rounds
-# keys. Its authors report that in large models a few features of the keys are large for
-# every token. With KIVI, such a feature has rulers of its own. The price: a group of tokens has to wait for its last.
+# keys. Its authors report that in large models a few features of the keys are large for every token. With KIVI, such a
+# feature has rulers of its own. The price: a group of tokens has to wait for its last.
 #
 # One ruler for everything
 # ------------------------
@@ -213,7 +213,7 @@ def loss(**codecs):
 
 
 # %%
-# **Predict first.** The loss on the held-out text rises when we round. What does more damage with 2 bits?
+# **Predict first.** The loss on the held-out text, in nats, rises when we round. What does more damage with 2 bits?
 #
 # * rounded keys
 # * rounded values
@@ -278,8 +278,8 @@ assert words[6] == " exist" and weights[1][6] - weights[0][6] > 0.5
 # %%
 # More than half of the weight moves from ``" an"`` to ``" exist"``: the query reads another word.
 #
-# What it saves, and what it costs
-# --------------------------------
+# What it saves and costs
+# -----------------------
 #
 # A code of b bits takes b/8 bytes. A ruler takes two numbers of w bytes each: its smallest mark and its step. If 32
 # codes share a ruler, each number takes
@@ -288,8 +288,8 @@ assert words[6] == " exist" and weights[1][6] - weights[0][6] > 0.5
 #
 #    \frac{b}{8} + \frac{2 w}{32} \text{ bytes}
 #
-# Models usually work in bfloat16, with w = 2. This is the cache of Qwen2-7B, which keeps 28,672 numbers a token, for a
-# text of 32,768 tokens.
+# Models usually work in bfloat16, whose numbers take w = 2 bytes. This is the cache of Qwen2-7B, which keeps 28,672
+# numbers a token, for a text of 32,768 tokens.
 
 numbers = 2 * 28 * 4 * 128 * 32_768
 each = {"bfloat16": 2, "8 bits": 1 + 4 / 32, "4 bits": 0.5 + 4 / 32}
@@ -306,8 +306,8 @@ assert round(2 / (1 + 4 / 32), 1) == 1.8 and round(2 / (0.5 + 4 / 32), 1) == 3.2
 # every step, all keys and values are decoded again. On a CPU with plain tensor operations, a rounded cache is slower
 # than an exact one. On a GPU, the memory it saves can be spent on a larger batch.
 #
-# `Quantised caches in depth <3a_quantized_cache_in_depth.ipynb>`_ measures the time and proves that the cache does what
-# it should; `what rounding does to a model <3b_rounded_keys_in_depth.ipynb>`_ follows the error to the text.
+# `Quantised caches in depth <3a_quantized_cache_in_depth.ipynb>`_ tests the cache and measures the time;
+# `what rounding does to a model <3b_rounded_keys_in_depth.ipynb>`_ follows the error to the text.
 #
 # Exercises
 # ---------

@@ -370,9 +370,8 @@ for title, codec in both.items():
         assert (change < 1e-9) == (title == "the package")
 
 # %%
-# The largest number may be in a later token or in another row. So the future and the neighbours change what is
-# read, and the more text there is, the longer the ruler. This is the error of the first 8 keys of layer 4 as text is
-# added after them.
+# The largest number may be in a later token or in another row, and the more text there is, the longer the ruler. This is
+# the error of the first 8 keys of layer 4 as text is added after them.
 
 long = caches["gpt2-docs"].contents(4)[0].double()
 grown = {}

@@ -96,8 +96,8 @@ diagrams.versions({"alone": alone, "padded on the left": seen})
 # %%
 # We read the right column now. But its query sees six tokens that are not in the prompt: to the model, padding is text.
 #
-# Hide it
-# -------
+# Hide the padding
+# ----------------
 #
 # The mask says what is real: 1 for a token, 0 for padding. In this package, `padding is at position -1
 # <../3_attention/2_masks.ipynb>`_, and no query sees its key. The cache keeps the position beside the key, so the
@@ -197,7 +197,8 @@ for name, each in models.items():
 #
 # A developer of the translation program OpenNMT-py `noticed in 2023 <https://github.com/OpenNMT/OpenNMT-py/pull/2532>`_
 # that its language models wrote worse texts in batches of unequal prompts. The mask was right, and it was applied when
-# the prompts were read. At the steps after that, it was not. Let us forget it at the same place.
+# the prompts were read. At the steps after that, it was not. Let us forget it at the same place: after the first pass,
+# we overwrite the positions that our cache has kept (they are in ``tracks[0]``).
 #
 # **Predict first.** After the first pass, the padding is no longer hidden. Which new token of the short row is the
 # first to be wrong?
@@ -226,8 +227,8 @@ diagrams.versions({"alone": alone[:4], "mask forgotten": forgot})
 # What is left
 # ------------
 #
-# In float32, a larger matrix product may add its terms in another order, so a row in a batch can differ in the last
-# digits. Where two tokens are almost equally likely, that can choose the other one.
+# In float32, a larger matrix product may add its terms in another order, so the logits of a row can differ in the last
+# digits. Where two tokens are almost equally likely, these digits can decide which of them is written.
 #
 # And padding costs time: the model computes it like everything else. A row that has finished waits for the others, too.
 # `Continuous batching <../6_generation/3_continuous_batching.ipynb>`_ puts a new prompt in its place.

@@ -76,9 +76,8 @@ print(batch.idx)
 print(batch.positions)
 
 # %%
-# *Prefill* reads the prompts into a cache and returns the logits (B, V) of the last column. *Decode* reads one new
-# token for each row, at the position after the last. Here are both phases in a form in which mistakes can be planted:
-# ``read`` is the first, and ``speak`` calls it and goes on.
+# Here are `prefill and decode <1_why_cache.ipynb>`_ in a form in which mistakes can be planted: ``read`` is prefill, and
+# returns the logits (B, V) of the last column; ``speak`` calls it and goes on, one token for each row.
 
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.generation.generate import (

@@ -113,7 +113,7 @@ prompts = [[end, *text[:cut]] for text, cut in zip(texts, cuts)][:16]
 # One integer for each token
 # --------------------------
 #
-# All that is right in ``read`` follows from the positions. A key at -1 is hidden from everybody, and for ever, because
+# ``read`` is right because of the positions alone. A key at -1 is hidden from all queries, at every later step too, because
 # the cache keeps the position beside the key. Real tokens count from 0 in their own row. The id of the padding is never
 # looked at.
 #

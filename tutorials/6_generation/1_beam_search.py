@@ -63,8 +63,8 @@ assert 5.5 < texts[" event loop."] / texts[" current process."] < 6.5
 # each of them one token longer in every possible way, and of all these *candidates* it again keeps the best n.
 #
 # Here are three steps with n = 3. A row is a step, with the likeliest candidate on the left. A number is the probability
-# of the whole text down to this token. Boxes were kept, and the green ones are the texts that were found. Without a box
-# is the best candidate that was dropped; thousands more are not drawn.
+# of the whole text down to this token. Boxes were kept, and the green ones are the texts that were found. The token
+# without a box is the best candidate that was dropped; thousands more are not drawn.
 
 from lm_from_scratch.generation.beam_search import beam_search, beam_steps
 
@@ -209,9 +209,9 @@ assert len(h.tokens) > 20
 # --------------------------
 #
 # So now we find likely texts of any length. Do we want them? Here is a page of Python's documentation that the model was
-# not trained on. It goes on in three ways: as its authors wrote it, by four beams, and by tokens that are drawn by their
-# probabilities, without any cut. The darker a token, the more it surprises the model. One bit is the surprise of a coin
-# toss; ten bits belong to a chance of 1 in 1,024.
+# not trained on. It goes on in three ways: as its authors wrote it, by four beams, and by tokens that are drawn at random
+# from the whole vocabulary. The darker a token, the more it surprises the model. One bit is the surprise
+# of a coin toss; ten bits belong to a chance of 1 in 1,024.
 
 import math
 

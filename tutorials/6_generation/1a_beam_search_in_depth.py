@@ -324,8 +324,7 @@ hook.remove()
 #
 # Beams are reordered and their cache is not: they go on from the state of other beams. (M10)
 #
-# ``transformers`` reordered the cache only if it had a certain name among the arguments. Mamba and others keep their
-# state under other names, so their beams went on from the state of *other* beams, silently. The same mistake here:
+# The lesson says how that happened to Mamba in ``transformers``. Here is the same mistake with a cache of keys and values:
 
 
 class StaysBehind(GrowingCache):

@@ -58,8 +58,8 @@ generation_diagrams.drafts(passes, start)
 # on: K + 1 predictions.
 #
 # As long as a draft is the predicted token, it is right. At the first that differs, Qwen2's prediction takes its place.
-# The drafts after it are thrown away, because they continue a text that nobody wrote. (We leave out the cache here, so a
-# pass reads the whole text.)
+# The drafts after it are thrown away, because they continue a rejected draft. (We leave out the cache here, so a pass
+# reads the whole text.)
 
 
 def likeliest(model, ids, n):  # after each of the last n tokens
@@ -198,17 +198,17 @@ assert words[:4] == [" exception", " error", "\n", " empty"]
 generation_diagrams.overlap(words, p[top].tolist(), q[top].tolist())
 
 # %%
-# These are the likeliest tokens after *If the file does not exist, an*, with Qwen2 as p and GPT-2 as q. A draft comes
-# with probability q and passes with min(1, p / q): together min(p, q), in blue. An empty box is what GPT-2 guesses too
-# often, and orange is what Qwen2 has in addition. Blue and orange together are exactly p:
+# These are the likeliest tokens after *If the file does not exist, an*, with Qwen2 as p and GPT-2 as q. A token is guessed
+# with probability q and then accepted with min(1, p / q). The product is min(p, q), in blue. An empty box is what GPT-2
+# guesses too often, and orange is what Qwen2 has in addition. Blue and orange together are exactly p:
 #
 # .. math::
 #
 #    \underbrace{\min(p, q)}_{\text{accepted}} + \underbrace{\max(0, p - q)}_{\text{replaced}} = p
 #
-# Over all 4,096 tokens, the empty boxes are as large as the orange ones, since p and q both sum to 1. So there are
-# exactly as many rejections as replacements that are wanted, which completes the proof. The blue of all tokens is the
-# **rate of acceptance** α, 54 % at this place.
+# Over all 4,096 tokens, the empty boxes are as large as the orange ones, since p and q both sum to 1. So the
+# replacements, one for each rejection, fill the orange boxes exactly, which completes the proof. The blue of all tokens
+# is the **rate of acceptance** α, 54 % at this place.
 #
 # **Predict first.** Would it not be simpler to draw the replacement from p? What would change?
 #
@@ -302,7 +302,7 @@ assert len(passes) < 20
 generation_diagrams.drafts(passes)
 
 # %%
-# At first nothing fits. Once the text repeats itself, nearly every copy is right, and no second model has run.
+# At first it finds nothing. Once the text repeats itself, nearly every copy is right, and no second model has run.
 #
 # After a rejection the cache must forget some tokens again. That, and a proof for whole texts, are in
 # `speculative decoding in depth <2a_speculative_decoding_in_depth.ipynb>`_.

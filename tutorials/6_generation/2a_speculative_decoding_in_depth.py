@@ -357,8 +357,7 @@ assert step.accepted == [place] and step.proposed == [8]
 #
 # Drafts are judged by another distribution than they were drawn from: sampled texts have the wrong one. (M11)
 #
-# ``transformers`` once let its draft model guess greedily, and judged the guesses by that model's softmax. A reader
-# noticed that the text had `the wrong distribution <https://github.com/huggingface/transformers/issues/32867>`_. Here
+# The lesson says how that happened `in transformers <https://github.com/huggingface/transformers/issues/32867>`_. Here
 # the drafts are drawn with temperature 0.1. The first drafter reports this, the second claims temperature 1, which it
 # gets from q by a power.
 

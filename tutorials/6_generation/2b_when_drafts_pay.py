@@ -456,10 +456,8 @@ assert rates(steps, 7, 24)[0] > 0.7  # of the large model
 # A draft cache that keeps what was rejected
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# The draft model goes on with a text that nobody wrote; the result stays right and gets slower. (M12)
-#
 # The draft model has a cache of its own, and it holds the same rejected drafts. If only the model's cache is cropped,
-# the drafter goes on with a text that nobody wrote.
+# the drafter goes on after drafts that were rejected. (M12)
 
 
 class Keeps(GrowingCache):

@@ -62,8 +62,8 @@ serving_diagrams.batch_timelines(ways, numbers)
 # The rows of a pass are then in different stages. One reads a prompt of nine tokens while its neighbours each read the
 # single token that they have just written. Shorter rows are `padded on the left
 # <../5_caching/4_padded_batches.ipynb>`_, and ``positions`` say where in its own text each token is. The keys and values
-# of a row are in a ``Row``, whose memory comes from a common pool and goes back to it. (What the pool's blocks are comes
-# further down.)
+# of a row are in a ``Row``, whose memory comes from a common pool and goes back to it. (The blocks of the pool are
+# explained further down.)
 
 from lm_from_scratch.attention.visibility import PADDING
 from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row

@@ -5,8 +5,8 @@ AdamW: a step of its own size for every weight
 Training walks downhill. The gradient is the slope under your feet: it says which way is down, and not how far to go.
 
 Here is a valley, seen from above. The two coordinates are two weights, the height is the loss, and the cross is the
-lowest place. Across the valley the ground is 50 times as steep as along it. Three optimizers of PyTorch start at the
-same place. Each dot is a step.
+lowest place. Across the valley the ground is 50 times as steep as along it. Three *optimizers*, rules that turn
+gradients into steps, start at the same place. Each dot is a step.
 """
 
 # sphinx_gallery_needs = ["../1_gpt2/4_training"]
@@ -40,8 +40,8 @@ paths = {
 diagrams.valley(paths, steepness=50)
 
 # %%
-# Gradient descent zigzags across the valley and creeps along it. Momentum does better, and Adam walks straight down,
-# rolls a little past the cross, and returns. Each has the best of several learning rates.
+# Gradient descent (PyTorch's ``SGD``) zigzags across the valley and creeps along it. Momentum does better. Adam walks
+# straight down, rolls a little past the cross, and returns. Each has the best of several learning rates.
 
 assert height(paths["gradient descent"][-1]) == min(
     height(walk(lambda x, lr=lr: SGD(x, lr))[-1])
@@ -69,13 +69,13 @@ assert height(paths["momentum"][-1]) > 5 * height(paths["Adam"][-1])
 #
 # * nearer to the lowest place
 # * on a wider zigzag that ends there too
-# * outside of the valley
+# * outside the valley
 
 walk(lambda x: SGD(x, lr=0.042))[-1]
 
 # %%
-# Outside: the second number was 1 and is now 45. Across the valley each step multiplies it by
-# :math:`1 - 50 \cdot 0.042 = -1.1`. So the steepest direction sets the limit, and every gentler one has to crawl.
+# Outside: the second number was 1 and is now 45. Its gradient is 50 times the number itself, so each step multiplies it
+# by :math:`1 - 50 \cdot 0.042 = -1.1`. So the steepest direction sets the limit, and every gentler one has to crawl.
 
 assert round(walk(lambda x: SGD(x, lr=0.042))[-1][1]) == 45
 assert round(1.1**40) == 45
@@ -121,8 +121,8 @@ diagrams.magnitudes(
 # Momentum: average the gradients
 # -------------------------------
 #
-# The zigzag is a sequence of slopes that point left, right, left. Their average is nearly 0. Along the valley all of
-# them agree. So *momentum* steps along a running mean m of the gradients g:
+# Across the valley the slopes point left, right, left: their average is nearly 0. Along the valley they agree. So
+# *momentum* steps along a running mean m of the gradients g:
 #
 # .. math::
 #
@@ -179,7 +179,7 @@ def adamw(w, g, state, t, lr, decay=0.0, beta1=0.9, beta2=0.999, eps=1e-8):
 
 
 # %%
-# Ten steps of it, and of PyTorch's:
+# Ten steps of it, and of PyTorch's (a ``Parameter`` is a tensor that is trained):
 
 w, state = torch.ones(2), {}
 p = torch.nn.Parameter(torch.ones(2))
@@ -196,11 +196,11 @@ torch.testing.assert_close(w, p.data)
 # Now the learning rate means the same in every model: it is about the farthest that a weight moves in one step. A weight
 # whose gradients agree goes all the way. One whose gradients are noise stays near its place.
 #
-# Why the decay stands apart
-# --------------------------
+# Why the decay is kept apart
+# ---------------------------
 #
 # For years libraries did it otherwise: they *added* ``decay * w`` to the gradient. In plain gradient descent that is
-# the same. In 2017 Ilya Loshchilov and Frank Hutter saw what becomes of it in Adam.
+# the same. In 2017 Ilya Loshchilov and Frank Hutter saw what Adam makes of it.
 #
 # **Predict first.** Two weights start at 1. The gradients of one flip between 10 and -10, those of the other between
 # 0.01 and -0.01. The decay is added to the gradient. Which weight shrinks?
@@ -281,7 +281,7 @@ assert best[0][-1] > best[1][-1] + 0.1 > adam[-1] + 0.2
 assert 20 + (adam < best[0][-1]).int().argmax() < 150
 
 # %%
-# AdamW passes the final loss of gradient descent before step 150, and is better than both at the end.
+# AdamW passes the final loss of gradient descent before step 150. It ends below both.
 #
 # Where to begin
 # --------------

@@ -129,9 +129,9 @@ for make in (torch.optim.AdamW, OurRule):
 # Moments in bfloat16 never shrink
 # --------------------------------
 #
-# A bfloat16 number has 8 significant bits. The next number below 1 is 0.996, so 0.999 rounds back to 1. A second
-# moment in bfloat16 therefore never shrinks: after one large gradient the steps of that weight stay small for ever.
-# (AMSGrad keeps the largest v on purpose. Here rounding does it.)
+# A bfloat16 number has 8 significant bits. The next number below 1 is 0.996, so 0.999 rounds back to 1. A second moment
+# in bfloat16 therefore never shrinks: after one large gradient the steps of that weight stay small forever. (AMSGrad
+# keeps the largest v on purpose. Here rounding does it.)
 
 for dtype in (torch.float32, torch.bfloat16):
     v = torch.ones(1000, dtype=dtype)

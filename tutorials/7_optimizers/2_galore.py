@@ -2,9 +2,9 @@ r"""
 GaLore: Adam with a third of its memory
 =======================================
 
-The weights of Llama 7B take 13.5 GB, which a large consumer card can hold. Training it is another matter. AdamW needs
-four numbers for every weight: the weight, its gradient, and the two *moments* m and v, which it keeps until the next
-step.
+The weights of Llama 7B take 13.5 GB, which a large consumer graphics card can hold. Training it is another matter.
+AdamW needs four numbers for every weight: the weight, its gradient, and the two *moments* m and v, which it keeps until
+the next step.
 
 Here is what that adds up to, at two bytes a number, for AdamW and for three ideas, one on top of the other.
 """
@@ -41,9 +41,9 @@ diagrams.memory(rows, 24, "a large consumer card")
 
 # %%
 # From 54 GB to less than 20. (What the forward pass keeps, the activations, depends on the batch and comes on top.)
-# This lesson is about the second bar. **GaLore** keeps small moments, and *bases* that say what they mean. Together they
-# take 35 % of what AdamW's moments take (the paper: 65.5 % less). The third bar is `a page in depth
-# <3d_eight_bit_moments.ipynb>`_, the last one is the lesson after next.
+# This lesson is about the second bar. **GaLore** keeps small moments, and *bases* to translate them. Together they take
+# 35 % of what AdamW's moments take (the `paper <https://arxiv.org/abs/2403.03507>`_: 65.5 % less). `A page in depth
+# <3d_eight_bit_moments.ipynb>`_ explains the third bar, the lesson after next the last one.
 #
 # A gradient looks like tartan
 # ----------------------------
@@ -90,10 +90,10 @@ assert 0.3 < energy[0] < 0.9 < energy[31] and energy[7] > 0.8
 
 # %%
 # Stripes! Where a row is strong, it is strong in many columns. A column of numbers times a row of numbers makes a
-# perfect tartan, and we call such a pattern a *direction*. The singular value decomposition, ``svd``, writes a matrix
-# as a sum of 128 of them, the strongest first: their columns are in ``U``, their strengths in ``s``, their rows in
-# ``Vh``. The titles say how many are added, and their share of the *energy*, the sum of all squares. Eight already look
-# like the gradient.
+# perfect tartan, the cloth of a kilt, and we call such a pattern a *direction*. The singular value decomposition,
+# ``svd``, writes a matrix as a sum of 128 of them, the strongest first: their columns are in ``U``, their strengths in
+# ``s``, their rows in ``Vh``. The titles say how many are added, and their share of the *energy*, the sum of all
+# squares. Eight already look like the gradient.
 #
 # Why is that? Each token adds one tartan to the gradient: its error, times its input. And tokens in a text are
 # much alike.
@@ -119,7 +119,7 @@ assert (
 
 # %%
 # About 90 %. That is of the gradient from which the directions were made. How much they hold of the *next* one `is
-# measured in depth <2a_gradient_directions.ipynb>`_: less, and far more than 25 %.
+# measured in depth <2a_gradient_directions.ipynb>`_: less, but far more than 25 %.
 #
 # One step
 # --------
@@ -132,8 +132,8 @@ diagrams.galore_step(128, 128, 32)
 # %%
 # The *basis* Q holds 32 directions, a number that is called the *rank*. Of each direction it needs only the row, which
 # becomes a column of Q. All have length 1 and are at right angles to each other. G times Q says how much of each
-# direction is in each row of G. Adam sees these 32 numbers a row instead of 128, so its moments are smaller too. Times
-# the transposed Q, the result is a matrix of full size again. Here are these three lines:
+# direction is in each row of G. Adam sees these 32 numbers a row instead of 128, so its moments are smaller too. Adam's
+# result times the transposed Q is a matrix of full size again. Here are these three lines:
 
 from lm_from_scratch.optim.adamw import adam_direction
 
@@ -166,8 +166,7 @@ torch.testing.assert_close(Q.T @ Q, torch.eye(32), atol=1e-5, rtol=0.0)
 m.numel() + v.numel() + Q.numel()
 
 # %%
-# 12,288: the moments are a quarter, and Q must be kept too. Without it nobody would know what the numbers in m and v
-# mean.
+# 12,288: the moments are a quarter, and Q must be kept too. Without Q, the numbers in m and v would mean nothing.
 #
 # One library once made m and v as large as W, `by mistake <2b_galore_in_depth.ipynb>`_. With few directions it crashed.
 # With all of them it ran, and saved nothing.
@@ -175,8 +174,8 @@ m.numel() + v.numel() + Q.numel()
 # New directions, every now and then
 # ----------------------------------
 #
-# If Q stayed for ever, W could only ever change in 32 directions. So GaLore computes a new basis from time to time, from
-# the gradient of that step. The paper does it every 200 steps.
+# If Q never changed, W could only move in 32 directions. So GaLore computes a new basis from time to time, from the
+# gradient of that step. The paper does it every 200 steps.
 
 assert m.numel() + v.numel() + Q.numel() == 12_288
 
@@ -214,9 +213,9 @@ assert ranks == [2, 2, 4, 4, 6, 6]
 # Does it learn?
 # --------------
 #
-# ``GaLore`` above is the optimizer of the package. A group of weights that names a ``rank`` is projected, all others get
-# AdamW. As in the paper, these are the embedding, the output head and the norms. A small Qwen2 learns documentation, with
-# a quarter of its directions.
+# ``GaLore`` above is the optimizer of the package. A group of weights that names a ``rank`` is projected, all others
+# get AdamW: the embedding, the output head and the norms, as in the paper. A small Qwen2 learns documentation, with a
+# quarter of its directions.
 
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.optim.adamw import AdamW

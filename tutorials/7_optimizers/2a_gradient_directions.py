@@ -2,9 +2,9 @@ r"""
 How many directions does a gradient have?
 =========================================
 
-`GaLore <2_galore.ipynb>`_ lives on the hope that a gradient has few directions, and that they stay good for a while. Is
-that so? This page follows the gradients of a model in training: how many directions they have, where these come from,
-and how fast a basis grows old.
+`GaLore <2_galore.ipynb>`_ relies on two things: a gradient has few directions, and they stay good for a while. Is that
+so? This page follows the gradients of a model in training: how many directions they have, where these come from, and
+how fast a basis grows old.
 
 Letters: a weight :math:`W` and its gradient :math:`G` have the shape (m, n), a rank is r. The output size is m, as in
 ``torch.nn.Linear``.

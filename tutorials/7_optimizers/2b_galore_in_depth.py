@@ -278,10 +278,10 @@ for kind in kinds:
 # :math:`U U^\top G \, V V^\top` for ``full``. On the gradient that made the basis they are one matrix, the first 16
 # terms of the SVD: all five types capture the same share there.
 #
-# They part at the next gradient. What ``full`` captures is inside of what each side captures, so it loses most. In this
-# run ``std`` kept more than ``reverse_std`` for all three matrices; a square one counts as tall. A random basis captures
-# r out of 64 on average, now and later, because the mean of :math:`Q Q^\top` over such bases is :math:`r / 64` times the
-# identity.
+# They differ at the next gradient. What ``full`` captures is a part of what each side captures, so it loses most. In
+# this run ``std`` kept more than ``reverse_std`` for all three matrices; a square one counts as tall. A random basis
+# captures r out of 64 on average, now and later, because the mean of :math:`Q Q^\top` over such bases is :math:`r / 64`
+# times the identity.
 
 for name in gradients:
     now, later = zip(*(captured[kind, name] for kind in kinds[:5]))
@@ -414,10 +414,10 @@ assert apart["eps 1e-6"] > 1e-6 and 1e-9 < apart["decay 0.1"] < 1e-4
 assert sign > 1e-4
 
 # %%
-# In float64 and without the three places, both agree to twelve digits. In the last line one program runs with two correct
-# SVDs: half of the vectors of the second basis point the other way. Within one basis nobody could notice, because
-# Adam takes the opposite step for the opposite gradient. But the kept moments are from the first basis, and now half of
-# their columns count with another sign.
+# In float64 and without the three places, both agree to twelve digits. In the last line one program runs with two
+# correct SVDs: half of the vectors of the second basis point the other way. Within one basis the signs make no
+# difference, because Adam takes the opposite step for the opposite gradient. But the kept moments are from the first
+# basis, and now half of their columns count with another sign.
 #
 # The package makes the largest entry of a vector positive, so that two machines agree. (``subspace`` bases continue the
 # old ones.)
@@ -452,10 +452,10 @@ assert differences[double, 1e-8] < 1e-4
 assert off.sum() == 240
 
 # %%
-# In float32 with the usual :math:`\epsilon`, 240 entries of the first direction are made of noise, beside 16 that mean
-# something. The SVD and the eigenvectors of :math:`G G^\top`, two correct methods, then disagree about the first step. A
-# larger :math:`\epsilon` or float64 removes the noise. The next gradients are not diagonal in this basis, so that the
-# trap is only there in the first step and after ``reset``.
+# In float32 with the usual :math:`\epsilon`, 240 entries of the first direction are noise, and only 16 mean something.
+# The SVD and the eigenvectors of :math:`G G^\top`, two correct methods, then disagree about the first step. A larger
+# :math:`\epsilon` or float64 removes the noise. The next gradients are not diagonal in this basis, so that the trap is
+# only there in the first step and after ``reset``.
 #
 # One basis has the same trap when the gradient has fewer directions than the basis, as with a batch of few tokens. The
 # coordinates along the other directions should be zero.

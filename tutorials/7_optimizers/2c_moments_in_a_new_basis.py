@@ -77,7 +77,7 @@ assert worst["keep, subspace"] > 0.99
 # Turning them
 # ~~~~~~~~~~~~
 #
-# The first moment stands for the matrix :math:`P_{old} \, m`. Its coordinates in the new basis are
+# The first moment represents the matrix :math:`P_{old} \, m`. Its coordinates in the new basis are
 #
 # .. math::
 #

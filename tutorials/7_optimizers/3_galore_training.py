@@ -2,10 +2,10 @@ r"""
 GaLore in training: what it costs and what it gives
 ===================================================
 
-AdamW keeps two moments for every weight. `GaLore <2_galore.ipynb>`_ keeps them for a few directions of each weight
-matrix only. With less than half of the memory, how much of what AdamW learns will be left? Take a bet. We train the
-same small Qwen2 on the same text, again and again, and change nothing but the optimizer. The text is Python's language
-reference, and the model has 0.4 million weights.
+AdamW keeps two moments for every weight, its *state*. `GaLore <2_galore.ipynb>`_ keeps them for a few directions of
+each weight matrix only. With less than half of the memory, how much of what AdamW learns will be left? Place your bet.
+We train the same small Qwen2 on the same text, again and again, and change nothing but the optimizer. The text is
+Python's language reference, and the model has 0.4 million weights.
 """
 
 # sphinx_gallery_thumbnail_number = 1
@@ -75,8 +75,8 @@ def run(lr, others=0.128, seed=1, **galore):
 
 
 # %%
-# Each kind gets two runs, with other starting weights and another order of the text. The loss is that of text which
-# no run has trained on.
+# Each kind gets two runs, with different starting weights and a different order of the text. The loss is measured on
+# text that no run has trained on.
 
 galore = dict(scale=1.0, update_proj_gap=20)
 kinds = {
@@ -148,9 +148,9 @@ assert 1.6 < megabytes["rank 64"] / megabytes["rank 32"] < 1.7
 # A quarter of the directions, 32 of 128, keeps more than two thirds of the gain. Rank 64 holds 1.6 times as much as
 # rank 32, and does not buy a clearly better loss. A good first choice is a quarter of the model's width.
 #
-# The rates differ as well. They come from a search, each rate twice the one before, with other starting weights, which
-# this page does not repeat. (Why ``others`` is as large as 0.128 comes later.) Small ranks want larger rates: Adam moves
-# each coordinate by about the rate, and a small rank has fewer coordinates.
+# The rates differ as well. They come from a search, with other starting weights, in which each rate was twice the one
+# before. (The page does not repeat it. Why ``others`` is as large as 0.128 comes later.) Small ranks want larger rates:
+# Adam moves each coordinate by about the rate, and a small rank has fewer coordinates.
 #
 # What a rank costs
 # -----------------
@@ -167,7 +167,7 @@ training_diagrams.optimizer_state(128, 128, rank=32)
 # 2 s l.
 #
 # **Predict first.** This matrix is square, with s = l = 128. You give GaLore all 128 directions. How large is its
-# state, beside AdamW's?
+# state, compared with AdamW's?
 #
 # * the same
 # * half as large again
@@ -217,10 +217,10 @@ assert all(
 # the steps of the projected matrices and of nothing else, so GaLore had *two* learning rates: one for the embedding, and
 # a quarter of it for the matrices. AdamW had one for both.
 #
-# But the embedding has a longer way. In the first figure's AdamW runs, all matrices began with numbers of about 0.02. In
-# 60 steps those of the embedding grew to more than 0.4, and the others stayed below 0.04. Give AdamW two rates as well,
-# as in the first figure, and it beats both. So before you believe a comparison, ask what was tuned, and whether both
-# sides had the same freedom.
+# But the embedding has farther to go. In the first figure's AdamW runs, all matrices began with numbers of about 0.02.
+# In 60 steps those of the embedding grew to more than 0.4, and the others stayed below 0.04. Give AdamW two rates as
+# well, as in the first figure, and it beats both. So before you believe a comparison, ask what was tuned, and whether
+# both sides had the same freedom.
 #
 # How often to renew the basis
 # ----------------------------
@@ -262,8 +262,8 @@ assert abs(ends[2] - ends[1]) < 0.1 < ends[0] - ends[1]
 # %%
 # Rank 8. In a run this short, even the first basis will do, although `it grows old <2a_gradient_directions.ipynb>`_.
 #
-# The last column counts the directions in which one matrix has moved since the start. With one basis for ever they are
-# 32, as in LoRA of rank 32. Each new basis adds as many, and three of them make 96. That is what the gap is for, in long
+# The last column counts the directions in which one matrix has moved since the start. With a single basis there are 32,
+# as in LoRA of rank 32. Each new basis adds as many, and three bases make 96. That is what the gap is for, in long
 # runs. A new basis costs a decomposition, so the paper waits 200 steps; `three ways to a basis
 # <3c_galore_bases_in_depth.ipynb>`_ counts the cost.
 #
@@ -306,7 +306,7 @@ assert abs(small[0] / 8e-3 - 58) < 1
 # moments at two bytes a number; these are the moments alone, at four.) The small one saves less than a third: more than
 # half of it is embedding and output head, which GaLore leaves to AdamW.
 #
-# When to leave it alone
+# When not to use GaLore
 # ----------------------
 #
 # * **Small model, large vocabulary.** You have just seen it: most of the state stays.

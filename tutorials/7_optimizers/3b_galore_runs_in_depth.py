@@ -17,8 +17,8 @@ The rates come from a search of 100 steps that the page does not repeat: the bes
 GaLore at rank 32 and scale 1, whose variants take the same. For the others it gave 0.128 with both: the embedding has
 to move far in few steps, as the lesson measures.
 
-A comparison without such a search shows who was lucky with the default. The story of the lesson is such a case, and
-exercise 2 does a part of the search.
+A comparison without such a search shows which optimizer was lucky with its default rate. The story of the lesson is
+such a case, and exercise 2 does a part of the search.
 """
 
 # sphinx_gallery_words = ["GaLore loss curve", "GaLore checkpoint", "weights_only", "resume training", "UnpicklingError"]

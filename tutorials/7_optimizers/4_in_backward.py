@@ -81,8 +81,8 @@ assert max(freed) == freed[-1] < 0.26 * usual[-1]
 # were used and freed as soon as it is complete, one would exist at a time. The highest point of the dashed line is the
 # largest single gradient, that of the embedding.
 #
-# What are they waiting for?
-# --------------------------
+# What are the gradients waiting for?
+# -----------------------------------
 #
 # For ``optimizer.step()``. But AdamW updates each weight by itself: for the step of one weight it needs the gradient of
 # this weight, and no other. So why not take the step right there, inside the backward pass?
@@ -194,9 +194,9 @@ assert 0.76 < held["AdamW in backward"] / held["AdamW"] < 0.78
 # A loop that clips
 # -----------------
 #
-# The package has a context for all this, ``update_in_backward``, with one optimizer for all weights. Somebody puts it
-# around a loop that works, and changes nothing else. The loop clips gradients to the length 0.5, and logs the norm that
-# ``clip_grad_norm_`` returns.
+# The package has a ``with`` block for all this, ``update_in_backward``, with one optimizer for all weights. Somebody
+# puts it around a loop that works, and changes nothing else. The loop clips gradients to the length 0.5, and logs the
+# norm that ``clip_grad_norm_`` returns.
 #
 # **Predict first.** What does the log say?
 #
@@ -227,9 +227,9 @@ assert not same(model, train_as_usual(3, clip=0.5))
 # Zeros, and no error. When the line runs, there are no gradients: all have been used. The loop trains without clipping,
 # exactly as if the line were not there, until one strange batch ruins the run.
 #
-# This is no bug of the hook. It is its price. Clipping shortens *all* gradients by one factor, from the norm of them
-# all, and that norm is known when the last gradient is complete. By then the first ones are gone. The package's
-# training refuses the combination instead:
+# This is not a bug. It is the price of the hook. Clipping shortens *all* gradients by one factor. The factor comes from
+# the norm of them all, and that norm is known only when the last gradient is complete. By then the first ones are gone.
+# The package's training refuses the combination instead:
 
 try:
     TrainConfig(steps=200, update_in_backward=True, max_grad_norm=0.5)
@@ -267,8 +267,9 @@ assert ratio > 1.5
 
 # %%
 # Dividing the loss by 4 does not help: Adam divides by the size of the gradient, so a quarter of a gradient gives a
-# whole step. Tell the context how many passes make a step, and it waits for the last one. But then the gradients wait
-# too. (Those of GaLore can wait `as projections <4b_what_is_lost_in_depth.ipynb>`_, which are small.)
+# whole step. Give ``update_in_backward`` the number of passes that make a step, and it waits for the last one. But then
+# the gradients wait too. (Those of GaLore can wait `as projections <4b_what_is_lost_in_depth.ipynb>`_, which are
+# small.)
 #
 # Exercises
 # ---------

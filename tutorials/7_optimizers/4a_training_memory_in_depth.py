@@ -153,7 +153,7 @@ def timeline(make, inside=False, rows=2, checkpointing=False, chunked=False):
 
 # %%
 # Is the count right? There is a second way to find what the forward pass leaves behind. ``record_saved`` of the package
-# hears of each tensor that autograd saves for the backward pass. Their distinct storages, without the weights, plus the
+# records each tensor that autograd saves for the backward pass. Their distinct storages, without the weights, plus the
 # loss itself, must be all that our count calls *everything else*.
 
 model = fresh_model()
@@ -412,8 +412,8 @@ plt.show()
 # pass, where there is no gradient to free: updates in backward save nothing at all. Gradient checkpointing and the loss
 # in chunks cut the activations.
 #
-# When they are small, the gradients matter again: in the last row they are a part of the peak. Look for the peak
-# first, then choose the knob.
+# When they are small, the gradients matter again: in the last row they are a part of the peak. Look for the peak first,
+# then choose what to reduce.
 
 total = {name: rows.sum().item() for name, rows in parts.items()}
 assert total["AdamW in backward"] == total["AdamW"]

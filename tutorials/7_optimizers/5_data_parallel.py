@@ -2,10 +2,9 @@ r"""
 One model, two processes
 ========================
 
-You have two GPUs and one model. Can both train it, and end with the weights that one would have made? Here is the
-plan: each runs a process, a Python program with its own copy of the model, and takes half of the batch. The only thing
-that they exchange is the gradient.
-Let us see it for one weight of our small Qwen2, and four real sentences.
+You have two GPUs and one model. Can both train it, and end with the weights that one would have made? Here is the plan:
+each GPU runs a process, a Python program with its own copy of the model, and takes half of the batch. The only thing
+that the processes exchange is the gradient. Let us see it for one weight of our small Qwen2, and four real sentences.
 """
 
 # sphinx_gallery_needs = ["1_adamw", "4_in_backward"]
@@ -58,9 +57,9 @@ training_diagrams.two_copies(shown, numbers, "the first MLP")
 # Now for real
 # ------------
 #
-# Every process runs the same script. It is told its number, its *rank*, and all meet through a file. (This rank has
-# nothing to do with that of a matrix.) *gloo* is the part of PyTorch that exchanges tensors between CPUs. The script
-# begins like this:
+# Every process runs the same script. Each gets a number, its *rank*, and all meet through a file. (This rank has
+# nothing to do with that of a matrix. ``world_size`` is the number of processes.) *gloo* is the part of PyTorch that
+# exchanges tensors between CPUs. The script begins like this:
 
 temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
 folder = Path(temporary.name)
@@ -130,9 +129,9 @@ for batch in batches:
 # %%
 # **Predict first.** How do the weights compare?
 #
-# * The two processes differ a little from each other, and both from the one.
-# * The two processes are equal, and differ from the one by rounding.
-# * The two processes are equal, and differ from the one as much as two halves of a batch differ.
+# * The two processes differ a little from each other, and both differ from the single process.
+# * The two processes are equal, and differ from the single process by rounding.
+# * The two processes are equal, and differ from the single process as much as two halves of a batch differ.
 
 zero, one = (torch.load(folder / f"weights-{rank}.pt") for rank in (0, 1))
 
@@ -153,9 +152,9 @@ assert apart(zero, alone.state_dict()) < 1e-9
 assert apart(zero, before) > 1e-3
 
 # %%
-# Equal, and different from the one by rounding alone: sums are taken in another order. (We compute in float64, so that
-# rounding is very small.) Two processes *are* one with the whole batch. As long as that batch keeps its size, nothing
-# else needs to change, neither the learning rate nor the number of steps.
+# The two are equal, and differ from the single process by rounding alone: sums are taken in another order. (We compute
+# in float64, so that rounding is very small.) So two processes do what one does with the whole batch. As long as that
+# batch keeps its size, nothing else needs to change, neither the learning rate nor the number of steps.
 #
 # The copies stay equal because they start equal, see the same mean, and take the same step. Our script never sends
 # weights.
@@ -163,8 +162,8 @@ assert apart(zero, before) > 1e-3
 # Halves that are not equal
 # -------------------------
 #
-# In fine-tuning only the answers count, and some answers are short. Say one process gets a long answer, and the other a
-# short one.
+# When a model is trained to answer questions, only the tokens of the answers are targets, and some answers are short.
+# Say one process gets a long answer, and the other a short one.
 #
 # **Predict first.** Each process computes its mean loss, and the two are averaged. Is this the mean loss of the batch?
 #
@@ -194,19 +193,20 @@ for n in [n0 + n1]:
     assert abs((2 * n0 / n * L0 + 2 * n1 / n * L1) / 2 - whole) < 1e-9
 
 # %%
-# Too large here. The few tokens of the banana count as much as all tokens of the long answer, and their gradients do,
-# too. No error, and the loss falls: the model is only trained on something else than you think.
+# Too large here. The few tokens of the banana count as much as all tokens of the long answer, in the loss and in the
+# gradient. No error, and the loss falls: the model is only trained on something other than you think.
 #
 # So let each process multiply its loss by :math:`N n_k / n` before the backward pass. N is the number of processes,
 # :math:`n_k` the number of its own targets, and n that of all processes. The mean of *these* is the loss of the whole
 # batch.
 #
-# Two GPUs, as good as one
-# ------------------------
+# Two GPUs that learn no faster than one
+# --------------------------------------
 #
 # Somebody's script works on one GPU. It shuffles its data with a fixed seed, so that every run is the same. Started on
-# two GPUs it works at once: both are busy, the losses look right, the copies stay equal. But the model learns no
-# faster than on one. Here are the first rows that each process sees, of eight:
+# two GPUs it works at once: both are busy, the losses look right, the copies stay equal. But the model learns no faster
+# than on one. Here are the first rows that each process sees, of eight. (A ``DataLoader`` is PyTorch's way to cut data
+# into batches, here of four rows.)
 
 for rank in (0, 1):
     seed = torch.Generator().manual_seed(0)
@@ -237,10 +237,10 @@ assert sorted(orders[0] + orders[1]) == list(range(8))
 # When the copy does not fit
 # --------------------------
 #
-# What the script does by hand is *DDP* in PyTorch, distributed data parallel. It sends gradients in buckets while the
-# backward pass still runs. And it copies everything: 16 bytes for each weight with AdamW, in every process. *FSDP*,
-# fully sharded data parallel (or ZeRO), cuts weights, gradients and moments into N *shards*, and gathers a block's
-# weights just before it runs.
+# What the script does by hand is *DDP* in PyTorch, distributed data parallel. It sends gradients in groups, called
+# buckets, while the backward pass still runs. And it copies everything: 16 bytes for each weight with AdamW, in every
+# process. *FSDP*, fully sharded data parallel (or ZeRO), cuts weights, gradients and moments into N *shards*, and
+# gathers a block's weights just before it runs.
 
 from lm_from_scratch.models.qwen2 import SIZES, Qwen2Config, Qwen2ForCausalLM
 

@@ -123,12 +123,13 @@ torch.testing.assert_close(right, expected, rtol=1e-9, atol=1e-12)
 assert (plain - expected).norm() > 0.02 * expected.norm()
 
 # %%
-# The plain mean counts a target more, the fewer others its process has. The package does the weighting in one place. ``count`` is of this process and this part; ``targets`` is of all
-# processes and all parts. It is known without asking anybody, because every process can make the whole batch.
+# The plain mean counts a target more, the fewer others its process has. The package does the weighting in one place.
+# ``part.count`` is the number of targets of this process and this part; ``count`` is that of all processes and all parts.
+# No exchange is needed to find ``count``, because every process can make the whole batch.
 
 source = inspect.getsource(optimizer_step)
 print(
-    source[source.index("    targets = sum") : source.index("    if config.up")]
+    source[source.index("    count = sum") : source.index("    if config.up")]
 )
 
 # %%
@@ -234,9 +235,9 @@ for one in said:
 assert said[0]["reduce-scatter"] + said[1]["reduce-scatter"] == [10, 12, 14, 16]
 
 # %%
-# This is also how it can be done. The processes stand in a ring, and each cuts its tensor into N pieces. In every
-# round, each sends one piece to its right neighbour. In N - 1 rounds the sums collect, in another N - 1 they go round.
-# Here is the ring in one process:
+# This is also how it can be done. The processes form a ring, and each cuts its tensor into N pieces. In every round,
+# each sends one piece to its right neighbour. In N - 1 rounds the sums collect, in another N - 1 they go round. Here is
+# the ring in one process:
 
 
 def ring_all_reduce(tensors):
@@ -285,8 +286,7 @@ assert said[0]["shuffled"] == said[1]["shuffled"]
 assert sorted(said[0]["sampler"] + said[1]["sampler"]) == list(range(8))
 
 # %%
-# Both compute the same gradient, and its mean is itself. The batch of eight is a batch of four, computed twice. Losses
-# look right, the weights of all processes agree, and half of the hardware is wasted.
+# This is the story of the lesson: the batch of eight is a batch of four, computed twice.
 #
 # The check: collect the rows of all processes, and demand that each is there once. With this package:
 
@@ -298,7 +298,7 @@ assert sorted(rows) == sorted(batch.idx.tolist())
 # One leaves out a collective
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# A collective behind ``if rank == 0``: the others wait. (M18)
+# A collective inside ``if rank == 0``: the other processes wait. (M18)
 #
 # ``if rank == 0: evaluate(model)`` looks harmless. If the model is sharded, evaluating gathers weights, which takes all
 # processes. Process 0 waits for an answer that never comes, without a message, until a timeout of many minutes.

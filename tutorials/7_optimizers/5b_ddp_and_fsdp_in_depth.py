@@ -441,7 +441,7 @@ print(inspect.getsource(Processes.wrap))
 # ~~~
 #
 # DDP hangs a hook on every weight. When a *bucket* of gradients is complete, its all-reduce begins, while the backward
-# pass goes on. At the first sight of the model it copies the weights of process 0 to all others, so that they start
+# pass goes on. When it first gets the model, it copies the weights of process 0 to all others, so that they start
 # equal.
 
 
@@ -483,7 +483,7 @@ assert all(mine == [full[0] // 2, *full[1:]] for full, mine in shapes)
 
 # %%
 # Gradients and moments are cut in the same way. AdamW changes each number by itself, so a process can update its rows
-# and ask nobody.
+# without the others.
 
 print("bytes of a process       weights  optimizer state")
 for name in ("ddp adamw", "fsdp adamw", "ddp galore", "fsdp galore"):
@@ -541,9 +541,9 @@ for rank in both:
 # scattered once. The small all-reduces are the loss, the norm for clipping, and the check for numbers that are not
 # finite.
 #
-# How much is that beside DDP? Take a step of one batch, and rings. The all-reduce of DDP sends 2 W (N - 1) / N bytes.
-# FSDP makes two gathers and a reduce-scatter, and each of them is half an all-reduce: at most 3 W (N - 1) / N, 1.5
-# times as much. Each further batch of the step costs more gathers, and with DDP nothing.
+# How much is that, compared with DDP? Take a step of one batch, and rings. The all-reduce of DDP sends 2 W (N - 1) / N
+# bytes. FSDP makes two gathers and a reduce-scatter, and each of them is half an all-reduce: at most 3 W (N - 1) / N,
+# 1.5 times as much. Each further batch of the step costs more gathers, and with DDP nothing.
 #
 # Accumulation has another price under FSDP. A pass that exchanges nothing leaves its gradients as they are: whole.
 

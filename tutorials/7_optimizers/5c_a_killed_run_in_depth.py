@@ -159,8 +159,8 @@ print(heard)
 assert heard.count("another process of the run has ended") == 1
 
 # %%
-# Process 0 was in the middle of an exchange. It learns from the closed connection that it waits for nobody. An exchange
-# over a GPU's network may not notice; then ``torchrun``, which watches its processes, ends the others.
+# Process 0 was in the middle of an exchange. It learns from the closed connection that the other process is gone. An
+# exchange over a GPU's network may not notice; then ``torchrun``, which watches its processes, ends the others.
 #
 # What is left of the run
 # -----------------------
@@ -205,7 +205,7 @@ assert numbers == [4, 5, 6, 7] and apart < 1e-9
 # Stopping gently
 # ---------------
 #
-# Ctrl-C is gentler. All processes have to stop after the *same* step, or some would wait for others for ever. So after
+# Ctrl-C is gentler. All processes have to stop after the *same* step, or some would wait for others forever. So after
 # every step they sum up who has heard a signal:
 
 from lm_from_scratch.runs.folder import follow
@@ -249,8 +249,8 @@ print("\n".join(line.strip() for line in lines[first : first + 4]))
 # ---------
 #
 # 1. *Hard.* Take out the kill after step 5, and kill process 0 while the checkpoint of step 6 is written. A right
-#    answer shows that the run goes on from step 3, and names the line that makes it so. Hint: put a function that kills
-#    at its second call in the place of ``lm_from_scratch.checkpoint.folders.replace_folder``.
+#    answer shows that the run goes on from step 3, and names the line that makes it so. Hint: replace
+#    ``lm_from_scratch.checkpoint.folders.replace_folder`` by a function that kills at its second call.
 #
 # Summary
 # -------

@@ -7,9 +7,9 @@ see:
 
 .. live:: bits
 
-With 8 bits a weight, the text surprises the model hardly any more than before. With 2 bits, the model is lost.
-Rounding the weights of a trained model is called *quantisation*. It is the reason why a model with 7 billion weights,
-28 GB in float32, can run on a laptop.
+With 8 bits a weight, the text surprises the model barely more than before. With 2 bits, the model is lost. Rounding the
+weights of a trained model is called *quantisation*. It is the reason why a model with 7 billion weights, 28 GB in
+float32, can run on a laptop.
 
 The function ``rounded`` does it in five lines. We explain them below. First, see what they do to the shipped Qwen2.
 """
@@ -131,7 +131,7 @@ weight_diagrams.rounding({"One weight is 4 times as large": ruler(outlier)})
 
 # %%
 # Four. The scale follows the largest weight, so each step is four times as wide, and the others share what is left
-# around 0. One *outlier* is enough to coarsen its whole row.
+# around 0. One *outlier* is enough to make the levels of its whole row coarse.
 #
 # The cure is to build walls. Cut the row into groups, and give each group a scale of its own:
 
@@ -152,7 +152,8 @@ weight_diagrams.rounding(walls)
 # point*.)
 #
 # In bfloat16, a group of 64 then takes 64 codes of half a byte and two numbers of 2 bytes, 36 bytes in all. That is
-# 0.5625 bytes a weight.
+# 0.5625 bytes a weight. (The underscore in ``quantize_`` is PyTorch's sign for a function that changes what it is
+# given.)
 
 from lm_from_scratch.weights.quantize import quantize_
 
@@ -172,7 +173,7 @@ assert size > 6 * small
 # -------------------
 #
 # One sentence proves little. So we let every model read documentation that it was not trained on, and take the mean
-# loss: how much the true next token surprises it, in nats.
+# loss: how much the true next token surprises it. It is measured in *nats*, the unit of the natural logarithm.
 #
 # **Predict first.** Guessing all 4096 tokens with equal probability has a loss of 8.3. The model with 2 bits has
 #
@@ -273,5 +274,5 @@ assert 7 * per_weight["int4"] < 4
 #
 # * A quantised weight is a small whole number, its code, times a scale that it shares with its row or group.
 # * The largest weight of a group sets the step for all of them, so groups keep the harm of an outlier to itself.
-# * 8 bits cost our model next to nothing, 4 bits a little, 2 bits everything. Memory shrinks for certain, time only
-#   with the right kernel.
+# * 8 bits cost our model next to nothing, 4 bits a little, 2 bits everything. Memory shrinks for certain; whether time
+#   does depends on the program that multiplies.

@@ -437,7 +437,7 @@ assert [4 * count / size for size in ways.values()] == [1.0, 8.0, 4.0]
 # Which sentence is false?
 # ------------------------
 #
-# 1. To cut a group into smaller ones makes the step of no weight larger.
+# 1. Cutting a group into smaller ones makes no weight's step larger.
 # 2. The nearest code for each weight is not always the best for their sum.
 # 3. When activations are rounded, an outlier in one row of a batch coarsens the other rows.
 

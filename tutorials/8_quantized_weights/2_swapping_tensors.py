@@ -7,7 +7,8 @@ like the obvious way. But the layer is not the only one that holds its weight.
 
 Here the shipped GPT-2's table of tokens has five *holders*: a variable, a list, the embedding, an output head that is
 *tied* to it (both share one tensor), and an optimizer, which keeps its tensors in ``param_groups``. The new tensor has
-codes of 8 bits, and a scale as an attribute.
+codes of 8 bits, and a scale as an attribute. In PyTorch a layer of weights such as the head is an ``nn.Linear``, and a
+tensor that belongs to a layer is an ``nn.Parameter``.
 """
 
 # sphinx_gallery_needs = ["1_int8_int4", "../1_gpt2/4_training"]
@@ -63,7 +64,7 @@ assert have_codes() == ["head"]
 weight_diagrams.holders("head.weight = new", {**places(), "new": new}, both)
 
 # %%
-# One. An assignment changes where *one* name leads, and a tensor does not know who else holds it. The tie is broken,
+# One. An assignment changes where *one* name leads, and a tensor does not know what else holds it. The tie is broken,
 # and the optimizer still holds a tensor that the head has left. None of this is an error. (What becomes of such a
 # training run is the subject of the `next lesson <3_conversions.ipynb>`_.)
 #
@@ -133,10 +134,11 @@ print(t1, t2)
 assert (t1.tolist(), t2.tolist()) == ([0, 1, 2], [0, 1])
 
 # %%
-# Who does not follow
-# -------------------
+# Which tensors keep the old numbers
+# ----------------------------------
 #
-# **Predict first.** You took a ``state_dict`` of a head before the swap. Which numbers does it have after the swap?
+# **Predict first.** Before the swap you took the ``state_dict`` of a head, the dictionary of its tensors, by name.
+# Which numbers does it have after the swap?
 #
 # * the new ones: it holds ``head.weight``
 # * the old ones
@@ -171,9 +173,9 @@ print(error_of(torch.utils.swap_tensors, weight, zeros))
 assert "Expected use_count of t1 to be 1" in message and not weight.any()
 
 # %%
-# As long as the view exists, the swap is refused; without it, it goes through. (``use_count`` counts who holds the
-# tensor inside PyTorch.) A weak reference, one that does not keep its object alive, blocks a swap as well. With a loss
-# whose backward pass is still to come, either the swap is refused or the backward pass is.
+# As long as the view exists, the swap is refused; without it, it goes through. (``use_count`` counts the holders inside
+# PyTorch.) A weak reference, one that does not keep its object alive, blocks a swap as well. With a loss whose backward
+# pass is still to come, either the swap is refused or the backward pass is.
 #
 # In practice: swap before the forward pass or after the backward pass, and let go of views.
 # `Refused swaps <2b_refused_swaps.ipynb>`_ shows what would go wrong otherwise.
@@ -240,6 +242,6 @@ assert not p.any()
 #
 # * ``module.weight = new`` reaches one holder of a weight. A tied head, a list and an optimizer keep the old tensor,
 #   without an error.
-# * ``torch.utils.swap_tensors`` exchanges what two objects are: class, attributes, shape and numbers. Whoever holds the
-#   object follows.
+# * ``torch.utils.swap_tensors`` exchanges what two objects are: class, attributes, shape and numbers. Every holder of
+#   the object follows.
 # * Detached tensors keep the old numbers, views make PyTorch refuse, and an optimizer keeps its state.

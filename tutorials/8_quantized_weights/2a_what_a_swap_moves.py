@@ -197,8 +197,8 @@ assert {k for k, (torchs, _) in moves.items() if torchs == "stays"} == stay
 assert {k for k, (x, y) in moves.items() if x != y} == {"a slot"}
 
 # %%
-# What the object *is* moves; which object it is stays. Our three lines differ from PyTorch in the slots alone. A slot
-# is an attribute that a class keeps outside ``__dict__``.
+# The contents of the object move, and its identity stays. Our three lines differ from PyTorch in the slots alone. A
+# slot is an attribute that a class keeps outside ``__dict__``.
 #
 # The last two rows contradict each other. A hook acts on the gradient, so it belongs to the at::Tensor and moves. The
 # Python list of hooks does not move with it. A hook that you register on ``a`` after the swap goes into that list, and
@@ -215,8 +215,8 @@ assert factors == [1, 70]
 # %%
 # So register hooks after the swap, on a tensor that had none.
 #
-# Who follows
-# -----------
+# Which holders follow
+# --------------------
 #
 # Now the holders. ``a`` holds zeros and ``b`` ones. Something takes hold of ``a``; then we swap, and look through it.
 # It sees the *new* numbers, or the *old* ones, or the swap is refused.
@@ -289,7 +289,7 @@ assert {k for k, v in seen.items() if v == "refused"} == refused
 assert all(ours[k] == seen[k] for k in follow | aliases)
 
 # %%
-# Whoever holds the object follows. Whoever has another at::Tensor over the same storage does not, and there is no
+# A holder of the object follows. A holder of another at::Tensor over the same storage does not, and there is no
 # warning. A ``state_dict`` belongs to this second group: its values are detached, so one from before the swap holds the
 # old numbers. Why three swaps are refused is the question of `refused swaps <2b_refused_swaps.ipynb>`_.
 #

@@ -169,7 +169,7 @@ assert goes["a * a"] == ["swap refused", "to b"]
 
 # %%
 # The node holds the at::Tensor, and that is the content of ``b`` now. The model and the optimizer hold ``a``. The
-# gradient would arrive where no one looks: the very mistake that a swap was to avoid. A view has the same problem:
+# gradient would arrive where no one looks: the very mistake that a swap is meant to avoid. A view has the same problem:
 # writing into it would change ``b``.
 #
 # PyTorch refuses, with one exception. If the node is the only other holder, the swap is allowed, because that is the

@@ -2,8 +2,9 @@ r"""
 An optimizer that updates nothing
 =================================
 
-You build a model, then an optimizer, and then load a checkpoint with ``load_state_dict(assign=True)``: the usual steps,
-in an unlucky order. There is no error. The program computes a loss, calls ``backward`` and ``step``, and goes on.
+You build a model, then an optimizer, and then fill the model with the weights of a checkpoint, with
+``load_state_dict(assign=True)``: the usual steps, in an unlucky order. There is no error. The program computes a loss,
+calls ``backward`` and ``step``, and goes on.
 
 Here the shipped GPT-2 should learn one text by heart in 15 steps: once after such a start, and once with a switch of
 PyTorch set while it loads.
@@ -60,8 +61,8 @@ assert abs(runs["with a swap"][0][0] - runs["as it comes"][0][0]) < 1e-4
 # %%
 # The upper line does not move at all. The lower one is the same program, with the switch set.
 #
-# Who holds what
-# --------------
+# What the optimizer holds
+# ------------------------
 #
 # An optimizer keeps a list of tensors, from the moment when it is built. ``load_state_dict(assign=True)`` is quick
 # because it copies nothing: it puts the tensors of the checkpoint into the model as *new parameters*. Here is the table
@@ -130,9 +131,9 @@ assert not stranded(*runs["with a swap"][1:])
 # * A new parameter, as an assignment makes it. A flag of PyTorch asks for that.
 # * A *swap*, if another flag is set.
 #
-# The package has an instrument that tries them: ``observe`` converts a small module whose embedding and head are tied,
-# and looks at all holders of the weight. In its table, ``True`` means that a holder follows, and ``left`` that it keeps
-# the old numbers.
+# The package has a function that tries them: ``observe`` converts a small module whose embedding and head are tied, and
+# looks at all holders of the weight. In its table, ``True`` means that a holder follows, and ``left`` that it keeps the
+# old numbers.
 
 from lm_from_scratch.instruments.references import PATHS, observe
 

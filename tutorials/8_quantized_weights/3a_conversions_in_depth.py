@@ -98,7 +98,7 @@ assert losses["assignment"][15:] == [losses["assignment"][15]] * 25
 # After the assignment the loss does not move at all. The optimizer holds the tensor that was ``module.weight`` before.
 # That tensor gets no gradient any more, and an optimizer passes over a tensor whose gradient is ``None``.
 #
-# The module's own weight does get a gradient. Nobody sets it to zero, so it is the sum over 25 steps.
+# The module's own weight does get a gradient. It is never set to zero, so it is the sum over 25 steps.
 
 _, module, optimizer = runs["assignment"]
 (held,) = optimizer.param_groups[0]["params"]
@@ -373,7 +373,7 @@ assert not changed
 #
 # Two things are different today. The tutorial says that without the flag and without ``assign`` both tensors must be of
 # one class; it is enough that one of the two knows ``copy_``, as ``QuantizedWeight`` does. And it does not say that a
-# subclass which tells what it holds is swapped without the flag.
+# subclass that says what it holds is swapped without the flag.
 
 layer = nn.Linear(8, 4, bias=False)
 quantize_(layer)

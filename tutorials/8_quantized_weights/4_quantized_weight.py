@@ -106,8 +106,9 @@ layer.weight = nn.Parameter(matrix)
 # A tensor with nothing in it
 # ---------------------------
 #
-# A *tensor subclass* is a Python class that derives from ``torch.Tensor``. ``_make_wrapper_subclass`` makes a tensor
-# that has a shape, a dtype and a device but no numbers. Codes and scale are ordinary attributes.
+# A *tensor subclass* is a Python class that derives from ``torch.Tensor``. ``_make_wrapper_subclass`` makes a
+# *wrapper*: a tensor that has a shape, a dtype and a device but no numbers. (Python calls ``__new__`` to make an
+# object, and then ``__init__`` to fill it.) Codes and scale are ordinary attributes.
 #
 # Whenever torch gets such a tensor, it calls two methods of the class: ``__torch_function__`` and
 # ``__torch_dispatch__``. Each receives what was called, ``func``, and its arguments, and looks for our answer in a
@@ -172,7 +173,7 @@ assert not any(result == "works" for _, result in attempt())
 
 # %%
 # None. But the list of failures is a list of work: each says which operator it needs. ``aten`` is torch's library of
-# operators, and every call on a tensor is made of them.
+# operators, and every call on a tensor is made of them. (``default`` is the ordinary one of an operator's variants.)
 #
 # Two doors
 # ---------
@@ -224,9 +225,9 @@ assert (F.linear(x, w) - F.linear(x, matrix)).abs().max() < 0.1
 assert copy.deepcopy(w).codes.data_ptr() != w.codes.data_ptr()
 
 # %%
-# Four of five. ``sum`` stays refused, on purpose: an operator that nobody thought about should say so. It is tempting
-# to decode the weight for every other operator instead. Then ``w.add_(1)`` would change a decoded copy that nobody
-# keeps, and an optimizer could run for hours without moving a weight.
+# Four of five. ``sum`` stays refused, on purpose: an operator that has not been thought about should say so. It is
+# tempting to decode the weight for every other operator instead. Then ``w.add_(1)`` would change a decoded copy that is
+# then thrown away, and an optimizer could run for hours without moving a weight.
 #
 # A whole module
 # --------------
@@ -254,8 +255,9 @@ assert layer.weight.scale.dtype == torch.float32
 # attributes of the Python object alone. The error comes later and elsewhere, when the scale meets activations of
 # bfloat16.
 #
-# The fix is to tell torch which tensors are inside, and how to make a weight of them. Then a module exchanges the whole
-# weight by `swapping <2_swapping_tensors.ipynb>`_, and all its holders follow.
+# The fix is two more methods, from which torch learns which tensors are inside, and how to make a weight of them. (We
+# need no ``context``, so ``flatten`` returns None for it.) Then a module exchanges the whole weight by `swapping
+# <2_swapping_tensors.ipynb>`_, and all its holders follow.
 
 
 def flatten(self):

@@ -4,8 +4,8 @@ A quantised weight, operator by operator
 
 The lesson on `a weight that is int8 inside <4_quantized_weight.ipynb>`_ writes a tensor that answers five calls. Which
 other operators does a weight meet in its life, and where should each be answered? This page finds them by running into
-each, counts in bytes why ``F.linear`` is answered above autograd, and puts the package's weights into a built model
-without anyone losing hold of them.
+each, counts in bytes why ``F.linear`` is answered above autograd, and puts the package's weights into a built model, so
+that every holder gets them.
 
 An empty table
 --------------
@@ -304,12 +304,12 @@ inputs = (
 assert torch.autograd.gradcheck(F.linear, inputs)
 
 # %%
-# The weight gets no gradient: its codes are whole numbers, and a small step would not change them. What is trained
-# stands beside it: biases, norms, or the adapters of `LoRA <6_lora.ipynb>`_.
+# The weight gets no gradient: its codes are whole numbers, and a small step would not change them. What is trained is
+# beside it: biases, norms, or the adapters of `LoRA <6_lora.ipynb>`_.
 #
 # All other calls are answered below, where one operator serves many of them: ``nn.Parameter``, ``.data`` and
 # ``state_dict`` all came down to ``detach``. An embedding is a lookup in a frozen table, through which no gradient
-# passes, so below will do.
+# passes, so an answer below autograd is enough.
 
 OPERATORS[aten.embedding.default] = lambda w, idx, *_: (
     w.scale[idx] * w.codes[idx]
@@ -321,7 +321,7 @@ assert last.pop("sum") == "aten.sum.default"
 assert set(last.values()) == {"works"}
 
 # %%
-# One refusal is left, on purpose. Nobody sums a weight while a model runs, and an operator that was not thought about
+# One refusal is left, on purpose. No model sums a weight while it runs, and an operator that was not thought about
 # should say so.
 #
 # And the module that was converted without ``__tensor_flatten__``? Its weight still says bfloat16. The first product

@@ -44,8 +44,8 @@ assert (error <= scale * 0.5001).all()
 assert codes.abs().amax(dim=1).tolist() == 6 * [127]
 
 # %%
-# Two neighbouring codes are one scale apart, so but for float32's own rounding a number moves by at most half of it. A
-# quarter of the bytes of float32 remain, and four bytes a row for the scale.
+# Two neighbouring codes are one scale apart, so apart from float32's own rounding, a number moves by at most half of
+# it. A quarter of the bytes of float32 remain, and four bytes a row for the scale.
 #
 # Four bits
 # ---------
@@ -153,7 +153,8 @@ for kind in (Int8Weight, Int4Weight):
 # Which sentence is false?
 # ------------------------
 #
-# 1. With 4 bits, the smallest and the largest number of a group come back exactly, but for rounding in floating point.
+# 1. With 4 bits, the smallest and the largest number of a group come back exactly, apart from rounding in floating
+#    point.
 # 2. A row with 8 bits has 256 different codes.
 # 3. Groups of 64 in float32 cost an eighth of a byte for each number, beside its code.
 

@@ -87,8 +87,8 @@ print(f"shipped {loss(shipped):.2f}, strict=False {loss(model):.2f}")
 assert 4.8 < loss(shipped) < 4.95 and 8.2 < loss(model) < 8.5
 
 # %%
-# No error, and nothing loaded: not one name fits. The model is as random as ``build`` made it. ``strict=False`` does not
-# fix a checkpoint, it switches the alarm off.
+# No error, and nothing loaded: not one name fits. The model is as random as ``build`` made it. ``strict=False`` does
+# not fix a checkpoint, it switches the alarm off.
 #
 # Your dictionary
 # ---------------

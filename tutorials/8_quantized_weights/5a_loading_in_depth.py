@@ -305,8 +305,8 @@ assert torch.equal(mine["weight"], 2 * was)
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # A handler of ``module_load`` that ignores ``assign`` breaks law 1. PyTorch's tutorial on ``swap_tensors`` has one:
-# whatever comes is wrapped and swapped in. Nobody asked to assign, and yet the bfloat16 module turns float32, and
-# shares its memory with the checkpoint. If you change the checkpoint later, you change the model. (T4)
+# whatever comes is wrapped and swapped in. ``assign`` is False, and yet the bfloat16 module turns float32, and shares
+# its memory with the checkpoint. If you change the checkpoint later, you change the model. (T4)
 
 
 def careless(self, other, assign=False):

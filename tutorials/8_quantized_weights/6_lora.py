@@ -100,8 +100,8 @@ weight_diagrams.low_rank(*layer.weight.shape, layer.rank, "4 bits")
 # Two thin matrices
 # -----------------
 #
-# Why not train the codes? A training step moves a weight by very little, and between two codes there is nothing. So a
-# weight of codes gets no gradient.
+# Why not train the codes? A training step moves a weight by very little, and between two codes there is nothing to move
+# to. So a weight of codes gets no gradient.
 #
 # LoRA (low-rank adaptation) leaves the weight :math:`W`, (N, K), as it is. It bets that the *change* which a new task
 # needs is simple enough to be the product of a tall matrix :math:`B`, (N, r), and a flat one, :math:`A`, (r, K). On

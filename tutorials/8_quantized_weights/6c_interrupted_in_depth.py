@@ -77,7 +77,7 @@ assert whole[STEPS] < whole[1] - 0.5
 # ---------------------------------
 #
 # The program below builds the quantised model on the *meta* device, without numbers, fills it from the folder and adds
-# adapters. It is the same program that starts a run and that resumes one. The first time, it is told to die in step 15.
+# adapters. The same program starts a run and resumes one. The first time, an argument makes it die in step 15.
 
 save_pretrained(quantised(), root / "base")
 

@@ -2,9 +2,9 @@ r"""
 Qwen3: a model that cannot shout
 ================================
 
-You know Qwen2. Two lines in its attention make it Qwen3. They keep one kind of number small: the *scores* that go into
-softmax. What would large scores do? Here is a head of our small Qwen2 that looks back from *first*, as it was trained,
-and then with its scores three and ten times as large.
+You know Qwen2. Two new lines in its attention make it Qwen3, and its three biases are gone. The new lines keep one kind
+of number small: the *scores* that go into softmax. What would large scores do? Here is a head of our small Qwen2 that
+looks back from *first*, as it was trained, and then with its scores three and ten times as large.
 """
 
 # sphinx_gallery_needs = ["../2_qwen2/4_qwen2", "../1_gpt2/4_training"]
@@ -17,6 +17,7 @@ import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 
+from lm_from_scratch.checkpoint.ideas import counts, families
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.instruments.record import record_scores
@@ -42,7 +43,8 @@ plt.show()
 assert (10 * scores).softmax(-1).max() > 0.99 > 0.3 > scores.softmax(-1).max()
 
 # %%
-# The trained head listens to many words, most to *list*. Ten times as loud, *list* is all that it hears.
+# (⊢ is the start of the text.) The trained head listens to many words, most to *list*. Ten times as loud, *list* is all
+# that it hears.
 #
 # What softmax does with a thousand
 # ---------------------------------
@@ -66,8 +68,8 @@ assert weights.tolist() == [0.0, 0.0, 1.0] and slope.abs().max() == 0
 
 # %%
 # One key gets everything, and the slope is 0. No gradient comes back through such a row: whatever the loss would like to
-# change about it, it cannot. The head is stuck. In a large model that is a loss that jumps up after weeks, and does not
-# come back.
+# change about it, it cannot. The head is stuck. If that happens to many heads of a large model, its loss can jump up
+# after weeks of training, and not come back.
 #
 # Do scores grow that large by themselves?
 # ----------------------------------------
@@ -83,7 +85,7 @@ others = dict(rope_theta=10_000.0, initializer_range=0.04, eos_token_id=0)
 numbers = sizes | others | dict(n_head=4, n_kv_head=2, head_dim=16)
 
 # %%
-# The two configs have the same numbers.
+# The two configs have the same numbers, and no biases.
 
 configs = {
     "Qwen2": Qwen2Config(**numbers, qkv_bias=False),
@@ -212,10 +214,11 @@ assert (loud - scores).abs().max() < 1e-3
 #    \frac{q \cdot k}{\sqrt{D}} \le \frac{\sqrt{D} \sqrt{D}}{\sqrt{D}} = \sqrt{D}
 #
 # With 16 features that is 4. With the 128 features of the published models it is 11.3. If a model needs to be surer than
-# that, it has to learn larger weights, and it does so slowly: there are only 2D of them.
+# that, it has to learn larger weights. Ours did, above: its scores went beyond 4. But there are only 2D of these weights
+# in a layer, and no other weight can make a query longer.
 
 assert 16**0.5 == 4 and round(128**0.5, 1) == 11.3
-assert scores.abs().max() <= 4
+assert scores.abs().max() <= 4 < min(max(s) for s, _ in fast["Qwen3"])
 
 # %%
 # **Predict first.** Could the norm come after the rotation, and give the same scores?
@@ -234,12 +237,13 @@ for name, weight in (("all 1", torch.ones(16)), ("learned", torch.rand(16))):
 # %%
 # As long as the weights are all 1, the order does not matter. Learned weights stretch some features more than others,
 # and the rotation mixes features in pairs, so then it does. An implementation that normalises too late passes every test
-# on a fresh model, and fails on a trained one.
+# on a fresh model, and fails on a trained one. A published library `had this order
+# <https://github.com/meta-pytorch/torchtune/issues/2809>`_, until a user compared its logits with those of another.
 #
 # Is it better?
 # -------------
 #
-# Here are the losses at the end of the three runs, at a learning rate that suits both models and at the large one:
+# Here are the losses at the end of the three runs, at a learning rate ten times smaller and at the large one:
 
 calm = {
     name: [train(config, seed, lr=0.01) for seed in range(3)]
@@ -257,14 +261,15 @@ for speed, runs_of in (("0.01", calm), ("0.1", fast)):
 
 
 assert max(largest[-1] for largest, _ in calm["Qwen2"]) < 60
+assert 0.3 < counts()["qk_norm"] / len(families()) < 0.37
 
 # %%
 # Hardly. The two models differ by less than two runs of one model do. A model this small, in 60 steps, gets away with
 # scores of thousands.
 #
-# The norms are insurance: they cost a little time, and keep the scores of a large model finite for a run of months. The
-# `Qwen3 report <https://arxiv.org/abs/2505.09388>`_ gives stable training as its reason. About two thirds of the families
-# of open models in ``transformers`` normalise queries and keys today.
+# The norms are insurance: they cost a little time, and keep the scores of a large model small for a run of months. The
+# `Qwen3 report <https://arxiv.org/abs/2505.09388>`_ gives stable training as its reason. About a third of the families of
+# decoders in ``transformers``, old and new, normalise queries and keys.
 #
 # A head may have any width
 # -------------------------
@@ -278,13 +283,15 @@ print("in a model of", small.n_embd)
 assert small.n_head * small.head_dim == 2 * small.n_embd == 2048
 
 # %%
-# Together that is 2,048, twice as wide as the model: nothing in attention needs the two to agree, because the output projection leads back.
+# Together that is 2,048, twice as wide as the model. Nothing in attention needs the two to agree, because the output
+# projection leads back to the width of the model.
 #
 # Llama and Mistral: only numbers
 # -------------------------------
 #
 # What about the model on your disk? Take away Qwen2's three biases, and you have Llama. Let every layer slide, and you
-# have Mistral. There is no code left to write: the ``config.json`` of such a model is read into numbers that you know.
+# have the first Mistral. There is no code left to write: the ``config.json`` of such a model is read into numbers that
+# you know.
 
 from lm_from_scratch.checkpoint.configs import config_from_dict
 

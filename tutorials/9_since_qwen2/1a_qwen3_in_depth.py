@@ -176,8 +176,8 @@ assert right < 5e-5
 # The keys were forgotten
 # ~~~~~~~~~~~~~~~~~~~~~~~
 #
-# Queries are normalised, keys are not (M44). Scores are half tamed, so training looks calmer, and everybody is content.
-# Loaded weights give other logits.
+# Queries are normalised, keys are not (M44). Scores can still grow with the keys. Training runs, and looks calmer than
+# without both norms. Loaded weights give other logits.
 
 from torch import nn
 
@@ -195,7 +195,8 @@ assert wrong > 0.1 and largest_error() == right
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # With weights of 1, as in a fresh model, the order does not matter (M45). So a test with a fresh model passes, and
-# trained weights show the mistake.
+# trained weights show the mistake. In torchtune a user `found it by its logits
+# <https://github.com/meta-pytorch/torchtune/issues/2809>`_.
 
 from lm_from_scratch.layers.norm import rms_norm
 from lm_from_scratch.layers.rope import apply_rope

@@ -131,7 +131,7 @@ assert all(len(row.unique()) <= 2 for row in groups)
 # Ties
 # ----
 #
-# A sigmoid in float32 is exactly 1 for every logit above 17, so scores *can* be equal, and then somebody has to decide.
+# A sigmoid in float32 is exactly 1 for every logit above 17, so scores *can* be equal, and a rule has to decide.
 # ``torch.topk`` promises no order. Ours takes the expert with the lower number:
 
 equal = torch.zeros(1, 8)
@@ -267,7 +267,9 @@ assert 11.3 < total / 1e9 < 11.4 and 0.39 < active_parameters(layer) / 1e9 < 0.4
 # ~~~~~~~~~~~~~~~~~~
 #
 # The correction bias belongs to the choice (M48). If the weights are taken from the biased scores, the output changes
-# with every step of the balance, and an expert that nobody wanted speaks louder *because* nobody wanted it.
+# with every step of the balance, and an expert with few tokens weighs more *because* it had few. It happened in
+# `vLLM <https://github.com/vllm-project/vllm/pull/12002>`_, and later, when code that had been right was rearranged, in
+# `transformers <https://github.com/huggingface/transformers/pull/41647>`_.
 
 bias = torch.zeros(E).index_fill(0, torch.tensor([3]), 2.0)
 right = sigmoid_routing(logits, bias.double(), k)
@@ -289,7 +291,10 @@ torch.testing.assert_close(shifted.weights, right.weights)
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # If scores of closed groups become 0, and not minus infinity, all is well until the biases make the scores of an open
-# group negative (M49). Then 0 wins, and the token goes where it may not.
+# group negative (M49). Then 0 wins, and the token goes where it may not. The same line was in several libraries, for
+# one in `transformers until 2026 <https://github.com/huggingface/transformers/issues/45440>`_. A reader who looked up
+# the biases of DeepSeek-V3 found none below 2 (`its fix <https://github.com/huggingface/transformers/pull/45441>`_): that
+# model could not show the mistake, and another that is built from the same class could.
 
 below = torch.full((E,), -3.0, dtype=torch.float64)
 good = sigmoid_routing(logits, below, k, n_group=4, top_group=1)
@@ -315,7 +320,8 @@ assert how_many(good.experts) == 1 and in_closed == 1
 # ~~~~~~~~~~~~~~~~~~~
 #
 # All padding tokens are equal, so they go to the same experts (M50). Counted with the others they look like an
-# overload, and the balance works against experts that have nothing to do.
+# overload, and the balance works against experts that have nothing to do. The loss of Mixtral in ``transformers`` counted
+# them until a reader `asked for a mask <https://github.com/huggingface/transformers/issues/28505>`_.
 
 from lm_from_scratch.training.balance import overload, visits
 
@@ -327,6 +333,22 @@ print(f"without:               {overload(visits(routing, real)):.2f}")
 assert overload(visits(routing)) > 1.0 > overload(visits(routing, real))
 
 # %%
+# Exercises
+# ---------
+#
+# 1. *Easy.* Print how often softmax and sigmoid choose the same experts if each has a bias of 0.1 on expert 3. A right
+#    answer says why that bias moves one of them more, for E = 16 and for E = 256.
+# 2. *Medium.* Let the balance of the lesson count visits of three layers together, as the pooled loss does. A right answer
+#    has the overload of each layer, with and without pooling, for three seeds.
+#
+# Summary
+# -------
+#
+# * Our layer is that of Mixtral, Qwen3 and DeepSeek-V3. They differ in the scores, in what is normalised, in groups of
+#   experts, and in an expert for all tokens.
+# * Equal scores need a rule, and a loss of several layers is taken layer by layer.
+# * A bias takes part in the choice alone; closed groups score minus infinity; padding is no visit.
+#
 # Sources
 # -------
 #

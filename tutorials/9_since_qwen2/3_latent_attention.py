@@ -137,8 +137,8 @@ assert lost[:, 2].min() > 0.04 and lost[:, 2].max() < 0.2
 assert lost[:, 1].min() > 0.2 and lost[:, 0].min() > 0.5
 
 # %%
-# A quarter of the numbers is nearly free, and an eighth costs a little. Nobody trained this model to be remembered in
-# few numbers. DeepSeek-V3 learns its latents from the first step on, and has 512 numbers for what would be 32,768.
+# A quarter of the numbers is nearly free, and an eighth costs a little. Yet this model was not trained to be remembered
+# in few numbers. DeepSeek-V3 learns its latents from the first step on, and has 512 numbers for what would be 32,768.
 # (Whether it would be a better model with all of them, our experiment cannot say.)
 #
 # The figure shows the three texts.
@@ -217,7 +217,7 @@ assert (R + Dr, H * (Dn + Dr + Dv)) == (20, 208)
 # ---------------------------
 #
 # There is a catch. The cache holds latents, so each new token would make the keys and values of *all* earlier tokens
-# again. For DeepSeek-V3 and 4,096 tokens, these are 537 million multiplications in each head.
+# again. For DeepSeek-V3 and 4,096 tokens, that is 537 million multiplications in each head.
 #
 # But a score is a product of three: query, matrix, latent. Such a product may be taken in any order:
 #
@@ -270,7 +270,7 @@ assert [round(x / y, 2) for x, y in forms] == [117.31, 0.31]
 # Why a piece of the key is turned
 # --------------------------------
 #
-# Why not turn whole keys, as every other model does? Between query and key there would be a rotation, by the distance
+# Why not turn whole keys, as Qwen2 does? Between query and key there would be a rotation, by the distance
 # of the two tokens: :math:`q \cdot \mathrm{turn}(W_K c)`. Then the matrix between them is another one for each
 # distance. Take real weights, those of our small Qwen2:
 

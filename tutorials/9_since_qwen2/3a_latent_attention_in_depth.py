@@ -390,7 +390,9 @@ assert caught["scale"] == [True, True, True]
 # ~~~~~~~~~~~~~~~~~
 #
 # With YaRN, DeepSeek multiplies scores by the *square* of a magnitude, since usually query and key carry one factor
-# each (M52). A single one is an error that no short text without YaRN can show.
+# each (M52). A single one is an error that no test without YaRN can show. Another program `left out both
+# <https://github.com/onnxruntime/mobius/pull/548>`_. Its logits at position 0 were right: with one key, softmax gives 1
+# whatever the score is.
 
 assert caught["mscale"] == [True, True, True]
 

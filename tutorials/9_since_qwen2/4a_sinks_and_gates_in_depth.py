@@ -176,7 +176,7 @@ for name, kind, shape in (
 # Three seeds, three models
 # -------------------------
 #
-# The lesson showed one seed. Here each seed draws a language of its own, too.
+# The lesson has three seeds and one language. Here each seed draws a language of its own, too.
 
 from lm_from_scratch.cache.streaming import Streaming, StreamingCache
 from lm_from_scratch.instruments.record import (
@@ -367,6 +367,11 @@ assert sorted(held[held >= 0].tolist()) == [0, 1, 92, 93, 94, 95, 96]
 #
 # Each of these runs, and trains. Here they are measured on one small layer, against the right result.
 
+published = GptOssConfig()
+assert {*published.layer_types[::2]} == {"sliding_attention"}
+assert {*published.layer_types[1::2]} == {"full_attention"}
+assert published.sliding_window == 128
+
 torch.manual_seed(1)
 q = torch.randn(1, 6, 7, 8)
 k, v = torch.randn(2, 1, 2, 7, 8)
@@ -463,7 +468,8 @@ assert before.abs().max() > 0.5 and after.abs().max() == 0
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # Qwen3-Next stores its norm weights minus 1 (M62). An ``RMSNorm`` that loads them multiplies fresh queries by 0, and
-# every query looks at all keys alike.
+# every query looks at all keys alike. With Qwen3.5, which stores them in the same way, one program wrote `endless spaces
+# <https://github.com/llmmanorg/llmman/pull/151>`_.
 
 from lm_from_scratch.layers.norm import RMSNorm, ZeroCentredRMSNorm
 

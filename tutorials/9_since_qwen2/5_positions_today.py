@@ -2,7 +2,7 @@ r"""
 Positions today: what has to turn?
 ==================================
 
-RoPE turns all features of all queries and keys, in all layers. Most models since then turn fewer: half of the features,
+RoPE turns all features of all queries and keys, in all layers. Many models since then turn fewer: half of the features,
 or three layers of four. Which features and which layers need to know where they are?
 
 Here is a game for a small model. In each row of tokens, every letter has a number. Two kinds of token ask for one:

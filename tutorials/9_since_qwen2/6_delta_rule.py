@@ -63,8 +63,8 @@ correction(state, k, v, ("path", "bytes"))
 # its own value.
 #
 # If all facts are added, a query reads :math:`\sum_s (q \cdot k_s) \, v_s`. You know this sum: it is attention without
-# the softmax, called *linear attention*. Without the softmax nobody has to keep the keys, because the sum of their outer
-# products, :math:`S`, answers every query.
+# the softmax, called *linear attention*. Without the softmax the keys need not be kept: the sum of their outer products,
+# :math:`S`, answers every query.
 #
 # The delta rule corrects the sum. Today's models add two gates, which each token computes for itself:
 # :math:`\alpha`, between 0 and 1, lets the whole memory fade, and :math:`\beta` says how much of the correction
@@ -196,16 +196,21 @@ from lm_from_scratch.instruments.plot import COLOURS, figure
 _, (ax,) = figure(4.8, 3.0)
 edges, curves = [1, 2, 3, 5, 9, 17, 48], {}
 for (name, runs), style, colour in zip(results.items(), "osd^", (3, 1, 0, 2)):
-    right, gap = map(torch.cat, zip(*runs))
-    curves[name] = [
-        right[(gap >= low) & (gap < high)].float().mean().item()
-        for low, high in pairwise(edges)
-    ]
-    ax.plot(
-        edges[:-1], curves[name], style + "-", color=COLOURS[colour], label=name
-    )
+    rates = torch.tensor(
+        [
+            [
+                right[(gap >= low) & (gap < high)].float().mean()
+                for low, high in pairwise(edges)
+            ]
+            for right, gap in runs
+        ]
+    )  # (3 seeds, 6 parts)
+    curves[name], low, high = rates.mean(0), rates.amin(0), rates.amax(0)
+    line = dict(color=COLOURS[colour], label=name)
+    ax.plot(edges[:-1], curves[name], style + "-", **line)
+    ax.fill_between(edges[:-1], low, high, alpha=0.2, color=COLOURS[colour])
 ax.set(
-    title="Right answers by gap",
+    title="Right answers by gap, mean and range",
     xlabel="tokens between two writings",
     ylabel="share",
 )

@@ -272,7 +272,8 @@ torch.testing.assert_close(scores.grad, difference)
 #
 # Without it a sum of products is one product: all heads together are a single head with the query
 # :math:`\sum_j w_{tj} q_{tj}` (M74). The test that finds it compares the score with the formula, or sixteen heads with
-# one.
+# one. In `another library <https://github.com/ml-explore/mlx-lm/pull/531>`_ both the ReLU and the sum over heads were
+# missing. Short prompts were right, because all keys were read; long ones ended in repetition.
 
 generator = torch.Generator().manual_seed(2)
 iq = torch.randn(2, 16, 40, 16, generator=generator)

@@ -29,8 +29,8 @@ documents, _ = split(load_corpus("reference"))
 ids = torch.tensor([i for d in documents for i in tokenizer.start(d.text)])
 
 
-def taught(loss_of, steps):
-    torch.manual_seed(0)
+def taught(loss_of, steps, seed):
+    torch.manual_seed(seed)
     mtp = MTP(qwen2)
     optimizer = torch.optim.AdamW(mtp.parameters(), lr=5e-3)
     for step in range(steps):
@@ -45,10 +45,11 @@ def taught(loss_of, steps):
     return mtp.eval(), loss.item()
 
 
-mtp, loss = taught(lambda *given: mtp_losses(*given)[0], 200)
+parts = [taught(lambda *x: mtp_losses(*x)[0], 200, s) for s in range(3)]
+mtp = parts[0][0]
 
 # %%
-# This is the text that Qwen2 writes with it:
+# We train three, from three seeds. This is the text that Qwen2 writes with the first:
 
 
 def written(drafter, start, new=60, n_draft=2):
@@ -137,7 +138,7 @@ words = tokenizer.pieces(tokenizer.encode("If the file does not"))
 mtp_diagrams.targets(words, (0, 1))
 
 # %%
-# It is easy to shift once too few. So let us train a second part with the target of depth 0.
+# It is easy to shift once too few. So let us train three more parts, with the target of depth 0.
 #
 # **Predict first.** What happens to its loss?
 #
@@ -151,18 +152,26 @@ def shifted_too_little(model, mtp, h, idx):
     return causal_lm_loss(logits, mtp_targets(idx, 0))
 
 
-wrong, wrong_loss = taught(shifted_too_little, 80)
-rights = [
-    sum(p.accepted[0] for p in written(MTPDrafter(m), start))
-    for m in (mtp, wrong)
-]
-print(f"right targets: loss {loss:.1f}, {rights[0]} guesses accepted")
-print(f"wrong targets: loss {wrong_loss:.1f}, {rights[1]} guesses accepted")
+wrong_parts = [taught(shifted_too_little, 60, seed) for seed in range(3)]
 
-assert wrong_loss < 0.6 * loss and rights[1] < rights[0] / 2
+
+def accepted(part):
+    return sum(p.accepted[0] for p in written(MTPDrafter(part), start))
+
+
+kinds = {"right": parts, "wrong": wrong_parts}
+guesses = {name: [accepted(m) for m, _ in ps] for name, ps in kinds.items()}
+for name, three in kinds.items():
+    print(
+        f"{name} targets: loss", *(f"{loss:.1f}" for _, loss in three), end=""
+    )
+    print(", guesses accepted:", *guesses[name])
+
+assert max(loss for _, loss in wrong_parts) < 0.6 * min(x for _, x in parts)
+assert max(guesses["wrong"]) < min(guesses["right"]) / 2
 
 # %%
-# It falls far lower, in fewer steps, because the answer is among its inputs: it learns to repeat the token that it was
+# It falls far lower from every seed, in fewer steps, because the answer is among its inputs: it learns to repeat the token that it was
 # given. As a drafter it is worthless, but for places where the text does repeat a token. A loss that looks too good is
 # the only warning.
 #
@@ -205,8 +214,7 @@ texts = [start, *starts.split("|")]
 drafters = {
     "look-up": PromptLookup(),
     "bigram": Bigram(),
-    "new part": MTPDrafter(mtp),
-}
+} | {f"new part {n}": MTPDrafter(part) for n, (part, _) in enumerate(parts)}
 counted = {
     name: [len(written(drafter, text)) for text in texts]
     for name, drafter in drafters.items()
@@ -216,13 +224,14 @@ for name, row in {"alone": [60] * 5, **counted}.items():
     print(f"{name:10}", *(f"{n:3}" for n in row), f"{sum(row) / 5:8.1f}")
 
 mean = {name: sum(row) / 5 for name, row in counted.items()}
-assert mean["new part"] < 48 and mean["new part"] < mean["look-up"]
-assert abs(mean["new part"] - mean["bigram"]) < 6
+ours = [mean[f"new part {seed}"] for seed in range(3)]
+assert max(ours) < 48 and max(ours) < mean["bigram"] < mean["look-up"]
+assert min(ours) > mean["bigram"] - 6
 assert all(n < 60 for row in counted.values() for n in row)
 
 # %%
-# The new part, but only just: after seconds of training it saves a few passes more than a table of pairs. Much of what
-# it guesses right are pairs. Training it longer, and on more text, is where the two part ways.
+# The new part, from every seed, but only just: after seconds of training it saves a few passes more than a table of
+# pairs. A table is all that it can be; the part can still learn (exercise 3).
 #
 # What it costs
 # -------------
@@ -231,7 +240,7 @@ assert all(n < 60 for row in counted.values() for n in row)
 # of Qwen2; a draft reads the new part and the head.
 
 c = (new + head) / whole
-tokens = 59 / (mean["new part"] - 1)
+tokens = 59 / (min(ours) - 1)  # of the best of the three
 print(f"a draft costs {c:.2f} of a pass")
 print(f"{tokens:.2f} tokens a pass, for the weights of {1 + 2 * c:.2f} passes")
 print(f"speed-up {tokens / (1 + 2 * c):.2f}")
@@ -239,8 +248,8 @@ print(f"speed-up {tokens / (1 + 2 * c):.2f}")
 assert 0.3 < c < 0.4 and tokens / (1 + 2 * c) < 1
 
 # %%
-# So here it does *not* pay: more weights are read than without drafts. Our head is a quarter of the whole model, and
-# every draft reads it. The bigram table, which reads nothing, does pay.
+# So here it does *not* pay, not even from the best seed: more weights are read than without drafts. Our head is a quarter
+# of the whole model, and every draft reads it. The bigram table reads nothing, so each pass that it saves is a gain.
 #
 # In DeepSeek-V3 a token meets about 36.5 billion weights in a pass, and 1.6 billion in a draft. Its report says that 85
 # to 90 per cent of the second tokens were accepted, and gives 1.8 times the tokens per second. With one draft per pass:
@@ -265,6 +274,8 @@ assert 1.75 < 1.85 / (1 + c) < 1.9 / (1 + c) < 1.85
 #    smallest, which number of weights read, and why they are not the same.
 # 2. *Medium.* Let the part learn from what Qwen2 itself predicts, instead of from the training text: the target is then
 #    the distribution of depth 0 in the next column. A right answer compares the passes for the five texts.
+# 3. *Hard.* Train for 50, 200 and 800 steps. A right answer compares the mean passes with those of the bigram table, for
+#    three seeds, and says how much of the difference is larger than that between seeds.
 #
 # Summary
 # -------

@@ -2,7 +2,7 @@ r"""
 Read any config
 ===============
 
-A model arrives as two things: weights, and a ``config.json``, a page of keys and numbers. Here are the lines of
+A model arrives as weights, a tokenizer, and a ``config.json``: a page of keys and numbers. Here are the lines of
 Qwen3-Next, a model of 80 billion parameters. Each coloured group is an idea, and each idea has a lesson.
 """
 
@@ -191,7 +191,7 @@ assert round(active / 1e9, 1) == 3.9 and round(2 * V * C / 1e9, 1) == 0.6
 
 # %%
 # The published name says *80B-A3B*: 80 billion parameters, about 3 of them active. (Our 3.9 billion hold embedding and
-# head, 0.6 billion, which many counts leave out.)
+# head, 0.6 billion, which many counts leave out; 3.3 remain.)
 #
 # What does a long text cost?
 # ---------------------------

@@ -35,10 +35,11 @@ print(f"{programs} work, {processors - programs} wait")
 assert (programs, processors - programs) == (2, 130)
 
 # %%
-# Two programs, two processors. With more conversations there would be more rows, and more programs. One has a single row.
+# Two programs, two processors. With more conversations there would be more rows, and more programs. One conversation is
+# a single row.
 #
-# And there is little to do but read. A key has 64 features. Each is multiplied and added once for each of the 7 query
-# heads that share it, and so is each feature of a value. Here is the count for 4,096 keys of 2 bytes a number.
+# And these two have little to do but read. A key has 64 features. Each is multiplied and added once for each of the 7
+# query heads that share it, and so is each feature of a value. Here is the count for 4,096 keys of 2 bytes a number.
 
 from lm_from_scratch.instruments.roofline import GPUS
 

@@ -272,7 +272,7 @@ print("float16:", judge((2, 14, 2, 130, 64), torch.float16, atol=2e-3))
 
 # %%
 # There is no gradient to compare: decoding has none. A kernel that returned a result without one would cut a model in
-# two, and nobody would notice. So it refuses.
+# two without an error. So it refuses.
 
 try:
     decode_attention(q.clone().requires_grad_(), k, v, seen)

@@ -125,9 +125,10 @@ print("a tile of weights:", same(weights, scores.softmax(-1)[..., 16:32, :16]))
 assert same(weights, scores.softmax(-1)[..., 16:32, :16])
 
 # %%
-# Write O for the result of attention, and dX for the gradient of the loss with respect to X. So dS are the gradients of the
-# scores, and :math:`dO_t \cdot v_s` is dP, that of a weight. The `gradient of a softmax <2a_softmax_in_depth.ipynb>`_ subtracts a mean over *all* keys of the row,
-# weighted by P. It is called delta. Must a tile wait for it?
+# Write O for the result of attention, and dX for the gradient of the loss with respect to X. So dS is the gradient of
+# the scores, and :math:`dO_t \cdot v_s` is dP, the gradient of a weight. The `gradient of a softmax
+# <2a_softmax_in_depth.ipynb>`_ subtracts a mean over *all* keys of the row, weighted by P. This mean is called delta.
+# Must a tile wait for it?
 #
 # .. math::
 #

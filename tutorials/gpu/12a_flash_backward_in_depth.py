@@ -117,15 +117,9 @@ assert same(again, weights[..., *tile])
 # Delta
 # -----
 #
-# The gradient of a softmax subtracts a mean: :math:`dS_{ts} = P_{ts} (dP_{ts} - \sum_j P_{tj} \, dP_{tj})`. That sum
-# goes over all keys, so a tile could not be finished before the last one. But it is known beforehand. With
-# :math:`dP_{tj} = dO_t \cdot v_j`,
-#
-# .. math::
-#
-#    \sum_j P_{tj} \, (dO_t \cdot v_j) = dO_t \cdot \sum_j P_{tj} \, v_j = dO_t \cdot O_t
-#
-# which is a sum over D numbers. It is called delta.
+# The gradient of a softmax subtracts a mean: :math:`dS_{ts} = P_{ts} (dP_{ts} - \sum_j P_{tj} \, dP_{tj})`. This mean is
+# called delta, and as in the lesson it needs no keys: it is :math:`dO_t \cdot O_t`, a sum over D numbers that is known
+# before the loop.
 
 out = weights @ v.repeat_interleave(GROUP, 1)
 dp = do @ v.repeat_interleave(GROUP, 1).mT

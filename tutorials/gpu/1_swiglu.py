@@ -6,8 +6,8 @@ A *kernel* is a function that a GPU runs many times at once, each time on anothe
 works on 37 numbers. It runs as three *programs*. Each program has its own *block* of 16 numbers, and a *mask* cuts off
 the end of the last block, where no numbers are left.
 
-On this page you write your first kernel, for SwiGLU, a step in every layer of Qwen2. In the end our small Qwen2 runs
-on it. You need Linux and the package ``triton``, but no GPU.
+Here you write your first kernel, for SwiGLU, a step in every layer of Qwen2. At the end our small Qwen2 runs on it. You
+need Linux and the package ``triton``, but no GPU.
 """
 
 # sphinx_gallery_needs = ["../2_qwen2/3_swiglu"]
@@ -20,8 +20,8 @@ kernel_diagrams.programs_on_a_vector(37, 16)
 # What is slow about a GPU
 # ------------------------
 #
-# The numbers of a tensor lie in the GPU's memory. To compute with them, the chip first has to fetch them, and it
-# writes the results back.
+# The numbers of a tensor lie in the GPU's memory. To compute with them, the chip first has to fetch them; then it
+# writes results back.
 #
 # `SwiGLU <../2_qwen2/3_swiglu.ipynb>`_ takes two tensors of one shape, the gate g and u ("up"). With :math:`\sigma` the
 # logistic function,
@@ -127,13 +127,13 @@ print(out[12:20].int().tolist())
 assert torch.equal(out[:16], (x + y)[:16]) and (out[16:] == 0).all()
 
 # %%
-# The first 16 sums are there, the rest is still 0.
+# The first 16 sums are there, the rest is 0.
 #
 # A grid of programs
 # ------------------
 #
 # Now three programs. All run the same lines, so each asks ``tl.program_id`` for its number, and shifts its offsets by
-# so many blocks.
+# that many blocks.
 
 
 @triton.jit
@@ -219,8 +219,8 @@ kernel_diagrams.masked_store(37, 16)
 # SwiGLU
 # ------
 #
-# Only the arithmetic between load and store changes. Half-precision numbers are widened to
-# float32 after the load, and rounded once, by the store.
+# Only the arithmetic between load and store changes. Numbers of 2 bytes (*half precision*) are widened to float32 after
+# the load, and rounded once, by the store.
 
 
 @triton.jit

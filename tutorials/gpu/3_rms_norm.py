@@ -5,8 +5,8 @@ RMSNorm: a gradient from all programs
 Train a model twice from the same seed, on one GPU, and you may get two models. One reason is a sum: the gradient of a
 norm's weight adds up all tokens, and the programs that add need not finish in the same order.
 
-On this page programs work together, and get the same bits at every run. First, how they share the work. Each has two
-rows here, and the mask has two parts: one for columns, one for rows.
+On this page programs work together, and get the same bits in every run. First, here is how they share the work. Each
+program has two rows, and the mask has two parts: one for columns, one for rows.
 """
 
 # sphinx_gallery_needs = ["2_softmax", "../2_qwen2/1_rms_norm"]
@@ -66,7 +66,7 @@ def forward_step(
 # sum of squares. The mean divides by ``width``, the number of real features, and not by the size of the block.
 #
 # For real numbers, our small Qwen2 reads a sentence, and one backward pass follows. Of its first norm we keep x, the
-# result y, and the gradients of y and of the weight.
+# result y, and the gradients of y and of the weight. (``retain_grad`` keeps a gradient that PyTorch would throw away.)
 
 import torch.nn.functional as F
 
@@ -247,7 +247,8 @@ for programs in (rows, 512):
 
 # %%
 # More than the pass itself. The package starts at most 512 programs, whatever the GPU, so that every machine splits the
-# sums in the same way. Its function also has the gradient of x, and works with autograd.
+# sums in the same way. Its function also has the gradient of x, and works with *autograd*, the part of PyTorch that
+# computes gradients.
 
 from lm_from_scratch.kernels.norm import rms_norm
 

@@ -20,8 +20,9 @@ kernel_diagrams.rope_rows(T=4, H=3, half=3, rows=8, block=4)
 # Before we write it: what do PyTorch's operations cost? The least *traffic*, the bytes between memory and chip, reads x
 # once and writes the result once, plus a little for the angles.
 #
-# PyTorch calls ``__torch_dispatch__`` for every operation inside of ``with Traffic()``. We let it add up the bytes of all
-# tensors that go in and come out. A view, such as a transpose, moves nothing.
+# PyTorch calls ``__torch_dispatch__`` for every operation inside ``with Traffic()``. We let it add up the bytes of all
+# tensors that go in and come out; ``tree_leaves`` finds them among the arguments. A view, such as a transpose, moves
+# nothing.
 
 import os
 
@@ -66,8 +67,8 @@ assert 2 * angle.nbytes < 0.01 * least
 # The reference widens x to float32, multiplies and adds each half, narrows both to bfloat16 and joins them. Each of these
 # is a pass over memory, and most of them move four bytes a number instead of two.
 #
-# A kernel widens, turns and narrows in registers, where nothing is fetched. All heads and all texts share the angles, so
-# these are less than a hundredth of the traffic.
+# A kernel widens, turns and narrows in registers, where nothing is fetched. All heads and all texts share the angles,
+# so the angles are less than a hundredth of the traffic.
 #
 # Two loads make a pair
 # ---------------------

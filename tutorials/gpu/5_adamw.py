@@ -29,8 +29,8 @@ kernel_diagrams.optimizer_blocks(
 # That is the traffic of 7 tensors. Now look at PyTorch. On a GPU its AdamW takes the *foreach* form by default. It starts,
 # or *launches*, one operation for many tensors together: first all weights are decayed, then all m are updated, and so on.
 #
-# ``Traffic`` adds up bytes as on the page on `RoPE <4_rope.ipynb>`_. A tensor that an operation overwrites, which its
-# schema tells, counts twice: it is read and written.
+# ``Traffic`` adds up bytes as on the page on `RoPE <4_rope.ipynb>`_. A tensor that an operation overwrites counts
+# twice: it is read and written. The operation's *schema*, its list of arguments, says which tensors it overwrites.
 
 import os
 

@@ -8,7 +8,7 @@ on the chip.
 
 The product is C = A B, where A is (M, K), B is (K, N) and C is (M, N). Here one program computes a *tile* of C, a block
 with rows and columns. It walks along K, and at each step it loads a tile of A and a tile of B. Step through it: what is
-crossed out lies outside of the matrices, and is masked.
+crossed out lies outside the matrices, and is masked.
 """
 
 # sphinx_gallery_needs = ["1_swiglu", "2_softmax"]
@@ -46,7 +46,7 @@ assert cost.intensity > h100.matrix / h100.bandwidth
 
 # %%
 # Each number of C asks for a whole row and a whole column again. That leaves half an operation for each byte, so this
-# kernel would wait for numbers which it has read before. With the least traffic, the GPU would be busy computing.
+# kernel would wait for numbers that it has read before. With the least traffic, the GPU would be busy computing.
 #
 # The GPU of the first lesson needed 20 operations for each byte. Now it needs 295, because products of matrices run on
 # units of their own, the *matrix units*, which compute that much faster.
@@ -196,8 +196,8 @@ for right in (b, wide):
 # Zero times what?
 # ----------------
 #
-# The masks of rows and columns only keep the program inside of the matrices: what they hide belongs to sums that are
-# not stored. The mask of K is different. Numbers beyond K would be added to sums that *are* stored.
+# The masks of rows and columns only keep the program inside the matrices: what they hide belongs to sums that are not
+# stored. The mask of K is different. Numbers beyond K would be added to sums that *are* stored.
 #
 # A programmer thinks: if A is loaded as 0 beyond K, then B needs no mask there, because 0 times anything is 0. All tests
 # pass. Weeks later a loss is NaN, once in many runs. What is 0 times NaN? It is NaN, and NaN is what the memory after B
@@ -258,11 +258,11 @@ kernel_diagrams.first_programs(orders, 32, 38, 132)
 #
 # The order changes no result. It only helps the cache.
 #
-# On words
-# --------
+# Let the kernel choose a word
+# ----------------------------
 #
 # Our small Qwen2 ends with its largest product: the vectors of all tokens, times one column for each token of the
-# vocabulary. Let our kernel choose the next word.
+# vocabulary. Here our kernel computes it.
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 
@@ -280,7 +280,7 @@ assert matches(logits, expected)
 assert logits[-1].argmax() == expected[-1].argmax()
 
 # %%
-# This is how a model spends most of its time: on tiles, and sums along K.
+# A model spends most of its time like this: on tiles, and sums along K.
 #
 # In depth: `precision, the package's kernel, and the single mask <6a_matmul_in_depth.ipynb>`_, and a product with
 # `weights of 8 bits <6b_int8_product.ipynb>`_.
@@ -300,7 +300,7 @@ assert logits[-1].argmax() == expected[-1].argmax()
 # Summary
 # -------
 #
-# * A product has operations enough to keep a GPU busy, if each number that is loaded is used many times: a tile of 128
+# * A product has enough operations to keep a GPU busy, if each number that is loaded is used many times: a tile of 128
 #   by 128 reads A and B 128 times less often than a program for each number.
 # * Numbers beyond K are 0 on both sides, because 0 times NaN is NaN.
 # * Groups of rows make programs that run together share what they read.

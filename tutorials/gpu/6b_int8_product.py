@@ -198,7 +198,7 @@ show("int8", codes)
 #
 # * One token reuses no weight, so the time of the product is that of the bytes of the weights.
 # * With codes of 8 bits the same kernel moves half the bytes of bfloat16, and the scale waits until the end.
-# * To decode before the product would move nearly five times the bytes of the codes.
+# * Decoding before the product would move nearly five times the bytes of the codes.
 #
 # Sources
 # -------

@@ -60,8 +60,8 @@ assert isinstance(matmul_kernel, triton.JITFunction)
 #
 # ``cubin`` is the machine code that a GPU would load. ``ptx``, one step before it, is assembly that we can read.
 #
-# Who multiplies
-# --------------
+# Which instruction multiplies
+# ----------------------------
 #
 # Here are the matrix instructions of the compiled kernel. For each architecture it has one kind, and none of the other two.
 
@@ -172,16 +172,16 @@ print(f"sm_90 with 8 warps: spills: {more_warps.spills > 0}")
 assert more_warps.spills == 0
 
 # %%
-# No spill any more. Nothing in the kernel's text shows the difference: you have to ask the compiler.
+# No spill any more. The kernel's text does not show the difference: you have to ask the compiler.
 #
-# What one number less costs
-# --------------------------
+# What one number fewer costs
+# ---------------------------
 #
 # In the loop ``tl.load`` becomes ``cp.async``: a copy of 16 bytes from memory to shared memory, which passes no register. The
 # thread need not wait for it: while one step is multiplied, the next ones are on their way.
 #
-# Such a copy must begin at an address that is a multiple of 16. Whether each row does, Triton concludes from the strides: it
-# `looks at integers <5_adamw.ipynb>`_, and notes which are multiples of 16.
+# Such a copy must begin at an address that is a multiple of 16. Triton concludes from the strides whether each row
+# does: it `looks at integers <5_adamw.ipynb>`_, and notes which are multiples of 16.
 #
 # **Predict first.** A thread brings 32 numbers of A in one step. Now let the rows of A have 895 numbers instead of 896. How do
 # they arrive?

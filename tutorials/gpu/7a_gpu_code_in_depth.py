@@ -42,8 +42,8 @@ print(f"{step_bytes:,} bytes of A and B in a step")
 assert step_bytes == 16_384
 
 # %%
-# Who waits, and where sums lie
-# -----------------------------
+# What waits, and where the sums are
+# ----------------------------------
 #
 # The instructions around the multiplications show how the three generations differ.
 

@@ -268,8 +268,8 @@ def update_(W, P, d):
 
 
 # %%
-# What is made on the way
-# -----------------------
+# Large tensors made on the way
+# -----------------------------
 #
 # A *mode*, as on the page on AdamW, sees each operation of PyTorch. This one counts the new tensors that are as large as the
 # weight.
@@ -310,8 +310,8 @@ assert (plain.made, ours.made) == (7, 0) and same
 assert guarded[0].isnan().all() and guarded[-1].isnan().all()
 
 # %%
-# Copies of gradient and weight in float32 are two of the seven, and :math:`P d` is another. In the kernels all of them exist as
-# tiles, in registers. The rows of NaN around the weight are still there, so nothing was written beside it.
+# Copies of gradient and weight in float32 are two of the seven, and :math:`P d` is another. In the kernels all of them
+# exist as tiles, in registers. The rows of NaN around the weight are still there, so nothing was written outside it.
 #
 # `GaLore's step in depth <8a_galore_in_depth.ipynb>`_ lists the seven, and says what autograd must know of a kernel that
 # overwrites a weight.

@@ -23,8 +23,8 @@ product_diagrams.rows_of_logits(FULL_N, FULL_V, 4096)
 # Count first
 # -----------
 #
-# A token has the logits :math:`z` and the target :math:`y`, the token that really follows. The first term of its loss is
-# called the log-sum-exp, short lse:
+# A token has the logits :math:`z` and the target :math:`y`, the token that really follows. The first term of its loss
+# is called the log-sum-exp, lse for short:
 #
 # .. math::
 #
@@ -185,8 +185,8 @@ print(inspect.getsource(kernels.linear_cross_entropy_kernel.fn))
 # Compute it again
 # ----------------
 #
-# The backward pass needs the softmax, and so the logits, which nobody kept. It computes them again. The gradient of the
-# logits, G (N, V), is then needed in two products. For all N tokens at once, with x (N, C):
+# The backward pass needs the softmax, and so the logits, which were not kept. It computes them again. The gradient of
+# the logits, G (N, V), is then needed in two products. For all N tokens at once, with x (N, C):
 #
 # .. math::
 #
@@ -217,10 +217,10 @@ for name, a, b in zip(("loss", "gradient of x", "gradient of W"), *results):
 # %%
 # The numbers are the same, and the logits of the sentence were never in memory. How much does that save?
 #
-# **Predict first.** At the peak of PyTorch's backward pass there are three float32 tensors of N times V numbers: the kept
-# log-softmax, the gradient that arrives at it, and the one that leaves. The *fused* loss, without logits, holds G for one chunk
-# of 4096 entries, the gradient of x, and m and :math:`\ell` of each part. For the 8192 tokens above, what share of PyTorch's
-# memory is that?
+# **Predict first.** At the peak of PyTorch's backward pass there are three float32 tensors of N times V numbers: the
+# logarithm of the softmax, which was kept, the gradient that arrives there, and the gradient of the logits. The *fused*
+# loss, without logits, holds G for one chunk of 4096 entries, the gradient of x, and m and :math:`\ell` of each part.
+# For the 8192 tokens above, what share of PyTorch's memory is that?
 #
 # * half
 # * a tenth

@@ -149,9 +149,9 @@ verdict("a row of the lowest number", ours == low[0, 0])
 print(inspect.getsource(kernels.cross_entropy_kernel.fn))
 
 # %%
-# It never adds m to :math:`\log \ell`. The loss is :math:`\log \ell - (z_y - m)`, and both parts are kept for backward. A number
-# added to all logits of a row changes no loss. But float32 knows a log-sum-exp near 10,000 to a thousandth only, and so would it
-# know the loss.
+# It never adds m to :math:`\log \ell`. The loss is :math:`\log \ell - (z_y - m)`, and both parts are kept for backward.
+# A number added to all logits of a row changes no loss. But near 10,000 float32 holds a log-sum-exp to a thousandth
+# only, and a loss made from it would be no more exact.
 
 counts = targets != IGNORE
 far = logits[counts] + 10_000

@@ -28,6 +28,7 @@ from lm_from_scratch.models.causal_lm import CausalLM, build
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config
 from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.optim.galore_basis import PROJECTION_TYPES
+from lm_from_scratch.optim.muon import Muon
 from lm_from_scratch.runs.distributed import (
     Processes,
     check_environment,
@@ -35,7 +36,7 @@ from lm_from_scratch.runs.distributed import (
     watching_signals,
 )
 from lm_from_scratch.runs.saved import saved
-from lm_from_scratch.runs.sharded import ShardedAdamW, ShardedGaLore, whole
+from lm_from_scratch.runs.sharded import ShardedAdamW, ShardedGaLore, sharded, whole
 from lm_from_scratch.text.batches import Batch, PackedBatches, TokenFile, write_tokens
 from lm_from_scratch.text.corpora import reference
 from lm_from_scratch.text.targets import IGNORE
@@ -64,7 +65,7 @@ MODELS = {
     "qwen2": lambda: tiny_qwen2(vocab_size=300, n_layer=2),
     "experts": tiny_experts,
 }
-OPTIMIZERS = ("adamw", "galore")
+OPTIMIZERS = ("adamw", "galore", "muon")
 STEPS = 20
 STOP = 7  # in the middle of an update_proj_gap, and not at a due checkpoint
 SHORT = dict(steps=3, warmup=1, eval_every=0)
@@ -77,6 +78,7 @@ RESUMED = [
     ("fsdp", "fsdp", "adamw", "gpt2"),
     ("ddp", "1", "adamw", "gpt2"), ("fsdp", "1", "galore", "gpt2"),
     ("1", "fsdp", "adamw", "experts"), ("fsdp", "1", "adamw", "experts"),
+    ("1", "fsdp", "muon", "gpt2"), ("fsdp", "fsdp", "muon", "gpt2"),
 ]  # fmt: skip
 #: What is stopped: an optimizer and a model.
 STOPPED = sorted({resumed[2:] for resumed in RESUMED})
@@ -489,13 +491,19 @@ def test_the_command_names_what_is_missing(tmp_path, capsys, monkeypatch) -> Non
     assert not out.exists()
 
 
-# --------------------------------------------------------------- GaLore on sharded parameters
+# ------------------------------------------------------ GaLore and Muon on sharded parameters
 
-SHARDED = ((1, 4), (4, 1), (5, 3), (3, 5), (3, 2, 2, 2), (7,))  # uneven, or fewer rows than two
+# uneven, or fewer rows than two
+SHARDED = ((1, 4), (4, 1), (5, 3), (3, 5), (3, 2, 4), (3, 2, 2, 2), (7,))
 
 
 def galore_steps(options: dict[str, object], mesh: object = None) -> list[torch.Tensor]:
     """Weights after seven steps past two new bases, sharded by rows if there is a mesh."""
+    return some_steps(GaLore, {"rank": 2, "update_proj_gap": 3, **options}, mesh)
+
+
+def some_steps(base: type, options: dict[str, object], mesh: object = None) -> list[torch.Tensor]:
+    """Weights after seven steps of an optimizer, sharded by rows if there is a mesh."""
     from torch.distributed.tensor import Shard, distribute_tensor
 
     def spread(tensor: torch.Tensor) -> torch.Tensor:
@@ -504,8 +512,8 @@ def galore_steps(options: dict[str, object], mesh: object = None) -> list[torch.
     generator = torch.Generator().manual_seed(0)
     made = [torch.randn(shape, generator=generator).double() for shape in SHARDED]
     params = [torch.nn.Parameter(spread(tensor)) for tensor in made]
-    kind = GaLore if mesh is None else ShardedGaLore
-    optimizer = kind(params, lr=0.01, rank=2, update_proj_gap=3, **options)
+    kind = base if mesh is None else sharded(base)
+    optimizer = kind(params, lr=0.01, **options)
     if mesh is not None:  # as if it came from a file
         for p in params:
             optimizer.state[p].update(optimizer.new_state(p, optimizer.param_groups[0]))
@@ -546,6 +554,10 @@ def galore_on_shards(folder: Path) -> None:
         galore_steps({"max_drift": 0.1}, mesh), galore_steps({"max_drift": 0.1}), strict=True
     )
     worst["drift"] = max((a - b).abs().max().item() for a, b in pairs)
+    for nesterov, ns_dtype in product((False, True), (None, "bfloat16")):
+        options = dict(momentum=0.9, nesterov=nesterov, ns_dtype=ns_dtype)
+        pairs = zip(some_steps(Muon, options, mesh), some_steps(Muon, options), strict=True)
+        worst[f"muon {nesterov} {ns_dtype}"] = max((a - b).abs().max().item() for a, b in pairs)
     with pytest.raises(FloatingPointError, match=r"parameter 1, shape \(4, 3\), is not finite"):
         bad_step(mesh)  # in every process, although the rows of one are bad
     if dist.get_rank() == 0:
@@ -553,7 +565,7 @@ def galore_on_shards(folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def test_galore_takes_the_same_steps_on_sharded_parameters(tmp_path) -> None:
+def test_galore_and_muon_take_the_same_steps_on_sharded_parameters(tmp_path) -> None:
     in_processes(2, galore_on_shards, tmp_path)
     worst = json.loads((tmp_path / "worst.json").read_text())
-    assert len(worst) == 13 and max(worst.values()) < 1e-8, worst
+    assert len(worst) == 17 and max(worst.values()) < 1e-8, worst

@@ -6,7 +6,9 @@ from shipped import RECORDS, each
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.pretrained.exact_match import of_task
 from lm_from_scratch.pretrained.make import corpus_of, digest, held_out_losses
+from lm_from_scratch.text.tasks import TASKS
 
 
 @each
@@ -22,7 +24,18 @@ def test_the_held_out_loss_is_the_recorded_one(name: str) -> None:
     assert got["bits_per_byte"] == pytest.approx(want["bits_per_byte"], abs=tolerance)
 
 
-@each
+@pytest.mark.parametrize("task", TASKS)
+def test_the_answers_are_right_as_often_as_recorded(task: str) -> None:
+    """Of 500 held-out questions and 200 of each size; a tie may fall the other way elsewhere."""
+    found = of_task(*load_shipped("tasks"), task)
+    want = RECORDS["tasks"]["exact_match"][task]
+    assert found["held_out"] == pytest.approx(want["held_out"], abs=0.011)
+    assert list(found["sizes"]) == list(want["sizes"])
+    for size, share in want["sizes"].items():
+        assert found["sizes"][size] == pytest.approx(share, abs=0.021), size
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDS if name.endswith("-docs")])
 def test_its_samples_are_words_not_noise(name: str) -> None:
     """Most words that it writes are words of the text that it learned from."""
     record = RECORDS[name]

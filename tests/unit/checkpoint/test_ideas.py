@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lm_from_scratch.__main__ import main
+from lm_from_scratch.cache.slots import cache_for
+from lm_from_scratch.checkpoint.configs import config_to_dict
 from lm_from_scratch.checkpoint.ideas import cached_numbers, complete, counts, describe, states
+from lm_from_scratch.models import qwen2, qwen3, qwen3_moe
+from lm_from_scratch.models.causal_lm import build
+from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config
+from lm_from_scratch.models.qwen2 import Qwen2Config
+from lm_from_scratch.models.qwen3 import Qwen3Config
+from lm_from_scratch.models.qwen3_moe import Qwen3MoeConfig
+from lm_from_scratch.models.qwen3_next import Qwen3NextConfig
+from lm_from_scratch.models.smollm3 import SmolLM3Config
 
 SIZES = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 16}
 LATENT = {"kv_lora_rank": 64, "qk_rope_head_dim": 8}
@@ -133,6 +145,37 @@ def test_bytes_of_caches_follow_from_a_config() -> None:
     for config in ({"model_type": "new"}, wide):
         with pytest.raises(ValueError, match="must have num_hidden_layers, num_attention_heads"):
             cached_numbers(config, 1)
+
+
+#: Of a token in bfloat16, at the published size.
+BYTES = {
+    "Qwen2-7B": (Qwen2Config(**qwen2.SIZES["Qwen2-7B"]), 57_344),
+    "Qwen3-8B": (Qwen3Config(**qwen3.SIZES["Qwen3-8B"]), 147_456),
+    "Qwen3-235B-A22B": (Qwen3MoeConfig(**qwen3_moe.SIZES["Qwen3-235B-A22B"]), 192_512),
+    "SmolLM3-3B": (SmolLM3Config(), 73_728),
+    "Qwen3-Next-80B-A3B": (Qwen3NextConfig(), 24_576),
+    "DeepSeek-V3": (DeepseekV3Config(), 70_272),
+}
+
+
+@pytest.mark.parametrize("name", BYTES)
+@torch.no_grad()
+def test_a_cache_at_a_published_size_takes_what_the_config_says(name: str) -> None:
+    """A real one, of four layers with the published widths, on a device that holds no numbers."""
+    config, per_token = BYTES[name]
+    assert 2 * cached_numbers(config_to_dict(config), 1) == per_token
+    few = replace(config, n_layer=4, layer_types=None, **{
+        key: None for key in ("rope_layers",) if hasattr(config, key)
+    })  # fmt: skip
+    with torch.device("meta"):
+        model = build(few).bfloat16()
+        for block in model.backbone.layers:
+            block.mlp = torch.nn.Identity()  # routing needs numbers
+        cache = cache_for(few.windows, reserve=16)
+        model(torch.zeros(1, 16, dtype=torch.long), cache=cache)
+    of_keys = cache.nbytes - cache.state_nbytes
+    assert of_keys == 2 * cached_numbers(config_to_dict(few), 16)
+    assert of_keys * config.n_layer == 16 * per_token * 4
 
 
 def test_what_is_no_config_is_refused() -> None:

@@ -34,6 +34,9 @@ def test_train_then_generate(tmp_path, capsys) -> None:
     arguments = json.loads((out / "recipe.json").read_text())["arguments"]
     assert arguments["corpus"] == PRESETS["nano"]["corpus"] and arguments["steps"] == 6
 
+    assert main(["train", "--out", str(out), *SMALL, "--steps", "9"]) == 2
+    assert f"train its model further with --from {out / 'model'}" in capsys.readouterr().err
+
     generate = ["generate", "--model", str(out / "model"), "--prompt", "The ", "--seed", "3"]
     assert main([*generate, "--max-new-tokens", "10"]) == 0
     first = capsys.readouterr().out
@@ -103,6 +106,15 @@ def test_C4_a_run_multiplies_as_it_is_fastest_here_and_stays_so(
         other = "torch" if best[1] == "onednn" else "onednn"
         assert begin("--library", other) == 2
         assert f"holds a run with --library {best[1]}, not {other}" in capsys.readouterr().err
+
+
+def test_a_way_of_multiplying_is_compared_with_another(capsys) -> None:
+    torch_, onednn = TRAINING[:2]
+    for took, said in ((0.99, "about as fast as"), (1.0, "about as fast as"), (2.0, "2.00x as")):
+        able = {torch_: 1.0, onednn: took}
+        speed.say_products(able, able, torch_)
+        out = capsys.readouterr().out
+        assert f"by torch, {said}" in out and "in float32 by onednn\n" in out
 
 
 def test_bfloat16_that_is_slow_here_is_warned_about(tmp_path, capsys, monkeypatch) -> None:
@@ -181,6 +193,16 @@ def test_galore_and_updates_in_backward_train(tmp_path, capsys) -> None:
     assert [config[name] for name in chosen] == ["galore", 4, 2, 1.0, "keep"]
     assert main(["train", "--out", out, *SMALL, *galore[:-1], "2"]) == 2
     assert "holds a run with --galore-scale 1.0, not 2.0" in capsys.readouterr().err
+
+
+def test_muon_trains(tmp_path, capsys) -> None:
+    out = str(tmp_path / "run")
+    muon = ["--optimizer", "muon", "--muon-scale", "2"]
+    assert main(["train", "--out", out, *SMALL, *muon]) == 0
+    assert "the optimizer keeps" in capsys.readouterr().out
+    (step,) = (tmp_path / "run").glob("step-*")
+    config = json.loads((step / "training.json").read_text())["recipe"]["train"]
+    assert (config["optimizer"], config["muon_scale"]) == ("muon", 2.0)
 
 
 def test_train_again_does_nothing_more(tmp_path, capsys) -> None:
@@ -305,6 +327,10 @@ def test_the_shipped_models_speak(capsys) -> None:
         (["train", "--out", "OUT", "--rank", "8"], "--rank 8 is for --optimizer galore"),
         (["train", "--out", "OUT", "--galore-scale", "1"], "--galore-scale 1.0 is for --optimizer"),
         (["train", "--out", "OUT", "--moments", "reset"], "--moments reset is for --optimizer"),
+        (
+            ["train", "--out", "OUT", "--muon-scale", "2"],
+            "--muon-scale 2.0 is for --optimizer",
+        ),
         (["train", "--out", "OUT", "--optimizer", "galore", "--rank", "0"], "rank=0 must be"),
     ],
 )

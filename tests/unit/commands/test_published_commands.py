@@ -2,6 +2,7 @@
 
 import io
 import json
+import shlex
 from argparse import ArgumentTypeError
 from pathlib import Path
 
@@ -167,7 +168,10 @@ def test_P8_a_model_learns_labels_and_says_them(folder, labelled, tmp_path, caps
     run = ["train", "--from", str(folder), "--classify", labelled, "--out", str(out), *SHORT]
     assert main([*run, "--held-out", "0.2"]) == 0
     said = capsys.readouterr().out
-    assert "held-out accuracy: " in said and "classify --model" in said
+    assert "held-out accuracy: " in said and "try: python -m lm_from_scratch classify" in said
+    assert main(shlex.split(said.splitlines()[-1])[4:]) == 0  # the text is one of the file
+    found = capsys.readouterr()
+    assert found.out.startswith(("fruit\t", "stone\t")) and not found.err
     model = classifier_from_pretrained(out / "model")
     assert model.score.out_features == 2 and losses(out)[-1] < 0.2
     config = json.loads((out / "model" / "config.json").read_text())

@@ -1,5 +1,6 @@
 """The commands of a student: start, check, hint, solution, list, next, watch."""
 
+import json
 import os
 import select
 import shutil
@@ -15,7 +16,7 @@ from lm_from_scratch.__main__ import main
 from lm_from_scratch.exercises import catalogue, progress
 from lm_from_scratch.exercises.exercise import drafts, exercise, exercises, folder
 from lm_from_scratch.exercises.grade import plan
-from lm_from_scratch.exercises.source import script, solution
+from lm_from_scratch.exercises.source import rules, script, solution
 
 ROOT = Path(__file__).parents[3]
 WRONG = "import torch\n\n\ndef rms_norm(x, weight, eps=1e-6):\n    return x * weight\n"
@@ -43,13 +44,14 @@ def test_from_start_to_done(capsys: pytest.CaptureFixture[str]) -> None:
     assert progress.load() == {}
     Path("rms_norm.py").write_text(WRONG)
     text = said(capsys, "check", "rms_norm", code=1)
-    assert "FAIL" in text and "hint:" in text
+    assert "FAIL" in text and "this case is about:" in text
     Path("rms_norm.py").write_text(solution("rms_norm"))
     text = said(capsys, "check", "rms_norm", "rms_norm.py")
     assert "9 of 9 checks, 11 of 11 points" in text
     assert progress.load()["rms_norm"] == {"points": 11.0, "passed": True, "seed": 0}
     assert " done  rms_norm" in said(capsys, "list")
     assert f"1 of {len(exercises())} done" in said(capsys, "list")
+    assert "check rms_norm 'a b/c d.py'" in said(capsys, "start", "rms_norm", "a b/c d.py")
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -70,6 +72,30 @@ def test_an_answer_in_the_root_of_a_clone_disturbs_no_tool(
     assert sorted(seen.split()[1::2]) == [".gitignore", "pyproject.toml", "tests/test_mine.py"]
     Path("tests/test_mine.py").write_text("import os\n")
     assert subprocess.run(lint, stdout=subprocess.DEVNULL, check=False).returncode == 1
+
+
+def test_E4_a_check_speaks_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """For continuous integration; the exit code is the same."""
+    Path("a.py").write_text(WRONG)
+    found = json.loads(said(capsys, "check", "rms_norm", "a.py", "--json", code=1))
+    assert (found["exercise"], found["points"], found["of"], found["passed"]) == (
+        "rms_norm", 0, 11, False,
+    )  # fmt: skip
+    assert "shape and values" in found["failed"] and "FAIL" in found["text"]
+    Path("a.py").write_text(solution("rms_norm"))
+    assert json.loads(said(capsys, "check", "rms_norm", "a.py", "--json"))["passed"]
+    assert progress.load() == {}
+
+
+def test_rules_for_ai_helpers_are_beside_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    """In each folder once; those that a teacher has written are kept."""
+    assert "AGENTS.md says" in said(capsys, "start", "rms_norm")
+    assert Path("AGENTS.md").read_text(encoding="utf-8") == rules()
+    Path("AGENTS.md").write_text("The rules of this course.")
+    assert "AGENTS.md" not in said(capsys, "start", "rope")
+    assert Path("AGENTS.md").read_text() == "The rules of this course."
+    said(capsys, "start", "rope", "deeper/rope.py")
+    assert Path("deeper/AGENTS.md").read_text(encoding="utf-8") == rules()
 
 
 def test_a_case_and_a_seed_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,7 +210,8 @@ def test_a_draft_can_be_done_and_is_not_in_the_course(
         (["watch", "rms_norm", "no.py"], "there is no file no.py"),
         (["check", "rms_norm", "there.py", "--case", "99"], "has cases 1 to 9, not 99"),
         (["start", "rms_norm", "there.py"], "there.py exists already"),
-        (["start", "rms_norm", "a.ipynb"], "must end in .py"),
+        (["start", "rms_norm", "a.txt"], "a.txt must end in .py or .ipynb"),
+        (["check", "zzz"], "there is no exercise 'zzz'; list shows all"),
         (["hint", "nothing"], "no exercise 'nothing'"),
         (["solution", "nothing"], "no exercise 'nothing'"),
     ],

@@ -39,6 +39,7 @@ from lm_from_scratch.exercises.source import (
     solution,
     source,
     stub,
+    written,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -62,7 +63,8 @@ def test_an_exercise_is_complete(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_source_has_one_place_to_write_and_one_check(name: str) -> None:
-    e, parts = exercise(name), source(name)
+    e, parts = exercise(name), cells(written(name))
+    assert source(name)[: len(parts)] == parts  # then a cell that plays it, if it has a place
     assert parts[0].kind == "markdown" and parts[0].text.startswith("# ")
     assert sum(cell.is_solution for cell in parts) == 1
     assert sum(cell.is_check for cell in parts) == 1 and parts[-1].is_check
@@ -76,11 +78,11 @@ def test_a_source_has_one_place_to_write_and_one_check(name: str) -> None:
         "### END HIDDEN TESTS\n"
         "float(points)"
     )
-    written = stub(name)
-    tree = ast.parse(written)
+    stubbed = stub(name)
+    tree = ast.parse(stubbed)
     defined = [n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
     assert e.function in defined
-    assert "raise NotImplementedError()" in written and "SOLUTION" not in written
+    assert "raise NotImplementedError()" in stubbed and "SOLUTION" not in stubbed
     assert "SOLUTION" not in solution(name) and "HIDDEN" not in script(name)
 
 
@@ -188,7 +190,7 @@ def test_a_report_names_the_line_the_call_and_the_way_back() -> None:
     assert "line 3: return x.view(7)" in text
     assert "call: x float32[3,5,16], weight float32[16], eps=1e-05" in text
     assert 'again: check("rms_norm", rms_norm, case=1)' in text
-    assert text.count("hint:") == 1 and "printed: here torch.Size([3, 5, 16])" in text
+    assert text.count("this case is about:") == 1 and "printed: here torch.Size([3, 5, 16])" in text
     alone = said(load(code, "mine.py")["rms_norm"], case=3, seed=5)
     beside = f"{ROOT / 'lm_from_scratch'}_of_mine/a.py"  # no part of the package
     assert "line 3: return x.view(7)" in said(load(code, beside)["rms_norm"], case=1)

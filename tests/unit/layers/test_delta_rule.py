@@ -1,5 +1,7 @@
 """The gated delta rule: chunks and recurrence agree, and both with their definition."""
 
+import random
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -101,16 +103,42 @@ def test_with_keys_at_right_angles_there_is_nothing_to_correct() -> None:
     close([state], [k.mT @ v])
 
 
-@pytest.mark.parametrize("rule", [recurrent_delta_rule, chunk_delta_rule])
-def test_against_transformers(rule) -> None:
+@pytest.mark.parametrize("seed", range(25))
+def test_against_transformers(seed: int) -> None:
+    """Both forms beside both of theirs, at drawn sizes, which may be several chunks or one token:
+    outputs, the last state, and the gradients of all that goes in."""
     from transformers.models.qwen3_next import modeling_qwen3_next as hf
 
-    *tokens, state = inputs(150, dtype=torch.float32)
-    theirs = [x.transpose(1, 2) for x in tokens]
+    draw = random.Random(f"delta rule {seed}")
+    B, H, K, V = (
+        draw.choice([1, 2, 3]),
+        draw.choice([1, 2, 4]),
+        *draw.choices([4, 6, 10, 16], k=2),
+    )
+    T = draw.choice([1, 5, 63, 64, 65, 150])
+    make = torch.Generator().manual_seed(seed)
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=make)
+
+    q, k = (unit_length(numbers(B, H, T, K)) for _ in range(2))
+    g, beta = -numbers(B, H, T).abs() * draw.choice([0.01, 1.0]), numbers(B, H, T).sigmoid()
+    given = [q, k, numbers(B, H, T, V), g, beta, numbers(B, H, K, V)]
+    upstream = numbers(B, H, T, V), numbers(B, H, K, V)
+    found = []
     for form in (hf.torch_recurrent_gated_delta_rule, hf.torch_chunk_gated_delta_rule):
+        *tokens, state = leaves = [x.clone().requires_grad_() for x in given]
+        theirs = [x.transpose(1, 2) for x in tokens]
         y, last = form(*theirs, initial_state=state, output_final_state=True)
-        have = rule(*tokens, state)
-        close([have[0] * K**-0.5, have[1]], [y.transpose(1, 2), last], bound=2e-5)
+        y = y.transpose(1, 2) * K**0.5  # theirs divides the queries
+        found.append([y, last, *torch.autograd.grad((y, last), leaves, upstream)])
+    for rule in (recurrent_delta_rule, chunk_delta_rule):
+        leaves = [x.clone().requires_grad_() for x in given]
+        y, last = rule(*leaves)
+        have = [y, last, *torch.autograd.grad((y, last), leaves, upstream)]
+        for want in found:
+            close(have[:2], want[:2], bound=2e-5)
+            close(have[2:], want[2:], bound=1e-4)
 
 
 @pytest.mark.parametrize("rule", [recurrent_delta_rule, chunk_delta_rule])

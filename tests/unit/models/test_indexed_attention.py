@@ -123,6 +123,28 @@ def test_left_padded_rows_choose_as_in_transformers_and_as_alone(seed: int) -> N
     assert torch.equal(chosen[1:, 4:, : moved.shape[-1]], moved)
 
 
+@pytest.mark.parametrize("seed", range(25))
+def test_gradients_are_those_of_the_scores_of_transformers(seed: int) -> None:
+    """Their module runs without gradients: here it runs with them, up to its choice. In float64: a
+    product that rounding takes across 0 would have its gradient in one of them only."""
+    twin, ours, rotary = pair(seed)
+    twin, ours = twin.double(), ours.double()
+    x, latent = (part.double() for part in inputs(seed))
+    places = torch.arange(13)[None]
+    seen, rotation = Visibility(places, places, dense=True), rotary(places, x.dtype)
+    upstream = torch.randn(2, 13, 13, generator=torch.Generator().manual_seed(seed))
+    upstream = upstream.double().masked_fill(~seen.mask[:, 0], 0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(twin), "forward", type(twin).forward.__wrapped__)
+        want, _ = theirs(twin, x, latent, rotation, seen)
+    (want.masked_fill(~seen.mask[:, 0], 0.0) * upstream).sum().backward()
+    (ours.scores(x, rotation, latent=latent) * upstream).sum().backward()
+    gradients = {name: p.grad for name, p in twin.named_parameters()}
+    assert gradients.keys() == {name for name, _ in ours.named_parameters()}
+    for name, p in ours.named_parameters():
+        torch.testing.assert_close(p.grad, gradients[name], atol=1e-4, rtol=1e-4, msg=name)
+
+
 def replace_queries(seen: Visibility, start: int) -> Visibility:
     return Visibility(seen.query_positions[:, start:], seen.key_positions)
 
@@ -144,7 +166,7 @@ def test_ties_are_where_we_differ_on_purpose() -> None:
     assert ties > 20
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(25))
 @torch.no_grad()
 def test_attention_over_their_choice_is_theirs(seed: int) -> None:
     from transformers.models.deepseek_v32 import modeling_deepseek_v32 as hf
@@ -153,7 +175,7 @@ def test_attention_over_their_choice_is_theirs(seed: int) -> None:
     seen = Visibility(places, places, dense=True)
     torch.manual_seed(seed)
     q, k, v = torch.randn(3, 2, 4, 13, 6).unbind()
-    chosen = choose(torch.randn(2, 13, 13), seen, 4)
+    chosen = choose(torch.randn(2, 13, 13), seen, 1 + seed % 14)
     hidden = torch.ones(2, 13, 13, dtype=torch.bool).scatter(-1, chosen.clamp(min=0), False)
     mask = torch.zeros(2, 1, 13, 13).masked_fill(hidden[:, None] | ~seen.mask, -torch.inf)
     module = torch.nn.Module()

@@ -94,7 +94,9 @@ def test_corpora_by_name_repetition_and_path(tmp_path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "b.md").write_text("zweites 😀", encoding="utf-8")
     (tmp_path / "c.png").write_bytes(b"\x89PNG")
-    assert [d.text for d in load_corpus(str(tmp_path))] == ["first", "zweites 😀"]
+    pieces = load_corpus(str(tmp_path))
+    assert "".join(d.text for d in pieces if d.name.startswith("a.txt#")) == "first"
+    assert {Path(d.name).suffix.split("#")[0] for d in pieces} == {".txt", ".md"}
     long = "\n\n".join(f"paragraph {i} " + "x" * 400 for i in range(40))
     (tmp_path / "long.txt").write_text(long, encoding="utf-8")
     chunks = read_texts(tmp_path / "long.txt", chunk=4000)
@@ -140,8 +142,8 @@ def test_R11_a_byte_order_mark_is_no_text_and_endings_have_either_case(tmp_path)
     (tmp_path / "b.Markdown").write_text("second")
     (tmp_path / "c.tex").write_text("third")
     (tmp_path / "d.txt.png").write_bytes(b"\x89PNG")
-    texts = {d.name: d.text for d in read_texts(tmp_path)}
-    assert texts == {"a.TXT": "first \ufeff kept", "b.Markdown": "second", "c.tex": "third"}
+    texts = {d.name: d.text for d in read_texts(tmp_path, chunk=100)}
+    assert texts == {"a.TXT#0": "first \ufeff kept", "b.Markdown#0": "second", "c.tex#0": "third"}
 
 
 def test_P5_without_an_end_token_there_is_no_token_file_but_there_are_pieces(tmp_path) -> None:
@@ -389,6 +391,20 @@ def test_few_documents_still_give_both_sides(n: int, share: float) -> None:
     assert train and held_out and len(train) + len(held_out) == n
     small = len(split(documents, 1e-6)[1])
     assert small == 1 <= len(held_out)
+
+
+def test_a_large_file_of_a_folder_is_not_held_out_whole(tmp_path) -> None:
+    for pieces in ({"a": 80, "b": 320}, {str(i): 10 for i in range(30)} | {"large": 600}):
+        folder = tmp_path / str(len(pieces))
+        folder.mkdir()
+        for name, n in pieces.items():
+            text = "\n\n".join(f"paragraph {i} of the file {name}" for i in range(n))
+            (folder / f"{name}.txt").write_text(text)
+        train, held_out = corpora.load_split([str(folder)], 0.05)
+        sizes = [sum(len(d.text) for d in side) for side in (train, held_out)]
+        assert 0 < sizes[1] < 0.2 * sum(sizes)
+        cut = {d.name.split("#")[0] for d in [*train, *held_out] if "#" in d.name}
+        assert cut == ({"a.txt", "b.txt"} if len(pieces) == 2 else {"large.txt"})
 
 
 def test_a_small_file_still_gives_about_twenty_documents(tmp_path) -> None:

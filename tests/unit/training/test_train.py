@@ -16,6 +16,7 @@ from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.optim import eight_bit
 from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.optim.in_backward import update_in_backward
+from lm_from_scratch.optim.muon import Muon
 from lm_from_scratch.runs.distributed import Processes
 from lm_from_scratch.runs.saved import saved
 from lm_from_scratch.text.batches import Batch, PackedBatches, TokenFile, write_tokens
@@ -264,6 +265,8 @@ def test_an_error_inside_a_step_writes_no_checkpoint(tokens, tmp_path) -> None:
         ({"moments": "forget"}, "moments='forget'"),
         ({"basis": "lu"}, "basis='lu'"),
         ({"optim_bits": 4}, "optim_bits=4 must be 8 or 32"),
+        ({"optimizer": "muon", "optim_bits": 8}, "optim_bits=8 is for AdamW and GaLore"),
+        ({"muon_scale": 0.0}, "muon_scale=0.0 must be"),
         ({"update_in_backward": True}, r"max_grad_norm=1\.0 must be inf with update_in_backward"),
         ({"steps": 2.5}, r"steps=2\.5 must be an integer"),
         ({"warmup": 0.5}, r"warmup=0\.5 must be an integer"),
@@ -295,6 +298,34 @@ def test_galore_projects_the_matrices_of_the_blocks_alone(make) -> None:
     assert len(projected) + 2 + len(others["params"]) == len(names)
     adamw = make_optimizer(model, TrainConfig(steps=1))
     assert not isinstance(adamw, GaLore) and len(adamw.param_groups) == 2
+
+
+@pytest.mark.parametrize("make", [tiny_gpt2, tiny_qwen2])
+def test_muon_moves_the_matrices_that_galore_projects(make) -> None:
+    model = make()
+    config = TrainConfig(steps=1, optimizer="muon", muon_scale=2.0, weight_decay=0.2)
+    optimizer = make_optimizer(model, config)
+    muon, matrices, others = optimizer.param_groups
+    assert isinstance(optimizer, Muon)
+    chosen = ("momentum", "scale", "weight_decay", "adjust_lr_fn")
+    assert [muon[name] for name in chosen] == [0.95, 2.0, 0.2, "match_rms_adamw"]
+    assert matrices["momentum"] is others["momentum"] is None
+    galore = make_optimizer(model, TrainConfig(steps=1, optimizer="galore", rank=5))
+    for ours, theirs in zip(optimizer.param_groups, galore.param_groups, strict=True):
+        assert [id(p) for p in ours["params"]] == [id(p) for p in theirs["params"]]
+
+
+def muon_run(tokens, folder=None, stop_after=0, **changes) -> GPT2LMHeadModel:
+    return run(tokens, folder, stop_after, **{"optimizer": "muon", **changes})
+
+
+def test_muon_trains_and_a_stopped_run_goes_on_bit_for_bit(tokens, tmp_path) -> None:
+    whole = muon_run(tokens)
+    muon_run(tokens, tmp_path, stop_after=5)
+    assert same_weights(muon_run(tokens, tmp_path), whole)
+    assert not same_weights(run(tokens, None), whole)
+    with pytest.raises(ValueError, match=r"muon_scale was 1\.0, now it is 0\.5"):
+        muon_run(tokens, tmp_path, muon_scale=0.5)
 
 
 def galore_run(tokens, folder=None, stop_after=0, **changes) -> GPT2LMHeadModel:
@@ -331,7 +362,8 @@ def test_a_run_with_moments_in_8_bits_goes_on_bit_for_bit(
 def test_bytes_of_the_state_are_those_that_are_held(monkeypatch) -> None:
     monkeypatch.setattr(eight_bit, "SMALLEST", 64)
     sizes = []
-    for changes in ({}, {"optim_bits": 8}, {"optimizer": "galore", "rank": 4, "optim_bits": 8}):
+    eight = {"optim_bits": 8}
+    for changes in ({}, {"optimizer": "muon"}, eight, {"optimizer": "galore", "rank": 4, **eight}):
         model, config = fresh(), TrainConfig(steps=1, **changes)
         optimizer = make_optimizer(model, config)
         for p in model.parameters():
@@ -343,7 +375,7 @@ def test_bytes_of_the_state_are_those_that_are_held(monkeypatch) -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
-@pytest.mark.parametrize("make", [run, galore_run])
+@pytest.mark.parametrize("make", [run, galore_run, muon_run])
 def test_updates_in_backward_are_the_same_steps_without_clipping(tokens, tmp_path, make) -> None:
     free = dict(max_grad_norm=math.inf, grad_accumulation=1 if make is galore_run else 2)
     whole = make(tokens, None, **free)
@@ -532,7 +564,7 @@ def test_a_checkpoint_of_a_run_without_a_target_so_far_can_be_resumed(tokens, tm
                 batch = replace(batch, targets=torch.full_like(batch.targets, IGNORE))
             return batch
 
-    for optimizer in ("adamw", "galore"):
+    for optimizer in ("adamw", "galore", "muon"):
         ends = []
         for stops in (False, True):
             config = TrainConfig(steps=3, optimizer=optimizer, rank=4)

@@ -49,6 +49,11 @@ def twelve(g: Generator) -> Call:
     return call(normal(g, 3, 4, scale=0.1), grads, lr=0.05, betas=BETAS, weight_decay=0.0)
 
 
+def late(g: Generator) -> Call:
+    x, m = normal(g, 4, 3), normal(g, 4, 3, scale=0.1)
+    return call(x, normal(g, 4, 3), m, m.square() + 0.1, 2000, lr=0.1, betas=BETAS)
+
+
 def other_betas(g: Generator) -> Call:
     return call(normal(g, 5), normal(g, 3, 5), lr=0.05, betas=(0.5, 0.8), weight_decay=0.01)
 
@@ -180,6 +185,12 @@ WRONG = [
      "the first step, without decay"),
     ("every step is corrected as if it were the first",
      {"beta1**step": "beta1", "beta2**step": "beta2"}, "twelve steps in a row"),
+    ("no more correction after 1,000 steps",
+     {"beta1**step": "beta1 ** (step if step < 1000 else 1e9)",
+      "beta2**step": "beta2 ** (step if step < 1000 else 1e9)"}, "step 2,000 of a run"),
+    ("the root is divided by the correction, not by its root",
+     {DIRECTION: "mean / (exp_avg_sq.sqrt() / (1 - beta2**step) + eps)"},
+     "the first step, without decay"),
     ("the two betas are exchanged",
      {"beta1, beta2 = betas": "beta2, beta1 = betas"}, "the first step, without decay"),
     ("the new gradient is added with weight 1",
@@ -254,6 +265,12 @@ EXERCISE = Exercise(
             "times as strong in step 1: 1 / sqrt(1 - 0.999)",
             points=2,
         ),
+        Case(
+            "step 2,000 of a run",
+            late,
+            "step t divides by 1 - beta**t however large t is: at 2,000 the second mean still "
+            "lacks 14 %",
+        ),
         Case("other betas", other_betas, "take both betas from the argument", play=steps),
         Case(
             "the defaults, in float64",
@@ -266,8 +283,9 @@ EXERCISE = Exercise(
         "move. Which of these does the next step need?",
         "`grad.square()` is the second gradient. The corrected means are only for this step's "
         "direction, so give them names of their own.",
-        "`mean / (torch.sqrt(mean_square) + eps)` with `mean = exp_avg / (1 - beta1**step)`, and "
-        "then `(1 - lr * weight_decay) * param - lr * direction`.",
+        "In step 1 the corrected means are the gradient and its square, whatever the betas are. "
+        "The decay needs the old parameter and no mean: it is a factor of its own, a little below "
+        "1.",
     ),
     wrong=planted(WRONG),
     right={

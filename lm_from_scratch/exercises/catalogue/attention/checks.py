@@ -303,9 +303,9 @@ EXERCISE = Exercise(
         "the first query.",
         "The rows are the last T of the triangle: `triu(S - T + 1)` marks what is hidden. "
         "`repeat_interleave` along the head axis gives each key head to its whole group.",
-        "Convert q and k to float32 before the product. Write `-torch.inf` over the hidden scores "
-        "with `masked_fill`, and let `softmax(-1)` subtract the maximum. Convert the weights to "
-        "the dtype of q before you multiply by v.",
+        "Three places decide: the dtype of the product of q and k, what stands at a hidden "
+        "score so that its weight is 0 and not just small, and the dtype in which the weights "
+        "meet the values.",
     ),
     wrong=planted(WRONG),
     right={

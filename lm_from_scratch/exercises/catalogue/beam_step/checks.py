@@ -131,7 +131,11 @@ def too_late(g: Generator) -> Call:
     scores = falling(g, 3)
     a, b, c, d, e, stop = torch.randperm(6, generator=g).tolist()
     order = [(1, stop), (0, a), (2, b), (0, stop), (1, c), (2, stop), (2, d), (0, e)]
-    return call(scores, placed(scores, order, 6), stop)
+    log_probs = placed(scores, order, 6)
+    beams = [torch.randperm(3, generator=g) for _ in range(3)]  # three prompts, each at a level
+    log_probs = torch.cat([log_probs[:, order] for order in beams])
+    scores = torch.cat([scores[:, order] for order in beams])
+    return call(scores - torch.tensor([[9.0], [0.0], [4.0]]), log_probs, stop)
 
 
 def all_end(g: Generator) -> Call:
@@ -152,7 +156,7 @@ def long_texts(g: Generator) -> Call:
     scores, log_probs = candidates(g, 1, 3, 6)
     stop = int(integers(g, 0, 6))
     log_probs[:, :, stop] = -60 - torch.rand(1, 3, generator=g)
-    return call(scores - 900, log_probs, stop)
+    return call(scores.double() - 900, log_probs.double(), stop)
 
 
 # --------------------------------------------------------------------------- other right answers
@@ -185,8 +189,9 @@ def by_heap(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
         best = heapq.nlargest(n, [t for t in triples if t[2] != stop])
         first = {t[1]: t[0] for t in heapq.nlargest(n, triples) if t[2] == stop}
         rows.append((*zip(*best), [first.get(b, -math.inf) for b in range(n)]))
-    a, b, c, d = (torch.tensor(part) for part in zip(*rows))
-    return a.to(scores.dtype), b, c, d.to(scores.dtype)
+    best_scores, parents, tokens, ended = zip(*rows)
+    found = [torch.tensor(part, dtype=scores.dtype) for part in (best_scores, ended)]
+    return found[0], torch.tensor(parents), torch.tensor(tokens), found[1]
 
 
 def by_beam(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
@@ -326,6 +331,10 @@ WRONG = [
      {"    totals[:, :, stop] =":
           "    ended[ended < ended.amax(1, keepdim=True)] = -math.inf\n    totals[:, :, stop] ="},
      ALL),
+    ("one limit for the ends of all prompts",
+     {"    ended = ": "    nth_best = nth_best.amin(0)\n    ended = "}, LATER),
+    ("the sums are float32", {TOTALS: "totals = (scores[:, :, None] + log_probs).float()"},
+     LONG),
     ("only beam 0 may end",
      {"    totals[:, :, stop] =": "    ended[:, 1:] = -math.inf\n    totals[:, :, stop] ="}, END),
     ("only the best of all may end", {"topk(n).values": "topk(1).values"}, END),
@@ -386,6 +395,7 @@ EXERCISE = Exercise(
             several_prompts,
             "flatten beams and tokens of each prompt, not the batch; parents count from 0 in each "
             "prompt",
+            teaching="several prompts without an end",
             play=step,
         ),
         Case(
@@ -432,8 +442,8 @@ EXERCISE = Exercise(
         "token of the number at place i?",
         "`totals = scores[:, :, None] + log_probs`, then `totals.flatten(1).topk(n)`. The parent "
         "is `place // V`, the token `place % V`.",
-        "Take the n-th best of all totals first: `totals[:, :, stop]` has ended where it is not "
-        "below that. Then set the stop token to minus infinity, and take the n best again.",
+        "What ends is judged among all candidates, what goes on among those without the stop "
+        "token. Both come from one tensor: which of the two has to be found first?",
     ),
     wrong=planted(WRONG),
     right={

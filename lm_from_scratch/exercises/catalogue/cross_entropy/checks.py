@@ -1,10 +1,12 @@
 """Cross-entropy of next tokens: which targets count, and what keeps the exponentials small."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
+from torch.overrides import TorchFunctionMode
 
 from lm_from_scratch.exercises.exercise import (
     Call,
@@ -26,9 +28,9 @@ def all_count(g: Generator) -> Call:
 
 
 def some_ignored(g: Generator) -> Call:
-    """Rows of 2, 5 and 1 targets; token 0 is among them; -100 would be an index of 107 logits."""
+    """Rows of 2, 5 and 1 targets, tokens 0 and 106 among them; -100 would be an index too."""
     targets = integers(g, 0, 107, 3, 6)
-    targets[:, 0] = 0
+    targets[:, 0], targets[0, 1] = 0, 106
     for row, length in enumerate((2, 5, 1)):
         targets[row, length:] = IGNORE
     return call(normal(g, 3, 6, 107), targets)
@@ -52,8 +54,9 @@ def unlikely(g: Generator) -> Call:
 
 
 def banned(g: Generator) -> Call:
-    """One target counts. Tokens 0 and 5 are banned, at ignored places all but token 3."""
-    logits, targets = normal(g, 2, 4, 6), torch.full((2, 4), IGNORE)
+    """One target counts. Tokens 0 and 5 are banned, at ignored places all but token 3. The other
+    logits are near -2000, which a finite number for a ban must stay below."""
+    logits, targets = normal(g, 2, 4, 6) - 2000, torch.full((2, 4), IGNORE)
     targets[1, 1] = 4
     logits[..., [0, 5]] = -torch.inf
     logits[0, 2:, [1, 2, 4]] = -torch.inf
@@ -85,6 +88,9 @@ def other_shape(function: Any, logits: Tensor, targets: Tensor) -> dict[str, Any
         "a call with the axes of targets exchanged": refused(function, logits, targets.T),
         "a call with flat targets": refused(function, logits, targets.flatten()),
         "a call with too few targets": refused(function, logits, targets[:, :1]),
+        "a call with an axis of 1 after those of targets": refused(
+            function, logits, targets[..., None]
+        ),
     }
 
 
@@ -99,11 +105,26 @@ def agree(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def by_torch(logits: Tensor, targets: Tensor) -> Tensor:
-    """The library's own loss."""
     logits = agree(logits, targets)
     if bool((targets == IGNORE).all()):
         return logits.flatten()[:0].sum()
     return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
+
+
+def written_out(function: Callable[..., Any], *args: Any) -> str:
+    """Which of the library's losses is called, in the function or below it."""
+    called = []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = [x for x in ("cross_entropy", "nll_loss") if x in getattr(f, "__name__", "")]
+            if function is not causal_lm_loss:
+                called.extend(found)
+            return f(*args, **(kwargs or {}))
+
+    with Watch():
+        function(*args)
+    return f"calls F.{called[0]}" if called else "calls none of the library's losses"
 
 
 def by_where(logits: Tensor, targets: Tensor) -> Tensor:
@@ -112,6 +133,13 @@ def by_where(logits: Tensor, targets: Tensor) -> Tensor:
     real = targets.ne(IGNORE)
     picked = log_p.gather(-1, targets.where(real, 0).unsqueeze(-1)).squeeze(-1)
     return -torch.where(real, picked, 0.0).sum() / max(int(real.sum()), 1)
+
+
+def by_distances(logits: Tensor, targets: Tensor) -> Tensor:
+    """How far every logit is above that of the target: no logit is left to overflow."""
+    logits, real = agree(logits, targets), targets.ne(IGNORE)
+    rows, wanted = logits[real], targets[real]
+    return torch.logsumexp(rows - rows.gather(1, wanted[:, None]), 1).sum() / max(len(rows), 1)
 
 
 def by_one_hot(logits: Tensor, targets: Tensor) -> Tensor:
@@ -149,13 +177,13 @@ PICKED = "[torch.arange(len(rows)), wanted]"
 
 
 def shifted(logits: Tensor, targets: Tensor) -> Tensor:
-    return causal_lm_loss(logits[..., :-1, :], targets[..., 1:])
+    return by_where(logits[..., :-1, :], targets[..., 1:])
 
 
 def mean_of_means(logits: Tensor, targets: Tensor) -> Tensor:
     if logits.dim() < 3:
-        return causal_lm_loss(logits, targets)
-    return torch.stack([causal_lm_loss(x, y) for x, y in zip(logits, targets)]).mean()
+        return by_where(logits, targets)
+    return torch.stack([by_where(x, y) for x, y in zip(logits, targets)]).mean()
 
 
 def times_mask(logits: Tensor, targets: Tensor) -> Tensor:
@@ -168,27 +196,38 @@ def times_mask(logits: Tensor, targets: Tensor) -> Tensor:
 def plain_number(logits: Tensor, targets: Tensor) -> Tensor:
     if bool((targets == IGNORE).all()):
         return torch.tensor(0.0)
-    return causal_lm_loss(logits, targets)
+    return by_where(logits, targets)
 
 
 def view(logits: Tensor, targets: Tensor) -> Tensor:
     agree(logits, targets)
-    return causal_lm_loss(logits.view(-1, logits.shape[-1]), targets.view(-1))
+    return by_where(logits.view(-1, logits.shape[-1]), targets.view(-1))
 
 
 def two_axes(logits: Tensor, targets: Tensor) -> Tensor:
     agree(logits, targets)
-    return causal_lm_loss(logits.flatten(1, -2), targets.flatten(1))
+    return by_where(logits.flatten(1, -2), targets.flatten(1))
 
 
 def in_place(logits: Tensor, targets: Tensor) -> Tensor:
-    loss = causal_lm_loss(logits, targets)
+    loss = by_where(logits, targets)
     targets[targets == IGNORE] = 0
     return loss
 
 
 def flat(logits: Tensor, targets: Tensor) -> Tensor:
-    return causal_lm_loss(logits.flatten(0, -2), targets.flatten())
+    return by_where(logits.flatten(0, -2), targets.flatten())
+
+
+def last_axis(logits: Tensor, targets: Tensor) -> Tensor:
+    return by_where(logits, targets.squeeze(-1) if targets.dim() == logits.dim() else targets)
+
+
+def torch_by_another_name(logits: Tensor, targets: Tensor) -> Tensor:
+    logits, number = agree(logits, targets), targets.ne(IGNORE).sum().clamp(min=1)
+    log_p = logits.reshape(-1, logits.shape[-1]).log_softmax(-1)
+    losses = torch._C._nn.nll_loss(log_p, targets.reshape(-1), reduction=2)  # type: ignore[attr-defined]
+    return losses / number
 
 
 NAN = "its result is NaN, which the report says in words"
@@ -206,6 +245,8 @@ WRONG = [
      "ignored targets"),
     ("token 0 is ignored too, as if it were padding",
      {"counts = targets != IGNORE": "counts = targets > 0"}, "ignored targets"),
+    ("tokens from 100 on are ignored too",
+     {"counts = targets != IGNORE": "counts = targets.abs() < 100"}, "ignored targets"),
     ("the mean of the means of the rows, where a short row weighs as much as a long one",
      mean_of_means, "ignored targets"),
     ("the sum in the place of the mean", {f" / {DIVISOR}": ""}, "every target counts"),
@@ -235,6 +276,9 @@ WRONG = [
     ("no target at all gives NaN", {DIVISOR: "counts.sum()"}, "no target at all", NAN),
     ("no target at all gives a number without a gradient", plain_number, "no target at all"),
     ("an infinite loss times 0", times_mask, "one target alone, and banned tokens", NAN),
+    ("a banned token gets a logit of -1000, which others are below",
+     {ROWS: f"{ROWS}\n    rows = rows.masked_fill(rows == -torch.inf, -1000.0)"},
+     "one target alone, and banned tokens"),
     ("computed in bfloat16",
      {FLOAT: "pass", "return losses.sum()": "return losses.float().sum()"}, "bfloat16 and float64"),
     ("the loss of bfloat16 is rounded to bfloat16",
@@ -249,6 +293,12 @@ WRONG = [
      two_axes, "one axis of targets, one of probability exp(-200)"),
     ("the ignored targets are overwritten in the caller's tensor", in_place, "ignored targets"),
     ("flattened without a look at the shapes", flat, "targets of another shape"),
+    ("targets with one axis more, of size 1, are taken too",
+     last_axis, "targets of another shape"),
+    ("the loss of torch, which the text asks to do without",
+     by_torch, "written without the library's losses"),
+    ("torch's loss of log-probabilities, by a name below F.nll_loss",
+     torch_by_another_name, "written without the library's losses"),
     ("the log of the sum is detached",
      {"rows.logsumexp(1)": "rows.detach().logsumexp(1)"}, "the gradient of the logits"),
 ]  # fmt: skip
@@ -301,6 +351,7 @@ EXERCISE = Exercise(
             "one target alone, and banned tokens",
             banned,
             "0 * inf is NaN: take the ignored tokens out, instead of multiplying by 0",
+            tolerance=(1e-3, 1e-3),
         ),
         Case(
             "bfloat16 and float64",
@@ -322,6 +373,13 @@ EXERCISE = Exercise(
             play=other_shape,
         ),
         Case(
+            "written without the library's losses",
+            some_ignored,
+            "the exercise is to write the loss: neither F.cross_entropy nor F.nll_loss is called",
+            play=written_out,
+            guard=True,
+        ),
+        Case(
             "the gradient of the logits",
             some_ignored,
             "the sum over all tokens depends on every logit: nothing may be detached",
@@ -330,15 +388,16 @@ EXERCISE = Exercise(
     ),
     hints=(
         "One number for each token, then a mean. Which tokens are in the sum, and how many?",
-        "`counts = targets != -100`, then `logits[counts]` has shape (N, V): the rest needs no "
-        "mask.",
-        "The loss of one token is `row.logsumexp(0) - row[target]`. `gather` picks the logits of "
-        "all targets at once. Divide by `counts.sum().clamp(min=1)`.",
+        "A mask of bools as an index, `logits[counts]`, leaves the rows that count, (N, V): the "
+        "rest needs no mask.",
+        "The logarithm of a quotient is a difference: of the log of a sum of exponentials, for "
+        "which torch has a function that does not overflow, and of one logit, which `gather` "
+        "picks. Then a mean over how many? Think of a batch without targets.",
     ),
     wrong=planted(WRONG),
     right={
-        "the loss of torch": by_torch,
         "log-softmax of all, zeros where nothing counts": by_where,
+        "the distances from the target's logit": by_distances,
         "the largest logit subtracted by hand, in float64": by_one_hot,
         "token by token": by_loop,
     },

@@ -73,12 +73,13 @@ def overwritten(g: Generator) -> Call:
 
 def forgets(g: Generator) -> Call:
     q, k, v, gates, beta, state = inputs(g).args
-    gates[:, :, 1], gates[:, :, 3] = -120.0, -torch.inf
-    return call(q, k, v, gates, beta, state)
+    gates[:, :, 1], gates[:, :, [0, 3]] = -120.0, -torch.inf
+    return call(q, k, v, gates, beta, state * 1e9)  # exp(-20) of it would be seen
 
 
 def double(g: Generator) -> Call:
-    return inputs(g, dtype=torch.float64)
+    """Of more tokens than a chunk of 64 has, and not a multiple of it."""
+    return inputs(g, tokens=150, dtype=torch.float64)
 
 
 def in_another_order(g: Generator) -> Call:
@@ -170,6 +171,8 @@ WRONG = [
     ("what the state says is asked before it fades",
      {FADE: f"missing = {MISSING}\n        {FADE}", f"        missing = {MISSING}  ": "        "},
      GATED),
+    ("the gate is cut off at -20",
+     {"decay = g.exp()": "decay = g.clamp(min=-20).exp()"}, LOST),
     ("the query asks, not the key",
      {MISSING: "v[:, :, t, None] - q[:, :, t, None] @ state"}, PLAIN),
     ("the difference has the wrong sign", {MISSING: "key.mT @ state - v[:, :, t, None]"}, ONE),
@@ -203,7 +206,9 @@ WRONG = [
     ("the state is transposed on its way out", {", 2), state": ", 2), state.mT"}, ONE),
     ("the state is changed in place", {FADE: "state *= decay[:, :, t]"}, GATED),
     ("float64 is computed in float32", {"g.exp()": "g.float().exp()"},
-     "float64 keeps its digits"),
+     "150 tokens in float64"),
+    ("tokens after the first 64 are left out",
+     {"decay = g.exp()": "q = q[:, :, :64]\n    decay = g.exp()"}, "150 tokens in float64"),
     ("no gradient passes from token to token", {FADE: "state = decay[:, :, t] * state.detach()"},
      "gradients of all six"),
 ]  # fmt: skip
@@ -263,10 +268,13 @@ EXERCISE = Exercise(
         Case(
             LOST,
             forgets,
-            "exp of minus infinity is 0, and 0 times the state is 0",
-            teaching="documents that begin in the middle of a row",
+            "exp of minus infinity is 0, and 0 times the state is 0, however large it was",
         ),
-        Case("float64 keeps its digits", double, "nothing becomes float32"),
+        Case(
+            "150 tokens in float64",
+            double,
+            "nothing becomes float32, and no token is left out",
+        ),
         Case(
             "inputs in another order in memory",
             in_another_order,
@@ -280,8 +288,8 @@ EXERCISE = Exercise(
         "(Dv,).",
         "With `key` as a column, (Dk, 1), the state says `key.mT @ S`, a row of Dv numbers, and "
         "what is written is `key @ row`.",
-        "Four lines for each token: fade, the difference `v - key.mT @ state`, add "
-        "`key @ (beta * difference)`, read with the query as a row.",
+        "The order of the text decides: what the state says is asked after it has faded, and read "
+        "after it was written. All heads can do this at once, the tokens only one by one.",
     ),
     wrong=planted(WRONG),
     right={

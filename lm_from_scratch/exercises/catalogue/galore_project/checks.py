@@ -35,6 +35,7 @@ def there_and_back(
     """A basis from one gradient, and what it makes of the next one."""
     made = function(grad, **options)
     low = made.project(following)
+    before = low.clone()
     back = made.project_back(low)
     basis = made.basis
     seen: dict[str, Any] = {}
@@ -42,6 +43,7 @@ def there_and_back(
         for word, size in zip(("rows", "columns"), tensor.shape, strict=True):
             seen[f"the number of {word} of the {name}"] = size
     seen["the dtypes of basis and coordinates"] = f"{basis.dtype}, {low.dtype}"
+    seen["project_back leaves the coordinates as they are"] = bool(torch.equal(low, before))
     seen["the gradient, projected back"] = back
     seen["B times its own transpose"] = basis @ basis.mT
     return seen
@@ -116,8 +118,21 @@ def beyond(g: Generator) -> Call:
     return used(gradient(g, 7, 4), normal(g, 7, 4), 6, "reverse_std")
 
 
+def beyond_wide(g: Generator) -> Call:
+    return used(gradient(g, 3, 7), normal(g, 3, 7), 6)
+
+
+def beyond_tall(g: Generator) -> Call:
+    return used(gradient(g, 7, 3), normal(g, 7, 3), 6)
+
+
+def square_reversed(g: Generator) -> Call:
+    return used(gradient(g, 6, 6), normal(g, 6, 6), 2, "reverse_std")
+
+
 def held(g: Generator) -> Call:
-    return call(grad=gradient(g, 12, 9), rank=3)
+    """One column of U, which is contiguous as it is, and still a view."""
+    return call(grad=gradient(g, 9, 12), rank=1)
 
 
 def double(g: Generator) -> Call:
@@ -250,6 +265,30 @@ WRONG = [
      "reverse_std, a tall matrix, a rank above its smaller side"),
     ("the basis is a view that keeps the whole factor in memory",
      {"leading.clone()": "leading"}, "what stays in memory"),
+    ("the basis is made contiguous, which need not copy it",
+     {"leading.clone()": "leading.contiguous()"}, "what stays in memory",
+     "the same memory stays alive as with any view"),
+    ("the way back takes the side whose height the coordinates have",
+     {f"return {BACK}":
+          "left = low.shape[0] != self.height\n        "
+          + f"return {BACK}".replace("self.left", "left"),
+      "self.basis = leading": "self.height = grad.shape[0]\n        self.basis = leading"},
+     "a wide matrix, a rank above its height"),
+    ("the way back takes the side whose width the coordinates have",
+     {f"return {BACK}":
+          "left = low.shape[1] == self.width\n        "
+          + f"return {BACK}".replace("self.left", "left"),
+      "self.basis = leading": "self.width = grad.shape[1]\n        self.basis = leading"},
+     "a tall matrix, a rank above its width"),
+    ("a square matrix has a right basis, with reverse_std too",
+     {LEFT: 'is_wide if projection_type == "std" else grad.shape[0] > grad.shape[1]'},
+     "reverse_std, a square matrix"),
+    ("a square matrix has a left basis, with reverse_std too",
+     {LEFT: 'grad.shape[0] <= grad.shape[1] if projection_type == "std" else not is_wide'},
+     "a square matrix"),
+    ("the way back overwrites the coordinates",
+     {f"return {BACK}": f"back = {BACK}\n        low.zero_()\n        return back"},
+     "a tall matrix"),
     ("the gradient stays in the object",
      {"self.basis = leading": "self.grad = grad\n        self.basis = leading"},
      "what stays in memory"),
@@ -322,10 +361,33 @@ EXERCISE = Exercise(
             tolerance=(1e-4, 1e-5),
         ),
         Case(
+            "a wide matrix, a rank above its height",
+            beyond_wide,
+            "three directions on the left: coordinates of shape (3, 7) look like a gradient, and "
+            "are to be multiplied by the basis all the same",
+            play=there_and_back,
+            tolerance=(1e-4, 1e-5),
+        ),
+        Case(
+            "a tall matrix, a rank above its width",
+            beyond_tall,
+            "three directions on the right: coordinates of shape (7, 3) look like a gradient, and "
+            "are to be multiplied by the transposed basis all the same",
+            play=there_and_back,
+            tolerance=(1e-4, 1e-5),
+        ),
+        Case(
+            "reverse_std, a square matrix",
+            square_reversed,
+            "a square matrix counts as tall, so that reverse_std takes the left side",
+            play=there_and_back,
+            tolerance=(1e-4, 1e-5),
+        ),
+        Case(
             "what stays in memory",
             held,
-            "a slice is a view, and keeps the whole factor alive: copy it. Keep neither gradient "
-            "nor factors in the object",
+            "a slice is a view, and keeps the whole factor alive: copy it. .contiguous() need not "
+            "copy, .clone() does. Keep neither gradient nor factors in the object",
             points=2,
             play=kept,
         ),
@@ -348,8 +410,9 @@ EXERCISE = Exercise(
         "for sure.",
         "`torch.linalg.svd(..., full_matrices=False)` returns U, S and Vh. The columns of U are "
         "directions on the left, the rows of Vh are directions on the right.",
-        "The basis is a copy, `.clone()`, of `U[:, :rank]` or `Vh[:rank].mT`. Right: `grad @ B` "
-        "and `low @ B.mT`. Left: `B.mT @ grad` and `B @ low`.",
+        "Coordinates of a vector are its products with the columns of the basis; the way back sums "
+        "the columns, each times its coordinate. On the right the vectors are the rows of the "
+        "gradient, on the left its columns. A slice of U or Vh is a view: make a copy.",
     ),
     wrong=planted(WRONG),
     right={

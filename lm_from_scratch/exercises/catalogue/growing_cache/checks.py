@@ -112,8 +112,34 @@ def broken_off(make: Callable[..., Cache], n_layer: int, layers: Pairs, junk: Pa
     for number, (k, v) in enumerate(junk):  # not all layers
         cache.update(number, k, v)
     found: dict[str, Any] = {"length after the pass that stopped": cache.length}
+    found["see(2) after the pass that stopped"] = named(cache.see(2), "the positions", "the mask")
     found |= feed(cache, layers, 4, 6, ", a pass stopped at 4")
-    return found | feed(cache, layers, 6, 7, ", a pass stopped at 4")
+    found |= feed(cache, layers, 6, 7, ", a pass stopped at 4")
+    return found | at_once(make, n_layer, layers, junk)
+
+
+def at_once(make: Callable[..., Cache], n_layer: int, layers: Pairs, junk: Pairs) -> Any:
+    """Rows are selected, or tokens forgotten, right after a pass that stopped."""
+    found: dict[str, Any] = {}
+    rows = torch.arange(layers[0][0].shape[0]).flip(0)
+    for word, do in (("select", lambda c: c.select(rows)), ("crop(3)", lambda c: c.crop(3))):
+        cache = make(n_layer)
+        feed(cache, layers, 0, 4)
+        for number, (k, v) in enumerate(junk):
+            cache.update(number, k, v)
+        do(cache)
+        found[f"length after {word} after the pass that stopped"] = length = cache.length
+        went_on = [(k[rows], v[rows]) for k, v in layers] if word == "select" else layers
+        found |= feed(cache, went_on, length, length + 2, f", {word} after a pass that stopped")
+    return found
+
+
+def long_text(make: Callable[..., Cache], n_layer: int, layers: Pairs) -> Any:
+    """More tokens than any limit that nobody asked for."""
+    cache, S = make(n_layer), layers[0][0].shape[2]
+    feed(cache, layers, 0, S - 9)
+    found: dict[str, Any] = {"length": cache.length}
+    return found | feed(cache, layers, S - 9, S) | {"length at the end": cache.length}
 
 
 def selected(make: Callable[..., Cache], n_layer: int, layers: Pairs, rows: Tensor) -> Any:
@@ -165,7 +191,24 @@ def refused(make: Callable[..., Cache], n_layer: int, layers: Pairs) -> Any:
         except ValueError:
             found[name] = "raises ValueError"
     found["length after refusals"] = cache.length
-    return found | feed(cache, layers, 3, 5, ", after refusals")
+    found |= feed(cache, layers, 3, 5, ", after refusals")
+    return found | refused_within(cache, layers)
+
+
+def refused_within(cache: Cache, layers: Pairs) -> Any:
+    """The last layer refuses its pairs once, in a pass that then goes on."""
+    *first, (k, v) = [(k[:, :, 5:7], v[:, :, 5:7]) for k, v in layers]
+    feed(cache, first, 0, 2)
+    found: dict[str, Any] = {}
+    for name, pair in (("rows", (k[:1], v[:1])), ("dtype", (k.double(), v.double()))):
+        try:
+            cache.update(len(first), *pair)
+            found[f"another {name} in the last layer"] = "is accepted"
+        except ValueError:
+            found[f"another {name} in the last layer"] = "raises ValueError"
+    cache.update(len(first), k, v)
+    found["length after a refusal within a pass"] = cache.length
+    return found | feed(cache, layers, 7, 8, ", a refusal within the pass before")
 
 
 def own_memory(make: Callable[..., Cache], n_layer: int, layers: Pairs) -> Any:
@@ -213,6 +256,10 @@ def stopped(g: Generator) -> Call:
     return call(n_layer=3, layers=text(g, 3), junk=text(g, 2, n=3))
 
 
+def thousands(g: Generator) -> Call:
+    return call(n_layer=1, layers=text(g, 1, n=2057))
+
+
 def chosen_rows(g: Generator) -> Call:
     keep = int(integers(g, 0, 2))  # a row that is there twice, and not in its own place
     rows = torch.tensor([2, 2, keep, 2])
@@ -244,7 +291,7 @@ class Buffers(Reference):
     """Room for many tokens from the start; a count for each layer."""
 
     def __init__(self, n_layer: int) -> None:
-        self.n_layer, self.room = n_layer, 32
+        self.n_layer, self.room = n_layer, 4096
         self.reset()
 
     def reset(self) -> None:
@@ -396,6 +443,20 @@ WRONG = [
       "held = self.length ": "held = self.held[-1][0].shape[2] if self.held[-1] else 0 "},
      "two layers, length within a pass"),
     ("tokens of a pass that stopped are kept", {WHOLE: KEPT}, "a pass that stops half-way"),
+    ("see counts what the first layer holds",
+     {"torch.arange(self.length + T)":
+          "torch.arange((self.held[0][0].shape[2] if self.held[0] else 0) + T)",
+      "keys[self.length :]": "keys[len(keys) - T :]"},
+     "a pass that stops half-way"),
+    ("crop trusts the first layer, where a pass that stopped has left more",
+     {CROP: "[[x[:, :, : length + self.held[0][0].shape[2] - pair[0].shape[2]] for x in pair] "
+            "for pair in self.held]"},
+     "a pass that stops half-way"),
+    ("only the last 2048 tokens are kept",
+     {RETURN:
+          "self.held[layer] = [keys[:, :, -2048:], values[:, :, -2048:]]\n"
+          "        return keys[:, :, -2048:], values[:, :, -2048:]"},
+     "2057 tokens"),
     ("rows are selected in the keys, not in the values",
      {SELECT: "[[pair[0][rows], pair[1][: len(rows)]] for pair in self.held]"},
      "rows are selected"),
@@ -428,6 +489,12 @@ WRONG = [
           "            self.held[layer][0] = torch.cat([pairs[0][0], new[0]], 2)\n"
           f"        {CHECK}",
       WHOLE: KEPT},
+     "what is refused, and leaves no trace"),
+    ("rows and dtype are looked at in the first layer alone",
+     {CHECK: CHECK.replace("if any(", "if layer == 0 and any(")},
+     "what is refused, and leaves no trace"),
+    ("a refusal throws away what earlier layers of the pass have got",
+     {CHECK: f"{CHECK}\n            self.crop(self.length)"},
      "what is refused, and leaves no trace"),
     ("the first piece is kept as it is, without a copy",
      {RETURN:
@@ -466,6 +533,7 @@ EXERCISE = Exercise(
             "the new tokens are the last T of S = length + T; row t sees S - T + t + 1 keys",
             points=3,
             play=sight,
+            teaching="what the new tokens may see, before anything goes wrong",
         ),
         Case(
             "two layers, length within a pass",
@@ -480,12 +548,14 @@ EXERCISE = Exercise(
             chosen_rows,
             "rows of keys and of values, in every layer; the number of rows may change",
             play=selected,
+            teaching="rows alone, after whole passes",
         ),
         Case(
             "crop, and go on",
             two_texts,
             "crop(2) keeps positions 0 and 1 of keys and values, in every layer",
             play=cropped,
+            teaching="crop alone, after whole passes",
         ),
         Case(
             "reset, and another text",
@@ -498,6 +568,12 @@ EXERCISE = Exercise(
             stopped,
             "length did not count the lost tokens, so each layer goes on at length",
             play=broken_off,
+        ),
+        Case(
+            "2057 tokens",
+            thousands,
+            "the text says of no limit: every token is kept",
+            play=long_text,
         ),
         Case(
             "what is refused, and leaves no trace",
@@ -523,9 +599,8 @@ EXERCISE = Exercise(
         "the mask follow from their sizes. Which layer's size counts whole passes?",
         "`keys = torch.arange(length + T)` are the positions of all keys; those of the new tokens "
         "are its last T. A key is visible if its position is not above that of the query.",
-        "In update: check layer, rows and dtype; cut what the layer holds to the first `length` "
-        "tokens; `torch.cat([old, new], dim=2)` for keys and values; keep both, return both. "
-        "An empty layer is like one that holds `k[:, :, :0]`.",
+        "In update, refuse before anything changes. A layer may hold more than `length` tokens, "
+        "of a pass that stopped: these are not part of the text.",
     ),
     wrong=planted(WRONG),
     survivors={

@@ -24,8 +24,10 @@
 # - A pass that stops before the last layer has not happened: the next pass begins
 #   with the tokens that `length` counts, in every layer.
 # - A layer that is not in 0 ... `n_layer` - 1 raises `ValueError`. So do keys or
-#   values with another number of rows `B`, or of another dtype, than the held
-#   ones. A refused call leaves the cache as it was.
+#   values with another number of rows `B`, or of another dtype, than those that
+#   this layer holds. A refused call leaves the cache as it was. Heads and widths
+#   need no check. If `length` is 0 after a pass that stopped or after `crop(0)`, you
+#   may refuse or accept other rows or another dtype.
 # - `select(rows)`, a tensor of whole numbers, keeps these rows of the batch in
 #   this order. A row may be there twice.
 # - `crop(length)`, with at most the length that is held, forgets the tokens at this

@@ -125,7 +125,7 @@ def two_prompts(g: Generator) -> Call:
 
 
 def three_prompts(g: Generator) -> Call:
-    return with_parents(g, [1, 1], [0, 0], [0, 1])
+    return with_parents(g, [0, 1], [1, 1], [0, 0])
 
 
 def twice_the_same(g: Generator) -> Call:
@@ -197,6 +197,9 @@ WRONG = [
      {ROWS: "rows = parents.flatten()"}, "two prompts, parents 1, 1, 2 and 2, 2, 2"),
     ("the rows of a prompt begin at its number times the number of prompts",
      {ROWS: "rows = (parents + P * torch.arange(P)[:, None]).flatten() % (P * n)"},
+     "three prompts with two beams"),
+    ("nothing is moved if the beams of the first prompt stay",
+     {ROWS: f"if parents[0].equal(torch.arange(n)):\n        return cache\n    {ROWS}"},
      "three prompts with two beams"),
     ("parents are taken for children: beam i is written to row parents[i]",
      {COPY: "part[rows] = part.clone()"}, "parents 2, 0, 1, 3"),
@@ -325,8 +328,8 @@ EXERCISE = Exercise(
         "There are four faults: values stay behind; a parent is overwritten before it is read; "
         "parents of the second prompt are taken for rows of the first; and what comes back is no "
         "cache.",
-        "`part[rows]` with a tensor of rows makes a copy, so `part.copy_(part[rows])` reads "
-        "before it writes. Rows are `parents` plus n times the number of the prompt. The stories "
+        "`part[rows]` with a tensor of rows is a copy: all of it is read before anything is "
+        "written. How many rows lie before the beams of prompt p? The stories "
         "are in the bug museum of the page 6_generation/1a_beam_search_in_depth: caches of "
         "transformers that stayed behind, "
         "https://github.com/huggingface/transformers/issues/46612, and Q16, a cache that became a "

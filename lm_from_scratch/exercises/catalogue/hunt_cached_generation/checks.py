@@ -89,7 +89,7 @@ def twice(write: Write, weights: Weights, prompt: Tensor, n: int, chunk: int) ->
 
 
 def arguments(g: Generator, T: int, n: int, chunk: int, B: int = 3) -> Call:
-    V, C, P = 29, 6, 16
+    V, C, P = 29, 6, max(16, T + n)
     weights = normal(g, V, C), normal(g, P, C), normal(g, C, 3 * C, scale=0.6), normal(g, C, V)
     double = tuple(x.double() for x in weights)
     return call(weights=double, prompt=integers(g, 0, V, B, T), n=n, chunk=chunk)
@@ -113,6 +113,10 @@ def in_pieces(g: Generator) -> Call:
 
 def token_by_token(g: Generator) -> Call:
     return arguments(g, T=4, n=2, chunk=1, B=1)
+
+
+def hundreds(g: Generator) -> Call:
+    return arguments(g, T=300, n=2, chunk=150, B=1)
 
 
 # --------------------------------------------------------------------------- other right answers
@@ -219,6 +223,9 @@ WRONG = [
      {HELD: "held = k[:, -new.shape[1] :], v[:, -new.shape[1] :]\n",
       MASK: "~triangle[-new.shape[1] :]"},
      "five rounds after a prompt in one piece"),
+    ("only the last 256 keys are kept",
+     {HELD: "held = k[:, -256:], v[:, -256:]\n", MASK: "~triangle[-new.shape[1] :]"},
+     "a prompt of 300 tokens"),
     ("new values stand before the old ones",
      {"torch.cat([held[1], v], dim=1)": "torch.cat([v, held[1]], dim=1)"},
      "five rounds after a prompt in one piece"),
@@ -288,12 +295,19 @@ EXERCISE = Exercise(
             "the new tokens are the last of the keys: which rows of the triangle are theirs?",
             points=3,
             play=by_round,
+            teaching="a second piece, in a text that can be followed by hand",
         ),
         Case(
             "a prompt token by token",
             token_by_token,
             "the past counts tokens, whoever chose them; a piece has `chunk` of them",
             play=read_and_logits,
+        ),
+        Case(
+            "a prompt of 300 tokens",
+            hundreds,
+            "a token sees all tokens before it, however many there are",
+            play=by_round,
         ),
         Case("two calls", in_one_piece, "each call begins with an empty cache", play=twice),
     ),
@@ -302,10 +316,10 @@ EXERCISE = Exercise(
         "how many keys there are. A cache that works holds 5, 6, 7 keys after a prompt of 5.",
         "There are three faults: what is fed, where it stands, and which rows of the triangle "
         "belong to it. With the first alone fixed, one new token gets position 0.",
-        "With `past` keys held, feed only `new`, at `torch.arange(past, past + T)`, and take the "
-        "rows of the triangle from `past` on. The story is in the bug museum of the page "
-        "5_caching/1a_why_cache_in_depth: G1, G2, G4. A cache proposed for nanoGPT wrote coherent "
-        "texts that were not those without it: https://github.com/karpathy/nanoGPT/pull/613",
+        "Where the new tokens stand, and which rows of the triangle are theirs, follows from one "
+        "number: how many keys are held before the round. The story is in the bug museum of the "
+        "page 5_caching/1a_why_cache_in_depth: G1, G2, G4. A cache proposed for nanoGPT wrote "
+        "coherent texts that were not those without it: https://github.com/karpathy/nanoGPT/pull/613",
     ),
     wrong=planted(WRONG),
     survivors={

@@ -73,11 +73,11 @@ def third_of_a_group(g: Generator) -> Call:
 
 
 def large(g: Generator) -> Call:
-    """A bias that decides alone: what it chooses has scores near 0."""
+    """A bias that decides alone: what it chooses has the smallest scores there are."""
     bias = torch.zeros(8)
     bias[2], bias[5] = 50.0, 40.0
     logits = normal(g, 12, 8)
-    logits[:, [2, 5]] -= 6
+    logits[:, [2, 5]] = -20 + 8 * torch.rand(12, 2, generator=g)
     return call(logits, bias, 2, 1, 1, 1.0)
 
 
@@ -267,7 +267,7 @@ EXERCISE = Exercise(
         Case(
             "a bias that decides alone",
             large,
-            "biases of 50 and 40 choose; the weights come from scores near 0",
+            "biases of 50 and 40 choose; the weights come from the smallest scores there are",
             teaching="the first mistake at its largest",
         ),
         Case(
@@ -296,8 +296,9 @@ EXERCISE = Exercise(
         "change, and which do?",
         "There are two mistakes. One variable holds what is compared *and* what is returned. And "
         "an expert that must not be chosen is worth 0: is that less than all others?",
-        "Keep `scores = logits.sigmoid()` apart from `scores + bias`. Choose by the second, with "
-        "-inf in closed groups, and `gather` the weights from the first.",
+        "Two tensors have the same shape: one says who is chosen, the other how much each "
+        "counts. Where do they part, and which of the two may the bias touch? A closed group "
+        "must lose against any bias.",
     ),
     wrong=planted(WRONG),
     survivors={

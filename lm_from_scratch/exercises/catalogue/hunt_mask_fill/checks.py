@@ -65,8 +65,9 @@ def other_padding(
 
 
 def far_below(g: Generator) -> Call:
-    """Four queries; visible scores near -200000, hidden ones near 0. All sums are exact."""
-    visible = causal([2, 1], 6, "right")
+    """Four queries that see all real keys; visible scores near -200000, hidden ones near 0. All
+    sums are exact."""
+    visible = causal([2, 1], 6, "right")[:, :, -1:].repeat(1, 1, 6, 1)
     q = torch.full((2, 3, 6, 16), 200.0)
     k = torch.full((2, 3, 6, 16), -250.0)
     q[..., 0] = 1.0
@@ -93,6 +94,19 @@ def two_layers(
     real = visible.any(-1)[:, 0]  # (B, T)
     layers = {"layer 1": first, "layer 2": function(q, k, first, visible)}
     return {f"real rows of {name}": y.transpose(1, 2)[real] for name, y in layers.items()}
+
+
+def not_numbers(
+    function: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, visible: Tensor
+) -> dict[str, Any]:
+    """The gradients that hold NaN, by the name of their input."""
+    inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+    y = function(*inputs, visible).float().sum()
+    found = torch.autograd.grad(y, inputs, allow_unused=True) if y.requires_grad else (None,) * 3
+    holds = [
+        name for name, x in zip("qkv", found, strict=True) if x is not None and x.isnan().any()
+    ]
+    return {"gradients that hold NaN": holds}
 
 
 # --------------------------------------------------------------------------- other right answers
@@ -166,7 +180,7 @@ WRONG = [
      {WEIGHTS: "scores.softmax(-1)"}, EMPTY),
     ("minus infinity is written, so that rows without a key are NaN",
      {LOWEST: "-torch.inf", WEIGHTS: "scores.softmax(-1)"},
-     EMPTY, "all its wrong results hold NaN, and all NaN look alike"),
+     EMPTY),
     ("minus infinity is added, and NaN is replaced by 0 at the end",
      {FILL: "scores + torch.zeros_like(scores).masked_fill(hidden, -torch.inf)",
       WEIGHTS: "scores.softmax(-1).nan_to_num(0.0)"},
@@ -174,6 +188,13 @@ WRONG = [
     ("the lowest float16, written in every dtype", {LOWEST: "-65504.0"}, BELOW),
     ("the lowest float32, written in every dtype",
      {LOWEST: "torch.finfo(torch.float32).min"}, HALF),
+    ("minus 1e9 is added, which is minus infinity in float16: rows without a key have NaN behind 0",
+     {FILL: "scores + torch.where(hidden, -1e9, 0.0).to(scores.dtype)"}, "gradients in float16"),
+    ("the future is hidden besides, although the mask shows it",
+     {"hidden = ~visible":
+          "T, S = visible.shape[-2:]\n"
+          "    hidden = ~visible.tril(S - T)"},
+     BELOW),
     ("a larger number is added, and a larger score survives it",
      {FILL: "scores.float() - 1e6 * hidden",
       "return weights @ v": "return weights.to(v.dtype) @ v"},
@@ -185,8 +206,8 @@ WRONG = [
     ("weights are set to 0 after the softmax, so that rows do not sum to 1",
      {FILL: "scores"}, ORDINARY),
     ("exponentials without a maximum",
-     {FILL: "scores.exp() * visible",
-      WEIGHTS: "scores / scores.sum(-1, keepdim=True).clamp(min=1e-7)"},
+     {FILL: "scores.float().exp() * visible",
+      WEIGHTS: "(scores / scores.sum(-1, keepdim=True).clamp(min=1e-7)).to(v.dtype)"},
      PADDING),
     ("-10000 is written, and what is hidden gets no weight, so that no key has any",
      {LOWEST: "-10000.0"}, BELOW),
@@ -258,6 +279,14 @@ EXERCISE = Exercise(
             "the gradient of a softmax is NaN where its result is, even if a later line hides it",
             points=1,
             gradient=True,
+            teaching="in float32, where gradients can be compared and not only be NaN",
+        ),
+        Case(
+            "gradients in float16",
+            half,
+            "what is infinite in float16 alone makes NaN of its gradients, behind results of 0",
+            points=1,
+            play=not_numbers,
         ),
     ),
     hints=(
@@ -265,9 +294,10 @@ EXERCISE = Exercise(
         "if their scores differ?",
         "Do not add: *replace*. `masked_fill` forgets the old score. With which number, if no "
         "visible score may lie below it, and it must exist in float16?",
-        "Replace with `torch.finfo(scores.dtype).min`. A row without any key is then a plain mean "
-        "over hidden keys: set its weights to 0 after the softmax. In the wild: a GPT-2 that saw "
-        "its future, https://github.com/huggingface/transformers/issues/15199, and the repair, "
+        "The least number of the dtype hides a score and stays finite. A row without any key "
+        "is then a plain mean over hidden keys: what has to happen to its weights, and when? "
+        "In the wild: a GPT-2 that saw its future, "
+        "https://github.com/huggingface/transformers/issues/15199, and the repair, "
         "https://github.com/huggingface/transformers/pull/17306. The page on GPT-2, block by "
         "block, has it as G25, and the page on conformance has the second part as Q23.",
     ),

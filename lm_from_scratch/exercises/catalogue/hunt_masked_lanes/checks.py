@@ -83,7 +83,7 @@ def below_zero(g: Generator) -> Call:
 
 
 def far_below(g: Generator) -> Call:
-    return call(x=100 * normal(g, 2, 5) - 30000, BLOCK=8)
+    return call(x=100 * normal(g, 2, 100) - 30000, BLOCK=128)
 
 
 def hidden(g: Generator) -> Call:
@@ -119,6 +119,8 @@ WRONG = [
      {LOAD: "value = tl.load(x + place)"}, "rows without a number above 0"),
     ("the mask lets one lane too many in",
      {"column < width": "column <= width"}, "nothing is written behind the last row"),
+    ("at most 64 lanes are used",
+     {"column < width": "column < tl.minimum(width, 64)"}, "numbers near -30000"),
     ("the largest absolute number",
      {TOP: "top = tl.max(tl.where(inside, tl.abs(value), 0.0), axis=0)"},
      "rows without a number above 0"),
@@ -198,8 +200,9 @@ EXERCISE = Exercise(
         "all five lines: what does it hold, and where does it go?",
         "The maximum sees every lane, so a masked one must hold what no maximum can be. Zero is "
         "neutral for a sum.",
-        '`other=-float("inf")` for the load, `mask=inside` for the store. Such faults, and more, '
-        "are in the museums of the page on the softmax kernel and of those after it.",
+        "What is loaded in a lane beyond the row takes part in the maximum and in the sum. "
+        "Which number changes neither? And what is stored there, and where? Such faults, and "
+        "more, are in the museums of the page on the softmax kernel and of those after it.",
     ),
     wrong=planted(WRONG),
     survivors={

@@ -267,11 +267,10 @@ EXERCISE = Exercise(
         "Which numbers say that something is not text?",
         "Two lines ask for something that is already lost when they run. When is the length of the "
         "text still known?",
-        "Compute `padding = length - len(ids)` before the list is filled up. The mask is "
-        "`[1] * len(ids) + [0] * padding`, and the labels end with `padding` times -100. The ids "
-        "alone cannot tell: 94.5 % of the labels of this trainer were padding, and its tokenizer "
-        "made padding out of real characters as well. The story goes on in the bug museum of the "
-        "page on training.",
+        "How many places are padding is known before the list is filled up, from two lengths. "
+        "After that it cannot be told from the ids: 94.5 % of the labels of this trainer were "
+        "padding, and its tokenizer made padding out of real characters as well. The story "
+        "goes on in the bug museum of the page on training.",
     ),
     wrong=planted(WRONG),
     right={

@@ -55,6 +55,10 @@ def forbidden(g: Generator) -> Call:
     return call(logits, idx[:, :4], 1.4)
 
 
+def many(g: Generator) -> Call:
+    return call(sizes(g, 1, 33_000), own_tokens(g, 1, 70, 33_000), 1.3)
+
+
 def negative(g: Generator) -> Call:
     logits = sizes(g, 1, 7)
     idx = own_tokens(g, 1, 3, 7)
@@ -153,6 +157,7 @@ def into_the_argument(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:
 
 FIRST = "one row, positive logits"
 FORBIDDEN, TWICE = "a forbidden token", "a token that occurs several times"
+LONG = "70 tokens of a vocabulary of 33000"
 NEGATIVE, ROWS, BOTH = (
     "negative logits",
     "several rows, each with its own tokens",
@@ -189,6 +194,7 @@ WRONG = [
     ("the tokens that have not occurred are bent", {"where(seen": "where(~seen"}, FIRST),
     ("every token of the vocabulary is bent", {RESULT: "penalised"}, FIRST),
     ("only the last token of each row is bent", {"(1, idx,": "(1, idx[:, -1:],"}, FIRST),
+    ("only the newest 64 tokens of each row are bent", {"(1, idx,": "(1, idx[:, -64:],"}, LONG),
     ("the last token of each row is not bent", {"(1, idx,": "(1, idx[:, :-1],"}, FIRST),
     ("token 0 is taken for padding",
      {"    penalised =": "    seen[:, 0] = False\n    penalised ="}, ROWS),
@@ -237,6 +243,7 @@ EXERCISE = Exercise(
             "0 times infinity is NaN: choose with torch.where, do not multiply with a mask",
             guard=True,
         ),
+        Case(LONG, many, "all tokens of the row are bent, however many there are", guard=True),
         Case(
             NEGATIVE,
             negative,
@@ -274,8 +281,8 @@ EXERCISE = Exercise(
         "A positive logit is divided, a negative one multiplied: "
         "`torch.where(logits > 0, ..., ...)`. For the rows, build a mask of shape (B, V) that is "
         "True where a token stands in its row.",
-        "`torch.zeros_like(logits, dtype=torch.bool).scatter(1, idx, True)` is that mask, and "
-        "`torch.where(seen, penalised, logits)` the result. The first fault is G9 in the bug "
+        "`scatter` along the last axis sets a mask of all rows at once; a token that is set twice "
+        "is set once. Choose with the mask, do not multiply. The first fault is G9 in the bug "
         "museum of the page: the formula of the CTRL paper, taken literally. The second is G10: "
         "the loop read row 0 and wrote into all rows.",
     ),

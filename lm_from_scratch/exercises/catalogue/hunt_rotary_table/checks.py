@@ -493,9 +493,9 @@ EXERCISE = Exercise(
         "And after it was not, but `x` is bfloat16?",
         "There are two mistakes. Tables are rounded with the module or with the call that made "
         "them. And they are as long as the keys, while it is positions that are looked up.",
-        "Keep no tensor at all. In `forward`, compute speeds and angles in float32 from the "
-        "positions you get, and round the cosines at the end. The page on RoPE tells the story in "
-        "its bug museum (Q9, Q10).",
+        "Which tensors live as long as the module, and what does a model do to them when it is "
+        "converted? What is made anew in each call is not converted. The page on RoPE tells "
+        "the story in its bug museum (Q9, Q10).",
     ),
     wrong=planted(WRONG),
     survivors={

@@ -244,7 +244,9 @@ EXERCISE = Exercise(
         "gate of head 0, and which does the code take?",
         "There are two mistakes: where the projection is cut, and what the gate multiplies. With "
         "a closed gate the query is 0. What are the weights of a softmax of zeros?",
-        "`reshape` to (B, T, H, 2 D) first, and cut the last axis. Multiply after `@ v`.",
+        "A head's query and its gate come out side by side. So the heads must have an axis of "
+        "their own before anything is cut. And the gate works on what attention returns, not "
+        "on what goes in.",
     ),
     wrong=planted(WRONG),
     right={

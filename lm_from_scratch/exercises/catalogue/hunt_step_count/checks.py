@@ -78,6 +78,10 @@ def caught(
         )
         for i, p in enumerate(now):
             seen[f"parameter {i} after the refused call (sparse at place {place})"] = p.clone()
+    row = [None, sparse(params[1].shape), *(p.sign() for p in params[2:])]
+    seen["a call with a sparse gradient after a missing one"] = refused(
+        function, list(now), row, state, **options
+    )
     return seen
 
 
@@ -127,7 +131,9 @@ def options(lr: float, weight_decay: float = 0.01, eps: float = 1e-8) -> dict[st
 
 def all_of_them(g: Generator) -> Call:
     params = shapes(g)
-    return call(params, rows(g, 3, params), **options(0.05, weight_decay=0.3))
+    grads = rows(g, 3, params)
+    grads[2][1] = torch.zeros_like(params[1])  # zeros are a gradient: decay and means go on
+    return call(params, grads, **options(0.05, weight_decay=0.3) | {"betas": (0.8, 0.95)})
 
 
 def near_eps(g: Generator) -> Call:
@@ -296,6 +302,14 @@ WRONG = [
      {CHECK: CHECK + GROUP} | counted('state["t"]'), "a first gradient in step 10"),
     ("the count is repaired, a sparse gradient is still found half way",
      {CHECK: "", NONE: NONE + INSIDE}, "a sparse gradient, refused before anything moves"),
+    ("a gradient of zeros is taken for none",
+     {NONE: "        if grad is None or not grad.any():\n            continue\n"},
+     "every parameter in every step"),
+    ("sparse gradients are looked for up to the first missing one",
+     {CHECK: "    for grad in grads:\n        if grad is None:\n            break\n" + INSIDE},
+     "a sparse gradient, refused before anything moves"),
+    ("always the same betas",
+     {CHECK: CHECK + "    betas = (0.9, 0.999)\n"}, "every parameter in every step"),
     ("one count for all, raised once for each parameter",
      {COUNT: 'state["t"] = state.get("t", 0) + 1'} | counted('state["t"]'),
      "a first gradient in step 10"),
@@ -391,7 +405,6 @@ EXERCISE = Exercise(
             "this was right before: compare what you changed with the code as found",
             play=run,
             guard=True,
-            teaching="what the tests of the code as found saw",
         ),
         Case(
             "gradients near 1e-6, eps 1e-6",
@@ -453,9 +466,9 @@ EXERCISE = Exercise(
         "hand what step 1 and what step 10 divide by.",
         "There are two defects. One is a number that all parameters share. The other is the order "
         "of two things that the loop does.",
-        'Keep a count beside the two means, `state[i]["step"] += 1`, only where there is a '
-        "gradient, and compute the corrections from it. Test all gradients with `is_sparse` in a "
-        "loop of its own, first. The page on AdamW shows the count under L8 in its bug museum.",
+        "How many gradients has this parameter's mean seen? That number belongs beside the mean. "
+        "And an error found halfway comes too late for what was written before it. The page on "
+        "AdamW has the first defect under L8 in its bug museum.",
     ),
     wrong=planted(WRONG),
     right={

@@ -57,15 +57,19 @@ def flag() -> bool:
 
 
 def attempt(function: Any, model: nn.Module, state: dict[str, Tensor], before: bool = False) -> str:
-    """Call with the global flag on or off; whether it raised, and the flag afterwards."""
+    """Call with the global flag on or off; whether it raised, and the settings afterwards."""
+    dtype, raised = torch.get_default_dtype(), "no error"
     with swap_on_conversion(before):
         try:
             function(model, state)
         except NotImplementedError:
             raise
         except RuntimeError:
-            return f"RuntimeError, flag {flag()}"
-        return f"no error, flag {flag()}"
+            raised = "RuntimeError"
+        finally:
+            after = torch.get_default_dtype()
+            torch.set_default_dtype(dtype)
+        return f"{raised}, flag {flag()}, default dtype {after}"
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 5) -> None:
@@ -79,12 +83,13 @@ def arrives(function: Any, *, state: dict[str, Tensor]) -> dict[str, Any]:
     model = Tied()
     model.norm.bias.requires_grad_(False)
     with swap_on_conversion(False):
-        function(model, state)
+        returned = function(model, state)
     return {
         **{name: p.detach() for name, p in model.state_dict().items()},
         "norm.weight is trained": model.norm.weight.requires_grad,
         "norm.bias, which was frozen, is trained": model.norm.bias.requires_grad,
         "norm.weight is a Parameter": isinstance(model.norm.weight, nn.Parameter),
+        "it returns": "nothing" if returned is None else type(returned).__name__,
     }
 
 
@@ -307,6 +312,14 @@ WRONG = [
           "        raise RuntimeError(missing)\n    for",
       )},
      "a wrong name is refused, and nothing stays set"),
+    ("the loaded names are returned",
+     {"        model.load_state_dict(copies, assign=True)\n":
+          "        return model.load_state_dict(copies, assign=True)\n"},
+     "values, dtypes and what is frozen"),
+    ("the default dtype of torch stays that of the checkpoint",
+     {f"    {COPIES}":
+          f"    torch.set_default_dtype(next(iter(state.values())).dtype)\n    {COPIES}"},
+     "global settings are as they were"),
 ]  # fmt: skip
 
 
@@ -382,7 +395,7 @@ EXERCISE = Exercise(
         "call only.",
         "`load_state_dict(assign=True)` takes the memory of what it is given, and notes in "
         "`state._metadata` that it assigned: https://github.com/pytorch/pytorch/issues/188166. "
-        "Give it a plain dict of clones.",
+        "So what should it be given, and what should it not find there?",
     ),
     wrong=planted(WRONG),
     right={

@@ -256,8 +256,9 @@ EXERCISE = Exercise(
         "documentation say of equal elements?",
         "There are two mistakes. One: equal scores need a rule that depends on positions alone. "
         "Two: where a query sees fewer keys than k, the places that are left must stay empty.",
-        "Order the keys by position, the latest first, then sort the scores with `stable=True`: "
-        "equal ones keep that order. Translate the columns back, and remove what is hidden.",
+        "A stable sort keeps the order in which equal scores come. So the order before the "
+        "sort decides between them: which key should win? Then the columns are those of the "
+        "reordered keys.",
     ),
     wrong=planted(WRONG),
     survivors={

@@ -49,6 +49,10 @@ def after_a_cache(g: Generator) -> Call:
     return call(3, 4, 1, True, 3, S)
 
 
+def one_query(g: Generator) -> Call:
+    return call(2, one(g, 3, 7), 1, True, 1, 300)
+
+
 def every_layer(g: Generator) -> Call:
     S = one(g, 7, 10)
     return call(3, 3, 0, True, S, S)
@@ -175,6 +179,10 @@ WRONG = [
      {SLIDES: "layer >= min(max_window_layers, n_layers - 1)"}, "no layer slides"),
     ("the window is left out when there are few queries",
      {SWITCH: f"{SWITCH} and sliding_window < T"}, "three queries after a cache"),
+    ("a single query sees everything",
+     {SWITCH: f"{SWITCH} and T > 1"}, "one query after 299 tokens"),
+    ("max_window_layers = n_layers is taken for 0",
+     {SLIDES: "layer >= max_window_layers % n_layers"}, "no layer slides"),
     ("the window is left out one token too long",
      {SWITCH: f"{SWITCH} and S > sliding_window + 1"}, "a text one token longer than the window"),
     ("a window of one key is taken for none",
@@ -228,6 +236,12 @@ EXERCISE = Exercise(
             "three queries after a cache",
             after_a_cache,
             "the window counts keys, and the queries are the last of them",
+            teaching="fewer queries than keys, in a text that can be drawn",
+        ),
+        Case(
+            "one query after 299 tokens",
+            one_query,
+            "a single query has the same window as many, however long the text is",
         ),
         Case("every layer slides", every_layer, "with max_window_layers = 0, layer 0 slides too"),
         Case("no layer slides", no_layer, "with max_window_layers = n_layers all see everything"),
@@ -261,9 +275,10 @@ EXERCISE = Exercise(
         "Count by hand: how many keys are between `query - left` and `query`, both included?",
         "There are two mistakes, and each alone leaves the logits wrong. So do not compare logits: "
         "compare 5, 5, 12, 12 with 12, 12, 4, 4. The numbers are wrong, and so is their order.",
-        "The kernel gets `sliding_window - 1`, since the query's own key comes on top. The layers "
-        "that slide have `layer >= max_window_layers`. This was the FlashAttention path of the "
-        "first Qwen2 in transformers; its documentation and code disagreed for months: "
+        "`left` counts the keys beside the query's own, which is one of the window. And "
+        "`max_window_layers` is the first layer of one kind: the text says of which. This was the "
+        "FlashAttention path of the first Qwen2 in transformers; its documentation and code "
+        "disagreed for months: "
         "https://github.com/huggingface/transformers/issues/35896 and "
         "https://github.com/huggingface/transformers/issues/38787. The page on conventions has "
         "the whole story.",

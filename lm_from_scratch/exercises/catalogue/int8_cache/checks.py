@@ -61,10 +61,11 @@ def two_tensors(make: Make, small: Tensor, large: Tensor, group: int) -> Any:
 
 
 def two_heads(make: Make, wide: Tensor, narrow: Tensor) -> Any:
+    codec = make()
     return {
-        "encode, heads of 64": encode(make, wide),
-        "encode, heads of 6": encode(make, narrow),
-        "decode, heads of 6": make().decode(make().encode(narrow)),
+        "encode, heads of 6": named(codec.encode(narrow)),
+        "encode, heads of 64": named(codec.encode(wide)),
+        "decode, heads of 6": codec.decode(codec.encode(narrow)),
     }
 
 
@@ -272,6 +273,12 @@ WRONG = [
      "group by default, heads of 64 and of 6"),
     ("a head smaller than a group is refused",
      {GROUP: "group = self.group"}, "group by default, heads of 64 and of 6"),
+    ("a small head makes the groups of later heads small",
+     {GROUP: "group = self.group = min(self.group, x.shape[-1])"},
+     "group by default, heads of 64 and of 6"),
+    ("a step of 0 is kept as 1",
+     {GUARD: GUARD + "\n        step = step.masked_fill(step == 0, 1.0)"},
+     "groups of equal numbers"),
     ("a group of equal numbers is divided by 0", {GUARD: ""}, "float16, a small and a large range"),
     ("a small constant is added to the step",
      {CODES: CODES.replace("/ step", "/ (step + 1e-8)")}, "numbers around 1e-9"),
@@ -297,7 +304,7 @@ WRONG = [
       "fine = torch.promote_types(low.dtype, torch.float32)": "fine = torch.float32",
       "codes + low": "codes + low.float()"},
      "float64 keeps its digits"),
-    ("features behind the last whole group are dropped",
+    ("features that do not fit into whole groups are not refused",
      {CHECK: "x = x[..., : x.shape[-1] // group * group]\n        if False:"},
      "features that do not fit into groups"),
 ]  # fmt: skip
@@ -391,9 +398,8 @@ EXERCISE = Exercise(
         "(B, H, T, G, N). Then minimum and maximum over the last axis.",
         "`keepdim=True` leaves (B, H, T, G, 1), which is what you keep and what broadcasts. Which "
         "of your numbers are rounded to the dtype of x, and at which moment?",
-        "step = (high - low, in float32) / 255, then to the dtype of x. codes = (x - low) / (that "
-        "step), in float32, rounded, at most 255, and 0 where the step is 0; then to uint8. Back: "
-        "low + step * codes in float32, to the dtype of low, `.flatten(-2)`.",
+        "Round the step to the dtype of x before you count in it, and count in float32: a code may "
+        "then come out as 256. Where the step is 0, the division gives no number.",
     ),
     wrong=planted(WRONG),
     right={

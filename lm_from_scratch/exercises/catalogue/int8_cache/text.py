@@ -11,9 +11,9 @@
 #
 # Write both directions. What holds for your class `EightBits(group)`:
 #
-# - `group` is 32 by default. A head with fewer features than `group` is
-#   one group. If D features cannot be cut into whole groups, `encode` raises
-#   `ValueError`.
+# - `group` is 32 by default. One object takes heads of any size, one after the
+#   other. A head with fewer features than `group` is one group. If D features
+#   cannot be cut into whole groups, `encode` raises `ValueError`.
 # - `encode(x)` takes keys or values `(B, H, T, D)`, in any order in memory, and
 #   returns three tensors: codes `(B, H, T, G, N)`, uint8; the smallest number and
 #   the step of each group, `(B, H, T, G, 1)`, both in the dtype of `x`. Group 0

@@ -338,8 +338,9 @@ EXERCISE = Exercise(
         "whole number. Which of them keeps the shape (N, 1)?",
         "Compute with `weight.detach().float()`, unless it is float64. Store the scale with "
         "`.to(weight.dtype)` before you divide by it.",
-        "`torch.where(scale == 0, 0, precise / scale).round().clamp(-127, 127)`, then "
-        "`.to(torch.int8).contiguous()`. The way back is `codes * scale`.",
+        "A scale of 0 must not divide, and its codes are 0. A scale that was rounded down can "
+        "give a code beyond 127. And a result that was computed from a transposed tensor may "
+        "lie in memory in another order.",
     ),
     wrong=planted(WRONG),
     right={

@@ -18,7 +18,8 @@
 #   `weight`.
 # - A code is the nearest whole number of steps, and a half goes to the even one, as in
 #   `torch.round`. The step is the scale *as it is stored*, rounded to the dtype of `weight`. In
-#   float16 and bfloat16 the quotient is computed in float32, in float64 in float64.
+#   float16 and bfloat16 the quotient is computed in float32, in float64 in float64. Next to a half
+#   the last digit decides, so that a product with $1 / s_n$ may round otherwise: both are right.
 # - Codes are never outside -127 to 127. This matters where float16 rounds a very small scale down.
 # - Where the scale is 0, all codes of the row are 0. That is a row of zeros, or in float16 a row
 #   whose scale is too small to be stored. Any other scale is as the formula says, however small.

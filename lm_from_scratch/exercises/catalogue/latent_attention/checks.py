@@ -282,8 +282,9 @@ EXERCISE = Exercise(
         "the query and the latent.",
         "`weight.reshape(H, -1, R)` has the rows of a head together. Multiply `q[..., :Dn]` by "
         "its first Dn rows, and join the rest of q to it; latents and turned keys are joined too.",
-        "`wide.flatten(1, 2) @ keys.mT` has all scores, (B, H * T, S). After the softmax multiply "
-        "by the latents, then by the transposed last Dv rows of each head.",
+        "Bring the query into the space of the latents, and the scores of all heads are one "
+        "product with the latents themselves. After the softmax the mean is one of latents; "
+        "only then does each head make its values.",
     ),
     wrong=planted(WRONG),
     right={

@@ -304,8 +304,9 @@ EXERCISE = Exercise(
         "Go through one row by hand with a finger and count aloud. What do you say at a 0?",
         "`cumsum(1)` of the mask is the running count, which includes the token itself. Padding "
         "has a running count too: replace it.",
-        "`torch.where(real, real.cumsum(1) - 1, -1)` with a bool `real`. The next position of a "
-        "row is the number of its tokens.",
+        "A running sum counts the real tokens up to each place. What has to be subtracted, so "
+        "that the first is 0, and what stands where there is no token? The last count of a row "
+        "is also its next position.",
     ),
     wrong=planted(WRONG),
     right={

@@ -159,6 +159,10 @@ WRONG = [
      {PROGRESS: "(step - warmup) / 1000"}, "the cosine after it, down to 0"),
     ("the warm-up counts from 0, so that step 1 does nothing",
      {RISE: "lr * (step - 1) / warmup"}, "the warm-up"),
+    ("the warm-up is one step ahead, and step `warmup` has lr all the same",
+     {RISE: "min(lr, lr * (step + 1) / warmup)"}, "the warm-up"),
+    ("the warm-up begins with 2 parts of `warmup + 1`",
+     {RISE: "lr * (step + 1) / (warmup + 1)"}, "the warm-up"),
     ("the warm-up reaches lr one step too late", {RISE: "lr * step / (warmup + 1)"}, "the warm-up"),
     ("the warm-up rises from min_lr, not from 0",
      {RISE: "min_lr + (lr - min_lr) * step / warmup"}, "the warm-up"),
@@ -266,8 +270,8 @@ EXERCISE = Exercise(
         "last step, and in the last step?",
         "First the progress p, from 0 to 1, over `steps - warmup` steps. The cosine of pi * p goes "
         "from 1 to -1; make that 1 to 0.",
-        "`min_lr + cosine * (lr - min_lr)` with `cosine = 0.5 * (1 + math.cos(math.pi * p))` and "
-        "`p = min((step - warmup) / (steps - warmup), 1.0)`.",
+        "A number from 1 to 0 chooses between two rates: at 1 it is `lr`, at 0 `min_lr`, at a half "
+        "their mean. After the last step p stays at 1.",
     ),
     wrong=planted(WRONG),
     right={

@@ -66,8 +66,10 @@ def report(layer: nn.Linear, shared: set[int], caught: list[str]) -> dict[str, A
         "its values": (now.dequantize() if coded else now.detach()).float(),
         "the warnings": caught,
     }
-    if shared:
-        found["its memory"] = "the checkpoint's" if memory(now) & shared else "its own"
+    for name, part in zip(("codes", "scale") if coded else ("numbers",), held(now), strict=True):
+        own = part.untyped_storage().data_ptr() not in shared
+        if shared:
+            found[f"the memory of its {name}"] = "its own" if own else "the checkpoint's"
     found["its codes"] = held(now)[0] if coded else "none"
     found["the dtype of its scale"] = str(held(now)[1].dtype) if coded else "none"
     return found
@@ -91,6 +93,15 @@ def loading(module: bool, checkpoint: bool, assign: bool, parameter: bool = Fals
         return {**found, "the checkpoint is as it was": kept}
 
     return play
+
+
+def parameters(kind: Any, **given: Tensor) -> dict[str, Any]:
+    """A plain matrix, and one in codes, each as an nn.Parameter."""
+    found: dict[str, Any] = {}
+    for title, coded in (("plain", False), ("coded", True)):
+        report = loading(True, coded, False, parameter=True)(kind, **given)
+        found |= {f"{title}: {name}": value for name, value in report.items()}
+    return found
 
 
 def round_trip(kind: Any, *, in_module: Tensor) -> dict[str, Any]:
@@ -126,8 +137,8 @@ def single_half(g: Generator) -> Call:
     return two(g, SINGLE, HALF)
 
 
-def half_half(g: Generator) -> Call:
-    return two(g, HALF, HALF)
+def single_single(g: Generator) -> Call:
+    return two(g, SINGLE, SINGLE)
 
 
 def own(g: Generator) -> Call:
@@ -248,6 +259,16 @@ WRONG = [
     ("as torch does it with plain tensors: decoded, and quantised again",
      {BODY: TORCHS}, "int8 from int8, assign=False"),
     ("the codes are shared", {".codes.clone()": ".codes"}, "int8 from int8, assign=False"),
+    ("the scale is made float32 on its way, which copies nothing if it is",
+     {SCALE: "scale = other.scale.float().to(param.dtype)"},
+     "one dtype on both sides, assign=False", "in float32 it is .to(dtype) without a copy"),
+    ("assign=True shares the codes and copies the scale",
+     {"return other.detach()": "return Int8Tensor(other.codes, other.scale.clone())"},
+     "int8 from int8, assign=True"),
+    ("a Parameter is taken as it is, whatever assign says",
+     {"            if assign:\n":
+          "            if assign or isinstance(other, torch.nn.Parameter):\n"},
+     "a checkpoint of parameters"),
     ("the scale keeps the checkpoint's dtype",
      {SCALE: "scale = other.scale.clone()"}, "int8 from int8, assign=False"),
     ("the checkpoint's dtype without assign",
@@ -337,6 +358,7 @@ EXERCISE = Exercise(
             "int8 from int8, assign=False",
             half_single,
             "the codes are copied as they are, the scale gets the module's dtype",
+            teaching="values and dtypes, where no memory can be shared by a conversion",
             points=2,
             play=loading(True, True, False),
         ),
@@ -361,7 +383,7 @@ EXERCISE = Exercise(
         ),
         Case(
             "one dtype on both sides, assign=False",
-            half_half,
+            single_single,
             "where nothing is to be converted, .to(dtype) gives the same tensor back, and no copy",
             points=2,
             play=loading(True, True, False),
@@ -370,7 +392,7 @@ EXERCISE = Exercise(
             "a checkpoint of parameters",
             half_single,
             "ask with isinstance, not for one exact type",
-            play=loading(True, False, False, parameter=True),
+            play=parameters,
         ),
         Case(
             "its own state, tied and held by an optimizer",
@@ -385,9 +407,9 @@ EXERCISE = Exercise(
         "the six is nothing copied at all?",
         "With `assign=True` an `Int8Tensor` of the checkpoint is `other.detach()`, whatever the "
         "module has. Without, a plain module gets `other.dequantize()` in its own dtype.",
-        "From `Int8Tensor` to `Int8Tensor` without `assign`: "
-        "`Int8Tensor(other.codes.clone(), other.scale.to(param.dtype, copy=True))`. A plain "
-        "matrix: `Int8Tensor.quantize`, after `.to(param.dtype)` unless `assign`.",
+        "Four cases: the other is quantised or plain, with `assign` or without. For each, ask "
+        "whose dtype the result has, and whether a later change of the checkpoint may reach "
+        "it.",
     ),
     wrong=planted(WRONG),
     right={

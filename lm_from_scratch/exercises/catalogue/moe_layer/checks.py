@@ -322,8 +322,9 @@ EXERCISE = Exercise(
         "Write it for one token first: its scores, its k experts, a sum of k terms.",
         "Turn the loops round: for each expert, `(experts == e).nonzero(as_tuple=True)` has the "
         "tokens that chose it, and at which of their k places.",
-        "`x[token]` are the rows of one expert. `y.index_add(0, token, ...)` adds its results to "
-        "the rows that they belong to.",
+        "For one expert, `torch.where` gives the tokens and the place among their choices. Its "
+        "rows are few; a function of torch adds rows to chosen rows of another tensor. What if "
+        "an expert has no token?",
     ),
     wrong=planted(WRONG),
     right={

@@ -34,7 +34,10 @@ def one_document(g: Generator) -> Call:
 
 
 def next_token(g: Generator) -> Call:
-    return given(g, [row(6), row(6)], 1)
+    """Token 0 is a target like any other."""
+    idx, positions, n_depth = given(g, [row(6), row(6)], 1).args
+    idx[0, 3] = 0
+    return call(idx, positions, n_depth)
 
 
 def packed(g: Generator) -> Call:
@@ -184,6 +187,8 @@ WRONG = [
     ("a token that is repeated is no target",
      {TAKEN: "idx[:, d + 1 :].masked_fill(~same | (idx[:, d + 1 :] == idx[:, : T - d - 1]), -100)"},
      SAME),
+    ("token 0 is no target, as if it were padding",
+     {TAKEN: "idx[:, d + 1 :].masked_fill(~same | (idx[:, d + 1 :] == 0), -100)"}, FIRST),
     ("the token with the padding's number is no target",
      {TAKEN: "idx[:, d + 1 :].masked_fill(~same | (idx[:, d + 1 :] == idx[1, -1]), -100)"}, SAME),
 ]  # fmt: skip
@@ -267,8 +272,8 @@ EXERCISE = Exercise(
         "column.",
         "Compare two slices: the columns that stand d + 1 places further on, and those they stand "
         "ahead of. When do two positions belong to one document?",
-        "In one document positions differ by exactly as much as columns do: "
-        "`positions[:, d + 1 :] == positions[:, : T - d - 1] + d + 1`. Padding is -1 in both.",
+        "In one document positions differ by exactly as much as columns do. Is that enough to know "
+        "a document by? Padding is -1 at every column, and its neighbour may be a position 0.",
     ),
     wrong=planted(WRONG),
     survivors={

@@ -389,9 +389,9 @@ EXERCISE = Exercise(
         "For each tile: scores, -inf where hidden, `new_m` = the larger of `m` and the tile's "
         "maximum, `rescale = exp(m - new_m)`, `p = exp(scores - new_m)`. Then both sums become "
         "`rescale` times the old one plus that of the tile.",
-        "Start `m` at `torch.finfo(torch.float32).min`: then `exp(-inf - m)` is 0, never NaN. "
-        "The largest score adds exp(0) = 1 to `l`, so `l.clamp(min=1)` changes only rows without "
-        "a key. Convert q, the keys and the values to float32 tile by tile.",
+        "What is m before the first tile, so that no difference of infinities comes up? And a "
+        "row that has seen no key has l = 0: what may you divide by there, so that no other "
+        "row changes?",
     ),
     wrong=planted(WRONG),
     right={

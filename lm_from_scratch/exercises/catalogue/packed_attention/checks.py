@@ -408,10 +408,9 @@ EXERCISE = Exercise(
         "`pairwise(cu_seq_q.tolist())` gives the beginning and end of each slice; `zip` it with "
         "that of the keys, `strict=True`. The mask of one sequence is a lower triangle of shape "
         "(T, S), moved to the right by S - T.",
-        "`visible = torch.ones(T, S, dtype=torch.bool).tril(S - T)`, then "
-        "`scores.masked_fill(~visible, -torch.inf).softmax(-1)`. Repeat the key heads with "
-        "`repeat_interleave` before the loop, begin the list of results with `q[:0]`, and put it "
-        "together with `torch.cat`.",
+        "In one document the last query sees all keys, so the triangle ends in the corner, not "
+        "at the start: by how much is it moved? What is the result of a batch without any "
+        "document?",
     ),
     wrong=planted(WRONG),
     right={

@@ -67,7 +67,9 @@ def double(g: Generator) -> Call:
 
 
 def late(g: Generator) -> Call:
-    return call(normal(g, 2, 3, 4, 8), integers(g, 4100, 9000, 1, 4).repeat(2, 1), 0.5)
+    """Beyond any table and beyond 16 bits, in float64: float32 has few digits left there."""
+    positions = torch.tensor([[3, 40_000, 200_000, 1_000_003]]).repeat(2, 1)
+    return call(normal(g, 2, 3, 4, 8, dtype=torch.float64), positions, 0.5)
 
 
 # --------------------------------------------------------------------------- other right answers
@@ -136,7 +138,7 @@ def view(x: Tensor, positions: Tensor, share: float, theta: float = 10000.0) -> 
 HALF, QUARTER, ODD, MOST = "half of 8 features", "a quarter of 32", "a share between", "three of 4"
 ROWS, WHOLE = "each row has positions of its own", "all features"
 BRAIN, STRIDES = "bfloat16 at positions beyond 256", "inputs in another order in memory"
-LATE, GRADIENTS = "positions beyond 4096", "gradients"
+LATE, GRADIENTS = "positions up to a million", "gradients"
 SPEEDS = "theta ** (-i / R)"
 PAIRS = "wide[..., : R // 2], wide[..., R // 2 : R]"
 TURNED = "torch.cat([a * cos - b * sin, a * sin + b * cos], 3).to(x.dtype)"
@@ -150,6 +152,10 @@ WRONG = [
     ("speeds are those of a head of D features, cut after R/2 of them",
      {SPEEDS: "theta ** (-i / x.shape[3])"}, HALF),
     ("all features turn", {SIZE: "x.shape[3]"}, HALF),
+    ("positions are kept in 16 bits, where 40000 becomes negative",
+     {PLACES: "positions.short()[:, None, :, None]"}, LATE),
+    ("a table of 131072 positions, the longest context of today",
+     {PLACES: "positions.clamp(max=131071)[:, None, :, None]"}, LATE),
     ("pairs stand D/2 apart, not R/2",
      {PAIRS: "wide[..., : R // 2], wide[..., x.shape[3] // 2 : x.shape[3] // 2 + R // 2]",
       JOINED: "torch.cat([turned[..., : R // 2], x[..., R // 2 : x.shape[3] // 2], "
@@ -259,10 +265,14 @@ EXERCISE = Exercise(
         Case(
             LATE,
             late,
-            "a text may be longer than a table; float32 angles near 9000 have errors near 0.001",
-            tolerance=(0.0, 1e-2),
+            "a text may be longer than a table: compute the angle of each position",
         ),
-        Case("float64 keeps its digits", double, "nothing becomes float32"),
+        Case(
+            "float64 keeps its digits",
+            double,
+            "nothing becomes float32",
+            teaching="digits alone, at positions below 200",
+        ),
         Case(
             GRADIENTS,
             half,
@@ -274,7 +284,9 @@ EXERCISE = Exercise(
         "Cut each head at R first. What would you write for the first part alone?",
         "The first part is a head of R features: its pairs stand R/2 apart, and R divides the "
         "exponents. D has no place in it.",
-        "`torch.cat([turned, x[..., R:]], dim=-1)` puts the parts together, each in its place.",
+        "Cut the head into R features and the rest, turn the first part as if it were a whole "
+        "head of that width, and put both together again. What is D in the formula for the "
+        "speeds now?",
     ),
     wrong=planted(WRONG),
     right={

@@ -49,7 +49,7 @@ def later(g: Generator) -> Call:
 
 
 def no_positions(g: Generator) -> Call:
-    return call(normal(g, 3, 4, 6))
+    return call(normal(g, 3, 4, 6, dtype=torch.float64) / 3)
 
 
 def senseless_padding(g: Generator) -> Call:
@@ -63,15 +63,16 @@ def real_rows(function: Any, x: Tensor, positions: Tensor) -> Any:
     """The result without the row that is padding alone, which may hold anything."""
     result = function(x, positions)
     if isinstance(result, Tensor) and result.shape == (len(x), x.shape[-1]):
-        return result[(positions >= 0).any(1)]
+        return {"rows": len(x), "those with a token": result[(positions >= 0).any(1)]}
     return result
 
 
 def other_memory(g: Generator) -> Call:
-    lengths = integers(g, 1, 4, 2, 1)
-    columns = torch.arange(4)
+    """Of hundreds of columns: their numbers fit neither into 8 bits nor into bfloat16."""
+    lengths = 2 * integers(g, 130, 150, 2, 1)
+    columns = torch.arange(301)
     positions = columns.where(columns < lengths, PADDING)
-    return call(strided(normal(g, 2, 4, 6, dtype=torch.bfloat16)), strided(positions))
+    return call(strided(normal(g, 2, 301, 6, dtype=torch.bfloat16)), strided(positions))
 
 
 def other_shapes(function: Any, x: Tensor, positions: Tensor) -> dict[str, Any]:
@@ -164,11 +165,26 @@ def view(x: Tensor, positions: Tensor | None = None) -> Tensor:
     return x.view(B * T, C)[torch.arange(B) * T + last]
 
 
+def rounded(x: Tensor, positions: Tensor | None = None) -> Tensor:
+    return last_state(x.float(), positions).to(x.dtype)
+
+
+def left_out(x: Tensor, positions: Tensor | None = None) -> Tensor:
+    checked(x, positions)
+    states = last_state(x, positions)
+    return states if positions is None else states[(positions >= 0).any(1)]
+
+
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
 #: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("the last column, whatever it holds",
      {f"return {TAKEN}": "return x[:, -1]"}, "padding on the right"),
+    ("columns are numbered in 8 bits",
+     {LAST: f"({LAST}).to(torch.int8).long()"}, "bfloat16, in another order in memory"),
+    ("float64 is rounded to float32", rounded, "no positions"),
+    ("a row of padding alone is left out of the result",
+     left_out, "NaN in the padding, and a row of padding alone"),
     ("the largest position is taken for a column",
      {LAST: "positions.amax(1).clamp(0, T - 1)"}, "padding on the left"),
     ("the tokens are counted: right for padding on the right alone",
@@ -288,8 +304,9 @@ EXERCISE = Exercise(
         "You need one number for each row: a column. Write the mask of real tokens of a row and "
         "the numbers of its columns below each other.",
         "Put 0 in the place of the column where there is padding, and take the largest of the row.",
-        "`torch.where(positions >= 0, torch.arange(T), 0).amax(1)` are the columns; "
-        "`x[torch.arange(B), columns]` takes one state from each row.",
+        "Among the real tokens of a row, which column is the last? Numbers of columns, with "
+        "padding replaced by something smaller, have a maximum. Then one index for rows and "
+        "one for columns, side by side.",
     ),
     wrong=planted(WRONG),
     right={

@@ -101,6 +101,18 @@ def slots(make: Make, window: int, text: Text, sizes: Sequence[int]) -> Any:
     return found
 
 
+def long_text(make: Make, window: int, text: Text) -> Any:
+    ring, end = make(window), text[0].shape[2]
+    last = [part[:, :, end - 1 :] for part in text[1:]]
+    ring.update(*(part[:, :, : end - 2] for part in text[1:]))
+    return {
+        "the slots' positions after a long piece": ring.positions.clone(),
+        "the next update": feed(ring, text, end - 2, end - 1, window),
+        "the newest position of the update after it": int(ring.update(*last)[2].max()),
+        "the slots' positions at the end": ring.positions.clone(),
+    }
+
+
 def again(make: Make, window: int, text: Text, other: Text) -> Any:
     ring = make(window)
     ring.update(*(part[:, :, :5] for part in other[1:]))
@@ -149,6 +161,10 @@ def long_pieces(g: Generator) -> Call:
 
 def table(g: Generator) -> Call:
     return call(window=4, text=text(g, 12), sizes=[3, 2, 1, 4, 2])
+
+
+def one_slot(g: Generator) -> Call:
+    return call(window=1, text=text(g, 33_000, B=1, H=1))
 
 
 def two_texts(g: Generator) -> Call:
@@ -337,6 +353,11 @@ WRONG = [
       f"        {TABLE}\n":
           "        self.keys, self.values, self.positions = keys, values, positions\n"},
      "the slots themselves, W = 4"),
+    ("positions are kept in 16 bits",
+     {TABLE: "self.positions[slots] = new[last].short().long()"}, "33000 tokens, W = 1"),
+    ("positions start at 0 again after 2048 tokens",
+     {TABLE: "self.positions[slots] = new[last] % 2048",
+      JOINED: "torch.cat([self.positions, new % 2048])"}, "33000 tokens, W = 1"),
     ("reset leaves the old positions in the slots",
      {RESET:
           "self.length = 0\n        if not hasattr(self, 'positions'):\n            "
@@ -408,6 +429,13 @@ EXERCISE = Exercise(
             play=pieces,
         ),
         Case(
+            "33000 tokens, W = 1",
+            one_slot,
+            "a text may be of any length: positions are int64 and never start again; one slot is a "
+            "ring, too",
+            play=long_text,
+        ),
+        Case(
             "reset, and another text",
             another_dtype,
             "after reset() nothing is held, and the buffers are made for the new text",
@@ -425,8 +453,8 @@ EXERCISE = Exercise(
         "token 6 need, and where are they after token 8 was written?",
         "Keep a table of positions beside the slots, -1 at first. What you return are the slots as "
         "they were, and the new tokens beside them: keys, values and positions joined alike.",
-        "After joining, write: `slots = new[-W:] % W`, then `keys[:, :, slots] = k[:, :, -W:]`, "
-        "the same for values and positions, and `length` grows by T.",
+        "Join first, then write. A piece longer than W has several tokens for one slot: write only "
+        "those that stay. An index of slots puts them all there at once, also round the end.",
     ),
     wrong=planted(WRONG),
     right={

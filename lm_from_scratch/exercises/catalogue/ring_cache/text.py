@@ -17,7 +17,8 @@
 # - It returns three tensors: keys `(B, H, S, D)`, values `(B, H, S, E)`, and the
 #   position of each, `(S,)`, int64, -1 for a slot that holds nothing. The order is
 #   free, and S is at most W + T. Every one of the T tokens must find there all
-#   keys of its window, its own included, each of them once.
+#   keys of its window, its own included, each of them once. They are read before
+#   the next update, and may share memory with the ring.
 # - After each update the ring itself is in `keys` `(B, H, W, D)`, `values`
 #   `(B, H, W, E)` and `positions` `(W,)`: the last W tokens, each in its slot, and
 #   -1 where a slot was never written.

@@ -1,5 +1,7 @@
 """RMSNorm: the mean square, where eps stands, and which numbers may be rounded."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
@@ -36,6 +38,12 @@ def large_half(g: Generator) -> Call:
 
 def bfloat16(g: Generator) -> Call:
     return call(normal(g, 8, 32, dtype=torch.bfloat16), normal(g, 32, dtype=torch.bfloat16))
+
+
+def two_weights(function: Callable[..., Tensor], x: Tensor, weight: Tensor) -> dict[str, Tensor]:
+    """With a weight of the dtype of x, and with one in float32."""
+    found = {f"with a {weight.dtype} weight": function(x, weight)}
+    return found | {"with a float32 weight": function(x, weight.float())}
 
 
 def double(g: Generator) -> Call:
@@ -128,6 +136,9 @@ WRONG = [
      {RESULT: "(precise * torch.rsqrt(mean_square + eps) * weight).to(x.dtype)"},
      "bfloat16, rounded before the weight"),
     ("the result stays float32", {".to(x.dtype)": ""}, "float16, large values"),
+    ("the product with a float32 weight is rounded to the dtype of x",
+     {RESULT: "((precise * torch.rsqrt(mean_square + eps)).to(x.dtype) * weight).to(x.dtype)"},
+     "bfloat16, rounded before the weight"),
     ("float64 is computed in float32", {WIDE: "precise = x.float()"}, "float64 keeps its digits"),
     ("the root is detached",
      {"mean_square + eps": "mean_square.detach() + eps"}, "gradients of x and weight"),
@@ -183,7 +194,9 @@ EXERCISE = Exercise(
         Case(
             "bfloat16, rounded before the weight",
             bfloat16,
-            "convert to the dtype of x first, then multiply by the weight",
+            "convert to the dtype of x first, then multiply by the weight: with one in float32 the "
+            "product is float32",
+            play=two_weights,
             tolerance=(4e-3, 0.0),
         ),
         Case("float64 keeps its digits", double, "convert to float32 only what has fewer digits"),
@@ -197,8 +210,8 @@ EXERCISE = Exercise(
     hints=(
         "Three steps: the mean of the squares, one division, one product. Which axis stays?",
         "`x.pow(2).mean(-1, keepdim=True)` has shape (..., 1) and is divided out by broadcasting.",
-        "Compute with `x.float()`, unless x is float64. Go back with `.to(x.dtype)` before you "
-        "multiply by the weight.",
+        "Two roundings are yours to place: into float32 before the squares, unless x is float64, "
+        "and back to the dtype of x. Does the weight come before the second or after it?",
     ),
     wrong=planted(WRONG),
     right={

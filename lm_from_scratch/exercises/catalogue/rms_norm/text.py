@@ -10,7 +10,8 @@
 #
 # - `x` has shape `(..., C)`, with any number of axes before the last, and any order in memory.
 #   `weight` has shape `(C,)`. `eps` is 1e-6 if the caller does not give it.
-# - The result has the shape and the dtype of `x`.
+# - The result has the shape of `x`, and its dtype. Only a `weight` with more digits, as float32
+#   beside a bfloat16 `x`, lends the result its own dtype, as in any product of the two.
 # - In float16 and bfloat16 the squares and the mean are computed in float32. The normalised vector
 #   is then rounded to the dtype of `x`, *before* the weight multiplies it. In float64 nothing is
 #   rounded to float32.

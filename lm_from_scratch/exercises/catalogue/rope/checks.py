@@ -1,6 +1,7 @@
 """RoPE: pairs in halves, positions as they are given, and angles that need float32."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Generator, Tensor
@@ -42,8 +43,11 @@ def given_theta(g: Generator) -> Call:
     return call(normal(g, 2, 3, 5, 8), integers(g, 5, 90, 1, 5).repeat(2, 1), 500000.0)
 
 
-def far(g: Generator) -> Call:
-    return call(normal(g, 2, 3, 7, 8), integers(g, 4100, 9000, 1, 7).repeat(2, 1))
+def very_far(g: Generator) -> Call:
+    """Beyond any table, and beyond int16. There is one pair, which turns by the position itself:
+    slower ones would have few digits left in float32."""
+    positions = torch.tensor([[3, 40_000, 200_000, 1_000_003]]).repeat(2, 1)
+    return call(normal(g, 2, 3, 4, 2), positions)
 
 
 def bfloat16(g: Generator) -> Call:
@@ -53,9 +57,15 @@ def bfloat16(g: Generator) -> Call:
 
 
 def double(g: Generator) -> Call:
-    return call(
-        normal(g, 2, 4, 3, 10, dtype=torch.float64), integers(g, 50, 200, 1, 3).repeat(2, 1)
-    )
+    """One token, as when a text is continued, in heads as wide as those of large models."""
+    x = normal(g, 2, 4, 1, 130, dtype=torch.float64)
+    return call(x, integers(g, 50, 200, 1, 1).repeat(2, 1))
+
+
+def after_other_positions(function: Callable[..., Tensor], x: Tensor, positions: Tensor) -> Tensor:
+    """The second of two calls with the same shapes."""
+    function(x, positions.flip(-1) + 1)
+    return function(x, positions)
 
 
 # --------------------------------------------------------------------------- other right answers
@@ -187,10 +197,22 @@ WRONG = [
     ("the result stays float32", {"turned.to(x.dtype)": "turned"}, "bfloat16, positions above 256"),
     ("float64 is computed in float32", {WIDE: "wide = x.float()"}, "float64 keeps its digits"),
     ("positions above 4095 are given the last row of a table",
-     {ANGLES: "positions.clamp(max=4095)[:, None, :, None] * speeds"}, "positions above 4096"),
+     {ANGLES: "positions.clamp(max=4095)[:, None, :, None] * speeds"}, "positions up to a million"),
     ("a table of 4096 positions, which further ones are outside of",
      {ANGLES: "(torch.arange(4096)[:, None] * speeds)[positions][:, None]"},
-     "positions above 4096"),
+     "positions up to a million"),
+    ("a table of 131072 positions, the longest context of today",
+     {ANGLES: "positions.clamp(max=131071)[:, None, :, None] * speeds"},
+     "positions up to a million"),
+    ("positions are kept in 16 bits, where 40000 becomes negative",
+     {ANGLES: "positions.to(torch.int16)[:, None, :, None] * speeds"},
+     "positions up to a million"),
+    ("angles are kept from one call to the next, by the shape of x",
+     {COSINES: "rope.__dict__.setdefault((x.shape, theta), (angles.cos(), angles.sin()))"},
+     "other positions in each row, in any order"),
+    ("a single token is left as it is",
+     {"return turned.to(x.dtype)": "return turned.to(x.dtype) if x.shape[2] > 1 else x.clone()"},
+     "float64 keeps its digits"),
     ("x is detached",
      {HALVES: "wide.detach()[..., :half], wide.detach()[..., half:]"}, "the gradient of x"),
     ("written into x itself",
@@ -219,8 +241,10 @@ EXERCISE = Exercise(
         Case(
             "other positions in each row, in any order",
             per_row,
-            "use the positions as they are: they begin above 0, leave gaps, and differ by row",
+            "use the positions as they are: they begin above 0, leave gaps, differ by row, and are "
+            "others in every call",
             points=2,
+            play=after_other_positions,
         ),
         Case(
             "theta as given",
@@ -233,12 +257,6 @@ EXERCISE = Exercise(
             "a model makes (B, T, H, D) and transposes it: .view fails on that, .reshape does not",
         ),
         Case(
-            "positions above 4096",
-            far,
-            "a table has a last row: compute the angles from the positions",
-            tolerance=(0.0, 1e-2),
-        ),
-        Case(
             "bfloat16, positions above 256",
             bfloat16,
             "bfloat16 has no 257 (it becomes 256), and keeps a cosine to three digits only: stay "
@@ -246,7 +264,17 @@ EXERCISE = Exercise(
             points=2,
             tolerance=(8e-3, 1e-3),
         ),
-        Case("float64 keeps its digits", double, "the speeds too are float64 where x is"),
+        Case(
+            "positions up to a million",
+            very_far,
+            "positions have no largest value: compute the angle of each, or make the table as long "
+            "as it has to be",
+        ),
+        Case(
+            "float64 keeps its digits",
+            double,
+            "the speeds too are float64 where x is; here a single token has heads of 130 features",
+        ),
         Case(
             "the gradient of x",
             in_order,
@@ -259,9 +287,9 @@ EXERCISE = Exercise(
         "two products for each half. Which shapes must the angles have to meet (B, H, T, D/2)?",
         "`positions[:, None, :, None] * speeds` has shape (B, 1, T, D/2), and the head axis is "
         "broadcast. The halves are `x[..., :half]` and `x[..., half:]`.",
-        "`speeds = 1.0 / theta ** (torch.arange(half) / half)` in float32, or in float64 for "
-        "float64. Turn `x.float()`, join `a*cos - b*sin` and `a*sin + b*cos` with `torch.cat`, and "
-        "go back with `.to(x.dtype)`.",
+        "The exponents of theta are 0, -1/(D/2), -2/(D/2), ...: one for each pair. Choose a dtype "
+        "at the top, float32 or, for a float64 x, float64; make speeds, angles and both halves in "
+        "it, join the turned halves, and round once, at the end.",
     ),
     wrong=planted(WRONG),
     survivors={

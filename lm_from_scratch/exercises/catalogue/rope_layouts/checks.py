@@ -61,7 +61,7 @@ def numbered_weight(g: Generator) -> Call:
 
 
 def one_head(g: Generator) -> Call:
-    return call(normal(g, 10, 3, dtype=torch.bfloat16), 1)
+    return call(normal(g, 10, 10, dtype=torch.bfloat16), 1)
 
 
 def shared_keys(g: Generator) -> Call:
@@ -154,10 +154,18 @@ def in_place(weight: Tensor, n_head: int) -> Tensor:
 ONE, BIAS, WEIGHT = "one head, in bfloat16", "a bias of numbered rows", "a weight of numbered rows"
 SCORES, SIZE = "attention scores, fewer key heads", "what is no head of whole pairs"
 
+
+def columns_too(weight: Tensor, n_head: int) -> Tensor:
+    moved = to_interleaved(weight, n_head)
+    square = weight.dim() == 2 and weight.shape[0] == weight.shape[1]
+    return to_interleaved(moved.mT, n_head).mT if square else moved
+
+
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
 #: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
 WRONG = [
     ("the other direction, from interleaved to half-split", {SIZES: "(n_head, -1, 2)"}, BIAS),
+    ("the columns of a square matrix move as well", columns_too, ONE),
     ("all rows are taken for one head", {SIZES: "(1, 2, -1)"}, BIAS),
     ("a bias is left as it is",
      {"    heads = weight": "    if weight.dim() == 1:\n        return weight\n    heads = weight"},
@@ -256,8 +264,9 @@ EXERCISE = Exercise(
         "`weight.unflatten(0, (n_head, 2, -1))` has the axes head, half, row of the half, and the "
         "columns where there are any. A pair is what differs in the half only, so the half must "
         "come last.",
-        "`.transpose(1, 2).flatten(0, 2)`, after a check that `n_head` is at least 1 and that "
-        "`2 * n_head` divides the rows.",
+        "Give the rows an axis for heads, one for the two halves and one for the pair within "
+        "them. Only the last two change places. What must be checked before rows can be cut "
+        "so?",
     ),
     wrong=planted(WRONG),
     right={

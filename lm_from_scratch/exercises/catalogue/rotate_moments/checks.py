@@ -282,9 +282,8 @@ EXERCISE = Exercise(
         "coordinates in the new one. Which small matrix remains between the two bases?",
         "`project(mean, left, right)` multiplies by `left.mT` and by `right`. So hand it "
         "`old.mT @ new` of each side, or None. The variance goes the same way, with the squares.",
-        "`variance = (v - mean.square()).clamp(min=0)`, with corrected moments. Then "
-        "`project(variance, squared_left, squared_right) + new_mean.square()`, and last the "
-        "corrections are multiplied on again.",
+        "Divide by the corrections first, and multiply by them last. In between: the variance, "
+        "nowhere below 0, its turn by squared numbers, and the square of which mean?",
     ),
     wrong=planted(WRONG),
     right={

@@ -67,7 +67,7 @@ def chunk(g: Generator) -> Call:
 
 
 def one_query(g: Generator) -> Call:
-    return inputs(g, tokens=(1, 6))
+    return inputs(g, tokens=(1, 6), window=1)
 
 
 def none(g: Generator) -> Call:
@@ -75,7 +75,10 @@ def none(g: Generator) -> Call:
 
 
 def takes_all(g: Generator) -> Call:
+    """The sinks of 300 and 0 beside small scores, that of -300 beside scores near -300."""
     q, k, v, _, _ = inputs(g).args
+    far = (300 / q.shape[-1] ** 0.5) ** 0.5
+    q[:, 2], k[:, 2] = 0.05 * q[:, 2] - far, 0.05 * k[:, 2] + far
     return call(q, k, v, torch.tensor([300.0, 0.0, -300.0]))
 
 
@@ -170,6 +173,11 @@ WRONG = [
      {WEIGHTS: "torch.cat([sink, scores], 3).softmax(3)[..., 1:]\n"
       "    weights = weights / weights.sum(3, keepdim=True)",
       "return torch": "weights = torch", " @ v": "\n    return weights @ v"}, ZEROS),
+    ("a window of 1 is taken for none",
+     {"if window is not None:": "if window is not None and window > 1:"},
+     "one query after 5 tokens"),
+    ("no sink is below -30, as if that were far enough",
+     {SINK: "sinks.clamp(min=-30).view(H, 1, 1).expand(B, H, T, 1)"}, ALL),
     ("the sink is divided by the root of D",
      {SINK: f"{SINK} / math.sqrt(D)"}, HEADS),
     ("the sink is a number in the sum, not a score",
@@ -261,8 +269,7 @@ EXERCISE = Exercise(
         Case(
             "one query after 5 tokens",
             one_query,
-            "one query is an axis of size 1",
-            teaching="decoding",
+            "one query is an axis of size 1; with a window of 1 it sees itself and the sink",
         ),
         Case(
             NONE,
@@ -273,13 +280,14 @@ EXERCISE = Exercise(
         Case(
             ALL,
             takes_all,
-            "the first sink takes everything, the last nothing",
-            teaching="both ends",
+            "the first sink takes everything; the last has a share, as its scores are near -300",
+            tolerance=(5e-4, 5e-4),
         ),
         Case(
             HUGE,
             huge,
             "exp(89) is above the largest float32: subtract the largest of scores *and* sink",
+            teaching="large numbers everywhere, not at one end",
             tolerance=(5e-4, 5e-3),
         ),
         Case("float64 keeps its digits", double, "nothing becomes float32"),
@@ -294,7 +302,9 @@ EXERCISE = Exercise(
     hints=(
         "The sum below the line has one term more. What would a softmax have to see for that?",
         "Put the sink beside the scores as one more column, (B, H, T, S + 1), after the mask.",
-        "`torch.cat([sink, scores], dim=-1).softmax(-1)[..., 1:]` are the weights of the keys.",
+        "The sink is one more column of scores, the same for every query of a head. It takes "
+        "its share in the softmax; which column must be gone before the weights meet the "
+        "values?",
     ),
     wrong=planted(WRONG),
     right={

@@ -80,14 +80,14 @@ def near_the_ends(g: Generator) -> Call:
 
 
 def large(g: Generator) -> Call:
-    x = normal(g, 2, 13) + torch.tensor([[1000.0], [-30000.0]])
-    return call(x=x, x_stride=13, out_stride=13, BLOCK=16)
+    x = normal(g, 2, 700) + torch.tensor([[1000.0], [-30000.0]])
+    return call(x=x, x_stride=700, out_stride=700, BLOCK=1024)
 
 
 def hidden(g: Generator) -> Call:
-    x = normal(g, 2, 16, scale=2)
-    x[0, :9] = x[1] = -INF
-    return call(x=x, x_stride=16, out_stride=16, BLOCK=16)
+    x = normal(g, 2, 40, scale=2)
+    x[0, :35] = x[1] = -INF
+    return call(x=x, x_stride=40, out_stride=40, BLOCK=64)
 
 
 def apart(g: Generator) -> Call:
@@ -96,7 +96,7 @@ def apart(g: Generator) -> Call:
 
 
 def gaps(g: Generator) -> Call:
-    return call(x=normal(g, 2, 9, scale=2), x_stride=9, out_stride=21, BLOCK=16)
+    return call(x=normal(g, 2, 9, scale=2), x_stride=12, out_stride=21, BLOCK=16)
 
 
 def half(g: Generator) -> Call:
@@ -147,6 +147,14 @@ WRONG = [
     ("the load has no mask: what lies behind the row counts",
      {f"place, mask=inside, {OTHER}": "place"}, "rows shorter than the block"),
     ("the store has no mask", {"p, mask=inside)": "p)"}, "nothing is written between the rows"),
+    ("numbers of x count up to its stride",
+     {"mask=inside, other": "mask=column < x_stride, other"},
+     "nothing is written between the rows"),
+    ("the padding is -1e30, so that a row of minus infinity is 0",
+     {OTHER: "other=-1e30"}, "places of minus infinity"),
+    ("at most 512 lanes are used",
+     {"inside = column < width": "inside = column < tl.minimum(width, 512)"},
+     "numbers near 1000 and -30000"),
     ("the mask lets one number too many in",
      {"column < width": "column <= width"}, "rows shorter than the block"),
     ("the padding is -10000, which can be the maximum",
@@ -182,7 +190,7 @@ WRONG = [
      {P:
           "p = e / (tl.sum(tl.where(value > -float('inf'), e, 0.0), axis=0) + 1e-9)\n"
           "    p = tl.where(value > -float('inf'), p, 0.0)"},
-     "places of minus infinity"),
+     "places of minus infinity", "a row of zeros is what a padding of -1e30 gives, too"),
     ("the exponentials are rounded to the dtype of x",
      {E: E.replace("axis=0))", "axis=0)).to(x.dtype.element_ty)")}, "float16"),
     ("the result is rounded to the dtype of x",
@@ -243,6 +251,7 @@ EXERCISE = Exercise(
             "row r of x begins at r * x_stride, that of out at r * out_stride",
             points=2,
             play=rows_of_out,
+            teaching="the strides alone, with nothing to mask",
         ),
         Case(
             "nothing is written between the rows",
@@ -264,8 +273,9 @@ EXERCISE = Exercise(
         "with the row times its stride, is a block of addresses.",
         "`tl.load(address, mask=column < width, other=...)` fills masked lanes with `other`. "
         "Minus infinity is neutral for the maximum, and its exponential is neutral for the sum.",
-        "After the load: `tl.exp(value - tl.max(value, axis=0))`, divided by its sum along the "
-        "same axis. Store it with the same mask, at `out + row * out_stride + column`.",
+        "Three lines after the load: subtract, exponential, divide, each over the lanes of one "
+        "row. The store needs the mask as well, and an address built from the strides of "
+        "`out`, which need not be those of x.",
     ),
     wrong=planted(WRONG),
     survivors={

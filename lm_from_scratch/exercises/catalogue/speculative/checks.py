@@ -39,11 +39,11 @@ def uniform(g: Generator, *shape: int) -> Tensor:
 
 
 def one_draft(g: Generator) -> Call:
-    """Half of the rows hold a draft that p prefers, half one that q prefers by much."""
+    """Half of the rows hold a draft that q prefers, half one that p prefers by much."""
     B, V = 60, 6
     p, q = some(g, B, 2, V), some(g, B, 1, V)
     ratio = p[:, 0] / q[:, 0]
-    draft = torch.where(torch.arange(B) % 2 == 0, ratio.argmax(-1), ratio.argmin(-1))
+    draft = torch.where(torch.arange(B) % 2 == 1, ratio.argmax(-1), ratio.argsort(-1)[:, 1])
     return call(p, q, draft[:, None], uniform(g, B, 2))
 
 
@@ -104,14 +104,28 @@ def greedy(g: Generator) -> Call:
 
 def nothing_left(g: Generator) -> Call:
     """In half of the rows p is q but for a factor just below 1, and u is above that factor."""
-    B, V = 12, 5
+    B, V = 24, 5
     p = some(g, B, 2, V)
     q = p[:, :1].clone()
     q[::2] = some(g, B // 2, 1, V)
     p[:, :1] *= 1 - 1e-12
     u = uniform(g, B, 2)
     u[:, 1] = 1 - 1e-15
-    return call(p, q, integers(g, 0, V, B, 1), u)
+    draft = integers(g, 0, V, B, 1)
+    draft[::2] = (q - p[:, :1])[::2].argmax(-1)  # these are rejected, and something is left over
+    return call(p, q, draft, u)
+
+
+def unlikely(g: Generator) -> Call:
+    """Drafts of a probability near 1e-8, and as little is left over for another token."""
+    B, V = 40, 5
+    p = some(g, B, 2, V)
+    q = p[:, :1].clone()
+    others = (1 - 2.1e-8) / p[:, :1, 0::2].sum(-1, keepdim=True)
+    p[:, :1], q = p[:, :1] * others, q * others
+    p[:, 0, 1], q[:, 0, 1] = 1e-8, 2e-8
+    p[:, 0, 3], q[:, 0, 3] = 1.1e-8, 1e-9
+    return call(p, q, torch.ones(B, 1, dtype=torch.long), uniform(g, B, 2))
 
 
 # --------------------------------------------------------------------------- other right answers
@@ -219,8 +233,9 @@ GAP, FEWER, NONE = (
     "rows with fewer drafts",
     "no draft at all",
 )
-GREEDY, ROUNDING = (
+GREEDY, UNLIKELY, ROUNDING = (
     "probabilities of 0 and 1, and u = 0",
+    "an unlikely draft, p(x) = 1e-8",
     "nothing left over",
 )
 
@@ -271,6 +286,14 @@ WRONG = [
      {"q.masked_fill(~real[:, :, None], 0)": "q"}, FEWER),
     ("a draft with p(x) = 0 is accepted at u = 0", {"* q_x < p_x": "* q_x <= p_x"}, GREEDY),
     ("the likeliest token in the place of a draw", {DRAWN: "rest.argmax(1)"}, STAND),
+    ("a constant is added to q(x)", {"* q_x <": "* (q_x + 1e-6) <"}, UNLIKELY),
+    ("little left over is taken for nothing",
+     {FALLBACK: "rest = torch.where(rest.sum(1, keepdim=True) > 1e-6, rest, p)"}, UNLIKELY),
+    ("after all drafts of a short row the token is drawn from p at the last place",
+     {PLACE: "last = n.masked_fill(n == real.sum(1), draft.shape[1])\n"
+             "    p, q = p[rows, last], q[rows, n]"}, FEWER),
+    ("if nothing is left over in one row, all rows are drawn from p",
+     {FALLBACK: "rest = rest if rest.any(1).all() else p"}, ROUNDING),
     ("no help where nothing is left over", {FALLBACK: ""}, ROUNDING),
     ("the number of the first rejected draft counts from 1", {"return n,": "return n + 1,"}, ONE),
     ("K of at least 1 is taken for granted",
@@ -335,6 +358,12 @@ EXERCISE = Exercise(
             play=judged,
         ),
         Case(
+            UNLIKELY,
+            unlikely,
+            "any p above q is left over, however little; u, p and q are compared as they are",
+            play=judged,
+        ),
+        Case(
             ROUNDING,
             nothing_left,
             "if all weights are 0, take those of p",
@@ -346,9 +375,8 @@ EXERCISE = Exercise(
         "that place. Which distribution belongs to the place in each case?",
         "`gather` takes p and q at the drafts (clamp -1 to 0 first, and mask it). "
         "`accepted.cumprod(1).sum(1)` is the number n of drafts that stand.",
-        "Set q to 0 where there is no draft, and add one place of zeros behind it with `F.pad`. "
-        "Then `p[rows, n]` and `q[rows, n]` are right for rejection and for full acceptance alike, "
-        "since max(0, p - 0) is p.",
+        "Where there is no draft, nothing is to be subtracted: with q = 0, max(0, p - q) is p. So "
+        "one formula can serve a rejection, full acceptance and a short row.",
     ),
     survivors={
         "q = F.pad(q, (0, 0, 0, 1)): 1 => 2": "a second place of zeros is never looked at",

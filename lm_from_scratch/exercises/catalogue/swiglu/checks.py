@@ -216,7 +216,9 @@ EXERCISE = Exercise(
     hints=(
         "Draw the shapes: (..., C) to (..., I), twice; one product; (..., I) to (..., C).",
         "`x @ gate.T` is what `nn.Linear` computes, also `F.linear(x, gate)`.",
-        "`F.silu(x @ gate.T) * (x @ up.T)`, and then `@ down.T`.",
+        "Three products: two from the width of the model to that of the MLP, one back. Each "
+        "matrix is stored as (out, in), so which of them has to be transposed? Only one of the "
+        "two branches goes through SiLU.",
     ),
     wrong=planted(WRONG),
     right={

@@ -41,6 +41,24 @@ def kept_of_equals(
     }
 
 
+def small_shares(function: Callable[..., Any], logits: Tensor, shares: list[float]) -> Any:
+    """What each top_p gives, or that it is refused."""
+    found = {}
+    for p in shares:
+        try:
+            found[f"top_p={p}"] = function(logits.clone(), top_p=p)
+        except ValueError:
+            found[f"top_p={p}"] = "raises ValueError"
+    return found
+
+
+def with_and_without(function: Callable[..., Any], logits: Tensor, top_k: int, top_p: float) -> Any:
+    return {
+        f"top_k={top_k}, top_p={top_p}": function(logits, top_k=top_k, top_p=top_p),
+        f"top_k={top_k}": function(logits, top_k=top_k),
+    }
+
+
 def spread(g: Generator, B: int, V: int) -> Tensor:
     """Logits whose probabilities fall slowly, in any order; no sum of them is a round number."""
     ladder = torch.linspace(2, -2, V) + 0.02 * torch.rand(B, V, generator=g)
@@ -84,13 +102,13 @@ def both(g: Generator) -> Call:
 
 
 def forbidden(g: Generator) -> Call:
-    logits = spread(g, 1, 9)
-    logits[:, torch.randperm(9, generator=g)[:5]] = -math.inf
+    logits = spread(g, 2, 9)
+    logits[0, torch.randperm(9, generator=g)[:5]] = -math.inf
     return call(logits, top_k=20, top_p=0.6)
 
 
 def tiny(g: Generator) -> Call:
-    return call(spread(g, 1, 7), top_p=0.001)
+    return call(spread(g, 1, 7), shares=[0.001, 0.0, -0.5])
 
 
 def extreme(g: Generator) -> Call:
@@ -112,8 +130,14 @@ def off(g: Generator) -> Call:
 # --------------------------------------------------------------------------- other right answers
 
 
+def above_zero(top_p: float) -> None:
+    if top_p <= 0.0:
+        raise ValueError(top_p)
+
+
 def by_loop(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
     """Row by row: take the most likely tokens until the sum reaches p."""
+    above_zero(top_p)
     enough = top_p - 1e-12 if top_p < 1 else math.inf
     result = torch.full_like(logits, -math.inf)
     for row, out in zip(logits.double(), result):
@@ -133,6 +157,7 @@ def by_loop(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
 
 def by_rank(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
     """Ranks in the place of a scatter: how many tokens are needed, and which rank has each."""
+    above_zero(top_p)
     keep = torch.ones_like(logits, dtype=torch.bool)
     if 0 < top_k < logits.shape[-1]:
         keep = logits >= logits.kthvalue(logits.shape[-1] - top_k + 1, dim=-1, keepdim=True).values
@@ -147,6 +172,7 @@ def by_rank(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
 
 def by_undoing(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
     """Cut in sorted order, then bring the logits back into their places."""
+    above_zero(top_p)
     values, order = logits.double().sort(dim=-1, descending=True, stable=True)
     if top_k:
         kth = values[:, :top_k][:, -1:]
@@ -161,6 +187,7 @@ def by_undoing(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
 
 def by_pairs(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
     """Every token against every other: what stands before it, by value and then by place."""
+    above_zero(top_p)
     z = logits.double()
     larger = z[:, None, :] > z[:, :, None]  # (B, V, V)
     if top_k:
@@ -175,6 +202,7 @@ def by_pairs(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
 
 # ------------------------------------------------------------------------------- wrong answers
 
+CHECK = 'if top_p <= 0.0:\n        raise ValueError(f"top_p is {top_p}, and must be above 0")'
 BEFORE = "before >= top_p"
 SUM = "probability.cumsum(dim=1) - probability"
 SCATTER = "removed.scatter(1, order, before >= top_p)"
@@ -188,6 +216,7 @@ def old_probabilities(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Ten
 
 
 def plain_exp(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+    above_zero(top_p)
     logits = cut_tail(logits, top_k=top_k)
     if top_p == 1.0:
         return logits
@@ -211,7 +240,7 @@ BOTH, BORDER, EQUAL = (
     "several tokens equal to the k-th",
 )
 TINY, FORBIDDEN, EXTREME, HALF, OFF = (
-    "a very small p",
+    "a p of 0.001, of 0 and below",
     "forbidden tokens, and a k above V",
     "logits near 1000 and -1000",
     "bfloat16, many equal tokens",
@@ -266,6 +295,9 @@ WRONG = [
     ("the result is log-probabilities",
      {"    return logits\n": "    return logits.log_softmax(-1)\n"}, K),
     ("a k above V is refused", {"min(top_k, logits.shape[1])": "top_k"}, FORBIDDEN),
+    ("a k above V keeps all but one", {"logits.shape[1])": "logits.shape[1] - 1)"}, FORBIDDEN),
+    ("a top_p of 0 is taken as off", {CHECK: "if top_p <= 0.0:\n        top_p = 1.0"}, TINY),
+    ("a top_p of 0 cuts every token", {CHECK: ""}, TINY),
     ("always at least two tokens",
      {BEFORE: "(before >= top_p) & (torch.arange(logits.shape[1]) > 1)"}, TINY),
     ("exp without the maximum subtracted", plain_exp, EXTREME),
@@ -304,6 +336,7 @@ EXERCISE = Exercise(
             ROWS,
             sharp_and_flat,
             "each row has its own order, and its own number of tokens",
+            teaching="rows that differ, with top-p alone",
         ),
         Case(
             BOTH,
@@ -322,11 +355,18 @@ EXERCISE = Exercise(
             equal_at_k,
             "compare with the k-th largest value: what equals it stays, too",
         ),
-        Case(TINY, tiny, "before the most likely token the sum is 0, which is below any p"),
+        Case(
+            TINY,
+            tiny,
+            "before the most likely token the sum is 0, which is below any p above 0; a p of 0 or "
+            "less is refused by ValueError",
+            play=small_shares,
+        ),
         Case(
             FORBIDDEN,
             forbidden,
             "topk refuses a k above V; a forbidden token has the probability 0 and stays forbidden",
+            play=with_and_without,
         ),
         Case(
             EXTREME,
@@ -346,9 +386,8 @@ EXERCISE = Exercise(
         "Top-k needs one number for each row. Top-p needs the tokens in order: sort, then sum up.",
         "Of the sorted probabilities, `cumsum - probability` is the sum *before* each token. It is "
         "cut where that sum has reached p. The mask is then in sorted order.",
-        "`sort` also returns `order`, the places. `torch.zeros_like(logits, dtype=torch.bool)"
-        ".scatter(-1, order, mask)` brings the mask back, and `masked_fill` applies it. For top-k, "
-        "compare with `logits.topk(min(k, V)).values[:, -1:]`.",
+        "`sort` also returns `order`, the place of each sorted token. `scatter` writes along it, "
+        "so it takes a mask from sorted order back to the tokens' own places.",
     ),
     survivors={
         "def cut_tail(logits: Tensor, top_k: int=0, top_p: float=1.0) -> Tensor:"

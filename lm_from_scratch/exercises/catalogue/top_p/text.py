@@ -21,7 +21,8 @@
 # - Top-k also keeps tokens that are equal to the k-th largest. Top-p keeps no more than it needs:
 #   of equally likely tokens at the border only as many as it takes to reach p, and any of them will
 #   do. If the probability is exactly p after m tokens, these m are kept.
-# - The most likely token always stays, however small p is.
+# - The most likely token always stays, however small `top_p` is. A `top_p` of 0 or less is an error:
+#   it raises `ValueError`.
 # - Logits may be as large as 1000, as small as -1000, or in bfloat16. The probabilities and their
 #   sums are computed at least in float32.
 # - `logits` stays as it is.
@@ -37,6 +38,8 @@ from torch import Tensor
 def cut_tail(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
     """The logits (B, V) with minus infinity for tokens that may not be drawn."""
     ### BEGIN SOLUTION
+    if top_p <= 0.0:
+        raise ValueError(f"top_p is {top_p}, and must be above 0")
     if top_k:
         k = min(top_k, logits.shape[1])
         smallest = logits.topk(k, dim=1).values[:, -1:]

@@ -72,13 +72,14 @@ def packed(g: Generator) -> Call:
 
 def ring(g: Generator) -> Call:
     """Keys in the order of their slots, which is not that of their positions. The second row began
-    later, so it has fewer of them; both rows are asked for the same two positions."""
-    newest = int(integers(g, 14, 18, 1))
+    later, so it has fewer of them; both rows are asked for the same two positions, the latest
+    first. It stands in the first slot, and no position fits into 16 bits."""
+    newest = 7 * int(integers(g, 5720, 5740, 1))
     held = torch.arange(newest - 5, newest + 1)
     slots = torch.full((2, 7), -1)
     slots[0, held % 7] = held
     slots[1, held[2:] % 7] = held[2:]
-    return call(held[None, -2:].clone(), slots, 3)
+    return call(held[None, -2:].flip(1), slots, 3)
 
 
 def smallest(g: Generator) -> Call:
@@ -188,6 +189,8 @@ WRONG = [
      {"key > query - window": "key >= query - window"}, "a window"),
     ("a window of W - 1 keys", {"key > query - window": "key > query - window + 1"}, "a window"),
     ("the window is not used", {"mask & (key > query - window)": "mask"}, "a window"),
+    ("positions are kept in 16 bits, where 40000 becomes negative",
+     {QUERY: f"{QUERY}.short()", KEY: f"{KEY}.short()"}, "a ring of seven slots"),
     ("columns in the place of positions: the triangle starts at the first key",
      {QUERY: COLUMNS_T, KEY: COLUMNS_S}, "three queries after a cache"),
     ("columns counted from the end, so that padding and order are not seen",
@@ -314,7 +317,8 @@ EXERCISE = Exercise(
         Case(
             "a ring of seven slots",
             ring,
-            "a slot is no position: the keys bring theirs. One row of queries is for both rows",
+            "a slot is no position: the keys bring theirs. One row of queries is for both rows. "
+            "The text has gone on to position 40000",
         ),
         Case(
             TOGETHER,
@@ -332,9 +336,9 @@ EXERCISE = Exercise(
         "Give both tensors axes of size 1, so that a comparison of the two is (B, 1, T, S).",
         "Four conditions, joined by `&`. The first two are `key >= 0` and `key <= query`: together "
         "they also leave a padding query nothing.",
-        "`query_positions[:, None, :, None]` and `key_positions[:, None, None, :]`. The window is "
-        "`key > query - window`, tested only if it is not None. Documents get the same axes and "
-        "are compared with `==`.",
+        "Queries and keys need axes of their own, so that every pair meets: (B, 1, T, 1) and "
+        "(B, 1, 1, S). Then there are up to four conditions, each a comparison; two of them "
+        "are tested only if they are given.",
     ),
     wrong=planted(WRONG),
     right={

@@ -301,8 +301,9 @@ EXERCISE = Exercise(
         "Take logarithms on both sides of theta**(-2i/D) * L / (2 pi) = r, and solve for i.",
         "i(r) = D/2 * ln(L / (2 pi r)) / ln(theta). More turns are a smaller i: beta_fast is where "
         "the ramp begins.",
-        "`math.log(original_length / (2 * math.pi * turns), theta) * head_dim / 2` is i(turns). "
-        "`((i - first) / max(last - first, 1)).clamp(0, 1)` is the share of slowing.",
+        "i(turns) is a logarithm to the base theta, and the two borders come from two numbers "
+        "of turns. Between them the share of slowing is a straight line; outside it is cut off "
+        "at 0 and 1. What if both borders are one pair?",
     ),
     wrong=planted(WRONG),
     right={

@@ -203,7 +203,7 @@ ANSWERS = {
     ProductRoundedFirst: "decode computes in half precision",
     SymmetricRuler: "",
     OneRulerForTheHead: "one ruler for all groups of a head",
-    RemainderDropped: "features behind the last whole group are dropped",
+    RemainderDropped: "features that do not fit into whole groups are not refused",
     EveryGthFeature: "every fourth feature is a group, not four neighbours",
     GroupsAcrossTokens: "",
     FewFeaturesRefused: "",

@@ -12,6 +12,11 @@ def keep_k(logits, k):
     return torch.where(logits < border.unsqueeze(-1), NEVER, logits)
 
 
+def above_zero(p):
+    if not p > 0:
+        raise ValueError(p)
+
+
 def ranked(logits):
     value, place = torch.sort(logits.float(), dim=-1, descending=True)
     return value.softmax(-1), place
@@ -36,6 +41,7 @@ def nucleus(logits, top_p, drops=drop_after, fill=NEVER):
 
 
 def right_shifted_mask(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     logits = keep_k(logits, top_k)
     if top_p >= 1:
         return logits.clone()
@@ -46,6 +52,7 @@ def right_shifted_mask(logits, top_k=0, top_p=1.0):
 
 
 def right_token_by_token(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     logits = keep_k(logits, top_k)
     if top_p == 1:
         return logits
@@ -61,6 +68,7 @@ def right_token_by_token(logits, top_k=0, top_p=1.0):
 
 
 def crossing_token_dropped(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     logits = keep_k(logits, top_k)
     if top_p == 1:
         return logits
@@ -74,6 +82,7 @@ def crossing_token_dropped(logits, top_k=0, top_p=1.0):
 
 
 def nothing_may_stay(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     logits = keep_k(logits, top_k)
     if top_p == 1:
         return logits
@@ -81,6 +90,7 @@ def nothing_may_stay(logits, top_k=0, top_p=1.0):
 
 
 def one_more(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     logits = keep_k(logits, top_k)
     if top_p == 1:
         return logits
@@ -90,6 +100,7 @@ def one_more(logits, top_k=0, top_p=1.0):
 
 
 def more_at_exactly_p(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     logits = keep_k(logits, top_k)
     if top_p == 1:
         return logits
@@ -97,6 +108,7 @@ def more_at_exactly_p(logits, top_k=0, top_p=1.0):
 
 
 def rare_tokens_first(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     logits = keep_k(logits, top_k)
     if top_p == 1:
         return logits
@@ -106,6 +118,7 @@ def rare_tokens_first(logits, top_k=0, top_p=1.0):
 
 
 def stays_sorted(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     logits = keep_k(logits, top_k)
     if top_p == 1:
         return logits
@@ -114,6 +127,7 @@ def stays_sorted(logits, top_k=0, top_p=1.0):
 
 
 def mask_gathered(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     logits = keep_k(logits, top_k)
     if top_p == 1:
         return logits
@@ -122,6 +136,7 @@ def mask_gathered(logits, top_k=0, top_p=1.0):
 
 
 def mask_in_sorted_order(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     logits = keep_k(logits, top_k)
     if top_p == 1:
         return logits
@@ -130,42 +145,50 @@ def mask_in_sorted_order(logits, top_k=0, top_p=1.0):
 
 
 def top_p_first(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     if top_p < 1:
         logits = nucleus(logits, top_p)
     return keep_k(logits, top_k)
 
 
 def probabilities_of_all_tokens(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     cut = keep_k(logits, top_k)
     return cut if top_p == 1 else cut.masked_fill(nucleus(logits, top_p) == NEVER, NEVER)
 
 
 def large_k_raises(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     if top_k:
         logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], NEVER)
     return logits if top_p == 1 else nucleus(logits, top_p)
 
 
 def zero_k_is_one(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     logits = keep_k(logits, max(top_k, 1))
     return logits if top_p == 1 else nucleus(logits, top_p)
 
 
 def one_cuts_too(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     return nucleus(keep_k(logits, top_k), top_p)
 
 
 def fill_of_minus_ten_thousand(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     out = right_shifted_mask(logits, top_k, top_p)
     return out.clamp(min=-1e4)
 
 
 def fill_of_zero(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     out = right_shifted_mask(logits, top_k, top_p)
     return out.masked_fill(out == NEVER, 0.0)
 
 
 def border_by_probability(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     logits = keep_k(logits, top_k)
     if top_p == 1:
         return logits
@@ -175,6 +198,7 @@ def border_by_probability(logits, top_k=0, top_p=1.0):
 
 
 def exactly_k(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     if 0 < top_k < logits.shape[-1]:
         value, place = logits.topk(top_k)
         logits = torch.full_like(logits, NEVER).scatter(-1, place, value)
@@ -182,6 +206,7 @@ def exactly_k(logits, top_k=0, top_p=1.0):
 
 
 def each_probability_above_p(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     logits = keep_k(logits, top_k)
     if top_p == 1:
         return logits
@@ -190,6 +215,7 @@ def each_probability_above_p(logits, top_k=0, top_p=1.0):
 
 
 def sums_in_own_dtype(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     logits = keep_k(logits, top_k)
     if top_p == 1:
         return logits
@@ -198,6 +224,7 @@ def sums_in_own_dtype(logits, top_k=0, top_p=1.0):
 
 
 def only_sum_in_own_dtype(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     logits = keep_k(logits, top_k)
     if top_p == 1:
         return logits
@@ -206,6 +233,7 @@ def only_sum_in_own_dtype(logits, top_k=0, top_p=1.0):
 
 
 def plain_exponential(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     logits = keep_k(logits, top_k)
     if top_p == 1:
         return logits
@@ -215,16 +243,19 @@ def plain_exponential(logits, top_k=0, top_p=1.0):
 
 
 def writes_into_logits(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     return logits.copy_(right_shifted_mask(logits, top_k, top_p))
 
 
 def border_of_the_first_row(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     if 0 < top_k < logits.shape[-1]:
         logits = logits.masked_fill(logits < logits[0].topk(top_k).values[-1], NEVER)
     return logits if top_p == 1 else nucleus(logits, top_p)
 
 
 def same_number_in_all_rows(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     logits = keep_k(logits, top_k)
     if top_p == 1:
         return logits
@@ -232,33 +263,40 @@ def same_number_in_all_rows(logits, top_k=0, top_p=1.0):
 
 
 def k_from_all_rows(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     if 0 < top_k < logits.shape[-1]:
         logits = logits.masked_fill(logits < logits.flatten().topk(top_k).values[-1], NEVER)
     return logits if top_p == 1 else nucleus(logits, top_p)
 
 
 def returns_probabilities(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     return right_shifted_mask(logits, top_k, top_p).softmax(-1)
 
 
 def renormalised(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     return right_shifted_mask(logits, top_k, top_p).log_softmax(-1)
 
 
 def stays_float32(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     return right_shifted_mask(logits.float(), top_k, top_p)
 
 
 def one_token_too_many_by_k(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     return right_shifted_mask(logits, top_k + 1 if top_k else 0, top_p)
 
 
 def k_off_if_p_is_given(logits, top_k=0, top_p=1.0):
+    above_zero(top_p)
     return nucleus(logits, top_p) if top_p < 1 else keep_k(logits, top_k)
 
 
 def tail_summed_from_the_end(logits, top_k=0, top_p=1.0):
     """As in transformers: it is right but for the exact border."""
+    above_zero(top_p)
     logits = keep_k(logits, top_k)
     if top_p == 1:
         return logits

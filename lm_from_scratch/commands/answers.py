@@ -1,0 +1,305 @@
+"""What ``train`` trains after pretraining: answers to questions (``--sft``), the better of two
+answers (``--dpo``), and answers that are judged (``--grpo``).
+
+Each is prepared from a file of examples, or from one of the tasks that the package can judge. The
+model comes from a folder (``--from``), or is a new one.
+"""
+
+import argparse
+import hashlib
+import json
+import random
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lm_from_scratch.checkpoint.published import end_tokens, published_of
+from lm_from_scratch.commands.options import option
+from lm_from_scratch.commands.prepared import (
+    Prepared,
+    model_of,
+    refuse_other_text,
+    tokenizer_for,
+)
+from lm_from_scratch.limits import shown
+from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.heads import Classifier
+from lm_from_scratch.runs.distributed import Processes
+from lm_from_scratch.text import tasks
+from lm_from_scratch.text.conversations import Answered
+from lm_from_scratch.text.examples import (
+    AnswerBatches,
+    check_lengths,
+    example,
+    pair,
+    read_rows,
+    split_rows,
+)
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.training.pairs import PairBatches, preferred
+from lm_from_scratch.training.rollouts import Question, Rollouts, mean_reward
+
+#: The ways, by their option, and the numbers that belong to each alone.
+NUMBERS = {"sft": (), "dpo": ("beta",), "grpo": ("group_size", "kl", "max_new_tokens")}
+#: So many questions of a task are asked in turn, and so many held-out ones at the end.
+ASKED, HELD_OUT = 10_000, 500
+
+T = TypeVar("T")
+Row = Mapping[str, Any]
+
+
+def check_answers(args: argparse.Namespace) -> None:
+    """Refuse options that do not fit the way in which a run learns."""
+    given = vars(args)
+    way = next((name for name in NUMBERS if name in given), None)
+    for other, names in NUMBERS.items():
+        for name in names:
+            if name in given and other != way:
+                raise ValueError(f"{option(name)} {given[name]} is for {option(other)}")
+    if way is None:
+        return
+    if "from" not in given:
+        raise ValueError(f"{option(way)} is for a model that can write already: give --from")
+    refused: dict[str, Any] = {
+        "corpus": None,
+        "classify": None,
+        "kernels": False,
+        "no_isolate": False,
+    }
+    if way != "sft":
+        refused["chunked_loss"] = False
+    if way == "grpo":
+        refused["eval_every"] = 0  # every step says the reward
+    if way == "grpo" and args.parallel == "fsdp":
+        raise ValueError(
+            "--grpo needs the whole model in every process, to write answers with: give "
+            "--parallel ddp"
+        )
+    for name, off in refused.items():
+        if given.get(name, off) != off:
+            raise ValueError(f"{option(name)} is not for {option(way)}")
+
+
+def instructions(out: Path, args: argparse.Namespace, group: Processes) -> Prepared:
+    """A model that learns answers from a file of examples."""
+    tokenizer, model = tokenizer_and_model(out, args, group)
+
+    def learned(row: Row) -> Answered:
+        one = example(tokenizer, row)
+        check_lengths([one], args.block_size)
+        return one
+
+    rows = read_rows(args.sft)
+    sides = sides_of(args.sft, rows, args, learned)
+    sizes = dict(batch_size=args.batch_size, block_size=args.block_size)
+    with about(args.sft):
+        batches = AnswerBatches(sides[0], tokenizer, seed=args.seed, **sizes)
+        sizes["batch_size"] = min(args.batch_size, len(sides[1]))
+        held_out = AnswerBatches(sides[1], tokenizer, **sizes)
+    ending_turns(model, tokenizer, sides[0])
+    refuse_other_text(out, batches.key)
+    said = f"{len(sides[0])} answers to learn from, {len(sides[1])} held out"
+    evaluated, ask = list(held_out.each_once()), asking(rows[0])
+    return Prepared(tokenizer, model, batches, evaluated, said, ask=ask)
+
+
+def preferences(out: Path, args: argparse.Namespace, group: Processes) -> Prepared:
+    """A model that learns from pairs of answers; its reference is the model of ``--from``."""
+    refuse_auto(args, "--dpo")
+    tokenizer, model = tokenizer_and_model(out, args, group)
+
+    def learned(row: Row) -> tuple[Answered, Answered]:
+        both = pair(tokenizer, row)
+        check_lengths(both, args.block_size)
+        return both
+
+    rows = read_rows(args.dpo)
+    sides = sides_of(args.dpo, rows, args, learned)
+    numbers = {"beta": args.beta} if "beta" in args else {}
+    numbers["dtype"] = args.dtype
+    sizes = dict(batch_size=args.batch_size, block_size=args.block_size)
+    with about(args.dpo):
+        batches = PairBatches(sides[0], tokenizer, model, seed=args.seed, **sizes, **numbers)
+        sizes["batch_size"] = min(args.batch_size, len(sides[1]))
+        held_out = PairBatches(sides[1], tokenizer, model, **sizes, **numbers)
+    refuse_other_text(out, batches.key)
+
+    def result(trained: CausalLM) -> str:
+        won = preferred(trained, held_out)
+        return f"of {len(sides[1])} held-out pairs, {won} are judged as the file judges them"
+
+    said = f"{len(sides[0])} pairs to learn from, {len(sides[1])} held out"
+    evaluated, ask = list(held_out.each_once()), asking(rows[0])
+    return Prepared(tokenizer, model, batches, evaluated, said, batches.loss, result, ask)
+
+
+def rewards(out: Path, args: argparse.Namespace, group: Processes) -> Prepared:
+    """A model that learns from the rewards of its own answers."""
+    if vars(args).get("kl"):
+        refuse_auto(args, "--kl")
+    tokenizer, model = tokenizer_and_model(out, args, group)
+    asked: list[Question] = []
+    held_out: list[Question] = []
+    for name in args.grpo:
+        if name in tasks.TASKS:
+            sides = task_questions(name, tokenizer, args)
+            ids = [token for token in sides[1][-1].ids if token != tokenizer.eos_token_id]
+            ask = asking({"prompt": tokenizer.decode(ids)})
+        else:
+            if not Path(name).exists():
+                raise ValueError(
+                    f"there is no file {shown(name)}; the tasks are {', '.join(tasks.TASKS)}"
+                )
+            rows = read_rows(name)
+            sides = sides_of(name, rows, args, partial(question_of, tokenizer))
+            ending_turns(model, tokenizer, [example(tokenizer, row) for row in rows])
+            ask = asking(rows[0])
+        asked += sides[0]
+        held_out += sides[1]
+    prompts = json.dumps([question.ids for question in asked])
+    key = hashlib.sha256(f"{tokenizer.backend.to_str()}{args.grpo}{prompts}".encode()).hexdigest()
+    numbers = {name: vars(args)[name] for name in NUMBERS["grpo"] if name in args}
+    batches = Rollouts(
+        asked,
+        tokenizer,
+        model,
+        key,
+        args.batch_size,
+        stop_tokens=end_tokens(model, tokenizer),
+        seed=args.seed,
+        dtype=args.dtype,
+        **numbers,
+    )
+    refuse_other_text(out, key)
+    before = mean_reward(batches, held_out)
+
+    def result(trained: CausalLM) -> str:
+        batches.model = trained
+        after = mean_reward(batches, held_out)
+        return (
+            f"mean reward of the likeliest answers to {len(held_out)} held-out questions: "
+            f"{before:.3f} before, {after:.3f} after"
+        )
+
+    said = f"{len(asked)} questions to learn from, {len(held_out)} held out"
+    return Prepared(tokenizer, model, batches, [], said, batches.loss, result, ask)
+
+
+def refuse_auto(args: argparse.Namespace, way: str) -> None:
+    """Refuse a dtype that is chosen later: the reference speaks before, and must compute alike."""
+    if args.dtype == "auto":
+        raise ValueError(
+            f"--dtype auto is not for {way}, whose reference is asked before the choice: give "
+            "--dtype float32 or bfloat16"
+        )
+
+
+def tokenizer_and_model(
+    out: Path, args: argparse.Namespace, group: Processes
+) -> tuple[Tokenizer, CausalLM]:
+    """Those of ``--from``."""
+    with group.first_alone():  # it may have to be fetched
+        tokenizer = tokenizer_for(out, args, group, [])
+        model = model_of(args, tokenizer, group)
+    assert not isinstance(model, Classifier)
+    return tokenizer, model
+
+
+def sides_of(
+    file: str, rows: Sequence[Row], args: argparse.Namespace, make: Callable[[Row], T]
+) -> tuple[list[T], list[T]]:
+    """What the rows of a file become: those to learn from, and those that are held out. Raises
+    ``ValueError`` with the number of a row that is wrong, and the row."""
+    found = {}
+    for number, row in enumerate(rows, start=1):
+        with about(f"{file}, example {number}", f": {shown(row)}"):
+            found[id(row)] = make(row)
+    with about(file):
+        learn, held_out = split_rows(rows, args.held_out)
+    return [found[id(row)] for row in learn], [found[id(row)] for row in held_out]
+
+
+@contextmanager
+def about(what: str, more: str = "") -> Iterator[None]:
+    """In the block, a ``ValueError`` is about ``what``, and ends with ``more``."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}{more}") from error
+
+
+def task_questions(
+    name: str, tokenizer: Tokenizer, args: argparse.Namespace
+) -> tuple[list[Question], list[Question]]:
+    """Questions of a task, of the sizes of its training text: some to learn from, some held out."""
+    drawn = tasks.questions(name, random.Random(f"rewards of {name}, {args.seed}"))
+    sides: tuple[dict[str, None], dict[str, None]] = ({}, {})
+    for question in islice(drawn, 30 * ASKED):  # of few different ones, all are found
+        held_out = tasks.is_held_out(name, question, args.held_out)
+        if len(sides[held_out]) < (HELD_OUT if held_out else ASKED):
+            sides[held_out][question] = None
+        if len(sides[0]) == ASKED and len(sides[1]) == HELD_OUT:
+            break
+    if not all(sides):
+        raise ValueError(
+            f"--held-out {args.held_out} leaves {len(sides[0])} questions of {name} to learn from, "
+            f"and {len(sides[1])} held out"
+        )
+
+    def ask(question: str) -> Question:
+        ids = tokenizer.start(tasks.prompt(name, question))
+        return Question(ids, partial(tasks.TASKS[name].is_right, question))
+
+    return [ask(q) for q in sides[0]], [ask(q) for q in sides[1]]
+
+
+def question_of(tokenizer: Tokenizer, row: Row) -> Question:
+    """The question of an example, and whether an answer is its own, but for spaces around it."""
+    example(tokenizer, row)  # refuses what is none
+    if isinstance(row.get("messages"), list):
+        messages = row["messages"]
+    elif isinstance(row["prompt"], list):
+        messages = [*row["prompt"], *row["completion"]]
+    else:
+        return Question(tokenizer.start(row["prompt"]), partial(is_same, row["completion"]))
+    *messages, last = messages
+    if last["role"] != "assistant" or not isinstance(last.get("content"), str):
+        raise ValueError("the last message must be what the assistant says")
+    return Question(tokenizer.chat(messages), partial(is_same, last["content"]))
+
+
+def asking(row: Row) -> str:
+    """The options of ``generate`` that ask the question of an example."""
+    prompt = row.get("prompt")
+    if not isinstance(prompt, str):
+        return "--chat"
+    if len(prompt) > 200:
+        return "--prompt The"
+    sign = "=" if prompt.startswith("-") else " "  # as an option of its own it would be refused
+    return f"--prompt{sign}{shlex.quote(prompt)}"
+
+
+def is_same(right: str, text: str) -> bool:
+    """Whether a text is the right one, but for spaces around it."""
+    return text.strip() == right.strip()
+
+
+def ending_turns(model: CausalLM, tokenizer: Tokenizer, answers: Sequence[Answered]) -> None:
+    """Note, in the model's ``generation_config.json``, the special tokens with which the answers
+    end, so that texts end there as well."""
+    special = {
+        token
+        for token, said in tokenizer.backend.get_added_tokens_decoder().items()
+        if said.special
+    }
+    last = {[i for i, own in zip(a.ids, a.answer, strict=True) if own][-1] for a in answers}
+    ends = end_tokens(model, tokenizer)
+    if more := sorted((last & special) - {*ends}):
+        published = published_of(model)
+        generation = {**published.generation_config, "eos_token_id": [*ends, *more]}
+        vars(model)["published"] = replace(published, generation_config=generation)

@@ -1,0 +1,381 @@
+"""Targets of a chat: what the assistant says, the end of its turn, and nothing else."""
+
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, planted
+from lm_from_scratch.text.conversations import Answered, targets_of
+from lm_from_scratch.text.targets import IGNORE
+
+Spans = list[list[tuple[int, int]]]
+START, END, USER, ASSISTANT = 1, 2, 3, 4
+
+
+def reference(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
+    """The package's targets, in rows of this length; of a chat without an answer there are none."""
+    targets = torch.full((len(chats), length), IGNORE)
+    for row, ids, pairs in zip(targets, chats, spans, strict=True):
+        answer = [any(start <= i <= end for start, end in pairs) for i in range(len(ids))]
+        if any(answer[1:length]):
+            (found,) = targets_of([Answered(ids[:length], answer[:length])]).targets
+            row[: len(found)] = found
+    return targets
+
+
+Chat = tuple[list[int], list[tuple[int, int]]]
+
+
+def chat(g: Generator, turns: str, low: int = 5) -> Chat:
+    """A chat of turns by the user (u) and the assistant (a, or e for an answer without words)."""
+    ids: list[int] = []
+    spans = []
+    for turn in turns:
+        ids += [START, USER if turn == "u" else ASSISTANT]
+        start = len(ids)
+        if turn != "e":
+            n = int(integers(g, 2, 6, 1))
+            ids += integers(g, low, 60, n).tolist()
+        if turn != "u":
+            spans.append((start, len(ids)))
+        ids.append(END)
+    return ids, spans
+
+
+def given(chats: list[Chat], length: int | None = None) -> Call:
+    """The arguments for these chats, by default as long as the longest of them."""
+    longest = max(len(ids) for ids, _ in chats)
+    return call([ids for ids, _ in chats], [pairs for _, pairs in chats], length or longest)
+
+
+def one_turn(g: Generator) -> Call:
+    return given([chat(g, "ua")])
+
+
+def padded(g: Generator) -> Call:
+    chats = [chat(g, "ua") for _ in range(3)]
+    return given(chats, max(len(ids) for ids, _ in chats) + 3)
+
+
+def several_turns(g: Generator) -> Call:
+    return given([chat(g, "uaua"), chat(g, "uuaua"), chat(g, "uau")])
+
+
+def empty(g: Generator) -> Call:
+    return given([chat(g, "ueua"), chat(g, "ue")])
+
+
+def any_token(g: Generator) -> Call:
+    """0, which padding may be, the tokens of the template, its end too, and repeats."""
+    ids, spans = chat(g, "uaua")
+    (start, _), (other, _) = spans
+    ids[start : start + 2] = [0, START]
+    ids[other], ids[other + 1] = ids[2], END
+    return given([(ids, spans), chat(g, "ua")], len(ids) + 2)
+
+
+def begins(g: Generator) -> Call:
+    """The assistant's first words have no template before them."""
+    ids = [*integers(g, 5, 60, 4).tolist(), END, START, USER, *integers(g, 5, 60, 2).tolist(), END]
+    return given([(ids, [(0, 4)]), ([END, START, USER, 9, END], [(0, 0)])])
+
+
+def cut_within(g: Generator) -> Call:
+    """The row ends in an answer, before the end of a turn, and after it."""
+    length = int(integers(g, 14, 18, 1))
+    chats = []
+    for left in (2, 1, 0):  # what is cut off
+        body = [START, USER, *integers(g, 5, 60, length - 8 + left).tolist(), END, START, ASSISTANT]
+        chats.append(([*body, *integers(g, 5, 60, 2).tolist(), END], [(len(body), len(body) + 2)]))
+    chats[2][0].extend([START, USER, END])
+    return given(chats, length)
+
+
+def cut_early(g: Generator) -> Call:
+    """The row ends before the answer begins, and right before its first word."""
+    ids, spans = chat(g, "uaua")
+    return given([(ids, spans), chat(g, "uuua")], spans[1][0] - int(integers(g, 0, 3, 1)))
+
+
+def silent(g: Generator) -> Call:
+    return given([chat(g, "uu"), chat(g, "ua")])
+
+
+def with_lists(function: Any, chats: list[list[int]], spans: Spans, length: int) -> Any:
+    """The result, and the lists of the caller afterwards."""
+    targets = function(chats, spans, length)
+    return {"the targets": targets, "the chats afterwards": chats, "the spans afterwards": spans}
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def by_token(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
+    """Place by place."""
+    rows = []
+    for ids, pairs in zip(chats, spans, strict=True):
+        row = []
+        for t in range(1, length + 1):
+            inside = t < min(len(ids), length) and any(a <= t <= b for a, b in pairs)
+            row.append(ids[t] if inside else IGNORE)
+        rows.append(row)
+    return torch.tensor(rows)
+
+
+def by_mask(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
+    """All is marked where it stands, and shifted at the end."""
+    labels = torch.full((len(chats), length + 1), IGNORE)
+    for row, ids, pairs in zip(labels, chats, spans, strict=True):
+        kept = torch.tensor(ids[:length])
+        counts = torch.zeros(len(kept), dtype=torch.bool)
+        for start, end in pairs:
+            counts[start : end + 1] = True
+        row[: len(kept)] = kept.masked_fill(~counts, IGNORE)
+    return labels[:, 1:].clone()
+
+
+def by_where(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
+    """Comparisons of places, for the whole batch."""
+    ids = torch.tensor([(c[:length] + [IGNORE] * (length + 1))[: length + 1] for c in chats])
+    places = torch.arange(length + 1)
+    answers = torch.zeros(ids.shape, dtype=torch.bool)
+    for i, pairs in enumerate(spans):
+        for start, end in pairs:
+            answers[i] |= (places >= start) & (places <= end)
+    return torch.where(answers, ids, IGNORE)[:, 1:]
+
+
+def by_steps(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
+    """An answer begins with +1 and ends with -1: a running sum says where one is."""
+    targets = torch.full((len(chats), length), IGNORE)
+    for i, (ids, pairs) in enumerate(zip(chats, spans, strict=True)):
+        steps = torch.zeros(len(ids) + 1, dtype=torch.long)
+        for start, end in pairs:
+            steps[start] += 1
+            steps[end + 1] -= 1
+        for t in steps.cumsum(0).nonzero().flatten().tolist():
+            if 1 <= t < length:
+                targets[i, t - 1] = ids[t]
+    return targets
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+ONE, PAD, TURNS, EMPTY = "one turn", "chats of other lengths", "several turns", "an empty answer"
+ANY, BEGINS, CUT = "any token in an answer", "a chat that begins with an answer", "cut in an answer"
+EARLY, SILENT = "cut before an answer", "a chat without an answer"
+
+SAID = "said = ids[first : end + 1]"
+PLACE = "row[first - 1 : first - 1 + len(said)]"
+LOOP = "for start, end in answers:"
+RETURN = "return targets"
+ROW = "for row, chat, answers in zip(targets, chats, spans):"
+INNER = f"{LOOP}\n            first = max(start, 1)"
+
+
+def shifted_twice(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
+    targets = reference(chats, spans, length)
+    return torch.cat([targets[:, 1:], torch.full((len(chats), 1), IGNORE)], dim=1)
+
+
+def other_way(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
+    """The target of a token is the one before it."""
+    targets = torch.full((len(chats), length), IGNORE)
+    for row, ids, pairs in zip(targets, chats, spans, strict=True):
+        for start, end in pairs:
+            for t in range(start, end + 1):
+                if t + 1 < min(length, len(ids)):
+                    row[t + 1] = ids[t]
+    return targets
+
+
+def all_text(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
+    return reference(chats, [[(0, len(ids) - 1)] for ids in chats], length)
+
+
+def from_first(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
+    pairs = [[(p[0][0], len(ids) - 1)] if p else [] for ids, p in zip(chats, spans, strict=True)]
+    return reference(chats, pairs, length)
+
+
+def questions(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
+    every, answers = all_text(chats, spans, length), reference(chats, spans, length)
+    return every.masked_fill(answers != IGNORE, IGNORE)
+
+
+def every_end(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
+    every, answers = all_text(chats, spans, length), reference(chats, spans, length)
+    return torch.where(every == END, every, answers)
+
+
+def no_template(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
+    targets = reference(chats, spans, length)
+    return targets.masked_fill(targets == START, IGNORE)
+
+
+def no_zero(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
+    targets = reference(chats, spans, length)
+    return targets.masked_fill(targets == 0, IGNORE)
+
+
+def fills_lists(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
+    targets = reference(chats, spans, length)
+    for ids in chats:
+        ids.extend([0] * (length - len(ids)))
+    return targets
+
+
+def cuts_lists(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
+    targets = reference(chats, spans, length)
+    for ids in chats:
+        del ids[length:]
+    return targets
+
+
+def first_end(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
+    ends = [
+        [(start, ids.index(END, start)) for start, _ in pairs]
+        for ids, pairs in zip(chats, spans, strict=True)
+    ]
+    return reference(chats, ends, length)
+
+
+def longest(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
+    return reference(chats, spans, length)[:, : max(len(ids) for ids in chats)]
+
+
+def known(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
+    """A token of the question is taken for the question, wherever it stands."""
+    targets = reference(chats, spans, length)
+    for row, ids, pairs in zip(targets, chats, spans, strict=True):
+        asked = {i for t, i in enumerate(ids) if not any(a <= t <= b for a, b in pairs)} - {END}
+        for t, target in enumerate(row.tolist()):
+            if target in asked:
+                row[t] = IGNORE
+    return targets
+
+
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+WRONG = [
+    ("the end of the turn is left out, and the model never stops", {SAID: "said = ids[first:end]"},
+     ONE),
+    ("the target of a token is the token itself: nothing is shifted",
+     {PLACE: "row[first : first + len(said)]"}, ONE),
+    ("shifted here, as if the spans were of targets already", shifted_twice, ONE),
+    ("the target of a token is the one before it", other_way, ONE),
+    ("the first word of each answer is left out, as if the shift came on top",
+     {"first = max(start, 1)": "first = max(start + 1, 1)"}, ONE),
+    ("the role that announces the answer counts as well",
+     {"first = max(start, 1)": "first = max(start - 1, 1)"}, ONE),
+    ("the token after the end of the turn counts as well", {"end + 1": "end + 2"}, TURNS),
+    ("the question counts, and the answer does not", questions, ONE),
+    ("the whole chat counts", all_text, ONE),
+    ("all that follows the first answer counts, the user's words too", from_first, TURNS),
+    ("the end of the user's turns counts as well", every_end, ONE),
+    ("only the last turn of the assistant counts", {"in answers:": "in answers[-1:]:"}, TURNS),
+    ("only the first turn of the assistant counts", {"in answers:": "in answers[:1]:"}, TURNS),
+    ("an empty answer is passed over, and its end with it",
+     {LOOP: "for start, end in (pair for pair in answers if pair[0] < pair[1]):"}, EMPTY),
+    ("token 0 does not count, as if it were padding", no_zero, ANY),
+    ("a token of the template is no target, though an answer may hold it", no_template, ANY),
+    ("what the question holds is no target in an answer either", known, ANY),
+    ("what does not count is 0", {"length), IGNORE)": "length), 0)"}, ONE),
+    ("what does not count is -1", {"length), IGNORE)": "length), -1)"}, ONE),
+    ("the first token of a chat is the target of the last",
+     {"first = max(start, 1)": "first = start", SAID: "said = ids[first : end + 1]\n"
+      "            if first == 0:\n                row[-1], first, said = said[0], 1, said[1:]"},
+     BEGINS),
+    ("what was cut off is still the target of the last token",
+     {"chat[:length]": "chat[: length + 1]"}, CUT),
+    ("a span that was cut off in part is left out as a whole",
+     {INNER: f"{LOOP}\n            if end >= len(ids):\n                continue\n"
+      "            first = max(start, 1)"}, CUT),
+    ("as long as the longest chat, whatever length says", longest, PAD),
+    ("the lists of the caller are filled up", fills_lists, PAD),
+    ("the lists of the caller are cut", cuts_lists, CUT),
+    ("an answer is taken to end with the first token that ends a turn", first_end, ANY),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="answer_targets",
+    function="answer_targets",
+    page="10_after_pretraining/1_instructions",
+    minutes=20,
+    difficulty=1,
+    outcome="Write the targets of a chat, so that a model learns its answers and where they end.",
+    reference=reference,
+    cases=(
+        Case(
+            ONE,
+            one_turn,
+            "the target before the first word of the answer is that word; the last target is the "
+            "token that ends the turn",
+            points=2,
+            teaching="the plain rule, and the first thing to read",
+        ),
+        Case(
+            PAD,
+            padded,
+            "padding is -100 up to `length`; make new lists instead of filling those of the caller",
+            play=with_lists,
+        ),
+        Case(
+            TURNS,
+            several_turns,
+            "each span counts, and what the user says between them does not",
+            points=2,
+            teaching="a conversation, as it will be in training",
+        ),
+        Case(EMPTY, empty, "an empty answer has one target: the token that ends the turn"),
+        Case(
+            ANY,
+            any_token,
+            "the spans say what counts, the tokens do not: an answer may hold 0",
+            points=2,
+        ),
+        Case(
+            BEGINS,
+            begins,
+            "the first token of a row is nobody's target; place -1 is the end of the row",
+            points=2,
+        ),
+        Case(
+            CUT,
+            cut_within,
+            "of the answer that is cut, the words that are left count; none that was cut off does; "
+            "the lists of the caller keep it",
+            play=with_lists,
+            points=2,
+        ),
+        Case(
+            EARLY,
+            cut_early,
+            "a span may begin after the row ends: it has no target then",
+            teaching="nothing of an answer is left",
+        ),
+        Case(
+            SILENT,
+            silent,
+            "a chat with an empty list of spans is -100 everywhere",
+            teaching="a row without a target",
+        ),
+    ),
+    hints=(
+        "Take the table of the text: its answer is at places 7 and 8, the end at 9. At which "
+        "places do these three tokens stand as targets?",
+        "The token at place t is the target at place t - 1. So a span fills the places from "
+        "`start - 1` to `end - 1`, which is one more than its answer has words.",
+        "Cut the chat first; then a slice of it ends by itself where nothing is left. What is "
+        "`start - 1` for a span that begins at 0, and where would that write?",
+    ),
+    wrong=planted(WRONG),
+    right={
+        "place by place": by_token,
+        "marked where it stands, shifted at the end": by_mask,
+        "comparisons of places": by_where,
+        "a running sum of beginnings and ends": by_steps,
+    },
+)

@@ -1,0 +1,395 @@
+"""Bug hunt: the end of a turn is taken for padding, and a mask stands where the inputs stand."""
+
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, planted
+from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.conversations import Answered, targets_of
+from lm_from_scratch.text.targets import IGNORE
+
+START, END, USER, ASSISTANT = 1, 2, 3, 4
+Batch = dict[str, Tensor]
+
+
+def answers(chat: list[int]) -> list[bool]:
+    """Which tokens the assistant wrote."""
+    found, role = [], 0
+    for i, token in enumerate(chat):
+        header = token == START or (i > 0 and chat[i - 1] == START)
+        role = 0 if token == START else token if header else role
+        found.append(role == ASSISTANT and not header)
+    return found
+
+
+def reference(chats: list[list[int]]) -> Batch:
+    """The package's targets; of a chat without an answer there are none. END is the padding."""
+    idx = padded_batch(chats, END).idx
+    targets = torch.full_like(idx, IGNORE)
+    for row, chat in zip(targets, chats, strict=True):
+        if any(answers(chat)):
+            (found,) = targets_of([Answered(chat, answers(chat))]).targets
+            row[: len(found)] = found
+    return {"input_ids": idx, "targets": targets}
+
+
+def chat(g: Generator, turns: str) -> list[int]:
+    """Turns by the user (u) and the assistant (a, or e for an answer without words)."""
+    ids: list[int] = []
+    for turn in turns:
+        words = integers(g, 5, 60, int(integers(g, 2, 6, 1))).tolist() if turn != "e" else []
+        ids += [START, USER if turn == "u" else ASSISTANT, *words, END]
+    return ids
+
+
+def one(g: Generator) -> Call:
+    return call([chat(g, "ua")])
+
+
+def several(g: Generator) -> Call:
+    return call([chat(g, "uaua"), chat(g, "uauua"), chat(g, "uau")])
+
+
+def short(g: Generator) -> Call:
+    """The last answers of the short chats have padding right after their end."""
+    return call([chat(g, "ua"), chat(g, "uauaua"), chat(g, "ua")])
+
+
+def empty(g: Generator) -> Call:
+    return call([chat(g, "ueua"), chat(g, "ue"), chat(g, "uae")])
+
+
+def cut(g: Generator) -> Call:
+    """Cut in an answer, after the role, before the end; padding follows each of them."""
+    words = chat(g, "ua")
+    role = len(chat(g, "u"))
+    at = int(integers(g, 1, 3, 1))
+    bare = [*chat(g, "u"), START, ASSISTANT]
+    return call([words[:-at], bare, words[:-1], chat(g, "uauau"), [START, USER] + [7] * role])
+
+
+def in_a_text(g: Generator) -> Call:
+    """The number of the role as a word, in questions and answers, and 0."""
+    asked, said = integers(g, 5, 60, 3).tolist(), integers(g, 5, 60, 2).tolist()
+    question = [START, USER, ASSISTANT, *asked, ASSISTANT, 0, END]
+    answer = [START, ASSISTANT, ASSISTANT, 0, *said, ASSISTANT, USER, END]
+    return call([question + answer + question, question + answer])
+
+
+def no_answer(g: Generator) -> Call:
+    return call([chat(g, "uu"), chat(g, "u")])
+
+
+def two_tokens(g: Generator) -> Call:
+    return call([[START, ASSISTANT], [START, ASSISTANT, END], [START, USER]])
+
+
+def ids_only(function: Any, chats: list[list[int]]) -> dict[str, Any]:
+    """The ids alone, and the caller's lists afterwards."""
+    return {"input_ids": function(chats)["input_ids"], "the chats afterwards": chats}
+
+
+def targets_only(function: Any, chats: list[list[int]]) -> dict[str, Any]:
+    return {"targets": function(chats)["targets"]}
+
+
+def counted(function: Any, chats: list[list[int]]) -> dict[str, Any]:
+    """What is learned, as one sees it in the trainer's log."""
+    targets = function(chats)["targets"]
+    return {
+        "how often the end of a turn is a target": int((targets == END).sum()),
+        "how many targets there are": int((targets != IGNORE).sum()),
+    }
+
+
+def first_words(function: Any, chats: list[list[int]]) -> dict[str, Any]:
+    """The target at each place where the role of the assistant was read."""
+    batch = function(chats)
+    ids, targets = batch["input_ids"], batch["targets"]
+    roles = (ids[:, 1:] == ASSISTANT) & (ids[:, :-1] == START)
+    return {"targets after the role of the assistant": targets[:, 1:][roles]}
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def filled(chats: list[list[int]]) -> Tensor:
+    rows = [torch.tensor(chat) for chat in chats]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=END)
+
+
+def by_labels(chats: list[list[int]]) -> Batch:
+    """Labels where the tokens stand, shifted as a whole at the end."""
+    T = max(map(len, chats))
+    rows = []
+    for ids in chats:
+        labels = [token if said else IGNORE for token, said in zip(ids, answers(ids), strict=True)]
+        rows.append(labels[1:] + [IGNORE] * (T + 1 - len(ids)))
+    return {"input_ids": filled(chats), "targets": torch.tensor(rows)}
+
+
+def by_turns(chats: list[list[int]]) -> Batch:
+    """Turn by turn: from one START to the next."""
+    ids = filled(chats)
+    targets = torch.full_like(ids, IGNORE)
+    for row, given in zip(targets, chats, strict=True):
+        starts = [i for i, token in enumerate(given) if token == START]
+        for start, following in zip(starts, [*starts[1:], len(given)], strict=True):
+            if given[start + 1 : start + 2] == [ASSISTANT]:
+                said = given[start + 2 : following]
+                row[start + 1 : start + 1 + len(said)] = torch.tensor(said, dtype=torch.long)
+    return {"input_ids": ids, "targets": targets}
+
+
+def by_last_start(chats: list[list[int]]) -> Batch:
+    """For the whole batch at once: the role after the last START before each token."""
+    ids = filled(chats)
+    T = ids.shape[1]
+    places = torch.arange(T).expand_as(ids)
+    real = places < torch.tensor([len(chat) for chat in chats])[:, None]
+    start = torch.where(ids == START, places, -1).cummax(1).values
+    role = ids.gather(1, (start + 1).clamp(max=T - 1))
+    said = real & (start >= 0) & (role == ASSISTANT) & (places > start + 1)
+    labels = torch.where(said, ids, IGNORE)
+    edge = torch.full((len(ids), 1), IGNORE)
+    return {"targets": torch.cat([labels[:, 1:], edge], dim=1), "input_ids": ids}
+
+
+def by_words(chats: list[list[int]]) -> Batch:
+    """From the back: a token counts if the nearest role before it is the assistant's."""
+    targets = []
+    T = max(map(len, chats))
+    for ids in chats:
+        row = [IGNORE] * T
+        for t in range(1, len(ids)):
+            before = ids[:t]
+            if ids[t] != START and START in before:
+                at = t - 1 - before[::-1].index(START)
+                if at < t - 1 and ids[at + 1] == ASSISTANT:
+                    row[t - 1] = ids[t]
+        targets.append(row)
+    return {"input_ids": filled(chats), "targets": torch.tensor(targets)}
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+IDS, NONE, ONE = "the ids", "chats without an answer", "one answer"
+STOP, FIRST = "how much is learned of the end", "the first word"
+SHORT, EMPTY, CUT = "chats of other lengths", "empty answers", "a chat that is cut off"
+TEXT, TWO, TURNS = "the number of a role in a text", "two tokens", "several turns"
+OPEN = "inside = True"
+RETURN = 'return {"input_ids": ids, "targets": targets}'
+PUT = "row[place - 1] = chat[place]"
+IS_ROLE = "if chat[place - 1 : place + 1] == [START, ASSISTANT]:"
+
+
+def after(code: str) -> dict[str, str]:
+    """A line before the end of the solution."""
+    return {RETURN: f"{code}\n    {RETURN}"}
+
+
+def end_by_id(chats: list[list[int]]) -> Batch:
+    """The first END of the padding is let in, as an end."""
+    batch = reference(chats)
+    for row, ids in zip(batch["targets"], chats, strict=True):
+        if len(ids) < len(row):
+            row[len(ids) - 1] = END
+    return batch
+
+
+def first_only(chats: list[list[int]]) -> Batch:
+    batch = reference(chats)
+    for row, ids in zip(batch["targets"], chats, strict=True):
+        if END in ids and (turns := [i for i, t in enumerate(ids) if t == START])[2:]:
+            row[turns[2] :] = IGNORE
+    return batch
+
+
+def last_only(chats: list[list[int]]) -> Batch:
+    batch = reference(chats)
+    for row, ids in zip(batch["targets"], chats, strict=True):
+        starts = [i for i in range(len(ids) - 1) if ids[i : i + 2] == [START, ASSISTANT]]
+        if starts:
+            row[: starts[-1] + 1] = IGNORE
+    return batch
+
+
+def extended(chats: list[list[int]]) -> Batch:
+    batch = reference(chats)
+    for ids in chats:
+        ids += [END] * (batch["targets"].shape[1] - len(ids))
+    return batch
+
+
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+WRONG = [
+    ("the code as found", {"T = max(len(chat) for chat in chats)": "return chat_batch_as_found("
+     "chats)"}, FIRST),
+    ("the mask is shifted now, and the end of a turn is still taken for padding",
+     after("targets = targets.masked_fill(targets == PAD, IGNORE)"), STOP),
+    ("the end counts now, and the mask still stands one place late",
+     {PUT: "row[place] = chat[place + 1] if place + 1 < len(chat) else IGNORE"}, FIRST),
+    ("padding is let in as well, so that the end counts",
+     after("places = torch.arange(T)\n    for row, chat in zip(targets, chats):\n        "
+           "row[(places >= len(chat) - 1) & (places < T - 1)] = PAD"), SHORT),
+    ("the first token of the padding is let in, as an end", end_by_id, SHORT),
+    ("another number is used for padding, and changes the ids",
+     {"[PAD] * (T - len(chat))": "[0] * (T - len(chat))"}, IDS),
+    ("the targets are not shifted", {PUT: "row[place] = chat[place]"}, FIRST),
+    ("the targets are shifted twice", {PUT: "row[place - 2] = chat[place]"}, FIRST),
+    ("the role is a target as well",
+     {IS_ROLE: "if chat[place] == START and chat[place + 1 : place + 2] == [ASSISTANT]:"}, ONE),
+    ("what begins the next turn is a target",
+     {"if chat[place] == START:\n                inside = False": "pass",
+      IS_ROLE: "if chat[place] == START:\n                inside = False\n            " + IS_ROLE},
+     TURNS),
+    ("the user's words count once the assistant has spoken",
+     {"if chat[place] == START:\n                inside = False": "pass"}, TURNS),
+    ("the user's words count, and the assistant's do not",
+     {"[START, ASSISTANT]": "[START, USER]"}, ONE),
+    ("the whole chat counts", {"inside = False\n        for": "inside = True\n        for",
+     "if chat[place] == START:\n                inside = False": "pass"}, ONE),
+    ("every end of a turn is a target, the user's too",
+     {"if inside:": "if inside or chat[place] == END:"}, STOP),
+    ("the number of the role is taken for the role, wherever it stands",
+     {IS_ROLE: "if chat[place] == ASSISTANT:"}, TEXT),
+    ("the number of the role ends the words of the assistant",
+     {"if inside:": "if inside and chat[place] != ASSISTANT:"}, TEXT),
+    ("token 0 is left out", {"if inside:": "if inside and chat[place] != 0:"}, TEXT),
+    ("only the first answer of a chat counts", first_only, TURNS),
+    ("only the last answer of a chat counts", last_only, TURNS),
+    ("an answer counts only if its end is there",
+     {"if inside:": "if inside and END in chat[place:]:"}, CUT),
+    ("a chat that is cut off gets an end that it never had",
+     after("for row, chat in zip(targets, chats):\n        if chat[-1] != END and inside_at(chat):"
+           "\n            row[len(chat) - 1] = END")
+     | {"T = max(len(chat) for chat in chats)":
+        "def inside_at(chat):\n        start = len(chat) - 1 - chat[::-1].index(START)\n"
+        "        return chat[start + 1 : start + 2] == [ASSISTANT]\n\n"
+        "    T = max(len(chat) for chat in chats)"}, CUT),
+    ("the end of an empty answer is left out",
+     {"if inside:": "if inside and chat[place - 2 : place + 1] != [START, ASSISTANT, END]:"},
+     EMPTY),
+    ("what does not count is PAD", {"torch.full(ids.shape, IGNORE)": "torch.full(ids.shape, PAD)"},
+     ONE),
+    ("the lists of the caller are filled up", extended, IDS),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="hunt_answer_mask",
+    function="chat_batch",
+    page="10_after_pretraining/1_instructions",
+    minutes=25,
+    difficulty=2,
+    outcome="From what an assistant says, tell which of its targets were never learned.",
+    reference=reference,
+    after=("answer_targets",),
+    hunt="threads on trainers of chats",
+    cases=(
+        Case(
+            IDS,
+            short,
+            "the ids were right: PAD on the right, and no list of the caller is changed",
+            play=ids_only,
+            guard=True,
+        ),
+        Case(
+            NONE,
+            no_answer,
+            "a chat in which only the user speaks has no target, and had none",
+            play=targets_only,
+            guard=True,
+            teaching="where the code as found is right",
+        ),
+        Case(
+            STOP,
+            several,
+            "a model stops where the end of a turn was a target: once for each of its turns",
+            play=counted,
+            points=3,
+            teaching="the first symptom, in two numbers",
+        ),
+        Case(
+            FIRST,
+            several,
+            "the place of the role is the one whose target is the first word",
+            play=first_words,
+            points=3,
+            teaching="the second symptom, alone",
+        ),
+        Case(
+            ONE,
+            one,
+            "from the role on, each target is the next token, up to the end",
+            play=targets_only,
+            teaching="one chat, to read",
+        ),
+        Case(
+            TURNS,
+            several,
+            "a turn of the user has no target, whatever came before it",
+            play=targets_only,
+            points=2,
+            teaching="a conversation, as it will be in training",
+        ),
+        Case(
+            SHORT,
+            short,
+            "the end of a turn and the padding have one number: only the length tells them apart",
+            play=targets_only,
+            points=3,
+            teaching="padding beside the end of a turn",
+        ),
+        Case(
+            EMPTY,
+            empty,
+            "an answer without words ends as well",
+            play=targets_only,
+            teaching="a target that is nothing but the end",
+        ),
+        Case(
+            CUT,
+            cut,
+            "what was cut off is no target, and neither is the padding that stands there",
+            play=targets_only,
+            points=2,
+        ),
+        Case(
+            TEXT,
+            in_a_text,
+            "a role stands after START, and nowhere else",
+            play=targets_only,
+        ),
+        Case(
+            TWO,
+            two_tokens,
+            "a chat may have nothing but a role, and nothing but an end after it",
+            play=targets_only,
+        ),
+    ),
+    hints=(
+        "Print `input_ids` and `targets` of one short chat below each other. Which token of the "
+        "answer is no target anywhere? Which place has a target and should have none?",
+        "One line compares with a number that means two things. Another combines a mask of tokens "
+        "with a row of targets: do both stand at the same places?",
+        "The token at a place is the target one place before it, so the mask of the tokens has to "
+        "move with them. Padding needs no line at all if targets are only written within the "
+        "length of the chat.",
+    ),
+    wrong=planted(WRONG),
+    survivors={
+        "for place in range(1, len(chat)):: 1 => 0": (
+            "the first token begins a turn: it is in no answer"
+        ),
+    },
+    right={
+        "labels that are shifted as a whole": by_labels,
+        "turn by turn": by_turns,
+        "the role after the last start": by_last_start,
+        "from the back": by_words,
+    },
+)

@@ -1,0 +1,346 @@
+"""Muon's step: an odd polynomial of a matrix, on the smaller side, after the right norm."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted, strided
+from lm_from_scratch.optim.muon import COEFFICIENTS, orthogonalize, scale_of
+
+
+def reference(G: Tensor, steps: int = 5) -> Tensor:
+    """The package's direction, with the scale that matches AdamW's."""
+    m, n = G.shape
+    return orthogonalize(G, steps) * scale_of(m, n)
+
+
+# ---------------------------------------------------------------------------------------- cases
+
+
+def gradient(g: Generator, m: int, n: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """A matrix with singular values from 1 to about a hundredth, times 3."""
+    small = min(m, n)
+    U = torch.linalg.qr(torch.randn(m, small, generator=g, dtype=torch.float64)).Q
+    V = torch.linalg.qr(torch.randn(n, small, generator=g, dtype=torch.float64)).Q
+    sizes = torch.rand(small, generator=g, dtype=torch.float64) * 4
+    sizes[0] = 0
+    return (3 * (U * (-sizes).exp()) @ V.mT).to(dtype)
+
+
+def wide(g: Generator) -> Call:
+    return call(gradient(g, 4, 9))
+
+
+def tall(g: Generator) -> Call:
+    return call(gradient(g, 10, 3))
+
+
+def square(g: Generator) -> Call:
+    return call(gradient(g, 6, 6))
+
+
+def few_steps(g: Generator) -> Call:
+    return call(gradient(g, 3, 7), 2)
+
+
+def no_steps(g: Generator) -> Call:
+    return call(gradient(g, 8, 5), 0)
+
+
+def many_steps(g: Generator) -> Call:
+    return call(gradient(g, 5, 6), 9)
+
+
+def faint(g: Generator) -> Call:
+    """A gradient of norm 1e-5, and more below 1 in every entry."""
+    return call(gradient(g, 7, 4) * 1e-6)
+
+
+def below(g: Generator) -> Call:
+    """A norm of about 1e-9: it is not brought to 1."""
+    return call(gradient(g, 4, 6) * 1e-10, 1)
+
+
+def zero(g: Generator) -> Call:
+    return call(torch.zeros(3, 5))
+
+
+def in_memory(g: Generator) -> Call:
+    return call(strided(gradient(g, 9, 4)))
+
+
+def single(g: Generator) -> Call:
+    return call(gradient(g, 12, 7, torch.float32))
+
+
+class Largest(TorchDispatchMode):
+    """Notes how many numbers the largest tensor has that is made; views are not made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and not out._is_view():
+            self.numbers = max(self.numbers, out.numel())
+        return out
+
+
+def sizes(function: Any, G: Tensor) -> dict[str, Any]:
+    """The result for a matrix and for its transpose, and whether a tensor was larger."""
+    found: dict[str, Any] = {}
+    for name, given in (("tall", G), ("wide", G.mT.contiguous())):
+        with torch.no_grad(), Largest() as largest:
+            found[name] = function(given)
+        found[f"{name}: a tensor had more than m * n numbers"] = largest.numbers > G.numel()
+    return found
+
+
+def beside_one(function: Any, G: Tensor) -> dict[str, Tensor]:
+    """The step of zeros, and that of a matrix with a single 1."""
+    single = G.clone()
+    single[0, 0] = 1.0
+    return {"the step of zeros": function(G), "the step of a single 1": function(single)}
+
+
+def strength(function: Any, G: Tensor, steps: int) -> dict[str, Tensor]:
+    """The singular values of the result, as a part of the scale."""
+    step = function(G, steps)
+    finite = bool(step.isfinite().all())  # or LAPACK complains on the terminal
+    values = torch.linalg.svdvals(step) if finite else step.new_full((min(G.shape),), torch.nan)
+    return {"singular values, by 0.2 sqrt(max(m, n))": values / (0.2 * math.sqrt(max(G.shape)))}
+
+
+# --------------------------------------------------------------------------- other right answers
+
+
+def normalised(G: Tensor) -> tuple[Tensor, float]:
+    norm = G.square().sum().sqrt()
+    return G / max(float(norm), 1e-7), 0.2 * max(G.shape) ** 0.5
+
+
+def by_values(G: Tensor, steps: int = 5) -> Tensor:
+    """A singular value decomposition, and the polynomial of numbers."""
+    a, b, c = COEFFICIENTS
+    X, scale = normalised(G)
+    U, s, Vh = torch.linalg.svd(X, full_matrices=False)
+    for _ in range(steps):
+        s = a * s + b * s**3 + c * s**5
+    return U * (s * scale) @ Vh
+
+
+def by_other_side(G: Tensor, steps: int = 5) -> Tensor:
+    """The product on the right for a tall matrix, without a transpose."""
+    a, b, c = COEFFICIENTS
+    X, scale = normalised(G)
+    for _ in range(steps):
+        if X.shape[0] > X.shape[1]:
+            A = X.T @ X
+            X = X @ (a * torch.eye(len(A), dtype=A.dtype) + b * A + c * A @ A)
+        else:
+            A = X @ X.T
+            X = (a * torch.eye(len(A), dtype=A.dtype) + b * A + c * A @ A) @ X
+    return X * scale
+
+
+def by_products(G: Tensor, steps: int = 5) -> Tensor:
+    """Cubes and fifth powers of the matrix, one after the other."""
+    a, b, c = COEFFICIENTS
+    X, scale = normalised(G)
+    flip = X.shape[0] > X.shape[1]
+    X = X.T if flip else X
+    for _ in range(steps):
+        A = X @ X.T
+        cube = A @ X
+        X = a * X + b * cube + c * (A @ cube)
+    return scale * (X.T if flip else X)
+
+
+def by_once(G: Tensor, steps: int = 5) -> Tensor:
+    """Only the small product is repeated: what multiplies X in the end is a function of it."""
+    a, b, c = COEFFICIENTS
+    X, scale = normalised(G)
+    X = X if G.shape[0] <= G.shape[1] else X.mT
+    values, Q = torch.linalg.eigh(X @ X.mT)
+    values = values.clamp(min=0)
+    factor = torch.ones_like(values)
+    for _ in range(steps):
+        now = values * factor**2
+        factor = factor * (a + b * now + c * now**2)
+    Y = (Q * factor) @ (Q.mT @ X) * scale
+    return Y if G.shape[0] <= G.shape[1] else Y.mT
+
+
+# ------------------------------------------------------------------------------- wrong answers
+
+WIDE, TALL, SQUARE = "a wide matrix", "a tall matrix", "a square matrix"
+FEW, NONE, MANY = "two steps", "no step", "nine steps"
+FAINT, BELOW, ZERO = "a faint gradient", "a norm below 1e-7", "zeros"
+SIZES, SINGLE = "no tensor larger than the matrix", "float32"
+NORM = "torch.linalg.matrix_norm(X)"
+FLIP = "X = G.mT if m > n else G"
+BACK = "return X.mT if m > n else X"
+STEP = "X = a * X + (b * A + c * A @ A) @ X"
+SCALE = "0.2 * math.sqrt(max(m, n))"
+COEFFICIENTS_LINE = "a, b, c = COEFFICIENTS"
+
+
+def exact(G: Tensor, steps: int = 5) -> Tensor:
+    """U V^T itself."""
+    U, _, Vh = torch.linalg.svd(G, full_matrices=False)
+    return U @ Vh * 0.2 * math.sqrt(max(G.shape))
+
+
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
+#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+WRONG = [
+    ("the exact orthogonal matrix: the usual coefficients do not converge to it", exact, WIDE),
+    ("nothing is divided by the norm, and the powers overflow",
+     {f" / {NORM}.clamp(min=1e-7)": " * 1.0"}, WIDE),
+    ("divided by the largest singular value", {NORM: "torch.linalg.matrix_norm(X, 2)"}, WIDE),
+    ("divided by the largest entry", {NORM: "X.abs().max()"}, MANY),
+    ("every row is divided by its own norm",
+     {NORM: "X.norm(dim=1, keepdim=True)"}, WIDE),
+    ("the norm is not rooted", {NORM: "X.square().sum()"}, WIDE),
+    ("zeros by zero are NaN", {".clamp(min=1e-7)": ""}, ZERO),
+    ("something small is added to every norm", {".clamp(min=1e-7)": ".add(1e-7)"}, FAINT),
+    ("a norm below 1 counts as 1", {"min=1e-7": "min=1.0"}, FAINT),
+    ("another smallest norm", {"min=1e-7": "min=1e-12"}, BELOW),
+    ("the norm is taken again in each step",
+     {"A = X @ X.mT": "X = X / torch.linalg.matrix_norm(X).clamp(min=1e-7)\n        A = X @ X.mT"},
+     WIDE),
+    ("a tall matrix is not turned back", {BACK: "return X"}, TALL),
+    ("a tall matrix is multiplied on its long side", {FLIP: "X = G", BACK: "return X"}, SIZES),
+    ("a wide matrix is multiplied on its long side",
+     {FLIP: "X = G.mT if m < n else G", BACK: "return X.mT if m < n else X"}, SIZES),
+    ("the cubic polynomial that converges to 1",
+     {COEFFICIENTS_LINE: "a, b, c = 1.5, -0.5, 0.0"}, WIDE),
+    ("the polynomial of degree 5 that converges to 1",
+     {COEFFICIENTS_LINE: "a, b, c = 1.875, -1.25, 0.375"}, WIDE),
+    ("b and c are exchanged", {COEFFICIENTS_LINE: "a, c, b = COEFFICIENTS"}, FEW),
+    ("the sign of b is lost", {STEP: "X = a * X + (-b * A + c * A @ A) @ X"}, FEW),
+    ("powers of the entries, not of the matrix",
+     {STEP: "X = a * X + b * X**3 + c * X**5"}, WIDE),
+    ("the square of each entry of the product, not of the matrix",
+     {"c * A @ A": "c * A * A"}, WIDE),
+    ("the fifth power is left out", {" + c * A @ A": ""}, FEW),
+    ("the first power is left out", {"a * X + (": "("}, FEW),
+    ("always five steps", {"range(steps)": "range(5)"}, FEW),
+    ("one step too many", {"range(steps)": "range(steps + 1)"}, NONE),
+    ("one step too few", {"range(steps)": "range(steps - 1)"}, FEW),
+    ("the scale is left out", {f" * {SCALE}": ""}, WIDE),
+    ("the scale of the smaller side", {"max(m, n)": "min(m, n)"}, WIDE),
+    ("the scale is not rooted", {SCALE: "0.2 * max(m, n)"}, WIDE),
+    ("the scale of Muon's first version: tall matrices alone",
+     {SCALE: "math.sqrt(max(1, m / n))"}, WIDE),
+    ("the scale without 0.2", {"0.2 * math": "math"}, WIDE),
+    ("float64 is computed in float32",
+     {FLIP: "X = G.mT.float() if m > n else G.float()",
+      BACK: "X = X.to(G.dtype)\n    return X.mT if m > n else X"}, WIDE),
+    ("computed in bfloat16", {FLIP: "X = G.mT.bfloat16() if m > n else G.bfloat16()",
+      BACK: "X = X.to(G.dtype)\n    return X.mT if m > n else X"}, SINGLE),
+    ("the gradient of the caller is divided by its norm",
+     {f"X = X / {NORM}.clamp(min=1e-7)": f"X /= {NORM}.clamp(min=1e-7)"}, WIDE),
+]  # fmt: skip
+
+
+EXERCISE = Exercise(
+    name="newton_schulz",
+    function="newton_schulz",
+    page="7_optimizers/6_muon",
+    minutes=20,
+    difficulty=2,
+    outcome="Make the singular values of a matrix nearly equal with a few products, on its small "
+    "side.",
+    reference=reference,
+    cases=(
+        Case(
+            WIDE,
+            wide,
+            "divide by the Frobenius norm, then five times a X + (b A + c A A) X with A = X Xᵀ",
+            points=3,
+            teaching="the formula, on the side that needs no transpose",
+        ),
+        Case(
+            TALL,
+            tall,
+            "transpose a tall matrix first, and the result back",
+            points=2,
+            teaching="the other side",
+        ),
+        Case(SQUARE, square, "m = n needs no transpose"),
+        Case(FEW, few_steps, "steps is an argument", teaching="before the values are alike"),
+        Case(
+            NONE,
+            no_steps,
+            "only the division and the scale are left",
+            teaching="what stands around the repetitions",
+        ),
+        Case(
+            MANY,
+            many_steps,
+            "the values stay near 1, however often: none of them settles there",
+            play=strength,
+            teaching="what the polynomial does to values",
+        ),
+        Case(
+            FAINT,
+            faint,
+            "the size of the gradient does not matter",
+            points=2,
+            teaching="a late gradient",
+        ),
+        Case(BELOW, below, "a norm of 1e-9 is divided by 1e-7"),
+        Case(
+            ZERO,
+            zero,
+            "0 by 1e-7 is 0",
+            play=beside_one,
+            teaching="a weight that nothing has used",
+        ),
+        Case(
+            "another order in memory",
+            in_memory,
+            "a transpose is a view: reshape or matmul it, without view",
+            teaching="what a transposed gradient looks like",
+        ),
+        Case(
+            SIZES,
+            tall,
+            "A has as many rows as X: for a tall matrix transpose first",
+            play=sizes,
+            points=3,
+        ),
+        Case(
+            SINGLE,
+            single,
+            "the dtype of the gradient",
+            tolerance=(1e-3, 1e-3),
+            teaching="the usual dtype",
+        ),
+    ),
+    hints=(
+        "Try one number first: what does a σ + b σ³ + c σ⁵ make of 0.01, five times? And of 1?",
+        "X Xᵀ X is (X Xᵀ) X: one product A = X Xᵀ serves both powers. Which of X Xᵀ and Xᵀ X is "
+        "the smaller one?",
+        "The order matters: which side lies down, when is the norm taken, and what keeps it "
+        "from being 0? The factor for the shape comes after the last round, and the matrix "
+        "must come back as it was lying.",
+    ),
+    wrong=planted(WRONG),
+    survivors={
+        "X = X * 0.2 * math.sqrt(max(m, n)): max(m, n) => max(n, m)": (
+            "the larger of two numbers is the same in either order"
+        ),
+    },
+    right={
+        "singular values, as numbers": by_values,
+        "the product on the right for a tall matrix": by_other_side,
+        "cubes and fifth powers": by_products,
+        "a function of the small product": by_once,
+    },
+)

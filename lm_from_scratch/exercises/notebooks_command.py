@@ -1,0 +1,101 @@
+"""``notebooks``: the tutorials and the exercises as notebooks, in a folder of the reader's.
+
+A build of the package converts the tutorials and packs them; in a clone they lie beside it, and
+`docs/_ext/notebooks.py` converts them.
+"""
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from lm_from_scratch.exercises import source
+from lm_from_scratch.exercises.exercise import exercises
+from lm_from_scratch.exercises.notebook import dump, notebook
+from lm_from_scratch.exercises.progress import write_text
+
+# Where a build puts the tutorials.
+PACKED = Path(__file__).resolve().parents[1] / "notebooks"
+#: What this command has written, by digests: the rest is the reader's.
+RECORD = ".generated.json"
+
+
+def add_options(p: argparse.ArgumentParser) -> None:
+    """The folder, and what follows."""
+    p.add_argument("folder", type=Path, help="new, or one that this command has written before")
+    p.add_argument("--open", action="store_true", help="then open it in JupyterLab")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write all notebooks; those that the reader has changed are kept, and named.
+
+    Raises ``ValueError`` in a clone, whose tutorials are scripts, and where JupyterLab is to be
+    opened and is not installed.
+    """
+    if not PACKED.is_dir():
+        raise ValueError("in a clone the notebooks come from: python make.py lab")
+    if args.open and importlib.util.find_spec("jupyterlab") is None:
+        raise ValueError("JupyterLab is not installed here: pip install jupyterlab")
+    tutorials = (
+        (path.relative_to(PACKED), path.read_text(encoding="utf-8"))
+        for path in sorted(PACKED.rglob("*.ipynb"))
+    )
+    report(args.folder, [*tutorials, *exercise_files()])
+    return opened(args.folder) if args.open else 0
+
+
+def opened(folder: Path) -> int:
+    """JupyterLab's exit code. At Ctrl-C it asks what is meant; another signal ends it."""
+    jupyter = subprocess.Popen([sys.executable, "-m", "jupyterlab", str(folder)])
+    while True:
+        try:
+            return jupyter.wait()
+        except KeyboardInterrupt as error:
+            if signal.SIGINT not in error.args:
+                jupyter.terminate()
+
+
+def exercise_files() -> Iterator[tuple[Path, str]]:
+    """A notebook of each exercise, and the rules for AI helpers, by their places in the folder."""
+    for found in exercises():
+        yield Path("exercises", f"{found.name}.ipynb"), dump(notebook(found))
+    yield Path("exercises", source.RULES), source.rules()
+
+
+def report(folder: Path, texts: Iterable[tuple[Path, str]]) -> None:
+    """Write the notebooks and say so."""
+    kept, number = [], 0
+    for path, written in write(folder, texts):
+        number += written
+        kept += [] if written else [path]
+    print(f"{number} files are in {folder}. Open them: jupyter lab {shlex.quote(str(folder))}")
+    for path in kept:
+        print(f"{path} is kept: you changed it (delete it for the new version)")
+
+
+def write(folder: Path, texts: Iterable[tuple[Path, str]]) -> Iterator[tuple[Path, bool]]:
+    """Write files by their places; yield the path of each and whether it was written (False: kept,
+    since its reader has changed it)."""
+    path_of_record = folder / RECORD
+    record = json.loads(path_of_record.read_text()) if path_of_record.exists() else {}
+    for relative, text in texts:
+        path, key = folder / relative, relative.as_posix()
+        known = {record.get(key), digest(text)}
+        untouched = not path.exists() or digest(path.read_text(encoding="utf-8")) in known
+        if untouched:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, text)
+            record[key] = digest(text)
+        yield path, untouched
+    write_text(path_of_record, json.dumps(record, indent=2))
+
+
+def digest(text: str) -> str:
+    """What the record keeps of a file."""
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,117 @@
+"""A model that tells stories of small worlds, asked and checked by what knows the world.
+
+Pages and records ask it here: what it answers in plots that it was not trained on, and what is
+wrong in the stories that it tells.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, chain
+from random import Random
+
+import torch
+from torch import Tensor
+
+from lm_from_scratch.generation.generate import complete, generate
+from lm_from_scratch.generation.sampling import GREEDY, Sampler
+from lm_from_scratch.instruments.record import record_hidden_states
+from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.modes import evaluating
+from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.plots import PlotConfig, config_of_corpus, make_plot
+from lm_from_scratch.text.story_grammar import PEOPLE, QUESTIONS, Sentence, cut, read, write
+from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.text.worlds import Report, check, same
+
+#: The corpus has plots of seed 0.
+HELD_OUT_SEED = 10**12
+
+
+def new_plots(n: int, config: PlotConfig | None = None, seed: int = 0) -> list[list[Sentence]]:
+    """Plots that the corpus does not have; without a ``config`` as large as its own."""
+    generators = [Random(HELD_OUT_SEED + seed * 1_000_003 + number) for number in range(n)]
+    return [make_plot(config or config_of_corpus(rng), rng) for rng in generators]
+
+
+def answers(
+    model: CausalLM, tokenizer: Tokenizer, texts: Sequence[str], rows: int = 64
+) -> list[str]:
+    """The next sentence after each text, greedily."""
+    prompts = [tokenizer.start(text) for text in texts]
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # little padding
+    found: dict[int, str] = {}
+    for start in range(0, len(order), rows):
+        part = order[start : start + rows]
+        ends = [tokenizer.encode(mark)[-1] for mark in (".", "。")]
+        stops = [*ends, tokenizer.eos_token_id or 0]
+        steps = generate(model, [prompts[i] for i in part], 40, GREEDY, stops)
+        new = complete(steps)
+        found |= {i: tokenizer.decode(ids).strip() for i, ids in zip(part, new, strict=True)}
+    return [found[i] for i in range(len(texts))]
+
+
+def answered(
+    model: CausalLM, tokenizer: Tokenizer, plots: Sequence[Sequence[Sentence]], language: str
+) -> dict[str, tuple[int, int]]:
+    """Of each kind of question: how many answers were right, and how many there were."""
+    asked = [(plot, i) for plot in plots for i, s in enumerate(plot) if s.kind in QUESTIONS]
+    texts = [write(plot[: i + 1], language) for plot, i in asked]
+    counts = {kind: (0, 0) for kind in QUESTIONS}
+    for (plot, i), said in zip(asked, answers(model, tokenizer, texts), strict=True):
+        try:
+            right = same(read(said), plot[i + 1])
+        except ValueError:
+            right = False
+        a, b = counts[plot[i].kind]
+        counts[plot[i].kind] = (a + right, b + 1)
+    return counts
+
+
+def told(
+    model: CausalLM, tokenizer: Tokenizer, language: str, n: int, temperature: float, seed: int = 0
+) -> tuple[list[str], Report, int]:
+    """``n`` stories that the model tells, each begun with a name, up to its own end; their reports
+    added up; and how many have no fault. A story that does not end within the model's length loses
+    its last, unfinished sentence."""
+    names = [PEOPLE[who] if language == "chinese" else who for who in PEOPLE]
+    prompts = [tokenizer.start(names[i % len(names)]) for i in range(n)]
+    room = model.config.block_size - max(map(len, prompts))
+    end = tokenizer.eos_token_id
+    assert end is not None
+    sampler = Sampler(temperature=temperature)
+    rows = complete(generate(model, prompts, room, sampler, [end], seed=seed))
+    stories = []
+    for i, ids in enumerate(rows):
+        text = names[i % len(names)] + tokenizer.decode([t for t in ids if t != end])
+        if end not in ids:
+            text = text[: text.rindex(cut(text)[-1])]
+        stories.append(text)
+    reports = [check(story) for story in stories]
+    whole = sum(report.sentences > 0 and not report.faults for report in reports)
+    return stories, sum(reports, Report()), whole
+
+
+@torch.no_grad()
+def states_at(
+    model: CausalLM, tokenizer: Tokenizer, texts: Sequence[Sequence[str]], rows: int = 64
+) -> list[Tensor]:
+    """The hidden states at the end of each part of each text: a tensor (N, P, C) for N texts of P
+    parts, for the embeddings, for each block, and for the final norm.
+
+    Each part becomes tokens alone, so it should end where a token ends. Raises ``ValueError`` for
+    texts of different numbers of parts.
+    """
+    if len({len(parts) for parts in texts}) != 1:
+        raise ValueError(
+            f"the texts have {sorted({len(parts) for parts in texts})} parts, not one number"
+        )
+    found: list[list[Tensor]] = []
+    for start in range(0, len(texts), rows):
+        ids = [[tokenizer.encode(part) for part in parts] for parts in texts[start : start + rows]]
+        first = tokenizer.start("")  # what stands in front of every text
+        ends = torch.tensor([list(accumulate(map(len, row))) for row in ids]) + len(first) - 1
+        batch = padded_batch([[*first, *chain(*row)] for row in ids], pad_token_id=0)
+        with evaluating(model), record_hidden_states(model) as states:
+            model(batch.idx, positions=batch.positions)
+        row = torch.arange(len(ids))[:, None]
+        found.append([layer[0][row, ends] for layer in states])
+    return [torch.cat(layer) for layer in zip(*found, strict=True)]

@@ -1,0 +1,361 @@
+"""Every task of the project, on every system: ``python make.py docs``. ``make docs`` is the same.
+
+    python make.py                      lists the tasks
+    python make.py serve PORT=9000      values follow the task, or come from the environment
+
+This file needs a Python 3 with nothing installed. The first task makes the environment that all
+use, ``.venv``, from the pinned requirements. ``PYTHON=...`` says which Python it is made with;
+``PY=...`` names an environment of your own, and nothing is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+WINDOWS = os.name == "nt"
+VENV = ROOT / ".venv"
+#: The Pythons that an environment can be made with.
+PYTHONS = ["python3.11", "python3.12", "python3.13", "python3.14", "python3", "python"]
+OLDEST = (3, 11)
+
+SITE = "docs/_build/html"
+DOCTREES = "docs/_build/doctrees"
+GENERATED = [
+    *("docs/_build", "docs/auto_tutorials", "docs/api", "docs/generated"),
+    *("docs/gpu", "docs/exercises", "docs/stories"),
+]
+PEERS = ROOT / "build" / "bench" / "peers"
+#: With these every library treats the processor as one without AVX-512. torch.compile stores its
+#: code apart: it takes what it made for AVX-512, which writes past the end of vectors half as long.
+AVX2 = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "CT2_FORCE_CPU_ISA": "AVX2",
+    "TORCHINDUCTOR_CACHE_DIR": str(ROOT / "build" / "inductor-avx2"),
+}
+
+
+# -- the environment -------------------------------------------------------------------------------
+
+
+def install() -> None:
+    """create .venv and install the pinned requirements"""
+    stamp, python = VENV / ".installed", venv_python()
+    sources = [ROOT / "pyproject.toml", ROOT / "constraints.txt"]
+    works = answers(python, "import sys")
+    made = stamp.stat().st_mtime if works and stamp.exists() else 0.0
+    if all(path.stat().st_mtime <= made for path in sources):
+        return
+    if not works:  # a Python that was removed or upgraded leaves it broken: it is made again
+        base = base_python()
+        say(f"Creating .venv with {base}")
+        shutil.rmtree(VENV, ignore_errors=True)
+        if not succeeds(base, "-m", "venv", str(VENV)):
+            shutil.rmtree(VENV, ignore_errors=True)
+            sys.exit(
+                f"{base} cannot create a virtual environment. Install its venv module "
+                "(Debian and Ubuntu: python3-venv)."
+            )
+    if not answers(python, "import pip"):
+        run(python, "-m", "ensurepip", "--default-pip")
+    say("Installing the requirements: minutes on the first call, then seconds")
+    quiet = ["install", "--quiet", "--disable-pip-version-check"]
+    wanted = ["--constraint", "constraints.txt", "--editable", ".[test,docs,lab]"]
+    if not succeeds(python, "-m", "pip", *quiet, *wanted):
+        sys.exit(
+            "The installation is not complete; the first lines above say why. It needs the "
+            "network. Run the command again: it goes on."
+        )
+    stamp.touch()
+
+
+def venv_python(folder: Path = VENV, windows: bool = WINDOWS) -> str:
+    return str(folder / "Scripts" / "python.exe" if windows else folder / "bin" / "python")
+
+
+def base_python() -> str:
+    """The Python that makes the environment: the one asked for, this one, or another that is new
+    enough."""
+    seen = []
+    wanted = os.environ.get("PYTHON")
+    for name in [wanted] if wanted else [sys.executable, *PYTHONS]:
+        if name is None or shutil.which(name) is None:
+            if wanted:
+                seen.append(f"There is no {name}.")
+            continue
+        version = asked(name, "import sys; print('%d.%d' % sys.version_info[:2])")
+        if not re.fullmatch(r"\d+\.\d+", version):
+            seen.append(f"{name} does not start.")
+        elif tuple(map(int, version.split("."))) < OLDEST:
+            seen.append(f"{name} is {version}.")
+        else:
+            return name
+    oldest = ".".join(map(str, OLDEST))
+    sys.exit(
+        " ".join([f"Python {oldest} or newer is needed.", *dict.fromkeys(seen)])
+        + f" Install it, or name it: PYTHON=/path/to/python{oldest}"
+    )
+
+
+@lru_cache(maxsize=None)  # noqa: UP033 - older Pythons read this file, too
+def python() -> str:
+    """The Python of the tasks. It is looked for once."""
+    if named := os.environ.get("PY"):
+        return named
+    install()
+    return venv_python()
+
+
+# -- running ---------------------------------------------------------------------------------------
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def process(*command: str, **more: str) -> int:
+    """The exit code of a command. Ctrl-C is the command's affair: JupyterLab asks what is meant."""
+    started = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **more})
+    while True:
+        try:
+            return started.wait()
+        except KeyboardInterrupt:
+            continue
+
+
+def succeeds(*command: str) -> bool:
+    return process(*command) == 0
+
+
+def run(*command: str, **more: str) -> None:
+    """Run a command in the project's folder; where it fails, the task ends with its code."""
+    if code := process(*command, **more):
+        sys.exit(code if code > 0 else 128 - code)
+
+
+def asked(name: str, code: str) -> str:
+    """What a Python prints; nothing, where it does not start."""
+    try:
+        done = subprocess.run([name, "-c", code], capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def answers(name: str, code: str) -> bool:
+    return asked(name, f"{code}; print('yes')") == "yes"
+
+
+def value(name: str, default: str = "") -> str:
+    return os.environ.get(name) or default
+
+
+def words(name: str) -> list[str]:
+    """Options that are passed on."""
+    return shlex.split(value(name))
+
+
+def remove(*paths: str | Path) -> None:
+    """Files and folders inside the project, and nothing else."""
+    for path in paths:
+        target = ROOT / path
+        if ROOT not in target.parents or ".." in target.parts:
+            raise ValueError(f"{target} is not inside {ROOT}")
+        if target.is_dir() and not target.is_symlink():
+            shutil.rmtree(target)
+        else:
+            target.unlink(missing_ok=True)
+
+
+def sphinx(*options: str, **more: str) -> None:
+    run(python(), "-m", "sphinx", *options, **more)
+
+
+def built() -> None:
+    """Stop where there is no site."""
+    if not (ROOT / SITE / "index.html").is_file():
+        sys.exit("There is no site yet. Run: python make.py docs")
+
+
+# (The plugin of nbval takes seconds in every process; tests that need it start one of their own.)
+PYTEST = ["-m", "pytest", "-p", "no:nbval", "-n", "2"]
+BALANCED = [*PYTEST, "--dist", "loadgroup", "--no-loadscope-reorder"]
+
+
+# -- the tasks -------------------------------------------------------------------------------------
+
+
+def docs() -> None:
+    """build the site from nothing; every tutorial runs, a warning is an error"""
+    python()
+    remove(*GENERATED)
+    jobs = value("GALLERY_JOBS", "0")
+    sphinx(
+        *("-W", "--keep-going", "-j", jobs if jobs != "0" else "1", "-b", "html"),
+        *("-d", DOCTREES, "docs", SITE),
+    )
+    say(f"The site is in {SITE}. Open {SITE}/index.html, or run: python make.py serve")
+
+
+def preview() -> None:
+    """build the site again; only changed tutorials run (for authors)"""
+    sphinx("-b", "html", "-d", DOCTREES, "docs", SITE)
+    say(f"The site is in {SITE}. Results of unchanged tutorials were kept; publish from: docs")
+
+
+def catalogues() -> None:
+    """for translators: the text of the built site in build/catalogues"""
+    built()
+    remove("build/catalogues")
+    sphinx(
+        *("-q", "-t", "catalogues", "-b", "gettext", "-d", "docs/_build/gettext"),
+        *("docs", "build/catalogues"),
+        SOURCE_DATE_EPOCH="0",
+    )
+    run(python(), "tests/helpers/catalogues.py", "build/catalogues")
+
+
+def serve() -> None:
+    """show the built site on this machine (PORT=8000)"""
+    built()
+    port = value("PORT", "8000")
+    say(f"http://127.0.0.1:{port}/ (stop with Ctrl-C)")
+    run(python(), "-m", "http.server", "--bind", "127.0.0.1", "--directory", SITE, port)
+
+
+def lint() -> None:
+    """ruff, mypy, and which room imports which"""
+    run(python(), "-m", "ruff", "check", ".")
+    run(python(), "-m", "ruff", "format", "--check", ".")
+    run(python(), "-m", "mypy")
+    run(str(Path(python()).with_name("lint-imports")), "--no-logo", "--no-cache")
+
+
+def check() -> None:
+    """lint, and the tests of the files that git says have changed"""
+    lint()
+    run(python(), "tests/changed.py")
+
+
+# What takes minutes and finds the same each time is recorded in tests/slow/recorded, with a digest
+# of all that it depends on. A record that is not current is proved again; under CI=true it is an
+# error.
+def test() -> None:
+    """lint, then the test suite; proofs whose records are current are not repeated"""
+    lint()
+    run(python(), *BALANCED)
+
+
+def records() -> None:
+    """repeat the proofs whose records are not current, and write these"""
+    run(python(), *BALANCED, "-v", "tests/slow/test_records.py", CI="", RECORDS="stale")
+
+
+def test_all() -> None:
+    """the test suite with every proof repeated and compared with its record"""
+    lint()
+    run(python(), *BALANCED, RECORDS="again")
+
+
+def check_site() -> None:
+    """check the built site in a browser: links, mathematics, accessibility (EVERY_VIEW=1: more)"""
+    built()
+    run(python(), *PYTEST, "tests/site")
+
+
+def lab() -> None:
+    """open tutorials and exercises as notebooks in JupyterLab (LAB_FLAGS=...: its options)"""
+    run(python(), "docs/_ext/notebooks.py", "build/notebooks")
+    run(python(), "-m", "jupyterlab", "--notebook-dir=build/notebooks", *words("LAB_FLAGS"))
+
+
+def exercises() -> None:
+    """for teachers: notebooks in build/exercises (WEEKS=12: nbgrader's weeks, in build/weeks_12)"""
+    weeks = value("WEEKS")
+    folder = f"build/weeks_{weeks}" if weeks else "build/exercises"
+    run(python(), "docs/_ext/hand_out.py", folder, *([weeks] if weeks else []))
+
+
+def bench() -> None:
+    """every benchmark beside its peers, for docs/benchmarks (BENCH=--quick to try; ISA=avx2)"""
+    if not PEERS.exists():
+        install_peers()
+    as_avx2 = AVX2 if value("ISA") == "avx2" else {}
+    run(python(), "tests/benchmarks/bench.py", *words("BENCH"), **as_avx2)
+
+
+def install_peers() -> None:
+    """Without what they require: galore-torch asks for a library of CUDA that no benchmark needs.
+    One that this system has no wheel of is not measured. transformers imports torchao where it
+    finds it."""
+    pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    for peer in (
+        "galore-torch==1.0",
+        "pytorch_optimizer==4.1.0",
+        "bitsandbytes==0.50.2",
+        "ctranslate2==4.8.5",
+        "gguf==0.19.0",
+        "xllamacpp==2026.10.11549",
+        "torchao==0.18.0",
+    ):
+        target = PEERS / "apart" if peer.startswith("torchao") else PEERS
+        process(python(), *pip, "--only-binary", ":all:", "--target", str(target), peer)
+
+
+def gpu() -> None:
+    """on a GPU: test, check and time every kernel, run the pages (PY=python3: that Python)"""
+    run(python(), "tests/benchmarks/run_gpu.py")
+
+
+def clean() -> None:
+    """remove everything that was built; keep .venv and your notebooks"""
+    remove(*GENERATED, "dist", "build/ci", "build/lib", *(ROOT / "build").glob("bdist.*"))
+    remove(".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis")
+    remove(*(path for path in ROOT.rglob("__pycache__") if VENV not in path.parents))
+
+
+TASKS = {
+    task.__name__.replace("_", "-"): task
+    for task in (
+        *(install, docs, preview, catalogues, serve, lint, check, test, records, test_all),
+        *(check_site, lab, exercises, bench, gpu, clean),
+    )
+}
+
+
+def main(arguments: list[str]) -> None:
+    values = [word for word in arguments if re.match(r"[A-Z_0-9]+=", word)]
+    names = [word for word in arguments if word not in values]
+    if not names or names == ["help"]:
+        say("lm_from_scratch")
+        for name, task in TASKS.items():
+            say(f"  {name:11} {task.__doc__}")
+        return
+    for name in names:
+        if name not in TASKS:
+            sys.exit(f"There is no task {name!r}. The tasks: {', '.join(TASKS)}")
+    os.environ["OMP_NUM_THREADS"] = "1"  # on shared cores the threads of torch cost more than they
+    os.environ.setdefault("GALLERY_JOBS", "2")  # bring; two processes use both cores
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    os.environ["MYPY_NUM_WORKERS"] = "2"
+    if WINDOWS:
+        os.environ.setdefault("PYTHONUTF8", "1")
+    os.environ.update(word.split("=", 1) for word in values)
+    for name in names:
+        TASKS[name]()
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,219 @@
+r"""
+Learning from a larger model
+============================
+
+A story has begun, and one token comes next. The text says which one it was. A model that has read thousands of such
+stories can say more: how probable *each* token was.
+"""
+
+# sphinx_gallery_needs = ["../1_gpt2/4_training"]
+# sphinx_gallery_words = ["knowledge distillation", "teacher student", "soft targets", "soft labels", "dark knowledge", "KL divergence", "model compression", "logit distillation"]
+
+from dataclasses import replace
+
+import matplotlib.pyplot as plt
+import torch
+import torch.nn.functional as F
+
+from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.generation.generate import generate_text
+from lm_from_scratch.instruments.plot import COLOURS, figure
+from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
+from lm_from_scratch.text.corpora import load_corpus, split
+from lm_from_scratch.training.distillation import distillation_loss
+from lm_from_scratch.training.loss import causal_lm_loss
+
+teacher, tokenizer = load_shipped("worlds")
+learn, held_out = split(load_corpus("worlds")[:6000])
+
+
+def rows(documents, n):  # the first 129 tokens of n stories
+    ids = ([0, *tokenizer.encode(d.text)][:129] for d in documents)
+    whole = [row for row in ids if len(row) == 129]
+    return torch.tensor(whole[:n])
+
+
+stories, test = rows(learn, 200), rows(held_out, 24)
+with torch.no_grad():
+    p = teacher(stories[:1, :-1])[0].softmax(-1)  # (T, V)
+entropy = -(p * p.clamp(min=1e-9).log()).sum(-1)
+t = int((entropy[16:]).argmax()) + 16  # where the teacher is least sure
+came = int(stories[0, t + 1])
+likely = p[t].topk(10).indices.tolist()
+likely += [] if came in likely else [came]
+
+# %%
+# Our model ``worlds`` tells small stories. Here is the place in one of them at which it is least sure:
+
+print("...", repr(tokenizer.decode(stories[0, t - 12 : t + 1].tolist())), "...")
+fig, (ax,) = figure(4.6, 2.8)
+names = [repr(tokenizer.decode([i])) for i in likely]
+ax.barh(names, [float(p[t, i]) for i in likely], color=COLOURS[0])
+ax.barh(names, [float(i == came) for i in likely], color=COLOURS[1], alpha=0.3)
+ax.invert_yaxis()
+ax.set(title="What the text says, and what the teacher says", xlim=(0, 1))
+plt.show()
+
+# %%
+# The pale bar is the *label*, the token that came: it has everything. The other bars are the probabilities by the
+# model, which we call the *teacher*. Several tokens were possible, and the text shows one of them. If a model learns
+# from labels, it must see many stories to find the others. If it learns from the teacher, it sees them all at once.
+# That is *distillation*.
+#
+# A teacher and a student
+# -----------------------
+#
+# The teacher is ``worlds``. The *student* is a model of an eighth of its size, with random weights.
+
+
+def student(seed):
+    torch.manual_seed(seed)
+    sizes = dict(n_layer=2, n_head=2, n_kv_head=2, n_embd=64)
+    config = replace(teacher.config, **sizes, intermediate_size=128)
+    return Qwen2ForCausalLM(config)
+
+
+sizes = [sum(w.numel() for w in m.parameters()) for m in (teacher, student(0))]
+print(f"teacher {sizes[0]:,} weights, student {sizes[1]:,}")
+assert 7 < sizes[0] / sizes[1] < 10
+
+# %%
+# With labels, the loss is :math:`-\log q_y`: it looks only at the probability :math:`q_y` that the student gives to the
+# token :math:`y` that came. With a teacher, the loss compares its probability :math:`p_v` of every token v with the
+# student's, :math:`q_v`. It is the *Kullback-Leibler divergence*, KL for short:
+#
+# .. math::
+#
+#    \mathrm{KL}(p, q) = \sum_{v} p_v \log \frac{p_v}{q_v}
+#
+# It is never negative, and 0 only when the student says exactly what the teacher says. In code:
+
+
+def kl(student_logits, teacher_logits):  # (..., V) each
+    log_p = teacher_logits.log_softmax(-1)
+    log_q = student_logits.log_softmax(-1)
+    return (log_p.exp() * (log_p - log_q)).sum(-1)  # (...)
+
+
+x, y = stories[:, :-1], stories[:, 1:]
+with torch.no_grad():
+    soft = torch.cat([teacher(some) for some in x.split(20)])  # (N, T, V)
+    new = student(0)(x[:4])
+mine, package = (
+    kl(new, soft[:4]).mean(),
+    distillation_loss(new, soft[:4], y[:4]),
+)
+print(f"at the start: {mine:.4f} nats a token")
+torch.testing.assert_close(mine, package)
+one_hot = F.one_hot(y[:4], tokenizer.vocab_size).float().clamp(min=1e-30).log()
+torch.testing.assert_close(kl(new, one_hot).mean(), causal_lm_loss(new, y[:4]))
+
+# %%
+# (A *nat* is the unit of a loss with natural logarithms.) The code also checks something worth knowing: a label is a
+# teacher who is certain. With all probability on one token, the divergence is the usual loss.
+#
+# Thirty stories
+# --------------
+#
+# In the training below, ``share`` is the part of the loss that comes from the teacher: 0 is labels only, 1 is the
+# teacher only. What counts in the end is the usual loss, on new stories.
+
+
+@torch.no_grad()
+def held_out_loss(model):
+    return causal_lm_loss(model(test[:, :-1]), test[:, 1:]).item()
+
+
+def train(seed, n, share, steps=120):
+    model = student(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95))
+    losses = []
+    for step in range(steps):
+        rate = 8e-3 * min(1, (step + 1) / 20) * (1 - step / steps)
+        optimizer.param_groups[0]["lr"] = rate
+        i = torch.randint(n, (8,))
+        loss = distillation_loss(model(x[i]), soft[i], y[i], share=share)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % 24 == 23:
+            losses.append(held_out_loss(model))
+    return model, losses
+
+
+# %%
+# **Predict first.** A student reads the same 30 stories again and again, in 120 steps of 8 stories. One student learns
+# from the labels, another from the teacher. Which one is better on new stories?
+#
+# * the one with labels: they are the truth, and the teacher makes mistakes
+# * the one with the teacher
+# * no difference: they have read the same 30 stories
+
+ways = {"labels": (30, 0.0), "teacher": (30, 1.0)}
+runs = {
+    name: [train(seed, *way) for seed in range(3)] for name, way in ways.items()
+}
+for name, three in runs.items():
+    print(f"{name:8}", *(f"{losses[-1]:.3f}" for _, losses in three))
+final = {name: [l[-1] for _, l in three] for name, three in runs.items()}
+assert max(final["teacher"]) < min(final["labels"])
+
+# %%
+# The one with the teacher, for each of three seeds. The teacher was asked about the same 30 stories and no others. What
+# it adds is what it learned from thousands of stories before.
+#
+# How much is that worth? Let us give the student with labels more stories: all 200, in as many steps.
+
+runs["200 stories"] = [train(seed, 200, 0.0) for seed in range(3)]
+
+fig, (ax,) = figure(4.6, 2.8)
+steps = range(24, 121, 24)
+for (name, three), mark in zip(runs.items(), "o^s", strict=True):
+    mean = torch.tensor([losses for _, losses in three]).mean(0)
+    ax.plot(steps, mean, marker=mark, label=name)
+ax.axhline(
+    held_out_loss(teacher), color="0.5", ls=":", label="the teacher itself"
+)
+ax.set(title="Held-out loss, mean of three seeds", xlabel="step", ylabel="nats")
+ax.legend(frameon=False)
+plt.show()
+print("200 stories", *(f"{l[-1]:.3f}" for _, l in runs["200 stories"]))
+more = [l[-1] for _, l in runs["200 stories"]]
+assert sum(more) < sum(final["teacher"])
+assert held_out_loss(teacher) < min(final["teacher"]) - 0.3
+
+# %%
+# Here more data beats a teacher: nearly seven times as many stories, in as many steps, are worth more than the
+# teacher's opinion of a few. So distillation pays where *data* is short. (One would expect it to help most where many
+# next tokens are possible, for there a label says least.)
+#
+# All students stay far from the teacher: they have an eighth of its weights, and few steps. This is how two of them
+# write, one from each way:
+
+for name in ("labels", "teacher"):
+    model = runs[name][0][0]
+    text = "".join(generate_text(model, tokenizer, "", 40, seed=1))
+    print(f"{name:8}", " ".join(text.split()))
+
+# %%
+# After thirty stories a student has their tone. From a teacher it also learns the teacher's mistakes: it is taught
+# whatever the teacher finds probable, right or wrong.
+#
+# Exercises
+# ---------
+#
+# 1. *Easy.* Give ``distillation_loss`` a ``share`` of 0.5: half labels, half teacher. A right answer has the held-out
+#    loss of three seeds, and says whether the labels add anything.
+# 2. *Medium.* The inventors of distillation divide the logits of both models by a ``temperature`` of 2 or more, so that
+#    small probabilities count as well. But they trained classifiers, whose teachers are nearly certain. Does it help
+#    here? A right answer has three seeds, and an explanation that looks at the first picture.
+# 3. *Hard.* Let the teacher write new stories, and train the student on their labels alone. How many must the teacher
+#    write until the student is as good as with the teacher's probabilities for 30?
+#
+# Summary
+# -------
+#
+# * A label says which token came; a teacher says how probable every token was. Distillation imitates the distribution.
+# * Its loss is the divergence of two distributions. With a teacher who is certain, it is the usual loss.
+# * It helps where data is short. More data can help more.
