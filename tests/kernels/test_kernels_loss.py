@@ -255,8 +255,9 @@ def test_no_second_derivative(loss: Callable[..., Tensor], inputs: Callable[...,
 def test_the_fused_loss_equals_the_reference(
     rows: tuple[int, ...], V: int, C: int, chunk: int, dtype: torch.dtype
 ) -> None:
-    """More than a tile of tokens, rows and features, and more than a split."""
-    x, weight = numbers(*rows, C), numbers(V, C, seed=1)
+    """More than a tile of tokens, rows and features, and more than a split. Logits have the size
+    that those of a model have: with larger ones each processor rounds in its own way."""
+    x, weight = numbers(*rows, C), numbers(V, C, seed=1, scale=C**-0.5)
     check(
         chunked_causal_lm_loss, reference.chunked_causal_lm_loss,
         x, weight, targets_of(*rows, V=V), chunk, dtype=dtype,

@@ -243,13 +243,19 @@ def test_padding_anywhere_changes_no_state(seed: int) -> None:
             torch.testing.assert_close(held[row], want[0], atol=1e-9, rtol=0)
 
 
+def same_logits(theirs: torch.Tensor, ours: torch.Tensor) -> None:
+    """Up to the rounding of float32, in which theirs computes its states, at the size they have."""
+    top = float(theirs.abs().max())
+    torch.testing.assert_close(theirs, ours, atol=3e-5 * top, rtol=0)
+
+
 @pytest.mark.parametrize("seed", range(50, 54))
 def test_a_folder_comes_back_as_the_family_that_it_was(seed: int, tmp_path) -> None:
     model = ours_from_hf(theirs(seed, rms_norm_eps=1e-2))
     idx = token_ids(1, 12)
     twin = twin_of(model)
     assert type(twin).__name__ == "Qwen3NextForCausalLM"
-    torch.testing.assert_close(twin(idx, use_cache=False).logits, model(idx), atol=5e-5, rtol=0)
+    same_logits(twin(idx, use_cache=False).logits, model(idx))
     save_pretrained(model, tmp_path / "again")
     again = from_pretrained(tmp_path / "again")
     assert again.config == model.config
@@ -260,7 +266,7 @@ def test_a_folder_comes_back_as_the_family_that_it_was(seed: int, tmp_path) -> N
 def test_a_model_made_here_is_read_by_transformers(tied: bool) -> None:
     model = tiny(tie_word_embeddings=tied, rms_norm_eps=1e-2)
     twin, idx = twin_of(model), token_ids(2, 12)
-    torch.testing.assert_close(twin(idx, use_cache=False).logits, model(idx), atol=5e-5, rtol=0)
+    same_logits(twin(idx, use_cache=False).logits, model(idx))
 
 
 def test_the_drawn_configs_have_layers_of_both_kinds() -> None:
