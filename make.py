@@ -203,6 +203,13 @@ def docs() -> None:
         *("-W", "--keep-going", "-j", jobs if jobs != "0" else "1", "-b", "html"),
         *("-d", DOCTREES, "docs", SITE),
     )
+    for folder in sorted((ROOT / "docs" / "locale").iterdir()):  # the same results, other texts
+        say(f"The edition {folder.name}")
+        sphinx(
+            *("-W", "--keep-going", "-b", "html", "-d", f"{DOCTREES}-{folder.name}"),
+            *("docs", f"{SITE}/{folder.name}"),
+            SITE_LANGUAGE=folder.name,
+        )
     say(f"The site is in {SITE}. Open {SITE}/index.html, or run: python make.py serve")
 
 

@@ -20,6 +20,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
 import api  # noqa: E402
 import cloud  # noqa: E402
+import editions  # noqa: E402
 import gallery  # noqa: E402
 import modules  # noqa: E402
 
@@ -39,6 +40,8 @@ extensions = [
     "sphinxext.opengraph",
     # Those of this site, in docs/_ext.
     "generated",
+    "editions",
+    "chinese",
     "quicker",
     "course",
     "lessons",
@@ -83,16 +86,12 @@ nitpick_ignore_regex = [
     # A default made by a factory is no Python: its signature is cut at the commas.
     (r"py:.*", r"(collections\.abc\.)?(dict|list|tuple|Mapping)\[.*"),
 ]
-language = os.environ.get("SITE_LANGUAGE", "en")
+language = editions.LANGUAGE
 locale_dirs = ["locale"]
 gettext_compact = False
 gettext_location = False
 gettext_uuid = False
 translation_progress_classes = True
-# Code of a language, and its name as its readers write it. The first edition is built into the
-# site's own folder, every other one into a folder of its code inside it. The switch in the
-# navigation bar appears with the second entry.
-editions = {"en": "English"}
 
 # -- API pages -------------------------------------------------------------------------------
 autosummary_generate = ["generated/api.rst"]
@@ -144,7 +143,7 @@ html_copy_source = False
 html_show_sourcelink = False
 # Summaries are fetched, which a copy opened from disk cannot do. See descriptions.py.
 html_show_search_summary = False
-html_context = {"default_mode": "auto", "editions": editions, "edition": language}
+html_context = {"default_mode": "auto"}
 # Titles and descriptions for programs that show a link. Pictures would need the site's address.
 ogp_site_url = os.environ.get("SITE_URL", "")
 ogp_social_cards = {"enable": False}
@@ -174,3 +173,8 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
+
+# -- An edition in another language: its pages, from what the first edition has run ------------
+globals().update(editions.settings())
+if language != editions.FIRST:
+    sphinx_gallery_conf["junit"] = ""

@@ -6,11 +6,13 @@ The path leads from lesson to lesson; in-depth pages hang below theirs, in the n
 import re
 from typing import Any
 
+import editions
 import exercises
 import gallery
 import page
 from docutils import nodes
 from sphinx import addnodes
+from sphinx.locale import _
 
 
 def doc(target: str, docname: str) -> addnodes.pending_xref:
@@ -24,31 +26,34 @@ def doc(target: str, docname: str) -> addnodes.pending_xref:
 
 def joined(parts: list[nodes.Node | str]) -> nodes.paragraph:
     made = nodes.paragraph()
-    made += [nodes.Text(part) if isinstance(part, str) else part for part in parts]
+    made += [part if isinstance(part, nodes.Node) else nodes.Text(str(part)) for part in parts]
     return made
 
 
 def linked(names: list[str], docname: str) -> list[nodes.Node | str]:
     """Links to pages, with commas between them."""
-    parts = [part for name in names for part in (", ", doc(gallery.document(name), docname))]
+    parts = [part for name in names for part in (_(", "), doc(gallery.document(name), docname))]
     return parts[1:]
 
 
 def facts(name: str, docname: str) -> nodes.bullet_list:
     """The strip below a title."""
-    items: list[list[nodes.Node | str]] = [[f"{page.minutes(name)} minutes to read"]]
+    items: list[list[nodes.Node | str]] = [
+        [_("{minutes} minutes to read").format(minutes=page.minutes(name))]
+    ]
     if not gallery.is_lesson(name):
-        items.insert(0, ["in depth, beside ", *linked([gallery.lesson(name)], docname)])
+        items.insert(0, [_("in depth, beside "), *linked([gallery.lesson(name)], docname)])
     needs = [other for other in page.needs(name) if gallery.lesson(name) != other]
     if needs:
-        items.append(["read before: ", *linked(needs, docname)])
+        items.append([_("read before: "), *linked(needs, docname)])
     if packages := page.packages(name):
-        items.append([f"needs {' and '.join(packages)}"])
+        items.append([_("needs {packages}").format(packages=" + ".join(packages))])
     if count := page.exercises(name):
-        text = f"{count} exercise{'s' if count > 1 else ''}"
+        text = _("{count} exercises") if count > 1 else _("{count} exercise")
         checked = len(exercises.of_page(name))
-        own = nodes.reference("", text, refuri="#exercises", internal=True)
-        items.append([own, f", and {checked} with checks" if checked else ""])
+        own = nodes.reference("", text.format(count=count), refuri="#exercises", internal=True)
+        more = _(", and {count} with checks").format(count=checked)
+        items.append([own, more if checked else ""])
     strip = nodes.bullet_list(classes=["page-facts"])
     strip += [nodes.list_item("", joined(item)) for item in items]
     return strip
@@ -58,27 +63,34 @@ def with_checks(name: str, docname: str) -> list[nodes.paragraph]:
     """A line on the exercises with automatic checks that belong to a page, if there are any."""
     parts = []
     for found in exercises.of_page(name):
-        what = "bug hunt" if found.hunt else exercises.DIFFICULTY[found.difficulty]
+        what = _("bug hunt") if found.hunt else exercises.DIFFICULTY[found.difficulty]
         link = doc(f"/exercises/{found.name}", docname)
-        parts += [", " if parts else " ", link, f" ({what}, {found.minutes} minutes)"]
-    start = nodes.strong("", "With automatic checks:")
-    return [joined([start, *parts, "."])] if parts else []
+        parts += [
+            _(", ") if parts else " ",
+            link,
+            _(" ({what}, {minutes} minutes)").format(what=what, minutes=found.minutes),
+        ]
+    start = nodes.strong("", _("With automatic checks:"))
+    return [joined([start, *parts, _(".")])] if parts else []
 
 
 def onward(name: str, docname: str) -> list[nodes.paragraph]:
     """Below the summary of a lesson: what goes deeper, and the next one."""
     made = []
     if deeper := gallery.in_depth(name):
-        made.append(joined([nodes.strong("", "In depth:"), " ", *linked(deeper, docname), "."]))
+        made.append(
+            joined([nodes.strong("", _("In depth:")), " ", *linked(deeper, docname), _(".")])
+        )
     if after := beside(name)[1]:
-        made.append(joined([nodes.strong("", "Next:"), " ", *linked([after], docname), "."]))
+        made.append(joined([nodes.strong("", _("Next:")), " ", *linked([after], docname), _(".")]))
     return made
 
 
 def beside(name: str) -> tuple[str | None, str | None]:
     """The pages before and after one on the reading path; those of an in-depth page are its lesson
     and the lesson after it."""
-    path, lesson = gallery.lessons(), gallery.lesson(name)
+    lesson = gallery.lesson(name)
+    path = [one for one in gallery.lessons() if editions.has(gallery.document(one)[1:])]
     at = path.index(lesson)
     after = path[at + 1] if at + 1 < len(path) else None
     if lesson != name:
@@ -176,7 +188,8 @@ def turn_pages(app: Any, docname: str, template: str, context: Any, doctree: Any
         ends = {"prev": gallery.document(gallery.lessons()[-1])[1:]}
     elif name := gallery.page_of(docname):
         before, after = beside(name)
-        ends = {"next": gallery.document(after)[1:] if after else END}
+        last = {"next": END} if editions.has(END) else {}
+        ends = {"next": gallery.document(after)[1:]} if after else last
         if before:
             ends["prev"] = gallery.document(before)[1:]
     else:

@@ -10,6 +10,7 @@ from pathlib import Path
 import gallery
 import page
 import rst
+from sphinx.locale import _
 
 from lm_from_scratch.exercises import source
 from lm_from_scratch.exercises.exercise import Exercise
@@ -21,7 +22,7 @@ INTRO = (
     "Write the central functions yourself, and fix bugs that real projects have had. A check says "
     "what is wrong first, and which misconception it looks like."
 )
-DIFFICULTY = {1: "easy", 2: "medium", 3: "hard"}
+DIFFICULTY = {1: _("easy"), 2: _("medium"), 3: _("hard")}
 
 
 def of_page(page: str) -> list[Exercise]:

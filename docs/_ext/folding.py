@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import gallery
+from sphinx.locale import _
 
 #: Modules that draw. What is imported from one, or made by one, draws too; but of `PLOT` only the
 #: functions that take axes, or return a figure.
@@ -30,14 +31,16 @@ class Part:
 
     @property
     def label(self) -> str:
-        said = ["imports"] if {*self.kinds} == {"import"} else []
+        said = [_("imports")] if {*self.kinds} == {"import"} else []
         if count := self.kinds.count("check"):
-            said.append(f"{count} check" + "s" * (count > 1))
+            said.append(
+                (_("{count} checks") if count > 1 else _("{count} check")).format(count=count)
+            )
         if "table" in self.kinds:
-            said.append("code of the table")
+            said.append(_("code of the table"))
         if "figure" in self.kinds:
-            said.append("code of the figure")
-        return ", ".join(said)
+            said.append(_("code of the figure"))
+        return str(_(", ")).join(map(str, said))
 
 
 def parts(blocks: list[str]) -> list[list[Part]]:

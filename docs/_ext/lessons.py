@@ -11,6 +11,7 @@ from typing import Any
 import folding
 import gallery
 from docutils import nodes
+from sphinx.locale import _
 from sphinx.transforms import SphinxTransform
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
@@ -18,7 +19,10 @@ from sphinx.util import logging
 logger = logging.getLogger(__name__)
 
 PREDICT, ASKS = "Predict first.", "asks"
-ANSWER = "Choose, then open the answer"
+
+
+def answer() -> str:
+    return _("Choose, then open the answer")
 
 
 class fold(nodes.General, nodes.Element):
@@ -89,7 +93,7 @@ def hide_answer(question: nodes.paragraph) -> bool:
     found = list(takewhile(lambda node: is_output(node) or ignored(node), after[code + 1 :]))
     shown = cells or [node for node in found if is_output(node)]
     if shown:
-        made = fold(label=ANSWER, classes=["answer"])
+        made = fold(label=answer(), classes=["answer"])
         shown[0].parent.insert(shown[0].parent.index(shown[0]), made)
         for node in shown:
             node.parent.remove(node)

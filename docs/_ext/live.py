@@ -13,10 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+import editions
 import live_pictures
 import rst
 from docutils import nodes
 from docutils.parsers.rst import directives
+from sphinx.locale import _
 from sphinx.util.docutils import SphinxDirective
 
 from lm_from_scratch import pretrained
@@ -24,15 +26,21 @@ from lm_from_scratch import pretrained
 LIVE = Path(__file__).resolve().parents[1] / "_static" / "live"
 #: What to try, in a sentence.
 INVITATIONS = {
-    "next": "Type the beginning of a text: which token, a word or a part of one, comes next?",
-    "look": "Choose a token and a head: where does it look? Then silence that head.",
-    "race": "Write a text with the results for earlier tokens kept, and with all computed again.",
-    "clock": "Pretend that the text begins later. Do both models still look at the same tokens?",
-    "bits": "Round the weights to fewer bits. When does the text begin to surprise the model more?",
-    "break": "One part of this model is switched off. Give it texts, and find out which.",
-    "tour": "Follow the last token of a text through the model, one step at a time.",
-    "beams": "Keep one beginning at each step, or several. Which way finds the more likely text?",
-    "draft": "One model guesses some tokens ahead, another checks them in one pass. Which stay?",
+    "next": _("Type the beginning of a text: which token, a word or a part of one, comes next?"),
+    "look": _("Choose a token and a head: where does it look? Then silence that head."),
+    "race": _(
+        "Write a text with the results for earlier tokens kept, and with all computed again."
+    ),
+    "clock": _("Pretend that the text begins later. Do both models still look at the same tokens?"),
+    "bits": _(
+        "Round the weights to fewer bits. When does the text begin to surprise the model more?"
+    ),
+    "break": _("One part of this model is switched off. Give it texts, and find out which."),
+    "tour": _("Follow the last token of a text through the model, one step at a time."),
+    "beams": _(
+        "Keep one beginning at each step, or several. Which way finds the more likely text?"
+    ),
+    "draft": _("One model guesses some tokens ahead, another checks them in one pass. Which stay?"),
 }
 PROMPT = "If the file does not exist, an"
 
@@ -59,14 +67,14 @@ class Live(SphinxDirective):
             prompt=self.options.get("prompt", PROMPT),
             model=self.options.get("model", "qwen2-docs"),
         )
-        invitation = INVITATIONS[widget]
+        invitation = str(INVITATIONS[widget])
         node += nodes.paragraph(invitation, invitation, classes=["live-invitation"])
         return [node]
 
 
 def visit(self: Any, node: live) -> None:
     data = {f"data-{name}": node[name] for name in ("widget", "model", "prompt")}
-    label = {"aria-label": "A model that runs in this page"}
+    label = {"aria-label": _("A model that runs in this page")}
     self.body.append(self.starttag(node, "section", CLASS="live", **data, **label))
 
 
@@ -94,6 +102,8 @@ def digest() -> str:
 def add_loader(app: Any, page: str, template: str, context: Any, doctree: Any) -> None:
     if doctree is not None and next(doctree.findall(live), None) is not None:
         version = {"data-version": digest()}
+        if editions.LANGUAGE != editions.FIRST:  # the models of the first edition, from this folder
+            version["data-models"] = "../../../_static/live/"
         app.add_js_file("live/loader.js", loading_method="defer", **version)
         app.add_css_file("live/live.css")
 
@@ -115,7 +125,7 @@ def write_models(folder: Path) -> None:
 
 
 def finish(app: Any, error: Exception | None) -> None:
-    if not error and app.builder.format == "html":
+    if not error and app.builder.format == "html" and editions.LANGUAGE == editions.FIRST:
         write_models(Path(app.outdir, "_static", "live", "models"))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import rst
 import torch
+from sphinx.locale import _
 from torch import Tensor
 
 from lm_from_scratch.checkpoint.weights import load_shipped
@@ -54,7 +55,7 @@ def likeliest(name: str, prompt: str) -> Picture:
     best = logits(name, prompt)[-1].softmax(-1).topk(SHOWN)
     pieces = map(shown, shipped(name)[1].pieces(best.indices.tolist()))
     rows = [percent(*row) for row in zip(pieces, best.values.tolist(), strict=True)]
-    return f"After “{prompt}” these tokens are the most likely:", rows
+    return _("After “{prompt}” these tokens are the most likely:").format(prompt=prompt), rows
 
 
 def look(name: str, prompt: str, layer: int = 2, head: int = 2) -> Picture:
@@ -63,15 +64,15 @@ def look(name: str, prompt: str, layer: int = 2, head: int = 2) -> Picture:
     weights = attention_maps(model, torch.tensor([ids]))[layer][0, head, -1].tolist()
     labels = ["⊢", *map(shown, tokenizer.pieces(ids[1:]))]
     rows = [percent(*row) for row in zip(labels, weights, strict=True)]
-    return f"From the last token of “{prompt}”, one head looks at:", rows
+    return _("From the last token of “{prompt}”, one head looks at:").format(prompt=prompt), rows
 
 
 def race(name: str, prompt: str, count: int = 40) -> Picture:
     """Tokens that go through the model: nearly all multiplications are of the weights with them."""
     start = len(shipped(name)[1].start(prompt))
     cached, whole = start + count - 1, sum(range(start, start + count))
-    rows = [("with a cache", cached / whole, f"{cached}"), ("without", 1.0, f"{whole}")]
-    return f"Tokens that go through the model to write {count}:", rows
+    rows = [(_("with a cache"), cached / whole, f"{cached}"), (_("without"), 1.0, f"{whole}")]
+    return _("Tokens that go through the model to write {count}:").format(count=count), rows
 
 
 def clock(name: str, prompt: str, shift: int = 16) -> Picture:
@@ -138,7 +139,9 @@ def lens(name: str, prompt: str) -> list[Row]:
         scores = model.project(model.backbone.norm(x), model.head_weight)  # (V,)
         share, best = scores.softmax(-1).max(-1)
         (piece,) = tokenizer.pieces([int(best)])
-        rows.append(percent(f"block {number}: {shown(piece)}", share.item()))
+        rows.append(
+            percent(_("block {number}: ").format(number=number) + shown(piece), share.item())
+        )
     return rows
 
 

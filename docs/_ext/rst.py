@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from sphinx.locale import _
 
 PAGES = Environment(
     loader=FileSystemLoader(Path(__file__).resolve().parents[1] / "_pages"),
@@ -35,7 +36,7 @@ def heading(title: str, mark: str = "-") -> str:
     return f"{title}\n{mark * len(title)}\n"
 
 
-PAGES.globals |= {"table": table, "heading": heading}
+PAGES.globals |= {"table": table, "heading": heading, "_": _}
 PAGES.filters["percent"] = "{:.0%}".format
 
 

@@ -15,6 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import editions
 import exercises
 import gallery
 import lessons
@@ -83,7 +84,7 @@ def picture(given: list[nodes.Node], render: Render) -> str:
         if isinstance(node, nodes.Node) and is_picture(node) and not answers(node):
             return render(node)
         if isinstance(node, live.live):
-            text = escape(live.INVITATIONS[node["widget"]])
+            text = escape(str(live.INVITATIONS[node["widget"]]))
             return f'<p class="live">In the page: {text}</p>'
     return ""
 
@@ -196,6 +197,8 @@ def embedded(app: Any, image: nodes.image) -> str:
 def write(app: Any, docname: str, template: str, context: Any, document: Any) -> None:
     name = gallery.page_of(docname)
     if document is None or name is None or not gallery.is_lesson(name):
+        return
+    if editions.LANGUAGE != editions.FIRST:  # a class has those of the teacher's guide
         return
     if app.builder.name == "html":
         made = slides(name, document, renderer(app))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from chinese import HAN
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.transforms.post_transforms import SphinxPostTransform
@@ -169,6 +170,8 @@ def link_terms(
                 continue
             if term.document == SYMBOLS and not is_axis(whole, found):
                 continue
+            if is_syllable(whole, found):
+                continue
             linked.add(term.name)
             uri = f"{places[term.document]}#{term.place}"
             link = nodes.reference("", found[0], internal=True, refuri=uri)
@@ -180,6 +183,12 @@ def link_terms(
         if made:
             made.append(nodes.Text(whole[end:]))
             text.parent.replace(text, [node for node in made if node.astext()])
+
+
+def is_syllable(text: str, found: re.Match[str]) -> bool:
+    """Whether a term of one Chinese character may be a part of a word: there are no spaces."""
+    around = text[max(found.start() - 1, 0) : found.start()] + text[found.end() : found.end() + 1]
+    return bool(re.fullmatch(f"[{HAN}]", found[0]) and re.search(f"[{HAN}]", around))
 
 
 def is_axis(text: str, letter: re.Match[str]) -> bool:

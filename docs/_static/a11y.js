@@ -1,13 +1,14 @@
 // Names that the theme leaves out, and keyboard access to what scrolls.
 (function () {
   "use strict";
+  var t = function (text) { return typeof lmWords === "undefined" ? text : lmWords[text] || text; };
 
   // The arrow beside a chapter opens its list of pages; say which.
   document.querySelectorAll("details > summary").forEach(function (summary) {
     if (summary.textContent.trim() || summary.getAttribute("aria-label")) return;
     var item = summary.closest("li");
     var link = item && item.querySelector("a");
-    summary.setAttribute("aria-label", "Pages of " + (link ? link.textContent.trim() : "this chapter"));
+    summary.setAttribute("aria-label", t("Pages of {chapter}").replace("{chapter}", link ? link.textContent.trim() : ""));
   });
 
   // A voice command "search" reaches a button whose name is what it shows.

@@ -14,6 +14,9 @@ from collections import Counter
 from pathlib import Path
 
 from babel.messages.pofile import read_po
+from docutils import nodes
+from docutils.core import publish_doctree
+from docutils.parsers.rst import roles
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCALE = ROOT / "docs" / "locale"
@@ -47,6 +50,26 @@ def markup(text: str) -> Counter[str]:
     found["**"] += text.count("**")
     found["*"] += text.replace("**", "").count("*")
     return +found
+
+
+for role in ("doc", "ref", "term", "func", "class", "meth", "mod", "attr", "data", "numref"):
+    roles.register_generic_role(role, nodes.literal)
+
+
+def parsed(text: str) -> Counter[str]:
+    """The parts of a message as docutils finds them: what stands too near to a letter is text."""
+    document = publish_doctree(text, settings_overrides={"report_level": 5, "halt_level": 6})
+    kinds = (
+        nodes.emphasis,
+        nodes.strong,
+        nodes.literal,
+        nodes.math,
+        nodes.reference,
+        nodes.problematic,
+    )
+    return Counter(
+        type(node).__name__ for node in document.findall(nodes.Inline) if isinstance(node, kinds)
+    )
 
 
 def prose(text: str) -> str:
@@ -113,7 +136,9 @@ SIGNS = {
 }
 
 
-def punctuation(translation: str) -> list[str]:
+def punctuation(source: str, translation: str) -> list[str]:
+    if re.fullmatch(r"[^.?!:]+(, [^.?!:]+){2,}", source):  # words for a search
+        return []
     text = re.sub(r"\s*[—]{2}\s*", "，", prose(translation))
     return [
         f"{what}: {found[0]!r}" for sign, what in SIGNS.items() if (found := re.search(sign, text))
@@ -139,6 +164,10 @@ def faults(source: str, translation: str, terms: dict[str, str]) -> list[str]:
     if want != have:
         lost, new = dict(want - have), dict(have - want)
         found.append(f"markup: lost {lost}, new {new}")
+    elif parsed(source) != parsed(translation):
+        found.append(
+            f"markup that is not seen: {dict(parsed(source))}, {dict(parsed(translation))}"
+        )
     want_numbers, have_numbers = numbers(source), numbers(translation)
     if lost_numbers := want_numbers - have_numbers:
         found.append(f"numbers: lost {sorted(lost_numbers)}")
@@ -146,7 +175,7 @@ def faults(source: str, translation: str, terms: dict[str, str]) -> list[str]:
         found.append(f"numbers: new {sorted(new_numbers)}")
     found += missing_terms(source, translation, terms)
     if re.search(HAN, translation):
-        found += punctuation(translation)
+        found += punctuation(source, translation)
     return found
 
 

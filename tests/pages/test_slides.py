@@ -76,7 +76,7 @@ def document() -> nodes.document:
     question = next(p for p in made.findall(nodes.paragraph) if "Predict" in p.astext())
     after = lessons.below(question)
     answer = after[1]
-    fold = lessons.fold(label=lessons.ANSWER, classes=["answer"])
+    fold = lessons.fold(label=lessons.answer(), classes=["answer"])
     answer.replace_self(fold)
     fold += answer
     lessons.offer_choices(question, "choice-0")

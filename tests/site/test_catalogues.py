@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import catalogues
+import editions
 import gallery
+import translations
 
 
 def test_every_page_has_a_catalogue_and_it_stays(site: Path, tmp_path: Path) -> None:
@@ -22,3 +24,7 @@ def test_every_page_has_a_catalogue_and_it_stays(site: Path, tmp_path: Path) -> 
     documents = {gallery.document(name)[1:] for name in gallery.in_order()}
     assert documents | {"index", "glossary"} <= set(found)
     assert catalogues.volatile(found) == []
+    for language in editions.EDITIONS:
+        for name in editions.pages(language) or ():
+            held = translations.messages(editions.catalogues(language) / f"{name}.po")
+            assert set(held) == set(found[name]), f"{language}, {name}: update the catalogue"

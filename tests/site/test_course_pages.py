@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import editions
 import gallery
 import page
 import pytest
@@ -40,12 +41,15 @@ def test_strip_below_the_title(site: Path, name: str) -> None:
         assert f"needs {package}" in found[1]
 
 
-def test_ways_on(site: Path) -> None:
+@pytest.mark.parametrize("edition", editions.EDITIONS)
+def test_ways_on(site: Path, edition: str) -> None:
     """Every page but the lists leads on and back; the first and the last have one way."""
     forward = backward = 0
-    for path in sorted(site.rglob("*.html")):
-        name = path.relative_to(site).as_posix()
-        if name in LISTS or name.startswith("_static/"):
+    root = site if edition == editions.FIRST else site / edition
+    others = tuple(f"{language}/" for language in editions.EDITIONS)
+    for path in sorted(root.rglob("*.html")):
+        name = path.relative_to(root).as_posix()
+        if name in LISTS or name.startswith(("_static/", *others)):
             continue
         text = path.read_text(encoding="utf-8")
         forward += 'class="right-next"' not in text
@@ -58,7 +62,7 @@ def test_ways_on(site: Path) -> None:
 def test_few_entries_in_the_bar(visit: Visitor, server: str) -> None:
     page = visit().open(f"{server}/index.html")
     entries = page.locator(".navbar-header-items a.nav-link, .bd-header a.nav-link")
-    names = {name.strip() for name in entries.all_inner_texts()} - {""}
+    names = {name.strip() for name in entries.all_inner_texts()} - {"", *editions.EDITIONS.values()}
     assert {"Tutorials", "Look up", "API"} <= names and len(names) <= 6
     assert page.locator(".bd-header .dropdown-toggle", has_text="More").count() == 0
 
@@ -75,7 +79,7 @@ def test_first_visit_on_a_phone(visit: Visitor, server: str, theme: str) -> None
         places.append((box["y"], box["y"] + box["height"]))
     assert all(above[1] <= below[0] + 1 for above, below in pairwise(places))
     assert places[2][0] < 900, "the model begins below the first screen"
-    assert page.locator(".start-here").get_attribute("href") == "tour.html"
+    assert page.locator(".start-here a").get_attribute("href") == "tour.html"
     assert page.locator(".paths .sd-card").count() == 3
     assert view.problems == []
 

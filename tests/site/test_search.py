@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import editions
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from conftest import SITE, Visit
@@ -171,15 +172,18 @@ def test_a_result_says_what_it_is_about(
     assert said[question].startswith("Because it squares its input")
 
 
-def test_every_page_is_described() -> None:
+@pytest.mark.parametrize("edition", editions.EDITIONS)
+def test_every_page_is_described(edition: str) -> None:
     """For the search of the site, and for those that others run."""
-    text = (SITE / "_static" / "descriptions.js").read_text(encoding="utf-8")
+    root = SITE if edition == editions.FIRST else SITE / edition
+    text = (root / "_static" / "descriptions.js").read_text(encoding="utf-8")
     known = json.loads(text[text.index("{") : text.rindex("}") + 1])
-    written = [path for path in SITE.rglob("*.html") if "_static" not in path.parts]
-    names = {path.relative_to(SITE).as_posix() for path in written}
-    assert names - set(known) == {"genindex.html", "py-modindex.html", "search.html"}
+    apart = {"_static", *editions.EDITIONS}
+    written = [path.relative_to(root) for path in root.rglob("*.html")]
+    names = {path.as_posix() for path in written if not apart & {*path.parts}}
+    assert names - set(known) <= {"genindex.html", "py-modindex.html", "search.html"}
     pages = {name for name in known if "#" not in name}
     assert len({known[name] for name in pages}) == len(pages)
     assert [name for name in pages if not 12 <= len(known[name]) <= 300] == []
-    texts = [(SITE / name).read_text(encoding="utf-8") for name in sorted(pages)]
+    texts = [(root / name).read_text(encoding="utf-8") for name in sorted(pages)]
     assert all(text.count('name="description"') == 1 for text in texts)

@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import downloads
+import editions
 import exercises
 import gallery
 import nbclient
@@ -163,8 +164,11 @@ def test_images_have_alt_text(pages: dict[Path, page_checks.Page]) -> None:
     assert page_checks.check_images(pages) == []
 
 
-def test_pages_name_their_language(pages: dict[Path, page_checks.Page]) -> None:
-    assert {page.lang for page in pages.values()} == {"en"}
+def test_pages_name_their_language(site: Path, pages: dict[Path, page_checks.Page]) -> None:
+    for path, page in pages.items():
+        folder = path.relative_to(site).parts[0]
+        edition = folder if folder in editions.EDITIONS else editions.FIRST
+        assert page.lang == edition.replace("_", "-"), path
 
 
 def test_mathjax_keeps_its_licence(site: Path) -> None:

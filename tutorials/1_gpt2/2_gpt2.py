@@ -96,7 +96,7 @@ assert round(100 * tables / total) == 26
 assert round(100 * (50257 + 1024) * 768 / 124_439_808) == 32
 
 # %%
-# A quarter is there only to be looked up. In the smallest GPT-2 that OpenAI published, it is 32 %.
+# A quarter is the table of tokens. In the smallest GPT-2 that OpenAI published, it is 32 %.
 #
 # LayerNorm
 # ---------

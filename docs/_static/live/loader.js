@@ -7,8 +7,10 @@
 
 (function () {
   const here = document.currentScript.src.replace(/loader\.js.*/, "");
-  const { version } = document.currentScript.dataset; // of all files: old ones do not meet new ones
+  // The version of all files, so that old ones do not meet new ones; and where the models are, from here.
+  const { version, models = "" } = document.currentScript.dataset;
   const ENGINE = "tensor tokenizer attention gpt2 qwen2 sampling generate widget".split(" ");
+  const t = (text) => (typeof lmWords === "undefined" ? text : lmWords[text] || text); // lm.t comes later
   const loading = new Map(); // what is loaded, or about to be
 
   function script(name) {
@@ -17,7 +19,7 @@
         name,
         new Promise((resolve, reject) => {
           const element = document.createElement("script");
-          element.src = `${here}${name}.js?v=${version}`;
+          element.src = `${here}${name.startsWith("models/") ? models : ""}${name}.js?v=${version}`;
           element.onload = resolve;
           element.onerror = () => {
             loading.delete(name); // the next click tries again
@@ -33,19 +35,19 @@
   /* The widget of a place, and the models that it asks for. */
   async function load({ dataset }) {
     for (const name of [...ENGINE, `widgets/${dataset.widget}`]) await script(name);
-    const models = lm.widgets[dataset.widget].models ?? [dataset.model];
-    await Promise.all(models.map((model) => script(`models/${model}`)));
+    const wanted = lm.widgets[dataset.widget].models ?? [dataset.model];
+    await Promise.all(wanted.map((model) => script(`models/${model}`)));
   }
 
   async function start(place) {
     const say = (text) => {
       for (const status of place.querySelectorAll(".live-status, [role=status]")) status.textContent = text;
     };
-    say("Loading the model: 6 MB, once; 12 MB for two.");
+    say(t("Loading the model: 6 MB, once; 12 MB for two."));
     try {
       await load(place);
     } catch (error) {
-      say(`The model could not be loaded: ${error.message}`);
+      say(t("The model could not be loaded:") + ` ${error.message}`);
       return;
     }
     if (!place.querySelector(".live-picture")) return; // two clicks

@@ -7,6 +7,13 @@
 
 const lm = {}; // everything that these files define
 
+/* A text in the language of the page, with values in the place of their names: words.js has those of
+ * an edition that is not the first. */
+lm.t = (text, values = {}) => {
+  const own = typeof lmWords === "undefined" ? text : lmWords[text] || text;
+  return own.replace(/\{(\w+)\}/g, (_, name) => values[name]);
+};
+
 /* The tensors of a .safetensors file: {name: {shape, data}}. Eight bytes give the length of a
  * header in JSON, which says where each tensor lies; the numbers follow. */
 lm.readSafetensors = function (buffer) {

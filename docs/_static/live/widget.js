@@ -77,7 +77,7 @@ lm.Controls = class {
   say(text) {
     this.place.querySelector(".live-status").textContent = text;
     clearTimeout(this.saying);
-    const spoken = text.replace(/·/g, " ").replace(/↵/g, " line end ").replace(/⊢/g, "start");
+    const spoken = text.replace(/·/g, " ").replace(/↵/g, lm.t(" line end ")).replace(/⊢/g, lm.t("start"));
     const status = this.place.querySelector("[role=status]");
     this.saying = setTimeout(() => (status.textContent = spoken), 500);
   }
@@ -104,7 +104,7 @@ lm.Controls = class {
   /* The ids of the text from the start of a document: the first ones, if there are more than `most`. */
   ids(most) {
     const all = [0, ...this.tokenizer.encode(this.text), ...this.pending];
-    this.note.textContent = all.length > most ? `Only the first ${most} tokens are read.` : "";
+    this.note.textContent = all.length > most ? lm.t("Only the first {count} tokens are read.", { count: most }) : "";
     return all.slice(0, most);
   }
 
@@ -114,7 +114,7 @@ lm.Controls = class {
     const all = [0, ...this.tokenizer.encode(this.text), ...this.pending];
     const block = most / 2;
     const gone = Math.max(0, Math.ceil((all.length - most) / block) * block);
-    this.note.textContent = gone ? `Only the last ${all.length - gone} tokens are read.` : "";
+    this.note.textContent = gone ? lm.t("Only the last {count} tokens are read.", { count: all.length - gone }) : "";
     return [0, ...all.slice(1 + gone)];
   }
 
@@ -151,7 +151,7 @@ lm.workButton = function (label, work) {
   let on = false;
   const set = (now) => {
     on = now;
-    button.textContent = on ? "Stop" : label;
+    button.textContent = on ? lm.t("Stop") : label;
   };
   const button = lm.button(label, async () => {
     set(!on);
@@ -239,7 +239,9 @@ lm.strip = function (numbers) {
   const cells = [...numbers].map((number) =>
     lm.element("span", { class: number < 0 ? "live-below" : "live-above", style: `--p: ${Math.abs(number) / largest}` }));
   return lm.element("figure", { class: "live-figure" },
-    lm.element("div", { class: "live-strip", role: "img", "aria-label": `${numbers.length} numbers as colours` }, ...cells),
+    lm.element("div", { class: "live-strip", role: "img", "aria-label": lm.t("{count} numbers as colours", { count: numbers.length }) }, ...cells),
     lm.element("figcaption", {},
-      `${numbers.length} numbers, from ${Math.min(...numbers).toFixed(2)} to ${Math.max(...numbers).toFixed(2)}`));
+      lm.t("{count} numbers, from {least} to {largest}", {
+        count: numbers.length, least: Math.min(...numbers).toFixed(2), largest: Math.max(...numbers).toFixed(2),
+      })));
 };

@@ -10,14 +10,14 @@ lm.widgets.look = function (place, { model, tokenizer }) {
   }, show);
   let read = {}; // what the model did with a text, some heads being silent
 
-  const maps = lm.element("div", { class: "live-heads", role: "group", "aria-label": "All heads" });
+  const maps = lm.element("div", { class: "live-heads", role: "group", "aria-label": lm.t("All heads") });
   const tokens = lm.element("ol", { class: "live-tokens" });
-  const silence = lm.button("Silence this head", toggle);
+  const silence = lm.button(lm.t("Silence this head"), toggle);
   lm.withArrows(maps, n_head, 1); // a column is a layer
   lm.withArrows(tokens, 1, 1);
-  place.append(controls.field("A text", { token: -1 }), tokens, place.querySelector(".live-status"),
+  place.append(controls.field(lm.t("A text"), { token: -1 }), tokens, place.querySelector(".live-status"),
     lm.element("div", { class: "live-buttons" }, silence),
-    lm.element("p", {}, "Each square is a head, each column of squares a layer. Inside a square a row is a token, and coloured cells show where it looks."), maps);
+    lm.element("p", {}, lm.t("Each square is a head, each column of squares a layer. Inside a square a row is a token, and coloured cells show where it looks.")), maps);
 
   /* The weights of every layer and head, and the mean surprise, of a text. */
   function run(ids, silent) {
@@ -54,18 +54,22 @@ lm.widgets.look = function (place, { model, tokenizer }) {
     const row = read.now.weights[controls.layer][controls.head].subarray(from * ids.length, (from + 1) * ids.length);
     lm.replace(tokens, ...ids.map((id, t) => tokenButton(id, t, row[t], t === from)));
     const isSilent = silent().includes(name());
-    silence.textContent = isSilent ? "Let it speak again" : "Silence this head";
+    silence.textContent = isSilent ? lm.t("Let it speak again") : lm.t("Silence this head");
     const most = lm.argmax(row);
     controls.say(
-      `Layer ${controls.layer}, head ${controls.head}${isSilent ? ", silent" : ""}: “${lm.shown(tokenizer, ids[from])}” ` +
-      `looks mostly at “${lm.shown(tokenizer, ids[most])}” (${lm.percent(row[most], 0)}).` + surprise());
+      lm.t("Layer {layer}, head {head}{silent}: “{from}” looks mostly at “{to}” ({share}).", {
+        layer: controls.layer, head: controls.head, silent: isSilent ? lm.t(", silent") : "",
+        from: lm.shown(tokenizer, ids[from]), to: lm.shown(tokenizer, ids[most]), share: lm.percent(row[most], 0),
+      }) + surprise());
   }
 
   function surprise() {
     const { whole, now } = read;
     if (isNaN(whole.bits)) return "";
-    const said = ` A token of this text surprises the model by ${now.bits.toFixed(2)} bits on average`;
-    return said + (silent().length ? `, and by ${whole.bits.toFixed(2)} when all heads speak.` : ".");
+    const bits = { now: now.bits.toFixed(2), whole: whole.bits.toFixed(2) };
+    return silent().length
+      ? lm.t(" A token of this text surprises the model by {now} bits on average, and by {whole} when all heads speak.", bits)
+      : lm.t(" A token of this text surprises the model by {now} bits on average.", bits);
   }
 
   function tokenButton(id, t, weight, chosen) {
@@ -90,7 +94,7 @@ lm.widgets.look = function (place, { model, tokenizer }) {
       const off = silent().includes(`${layer}.${head}`);
       return lm.element("button", {
         type: "button", class: off ? "live-off" : undefined, "data-name": `${layer}.${head}`,
-        "aria-label": `layer ${layer}, head ${head}${off ? ", silent" : ""}`,
+        "aria-label": lm.t("layer {layer}, head {head}", { layer, head }) + (off ? lm.t(", silent") : ""),
         onclick: () => controls.change({ layer, head }),
       }, map);
     }));

@@ -11,19 +11,19 @@ lm.widgets.next = function (place, { model, tokenizer }) {
   let random = lm.randomFrom(controls.seed);
   let shown = [];
 
-  const field = controls.field("The beginning of a text", {}, 0);
+  const field = controls.field(lm.t("The beginning of a text"), {}, 0);
   controls.area.addEventListener("input", () => (random = lm.randomFrom(controls.seed)));
   const tokens = lm.tokenRow(tokenizer, []);
   let best = []; // the likeliest tokens
   const rows = Array.from({ length: 10 }, (_, i) => lm.bar("", 0, "", () => say(best[i])));
-  const many = lm.workButton(`Write ${MANY} tokens`, write);
+  const many = lm.workButton(lm.t("Write {count} tokens", { count: MANY }), write);
   place.append(field, tokens,
-    lm.element("div", { class: "live-buttons" }, many, lm.button("Add one token", () => say(drawn()))),
-    lm.element("p", {}, "The most likely next tokens; choose one to add it:"),
+    lm.element("div", { class: "live-buttons" }, many, lm.button(lm.t("Add one token"), () => say(drawn()))),
+    lm.element("p", {}, lm.t("The most likely next tokens; choose one to add it:")),
     lm.bars(...rows),
     lm.element("div", { class: "live-sliders" },
-      controls.slider("temperature (more: bolder)", "temperature"),
-      controls.slider("top-k (0: all)", "top_k"), controls.slider("top-p (1: all)", "top_p")),
+      controls.slider(lm.t("temperature (more: bolder)"), "temperature"),
+      controls.slider(lm.t("top-k (0: all)"), "top_k"), controls.slider(lm.t("top-p (1: all)"), "top_p")),
     place.querySelector(".live-status"));
 
   const ids = () => controls.lastIds(model.config.block_size);
@@ -54,10 +54,10 @@ lm.widgets.next = function (place, { model, tokenizer }) {
   /* Add a token to the text, and say so; false where it ends the text. */
   function say(id, aloud = true) {
     if (tokenizer.special.has(id)) {
-      controls.say("Here the model ends its text.");
+      controls.say(lm.t("Here the model ends its text."));
       return false;
     }
-    if (aloud) controls.say(`“${lm.shown(tokenizer, id)}” was added.`);
+    if (aloud) controls.say(lm.t("“{token}” was added.", { token: lm.shown(tokenizer, id) }));
     controls.write(id);
     return true;
   }
@@ -69,7 +69,7 @@ lm.widgets.next = function (place, { model, tokenizer }) {
       n++;
       await lm.pause();
     }
-    if (n === MANY || !on()) controls.say(`${n} tokens were added.`);
+    if (n === MANY || !on()) controls.say(lm.t("{count} tokens were added.", { count: n }));
   }
 
   show();

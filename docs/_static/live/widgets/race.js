@@ -3,13 +3,13 @@
 
 lm.widgets.race = function (place, { model, tokenizer }) {
   const controls = new lm.Controls(place, tokenizer, { text: place.dataset.prompt, tokens: [40, 10, 120, 10] }, () => {});
-  const go = lm.workButton("Race", run);
-  const lanes = ["with a cache", "without"].map((name) => {
+  const go = lm.workButton(lm.t("Race"), run);
+  const lanes = [lm.t("with a cache"), lm.t("without")].map((name) => {
     const bar = lm.element("progress", { max: 1, value: 0, "aria-label": name });
     return { bar, figures: lm.element("span") };
   });
-  place.append(controls.field("The beginning of a text"),
-    lm.element("div", { class: "live-sliders" }, controls.slider("tokens", "tokens")),
+  place.append(controls.field(lm.t("The beginning of a text")),
+    lm.element("div", { class: "live-sliders" }, controls.slider(lm.t("tokens"), "tokens")),
     lm.element("div", { class: "live-buttons" }, go),
     ...lanes.map(({ bar, figures }) => lm.element("p", { class: "live-lane" },
       lm.element("strong", {}, bar.getAttribute("aria-label")), bar, figures)),
@@ -49,14 +49,17 @@ lm.widgets.race = function (place, { model, tokenizer }) {
       const done = lane.ids.length - start.length;
       lane.bar.value = done / count;
       lane.figures.textContent =
-        `${done} tokens, ${lane.seconds.toFixed(2)} s, ${(lane.products / 1e6).toFixed(0)} million multiplications`;
+        lm.t("{count} tokens, {seconds} s, {millions} million multiplications", {
+          count: done, seconds: lane.seconds.toFixed(2), millions: (lane.products / 1e6).toFixed(0),
+        });
       await lm.pause();
     }
     if (!on()) return;
+    const same = String(cached.ids) === String(whole.ids) ? lm.t("the same") : lm.t("different");
     controls.say(
-      `Without the cache: ${(whole.products / cached.products).toFixed(1)} times the multiplications, ` +
-      `${(whole.seconds / cached.seconds).toFixed(1)} times as long, ` +
-      `${String(cached.ids) === String(whole.ids) ? "the same" : "different"} tokens. ` +
-      `With it, ${(count / cached.seconds).toFixed(0)} tokens a second.`);
+      lm.t("Without the cache: {products} times the multiplications, {times} times as long, {same} tokens. With it, {rate} tokens a second.", {
+        products: (whole.products / cached.products).toFixed(1), times: (whole.seconds / cached.seconds).toFixed(1),
+        same, rate: (count / cached.seconds).toFixed(0),
+      }));
   }
 };

@@ -6,9 +6,9 @@ lm.widgets.tour = function (place, { model, tokenizer }) {
   const controls = new lm.Controls(place, tokenizer, { text: place.dataset.prompt, stage: [0, 0, 2 * n_layer + 3, 1] }, show);
   const body = lm.element("div");
   const move = (by) => () => controls.change({ stage: Math.min(Math.max(0, controls.stage + by), STAGES.length - 1) });
-  const [back, on] = [lm.button("Back", move(-1)), lm.button("Next step", move(1))];
-  const end = lm.button("To the end", () => controls.change({ stage: STAGES.length - 1 }));
-  place.append(controls.field("The beginning of a text", { stage: 0 }), lm.element("div", { class: "live-buttons" }, back, on, end),
+  const [back, on] = [lm.button(lm.t("Back"), move(-1)), lm.button(lm.t("Next step"), move(1))];
+  const end = lm.button(lm.t("To the end"), () => controls.change({ stage: STAGES.length - 1 }));
+  place.append(controls.field(lm.t("The beginning of a text"), { stage: 0 }), lm.element("div", { class: "live-buttons" }, back, on, end),
     place.querySelector(".live-status"), body);
   let seen = {};
 
@@ -36,8 +36,8 @@ lm.widgets.tour = function (place, { model, tokenizer }) {
 
   function words() {
     return [
-      p(`The model reads tokens. This text has ${seen.ids.length}, each with a number below ${vocab_size}; the first ` +
-        `marks the start of a document. From here on we follow the last one, “${last()}”.`),
+      p(lm.t("The model reads tokens. This text has {count}, each with a number below {vocabulary}; the first marks the start of a document. From here on we follow the last one, “{last}”.",
+        { count: seen.ids.length, vocabulary: vocab_size, last: last() })),
       lm.tokenRow(tokenizer, seen.ids),
     ];
   }
@@ -45,7 +45,8 @@ lm.widgets.tour = function (place, { model, tokenizer }) {
   function vector() {
     const id = seen.ids.at(-1);
     return [
-      p(`Number ${id} chooses row ${id} of a table: ${n_embd} numbers that were learned. From here on they represent the token.`),
+      p(lm.t("Number {id} chooses row {id} of a table: {width} numbers that were learned. From here on they represent the token.",
+        { id, width: n_embd })),
       lm.strip(seen.embedded),
     ];
   }
@@ -55,30 +56,31 @@ lm.widgets.tour = function (place, { model, tokenizer }) {
     const most = seen.heads[layer].map((weights) => lm.argmax(weights));
     const strongest = lm.argmax(seen.heads[layer].map((weights, h) => weights[most[h]]));
     return [
-      p(`Attention looks back from “${last()}” in ${n_head} ways at once, its heads. Each adds what it finds to the vector. ` +
-        `The most decisive one looks here:`),
+      p(lm.t("Attention looks back from “{last}” in {heads} ways at once, its heads. Each adds what it finds to the vector. The most decisive one looks here:",
+        { last: last(), heads: n_head })),
       lm.element("ol", { class: "live-tokens" }, ...ids.map((id, t) => {
         const weight = seen.heads[layer][strongest][t];
         return lm.element("li", { class: "live-looked", style: `--p: ${weight}` },
           lm.shown(tokenizer, id), lm.element("small", {}, weight < 0.005 ? "" : lm.percent(weight, 0)));
       })),
-      p("The vector afterwards:"),
+      p(lm.t("The vector afterwards:")),
       lm.strip(seen.attended[layer]),
     ];
   }
 
   function mlp(layer) {
     return [
-      p("The MLP works on this one vector alone, and adds to it. Afterwards:"),
+      p(lm.t("The MLP works on this one vector alone, and adds to it. Afterwards:")),
       lm.strip(seen.behind[layer]),
-      p(layer < n_layer - 1 ? "If the model stopped here, it would say:" : "This was the last block. The model says:"),
+      p(layer < n_layer - 1 ? lm.t("If the model stopped here, it would say:") : lm.t("This was the last block. The model says:")),
       lens(seen.behind[layer], 3),
     ];
   }
 
   function scores() {
     return [
-      p(`The last vector is brought to a standard length, and multiplied with each of the ${vocab_size} rows of the table: number by number, and added up. Softmax turns these scores into probabilities:`),
+      p(lm.t("The last vector is brought to a standard length, and multiplied with each of the {vocabulary} rows of the table: number by number, and added up. Softmax turns these scores into probabilities:",
+        { vocabulary: vocab_size })),
       lens(seen.behind.at(-1), 8),
     ];
   }
@@ -91,26 +93,27 @@ lm.widgets.tour = function (place, { model, tokenizer }) {
       controls.area.focus();
     };
     return [
-      p(`The likeliest is “${lm.shown(tokenizer, id)}”. ` + (ends ? "It ends the text." : "Added to the text, it is the next one to follow.")),
-      ...(ends ? [] : [lm.element("div", { class: "live-buttons" }, lm.button("Write it, and begin again", write))]),
+      p(lm.t("The likeliest is “{token}”. ", { token: lm.shown(tokenizer, id) }) +
+        (ends ? lm.t("It ends the text.") : lm.t("Added to the text, it is the next one to follow."))),
+      ...(ends ? [] : [lm.element("div", { class: "live-buttons" }, lm.button(lm.t("Write it, and begin again"), write))]),
     ];
   }
 
   const STAGES = [
-    ["Text becomes tokens", words],
-    ["A token becomes a vector", vector],
+    [lm.t("Text becomes tokens"), words],
+    [lm.t("A token becomes a vector"), vector],
     ...Array.from({ length: n_layer }, (_, layer) => [
-      [`Block ${layer + 1} of ${n_layer}: attention`, () => attention(layer)],
-      [`Block ${layer + 1} of ${n_layer}: MLP`, () => mlp(layer)],
+      [lm.t("Block {block} of {blocks}: attention", { block: layer + 1, blocks: n_layer }), () => attention(layer)],
+      [lm.t("Block {block} of {blocks}: MLP", { block: layer + 1, blocks: n_layer }), () => mlp(layer)],
     ]).flat(),
-    ["The vector becomes probabilities", scores],
-    ["The next token", next],
+    [lm.t("The vector becomes probabilities"), scores],
+    [lm.t("The next token"), next],
   ];
 
   function show() {
     run();
     const [name, content] = STAGES[controls.stage];
-    controls.say(`Step ${controls.stage + 1} of ${STAGES.length}. ${name}`);
+    controls.say(lm.t("Step {step} of {steps}. {name}", { step: controls.stage + 1, steps: STAGES.length, name }));
     body.replaceChildren(...content());
     // not disabled, which would lose the keyboard's place
     back.setAttribute("aria-disabled", String(controls.stage === 0));
