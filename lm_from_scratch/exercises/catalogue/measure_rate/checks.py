@@ -49,7 +49,8 @@ def axes(g: Generator) -> Call:
 
 
 def turned(g: Generator) -> Call:
-    """One steep direction in which every number has a part: none of them shows how steep it is."""
+    """One steep direction in which every number has a part, so that none shows how steep it is; and
+    one that a start of ones has no part in, not even by rounding."""
     h, n = some(g, 3, 30), 5
     signs = 2.0 * integers(g, 0, 2, n) - 1
     steep = (
@@ -57,7 +58,9 @@ def turned(g: Generator) -> Call:
     ).double()
     steep = steep / steep.norm()
     H = 0.05 * h * torch.eye(n, dtype=torch.float64) + 0.95 * h * steep.outer(steep)
-    return call(H, around(g, 2 / h))
+    q, order = 2.0 ** some(g, -1, 3), torch.randperm(3, generator=g)
+    missed = q * torch.tensor([[2.0, -1.0, 0.0], [-1.0, 2.0, 0.0], [0.0, 0.0, 0.5]]).double()
+    return call((H, around(g, 2 / h)), (missed[order][:, order], around(g, 2 / (3 * q))))
 
 
 def heavy(g: Generator) -> Call:
@@ -211,6 +214,9 @@ WRONG = [
      {HIGH: "(H.abs().max() + decay).item()"}, TURNED),
     ("the largest sum of a row, which is a bound and no curvature",
      {HIGH: "(H.abs().sum(1).max() + decay).item()"}, TURNED),
+    ("the run starts at ones, which have no part in the steepest direction",
+     {CURVES: "decay + torch.stack([h for h, q in zip(torch.linalg.eigvalsh(H), "
+              "torch.linalg.eigh(H)[1].mT) if abs(q.sum()) > 1e-6])"}, TURNED),
     ("the momentum is not used", {"(1 + momentum)": "1"}, HEAVY),
     ("momentum makes steps longer, so the limit is lower: (1 - momentum)",
      {"(1 + momentum)": "(1 - momentum)"}, HEAVY),
@@ -264,8 +270,9 @@ EXERCISE = Exercise(
         Case(
             TURNED,
             turned,
-            "the directions of a bowl are the eigenvectors of its matrix",
-            teaching="eigenvectors, before momentum and decay",
+            "the directions of a bowl are the eigenvectors of its matrix; a run whose start has no "
+            "part in the steepest one misses it",
+            play=each,
         ),
         Case(
             HEAVY,
