@@ -13,8 +13,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     ),
     "docs": dict(  # the GPT-2 that ships with the package: about an hour on one core
         architecture="gpt2", corpus=["reference*2", "docstrings"], vocab_size=4096,
-        n_layer=8, n_head=4, n_embd=128, block_size=256, dropout=0.1,
-        batch_size=16, steps=3000, lr=2e-3, min_lr=1e-4, warmup=200, eval_every=200,
+        n_layer=8, n_head=4, n_embd=128, block_size=256, dropout=0.2, optimizer="muon",
+        batch_size=16, steps=2650, lr=4e-3, min_lr=1e-4, warmup=100, eval_every=200,
         dtype="auto",
     ),
     "tasks": dict(  # the model of tasks that ships with the package: twenty minutes on a core
