@@ -193,7 +193,7 @@ assert matches(R, P.mT @ G.float())
 assert round(100 * r / m) == 16 and 0.75 < kept < 0.85
 
 # %%
-# 16 % of the directions keep about four fifths of the energy, the sum of squares, of the gradient that they were made from.
+# 16 % of the directions keep more than four fifths of the energy, the sum of squares, of the gradient that they were made from.
 # GaLore relies on that.
 #
 # Launch 2: Adam, where the numbers are few
