@@ -127,10 +127,10 @@ assert shares.shape == (3, 6) and x.shape == (len(train), 128)
 diagrams.padded_rows(rows, "pad", [len(row) - 1 for row in rows])
 
 # %%
-# **Predict first.** Many programs read ``x[:, -1]``, the last column, instead. The head is right for 3 of 4 test
+# **Predict first.** Many programs read ``x[:, -1]``, the last column, instead. The head is right for 4 of 5 test
 # texts. How many are left if it reads the last column of this padded batch?
 #
-# * about 3 of 4: padding is hidden from the text, so it changes nothing
+# * about 4 of 5: padding is hidden from the text, so it changes nothing
 # * about half
 # * about 1 of 6, a blind guess
 
@@ -148,7 +148,7 @@ rate = {"frozen + head": right(x_test @ head.T)}
 print(f"last real token {rate['frozen + head']:.0%}")
 print(f"last column     {right(every[:, -1] @ head.T):.0%}")
 print(f"rows without padding: {full:.0%}")
-assert 0.7 < rate["frozen + head"] < 0.82
+assert 0.74 < rate["frozen + head"] < 0.84
 assert 0.4 < right(every[:, -1] @ head.T) < 0.6 and 0.4 < full < 0.7
 
 # %%
@@ -192,11 +192,12 @@ for chosen in torch.randperm(len(train)).split(24):
     optimizer.step()
 
 # %%
-# **Predict first.** All of them had the same texts to learn from. Who is right most often?
+# **Predict first.** All of them had the same texts to learn from. How far is the fine-tuned model ahead of the counted
+# words?
 #
-# * the counted words
-# * the frozen backbone with its head
-# * the fine-tuned model
+# * by twenty points
+# * by ten points
+# * by so little that it may be chance
 
 with evaluating(tuned):
     logits = tuned(batch_test.idx, positions=batch_test.positions)
@@ -210,13 +211,14 @@ for place, value in enumerate(rate.values()):
 ax.grid(False)
 ax.set(xlim=(0, 100), xlabel="right, %", title=f"{len(test)} test texts")
 plt.show()
-assert rate["counted words"] > rate["fine-tuned"] - 0.01
-assert rate["fine-tuned"] > rate["frozen + head"] - 0.02
+assert abs(rate["counted words"] - rate["fine-tuned"]) < 0.04
+assert rate["fine-tuned"] > rate["frozen + head"]
 assert rate["counted words"] > rate["frozen + head"] + 0.02
 
 # %%
-# Counting wins. On a question that single words decide, with a thousand labels, a model buys nothing. So run the simple
-# method first: your result means little without it.
+# By so little that it may be chance: a few texts make the difference, and in another training, in depth, the counted
+# words are ahead. On a question that single words decide, with a thousand labels, a model buys next to nothing. So run
+# the simple method first: your result means little without it.
 #
 # What a model is good for
 # ------------------------

@@ -517,13 +517,13 @@ def lead(side, over):
     return mean[side]["probe"] - mean[side][over]
 
 
-assert lead("never read", "naive Bayes") < 0.05
-assert lead("read", "naive Bayes") > lead("never read", "naive Bayes") + 0.02
+assert lead("read", "naive Bayes") > 0.05
+assert lead("never read", "naive Bayes") < lead("read", "naive Bayes") / 2
 assert lead("never read", "probe, random") > 0.03
 
 # %%
-# On modules that the model had never read, the probe is not five points ahead of naive Bayes, as it was in the curve. The
-# lead is more than two points smaller than on modules that it had read, and the output says whether any is left.
+# On modules that the model had never read, the lead of the probe over naive Bayes is less than half of what it is on
+# modules that it had read.
 # There are few such modules, their triples overlap, and naive Bayes finds some of them easy: this is a warning, not a
 # measure of memory.
 #
@@ -621,21 +621,25 @@ for name, right in only.items():
 assert rate["fine-tuned"] > rate["from random weights"] + 0.15
 assert rate["fine-tuned"] > rate["largest class"] + 0.4
 assert 1.9e6 < sum(p.numel() for p in model.parameters()) < 2.4e6
-assert 0.0 < rate["naive Bayes"] - rate["fine-tuned"] < 0.12
+assert abs(rate["naive Bayes"] - rate["fine-tuned"]) < 0.05
 assert min(int(right.sum()) for right in only.values()) >= 5
 
 # %%
-# Fine-tuning is far better than the same training from random weights, and not as good as naive Bayes. Is the difference chance? Both
-# answered the same texts, so only the texts on which one of them is right count. If the two were equally good, each
-# such text would fall to either side like a coin. The sign test gives the probability of a result at least as uneven.
+# Fine-tuning is far better than the same training from random weights, and a little behind naive Bayes. Is the
+# difference chance? Both answered the same texts, so only the texts on which one of them is right count. If the two
+# were equally good, each such text would fall to either side like a coin. The sign test gives the probability of a
+# result at least as uneven.
 
 fewer, more = sorted(int(right.sum()) for right in only.values())
 tosses = fewer + more
 tail = sum(math.comb(tosses, k) for k in range(fewer + 1))
-print(f"{fewer} against {more}: p = {min(1.0, 2 * tail / 2**tosses):.3f}")
+p_value = min(1.0, 2 * tail / 2**tosses)
+print(f"{fewer} against {more}: p = {p_value:.3f}")
+assert p_value > 0.05
 
 # %%
-# Each of the two is right where the other is wrong, so they are not the same classifier.
+# Such a difference is no surprise between equals: the test does not tell the two apart. Yet each of them is right where
+# the other is wrong, so they are not the same classifier.
 #
 # An exercise shows what a longer training gives. And the comparison favours the fine-tuned model: it had read the test
 # texts before, below their names, and naive Bayes had not.
@@ -999,10 +1003,10 @@ assert rate["largest class"] > 1 / K
 # * Reading ``[:, -1]`` of right-padded batches, with the padding hidden, cost more than 15 points of accuracy, without
 #   an error. So did the rule of Q17.
 # * With 2, 4 and 8 labels for each class, a frozen backbone beat naive Bayes by more than 5 points, on texts that it had
-#   read. On modules that it had not read, its lead was smaller by more than 2 points; over random weights it was
-#   more than 3.
-# * With all labels, fine-tuning beat the same steps from random weights by more than 15 points, and ended below a word
-#   count, by less than 12 points.
+#   read. On modules that it had not read, its lead was less than half as large; over random weights it was more than 3
+#   points.
+# * With all labels, fine-tuning beat the same steps from random weights by more than 15 points, and ended within 5
+#   points of a word count. The sign test does not tell these two apart.
 # * At least 90 % of the test texts had been training text of the language model, with their names. A result on them does not
 #   say what it would be on new texts.
 #

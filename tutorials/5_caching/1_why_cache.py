@@ -28,7 +28,7 @@ from lm_from_scratch.checkpoint.weights import load_shipped
 
 torch.set_grad_enabled(False)
 model, tokenizer = load_shipped("gpt2-docs")
-prompt = tokenizer.start("If the file does not exist, an")
+prompt = tokenizer.start("If the file does not exist, it")
 
 
 def write(count, cache):  # keep: the logits of the last token are enough
@@ -114,7 +114,7 @@ assert sum(rounds) == 21_700 and round(21_700 / 208) == 104
 # Keys and values, but no queries
 # -------------------------------
 #
-# Here is the round in which the model reads *exception*, in head 0 of block 4. Darker cells have more weight.
+# Here is the round in which the model reads *is*, in head 0 of block 4. Darker cells have more weight.
 
 from lm_from_scratch.instruments.plot import attention_maps
 
@@ -218,12 +218,13 @@ def continued(count, forget=False):
     return tokenizer.decode(ids[9:])
 
 
-print("right:", continued(7))
+print("right:", continued(10))
 print("wrong:", continued(16, forget=True))
 
-assert continued(7) == " exception is\nto be raised."
-wrong = " exception\nthe default value is not be used to be used to be used to"
-assert continued(16, forget=True) == wrong
+right, wrong = continued(16), continued(16, forget=True)
+assert right == tokenizer.decode(text[9:25])  # as the model itself
+assert wrong != right and len(wrong.split()) > 5
+assert all(word.strip(".,").isalpha() for word in wrong.split())
 nine = {i: (k[:, :9], v[:, :9]) for i, (k, v) in cache.items()}
 assert (gpt2(twenty[9:10], 0, nine) - full[9]).abs().max() > 1
 

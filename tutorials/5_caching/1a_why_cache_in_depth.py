@@ -292,12 +292,14 @@ for repaired in ("nothing", "G2", "G2 G1", "G2 G1 G4"):
 assert list(found) == ["G2", "G2 G1", "G2 G1 G4"]
 right = [repaired for repaired in found if found[repaired] == written]
 assert right == ["G2 G1 G4"]
+assert tokenizer.decode(found["G2 G1"]).endswith(5 * "\n")
 assert grown["G2"] == [3, 7, 12, 18] and grown["G2 G1"] == [3, 4, 5, 6]
 
 # %%
-# The crash did the least harm. With the first repair the cache grows by the whole text in every round (G3). After this
-# repair and the next one the text is fluent, and it is the wrong text. The fixed lines are those of ``PlainCache.see``:
-# new tokens are the last T of S positions, for mask and embedding.
+# The crash did the least harm. With the first repair the cache grows by the whole text in every round (G3). The text is
+# fluent, and it is the wrong text. After the next repair it begins as well as the right one, and runs out into empty
+# lines. The fixed lines are those of ``PlainCache.see``: new tokens are the last T of S positions, for mask and
+# embedding.
 #
 # The check that finds all three is the law, on logits, after every repair. Fluent text proves nothing. In 2025 `a cache
 # for nanoGPT <https://github.com/karpathy/nanoGPT/pull/613>`_ was proposed whose texts were coherent, but not quite

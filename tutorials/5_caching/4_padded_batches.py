@@ -3,7 +3,7 @@ Batches of unequal prompts
 ==========================
 
 Two prompts are read in one batch. One has three tokens, the other nine, and a tensor needs rows of one length. So a
-program fills the short row up with padding, and lets GPT-2 continue both. This is what it says to *Raises an*.
+program fills the short row up with padding, and lets GPT-2 continue both. This is what it says to *Raise an*.
 """
 
 # sphinx_gallery_thumbnail_number = 1
@@ -20,7 +20,7 @@ from lm_from_scratch.instruments import cache_diagrams, diagrams
 torch.set_grad_enabled(False)
 model, tokenizer = load_shipped("gpt2-docs")
 end = tokenizer.eos_token_id  # GPT-2 has no other token to pad with
-prompts = ["Raises an", "If the file does not exist, an"]
+prompts = ["Raise an", "If the file does not exist, an"]
 prompts = [tokenizer.start(text) for text in prompts]
 
 
@@ -180,7 +180,7 @@ assert visible[1, 0].sum() == 9 * 10 / 2
 
 from lm_from_scratch.text.batches import padded_batch
 
-texts = ["Open", "Raises an", "Return a list of the", "The default value is"]
+texts = ["Open", "Raise an", "Return a list of the", "The default value is"]
 five = [tokenizer.start(text) for text in texts] + prompts[1:]
 batch = padded_batch(five, pad_token_id=end, side="left")
 for name, each in models.items():
