@@ -115,7 +115,7 @@ def norm(x, name):
 h = norm(x, "h.0.ln_1")  # (T, C)
 
 # %%
-# Why? Vectors grow on their way through the model, that of our last token more than 30 times. Thanks to the norm, every
+# Why? Vectors grow on their way through the model, that of our last token more than 50 times. Thanks to the norm, every
 # part meets vectors of the same size.
 #
 # Attention
@@ -145,15 +145,15 @@ def attention(h, i):  # of block i
 
 
 # %%
-# Attention happens in H = 4 *heads* side by side. Here are the weights of one head of block 0. Among the words, the
-# strongest line says: ``" not"`` takes 96 % of its mean from ``" does"``.
+# Attention happens in H = 4 *heads* side by side. Here are the weights of one head of block 5. Among the words, the
+# strongest line says: ``" not"`` takes 97 % of its mean from ``" does"``.
 
 from lm_from_scratch.instruments.plot import attention_maps
 
 maps = attention_maps(model, ids[None])  # [None]: a batch of one text
-weights = maps[0][0, 0]  # block 0, text 0, head 0: (T, T)
+weights = maps[5][0, 1]  # block 5, text 0, head 1: (T, T)
 
-assert round(100 * weights[5, 4].item()) == 96
+assert round(100 * weights[5, 4].item()) == 97
 assert weights[1:].max() == weights[5, 4]
 diagrams.lines(pieces, pieces, weights.tolist())
 
@@ -209,7 +209,7 @@ def run_blocks(x):
 
 stream = run_blocks(x)  # 9 times (T, C)
 
-assert 30 < stream[-1][-1].std() / stream[0][-1].std() < 40
+assert 50 < stream[-1][-1].std() / stream[0][-1].std() < 70
 
 # %%
 # A score for every token
@@ -247,8 +247,8 @@ def show_top(logits, n=5):
 show_top(logits)
 
 # %%
-# *If the file does not exist, an exception …* The model has learned how documentation goes on. (``" un"`` would begin a
-# longer word.)
+# *If the file does not exist, an exception …* The model has learned how documentation goes on. ``" error"`` is almost as
+# likely.
 #
 # Here is the best guess before the first block (0) and after each block. ``↵`` is
 # the end of a line.
@@ -271,11 +271,11 @@ ax.set(title="Best guess after each block", xlabel="probability in %")
 plt.show()
 
 assert words[0] == " an" and shares[0] > 95
-assert words[1] == " optional" and words[-1] == " exception"
+assert words[1] == " integer" and words[-3:] == ["\n"] + 2 * [" exception"]
 
 # %%
 # Before any block, the vector says only ``" an"``. One block later it guesses what often follows this word. Only the
-# last block makes it ``" exception"``.
+# last two blocks make it ``" exception"``.
 #
 # **Predict first.** What happens to the guess if we leave out the positions, ``wpe``?
 #
@@ -333,9 +333,9 @@ from lm_from_scratch.generation.sampling import Sampler
 
 # exercise 1
 assert tokenizer.pieces(
-    complete(generate(model, [ids.tolist()], 8, Sampler(temperature=0)))[0][-8:]
+    complete(generate(model, [ids.tolist()], 6, Sampler(temperature=0)))[0][-6:]
 ) == [
-    *tokenizer.pieces(tokenizer.encode(" exception is\nto be raised.")),
+    *tokenizer.pieces(tokenizer.encode(" exception\nis returned.")),
     "<|endoftext|>",
 ]
 
@@ -347,8 +347,8 @@ assert tokenizer.pieces(
 # Exercises
 # ---------
 #
-# 1. *Easy.* Let the model write. In eight steps, append the most likely token to ``ids`` and call ``gpt2`` again.
-#    The right answer is *exception is to be raised*, with a line break in it, and the end of the document.
+# 1. *Easy.* Let the model write. In six steps, append the most likely token to ``ids`` and call ``gpt2`` again.
+#    The right answer is *exception is returned*, with a line break in it, and the end of the document.
 # 2. *Easy.* Leave out one block at a time, and print the best guess. Which block can the sentence spare least? A right
 #    answer names the one without which ``" exception"`` gets less than 0.1 %, and says what only this block reads.
 # 3. *Medium.* Count the numbers of one block on paper, from C alone. A right answer is a formula in C that gives
