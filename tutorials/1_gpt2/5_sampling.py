@@ -42,11 +42,11 @@ def scores_after(ids):
     return model(torch.tensor([ids]))[0, -1]  # (1, T, V) -> (V,)
 
 
-ids = tokenizer.start("If an exception is")
+ids = tokenizer.start("The value")
 for _ in range(60):
     ids.append(int(scores_after(ids).argmax()))
 
-assert tokenizer.decode(ids).count("the exception is raised") > 4
+assert tokenizer.decode(ids).count("he value is a ") > 4
 diagrams.repeats(tokenizer.pieces(ids[1:]))
 
 # %%
