@@ -128,7 +128,7 @@ def wrong_text() -> dict[str, Any]:
     model = copy.deepcopy(shipped_model)
     for attention in attention_layers(model):
         attention.attend = in_order
-    prompt, layers = "Return the", model.config.n_layer
+    prompt, layers = "The object is", model.config.n_layer
     ids, ways = tokenizer.start(prompt), {}
     for title, made, whole in (
         ("without a cache", None, False),
@@ -151,7 +151,7 @@ def wrong_text() -> dict[str, Any]:
 @torch.no_grad()
 def padded_prompt() -> dict[str, Any]:
     model, tokenizer = shipped("gpt2-docs")
-    short, long = (tokenizer.start(text) for text in ("Return the", "If the file does not exist,"))
+    short, long = (tokenizer.start(text) for text in ("The list", "If the file does not exist,"))
     empty = len(long) - len(short)
     ids = torch.tensor([[0] * empty + short, long])
     mask = torch.tensor([[0] * empty + [1] * len(short), [1] * len(long)])
