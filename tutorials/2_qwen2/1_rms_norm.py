@@ -113,7 +113,7 @@ states.shape
 before = states.norm(dim=-1)  # (17, T)
 words = before[:, 1:].mean(-1)  # (17,), without the token that starts the text
 print(f"{words[-1] / words[0]:.0f} times")
-assert len(states) == 17 and words[-1] > 30 * words[0]
+assert len(states) == 17 and words[-1] > 70 * words[0]
 
 # %%
 # Nothing holds the length back, and training found no reason to. Here are all 17 norms, from left to right. From
@@ -143,12 +143,12 @@ assert before[-1, 0] > 4 * before[-1, 1:].max()
 # The token that starts the text is by far the longest. Larger models have such tokens too, with single features above
 # 1,000 (`Sun et al., 2024 <https://arxiv.org/abs/2402.17762>`_). We will need that number at the end of this page.
 #
-# After the division, the *weight* says how much each feature counts. In this model the last norm multiplies by about
-# 3: longer vectors make larger logits, and so more confident predictions.
+# After the division, the *weight* says how much each feature counts. In this model the last norm multiplies by 2
+# to 3: longer vectors make larger logits, and so more confident predictions.
 
 weight = model.model.norm.weight  # (C,)
 print(f"from {weight.min():.1f} to {weight.max():.1f}")
-assert 2.4 < weight.min() < weight.mean() < weight.max() < 3.4
+assert 2 < weight.min() < weight.mean() < weight.max() < 3.4
 
 # %%
 # What LayerNorm does besides
@@ -196,10 +196,10 @@ for document in load_corpus("reference")[:4]:
     )
     print(f"loss {loss:.3f}, without the subtraction {loss_without:.3f}")
     assert (loss_without - loss).abs() < 0.02
-assert len(shares) == 4 * 17 and max(shares) < 0.03
+assert len(shares) == 4 * 17 and max(shares) < 0.04
 
 # %%
-# No loss moves by more than 0.02. At each of the 17 norms, the mean of a token's features is less than 3 % of their
+# No loss moves by more than 0.02. At each of the 17 norms, the mean of a token's features is less than 4 % of their
 # spread, averaged over the tokens: there is hardly anything to subtract. RMSNorm does the part that matters with
 # less work, and most models since Llama use it.
 #
@@ -271,5 +271,5 @@ assert torch.nn.functional.rms_norm(x[sizes > 257], x.shape[1:]).eq(1).all()
 #
 # * RMSNorm divides a token by the root of the mean of its squares: the direction stays, the length becomes
 #   :math:`\sqrt{C}`.
-# * States grow from block to block, more than 30 times here. The norm gives each layer inputs of one size.
+# * States grow from block to block, more than 70 times here. The norm gives each layer inputs of one size.
 # * Square in float32: float16 makes 0 of small squares and infinity of large ones.

@@ -135,7 +135,7 @@ assert torch.allclose(
 
 # %%
 # Let us try it on words. Real hands do not start at 12 o'clock: each query and key has its own directions, and the turn
-# is added to them. Here the query of " exist" meets the key of " not", in the first block: three times at distance 2,
+# is added to them. Here the query of " exist" meets the key of " does", in the first block: three times at distance 2,
 # then further apart.
 
 block = model.model.layers[0]
@@ -143,7 +143,7 @@ x = block.input_layernorm(model.model.embed_tokens(idx))  # (B, T, C)
 q = block.self_attn.q_proj(x)[0, :, :D]  # (T, D), of head 0
 k = block.self_attn.k_proj(x)[0, :, :D]
 words = tokenizer.pieces(idx[0].tolist())
-query, key = q[words.index(" exist")], k[words.index(" not")]
+query, key = q[words.index(" exist")], k[words.index(" does")]
 
 
 def score(query_at, key_at):
@@ -168,7 +168,7 @@ from lm_from_scratch.instruments.plot import figure
 apart = torch.arange(101)
 drawn, (ax,) = figure(4.6, 2.6)
 ax.plot(rope(query.expand(101, -1), apart) @ key)
-ax.set(title='Score of " exist" and " not"', xlabel="distance, m - n")
+ax.set(title='Score of " exist" and " does"', xlabel="distance, m - n")
 plt.show()
 
 # %%
