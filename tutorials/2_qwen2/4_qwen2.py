@@ -207,23 +207,22 @@ fig, (ax,) = figure(4.6, 2.8)
 bars = ax.barh(list(bits), list(bits.values()))
 ax.bar_label(bars, fmt="%.2f", padding=3)
 ax.invert_yaxis()
-ax.set(title="One change taken back", xlabel="bits per byte", xlim=(0, 6.2))
+ax.set(title="One change taken back", xlabel="bits per byte", xlim=(0, 4.6))
 plt.show()
 
 # %%
 # The gate, by far. How bad it is depends on the number that replaces the gates. We tried two more: 0.1, and 0, which is
 # no MLP at all. Each costs more than any other change.
 #
-# Without the rotation the model hardly knows the order of the words, but that costs less. The biases matter little. The
-# mean hardly matters at all. It is close to 0 in the rows of the embedding table, the only place that we checked.
+# Without the rotation the model hardly knows the order of the words, but that costs less. The biases cost less than half
+# of that. The mean hardly matters at all. It is close to 0 in the rows of the embedding table, the only place that we checked.
 #
 # And the shared key heads? Give each query head its own copy of a key head, and every score stays the same (exercise
 # 1). Only the cache and two matrices grow.
 
-assert bits["gate = 1"] == max(bits.values())
 assert min(bits[f"gate = {g}"] for g in (1, 0.1, 0)) > bits["rotation"] + 0.5
-assert bits["rotation"] > bits["biases"] + 0.5
-assert 0 < bits["biases"] - bits["as trained"] < 0.3
+cost = {name: b - bits["as trained"] for name, b in bits.items()}
+assert 0.1 < cost["biases"] < cost["rotation"] / 2
 assert abs(bits["norm"] - bits["as trained"]) < 0.1
 assert w["embed_tokens.weight"].mean(-1).std() < 0.2 * 0.09
 assert w["embed_tokens.weight"].std() > 0.09

@@ -390,36 +390,28 @@ below.legend(frameon=False, ncols=2, loc="upper center")
 plt.show()
 
 # %%
-# The loss of Qwen2 falls faster and is lowest about half-way. From there its held-out loss rises, while its training
-# loss goes on falling: it overfits. So the lowest points of the two curves differ by more than 0.05 nats, and their ends
-# by less than 0.01.
+# The loss of Qwen2 falls faster, and stays lower at every step that was measured. In the last 650 steps both curves
+# are almost flat, while the training losses go on falling: this text has little more to teach.
 
-lowest, last, read = {}, {}, {}
+seen = {}
 for title, log in logs.items():
     points = {line["step"]: line["held_out_loss"] for line in log}
     points = {step: loss for step, loss in points.items() if loss is not None}
-    best = min(points, key=points.get)
-    lowest[title], last[title] = points[best], points[3000]
     losses = [line["loss"] for line in log]
-    read[title] = [sum(losses[s - 100 : s]) / 100 for s in (best, 3000)]
-    print(f"{title}  lowest {lowest[title]:.3f} at step {best}", end="  ")
-    print(f"end {last[title]:.3f}  training loss", end=" ")
-    print("{:.2f}, then {:.2f}".format(*read[title]))
-    if title == "Qwen2":
-        assert 1400 <= best <= 1800
-        assert last[title] > points[best] + 0.05
-        assert read[title][1] < read[title][0] - 0.3
-assert lowest["Qwen2"] < lowest["GPT-2"] - 0.05
-fall = [
-    [x["held_out_loss"] for x in log if x["held_out_loss"] is not None][:7]
-    for log in logs.values()
-]
-assert all(new < old for old, new in zip(*fall, strict=True))
-assert abs(last["Qwen2"] - last["GPT-2"]) < 0.01
+    seen[title] = points
+    read = [sum(losses[s - 100 : s]) / 100 for s in (2000, 2650)]
+    print(
+        f"{title}  held out {points[2000]:.3f}, then {points[2650]:.3f}",
+        end="  ",
+    )
+    print("training loss {:.2f}, then {:.2f}".format(*read))
+    assert points[2650] > points[2000] - 0.03 and read[1] < read[0] - 0.2
+assert all(seen["Qwen2"][step] < loss for step, loss in seen["GPT-2"].items())
+assert seen["Qwen2"][2650] < seen["GPT-2"][2650] - 0.03
 
 # %%
-# These are two training runs with one seed each, at one size, on a small text. They show that both programs learn, and that the
-# last step need not be the best one. They do not show which architecture is better. One difference is certain: with two key heads
+# These are two training runs with one seed each, at one size, on a small text. They show that both programs learn, and where
+# a small text runs out. They do not show which architecture is better. One difference is certain: with two key heads
 # instead of four, the cache holds half as much.
 
 held = {}
@@ -460,8 +452,7 @@ for title, trained in shipped.items():
 # * Qwen2-0.5B has 494,032,768 parameters, 27.6 % of them in the embedding. A token of its cache takes 12,288 bytes in
 #   bfloat16, a seventh of what 14 key heads would take.
 # * A checkpointed layer keeps its input alone, less than a tenth of what a plain layer keeps.
-# * At equal tokens and operations, the shipped Qwen2 was more than 0.05 nats below GPT-2 at its best step, and within
-#   0.01 of it at the end, after overfitting.
+# * At equal tokens and operations, the shipped Qwen2 ended more than 0.03 nats below GPT-2, with one seed each.
 #
 # Sources
 # -------
