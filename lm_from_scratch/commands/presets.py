@@ -11,7 +11,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         n_layer=2, n_head=4, n_embd=64, block_size=64, dropout=0.0,
         batch_size=32, steps=300, lr=3e-3, min_lr=3e-4, warmup=50, eval_every=100,
     ),
-    "docs": dict(  # the GPT-2 that ships with the package: about an hour on one core
+    "docs": dict(  # the GPT-2 that ships with the package: half an hour to an hour on one core
         architecture="gpt2", corpus=["reference*2", "docstrings"], vocab_size=4096,
         n_layer=8, n_head=4, n_embd=128, block_size=256, dropout=0.2, optimizer="muon",
         batch_size=16, steps=2650, lr=4e-3, min_lr=1e-4, warmup=100, eval_every=200,

@@ -215,7 +215,7 @@ assert abs(nineties[-1] - nineties[-3]) < 8
 # The shipped model
 # ~~~~~~~~~~~~~~~~~
 #
-# Is that only so at the beginning of training? The shipped Qwen2 has been trained for 3000 steps on documentation. The next
+# Is that only so at the beginning of training? The shipped Qwen2 has been trained for 2650 steps on documentation. The next
 # lines give it 16 pieces of Python code, make a basis of a quarter of the directions for each of its 56 matrices, and
 # ask how much the basis holds: of the gradient that made it, and of the gradient of 16 other pieces.
 
