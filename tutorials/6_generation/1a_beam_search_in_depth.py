@@ -78,13 +78,13 @@ for beginning, prompt, row, best in zip(beginnings, prompts, greedy, found):
         print(f"      {text(row)}\n      {text(best.tokens)}")
 likelier = sum(gain > 1e-3 for gain in gains.values())
 print(f"{likelier} of {len(prompts)} texts are likelier")
-assert likelier >= 6 and gains["for i in range("] > 2
+assert likelier >= 6 and gains["The value of the"] > 2
 
 # %%
 # The first line of a pair is from greedy search, the second from the beams; the number is the gain in log-probability.
 # ``␣`` is a space and ``↵`` a line end.
 #
-# After ``for i in range(`` the two differ from the first token on. This prompt is the example of the next sections.
+# After *The value of the* the two differ from the first token on. This prompt is the example of the next sections.
 #
 # The search as a tree
 # --------------------
@@ -93,7 +93,7 @@ assert likelier >= 6 and gains["for i in range("] > 2
 # a beam, has *finished*, or is *dropped*. Here any token with a line end is a stop token, which finishes a text.
 
 lines = [t for t in range(V) if "\n" in tokenizer.decode([t])]
-prompt = prompts[beginnings.index("for i in range(")]
+prompt = prompts[beginnings.index("The value of the")]
 steps = list(beam_steps(model, [prompt], 6, 3, stop_tokens=lines))
 tree = [step[0] for step in steps]
 print(tree[2][0])
@@ -102,24 +102,24 @@ ended = [h for step in tree for h in step if h.fate == "finished"]
 winner = max(ended, key=lambda h: h.score)
 
 generation_diagrams.beam_tree(
-    "for i in range(", tree, lambda token: tokenizer.pieces([token])[0]
+    "The value of the", tree, lambda token: tokenizer.pieces([token])[0]
 )
 
 # %%
 # The tree is drawn as in the lesson: blue candidates are kept, green ones have finished, and of those that were dropped
 # it shows the two best. The thick line leads to the result.
 #
-# The token *s* of greedy search is the likeliest, and *x* comes second. One step later *x* is ahead, and after four
-# steps no beam begins with *s*.
+# The token *value* of greedy search is the likeliest, and the quotation mark comes third. One step later it is second,
+# and after two it leads.
 
 for h in sorted(ended, key=lambda h: h.score, reverse=True):
     print(f"{h.score:6.2f}  {h.log_probability:6.2f}  {text(h.tokens)}")
 (returned,) = beam_search(model, [prompt], 6, 3, stop_tokens=lines)
 assert returned[0] == winner
-s, x = greedy[beginnings.index("for i in range(")][0], winner.tokens[0]
+g, q = greedy[beginnings.index("The value of the")][0], winner.tokens[0]
 kept = [[h.tokens[0] for h in step if h.fate == "kept"] for step in tree]
-assert kept[0][:2] == [s, x] and kept[1][:2] == [x, s]
-assert s in kept[2] and s not in kept[3]
+assert kept[0][0] == g and kept[0][2] == q and tokenizer.decode([q]) == ' "'
+assert kept[1][:2] == [g, q] and kept[2][0] == q
 
 # %%
 # The list shows the score and the log-probability of what finished. The score is divided by the length, so the two do
@@ -154,8 +154,7 @@ assert totals.numel() == 3 * V
 # The package does not sort all of them. Of one beam, no more than n candidates can be kept, and no more can finish
 # than there are stop tokens, so the best n plus that many of each beam are enough.
 #
-# Look at the numbers of the beams. Two of the new beams continue beam 0, and none continues beam 2, whose text has
-# finished. The keys and values in the cache have to follow: row i of the cache must become a copy of row ``parents[i]``.
+# Look at the numbers of the beams: they have changed places. The new beam 0 continues the old beam 1. The keys and values in the cache have to follow: row i of the cache must become a copy of row ``parents[i]``.
 
 from lm_from_scratch.cache.growing import GrowingCache
 
@@ -165,7 +164,7 @@ model(idx, cache=cache)
 before = cache.contents(0)[0]  # the keys of layer 0, (n, H, S, D)
 cache.select(torch.tensor(parents))
 print("parents", parents)
-assert parents == [0, 0, 1]
+assert parents == [1, 2, 0]
 assert cache.contents(0)[0].equal(before[parents])
 assert not cache.contents(0)[0].equal(before)
 
@@ -385,13 +384,13 @@ for kind in (transformers.DynamicCache, transformers.StaticCache):
 # Decide before you look at the numbers.
 
 one = [list(own[0].tokens) for own in beam_search(model, prompts, 6, 1)]
-when = [end, *tokenizer.encode("When the")]
-(row,) = complete(generate(model, [when], 5, GREEDY))
-((narrow,),) = beam_search(model, [when], 5, 3)
+when = [end, *tokenizer.encode("Note that")]
+(row,) = complete(generate(model, [when], 6, GREEDY))
+((narrow,),) = beam_search(model, [when], 6, 3)
 two = log_probability(model, when, row), narrow.log_probability
 lost = [
     h.tokens
-    for (step,) in beam_steps(model, [when], 5, 3)
+    for (step,) in beam_steps(model, [when], 6, 3)
     for h in step
     if h.fate == "dropped" and list(h.tokens) == row[: len(h.tokens)]
 ]
