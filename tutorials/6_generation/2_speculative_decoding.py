@@ -39,13 +39,13 @@ ids = tokenizer.start(start)
 alone = complete(generate(qwen2, [ids], 41, GREEDY))[0]
 text = "".join("".join(accepted) + own for accepted, _, own in passes)
 assert text == tokenizer.decode(alone)
-assert len(passes) == 19
-assert sum(n for _, n, _ in passes) == 22
+assert len(passes) == 17
+assert sum(n for _, n, _ in passes) == 24
 generation_diagrams.drafts(passes, start)
 
 # %%
 # Before each pass but the first, a second model, our small GPT-2, has guessed the next four tokens. Qwen2 has checked
-# the guesses: the 22 blue ones were right. The bold token is Qwen2's own, which a pass gives anyway. And every token of
+# the guesses: the 24 blue ones were right. The bold token is Qwen2's own, which a pass gives anyway. And every token of
 # the text is the one that Qwen2 would have written alone.
 #
 # This is **speculative decoding**. What guesses is called the *drafter*, and each guess is a *draft*.
@@ -193,8 +193,8 @@ p, q = after(qwen2, ids), after(gpt2, ids)
 top = (p + q).topk(7).indices
 words = tokenizer.pieces(top.tolist())
 
-assert abs(torch.minimum(p, q).sum() - 0.54) < 0.01
-assert words[:4] == [" exception", " error", "\n", " empty"]
+assert abs(torch.minimum(p, q).sum() - 0.50) < 0.01
+assert words[:4] == [" exception", " attempt", " error", " empty"]
 generation_diagrams.overlap(words, p[top].tolist(), q[top].tolist())
 
 # %%
@@ -208,7 +208,7 @@ generation_diagrams.overlap(words, p[top].tolist(), q[top].tolist())
 #
 # Over all 4,096 tokens, the empty boxes are as large as the orange ones, since p and q both sum to 1. So the
 # replacements, one for each rejection, fill the orange boxes exactly, which completes the proof. The blue of all tokens
-# is the **rate of acceptance** α, 54 % at this place.
+# is the **rate of acceptance** α, 50 % at this place.
 #
 # **Predict first.** Would it not be simpler to draw the replacement from p? What would change?
 #
@@ -226,16 +226,16 @@ print("                p      rule   simpler")
 for word, x in zip(words, top):
     print(f"{word!r:12} {p[x]:7.1%} {counts[x]:8.1%} {simpler[x]:8.1%}")
 
-assert abs(p[top[3]] - 0.037) < 0.001
+assert abs(p[top[2]] - 0.044) < 0.001
 noise = (p * (1 - p) / len(drawn)).sqrt()
 assert ((counts - p).abs() < 5 * noise)[top].all()
 right = both + (1 - both.sum()) * (p - q).clamp(min=0) / (p - both).sum()
 torch.testing.assert_close(right, p)
 assert (simpler - p).abs().sum() / 2 > 0.1
-assert simpler[top[3]] > 1.4 * p[top[3]] and simpler[top[2]] < 0.8 * p[top[2]]
+assert simpler[top[2]] > 1.4 * p[top[2]] and simpler[top[1]] < 0.8 * p[top[1]]
 
 # %%
-# The drafter's favourites would come too often. *empty* gets its whole share of 3.7 % from accepted drafts already, and
+# The drafter's favourites would come too often. *error* gets its whole share of 4.4 % from accepted drafts already, and
 # then some replacements on top.
 #
 # A rule like this is easily spoiled. In ``transformers``, the drafter once guessed greedily, always its likeliest
@@ -282,7 +282,7 @@ best = {
 }
 assert best == {0.8: 8, 0.7: 6, 0.5: 3}
 sizes = [sum(w.numel() for w in m.parameters()) for m in (gpt2, qwen2)]
-assert abs(sizes[0] / sizes[1] - 1) < 0.1 and 19 * (1 + 4 * 1) > 41
+assert abs(sizes[0] / sizes[1] - 1) < 0.1 and 17 * (1 + 4 * 1) > 41
 
 # %%
 # More drafts are not always better: each further draft is reached less often, and costs as much as the first. The
