@@ -82,9 +82,9 @@ assert after[vowel].sum() < before[vowel].sum() / 3
 assert after[consonant].sum() > 0.5
 
 # %%
-# With the gate shut, next words that begin with a vowel lose more than two thirds of their probability, and most of
-# it goes to words that begin with a consonant. This one feature helps the model to write "an error" and not "an way". Most features are
-# harder to name.
+# With the gate shut, next words that begin with a vowel lose more than two thirds of their probability, and most of it
+# goes to words that begin with a consonant. This one feature helps the model to write "an error" and not "an way". Most
+# features are harder to name.
 #
 # Two matrices, or three
 # ----------------------
@@ -274,7 +274,7 @@ assert texts[0] != texts[1]
 #
 # 1. Print the ten words with the widest gate for another feature of the first block, over a longer text of yours. A
 #    right answer is a list like the columns of the first picture. Can you name the feature?
-# 2. Shut gate 204, which opens at "of", after the text "Return the number of". A right answer shows the five likeliest
+# 2. Shut gate 105, which opens at "be", after the text "This method can be". A right answer shows the five likeliest
 #    next words before and after, and says in one sentence what the model no longer notices.
 # 3. Write ``repeat_kv(k, n_head)`` with ``expand`` and ``reshape`` and without ``repeat_interleave``. A right answer
 #    equals ``repeat_interleave`` for 1, 2 and 4 key heads.

@@ -214,8 +214,9 @@ plt.show()
 # The gate, by far. How bad it is depends on the number that replaces the gates. We tried two more: 0.1, and 0, which is
 # no MLP at all. Each costs more than any other change.
 #
-# Without the rotation the model hardly knows the order of the words, but that costs less. The biases cost less than half
-# of that. The mean hardly matters at all. It is close to 0 in the rows of the embedding table, the only place that we checked.
+# Without the rotation the model hardly knows the order of the words, but that costs less. The biases cost less than
+# half of that. The mean hardly matters at all. It is close to 0 in the rows of the embedding table, the only place
+# that we checked.
 #
 # And the shared key heads? Give each query head its own copy of a key head, and every score stays the same (exercise
 # 1). Only the cache and two matrices grow.
