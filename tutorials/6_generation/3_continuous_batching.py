@@ -129,7 +129,9 @@ idle = [sum(row.count(None) for row in way) for way in ways.values()]
 assert [len(static), len(passes), n_tokens] == [63, 38, 125] and idle[0] == 127
 assert -(-n_tokens // 4) == 32
 assert None not in [seat for seats in passes[:28] for seat in seats]
-assert passes[27] == [4, 11, 6, 10] and all(None in seats for seats in passes[28:])
+assert passes[27] == [4, 11, 6, 10] and all(
+    None in seats for seats in passes[28:]
+)
 assert len({line for *_, line in serve.__code__.co_lines()} - {None}) == 19
 serving_diagrams.batch_timelines(ways, numbers)
 
@@ -163,7 +165,11 @@ for n in (0, 3, 7, 11):
     print(n + 1, repr(texts[n] + tokenizer.decode(alone[n])))
 
 assert all(same)
-assert {n for seats in passes if 8 in seats for n in seats} - {None, 8} == {1, 4, 6}
+assert {n for seats in passes if 8 in seats for n in seats} - {None, 8} == {
+    1,
+    4,
+    6,
+}
 
 # %%
 # All twelve. Each row attends to its own keys alone, and all else in the model works on one token at a time. Neighbours
