@@ -306,6 +306,10 @@ assert muons.mean() < longer.mean() - 0.05 and galore.mean() > muons.mean()
 # AdamW's. But be careful with a race like this one. It says who is ahead after 100 steps of a tiny model, not who wins
 # in the end.
 #
+# A longer race, with one seed: the GPT-2 that ships with this course was first trained with AdamW, 3,000 steps in 49
+# core-minutes, and came to 2.016 bits for each byte of held-out text. With Muon, 2,650 steps took as long and came to
+# 1.931. So the model that you have is Muon's.
+#
 # What it costs
 # -------------
 #
