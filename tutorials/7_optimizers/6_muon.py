@@ -298,6 +298,14 @@ plt.show()
 assert muons.max() < longer.min() and longer.mean() < adamw.mean()
 assert muons.mean() < longer.mean() - 0.05 and galore.mean() > muons.mean()
 
+import json
+
+from lm_from_scratch.checkpoint.folders import PRETRAINED
+
+shipped = json.loads((PRETRAINED / "gpt2-docs" / "record.json").read_text())
+assert (shipped["arguments"]["optimizer"], shipped["steps"]) == ("muon", 2650)
+assert round(shipped["held_out"]["all"]["bits_per_byte"], 3) == 1.931
+
 # %%
 # Muon, with every seed, and also against the longer runs. GaLore is last: with a quarter of the directions it saves
 # memory, not steps.
