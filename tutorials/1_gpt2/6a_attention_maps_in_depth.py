@@ -389,7 +389,7 @@ print(f"guessing evenly: {guess:.2f}")
 # A model that copies would be hardly surprised by the second copy. These two are a little less surprised than by the
 # first, and no head puts more than 7 % of its weight where an induction head puts most of it.
 
-for first, second, best_score, uniform in copies:
+for first, second, best_score, _ in copies:
     assert 0.8 * first < second < first
     assert second > guess
     assert best_score < 0.07
