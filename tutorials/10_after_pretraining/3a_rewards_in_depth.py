@@ -283,6 +283,9 @@ assert abs(out.loss.item()) < 1e-12 and slope.norm() > 0.1
 #
 # In ``train --grpo`` the model writes its own training text, and no file keeps it. Can a run go on where it was killed?
 # Yes, if the questions and the sampled answers depend on nothing but the seed, the number of the step, and the weights.
+#
+# (Two libraries can multiply the matrices, and a new run measures which is faster here. The two runs below must take
+# the same one, so the command names it.)
 
 import os
 import subprocess
@@ -296,6 +299,7 @@ from safetensors.torch import load_file
 work = tempfile.TemporaryDirectory()
 words = "train --from tasks --grpo countdown --steps 6 --batch-size 16"
 words += " --group-size 4 --max-new-tokens 12 --lr 1e-4 --checkpoint-every 2"
+words += " --library torch"
 
 
 def run(name, kill=False):
