@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -157,7 +158,6 @@ SETUP = ",".join([
     "TitleColor={RGB}{20,40,60}",
 ])  # fmt: skip
 PREAMBLE = r"""
-\usepackage[normalem]{ulem}
 \setcounter{secnumdepth}{-2}
 \newenvironment{bookoutput}
   {\par\sphinxsetup{VerbatimColor={RGB}{251,250,244},VerbatimBorderColor={RGB}{217,179,108}}}{\par}
@@ -165,6 +165,9 @@ PREAMBLE = r"""
   {\par\medskip\begingroup\raggedright\setlength{\parindent}{0pt}\setlength{\fboxsep}{1.5pt}\sloppy}
   {\par\endgroup\medskip}
 \newcommand{\bookbox}[2]{\colorbox[HTML]{#1}{\strut #2}}
+\newcommand{\booksmall}[1]{{\footnotesize #1}}
+\newcommand{\bookwrong}[1]{\underline{\underline{#1}}}
+\newcommand{\bookstruck}[1]{{\setbox0=\hbox{#1}\rlap{\rule[0.5ex]{\wd0}{0.8pt}}\box0}}
 \newcommand{\bookframe}[1]{{\setlength{\fboxsep}{0.5pt}\fbox{#1}}}
 """
 
@@ -262,8 +265,9 @@ def number(app: Any, doctree: nodes.document) -> None:
 def index(app: Any, env: Any) -> None:
     """A term is in the index with the lesson that explains it. (TeX gets it in `ForBook`.)"""
     for docname in documents():
+        known = env.domains.index_domain.entries.setdefault(docname, [])
         entries = [("single", term.word, "", "main", None) for term in explained(env, docname)]
-        env.domains.index_domain.entries.setdefault(docname, []).extend(entries)
+        known += [entry for entry in entries if entry not in known]
 
 
 def explained(env: Any, docname: str) -> list[terms.Term]:
@@ -285,28 +289,21 @@ class ForBook(SphinxPostTransform):
         for link in list(self.document.findall(nodes.reference)):
             if link.get("refuri", "").startswith(SITE):
                 link.replace_self(link.children)
-        if gallery.page_of(self.env.docname):
-            self.shorten()
+        for docname, page in self.pages():
+            if gallery.page_of(docname):
+                shorten(page)
+            if self.app.builder.format == "latex":
+                for_tex(page, explained(self.env, docname))
         for widget in list(self.document.findall(live.live)):
             widget.replace_self(self.picture(widget))
         for raw in list(self.document.findall(nodes.raw)):
             if raw["format"] == "html":
                 raw.replace_self(self.drawn(raw.astext(), raw))
-        if self.app.builder.format == "latex":
-            self.for_tex()
 
-    def shorten(self) -> None:
-        """Leave out the code that only checks, prints a table or draws."""
-        blocks = list(self.document.findall(lessons.is_code))
-        for block, parts in zip(blocks, folding.parts([b.astext() for b in blocks]), strict=True):
-            shown = [p.text for p in parts if not p.kinds or {*p.kinds} == {"import"}]
-            if any(not p.kinds for p in parts):
-                copy = block.copy()
-                copy.rawsource = "\n\n".join(shown)
-                copy += nodes.Text(copy.rawsource)
-                block.replace_self(copy)
-            else:
-                block.parent.remove(block)
+    def pages(self) -> list[tuple[str, nodes.Element]]:
+        """Each document with its name: for TeX all are one."""
+        whole = [(one["docname"], one) for one in self.document.findall(addnodes.start_of_file)]
+        return whole or [(self.env.docname, self.document)]
 
     def picture(self, widget: live.live) -> list[nodes.Node]:
         """What stands in the place of a widget: bars."""
@@ -349,22 +346,33 @@ class ForBook(SphinxPostTransform):
             made["width"] = f"{float(svg.get('width', '343')):.0f}px"
         return made
 
-    def for_tex(self) -> None:
-        """Output is set apart from code, and the index has the terms."""
-        for block in list(self.document.findall(nodes.literal_block)):
-            if "sphx-glr-script-out" in block.get("classes", []):
-                begin, end = (
-                    nodes.raw("", rf"\{word}{{bookoutput}}", format="latex")
-                    for word in ("begin", "end")
-                )
-                block.replace_self([begin, block.deepcopy(), end])
-        entries = [
-            ("single", term.word, "", "main", None)
-            for term in explained(self.env, self.env.docname)
-        ]
-        section = next(self.document.findall(nodes.section), None)
-        if entries and section is not None:
-            section.insert(1, addnodes.index(entries=entries, inline=False))
+
+def shorten(page: nodes.Element) -> None:
+    """Leave out the code that only checks, prints a table or draws."""
+    blocks = list(page.findall(lessons.is_code))
+    for block, split in zip(blocks, folding.parts([b.astext() for b in blocks]), strict=True):
+        if all(part.kinds for part in split):
+            block.parent.remove(block)
+            continue
+        copy = block.copy()
+        shown = [part.text for part in split if not part.kinds or {*part.kinds} == {"import"}]
+        copy.rawsource = "\n\n".join(shown)
+        copy += nodes.Text(copy.rawsource)
+        block.replace_self(copy)
+
+
+def for_tex(page: nodes.Element, known: list[terms.Term]) -> None:
+    """Output is set apart from code, and the index has the terms that a page explains."""
+    for block in list(page.findall(nodes.literal_block)):
+        if "sphx-glr-script-out" in block.get("classes", []):
+            begin, end = (
+                nodes.raw("", rf"\{word}{{bookoutput}}", format="latex") for word in ("begin", "end")
+            )
+            block.replace_self([begin, block.deepcopy(), end])
+    section = next(page.findall(nodes.section), None)
+    if known and section is not None:
+        entries = [("single", term.word, "", "main", None) for term in known]
+        section.insert(1, addnodes.index(entries=entries, inline=False))
 
 
 def is_site_only(node: nodes.Node) -> bool:
@@ -411,6 +419,7 @@ def parts(element: ElementTree.Element) -> Iterator[tuple[str, Any]]:
 
 def standing_alone(svg: ElementTree.Element) -> str:
     """A drawing of a page as a file of its own, in black on white."""
+    svg.set("role", "img")
     ElementTree.register_namespace("", SVG[1:-1])
     ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
     text = ElementTree.tostring(svg, encoding="unicode")
@@ -466,11 +475,11 @@ def commands(tag: str, style: dict[str, str]) -> list[str]:
     if tag in ("b", "strong") or style.get("font-weight") == "600":
         found.append(r"\textbf")
     if tag == "small":
-        found.append(r"\textsmaller")
+        found.append(r"\booksmall")
     if "monospace" in style.get("font-family", ""):
         found.append(r"\texttt")
     line = style.get("text-decoration", "")
-    found += [r"\uwave"] if "wavy" in line else [r"\sout"] if "line-through" in line else []
+    found += [r"\bookwrong"] if "wavy" in line else [r"\bookstruck"] if "line-through" in line else []
     if "outline" in style:
         found.append(r"\bookframe")
     if colour := re.match(r"rgba\((\d+), (\d+), (\d+), ([\d.]+)\)", style.get("background", "")):
@@ -493,7 +502,7 @@ def set_words(text: str, around: list[str]) -> str:
     made = ""
     for run in re.findall(r"\n|[^\S\n]*\S+|[^\S\n]+", text):
         if run == "\n":
-            made += "\\\\\\null\n"
+            made += "\\\\\\mbox{}\n"
             continue
         word = run.lstrip()
         blanks = r"\ " * (len(run) - len(word))
@@ -505,10 +514,14 @@ def set_words(text: str, around: list[str]) -> str:
 # ------------------------------------------------------------------------------------------ EPUB
 
 
+#: Of HTML, which XML does not know.
+ENTITY = re.compile(r"&(?!amp;|lt;|gt;|quot;)\w+;")
+
+
 def mathml(self: Any, node: nodes.Node) -> None:
     block = isinstance(node, nodes.math_block)
     try:
-        made = str(tex2mathml(node.astext(), as_block=block))
+        made = ENTITY.sub(lambda found: unescape(found[0]), tex2mathml(node.astext(), as_block=block))
     except Exception as error:
         logger.warning("no MathML for %r: %s", node.astext(), error, location=node)
         raise nodes.SkipNode from error
@@ -516,10 +529,23 @@ def mathml(self: Any, node: nodes.Node) -> None:
     raise nodes.SkipNode
 
 
+STYLES = ("basic.css", "pygments.css", "epub.css")
+
+
 class Epub(Epub3Builder):
     """EPUB 3 says of each file whether it has formulas or is the cover."""
 
+    def prepare_writing(self, docnames: Any) -> None:
+        self._css_files = [one for one in self._css_files if Path(one.filename).name in STYLES]
+        super().prepare_writing(docnames)
+
+    def toc_metadata(self, level: int, navpoints: list[Any]) -> dict[str, Any]:
+        return {**super().toc_metadata(level, navpoints), "uid": self.config.epub_identifier}
+
     def build_content(self) -> None:
+        for file in Path(self.outdir, "_static").rglob("*.*"):
+            if file.name not in (*STYLES, Path(COVER).name):
+                file.unlink()  # of the gallery's pages
         super().build_content()
         path = Path(self.outdir, "content.opf")
         text = path.read_text(encoding="utf-8")
