@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -162,13 +162,14 @@ PREAMBLE = r"""
 \newenvironment{bookoutput}
   {\par\sphinxsetup{VerbatimColor={RGB}{251,250,244},VerbatimBorderColor={RGB}{217,179,108}}}{\par}
 \newenvironment{bookdrawing}
-  {\par\medskip\begingroup\raggedright\setlength{\parindent}{0pt}\setlength{\fboxsep}{1.5pt}\sloppy}
+  {\par\medskip\begingroup\sffamily\small\raggedright\setlength{\parindent}{0pt}\setlength{\fboxsep}{1.5pt}\sloppy}
   {\par\endgroup\medskip}
 \newcommand{\bookbox}[2]{\colorbox[HTML]{#1}{\strut #2}}
 \newcommand{\booksmall}[1]{{\footnotesize #1}}
 \newcommand{\bookwrong}[1]{\underline{\underline{#1}}}
 \newcommand{\bookstruck}[1]{{\setbox0=\hbox{#1}\rlap{\rule[0.5ex]{\wd0}{0.8pt}}\box0}}
-\newcommand{\bookframe}[1]{{\setlength{\fboxsep}{0.5pt}\fbox{#1}}}
+\newcommand{\bookmark}[1]{{\setlength{\fboxsep}{0.5pt}\fbox{#1}}}
+\newenvironment{bookframe}{\begin{minipage}[t]{0.48\linewidth}}{\end{minipage}\hspace{0.02\linewidth}}
 """
 
 
@@ -298,7 +299,7 @@ class ForBook(SphinxPostTransform):
             widget.replace_self(self.picture(widget))
         for raw in list(self.document.findall(nodes.raw)):
             if raw["format"] == "html":
-                raw.replace_self(self.drawn(raw.astext(), raw))
+                raw.replace_self(self.drawn(drawings(raw.astext()), raw))
 
     def pages(self) -> list[tuple[str, nodes.Element]]:
         """Each document with its name: for TeX all are one."""
@@ -313,20 +314,29 @@ class ForBook(SphinxPostTransform):
             canvas.text(112, 24 * i + 14, label, 12, "end")
             canvas.box(120, 24 * i + 5, max(160 * share, 1), 18, BLUE, 0.6, "none", 2)
             canvas.text(338, 24 * i + 14, amount, 12, "end")
-        return [nodes.paragraph("", said), *self.drawn(canvas.drawing().html, widget)]
+        return [nodes.paragraph("", said), *self.drawn(drawings(canvas.drawing().html), widget)]
 
-    def drawn(self, html: str, place: nodes.Node) -> list[nodes.Node]:
-        """HTML of a drawing or a figure in the form of a book."""
+    def drawn(self, found: Iterable[tuple[str, Any]], place: nodes.Node) -> list[nodes.Node]:
+        """Drawings and figures in the form of a book. Frames stand side by side."""
+        is_tex = self.app.builder.format == "latex"
         made: list[nodes.Node] = []
-        for kind, part in drawings(html):
+        for kind, part in found:
             if kind == "svg":
                 made.append(self.image(part))
-            elif kind == "label":
-                made.append(nodes.paragraph("", part, classes=["frame"]))
             elif kind == "text":
-                is_tex = self.app.builder.format == "latex"
                 form = ("latex", tex_drawing(part)) if is_tex else ("html", xhtml(part))
                 made.append(nodes.raw("", form[1], format=form[0]))
+            elif kind == "frame":
+                label, inside = part
+                frame = [nodes.paragraph("", label), *self.drawn(inside, place)]
+                if is_tex:
+                    begin, end = (
+                        nodes.raw("", rf"\{word}{{bookframe}}", format="latex")
+                        for word in ("begin", "end")
+                    )
+                    made += [begin, *frame, end]
+                else:
+                    made.append(nodes.container("", *frame, classes=["frame"]))
             else:
                 logger.warning("HTML without a form in a book: %s", part, location=place)
         return made
@@ -388,8 +398,8 @@ def is_site_only(node: nodes.Node) -> bool:
 
 
 def drawings(html: str) -> Iterator[tuple[str, Any]]:
-    """The parts of a piece of HTML: "svg" and "text" with an element, "label" with its words, and
-    "unknown" with what is none of these."""
+    """The parts of a piece of HTML: "svg" and "text" with an element, "frame" with a label and parts,
+    and "unknown" with what is none of these."""
     html = re.sub(r"<(br|wbr)>", r"<\1/>", html)
     html = re.sub(r"<svg\b(?![^>]*xmlns=)", f"<svg {NAMESPACES}", html)
     try:
@@ -406,8 +416,7 @@ def parts(element: ElementTree.Element) -> Iterator[tuple[str, Any]]:
         (frames,) = (one for one in element if one.get("class") == "frames")
         name = element.find("span").text
         for label, frame in zip(element.findall("label"), frames, strict=True):
-            yield "label", f"{name}{label.text}"
-            yield from parts(frame)
+            yield "frame", (f"{name}{label.text}", list(parts(frame)))
     elif "diagram" in kinds and next(element.iter(f"{SVG}svg"), None) is None:
         yield "text", element
     else:
@@ -441,7 +450,7 @@ def letters() -> str:
 def as_pdf(path: Path) -> Path:
     made = path.with_suffix(".pdf")
     if not made.exists():
-        subprocess.run(["rsvg-convert", "-f", "pdf", "-o", made, path], check=True)
+        subprocess.run(["rsvg-convert", "-z", "0.85", "-f", "pdf", "-o", made, path], check=True)
     return made
 
 
@@ -481,7 +490,7 @@ def commands(tag: str, style: dict[str, str]) -> list[str]:
     line = style.get("text-decoration", "")
     found += [r"\bookwrong"] if "wavy" in line else [r"\bookstruck"] if "line-through" in line else []
     if "outline" in style:
-        found.append(r"\bookframe")
+        found.append(r"\bookmark")
     if colour := re.match(r"rgba\((\d+), (\d+), (\d+), ([\d.]+)\)", style.get("background", "")):
         *rgb, opacity = map(float, colour.groups())
         on_white = (round(255 + (one - 255) * opacity) for one in rgb)
