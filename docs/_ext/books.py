@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from html import unescape
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -27,9 +26,9 @@ import lessons
 import live
 import live_pictures
 import rst
+import slides
 import terms
 from docutils import nodes
-from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx import addnodes
 from sphinx.builders.epub3 import Epub3Builder
 from sphinx.locale import _
@@ -523,18 +522,14 @@ def set_words(text: str, around: list[str]) -> str:
 # ------------------------------------------------------------------------------------------ EPUB
 
 
-#: Of HTML, which XML does not know.
-ENTITY = re.compile(r"&(?!amp;|lt;|gt;|quot;)\w+;")
-
-
 def mathml(self: Any, node: nodes.Node) -> None:
-    block = isinstance(node, nodes.math_block)
     try:
-        made = ENTITY.sub(lambda found: unescape(found[0]), tex2mathml(node.astext(), as_block=block))
+        made = slides.to_mathml(node)
     except Exception as error:
         logger.warning("no MathML for %r: %s", node.astext(), error, location=node)
         raise nodes.SkipNode from error
-    self.body.append(f'<div class="math">{made}</div>\n' if block else made)
+    is_block = isinstance(node, nodes.math_block)
+    self.body.append(f'<div class="math">{made}</div>\n' if is_block else made)
     raise nodes.SkipNode
 
 
