@@ -44,7 +44,7 @@ ROOT_DOCUMENT = "book"
 ABOUT = "index"  # the landing page: what it says of the course is in the book
 AFTER = ["questions", "glossary", "symbols"]
 #: Stands for the site where its address is not known.
-SITE = "site:"
+SITE = "https://site.invalid"
 #: Where the files of drawings are, seen from `docs`.
 DRAWN = "_build/books/figures"
 #: Classes of what has no place in a book.
@@ -168,7 +168,7 @@ PREAMBLE = r"""
 \newcommand{\bookwrong}[1]{\underline{\underline{#1}}}
 \newcommand{\bookstruck}[1]{{\setbox0=\hbox{#1}\rlap{\rule[0.5ex]{\wd0}{0.8pt}}\box0}}
 \newcommand{\bookmark}[1]{{\setlength{\fboxsep}{0.5pt}\fbox{#1}}}
-\newenvironment{bookframe}{\begin{minipage}[t]{0.48\linewidth}}{\end{minipage}\hspace{0.02\linewidth}}
+\newenvironment{bookframe}{\begin{minipage}[t]{0.48\linewidth}}{\end{minipage}}
 """
 
 
@@ -328,17 +328,10 @@ class ForBook(SphinxPostTransform):
             elif kind == "frame":
                 label, inside = part
                 frame = [nodes.paragraph("", label), *self.drawn(inside, place)]
-                if is_tex:
-                    begin, end = (
-                        nodes.raw("", rf"\{word}{{bookframe}}", format="latex")
-                        for word in ("begin", "end")
-                    )
-                    made += [begin, *frame, end]
-                else:
-                    made.append(nodes.container("", *frame, classes=["frame"]))
+                made.append(nodes.container("", *frame, classes=["bookframe"]))
             else:
                 logger.warning("HTML without a form in a book: %s", part, location=place)
-        return made
+        return in_frames(made) if is_tex else made
 
     def image(self, svg: ElementTree.Element) -> nodes.image:
         text = standing_alone(svg)
@@ -384,9 +377,25 @@ def for_tex(page: nodes.Element, known: list[terms.Term]) -> None:
         section.insert(1, addnodes.index(entries=entries, inline=False))
 
 
+def in_frames(made: list[nodes.Node]) -> list[nodes.Node]:
+    """Frames as TeX sets them side by side: with no paragraph between them."""
+    begin, end = r"\begin{bookframe}", r"\end{bookframe}"
+    found: list[nodes.Node] = []
+    for i, node in enumerate(made):
+        if not isinstance(node, nodes.container):
+            found.append(node)
+            continue
+        if not (i and isinstance(made[i - 1], nodes.container)):
+            found.append(nodes.raw("", begin, format="latex"))
+        more = i + 1 < len(made) and isinstance(made[i + 1], nodes.container)
+        after = f"{end}\\hspace{{0.02\\linewidth}}{begin}" if more else end
+        found += [*node.children, nodes.raw("", after, format="latex")]
+    return found
+
+
 def is_site_only(node: nodes.Node) -> bool:
-    if not isinstance(node, nodes.Element):
-        return False
+    if not isinstance(node, nodes.Element) or isinstance(node, nodes.meta):
+        return isinstance(node, nodes.meta)
     if isinstance(node, nodes.paragraph):
         first = node.children[0] if node.children else None
         return isinstance(first, nodes.strong) and first.astext() == _("Next:")
@@ -536,12 +545,12 @@ def mathml(self: Any, node: nodes.Node) -> None:
 STYLES = ("basic.css", "pygments.css", "epub.css")
 
 
+def style(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    context["css_files"] = [one for one in context["css_files"] if Path(one.filename).name in STYLES]
+
+
 class Epub(Epub3Builder):
     """EPUB 3 says of each file whether it has formulas or is the cover."""
-
-    def prepare_writing(self, docnames: Any) -> None:
-        self._css_files = [one for one in self._css_files if Path(one.filename).name in STYLES]
-        super().prepare_writing(docnames)
 
     def toc_metadata(self, level: int, navpoints: list[Any]) -> dict[str, Any]:
         return {**super().toc_metadata(level, navpoints), "uid": self.config.epub_identifier}
@@ -595,6 +604,7 @@ def setup(app: Any) -> dict[str, bool]:
     app.connect("source-read", read, priority=900)  # after the course has added to pages
     app.connect("doctree-read", number, priority=400)  # before titles are collected
     app.connect("env-updated", index)
+    app.connect("html-page-context", style, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 

@@ -181,7 +181,7 @@ def is_words(node: nodes.Node) -> bool:
 #: Entities of HTML, which XML does not know.
 ENTITY = re.compile(r"&(?!amp;|lt;|gt;|quot;)\w+;")
 #: What docutils does not know, and what stands for it there.
-OTHERWISE = {r"\dots": r"\ldots", r"\textstyle": ""}
+OTHERWISE = {r"\dots": r"\ldots", r"\textstyle": "", r"\tfrac": r"\frac"}
 
 
 def to_mathml(formula: nodes.Node) -> str:
