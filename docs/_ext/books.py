@@ -11,15 +11,14 @@ the site is, and plain text elsewhere.
 import hashlib
 import os
 import re
-import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import drawings
 import editions
-import figures
 import folding
 import gallery
 import lessons
@@ -33,7 +32,7 @@ from sphinx import addnodes
 from sphinx.builders.epub3 import Epub3Builder
 from sphinx.locale import _
 from sphinx.transforms.post_transforms import SphinxPostTransform
-from sphinx.util import logging, texescape
+from sphinx.util import logging
 from sphinx_gallery._doctree_links import CodeLinksTransform
 
 from lm_from_scratch.instruments.canvas import BLUE, Canvas
@@ -49,8 +48,6 @@ SITE = "https://site.invalid"
 DRAWN = "_build/books/figures"
 #: Classes of what has no place in a book.
 SITE_ONLY = {"page-facts"}
-SVG = "{http://www.w3.org/2000/svg}"
-NAMESPACES = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
 
 
 # ------------------------------------------------------------------------------ what is in a book
@@ -116,7 +113,14 @@ def settings() -> dict[str, Any]:
         # PDF
         "latex_engine": "xelatex",
         "latex_documents": [
-            (ROOT_DOCUMENT, "lm_from_scratch.tex", title, AUTHOR.replace("_", r"\_"), "manual", True),
+            (
+                ROOT_DOCUMENT,
+                "lm_from_scratch.tex",
+                title,
+                AUTHOR.replace("_", r"\_"),
+                "manual",
+                True,
+            ),
         ],
         "latex_use_xindy": False,
         "latex_show_urls": "no",
@@ -216,7 +220,7 @@ def cover(title: str) -> str:
         for i, row in enumerate(rows)
     )
     return (
-        f'<svg {NAMESPACES} viewBox="0 0 1000 1600" width="1000" height="1600" '
+        f'<svg {drawings.NAMESPACES} viewBox="0 0 1000 1600" width="1000" height="1600" '
         f"font-family=\"'DejaVu Sans', 'Noto Sans CJK SC', sans-serif\" fill=\"#14283c\">"
         f'<rect width="1000" height="1600" fill="#ffffff"/>{said}'
         f'<text x="80" y="460" font-size="40">lm_from_scratch</text>{cells}</svg>\n'
@@ -298,7 +302,7 @@ class ForBook(SphinxPostTransform):
             widget.replace_self(self.picture(widget))
         for raw in list(self.document.findall(nodes.raw)):
             if raw["format"] == "html":
-                raw.replace_self(self.drawn(drawings(raw.astext()), raw))
+                raw.replace_self(self.drawn(drawings.found(raw.astext()), raw))
 
     def pages(self) -> list[tuple[str, nodes.Element]]:
         """Each document with its name: for TeX all are one."""
@@ -313,7 +317,10 @@ class ForBook(SphinxPostTransform):
             canvas.text(112, 24 * i + 14, label, 12, "end")
             canvas.box(120, 24 * i + 5, max(160 * share, 1), 18, BLUE, 0.6, "none", 2)
             canvas.text(338, 24 * i + 14, amount, 12, "end")
-        return [nodes.paragraph("", said), *self.drawn(drawings(canvas.drawing().html), widget)]
+        return [
+            nodes.paragraph("", said),
+            *self.drawn(drawings.found(canvas.drawing().html), widget),
+        ]
 
     def drawn(self, found: Iterable[tuple[str, Any]], place: nodes.Node) -> list[nodes.Node]:
         """Drawings and figures in the form of a book. Frames stand side by side."""
@@ -323,7 +330,11 @@ class ForBook(SphinxPostTransform):
             if kind == "svg":
                 made.append(self.image(part))
             elif kind == "text":
-                form = ("latex", tex_drawing(part)) if is_tex else ("html", xhtml(part))
+                form = (
+                    ("latex", drawings.tex_drawing(part))
+                    if is_tex
+                    else ("html", drawings.xhtml(part))
+                )
                 made.append(nodes.raw("", form[1], format=form[0]))
             elif kind == "frame":
                 label, inside = part
@@ -334,12 +345,12 @@ class ForBook(SphinxPostTransform):
         return in_frames(made) if is_tex else made
 
     def image(self, svg: ElementTree.Element) -> nodes.image:
-        text = standing_alone(svg)
+        text = drawings.standing_alone(svg)
         name = hashlib.sha256(text.encode()).hexdigest()[:16]
         path = Path(self.app.srcdir, DRAWN, f"{name}.svg")
         rst.write({path: text})
         if self.app.builder.format == "latex":
-            path = as_pdf(path)
+            path = drawings.as_pdf(path)
         uri = f"{DRAWN}/{path.name}"
         self.env.images.add_file(self.env.docname, uri)
         alt = svg.get("aria-label", "")
@@ -368,13 +379,18 @@ def for_tex(page: nodes.Element, known: list[terms.Term]) -> None:
     for block in list(page.findall(nodes.literal_block)):
         if "sphx-glr-script-out" in block.get("classes", []):
             begin, end = (
-                nodes.raw("", rf"\{word}{{bookoutput}}", format="latex") for word in ("begin", "end")
+                nodes.raw("", rf"\{word}{{bookoutput}}", format="latex")
+                for word in ("begin", "end")
             )
             block.replace_self([begin, block.deepcopy(), end])
     section = next(page.findall(nodes.section), None)
     if known and section is not None:
         entries = [("single", term.word, "", "main", None) for term in known]
         section.insert(1, addnodes.index(entries=entries, inline=False))
+
+
+def raw_tex(text: str) -> nodes.raw:
+    return nodes.raw("", text, format="latex")
 
 
 def in_frames(made: list[nodes.Node]) -> list[nodes.Node]:
@@ -386,10 +402,10 @@ def in_frames(made: list[nodes.Node]) -> list[nodes.Node]:
             found.append(node)
             continue
         if not (i and isinstance(made[i - 1], nodes.container)):
-            found.append(nodes.raw("", begin, format="latex"))
+            found.append(raw_tex(begin))
         more = i + 1 < len(made) and isinstance(made[i + 1], nodes.container)
         after = f"{end}\\hspace{{0.02\\linewidth}}{begin}" if more else end
-        found += [*node.children, nodes.raw("", after, format="latex")]
+        found += [*node.children, raw_tex(after)]
     return found
 
 
@@ -400,132 +416,6 @@ def is_site_only(node: nodes.Node) -> bool:
         first = node.children[0] if node.children else None
         return isinstance(first, nodes.strong) and first.astext() == _("Next:")
     return bool(SITE_ONLY & {*node.get("classes", [])})
-
-
-# -------------------------------------------------------------------------------------- drawings
-
-
-def drawings(html: str) -> Iterator[tuple[str, Any]]:
-    """The parts of a piece of HTML: "svg" and "text" with an element, "frame" with a label and parts,
-    and "unknown" with what is none of these."""
-    html = re.sub(r"<(br|wbr)>", r"<\1/>", html)
-    html = re.sub(r"<svg\b(?![^>]*xmlns=)", f"<svg {NAMESPACES}", html)
-    try:
-        yield from parts(ElementTree.fromstring(f"<div>{html}</div>"))
-    except ElementTree.ParseError:
-        yield "unknown", html
-
-
-def parts(element: ElementTree.Element) -> Iterator[tuple[str, Any]]:
-    kinds = element.get("class", "").split()
-    if element.tag == f"{SVG}svg":
-        yield "svg", element
-    elif element.get("role") == "radiogroup":  # frames, of which a reader chooses one
-        (frames,) = (one for one in element if one.get("class") == "frames")
-        name = element.find("span").text
-        for label, frame in zip(element.findall("label"), frames, strict=True):
-            yield "frame", (f"{name}{label.text}", list(parts(frame)))
-    elif "diagram" in kinds and next(element.iter(f"{SVG}svg"), None) is None:
-        yield "text", element
-    else:
-        if said := "".join([element.text or "", *(one.tail or "" for one in element)]).strip():
-            yield "unknown", said
-        for child in element:
-            yield from parts(child)
-
-
-def standing_alone(svg: ElementTree.Element) -> str:
-    """A drawing of a page as a file of its own, in black on white."""
-    svg.set("role", "img")
-    ElementTree.register_namespace("", SVG[1:-1])
-    ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
-    text = ElementTree.tostring(svg, encoding="unicode")
-    text = re.sub(r"</?a\b[^>]*>", "", text)  # parts of a picture are no links
-    for colour, variable in figures.THEMED.items():
-        text = text.replace(variable, colour)
-    text = text.replace("system-ui, ", "")
-    style = f"<style>{letters()} text {{ font-family: 'DejaVu Sans', sans-serif }}</style>"
-    return re.sub(r"(<svg\b[^>]*>)", lambda found: found[1] + style, text, count=1) + "\n"
-
-
-def letters() -> str:
-    """Letters in a colour are dark enough to be read, as on the site on a light ground."""
-    css = (gallery.DOCS / "_static" / "site.css").read_text(encoding="utf-8")
-    rules = re.findall(r'^html\[data-theme="light"\] :is\((\.diagram text.*?)\) (\{.*\})$', css, re.M)
-    return " ".join(f"{re.sub(r'[.](diagram|figure) ', '', where)} {rule}" for where, rule in rules)
-
-
-def as_pdf(path: Path) -> Path:
-    made = path.with_suffix(".pdf")
-    if not made.exists():
-        subprocess.run(["rsvg-convert", "-z", "0.85", "-f", "pdf", "-o", made, path], check=True)
-    return made
-
-
-def xhtml(element: ElementTree.Element) -> str:
-    return ElementTree.tostring(element, encoding="unicode")
-
-
-def tex_drawing(element: ElementTree.Element) -> str:
-    return f"\\begin{{bookdrawing}}\n{tex(element, [])}\n\\end{{bookdrawing}}\n"
-
-
-def tex(element: ElementTree.Element, around: list[str]) -> str:
-    """Words with coloured grounds, as TeX; ``around`` are commands that hold for each word."""
-    style = dict(re.findall(r"([\w-]+):\s*([^;]+)", element.get("style", "")))
-    own = [*around, *commands(element.tag, style)]
-    boxed = style.get("display") == "inline-block"
-    if element.tag in ("br", "wbr"):
-        return "\\\\" if element.tag == "br" else ""
-    inner = set_words(element.text or "", [] if boxed else own)
-    for child in element:
-        inner += tex(child, [] if boxed else own)
-        inner += set_words(child.tail or "", [] if boxed else own)
-    if boxed:
-        inner = rf"\shortstack{{{inner}}}" if element.find("br") is not None else inner
-        return f"{wrapped(inner, own)}\\hspace{{2pt plus 1pt}}\\allowbreak{{}}"
-    return f"{inner}\\par\n" if element.tag == "div" else inner
-
-
-def commands(tag: str, style: dict[str, str]) -> list[str]:
-    found = []
-    if tag in ("b", "strong") or style.get("font-weight") == "600":
-        found.append(r"\textbf")
-    if tag == "small":
-        found.append(r"\booksmall")
-    if "monospace" in style.get("font-family", ""):
-        found.append(r"\texttt")
-    line = style.get("text-decoration", "")
-    found += [r"\bookwrong"] if "wavy" in line else [r"\bookstruck"] if "line-through" in line else []
-    if "outline" in style:
-        found.append(r"\bookmark")
-    if colour := re.match(r"rgba\((\d+), (\d+), (\d+), ([\d.]+)\)", style.get("background", "")):
-        *rgb, opacity = map(float, colour.groups())
-        on_white = (round(255 + (one - 255) * opacity) for one in rgb)
-        found.append(r"\bookbox{{{:02X}{:02X}{:02X}}}".format(*on_white))
-    if style.get("border-bottom", "none") != "none":
-        found.append(r"\underline")
-    return found
-
-
-def wrapped(text: str, around: list[str]) -> str:
-    for command in reversed(around):
-        text = f"{command}{{{text}}}"
-    return text
-
-
-def set_words(text: str, around: list[str]) -> str:
-    """Text with its blanks and line ends, word by word, so that a line can end after each."""
-    made = ""
-    for run in re.findall(r"\n|[^\S\n]*\S+|[^\S\n]+", text):
-        if run == "\n":
-            made += "\\\\\\mbox{}\n"
-            continue
-        word = run.lstrip()
-        blanks = r"\ " * (len(run) - len(word))
-        shown = blanks + texescape.escape(word, "xelatex")
-        made += wrapped(shown, around) + "\\allowbreak{}"
-    return made
 
 
 # ------------------------------------------------------------------------------------------ EPUB
@@ -546,7 +436,9 @@ STYLES = ("basic.css", "pygments.css", "epub.css")
 
 
 def style(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    context["css_files"] = [one for one in context["css_files"] if Path(one.filename).name in STYLES]
+    """Without the styles of the gallery's pages."""
+    known = context["css_files"]
+    context["css_files"] = [one for one in known if Path(one.filename).name in STYLES]
 
 
 class Epub(Epub3Builder):
