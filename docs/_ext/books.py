@@ -375,7 +375,10 @@ def shorten(page: nodes.Element) -> None:
 
 
 def for_tex(page: nodes.Element, known: list[terms.Term]) -> None:
-    """Output is set apart from code, and the index has the terms that a page explains."""
+    """Output is set apart from code, tables may go on on the next page, and the index has the terms
+    that a page explains."""
+    for table in page.findall(nodes.table):
+        table["classes"] = [*table.get("classes", []), "longtable"]
     for block in list(page.findall(nodes.literal_block)):
         if "sphx-glr-script-out" in block.get("classes", []):
             begin, end = (
@@ -472,13 +475,13 @@ LOST = re.compile(
     r"exist.*|! .*)$",
     re.M,
 )
-WIDE = re.compile(r"^Overfull \\hbox \((\d+)\.\d+pt too wide\).*$", re.M)
+CUT = re.compile(r"^Overfull \\[hv]box \((\d+)\.\d+pt too (?:wide|high)\).*$", re.M)
 
 
 def faults(log: str) -> list[str]:
-    """What TeX says that a reader would miss: glyphs, places, ends of lines."""
-    wide = [found[0] for found in WIDE.finditer(log) if int(found[1]) > 20]
-    return [*dict.fromkeys(LOST.findall(log)), *wide]
+    """What TeX says that a reader would miss: glyphs, places, ends of lines and pages."""
+    cut = [found[0] for found in CUT.finditer(log) if int(found[1]) > 20]
+    return [*dict.fromkeys(LOST.findall(log)), *cut]
 
 
 def main() -> None:

@@ -117,7 +117,9 @@ Missing character: There is no \u21b5 (U+21B5) in font FreeSerif Bold/OT:script=
 LaTeX Warning: Reference `x' on page 3 undefined on input line 12.
 Overfull \\hbox (3.2pt too wide) in paragraph at lines 1--2
 Overfull \\hbox (52.9395pt too wide) in paragraph at lines 4--5
+Overfull \\vbox (99.5pt too high) has occurred while \\output is active
 Underfull \\vbox (badness 10000)
 """
     found = books.faults(log)
-    assert len(found) == 3 and "U+21B5" in found[0] and "`x'" in found[1] and "52.9" in found[2]
+    assert len(found) == 4 and "U+21B5" in found[0] and "`x'" in found[1] and "52.9" in found[2]
+    assert "99.5" in found[3]
