@@ -109,6 +109,7 @@ def settings() -> dict[str, Any]:
         "epub_cover": (COVER, "epub-cover.html"),
         "epub_tocdepth": 2,
         "epub_show_urls": "no",
+        "html_use_index": not chinese,  # it is made of first letters
         "epub_exclude_files": ["search.xhtml"],
         # PDF
         "latex_engine": "xelatex",
@@ -132,7 +133,8 @@ def settings() -> dict[str, Any]:
             "fvset": r"\fvset{fontsize=\footnotesize}",
             "fncychap": "",
             "sphinxsetup": SETUP,
-            "preamble": PREAMBLE,
+            "preamble": PREAMBLE + (CHINESE if chinese else ""),
+            **({"makeindex": "", "printindex": ""} if chinese else {}),
             "figure_align": "H",
         },
     }
@@ -173,6 +175,11 @@ PREAMBLE = r"""
 \newcommand{\bookstruck}[1]{{\setbox0=\hbox{#1}\rlap{\rule[0.5ex]{\wd0}{0.8pt}}\box0}}
 \newcommand{\bookmark}[1]{{\setlength{\fboxsep}{0.5pt}\fbox{#1}}}
 \newenvironment{bookframe}{\begin{minipage}[t]{0.48\linewidth}}{\end{minipage}}
+"""
+
+
+CHINESE = r"""
+\AtBeginDocument{\renewcommand{\contentsname}{目录}}
 """
 
 
@@ -254,8 +261,25 @@ LEAD = re.compile(r"^\.\. div:: lead\n\n((?:   .*\n)+)", re.M)
 
 
 def about(landing: str) -> str:
+    title = rst.heading(str(_("About this book")), "=")
     lead = re.sub(r"^   ", "", LEAD.search(landing)[1], flags=re.M)
-    return rst.render("book.rst", lead=lead, taken=TAKEN.search(landing)[1])
+    said = [
+        title.splitlines()[1] + f"\n{title}",
+        lead,
+        TAKEN.search(landing)[1],
+        rst.heading(str(_("The book and the site")), "="),
+        _(
+            "This book has the lessons, the questions that people ask, the glossary and the "
+            "symbols. The site has more: pages in depth, exercises with automatic checks, GPU "
+            "kernels, and models that run in the page. The lessons name them."
+        ),
+        _(
+            "Below the code is what it printed. Lines that only check a result, print a table or "
+            "draw a figure are left out here. The script and the notebook of each lesson have "
+            "every line."
+        ),
+    ]
+    return "\n\n".join(map(str, said)) + "\n"
 
 
 def number(app: Any, doctree: nodes.document) -> None:
