@@ -32,6 +32,13 @@ GENERATED = [
     *("docs/_build", "docs/auto_tutorials", "docs/api", "docs/generated"),
     *("docs/gpu", "docs/exercises", "docs/stories"),
 ]
+BOOKS = "docs/_build/books"
+#: What makes a PDF, and the packages of Debian and Ubuntu that have it, with the fonts.
+TEX = ("xelatex", "latexmk", "rsvg-convert")
+TEX_PACKAGES = (
+    "texlive-xetex texlive-latex-extra texlive-fonts-recommended texlive-lang-chinese latexmk "
+    "librsvg2-bin fonts-freefont-otf fonts-dejavu-core fonts-noto-cjk"
+)
 PEERS = ROOT / "build" / "bench" / "peers"
 #: With these every library treats the processor as one without AVX-512. torch.compile stores its
 #: code apart: it takes what it made for AVX-512, which writes past the end of vectors half as long.
@@ -219,6 +226,39 @@ def preview() -> None:
     say(f"The site is in {SITE}. Results of unchanged tutorials were kept; publish from: docs")
 
 
+def books() -> None:
+    """the lessons as EPUB and PDF, from the built site; nothing runs again"""
+    built()
+    remove(BOOKS)
+    has_tex = all(map(shutil.which, TEX))
+    for language in ("en", *sorted(path.name for path in (ROOT / "docs" / "locale").iterdir())):
+        for builder in ("epub", "latex") if has_tex else ("epub",):
+            sphinx(
+                *("-q", "-W", "--keep-going", "-t", "book", "-b", builder),
+                *("-d", f"{BOOKS}/doctrees-{language}", "docs", f"{BOOKS}/{builder}-{language}"),
+                SITE_LANGUAGE=language,
+                GALLERY_JOBS="0",
+            )
+        made = [f"{BOOKS}/epub-{language}/lm_from_scratch.epub"]
+        if has_tex:
+            made.append(typeset(f"{BOOKS}/latex-{language}"))
+        for path in map(Path, made):
+            shutil.copy(ROOT / path, ROOT / BOOKS / f"{path.stem}-{language}{path.suffix}")
+    say(f"The books are in {BOOKS}: {', '.join(p.name for p in (ROOT / BOOKS).glob('*.*'))}")
+    if not has_tex:
+        say(f"For the PDF, on Debian and Ubuntu: apt install {TEX_PACKAGES}")
+
+
+def typeset(folder: str) -> str:
+    """The PDF of a folder. It fails where a glyph or a place is missing, or a line is cut."""
+    options = ["-r", f"{folder}/latexmkrc", "-cd", "-xelatex", "-interaction=nonstopmode", "-quiet"]
+    code = process("latexmk", *options, f"{folder}/lm_from_scratch.tex")
+    run(python(), "docs/_ext/books.py", f"{folder}/lm_from_scratch.log")
+    if code:
+        sys.exit(code)
+    return f"{folder}/lm_from_scratch.pdf"
+
+
 def catalogues() -> None:
     """for translators: the text of the built site in build/catalogues"""
     built()
@@ -333,7 +373,7 @@ def clean() -> None:
 TASKS = {
     task.__name__.replace("_", "-"): task
     for task in (
-        *(install, docs, preview, catalogues, serve, lint, check, test, records, test_all),
+        *(install, docs, preview, books, catalogues, serve, lint, check, test, records, test_all),
         *(check_site, lab, exercises, bench, gpu, clean),
     )
 }

@@ -58,6 +58,7 @@ extensions = [
     "mathjax",
 ]
 exclude_patterns = [
+    "book.rst",
     "_build",
     "_ext",
     "_templates",
@@ -177,4 +178,11 @@ html_theme_options = {
 # -- An edition in another language: its pages, from what the first edition has run ------------
 globals().update(editions.settings())
 if language != editions.FIRST:
+    sphinx_gallery_conf["junit"] = ""
+
+# -- The book: the lessons, from the same results ----------------------------------------------
+if tags.has("book"):  # noqa: F821
+    import books
+
+    globals().update(books.settings())
     sphinx_gallery_conf["junit"] = ""

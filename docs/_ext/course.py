@@ -184,6 +184,8 @@ END = "exercises/index"
 
 def turn_pages(app: Any, docname: str, template: str, context: Any, doctree: Any) -> None:
     """The buttons at the end of a page follow the path."""
+    if app.builder.name != "html":
+        return
     if docname == END:
         ends = {"prev": gallery.document(gallery.lessons()[-1])[1:]}
     elif name := gallery.page_of(docname):

@@ -81,8 +81,8 @@ def on_any_ground(colours: Any) -> Any:
     from matplotlib.colors import LinearSegmentedColormap, ListedColormap, to_hex
 
     if isinstance(colours, ListedColormap):
-        clear = {"#ffffff": "#ffffff00", "#e4e4e4": "#76767633"}
-        found = map(to_hex, colours.colors)
+        clear = {"#ffffffff": "#ffffff00", "#e4e4e4ff": "#76767633"}
+        found = [to_hex(colour, keep_alpha=True) for colour in colours.colors]
         return ListedColormap([clear.get(colour, colour) for colour in found])
     ends = ("#D55E00FF", "#D55E0000", "#0072B200", "#0072B2FF")
     both = LinearSegmentedColormap.from_list("both", list(zip((0, 0.5, 0.5, 1), ends, strict=True)))

@@ -50,7 +50,7 @@ class Fold(SphinxPostTransform):
     formats = ("html",)
 
     def run(self, **kwargs: Any) -> None:
-        if gallery.page_of(self.env.docname) is None:
+        if gallery.page_of(self.env.docname) is None or self.app.tags.has("book"):
             return
         blocks = list(self.document.findall(is_code))
         questions = [p for p in self.document.findall(nodes.paragraph) if ASKS in p["classes"]]

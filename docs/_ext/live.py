@@ -125,7 +125,7 @@ def write_models(folder: Path) -> None:
 
 
 def finish(app: Any, error: Exception | None) -> None:
-    if not error and app.builder.format == "html" and editions.LANGUAGE == editions.FIRST:
+    if not error and app.builder.name == "html" and editions.LANGUAGE == editions.FIRST:
         write_models(Path(app.outdir, "_static", "live", "models"))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from docutils.utils import column_width
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from sphinx.locale import _
 
@@ -33,7 +34,7 @@ def table(rows: list[list[str]], *options: str) -> str:
 
 
 def heading(title: str, mark: str = "-") -> str:
-    return f"{title}\n{mark * len(title)}\n"
+    return f"{title}\n{mark * column_width(title)}\n"  # a Chinese character is two wide
 
 
 PAGES.globals |= {"table": table, "heading": heading, "_": _}

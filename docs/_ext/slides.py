@@ -11,7 +11,7 @@ import mimetypes
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
@@ -178,10 +178,23 @@ def is_words(node: nodes.Node) -> bool:
     return isinstance(node, (nodes.Text, nodes.Inline)) and not isinstance(node, pictures)
 
 
+#: Entities of HTML, which XML does not know.
+ENTITY = re.compile(r"&(?!amp;|lt;|gt;|quot;)\w+;")
+#: What docutils does not know, and what stands for it there.
+OTHERWISE = {r"\dots": r"\ldots", r"\textstyle": "", r"\tfrac": r"\frac"}
+
+
+def to_mathml(formula: nodes.Node) -> str:
+    """A formula as MathML; an error where docutils does not know a command."""
+    text = re.sub(r"\\[a-z]+", lambda found: OTHERWISE.get(found[0], found[0]), formula.astext())
+    made = tex2mathml(text, as_block=isinstance(formula, nodes.math_block))
+    return ENTITY.sub(lambda found: unescape(found[0]), made)
+
+
 def mathml(formula: nodes.Node) -> str:
     try:
-        return str(tex2mathml(formula.astext(), as_block=isinstance(formula, nodes.math_block)))
-    except Exception:  # a command that docutils does not know
+        return to_mathml(formula)
+    except Exception:
         return f"<code>{escape(formula.astext())}</code>"
 
 
