@@ -57,7 +57,7 @@ print(prompt + write(twin))
 
 assert type(twin.transformer.h[0].attn.c_attn.weight) is type(weight)
 assert twin.transformer.h[0].attn.c_attn.weight.nbytes == 49_152 + 768
-assert "except" in write(twin) and "except" in write(model)
+assert "without" in write(twin) and "without" in write(model)
 
 # %%
 # None of this is in the model's code. The *tensor* does it, and on this page you write such a tensor.
@@ -297,7 +297,7 @@ print(f"{before:,} bytes before, {after:,} after")
 print(prompt + write(mine))
 print(prompt + write(copy.deepcopy(mine).bfloat16()))
 
-assert len(maps) == 32 and "except" in write(mine)
+assert len(maps) == 32 and "without" in write(mine)
 assert before == 6_291_456 and after == 1_572_864 + 4 * 9_216
 
 # %%

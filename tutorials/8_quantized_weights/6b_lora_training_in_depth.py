@@ -220,14 +220,15 @@ for factor, (error, loss, again) in errors.items():
         f"loss {loss:.3f} merged, {again:.3f} in codes again"
     )
 (big, loss, again), (small, small_loss, small_again) = errors.values()
-assert big < 0.5 and again - loss < 0.1 * (untrained4 - loss)
+assert big < 0.75 and again - loss < 0.1 * (untrained4 - loss)
 assert small > 0.8
 assert small_again - small_loss > 0.4 * (untrained4 - small_loss)
 
 # %%
-# A large change survives the codes. Of a change that is small beside the step between two codes, most is gone: numbers
-# round back to where they were, or the whole group gets a new step, and the error is as large as the change itself.
-# After training in small steps, leave the adapters apart or the weights plain.
+# What a large change does to the loss survives the codes, though their error is more than half as large. Of a change that
+# is small beside the step between two codes, most is gone: numbers round back to where they were, or the whole group
+# gets a new step, and the error is as large as the change itself. After training in small steps, leave the adapters
+# apart or the weights plain.
 #
 # Bug museum
 # ----------

@@ -156,8 +156,8 @@ pieces = ["⊢", *tokenizer.pieces(ids[0].tolist())[1:]]
 visited(pieces, routing.experts[:, 0].tolist())
 
 # %%
-# The experts do not know what words are, and yet *the*, *a* and *an* all go to one of them, and *is*, *of* and the comma
-# to another. Three layers that began with different weights all do that. The authors of `Mixtral
+# The experts do not know what words are, and yet *the* and *an* all go to one of them, and *item*, *second* and
+# *argument* to another. Three layers that began with different weights all do that. The authors of `Mixtral
 # <https://arxiv.org/abs/2401.04088>`_ saw something similar: their experts divide tokens by syntax more than by topic.
 # There is no expert for poetry.
 #
@@ -202,8 +202,10 @@ for layer in plain:
         .unique()
         .numel()
         == 1
-        for kind in ((" the", " a", " an"), (" is", " of", ","))
+        for kind in ((" the", " an"), (" item", " second", " argument"))
     )
+    first = dict(zip(pieces, layer.gate(tokens).experts[:, 0].tolist()))
+    assert first[" an"] != first[" item"]
 
 # %%
 # 1. The choice has no gradient: an expert that was not chosen learns nothing from this token.
@@ -219,16 +221,16 @@ for layer in plain:
 #
 # * as often as the others, 512 times
 # * about one and a half times as often as the average
-# * two to three times as often, or more
+# * three times as often, or more
 
 loads_of = [visits(layer.gate(x_test)) for layer in plain]  # (E,) each
 print("visits:", [int(n) for n in loads_of[0]])
 for counts in loads_of:
     print(f"the busiest has {counts.max() / counts.mean():.1f} times the mean")
-    assert counts.sum() == 2 * 4096 and counts.max() > 2 * counts.mean()
+    assert counts.sum() == 2 * 4096 and counts.max() > 2.7 * counts.mean()
 
 # %%
-# Two to three times, in all three layers. A router that happens to like an expert trains it more, so it becomes better,
+# Three times or more, in all three layers. A router that happens to like an expert trains it more, so it becomes better,
 # and the router likes it more. On a machine where each GPU holds some experts, all others wait for the busiest. The
 # field measures this *overload* (MaxVio) as the largest load over the mean, minus 1.
 #
@@ -327,14 +329,13 @@ for name, make in variants.items():
     miss[name] = missed([teach(make(), seed) for seed in range(3)])
 for name in variants:
     print(f"{name:24} missed {spread(miss[name])}")
-assert min(miss["2 of 15 and a shared one"]) > max(
-    miss["sigmoid, 3 of 16"] + miss["softmax, 3 of 16"]
-)
-assert abs(sum(miss["sigmoid, 3 of 16"]) - sum(miss["softmax, 3 of 16"])) < 0.1
+sigmoid, softmax, shared = (miss[name] for name in variants)
+assert min(shared) > max(sigmoid) and min(softmax) > max(sigmoid)
+assert sum(softmax) - sum(sigmoid) < 0.2
 
 # %%
-# Between softmax and sigmoid lie a few hundredths. The shared expert misses more: with so few experts it takes one of
-# three choices away. In DeepSeek-V3 it is one of nine. Published models disagree, too: Qwen3 has none, though the models
+# The layer with a shared expert misses more than the one with the same router and none: with so few experts it takes
+# one of three choices away. Softmax misses a few hundredths more than sigmoid, too. In DeepSeek-V3 it is one of nine. Published models disagree, too: Qwen3 has none, though the models
 # before it had. What else differs between the routers is in `routing in depth <2a_routing_in_depth.ipynb>`_.
 #
 # And the model? It takes the balanced mixture in the place of its MLP, and goes on writing:

@@ -159,7 +159,8 @@ for name in ("gpt2-docs", "qwen2-docs"):
     assert share.mean() < (1 / torch.arange(101, 251.0)).mean() < 0.007
 
 # %%
-# No sink there: an even share is 0.6 %. So look at a model before you believe that it has one.
+# No sink there: an even share is 0.6 %, and one layer of 16 spends twice that. So look at a model before you believe
+# that it has one.
 #
 # A window that forgets it
 # ------------------------
@@ -201,7 +202,7 @@ for everything, window, pinned in map(losses, plain):
 
 # %%
 # With all keys each model fails: nothing in training was that far away. The window repairs that, and the first token
-# gives back a little more, one or two hundredths of a nat. The shipped GPT-2 loses 0.2 nats when a window of 64 keys drops its
+# gives back a little more, one or two hundredths of a nat. The shipped GPT-2 loses 0.08 nats when a window of 64 keys drops its
 # first token; the shipped Qwen2 loses nothing (`in depth <4a_sinks_and_gates_in_depth.ipynb>`_).
 #
 # A sink of its own

@@ -192,7 +192,7 @@ torch.testing.assert_close(partial_rope(x, where, 8), theirs)
 # A real model shows how much turning it uses. Our small Qwen2 was trained with RoPE on all 32 features, 16 pairs, and
 # texts of 256 tokens. We switch off the turning of some pairs in all layers, and train nothing.
 #
-# **Predict first.** The loss is 4.35. What becomes of it if the eight *slow* pairs stop turning?
+# **Predict first.** The loss is 4.16. What becomes of it if the eight *slow* pairs stop turning?
 #
 # * nothing that you would notice
 # * it rises by about 0.1
@@ -228,10 +228,10 @@ losses = {name: loss_with(turning(pairs)) for name, pairs in chosen.items()}
 for name, loss in losses.items():
     print(f"{name:4} pairs turn: loss {loss:.2f}")
 
-assert abs(losses["all"] - 4.35) < 0.005
+assert abs(losses["all"] - 4.16) < 0.01
 assert abs(losses["all"] - loss_with([apply_rope] * 8)) < 1e-5
 assert 0 < losses["fast"] - losses["all"] < 0.05
-assert losses["slow"] - losses["all"] > 1.5
+assert losses["slow"] - losses["all"] > 1
 
 # %%
 # Next to nothing: within 256 tokens the slow pairs hardly move, and the model uses them as if they stood still. Without
@@ -255,12 +255,12 @@ ax.set(title="Loss added without rotation in one layer")
 ax.set(xlabel="layer", ylabel="loss")
 plt.show()
 
-assert min(rise) > 0.02 and 8 < max(rise) / min(rise) < 12
-assert (rise.index(min(rise)), rise.index(max(rise))) == (5, 4)
+assert abs(rise[0]) < 0.01 and min(rise[1:]) > 0.04
+assert rise.index(max(rise)) == 4 and 2 < max(rise) / sorted(rise)[4] < 3
 
 # %%
-# Layer 4 needs its rotation about ten times as much as layer 5. No layer is better without: this model was trained to turn in
-# all of them.
+# Layer 4 needs its rotation most, more than twice as much as a middling layer. The first, layer 0, hardly needs it. All
+# others do: this model was trained to turn in all of them.
 #
 # SmolLM3 was trained without rotation in every fourth layer. Such a layer is not blind to order: the layers below it
 # have mixed order into the tokens, and the causal mask shows each token only what came before. Other models give their

@@ -50,17 +50,17 @@ sparse_diagrams.where_it_looks(text, row.tolist(), best)
 # **Predict first.** Which share of all its attention is on the 16 framed keys?
 #
 # * about 20 %
-# * about 50 %
-# * about 90 %
+# * about 70 %
+# * about 95 %
 
 print(f"the best 16 of 221 keys: {row[best].sum():.0%}")
 print(f"the latest 16 keys:      {row[-16:].sum():.0%}")
 
-assert 0.8 < row[best].sum() < 0.97
-assert row[-16:].sum() < row[best].sum() - 0.15
+assert 0.65 < row[best].sum() < 0.78
+assert row[-16:].sum() < row[best].sum() - 0.1
 
 # %%
-# So 205 keys were read for about a tenth of the result. In a text of 100,000 tokens it would be almost all of them.
+# So 205 keys were read for little more than a quarter of the result. In a text of 100,000 tokens it would be almost all of them.
 # *Sparse attention* reads the k best keys, and leaves the rest in memory.
 #
 # There is a catch. To know the best keys, we took the weights of *all* keys, and that is the work we wanted to save.
@@ -211,14 +211,14 @@ assert (learned < table["oracle"] + 1e-3).all()
 assert (learned.amax(0) - learned.amin(0)).max() < 0.02
 
 # %%
-# About half of it at k = 16, more with fewer keys, and less with more, from every seed.
+# Almost half of it at k = 16, more with fewer keys, and less with more, from every seed.
 #
 # What the model loses
 # --------------------
 #
 # Recall is not what we want; predictions are. Now every layer of the model really reads k keys.
 #
-# **Predict first.** The full model has a loss of about 4.50. At k = 64, a quarter of the text, is the learned choice
+# **Predict first.** The full model has a loss of about 4.18. At k = 64, a quarter of the text, is the learned choice
 # better than a window of 64?
 #
 # * yes, clearly
@@ -250,13 +250,13 @@ for k in (4, 16, 64, 256):
 assert (losses[4][1] < losses[4][0] - 0.2).all()
 assert (losses[64][1] - losses[64][0]).abs().max() < 0.03
 assert (losses[256][1] - losses[256][0]).abs().max() < 1e-4
-assert 4.3 < losses[256][0] < 4.7
+assert 4.1 < losses[256][0] < 4.25
 assert (losses[16][1] - losses[256][0]).max() < 0.12
 assert losses[16][0] - losses[256][0] > 0.2
 
 # %%
 # Nothing left. With 16 keys the learned choice costs less than 0.12 nats, and the window more than 0.2. At 64 they are
-# equal: the texts have 256 tokens, and this model needs few of them. Sparse attention is for long texts, and for models
+# nearly equal: the texts have 256 tokens, and this model needs few of them. Sparse attention is for long texts, and for models
 # that use them. With k = 256 nothing is hidden, and the loss is that of the full model.
 #
 # Ties
@@ -266,13 +266,13 @@ assert losses[16][0] - losses[256][0] > 0.2
 #
 # * none: these are floating-point numbers
 # * about one in a thousand
-# * more than one in twenty
+# * more than one in fifty
 
 for run in scores:
     zeros = [(s[:, seen.mask[0, 0]] == 0).float().mean() for s in run]
     print("layer by layer:", " ".join(f"{part:4.0%}" for part in zeros), end="")
     print(f"   all layers: {sum(zeros) / 8:.0%}")
-    assert sum(zeros) / 8 > 0.05 and max(zeros) > 0.1
+    assert sum(zeros) / 8 > 0.02 and max(zeros) > 0.05
 
 # %%
 # A sum is exactly zero when both products are negative, so many keys are equal. Which of them are chosen? A plain

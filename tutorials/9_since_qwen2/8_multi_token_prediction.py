@@ -68,7 +68,7 @@ drafted = [([*row[:-1]], len(row) - 1, row[-1]) for row in shown]
 generation_diagrams.drafts(drafted, start)
 
 # %%
-# That is 60 tokens in about 40 passes, and every token is the one that Qwen2 would have written alone: the guesses are
+# That is 60 tokens in about 45 passes, and every token is the one that Qwen2 would have written alone: the guesses are
 # judged by the rule of `speculative decoding <../6_generation/2_speculative_decoding.ipynb>`_. But there is no second
 # model here. The drafter lives on what the first one has computed already.
 #
@@ -219,19 +219,24 @@ counted = {
     name: [len(written(drafter, text)) for text in texts]
     for name, drafter in drafters.items()
 }
-print("passes for 60 tokens        mean")
+print("passes for 60 tokens        mean  without the second")
 for name, row in {"alone": [60] * 5, **counted}.items():
-    print(f"{name:10}", *(f"{n:3}" for n in row), f"{sum(row) / 5:8.1f}")
+    means = f"{sum(row) / 5:8.1f} {(sum(row) - row[1]) / 4:8.1f}"
+    print(f"{name:10}", *(f"{n:3}" for n in row), means)
 
 mean = {name: sum(row) / 5 for name, row in counted.items()}
 ours = [mean[f"new part {seed}"] for seed in range(3)]
-assert max(ours) < 48 and max(ours) < mean["bigram"] < mean["look-up"]
-assert min(ours) > mean["bigram"] - 6
-assert all(n < 60 for row in counted.values() for n in row)
+assert max(mean["bigram"], mean["look-up"]) < min(ours) < max(ours) < 50
+most = {name: sum(row) - row[1] for name, row in counted.items()}
+assert max(list(most.values())[2:]) < most["bigram"] < most["look-up"]
+assert max(counted["bigram"][1], counted["look-up"][1]) < 30
+assert min(counted[f"new part {seed}"][1] for seed in range(3)) == 60
 
 # %%
-# The new part, from every seed, but only just: after seconds of training it saves a few passes more than a table of
-# pairs. A table is all that it can be; the part can still learn (exercise 3).
+# The table, and one text decides it. In the second, Qwen2 falls into a loop and writes almost nothing but dots. Look-up
+# and table copy those at once; the new part guesses none of them right. In the other four the new part saves most, from
+# every seed, but only just: after seconds of training it saves a few passes more than a table of pairs. A table is all
+# that it can be; the part can still learn (exercise 3).
 #
 # What it costs
 # -------------
