@@ -235,7 +235,8 @@ assert all(by_text.mean() > 0.01 for by_text in rise.values())
 
 # %%
 # The one that glues words together. The model misses the dark columns at the line ends, too, but less, by more than two
-# standard errors: the darkest map is not the one it needs most. The head for the previous token lies between them.
+# standard errors: the map with the dark columns is not the one it needs most. The head for the previous token lies
+# between them.
 #
 # A map is not an explanation
 # ---------------------------
