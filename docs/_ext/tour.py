@@ -10,6 +10,7 @@ from live_pictures import Row
 from torch import Tensor
 
 MODEL, NEW = "qwen2-docs", 6
+LAYER, HEAD = 3, 3  # the head of step 3; the page says "the fourth block"
 
 
 def numbers() -> dict[str, Any]:
@@ -17,7 +18,7 @@ def numbers() -> dict[str, Any]:
     ids = tokenizer.start(live.PROMPT)
     pieces = ["⊢", *tokenizer.pieces(ids[1:])]
     states = stages(model, ids)
-    look = live_pictures.picture("look", MODEL, live.PROMPT)[1]
+    look = live_pictures.look(MODEL, live.PROMPT, LAYER, HEAD)[1]
     most = max(look, key=lambda row: row[1])
     config = model.config
     return {
