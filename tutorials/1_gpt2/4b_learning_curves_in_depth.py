@@ -353,8 +353,9 @@ for lr, losses in ends.items():
 # The model that ships with this package
 # --------------------------------------
 #
-# The package contains a GPT-2 of 8 layers that was trained in the same way on the language reference
-# and on the docstrings of the standard library. Every step of that run is recorded.
+# The package contains a GPT-2 of 8 layers that was trained on the language reference and on the
+# docstrings of the standard library: for longer, with dropout, and with the optimizer `Muon
+# <../7_optimizers/6_muon.ipynb>`_ in place of AdamW. Every step of that run is recorded.
 
 from lm_from_scratch.checkpoint.folders import SHIPPED
 from lm_from_scratch.checkpoint.weights import load_shipped

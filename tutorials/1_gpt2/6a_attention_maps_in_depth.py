@@ -387,12 +387,13 @@ print(f"guessing evenly: {guess:.2f}")
 # models expect sentences, and random tokens surprise them more than they would surprise that guess.
 #
 # A model that copies would be hardly surprised by the second copy. These two are a little less surprised than by the
-# first, and no head puts more than 7 % of its weight where an induction head puts most of it.
+# first, and no head puts more than 7 % of its weight where an induction head puts most of it. That is less than four
+# times what looking everywhere would put there: at best a trace.
 
-for first, second, best_score, _ in copies:
+for first, second, best_score, uniform in copies:
     assert 0.8 * first < second < first
     assert second > guess
-    assert best_score < 0.07
+    assert best_score < 0.07 and best_score < 4 * uniform
 
 # %%
 # A test that finds nothing needs a control: can it find anything? So we train a model that *has* to copy.
@@ -680,33 +681,37 @@ plt.show()
 # The brightest map and the most needed head
 # ------------------------------------------
 #
-# The lesson switched off three heads of the shipped Qwen2. Now take GPT-2, and all of them: silence each of its 32 heads in turn, and measure the loss on 16
-# rows of held-out text. If a sharp map were a sign of importance, the sharp heads would do the most damage, and those that look almost everywhere
-# would do none.
+# The lesson switched off three heads of the shipped Qwen2. Now take GPT-2, and all of them: silence each of its 32 heads
+# in turn, and measure the loss on the 24 rows of held-out text. If a sharp map were a sign of importance, the sharp heads
+# would do the most damage, and those that look almost everywhere would do none. Is there an exception? The best of many
+# is partly lucky, so choose it on the first 8 rows, and judge it on the other 16.
 
-some = rows[:16]
-plain = surprise(model, some)
+plain = surprise(model, rows)
 added = torch.zeros(
-    L, H, len(some)
+    L, H, len(rows)
 )  # for each row of text, so that the noise can be seen
 for l in range(L):
     for h in range(H):
         with without(model, [(l, h)]):
-            added[l, h] = (surprise(model, some) - plain).mean(1)
-damage = added.mean(-1)
+            added[l, h] = (surprise(model, rows) - plain).mean(1)
+choose, judge = added[..., :8], added[..., 8:]
+damage = judge.mean(-1)
 
 
 def ranks(x):
     return x.flatten().argsort().argsort().double()
 
 
-pale = head(damage.where(spread > 0.9, -torch.inf))  # the most needed of these
+flat = spread > 0.9
+pale = head(choose.mean(-1).where(flat, -torch.inf))  # the most needed of these
+flattest = head(spread)
 order = torch.corrcoef(torch.stack([ranks(1 - spread), ranks(damage)]))[0, 1]
-for name, best in [("sharpest", sharpest), ("pale", pale)]:
-    print(f"{name} head {best}: loss {damage[best]:+.3f}")
-difference = added[pale] - added[sharpest]
-error = float(difference.std()) / math.sqrt(len(some))
-print(f"pale - sharpest: {difference.mean():.3f}, standard error {error:.3f}")
+for best in (sharpest, pale, flattest):
+    error = float(judge[best].std()) / math.sqrt(judge.shape[-1])
+    print(
+        f"head {best}: entropy {spread[best]:.2f}, "
+        f"loss {damage[best]:+.3f}, standard error {error:.3f}"
+    )
 print(
     f"median {damage.median():+.3f}, largest {damage.max():+.3f}; rank correlation {order:.1f}"
 )
@@ -732,16 +737,18 @@ ax.set(
 ax.set_title("Sharp and needed are two things")
 plt.show()
 
+error = float(judge[pale].std()) / math.sqrt(judge.shape[-1])
 assert pale == (2, 0) and (spread > spread[pale]).sum() < 5
-assert damage[pale] > 3 * damage.median()
-assert abs(difference.mean()) < error
-assert 0 < order < 0.7
+assert damage[pale] > 2 * damage.median() and damage[pale] > 3 * error
+assert damage[flattest] < damage.median()
+assert 0.2 < order < 0.8
 
 # %%
-# Sharp heads are needed more on the whole: the rank correlation is above 0, but far from 1. Head 2.0 has one of the five
-# flattest maps. It looks at everything almost alike, and nobody would choose its pale picture for a figure. Yet it is
-# more than three times as needed as the median head, and as needed as the head with the sharpest map, up to one standard
-# error. One can guess what a mean over everything is good for; the measurement says that it is needed.
+# Sharp heads are needed more on the whole: the rank correlation is above 0, but far from 1. The head with the flattest
+# map is needed less than the median head. But head 2.0 has one of the five flattest maps, too. It looks at everything
+# almost alike, and nobody would choose its pale picture for a figure. Yet on rows that did not choose it, it is more
+# than twice as needed as the median head. One can guess what a mean over everything is good for; the measurement says
+# that this one is needed.
 #
 # What a map is not
 # -----------------
@@ -930,8 +937,8 @@ assert error > 0.5
 # * The shipped model has a head that looks at the previous token and one that looks at line ends, both more
 #   than 2.5 times as much as chance. It hardly copies, and no head passes the induction test.
 # * The copier copies with two kinds of heads in two layers. Without the lower one, the upper ones go blind.
-# * A head of the shipped model that looks almost everywhere is more than three times as needed as the median one, and as
-#   needed as the sharpest.
+# * Sharp heads are needed more on the whole, but one head of the shipped model that looks almost everywhere is more
+#   than twice as needed as the median one.
 #
 # Sources
 # -------
