@@ -106,12 +106,7 @@ rounded = {
 for one, other in zip(Quantized(8).encode(keys), Rounded(8).encode(keys)):
     assert torch.equal(one.flatten(-2).float(), other)  # one group a head
 assert diagrams.same_tokens(exact, rounded["2 bits"]) < 5
-unlikely = {}  # the exact model's loss on the text up to its end
-for name, written in rounded.items():
-    new = tokenizer.encode("".join(written).partition("<|endoftext|>")[0])
-    logits = model(torch.tensor([prompt + new]))[0, len(prompt) - 1 : -1]
-    unlikely[name] = F.cross_entropy(logits, torch.tensor(new)).item()
-assert unlikely["1 bit"] > 2 * unlikely["2 bits"]
+assert len("".join(rounded["1 bit"])) < 0.75 * len("".join(rounded["2 bits"]))
 assert (
     (Rounded(4).decode(Rounded(4).encode(keys)) - keys).abs()
     < 0.501 * Rounded(4).encode(keys)[2]
