@@ -228,10 +228,10 @@ for name, (l, h) in heads.items():
 for name, by_text in rise.items():
     print(f"without {name:15} loss {by_text.mean():+.3f}")
 
-gap = rise["word pieces"] - rise["line ends"]
-assert gap.mean() > 2 * gap.std() / len(texts) ** 0.5
-middle = rise["previous token"].mean()
-assert rise["line ends"].mean() < middle < rise["word pieces"].mean()
+for gap in [rise["word pieces"] - rise["line ends"]]:
+    assert gap.mean() > 2 * gap.std() / len(texts) ** 0.5
+assert rise["line ends"].mean() < rise["previous token"].mean()
+assert rise["previous token"].mean() < rise["word pieces"].mean()
 assert all(by_text.mean() > 0.01 for by_text in rise.values())
 
 # %%

@@ -114,7 +114,7 @@ assert (
 diagrams.versions({"32 bits": exact} | rounded)
 
 # %%
-# With 2 bits the sentence is whole, but it is another one from its first token on. With 1 bit, each number is the
+# With 2 bits the sentence is whole, but another one from its first token on. With 1 bit, each number is the
 # smallest or the largest of its row, and the text falls apart.
 #
 # One large number
