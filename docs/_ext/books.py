@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import drawings
+import book_drawings
 import editions
 import folding
 import gallery
@@ -227,7 +227,7 @@ def cover(title: str) -> str:
         for i, row in enumerate(rows)
     )
     return (
-        f'<svg {drawings.NAMESPACES} viewBox="0 0 1000 1600" width="1000" height="1600" '
+        f'<svg {book_drawings.NAMESPACES} viewBox="0 0 1000 1600" width="1000" height="1600" '
         f"font-family=\"'DejaVu Sans', 'Noto Sans CJK SC', sans-serif\" fill=\"#14283c\">"
         f'<rect width="1000" height="1600" fill="#ffffff"/>{said}'
         f'<text x="80" y="460" font-size="40">lm_from_scratch</text>{cells}</svg>\n'
@@ -326,7 +326,7 @@ class ForBook(SphinxPostTransform):
             widget.replace_self(self.picture(widget))
         for raw in list(self.document.findall(nodes.raw)):
             if raw["format"] == "html":
-                raw.replace_self(self.drawn(drawings.found(raw.astext()), raw))
+                raw.replace_self(self.drawn(book_drawings.found(raw.astext()), raw))
 
     def pages(self) -> list[tuple[str, nodes.Element]]:
         """Each document with its name: for TeX all are one."""
@@ -343,7 +343,7 @@ class ForBook(SphinxPostTransform):
             canvas.text(338, 24 * i + 14, amount, 12, "end")
         return [
             nodes.paragraph("", said),
-            *self.drawn(drawings.found(canvas.drawing().html), widget),
+            *self.drawn(book_drawings.found(canvas.drawing().html), widget),
         ]
 
     def drawn(self, found: Iterable[tuple[str, Any]], place: nodes.Node) -> list[nodes.Node]:
@@ -355,9 +355,9 @@ class ForBook(SphinxPostTransform):
                 made.append(self.image(part))
             elif kind == "text":
                 form = (
-                    ("latex", drawings.tex_drawing(part))
+                    ("latex", book_drawings.tex_drawing(part))
                     if is_tex
-                    else ("html", drawings.xhtml(part))
+                    else ("html", book_drawings.xhtml(part))
                 )
                 made.append(nodes.raw("", form[1], format=form[0]))
             elif kind == "frame":
@@ -369,12 +369,12 @@ class ForBook(SphinxPostTransform):
         return in_frames(made) if is_tex else made
 
     def image(self, svg: ElementTree.Element) -> nodes.image:
-        text = drawings.standing_alone(svg)
+        text = book_drawings.standing_alone(svg)
         name = hashlib.sha256(text.encode()).hexdigest()[:16]
         path = Path(self.app.srcdir, DRAWN, f"{name}.svg")
         rst.write({path: text})
         if self.app.builder.format == "latex":
-            path = drawings.as_pdf(path)
+            path = book_drawings.as_pdf(path)
         uri = f"{DRAWN}/{path.name}"
         self.env.images.add_file(self.env.docname, uri)
         alt = svg.get("aria-label", "")

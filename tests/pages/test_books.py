@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+import book_drawings
 import books
-import drawings
 import figures
 import matplotlib.pyplot as plt
 import pytest
@@ -24,24 +24,24 @@ def test_a_figure_becomes_a_file_in_black_on_white() -> None:
     ax.set_title("a & b")
     drawn = figures.themed(made, "one")
     plt.close("all")
-    ((kind, svg),) = drawings.found(f'<div class="output">{drawn}</div>\n<br />')
-    text = drawings.standing_alone(svg)
+    ((kind, svg),) = book_drawings.found(f'<div class="output">{drawn}</div>\n<br />')
+    text = book_drawings.standing_alone(svg)
     assert kind == "svg" and "var(" not in text and "currentColor" not in text
     root = ElementTree.fromstring(text)
-    assert root.tag == f"{drawings.SVG}svg" and root.get("aria-label") == "a & b"
+    assert root.tag == f"{book_drawings.SVG}svg" and root.get("aria-label") == "a & b"
     assert "a & b" in "".join(root.itertext())
 
 
 def test_a_link_in_a_drawing_is_none_in_its_file() -> None:
     links = dict.fromkeys(("lookups", "norm", "attention", "mlp", "stream", "logits"), "#there")
-    ((_, svg),) = drawings.found(diagrams.gpt2_blocks(4, links).html)
-    text = drawings.standing_alone(svg)
+    ((_, svg),) = book_drawings.found(diagrams.gpt2_blocks(4, links).html)
+    text = book_drawings.standing_alone(svg)
     assert "there" not in text and 'role="img"' in text
 
 
 def test_the_frames_of_a_drawing_are_all_shown() -> None:
     frames = [diagrams.lines(["a"], ["b"], [[1.0]]), diagrams.tokens(["a"])]
-    found = list(drawings.found(cache_diagrams.steps("round", frames, ["1", "2"]).html))
+    found = list(book_drawings.found(cache_diagrams.steps("round", frames, ["1", "2"]).html))
     assert [kind for kind, _ in found] == ["frame", "frame"]
     assert [label for _, (label, _) in found] == ["round 1", "round 2"]
     assert [part[0][0] for _, (_, part) in found] == ["svg", "text"]
@@ -49,20 +49,20 @@ def test_the_frames_of_a_drawing_are_all_shown() -> None:
 
 @pytest.mark.parametrize("html", ["<p>words</p>", '<div class="x">words</div>', "<div>"])
 def test_html_of_another_kind_is_reported(html: str) -> None:
-    assert [kind for kind, _ in drawings.found(html)] == ["unknown"]
+    assert [kind for kind, _ in book_drawings.found(html)] == ["unknown"]
 
 
 def test_words_on_coloured_grounds_in_tex() -> None:
     texescape.init()
-    ((kind, element),) = drawings.found(diagrams.tokens(["a_b", "中"], [1, 22]).html)
-    made = drawings.tex_drawing(element)
+    ((kind, element),) = book_drawings.found(diagrams.tokens(["a_b", "中"], [1, 22]).html)
+    made = book_drawings.tex_drawing(element)
     assert kind == "text"
     assert made.count(r"\bookbox{") == 2 and r"\bookbox{BFDCEC}" in made  # a quarter of #0072B2
     assert r"a\_b" in made and "中" in made and r"\booksmall{22}" in made
 
 
 def test_blanks_and_lines_are_kept_in_tex() -> None:
-    made = drawings.set_words("a  b\n c", [r"\textbf"])
+    made = book_drawings.set_words("a  b\n c", [r"\textbf"])
     assert made.count(r"\ ") == 3 and made.count("\\\\") == 1
     assert made.count(r"\textbf{") == 3
 
