@@ -74,7 +74,7 @@ def documents() -> list[str]:
 
 def settings() -> dict[str, Any]:
     """What Sphinx does otherwise for a book."""
-    title = titles()[editions.LANGUAGE]
+    title = title_of_the_book()
     chinese = editions.LANGUAGE.startswith("zh")
     return {
         "extensions": [
@@ -183,22 +183,11 @@ CHINESE = r"""
 """
 
 
-def titles() -> dict[str, str]:
-    """Of each edition: what the landing page is called."""
+def title_of_the_book() -> str:
+    """What the landing page is called, in the language of the edition."""
     text = (gallery.DOCS / f"{ABOUT}.rst").read_text(encoding="utf-8")
     title = re.search(r"^=+\n(.+)\n=+$", text, re.M)[1]
-    return {language: editions_title(title, language) for language in editions.EDITIONS}
-
-
-def editions_title(title: str, language: str) -> str:
-    from babel.messages.pofile import read_po
-
-    path = editions.catalogues(language) / f"{ABOUT}.po"
-    if not path.exists():
-        return title
-    with open(path, "rb") as file:
-        found = read_po(file).get(title)
-    return str(found.string) if found and found.string else title
+    return editions.words(editions.LANGUAGE, ABOUT).get(title, title)
 
 
 def write_root(app: Any) -> None:

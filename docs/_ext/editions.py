@@ -85,8 +85,9 @@ def around() -> set[str]:
     return {message for message in found if isinstance(message, str)}
 
 
-def words(language: str) -> dict[str, str]:
-    path = catalogues(language) / f"{AROUND}.po"
+def words(language: str, name: str = AROUND) -> dict[str, str]:
+    """What a catalogue has for each text; nothing, where an edition has none of that name."""
+    path = catalogues(language) / f"{name}.po"
     if not path.exists():
         return {}
     with open(path, "rb") as file:
