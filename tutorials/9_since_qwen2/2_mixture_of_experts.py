@@ -337,7 +337,8 @@ for other in ("softmax, 3 of 16", "2 of 15 and a shared one"):
 # %%
 # The layer with a shared expert misses more than the one with the same router and none: with so few experts it takes
 # one of three choices away. Softmax misses a few hundredths more than sigmoid, too. In DeepSeek-V3 it is one of nine.
-# Published models disagree, too: Qwen3 has none, though the models before it had. What else differs between the routers is in `routing in depth <2a_routing_in_depth.ipynb>`_.
+# Published models disagree, too: Qwen3 has none, though the models before it had. What else differs between the routers
+# is in `routing in depth <2a_routing_in_depth.ipynb>`_.
 #
 # And the model? It takes the balanced mixture in the place of its MLP, and goes on writing:
 

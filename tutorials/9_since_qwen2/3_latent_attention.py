@@ -138,8 +138,8 @@ assert lost[:, 1].min() > 0.8 and lost[:, 0].min() > 1.2
 
 # %%
 # A quarter of the numbers costs less than 0.1 nats, an eighth about half a nat. But this model was not trained to be
-# remembered in few numbers. DeepSeek-V3 learns its latents from the first step on, and has 512 numbers for what would be 32,768.
-# (Whether it would be a better model with all of them, our experiment cannot say.)
+# remembered in few numbers. DeepSeek-V3 learns its latents from the first step on, and has 512 numbers for what would
+# be 32,768. (Whether it would be a better model with all of them, our experiment cannot say.)
 #
 # The figure shows the three texts.
 

@@ -202,8 +202,8 @@ for everything, window, pinned in map(losses, plain):
 
 # %%
 # With all keys each model fails: nothing in training was that far away. The window repairs that, and the first token
-# gives back a little more, one or two hundredths of a nat. The shipped GPT-2 loses 0.08 nats when a window of 64 keys drops its
-# first token; the shipped Qwen2 loses nothing (`in depth <4a_sinks_and_gates_in_depth.ipynb>`_).
+# gives back a little more, one or two hundredths of a nat. The shipped GPT-2 loses 0.08 nats when a window of 64 keys
+# drops its first token; the shipped Qwen2 loses nothing (`in depth <4a_sinks_and_gates_in_depth.ipynb>`_).
 #
 # A sink of its own
 # -----------------

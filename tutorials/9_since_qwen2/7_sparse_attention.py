@@ -60,7 +60,8 @@ assert 0.65 < row[best].sum() < 0.78
 assert row[-16:].sum() < row[best].sum() - 0.1
 
 # %%
-# So 205 keys were read for little more than a quarter of the result. In a text of 100,000 tokens it would be almost all of them.
+# So 205 keys were read for little more than a quarter of the result. In a text of 100,000 tokens it would be almost all
+# of them.
 # *Sparse attention* reads the k best keys, and leaves the rest in memory.
 #
 # There is a catch. To know the best keys, we took the weights of *all* keys, and that is the work we wanted to save.
@@ -256,8 +257,8 @@ assert losses[16][0] - losses[256][0] > 0.2
 
 # %%
 # Nothing left. With 16 keys the learned choice costs less than 0.12 nats, and the window more than 0.2. At 64 they are
-# nearly equal: the texts have 256 tokens, and this model needs few of them. Sparse attention is for long texts, and for models
-# that use them. With k = 256 nothing is hidden, and the loss is that of the full model.
+# nearly equal: the texts have 256 tokens, and this model needs few of them. Sparse attention is for long texts, and for
+# models that use them. With k = 256 nothing is hidden, and the loss is that of the full model.
 #
 # Ties
 # ----

@@ -240,9 +240,9 @@ assert min(counted[f"new part {seed}"][1] for seed in range(3)) > 50
 
 # %%
 # The table, and one text decides it. In the second, Qwen2 falls into a loop and writes almost nothing but dots. Look-up
-# and table copy those at once; the new part guesses next to none of them right. In the other four the new part saves most, from
-# every seed, but only just: after seconds of training it saves a few passes more than a table of pairs. A table is all
-# that it can be; the part can still learn (exercise 3).
+# and table copy those at once; the new part guesses next to none of them right. In the other four the new part saves
+# most, from every seed, but only just: after seconds of training it saves a few passes more than a table of pairs. A
+# table is all that it can be; the part can still learn (exercise 3).
 #
 # What it costs
 # -------------
