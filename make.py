@@ -10,12 +10,14 @@ use, ``.venv``, from the pinned requirements. ``PYTHON=...`` says which Python i
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import urllib.request
 from functools import lru_cache
 from pathlib import Path
 
@@ -25,6 +27,7 @@ VENV = ROOT / ".venv"
 #: The Pythons that an environment can be made with.
 PYTHONS = ["python3.11", "python3.12", "python3.13", "python3.14", "python3", "python"]
 OLDEST = (3, 11)
+CPU_TORCH = "https://download.pytorch.org/whl/cpu"
 
 SITE = "docs/_build/html"
 DOCTREES = "docs/_build/doctrees"
@@ -33,6 +36,7 @@ GENERATED = [
     *("docs/gpu", "docs/exercises", "docs/stories"),
 ]
 BOOKS = "docs/_build/books"
+EPUB = "lm_from_scratch.epub"
 #: What makes a PDF, and the packages of Debian and Ubuntu that have it, with the fonts.
 TEX = ("xelatex", "latexmk", "rsvg-convert")
 TEX_PACKAGES = (
@@ -77,12 +81,25 @@ def install() -> None:
     say("Installing the requirements: minutes on the first call, then seconds")
     quiet = ["install", "--quiet", "--disable-pip-version-check"]
     wanted = ["--constraint", "constraints.txt", "--editable", ".[test,docs,lab]"]
-    if not succeeds(python, "-m", "pip", *quiet, *wanted):
+    if not succeeds(python, "-m", "pip", *quiet, *torch_builds(), *wanted):
         sys.exit(
             "The installation is not complete; the first lines above say why. It needs the "
             "network. Run the command again: it goes on."
         )
     stamp.touch()
+
+
+def torch_builds() -> list[str]:
+    """Where pip finds torch's CPU builds, for a Linux without a GPU: it would fetch GPU libraries,
+    3 GB more. Nothing where pip was told another place, or where that place does not answer."""
+    told = "PIP_EXTRA_INDEX_URL" in os.environ or "PIP_NO_INDEX" in os.environ
+    if told or not sys.platform.startswith("linux") or shutil.which("nvidia-smi"):
+        return []
+    try:
+        urllib.request.urlopen(f"{CPU_TORCH}/torch/", timeout=5).close()
+    except (OSError, http.client.HTTPException):
+        return []
+    return ["--extra-index-url", CPU_TORCH]
 
 
 def venv_python(folder: Path = VENV, windows: bool = WINDOWS) -> str:
@@ -193,6 +210,11 @@ def built() -> None:
         sys.exit("There is no site yet. Run: python make.py docs")
 
 
+def languages() -> list[str]:
+    """The editions of the site: English, then its translations."""
+    return ["en", *sorted(path.name for path in (ROOT / "docs" / "locale").iterdir())]
+
+
 # (The plugin of nbval takes seconds in every process; tests that need it start one of their own.)
 PYTEST = ["-m", "pytest", "-p", "no:nbval", "-n", "2"]
 BALANCED = [*PYTEST, "--dist", "loadgroup", "--no-loadscope-reorder"]
@@ -210,13 +232,17 @@ def docs() -> None:
         *("-W", "--keep-going", "-j", jobs if jobs != "0" else "1", "-b", "html"),
         *("-d", DOCTREES, "docs", SITE),
     )
-    for folder in sorted((ROOT / "docs" / "locale").iterdir()):  # the same results, other texts
-        say(f"The edition {folder.name}")
+    for language in languages()[1:]:  # the same results, other texts
+        say(f"The edition {language}")
         sphinx(
-            *("-W", "--keep-going", "-b", "html", "-d", f"{DOCTREES}-{folder.name}"),
-            *("docs", f"{SITE}/{folder.name}"),
-            SITE_LANGUAGE=folder.name,
+            *("-W", "--keep-going", "-b", "html", "-d", f"{DOCTREES}-{language}"),
+            *("docs", f"{SITE}/{language}"),
+            SITE_LANGUAGE=language,
         )
+    for language in languages():
+        book("epub", language)
+        at = ROOT / SITE / ("" if language == "en" else language)
+        shutil.copy(ROOT / BOOKS / f"epub-{language}" / EPUB, at / EPUB)
     say(f"The site is in {SITE}. Open {SITE}/index.html, or run: python make.py serve")
 
 
@@ -231,22 +257,27 @@ def books() -> None:
     built()
     remove(BOOKS)
     has_tex = all(map(shutil.which, TEX))
-    for language in ("en", *sorted(path.name for path in (ROOT / "docs" / "locale").iterdir())):
-        for builder in ("epub", "latex") if has_tex else ("epub",):
-            sphinx(
-                *("-q", "-W", "--keep-going", "-t", "book", "-b", builder),
-                *("-d", f"{BOOKS}/doctrees-{language}", "docs", f"{BOOKS}/{builder}-{language}"),
-                SITE_LANGUAGE=language,
-                GALLERY_JOBS="0",
-            )
-        made = [f"{BOOKS}/epub-{language}/lm_from_scratch.epub"]
+    for language in languages():
+        book("epub", language)
+        made = [f"{BOOKS}/epub-{language}/{EPUB}"]
         if has_tex:
+            book("latex", language)
             made.append(typeset(f"{BOOKS}/latex-{language}"))
         for path in map(Path, made):
             shutil.copy(ROOT / path, ROOT / BOOKS / f"{path.stem}-{language}{path.suffix}")
     say(f"The books are in {BOOKS}: {', '.join(p.name for p in (ROOT / BOOKS).glob('*.*'))}")
     if not has_tex:
         say(f"For the PDF, on Debian and Ubuntu: apt install {TEX_PACKAGES}")
+
+
+def book(builder: str, language: str) -> None:
+    """The lessons in one file, or the folder that TeX makes it from."""
+    sphinx(
+        *("-q", "-W", "--keep-going", "-t", "book", "-b", builder),
+        *("-d", f"{BOOKS}/doctrees-{language}", "docs", f"{BOOKS}/{builder}-{language}"),
+        SITE_LANGUAGE=language,
+        GALLERY_JOBS="0",
+    )
 
 
 def typeset(folder: str) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 import runpy
 import shutil
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +114,40 @@ def test_which_python_makes_the_environment(
         monkeypatch.setenv("PYTHON", name)
         with pytest.raises(SystemExit, match=fault):
             base()
+
+
+def test_a_linux_without_a_gpu_gets_the_cpu_build_of_torch(
+    make: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def opened(url: str, timeout: float) -> io.BytesIO:
+        asked.append(url)
+        return io.BytesIO()
+
+    def silent(url: str, timeout: float) -> io.BytesIO:
+        raise urllib.error.URLError("no such host")
+
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(urllib.request, "urlopen", opened)
+    place = make["CPU_TORCH"]
+    assert make["torch_builds"]() == ["--extra-index-url", place]
+    assert asked == [f"{place}/torch/"]
+    monkeypatch.setattr(urllib.request, "urlopen", silent)
+    assert make["torch_builds"]() == []
+    monkeypatch.setattr(urllib.request, "urlopen", opened)
+    with monkeypatch.context() as told:
+        told.setenv("PIP_EXTRA_INDEX_URL", "https://packages.invalid/simple")
+        assert make["torch_builds"]() == []
+    with monkeypatch.context() as other:
+        other.setattr(sys, "platform", "darwin")
+        assert make["torch_builds"]() == []
+    fake_python(tmp_path, "nvidia-smi", "")
+    assert make["torch_builds"]() == []
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("path", ["/", "/etc/nowhere", "", ".", "..", "../nowhere", "docs/../../x"])
