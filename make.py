@@ -33,15 +33,14 @@ SITE = "docs/_build/html"
 DOCTREES = "docs/_build/doctrees"
 GENERATED = [
     *("docs/_build", "docs/auto_tutorials", "docs/api", "docs/generated"),
-    *("docs/gpu", "docs/exercises", "docs/stories"),
+    *("docs/gpu", "docs/exercises", "docs/stories", "docs/book.rst"),
 ]
 BOOKS = "docs/_build/books"
-EPUB = "lm_from_scratch.epub"
 #: What makes a PDF, and the packages of Debian and Ubuntu that have it, with the fonts.
 TEX = ("xelatex", "latexmk", "rsvg-convert")
 TEX_PACKAGES = (
-    "texlive-xetex texlive-latex-extra texlive-fonts-recommended texlive-lang-chinese latexmk "
-    "librsvg2-bin fonts-freefont-otf fonts-dejavu-core fonts-noto-cjk"
+    "apt install texlive-xetex texlive-latex-extra texlive-fonts-recommended "
+    "texlive-lang-chinese latexmk librsvg2-bin fonts-freefont-otf fonts-dejavu-core fonts-noto-cjk"
 )
 PEERS = ROOT / "build" / "bench" / "peers"
 #: With these every library treats the processor as one without AVX-512. torch.compile stores its
@@ -81,7 +80,7 @@ def install() -> None:
     say("Installing the requirements: minutes on the first call, then seconds")
     quiet = ["install", "--quiet", "--disable-pip-version-check"]
     wanted = ["--constraint", "constraints.txt", "--editable", ".[test,docs,lab]"]
-    if not succeeds(python, "-m", "pip", *quiet, *torch_builds(), *wanted):
+    if not succeeds(python, "-m", "pip", *quiet, *torch_builds(python), *wanted):
         sys.exit(
             "The installation is not complete; the first lines above say why. It needs the "
             "network. Run the command again: it goes on."
@@ -89,11 +88,14 @@ def install() -> None:
     stamp.touch()
 
 
-def torch_builds() -> list[str]:
+def torch_builds(python: str) -> list[str]:
     """Where pip finds torch's CPU builds, for a Linux without a GPU: it would fetch GPU libraries,
-    3 GB more. Nothing where pip was told another place, or where that place does not answer."""
-    told = "PIP_EXTRA_INDEX_URL" in os.environ or "PIP_NO_INDEX" in os.environ
-    if told or not sys.platform.startswith("linux") or shutil.which("nvidia-smi"):
+    3 GB more. Nothing where pip was told its places, or where this one does not answer."""
+    if not sys.platform.startswith("linux") or shutil.which("nvidia-smi"):
+        return []
+    settings = [python, "-m", "pip", "config", "list"]  # those of files and of the environment
+    told = subprocess.run(settings, capture_output=True, text=True, check=False).stdout
+    if re.search(r"\.(extra-index-url|index-url|no-index)=", told):
         return []
     try:
         urllib.request.urlopen(f"{CPU_TORCH}/torch/", timeout=5).close()
@@ -212,7 +214,8 @@ def built() -> None:
 
 def languages() -> list[str]:
     """The editions of the site: English, then its translations."""
-    return ["en", *sorted(path.name for path in (ROOT / "docs" / "locale").iterdir())]
+    folders = (path for path in (ROOT / "docs" / "locale").iterdir() if path.is_dir())
+    return ["en", *sorted(path.name for path in folders)]
 
 
 # (The plugin of nbval takes seconds in every process; tests that need it start one of their own.)
@@ -240,9 +243,7 @@ def docs() -> None:
             SITE_LANGUAGE=language,
         )
     for language in languages():
-        book("epub", language)
-        at = ROOT / SITE / ("" if language == "en" else language)
-        shutil.copy(ROOT / BOOKS / f"epub-{language}" / EPUB, at / EPUB)
+        shutil.copy(epub(language), ROOT / SITE / ("" if language == "en" else language))
     say(f"The site is in {SITE}. Open {SITE}/index.html, or run: python make.py serve")
 
 
@@ -253,41 +254,49 @@ def preview() -> None:
 
 
 def books() -> None:
-    """the lessons as EPUB and PDF, from the built site; nothing runs again"""
+    """the lessons as EPUB and PDF, with the results of the site; only changed tutorials run"""
     built()
     remove(BOOKS)
     has_tex = all(map(shutil.which, TEX))
-    for language in languages():
-        book("epub", language)
-        made = [f"{BOOKS}/epub-{language}/{EPUB}"]
-        if has_tex:
-            book("latex", language)
-            made.append(typeset(f"{BOOKS}/latex-{language}"))
-        for path in map(Path, made):
-            shutil.copy(ROOT / path, ROOT / BOOKS / f"{path.stem}-{language}{path.suffix}")
-    say(f"The books are in {BOOKS}: {', '.join(p.name for p in (ROOT / BOOKS).glob('*.*'))}")
+    for form in (epub, pdf) if has_tex else (epub,):
+        for language in languages():
+            made = form(language)
+            shutil.copy(made, ROOT / BOOKS / f"{made.stem}-{language}{made.suffix}")
+    names = sorted(path.name for path in (ROOT / BOOKS).glob("*.*"))
+    say(f"The books are in {BOOKS}: {', '.join(names)}")
     if not has_tex:
-        say(f"For the PDF, on Debian and Ubuntu: apt install {TEX_PACKAGES}")
+        say(f"For the PDF, on Debian and Ubuntu: {TEX_PACKAGES}")
 
 
-def book(builder: str, language: str) -> None:
-    """The lessons in one file, or the folder that TeX makes it from."""
+def book(builder: str, language: str) -> Path:
+    """The folder with the lessons as an EPUB, or as what TeX reads."""
     sphinx(
         *("-q", "-W", "--keep-going", "-t", "book", "-b", builder),
         *("-d", f"{BOOKS}/doctrees-{language}", "docs", f"{BOOKS}/{builder}-{language}"),
         SITE_LANGUAGE=language,
         GALLERY_JOBS="0",
     )
+    return ROOT / BOOKS / f"{builder}-{language}"
 
 
-def typeset(folder: str) -> str:
-    """The PDF of a folder. It fails where a glyph or a place is missing, or a line is cut."""
-    options = ["-r", f"{folder}/latexmkrc", "-cd", "-xelatex", "-interaction=nonstopmode", "-quiet"]
-    code = process("latexmk", *options, f"{folder}/lm_from_scratch.tex")
-    run(python(), "docs/_ext/books.py", f"{folder}/lm_from_scratch.log")
-    if code:
-        sys.exit(code)
-    return f"{folder}/lm_from_scratch.pdf"
+def epub(language: str) -> Path:
+    return book("epub", language) / "lm_from_scratch.epub"
+
+
+def pdf(language: str) -> Path:
+    """It fails where a glyph or a place is missing, or a line is cut."""
+    folder = book("latex", language)
+    made = {end: folder / f"lm_from_scratch.{end}" for end in ("tex", "log", "pdf")}
+    done = process(
+        *("latexmk", "-r", str(folder / "latexmkrc"), "-cd", "-xelatex"),
+        *("-interaction=nonstopmode", "-quiet", str(made["tex"])),
+        max_print_line="10000",  # a message is one line of the log
+    )
+    if made["log"].is_file():
+        done = process(python(), "docs/_ext/books.py", str(made["log"])) or done
+    if done:
+        sys.exit(f"There is no PDF. It needs, on Debian and Ubuntu: {TEX_PACKAGES}")
+    return made["pdf"]
 
 
 def catalogues() -> None:

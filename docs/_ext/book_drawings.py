@@ -14,6 +14,8 @@ from sphinx.util import texescape
 
 SVG = "{http://www.w3.org/2000/svg}"
 NAMESPACES = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+#: Elements of a drawing that is made of words.
+WORDS = {"div", "span", "b", "strong", "s", "small", "br", "wbr"}
 #: Of its size on a page, so that letters are as large as those of the text.
 SCALE = "0.85"
 
@@ -39,7 +41,8 @@ def parts(element: ElementTree.Element) -> Iterator[tuple[str, Any]]:
         for label, frame in zip(element.findall("label"), frames, strict=True):
             yield "frame", (f"{name}{label.text}", list(parts(frame)))
     elif "diagram" in kinds and next(element.iter(f"{SVG}svg"), None) is None:
-        yield "text", element
+        known = all(inner.tag in WORDS for inner in element.iter())
+        yield ("text", element) if known else ("unknown", xhtml(element))
     else:
         if said := "".join([element.text or "", *(one.tail or "" for one in element)]).strip():
             yield "unknown", said

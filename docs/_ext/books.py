@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
+from xml.sax.saxutils import escape
 
 import book_drawings
 import editions
@@ -88,7 +89,10 @@ def settings() -> dict[str, Any]:
             "site": (os.environ.get("SITE_URL") or SITE, "_build/html/objects.inv"),
         },
         "intersphinx_disabled_reftypes": [],
-        "suppress_warnings": ["toc.not_readable", "toc.excluded", "toc.not_included"],
+        "suppress_warnings": [
+            "sphinx_gallery.space_in_filename",  # of a folder above, as for the site
+            *("toc.not_readable", "toc.excluded", "toc.not_included"),
+        ],
         "autosummary_generate": [],
         "templates_path": [],
         "html_static_path": ["_static/epub.css"],
@@ -212,8 +216,8 @@ def cover(title: str) -> str:
     middle = re.search(r"[,，] ?", title)
     rows = [title[: middle.end()], title[middle.end() :]] if middle else [title]
     said = "".join(
-        f'<text x="80" y="{230 + 110 * i}" font-size="84" font-weight="700">{row.strip()}</text>'
-        for i, row in enumerate(rows)
+        f'<text x="80" y="{230 + 110 * i}" font-size="84" font-weight="700">{row}</text>'
+        for i, row in enumerate(map(escape, map(str.strip, rows)))
     )
     return (
         f'<svg {book_drawings.NAMESPACES} viewBox="0 0 1000 1600" width="1000" height="1600" '
@@ -260,7 +264,8 @@ def about(landing: str) -> str:
         _(
             "This book has the lessons, the questions that people ask, the glossary and the "
             "symbols. The site has more: pages in depth, exercises with automatic checks, GPU "
-            "kernels, and models that run in the page. The lessons name them."
+            "kernels, and models that run in the page. Where a lesson says press or click, it "
+            "means such a model: here is a picture of what it shows first."
         ),
         _(
             "Below the code is what it printed. Lines that only check a result, print a table or "
@@ -283,12 +288,7 @@ def index(app: Any, env: Any) -> None:
     """A term is in the index with the lesson that explains it. (TeX gets it in `ForBook`.)"""
     for docname in documents():
         known = env.domains.index_domain.entries.setdefault(docname, [])
-        entries = [("single", term.word, "", "main", None) for term in explained(env, docname)]
-        known += [entry for entry in entries if entry not in known]
-
-
-def explained(env: Any, docname: str) -> list[terms.Term]:
-    return [term for term in terms.all_terms(env) if term.page == docname]
+        known += [entry for entry in terms.entries(env, docname) if entry not in known]
 
 
 # ------------------------------------------------------------------------------ the form of a page
@@ -300,6 +300,7 @@ class ForBook(SphinxPostTransform):
     default_priority = 600  # links of the page lead somewhere at 10, terms are linked at 700
 
     def run(self, **kwargs: Any) -> None:
+        is_tex = self.app.builder.format == "latex"
         for node in list(self.document.findall(is_site_only)):
             if node.parent is not None:
                 node.parent.remove(node)
@@ -309,8 +310,10 @@ class ForBook(SphinxPostTransform):
         for docname, page in self.pages():
             if gallery.page_of(docname):
                 shorten(page)
-            if self.app.builder.format == "latex":
-                for_tex(page, explained(self.env, docname))
+            if is_tex:
+                put_in_index(page, terms.entries(self.env, docname))
+        if is_tex:
+            for_tex(self.document)
         for widget in list(self.document.findall(live.live)):
             widget.replace_self(self.picture(widget))
         for raw in list(self.document.findall(nodes.raw)):
@@ -387,21 +390,19 @@ def shorten(page: nodes.Element) -> None:
         block.replace_self(copy)
 
 
-def for_tex(page: nodes.Element, known: list[terms.Term]) -> None:
-    """Output is set apart from code, tables may go on on the next page, and the index has the terms
-    that a page explains."""
-    for table in page.findall(nodes.table):
+def for_tex(book: nodes.Element) -> None:
+    """Output is set apart from code, and a table may go on on the next page."""
+    for table in book.findall(nodes.table):
         table["classes"] = [*table.get("classes", []), "longtable"]
-    for block in list(page.findall(nodes.literal_block)):
+    for block in list(book.findall(nodes.literal_block)):
         if "sphx-glr-script-out" in block.get("classes", []):
-            begin, end = (
-                nodes.raw("", rf"\{word}{{bookoutput}}", format="latex")
-                for word in ("begin", "end")
-            )
+            begin, end = (raw_tex(rf"\{word}{{bookoutput}}") for word in ("begin", "end"))
             block.replace_self([begin, block.deepcopy(), end])
+
+
+def put_in_index(page: nodes.Element, entries: list[terms.Entry]) -> None:
     section = next(page.findall(nodes.section), None)
-    if known and section is not None:
-        entries = [("single", term.word, "", "main", None) for term in known]
+    if entries and section is not None:
         section.insert(1, addnodes.index(entries=entries, inline=False))
 
 
@@ -426,8 +427,10 @@ def in_frames(made: list[nodes.Node]) -> list[nodes.Node]:
 
 
 def is_site_only(node: nodes.Node) -> bool:
-    if not isinstance(node, nodes.Element) or isinstance(node, nodes.meta):
-        return isinstance(node, nodes.meta)
+    if isinstance(node, nodes.meta):
+        return True
+    if not isinstance(node, nodes.Element):
+        return False
     if isinstance(node, nodes.paragraph):
         first = node.children[0] if node.children else None
         return isinstance(first, nodes.strong) and first.astext() == _("Next:")
@@ -484,9 +487,7 @@ class Epub(Epub3Builder):
 # ------------------------------------------------------------------------------------------- PDF
 
 LOST = re.compile(
-    r"^(?:Missing character: .*|.*Reference .* undefined.*|.*has been referenced but does not "
-    r"exist.*|! .*)$",
-    re.M,
+    r"^(?:Missing character: .*|LaTeX Warning: (?:Hyper )?[Rr]eference .* undefined.*|! .*)$", re.M
 )
 CUT = re.compile(r"^Overfull \\[hv]box \((\d+)\.\d+pt too (?:wide|high)\).*$", re.M)
 

@@ -113,7 +113,10 @@ def kind(node: ast.stmt, drawing: set[str]) -> str:
     if isinstance(node, (ast.For, ast.With)):
         return loop(node, drawing)
     if isinstance(node, ast.FunctionDef):
-        return "figure" if draws_only(node.body, drawing) else ""
+        if not draws_only(node.body, drawing):
+            return ""
+        drawing.add(node.name)  # so does a call of it
+        return "figure"
     value = getattr(node, "value", None)
     if isinstance(node, ast.Expr) and is_check(node.value):
         return "check"

@@ -122,6 +122,16 @@ def prose(node: nodes.Element) -> Iterator[nodes.Text]:
             yield from prose(child)
 
 
+#: Of an index, as Sphinx writes it.
+Entry = tuple[str, str, str, str, None]
+
+
+def entries(env: Any, docname: str) -> list[Entry]:
+    """The terms that a page explains, as entries of an index."""
+    explained = [term for term in all_terms(env) if term.page == docname]
+    return [("single", term.word, "", "main", None) for term in explained]
+
+
 class LinkTerms(SphinxPostTransform):
     default_priority = 700  # behind the one that resolves the page's own links
     formats = ("html",)
@@ -131,10 +141,8 @@ class LinkTerms(SphinxPostTransform):
         if GLOSSARY not in self.env.found_docs:
             return
         # The search finds a page by the terms that it explains, as by an entry of an index.
-        explained = [term for term in all_terms(self.env) if term.page == docname]
-        entries = [("single", term.word, "", "main", None) for term in explained]
-        if entries:
-            self.document.insert(0, addnodes.index(entries=entries))
+        if found := entries(self.env, docname):
+            self.document.insert(0, addnodes.index(entries=found))
         if docname == SYMBOLS:
             letters(self.document)  # gives each its place
         if PAGES.match(docname):

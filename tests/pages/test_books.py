@@ -12,6 +12,7 @@ import pytest
 from docutils import nodes
 from docutils.core import publish_doctree
 from slides import to_mathml
+from sphinx import addnodes
 from sphinx.util import texescape
 
 from lm_from_scratch.instruments import cache_diagrams, diagrams
@@ -47,7 +48,13 @@ def test_the_frames_of_a_drawing_are_all_shown() -> None:
     assert [part[0][0] for _, (_, part) in found] == ["svg", "text"]
 
 
-@pytest.mark.parametrize("html", ["<p>words</p>", '<div class="x">words</div>', "<div>"])
+@pytest.mark.parametrize(
+    "html",
+    [
+        *("<p>words</p>", '<div class="x">words</div>', "<div>"),
+        '<div class="diagram">words<img src="x.png"/></div>',
+    ],
+)
 def test_html_of_another_kind_is_reported(html: str) -> None:
     assert [kind for kind, _ in book_drawings.found(html)] == ["unknown"]
 
@@ -99,6 +106,16 @@ def test_code_that_only_checks_or_draws_is_left_out() -> None:
     assert shown == ["x = 1\nprint(x)", "import a\nimport b\nimport c\n\ny = 2"]
 
 
+def test_an_output_in_a_chapter_is_set_apart_once() -> None:
+    output = nodes.literal_block("1", "1", classes=["sphx-glr-script-out"])
+    lesson = addnodes.start_of_file("", nodes.section("", output), docname="1_gpt2/1_tokens")
+    book = nodes.document(None, None)
+    book += addnodes.start_of_file("", nodes.section("", lesson), docname="1_gpt2/index")
+    books.for_tex(book)
+    commands = [node.astext() for node in book.findall(nodes.raw)]
+    assert commands == [r"\begin{bookoutput}", r"\end{bookoutput}"]
+
+
 def test_the_landing_page_has_what_the_book_takes() -> None:
     text = books.about((books.gallery.DOCS / "index.rst").read_text(encoding="utf-8"))
     titles = [node.astext() for node in publish_doctree(text).findall(nodes.title)]
@@ -114,12 +131,12 @@ def test_commands_that_docutils_does_not_know(formula: str) -> None:
 def test_what_tex_says() -> None:
     log = """
 Missing character: There is no \u21b5 (U+21B5) in font FreeSerif Bold/OT:script=latn
-LaTeX Warning: Reference `x' on page 3 undefined on input line 12.
+LaTeX Warning: Hyper reference `a/b:x' on page 3 undefined on input line 12.
 Overfull \\hbox (3.2pt too wide) in paragraph at lines 1--2
 Overfull \\hbox (52.9395pt too wide) in paragraph at lines 4--5
 Overfull \\vbox (99.5pt too high) has occurred while \\output is active
 Underfull \\vbox (badness 10000)
 """
     found = books.faults(log)
-    assert len(found) == 4 and "U+21B5" in found[0] and "`x'" in found[1] and "52.9" in found[2]
+    assert len(found) == 4 and "U+21B5" in found[0] and "`a/b:x'" in found[1] and "52.9" in found[2]
     assert "99.5" in found[3]

@@ -128,25 +128,33 @@ def test_a_linux_without_a_gpu_gets_the_cpu_build_of_torch(
     def silent(url: str, timeout: float) -> io.BytesIO:
         raise urllib.error.URLError("no such host")
 
-    for name in ("PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX"):
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+
+    def builds() -> list[str]:
+        return make["torch_builds"](sys.executable)
+
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(urllib.request, "urlopen", opened)
     place = make["CPU_TORCH"]
-    assert make["torch_builds"]() == ["--extra-index-url", place]
+    assert builds() == ["--extra-index-url", place]
     assert asked == [f"{place}/torch/"]
     monkeypatch.setattr(urllib.request, "urlopen", silent)
-    assert make["torch_builds"]() == []
+    assert builds() == []
     monkeypatch.setattr(urllib.request, "urlopen", opened)
-    with monkeypatch.context() as told:
-        told.setenv("PIP_EXTRA_INDEX_URL", "https://packages.invalid/simple")
-        assert make["torch_builds"]() == []
+    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_CONFIG_FILE"):
+        settings = tmp_path / "pip.conf"
+        settings.write_text("[global]\nindex-url = https://packages.invalid/simple\n")
+        with monkeypatch.context() as told:
+            told.setenv(name, str(settings))
+            assert builds() == []
     with monkeypatch.context() as other:
         other.setattr(sys, "platform", "darwin")
-        assert make["torch_builds"]() == []
+        assert builds() == []
     fake_python(tmp_path, "nvidia-smi", "")
-    assert make["torch_builds"]() == []
+    assert builds() == []
     assert len(asked) == 1
 
 
@@ -167,7 +175,13 @@ def test_clean_keeps_the_environment(
     monkeypatch.setitem(here, "ROOT", tmp_path)
     monkeypatch.setitem(here, "VENV", tmp_path / ".venv")
     keep = [".venv/x/__pycache__/a.pyc", "build/notebooks/mine.ipynb", "docs/index.rst"]
-    gone = ["docs/_build/a.html", "build/bdist.linux/a", "tests/__pycache__/a.pyc", ".ruff_cache/a"]
+    gone = [
+        "docs/_build/a.html",
+        "docs/book.rst",
+        "build/bdist.linux/a",
+        "tests/__pycache__/a.pyc",
+        ".ruff_cache/a",
+    ]
     for name in (*keep, *gone):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
