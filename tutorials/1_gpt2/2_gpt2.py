@@ -96,7 +96,8 @@ assert round(100 * tables / total) == 26
 assert round(100 * (50257 + 1024) * 768 / 124_439_808) == 32
 
 # %%
-# A quarter is the table of tokens. In the smallest GPT-2 that OpenAI published, it is 32 %.
+# A quarter, nearly all of it in the table of tokens. In the smallest GPT-2 that OpenAI published, the two tables have
+# 32 %.
 #
 # LayerNorm
 # ---------

@@ -246,9 +246,9 @@ assert sum(w.numel() for w in model.parameters()) < 2.5e6
 # <https://github.com/huggingface/transformers/issues/2302>`_). The higher the penalty, the more it
 # repeated.
 #
-# We can do the same. Most logits of our model are negative, too, but those of the likely tokens are
-# positive, and dividing makes these smaller. In the model of that user, even they were negative. So we
-# subtract 30 from all logits. No difference changes, so no probability changes.
+# We can do the same. In the model of that user all logits were negative, even those of the likely tokens. In ours the
+# likely tokens have positive logits, and dividing makes these smaller. So we subtract 30 from all logits. No difference
+# changes, so no probability changes.
 
 
 def old_penalty(z):

@@ -6,7 +6,7 @@ Attention lets a token read the tokens before it. Which ones does it read? The a
 can look at it: click on a token, then on a head.
 
 .. live:: look
-   :prompt: If the file does not exist, an unhashable object is
+   :prompt: If the file does not exist, an uninitialized object is
 
 In this lesson you find three heads whose habit you can name, test them on many texts, switch them off, and watch a
 model learn to copy.
@@ -42,14 +42,14 @@ def look(model, idx):  # (B, T)
 
 
 text = """If the file does not exist,
-an unhashable object is
+an uninitialized object is
 returned by the iterator."""
 ids = tokenizer.start(text)
 maps = look(model, torch.tensor([ids]))[:, 0]  # (L, H, T, T)
 print(maps.shape)
 
 # %%
-# There are 8 layers of 4 heads, and each head has a *map* of 21 by 21 weights. Here is one of the 32.
+# There are 8 layers of 4 heads, and each head has a *map* of 22 by 22 weights. Here is one of the 32.
 
 import matplotlib.pyplot as plt
 
@@ -60,7 +60,7 @@ fig, (ax,) = plot.figure(4.6, 4.6)
 plot.attention_map(ax, maps[4, 3], words, "layer 4, head 3")
 ax.set(xlabel="is looked at", ylabel="looks")
 plt.show()
-assert maps.shape == (8, 4, 21, 21)
+assert maps.shape == (8, 4, 22, 22)
 
 # %%
 # Read a map row by row. A row is one token that looks; the dark cells in it are the tokens that it looks at. The row of
@@ -87,15 +87,19 @@ assert ((maps.sum(-1) - 1).abs() < 1e-4).all()
 # Three heads you can name
 # ------------------------
 #
-# The head above looks at the previous token. Two others have equally clear habits.
+# The head above looks at the previous token: in 14 of 22 rows, that is the darkest cell. Two others have habits that you
+# can name, too.
 
 fig, axes = plot.figure(4.6, 9.0, 2, 1)
 for ax, (l, h) in zip(axes, [(7, 3), (1, 0)]):
     plot.attention_map(ax, maps[l, h], words, f"layer {l}, head {h}")
     ax.set(xlabel="is looked at", ylabel="looks")
 plt.show()
-assert words[8] == words[15] == "\n"
-assert maps[7, 3, 9:15].argmax(-1).tolist() == [8, 10, 8, 8, 8, 8]
+assert (
+    sum(s == t - 1 for t, s in enumerate(maps[4, 3].argmax(-1).tolist())) == 14
+)
+assert words[8] == words[16] == "\n"
+assert maps[7, 3, 9:16].argmax(-1).tolist() == [8, 10, 8, 8, 8, 8, 8]
 assert (
     sum(s in (t, 0) for t, s in enumerate(maps[1, 0].argmax(-1).tolist())) > 12
 )
@@ -104,14 +108,13 @@ assert (
 # Head 7.3 (layer 7, head 3) looks at line ends. Nearly the whole second line looks at the line end above it, whatever
 # the token is.
 #
-# Head 1.0 looks at the token itself, or at the start of the text, in most rows, but not inside a word. There it looks
-# from one piece of the word to the piece before it.
-# Here is "unhashable", drawn as lines.
+# Head 1.0 looks at the token itself, or at the start of the text, in most rows. Inside a word each piece looks most at
+# the piece before it. Here is "uninitialized", drawn as lines.
 
-glue = maps[1, 0, 9:15, 9:15]
-assert words[10:13] == [" un", "hash", "able"]
-assert glue[2].argmax() == 1 and glue[3].argmax() == 2
-diagrams.lines(words[9:15], words[9:15], glue.tolist())
+glue = maps[1, 0, 9:16, 9:16]
+assert words[10:14] == [" un", "in", "itial", "ized"]
+assert glue[2:5].argmax(-1).tolist() == [1, 2, 3]
+diagrams.lines(words[9:16], words[9:16], glue.tolist())
 
 # %%
 # Is it true of other texts?
@@ -178,11 +181,12 @@ for name in heads:
 for name, (l, h) in heads.items():
     assert scores[name][l, h] > 5 * chance[name]
 assert scores["word pieces"][1, 0] > 2 * scores["previous token"][1, 0]
+assert all(found.max() < 0.8 for found in scores.values())
 
 # %%
 # ``even`` is a head that looks at every token alike, and its score is what chance gives. Each of the three
 # heads scores more than five times as much, so the habits are real. They are habits and not rules: no score
-# is near 1.
+# reaches 0.8.
 #
 # Switch a head off
 # -----------------
@@ -235,9 +239,9 @@ assert rise["previous token"].mean() < rise["word pieces"].mean()
 assert all(by_text.mean() > 0.01 for by_text in rise.values())
 
 # %%
-# The one that glues words together. The model misses the dark columns at the line ends, too, but less, by more than two
-# standard errors: the map with the dark columns is not the one it needs most. The head for the previous token lies
-# between them.
+# The one that glues words together. The model misses the dark columns at the line ends, too, but less, and not
+# by chance: the map with the dark columns is not the one it needs most. The head for the previous token lies between
+# them.
 #
 # A map is not an explanation
 # ---------------------------
@@ -256,8 +260,9 @@ assert all(by_text.mean() > 0.01 for by_text in rise.values())
 # One habit explains a great deal. A model that has read ``A B ... A`` can guess ``B``, whatever A and B are, if a head
 # looks at the token *after* the earlier A. That is an *induction head*.
 #
-# The shipped models have none that passes the test. So train the smallest model that needs one: two layers with one
-# head each, on secrets of 4 to 15 letters, each repeated until the line is full.
+# The shipped models have none: `attention maps in depth <6a_attention_maps_in_depth.ipynb>`_ tests all their heads. So
+# train the smallest model that needs one: two layers with one head each, on secrets of 4 to 15 letters, each repeated
+# until the line is full.
 
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
@@ -347,8 +352,8 @@ assert after > before + 1 and after > torch.tensor(16.0).log()
 #
 # 1. Mark the token itself (the diagonal) as a fourth habit, and run ``score``. A right answer names the head with the
 #    highest score, and says whether it is further from ``even`` than the three above.
-# 2. Write three lines of your own into ``text``, with a long rare word. A right answer shows in which rows head 1.0 looks
-#    at the token before, and what these rows have in common.
+# 2. Write three lines of your own into ``text``, with a long rare word. A right answer lists the rows in which head 1.0
+#    looks more at the token before than at itself, and says how many continue a word.
 # 3. Train the small model with ``n_layer=1``. A right answer says how low the loss gets, and why one layer
 #    cannot do better.
 #

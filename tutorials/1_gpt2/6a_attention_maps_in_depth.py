@@ -437,7 +437,7 @@ print(
 )
 
 # %%
-# Its shape is that of a GPT-2 with 3 layers of 2 heads. It is trained with the package's
+# The model has the shape of a GPT-2 with 3 layers of 2 heads. It is trained with the package's
 # ``optimizer_step``, at a constant learning rate after a short warm-up. Every 20 steps we measure the loss
 # and two scores of every head: the weight on the previous token, and the weight on the tokens that follow
 # an earlier copy of the present one.
@@ -647,9 +647,9 @@ for name, heads in groups.items():
 assert examine(copier)[0] == final_loss  # the hooks are gone
 
 # %%
-# Without the previous-token head the loss is back at the level of a model that knows nothing, *and the
+# Without the previous-token head the loss is even above log V, that of a model that knows nothing, *and the
 # induction heads go blind*: their score falls, although nobody touched them. They read what the lower head
-# wrote. Without the induction heads the loss is back there, too. All other heads together hardly matter.
+# wrote. Without the induction heads the loss is above log V, too. All other heads together hardly matter.
 
 intact, blind = result["none"], result["previous-token heads"]
 one, mute, others = (
@@ -744,11 +744,11 @@ assert damage[flattest] < damage.median()
 assert 0.2 < order < 0.8
 
 # %%
-# Sharp heads are needed more on the whole: the rank correlation is above 0, but far from 1. The head with the flattest
-# map is needed less than the median head. But head 2.0 has one of the five flattest maps, too. It looks at everything
-# almost alike, and nobody would choose its pale picture for a figure. Yet on rows that did not choose it, it is more
-# than twice as needed as the median head. One can guess what a mean over everything is good for; the measurement says
-# that this one is needed.
+# Sharp heads are needed more on the whole, and the sharpest is even the most needed of all 32. But the rank correlation
+# is far from 1. The head with the flattest map is needed less than the median head. But head 2.0 has one of the five
+# flattest maps, too. It looks at everything almost alike, and nobody would choose its pale picture for a figure. Yet on
+# rows that did not choose it, it is more than twice as needed as the median head. One can guess what a mean over
+# everything is good for; the measurement says that this one is needed.
 #
 # What a map is not
 # -----------------
@@ -937,8 +937,8 @@ assert error > 0.5
 # * The shipped model has a head that looks at the previous token and one that looks at line ends, both more
 #   than 2.5 times as much as chance. It hardly copies, and no head passes the induction test.
 # * The copier copies with two kinds of heads in two layers. Without the lower one, the upper ones go blind.
-# * Sharp heads are needed more on the whole, but one head of the shipped model that looks almost everywhere is more
-#   than twice as needed as the median one.
+# * Sharp heads are needed more on the whole, and the sharpest most of all. But one head of the shipped model that looks
+#   almost everywhere is more than twice as needed as the median one.
 #
 # Sources
 # -------

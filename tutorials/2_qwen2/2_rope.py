@@ -281,8 +281,8 @@ assert not torch.allclose(
 )
 
 # %%
-# The wrong text begins like English. At position 0 nothing is turned. So a test that looks only at the first token, or
-# asks only whether the output looks like English, lets the mistake pass.
+# The wrong text looks like English, too; it only says "function" again and again. At position 0 nothing is turned. So a
+# test that looks only at the first token, or asks only whether the output looks like English, lets the mistake pass.
 #
 # How to convert one layout into the other, and what bfloat16 does to positions, is in
 # `RoPE in depth <2b_rope_in_depth.ipynb>`_.

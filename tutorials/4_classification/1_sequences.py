@@ -107,10 +107,12 @@ assert not any(text in d.text for d in docstrings() for text in yours)
 assert (
     shares[:2].argmax(1).tolist() == [1, 5] and shares[:2].amax(1).min() > 0.8
 )
+assert PACKAGES[shares[2].argmax()] == "asyncio" and shares[2].max() > 0.8
 
 # %%
 # None of these three sentences is in a package, and the model has an opinion on each. Write your own into
-# ``yours``. The third is a hard one: ``asyncio`` starts processes, too.
+# ``yours``. For the third you may have expected ``multiprocessing``. The model says ``asyncio``, and is almost certain;
+# ``asyncio`` starts processes, too. How sure a model is does not say whether it is right.
 #
 # Which state to read
 # -------------------

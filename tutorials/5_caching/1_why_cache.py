@@ -229,8 +229,8 @@ nine = {i: (k[:, :9], v[:, :9]) for i, (k, v) in cache.items()}
 assert (gpt2(twenty[9:10], 0, nine) - full[9]).abs().max() > 1
 
 # %%
-# It is nearly English, and a right model `can get into a loop, too <../1_gpt2/5_sampling.ipynb>`_. So reading the text
-# proves nothing. The law finds the mistake at the first token after the prompt. Test logits, not fluency.
+# It is nearly English, and the right text of this small model is no better. So reading the text proves nothing. The law
+# finds the mistake at the first token after the prompt. Test logits, not fluency.
 #
 # Prefill and decode
 # ------------------

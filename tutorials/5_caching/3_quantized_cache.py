@@ -95,7 +95,7 @@ class Rounded:
 # **Predict first.** What does the model write with 2 bits for each number, and with 1 bit?
 #
 # * with both, a sensible text
-# * with 2 bits another sensible text, with 1 bit nonsense
+# * with 2 bits another sentence, with 1 bit nonsense
 # * with both, nonsense
 
 rounded = {
@@ -114,7 +114,7 @@ assert (
 diagrams.versions({"32 bits": exact} | rounded)
 
 # %%
-# With 2 bits the sentence is whole, but another one from its first token on. With 1 bit, each number is the
+# With 2 bits the text begins with another whole sentence and ends in a loop. With 1 bit, each number is the
 # smallest or the largest of its row, and the text falls apart.
 #
 # One large number

@@ -122,8 +122,9 @@ assert kept[0][0] == g and kept[0][2] == q and tokenizer.decode([q]) == ' "'
 assert kept[1][:2] == [g, q] and kept[2][0] == q
 
 # %%
-# The list shows the score and the log-probability of what finished. The score is divided by the length, so the two do
-# not agree on the order; `the likeliest text <1b_likeliest_text.ipynb>`_ says more.
+# The list shows the score and the log-probability of what finished. Here both give the same order. They need not: the
+# score is divided by the length, so a long text can overtake a likelier short one, as `the likeliest text
+# <1b_likeliest_text.ipynb>`_ shows.
 #
 # One step, taken apart
 # ---------------------
@@ -422,7 +423,7 @@ assert lost and not rises and abs(four) < 1e-3
 # -------
 #
 # * Three beams found a likelier text than greedy search for at least 6 of 16 prompts, and one full forward pass
-#   confirmed every log-probability. For one other prompt and length they found a less likely one.
+#   confirmed every log-probability. For one of the 16 they found a less likely one.
 # * A step ranks :math:`n V` candidates, and the rows of the cache follow the beams.
 # * Compared with all texts of a tiny vocabulary, :math:`V^{t-1}` beams were always right.
 # * ``transformers`` gave the same tokens and scores, and placeholders at -1e9 where nothing was left to find.

@@ -3,7 +3,7 @@ The likeliest text
 ==================
 
 The lesson on `beam search <1_beam_search.ipynb>`_ says that the likeliest texts are short and dull. Is the search to
-blame? This page looks at length penalties, and proves that it is not: for one prompt, a text of six tokens is the
+blame? This page looks at length penalties, and proves that it is not: for one prompt, a text of seven tokens is the
 likeliest of all texts of up to 30 tokens. Then it asks when a search may stop, and compares likely texts with real
 ones.
 
@@ -237,8 +237,8 @@ print(text(said["8 beams"][0][:40]))
 
 # %%
 # People do not write the likeliest text. The mean log-probability of every search is more than 1 above that of the
-# held-out text, and it repeats itself more than twice as much. Texts that are drawn come nearer in both. Holtzman and
-# others found the same in large models.
+# held-out text. And where repetition is allowed, many more groups of four tokens are repeats. Texts that are drawn come
+# nearer in both. Holtzman and others found the same in large models.
 #
 # Forbidding repetition removes only the symptom: no group of four comes twice, but the tokens are still far too easy to
 # guess, and there are fewer different ones than in the real text.
@@ -259,7 +259,8 @@ print(text(said["8 beams"][0][:40]))
 # * Under sums, 8 beams gave texts less than half as long as one beam did, and the records of a search proved a text of
 #   seven tokens to be the likeliest of all up to 30.
 # * A larger ``length_penalty`` is kinder to long texts: length costs below 1, is free at 1, and pays above.
-# * Every search wrote likelier and more repetitive text than the held-out documents; draws came nearer to them.
+# * Every search wrote likelier text than the held-out documents, and a more repetitive one unless that was forbidden;
+#   draws came nearer to them.
 #
 # Sources
 # -------

@@ -3,7 +3,7 @@ Speculative decoding
 ====================
 
 A language model writes one token per *pass*, one run of the model, and each pass reads all of its weights. But here our
-small Qwen2 has written 41 tokens in only 19 passes. A bar ends a pass:
+small Qwen2 has written 41 tokens in only 17 passes. A bar ends a pass:
 """
 
 # sphinx_gallery_needs = ["../5_caching/1_why_cache", "../1_gpt2/5_sampling"]
@@ -235,8 +235,8 @@ assert (simpler - p).abs().sum() / 2 > 0.1
 assert simpler[top[2]] > 1.4 * p[top[2]] and simpler[top[1]] < 0.8 * p[top[1]]
 
 # %%
-# The drafter's favourites would come too often. *error* gets its whole share of 4.4 % from accepted drafts already, and
-# then some replacements on top.
+# Every token that the drafter guesses at more than p/2 would come too often: one draft in two is replaced, and
+# replacements alone bring half of each share.
 #
 # A rule like this is easily spoiled. In ``transformers``, the drafter once guessed greedily, always its likeliest
 # token, but the guesses were judged as if they had been drawn from its softmax. No test of greedy text can see that. A

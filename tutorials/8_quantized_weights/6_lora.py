@@ -250,7 +250,7 @@ assert 0.88 < (after["before"] - after["rank 8"]) / full < 1.0
 assert abs(after["rank 32"] - after["rank 8"]) < 0.2
 
 # %%
-# Rank 1 is enough for most of this task, and rank 32 is hardly better than 8. But names in small letters are easy. On
+# Rank 1 is enough for most of this task, and rank 32 is no better than 8. But names in small letters are easy. On
 # harder text rank 1 falls behind (`LoRA beside full training <6b_lora_training_in_depth.ipynb>`_), so compare with
 # full training before you trust a small rank.
 #

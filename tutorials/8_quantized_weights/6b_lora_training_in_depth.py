@@ -150,7 +150,7 @@ by_seed = abs(learn(other)[1] - float32)
 print(
     f"4 bits change it by {abs(bits4 - float32):.3f}, a seed by {by_seed:.3f}"
 )
-assert abs(bits4 - float32) < 2 * by_seed
+assert abs(bits4 - float32) < by_seed
 assert test[0].idx.shape == (24, 48)
 assert abs(untrained4 - untrained) < 0.05
 assert 0.7 < way["LoRA, float32"] < 1.1
@@ -163,7 +163,7 @@ assert way["and norms"] > way["LoRA, 4 bits"] - 0.05
 
 # %%
 # Six per cent of the numbers go most of the way, and it makes little difference that the weights beside them have 4
-# bits: the difference is less than twice what another seed changes, so do not read anything into it. Rank 1, with less
+# bits: the difference is no larger than what another seed makes, so do not read anything into it. Rank 1, with less
 # than one per cent, falls behind. Training the norms as well adds few numbers, and does no harm here.
 #
 # These are twenty steps on one text. Which rank is enough depends on the task; compare with full training before you
@@ -225,10 +225,10 @@ assert small > 0.8
 assert small_again - small_loss > 0.4 * (untrained4 - small_loss)
 
 # %%
-# What a large change does to the loss survives the codes, though their error is more than half as large. Of a change that
-# is small beside the step between two codes, most is gone: numbers round back to where they were, or the whole group
-# gets a new step, and the error is as large as the change itself. After training in small steps, leave the adapters
-# apart or the weights plain.
+# What a large change does to the loss survives the codes, although their error is more than half the size of the
+# change. Of a change that is small beside the step between two codes, most is gone: numbers round back to where they
+# were, or the whole group gets a new step, and the error is about as large as the change itself. After training in
+# small steps, leave the adapters apart or the weights plain.
 #
 # Bug museum
 # ----------

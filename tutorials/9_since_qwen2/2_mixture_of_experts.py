@@ -156,7 +156,7 @@ pieces = ["⊢", *tokenizer.pieces(ids[0].tolist())[1:]]
 visited(pieces, routing.experts[:, 0].tolist())
 
 # %%
-# The experts do not know what words are, and yet *the* and *an* all go to one of them, and *item*, *second* and
+# The experts do not know what words are, and yet *the* and *an* go to one of them, and *item*, *second* and
 # *argument* to another. Three layers that began with different weights all do that. The authors of `Mixtral
 # <https://arxiv.org/abs/2401.04088>`_ saw something similar: their experts divide tokens by syntax more than by topic.
 # There is no expert for poetry.
@@ -335,10 +335,10 @@ for other in ("softmax, 3 of 16", "2 of 15 and a shared one"):
     assert 0 < sum(miss[other]) - sum(miss["sigmoid, 3 of 16"]) < 0.3
 
 # %%
-# The layer with a shared expert misses more than the one with the same router and none: with so few experts it takes
-# one of three choices away. Softmax misses a few hundredths more than sigmoid, too. In DeepSeek-V3 it is one of nine.
-# Published models disagree, too: Qwen3 has none, though the models before it had. What else differs between the routers
-# is in `routing in depth <2a_routing_in_depth.ipynb>`_.
+# With the same router, the layer with a shared expert misses more than the one without: with so few experts it takes
+# one of three choices away. In DeepSeek-V3 it takes one of nine. Published models disagree, too: Qwen3 has no shared
+# expert, though the models before it had one. And softmax misses a few hundredths more than sigmoid. What else differs
+# between the routers is in `routing in depth <2a_routing_in_depth.ipynb>`_.
 #
 # And the model? It takes the balanced mixture in the place of its MLP, and goes on writing:
 

@@ -45,7 +45,7 @@ text = ["⊢", *tokenizer.pieces(test.idx[0, 1:221].tolist())]
 sparse_diagrams.where_it_looks(text, row.tolist(), best)
 
 # %%
-# The text has 221 tokens. The query looks at the line that it ends, and at a few words far above.
+# The text has 221 tokens. The query looks at the line that it ends, and at a few tokens of the line before.
 #
 # **Predict first.** Which share of all its attention is on the 16 framed keys?
 #
@@ -257,8 +257,9 @@ assert losses[16][0] - losses[256][0] > 0.2
 
 # %%
 # Nothing left. With 16 keys the learned choice costs less than 0.12 nats, and the window more than 0.2. At 64 they are
-# nearly equal: the texts have 256 tokens, and this model needs few of them. Sparse attention is for long texts, and for
-# models that use them. With k = 256 nothing is hidden, and the loss is that of the full model.
+# nearly equal, and the learned choice is a hair below the full model, too little to mean anything: the texts have 256
+# tokens, and this model needs few of them. Sparse attention is for long texts, and for models that use them. With k =
+# 256 nothing is hidden, and the loss is that of the full model.
 #
 # Ties
 # ----
