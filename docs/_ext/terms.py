@@ -96,9 +96,9 @@ def summary(paragraph: nodes.paragraph) -> str:
     text = ""
     for node in paragraph.children:
         names_page = isinstance(node, (nodes.reference, addnodes.pending_xref))
-        if isinstance(node, nodes.math) or (names_page and text.endswith(": ")):
+        if isinstance(node, nodes.math) or (names_page and text.endswith((": ", "："))):
             if isinstance(node, nodes.math):
-                text = re.sub(r"[:,：，]\s*$", ".", text)
+                text = re.sub(r"[：，]\s*$", "。", re.sub(r"[:,]\s*$", ".", text))
             complete = re.match(r".*(\.(?=\s|$)|。)", " ".join(text.split()))
             return complete[0] if complete else ""
         text += node.astext()

@@ -150,7 +150,9 @@ def slot_steps(pieces: Sequence[str], capacity: int, window: int, first: int = 0
     for p, piece in enumerate(pieces):
         grown = 2 ** p.bit_length()
         tapes = {
-            f"growing: {grown} slots": [s if s <= p else -1 for s in range(grown)],
+            f"growing: {grown} {'slots' if p else 'slot'}": [
+                s if s <= p else -1 for s in range(grown)
+            ],
             f"static: {capacity} slots": [s if s <= p else -1 for s in range(capacity)],
         }
         held = [s + window * ((p - s) // window) if s <= p else -1 for s in range(window)]
@@ -163,7 +165,7 @@ def slot_steps(pieces: Sequence[str], capacity: int, window: int, first: int = 0
         )  # fmt: skip
         canvas.text(2, 12, f"token {p}: {_word(piece)}", 14, "start", bold=True)
         if p and grown > 2 ** (p - 1).bit_length():
-            canvas.text(341, 36, f"{grown // 2} were full, and are copied", 12, "end", RED)
+            canvas.text(341, 36, f"full: {grown // 2} copied", 12, "end", RED)
         for i, (title, places) in enumerate(tapes.items()):
             y = 36 + 62 * i
             canvas.text(2, y, title, 12, "start")

@@ -7,11 +7,13 @@ import json
 import re
 import tomllib
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import editions
 import pytest
+import translations
 from axe_playwright_python.sync_playwright import Axe
 from conftest import SITE, Visit
 from test_search import FOUND
@@ -36,6 +38,16 @@ def test_every_page_is_there_and_every_message_translated(language: str) -> None
         assert f'<html lang="{language.replace("_", "-")}"' in text
         left = re.findall(r'class="[^"]*\buntranslated\b[^"]*"[^>]*>([^<]*)', text)
         assert left == [], f"{name}: out of date, or not translated"
+        assert not re.search(r'title="[^"]*/auto_tutorials/', text), f"{name}: a path as text"
+        held = translations.messages(editions.catalogues(language) / f"{name}.po")
+        english = {
+            message
+            for message, translation in held.items()
+            if translation != message and not re.search(r"[`*:|<_]", message)
+        }
+        outside = re.sub(r"(?s)<svg\b.*?</svg>", "", text)
+        shown = {" ".join(unescape(words).split()) for words in re.findall(r">([^<>]+)<", outside)}
+        assert not english & shown, f"{name}: a translation that Sphinx left out"
 
 
 @each

@@ -243,7 +243,7 @@ assert sum(learned_s) < sum(learned_m) and max(kept_l) < min(kept_m)
 # %%
 # At the small learning rate the model forgets little, and learns next to nothing. The mixture keeps a part of the old
 # tasks, and learns the new one more slowly, though with as many chats in each batch: nothing here is free. What a model
-# should still be able to do must be among its examples. How far 60 steps go in chats depends much on the seed.
+# should still be able to do must be among its examples. How far 60 steps go in chats varies a lot with the seed.
 #
 # By the command
 # --------------

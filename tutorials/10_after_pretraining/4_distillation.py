@@ -63,7 +63,7 @@ plt.show()
 # A teacher and a student
 # -----------------------
 #
-# The teacher is ``worlds``. The *student* is a model of an eighth of its size, with random weights.
+# The teacher is ``worlds``. The *student* is a model of about a ninth of its size, with random weights.
 
 
 def student(seed):
@@ -188,7 +188,7 @@ assert held_out_loss(teacher) < min(final["teacher"]) - 0.3
 # teacher's opinion of a few. So distillation pays where *data* is short. (One would expect it to help most where many
 # next tokens are possible, for there a label says least.)
 #
-# All students stay far from the teacher: they have an eighth of its weights, and few steps. This is how two of them
+# All students stay far from the teacher: they have a ninth of its weights, and few steps. This is how two of them
 # write, one from each way:
 
 for name in ("labels", "teacher"):

@@ -96,8 +96,8 @@ assert said[0] == "The key is in the box, in the garden."
 assert said[1] == "Mia has the key."
 
 # %%
-# One sentence about Mia, and the key is with her. The model has not worked out where things are. It looks back, and what
-# was said last, by whom or of whom, weighs too much. How often does that go wrong?
+# One sentence about Mia, and the key is with her. The model has not worked out where things are. It looks back, and the
+# last sentence weighs too much, whomever it is about. How often does that go wrong?
 #
 # Catch it
 # --------
@@ -200,9 +200,9 @@ for language in ("english", "chinese"):
     assert found[language, 2] > 0.75 and 0.5 < found[language, 3] < 0.95
 
 # %%
-# It always names a room of the story, and picks the right one far more often than a guess would. With more rooms it gets
-# worse: it finds what is there, and sometimes not whose it is. English and Chinese are alike, although no sentence says
-# that they belong together.
+# It nearly always names a room of the story, and picks the right one far more often than a guess would. With more rooms
+# it gets worse: it knows which rooms there are, but not always which is right. Up to three rooms English and Chinese are
+# about equal, although no sentence says that they belong together.
 #
 # **Predict first.** Some answers need one look ("Mia is in the hall"), some need three: the key is in the box, Tom has
 # the box, Tom is in the kitchen. How much worse is the model with three links than with one?
@@ -331,7 +331,7 @@ assert trained[:, 1:, 0].max() < random[:, 1:, 0].mean()
 # Summary
 # -------
 #
-# * Fluent comes first: nearly all sentences are right, and many of the events in them could not happen. A program that
-#   knows the world can count that.
+# * Fluency comes first: nearly all sentences are grammatical, and many of the events in them could not happen. A program
+#   that knows the world can count that.
 # * An answer that says its steps needs one look for each step.
 # * A probe proves something only against random weights: there, words alone beat chance.

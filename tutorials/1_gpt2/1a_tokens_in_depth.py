@@ -391,7 +391,7 @@ assert len(list(spelled("中文"))) == 6
 # The printable name of a byte
 # ----------------------------
 #
-# The lesson ends in a ``vocab.json`` that shows ``è¿Ļ`` in the place of 这. The rule is GPT-2's. A byte
+# In the lesson, ``vocab.json`` shows ``è¿Ļ`` in the place of 这. The rule is GPT-2's. A byte
 # that is a visible character in Latin-1 keeps it. The others, in order, get the characters from number
 # 256 on.
 

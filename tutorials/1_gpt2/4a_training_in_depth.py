@@ -127,8 +127,8 @@ print(inspect.getsource(next_token_targets))
 # The shift happens here, once, in the open. The model does not shift and the loss does not shift: a
 # shift in two places teaches a model to predict the token after the next one.
 #
-# The rows of a token file are full, and the page on tokens showed one: an end-of-text token is the last target of
-# one document and the first input of the next.
+# The rows of a token file are full, as the page on `training rows <1b_training_rows_in_depth.ipynb>`_ shows: an
+# end-of-text token is the last target of one document and the first input of the next.
 #
 # The gradient is the prediction minus the truth
 # ----------------------------------------------

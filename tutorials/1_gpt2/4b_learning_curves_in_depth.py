@@ -298,7 +298,7 @@ assert context[400] > 1.0
 # What the model says on the way
 # ------------------------------
 #
-# The same prompt and the same random numbers at four moments; a box is a byte that is no character. Beside each is
+# The same prompt and the same random numbers at four moments; a box is a byte that is no character. Above each is
 # a number measured on eight such samples: the share of the words of three letters or more that occur in
 # the training text.
 
@@ -336,7 +336,7 @@ for lr in (2e-3, 3e-3):
 
 fig, (ax,) = figure(4.8, 2.4)
 for row, (lr, losses) in enumerate(ends.items()):
-    ax.plot(losses, [row] * 4, "o", label=f"lr = {lr}")
+    ax.plot(losses, [row] * 4, "o", alpha=0.5, label=f"lr = {lr}")
     ax.plot([np.mean(losses)], [row], "|", color=GREY, markersize=24)
 ax.set_yticks(range(2), [f"lr {lr}" for lr in ends])
 ax.set(xlabel="held-out loss, nats per token", ylim=(-0.7, 1.7))
@@ -460,19 +460,14 @@ plt.show()
 recorded = record["held_out"]["reference"]["bits_per_byte"]
 print(f"{bpb['shipped model']:.2f} measured now, {recorded:.2f} recorded")
 assert abs(bpb["shipped model"] - recorded) < 0.15
-assert bpb["shipped model"] < min(
-    bpb["nano model"], bpb["bigram"], bpb["gzip"], bpb["xz"]
-)
+assert min(bpb, key=bpb.get) == "shipped model"
 assert bpb["nano model"] < bpb["bigram"] < bpb["unigram"]
-assert bpb["xz + training"] < bpb["nano model"]
-assert bpb["xz + training"] < bpb["xz"]
+assert bpb["xz + training"] < bpb["xz"] < bpb["nano model"]
 
 # %%
-# The figure goes from the worst to the best. The shipped model beats the nano model, the bigram, and both
-# compressors that see only the text itself.
-#
-# The compressor ``xz + training`` is better than ``xz`` alone, and it is ahead of the nano model. It may look
-# phrases up in the training text, while a model has only its weights.
+# The figure goes from the worst to the best. The shipped model comes out ahead of everything else, even of
+# ``xz + training``, which may look phrases up in the training text, while a model has only its weights. (But
+# the shipped model has also read the docstrings.) The nano model beats the bigram, but not ``xz``.
 #
 # What the model knows by heart
 # -----------------------------

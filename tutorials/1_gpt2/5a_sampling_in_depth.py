@@ -404,7 +404,7 @@ print(
 # Greedy text repeats itself more than five times as much as real text and has less than half of its
 # surprise. Real text is not a chain of most likely tokens: it says what could not be guessed.
 #
-# A greedy text needs no random numbers, so its three rows are one.
+# A greedy text needs no random numbers, so its three rows are equal.
 
 names = ("repeated groups of four", "surprise in nats per token")
 levels = (real_repeated, real_surprise)
@@ -603,7 +603,7 @@ assert b[top[0]] < a[top[0]] < p[top[0]]
 print(inspect.getsource(Sampler.logits))
 
 # %%
-# Some neighbours may be swapped. Penalty and temperature both scale a logit and keep its sign. Top-k
+# Some neighbouring steps may be swapped. Penalty and temperature both scale a logit and keep its sign. Top-k
 # looks at the order of the logits alone, and a temperature does not change it. But top-p looks at
 # the probabilities, so it may be swapped neither with the temperature nor with top-k.
 

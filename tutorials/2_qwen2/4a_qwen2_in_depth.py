@@ -455,8 +455,8 @@ assert wrong["Q1, ignored"][0] > 0.5
 assert all(short < 5e-5 for _, short in wrong.values())
 
 # %%
-# With four tokens and a window of four both models are right: a test of windows needs more tokens than the window has keys. The
-# fixed line is ``visibility.within(window)`` above, for every kind of attention.
+# With four tokens and a window of four both models are right: a test of windows needs more tokens than the window has keys.
+# The fix gives each layer a visibility with its own window, ``seen[layer]`` above, for every kind of attention.
 #
 # Minus infinity
 # ~~~~~~~~~~~~~~

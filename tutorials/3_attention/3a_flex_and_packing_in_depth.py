@@ -227,7 +227,8 @@ for name, batches in layouts.items():
 # What happens when one is missing
 # --------------------------------
 #
-# The lesson draws these losses; here they are compared with each document alone. The shipped GPT-2 was trained on
+# The lesson draws such losses; here they are compared with each document alone. (Without document numbers, tokens of
+# the lesson see earlier slots; here they see lower positions, in later documents too.) The shipped GPT-2 was trained on
 # packed rows with positions and document numbers. It reads 60 documents, with one thing taken away at a time. The
 # targets stay right, so that the same tokens are counted.
 

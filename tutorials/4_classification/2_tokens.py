@@ -168,7 +168,7 @@ assert 0.5 < right(table[batch_test.idx]) < 0.75
 
 # %%
 # Keyword, always. A table has one answer for a token, whatever stands around it. What a word is depends on the
-# text before it: has a quote been opened, has a ``#``?
+# text before it: has a string begun, or a comment?
 #
 # A head for every token
 # ----------------------
@@ -263,7 +263,7 @@ assert torch.allclose(scores[0], scores[1], atol=1e-4)
 # Not at all. The bracket decides, and the bracket comes *after* the name. In a causal model a token sees nothing that
 # follows it, so the model can only bet on what most programs do.
 #
-# There are two ways out. A tagger may wait and read the state of the *next* token as well: then fewer than one name in ten
+# There are two ways out. A tagger may wait and read the state of the *next* token as well: then fewer than one name in fifty
 # is wrong (measured in depth). Or the model may look both ways, as BERT does, which can tag but not write.
 #
 # A report that was too good
@@ -273,7 +273,7 @@ assert torch.allclose(scores[0], scores[1], atol=1e-4)
 # padding of every short program becomes a row of keywords.
 #
 # Nothing crashes. The model learns that padding is a keyword, which is easy, and the test counts those answers. The
-# accuracy goes *up* by more than three points (measured in depth), and on real tokens nothing is better.
+# accuracy goes *up* by more than three points (measured in depth), and on real tokens hardly anything changes.
 #
 # A number that improves for no reason deserves the same suspicion as one that falls.
 #

@@ -194,7 +194,7 @@ assert texts[0] != texts[1] and texts[0][:18] == texts[1][:18]
 assert "layer 0 sees all keys, the cache keeps window=16" in refused
 
 # %%
-# Both begin alike. Then the ring drops the beginning, and the second text forgets what it was about. A cache must keep
+# Both begin alike. Then the ring drops the beginning, and the second text goes another way. A cache must keep
 # all that its *layers* see, so the window is a property of the model and not a setting of the cache. (The package
 # refuses a cache that is too small.) Many newer models mix both kinds of layer. In `Gemma 3
 # <https://arxiv.org/abs/2503.19786>`_, one layer sees everything for every five that slide. A *layered* cache grows for

@@ -291,8 +291,8 @@ for (name, kind), share in changed.items():
     assert share > 0.5 or name != "pad column"
 
 # %%
-# The correct program changes no token, and neither does counting in Qwen2. Everything else changes some; the pad column
-# changes more than half.
+# The correct program changes no token, and neither does counting in Qwen2. Everything else changes some, and the pad
+# column changes the most.
 #
 # A cause outside the model
 # -------------------------

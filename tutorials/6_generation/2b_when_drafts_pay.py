@@ -221,15 +221,15 @@ for name, drafter in drafters.items():
 # %%
 # All greedy texts are those of plain decoding, token for token, whatever the drafter.
 #
-# The more blocks, the better the drafts, but equal size promises nothing: Qwen2 has learned from the same text, and when
-# the text is sampled, 30 to 60 per cent of its judged drafts are rejected. Look-up needs repetition. Greedy text of so
+# The more blocks, the better the drafts, but equal size promises nothing: Qwen2 has learned from the same text, and
+# more than 30 per cent of its judged drafts are rejected. Look-up needs repetition. Greedy text of so
 # small a model loops, and there look-up is good; sampled text does not loop.
 
 one, four = ("first 1 block", "sampled"), ("first 4 blocks", "sampled")
 assert measured[one][0] < measured[four][0] < measured["Qwen2", "sampled"][0]
 assert measured["look-up", "greedy"][0] > 2 * measured["look-up", "sampled"][0]
 assert all(tokens < 2.5 for _, tokens in measured.values())
-assert 0.4 < measured["Qwen2", "sampled"][0] < 0.7
+assert all(0.4 < measured["Qwen2", kind][0] < 0.7 for kind in samplers)
 
 # %%
 # The rate of acceptance
@@ -329,8 +329,8 @@ assert share < 0.8 and statistics.mean(chances[1:]) > chances[0]
 # What to copy, and from where
 # ----------------------------
 #
-# Here is look-up at its best: the text after a prompt that repeats one line. A bar ends a pass, and blue tokens are
-# accepted copies.
+# Here is look-up where text repeats itself. The prompt is one line, six times; the model soon repeats lines of its own.
+# A bar ends a pass, and blue tokens are accepted copies.
 
 repeats = [end, *tokenizer.encode("for i in range(3): print(i)\n" * 6)]
 passes = speculate(gpt2, PromptLookup(), [repeats], 60, GREEDY, n_draft=8)

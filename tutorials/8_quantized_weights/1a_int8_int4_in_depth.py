@@ -133,7 +133,8 @@ assert torch.equal(one[far], big[far])
 # For int8 in one group the error doubles with the outlier. With 4 bits an outlier of 64 leaves two or three levels for
 # all other numbers. Groups build walls: outside the outlier's own group nothing changes at all.
 #
-# How far do the rows of trained models reach? Of normal numbers, half of the rows of 128 stay within 2.8 of their rms.
+# How far do the rows of trained models reach? If a row holds 128 normal numbers, its largest is typically 2.8 times its
+# rms. Most trained rows are like that; some of ``c_proj`` and ``down_proj`` reach much further.
 
 
 def kind_of(title):
@@ -351,8 +352,8 @@ plt.show()
 # (Both maps that end a block of GPT-2 are called ``c_proj``, and count as one kind.) The divergences of the kinds add
 # up to the divergence of all, within a quarter, as those of independent errors would.
 #
-# One matrix takes more than its share, the embedding. It is used twice: a row is looked up for each token, and all rows
-# are the head. Each use alone:
+# The embedding takes nearly half of it, with a quarter of the numbers. It is used twice: a row is looked up for each
+# token, and all rows are the head. Each use alone:
 
 for name, model in models.items():
     table = model.head_weight
@@ -364,7 +365,7 @@ for name, model in models.items():
     head, looked_up = judge(name, as_head)["kl"], judge(name, as_table)["kl"]
     print(f"{name}: as the head {head:.4f}, looked up {looked_up:.4f}")
     kinds, numbers, kls = shares[name]
-    assert kinds[0] in ("wte", "embed_tokens") and kls[0] > 1.2 * numbers[0]
+    assert kinds[0] in ("wte", "embed_tokens") and kls[0] > 0.4 > numbers[0]
 
 # %%
 # A common remedy is to leave the head at 8 bits. It is an exercise of the lesson.

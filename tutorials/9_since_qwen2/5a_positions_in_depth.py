@@ -405,9 +405,9 @@ assert inside["all"].mean() < inside["half of the features"].mean()
 assert all((x > 0).all() for x in rise.values())
 
 # %%
-# Beyond the trained length all of them get worse. With half of the features the loss rises least, about half as much as
-# with all; inside 64 it costs 0.1 nats or so. One layer of two lies between, and its range touches the others. These
-# are models that have just begun to learn: whether the order stays is exercise 2.
+# Beyond the trained length all of them get worse. With half of the features the loss rises most at first and least by
+# 256, about half as much as with all; inside 64 it costs 0.1 nats or so. One layer of two lies between, and its range
+# touches the others. These are models that have just begun to learn: whether the order stays is exercise 2.
 #
 # What to do with a model that is trained already is another question: `longer than it was trained for
 # <../2_qwen2/2a_longer_contexts.ipynb>`_ measures four scalings by position on the shipped Qwen2.

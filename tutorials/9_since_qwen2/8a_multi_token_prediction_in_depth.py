@@ -421,9 +421,8 @@ assert statistics.mean(wrong) < statistics.mean(whole) + 0.2
 # %%
 # Of these models, which look at little but the latest bytes, not even the rate shows it. In a server, where one machine
 # read the prompt and another went on, `such columns stayed <https://github.com/vllm-project/vllm/pull/55055>`_, and fewer
-# drafts were accepted. The check that does compares
-# every draft with what the layers say to the row without any cache. A loss that falls too far, the
-# mistake of the lesson, is found by changing one token, as above.
+# drafts were accepted. To find it, compare every draft with what the layers say to the row without any cache. A loss
+# that falls too far, the mistake of the lesson, is found by changing one token, as above.
 #
 # Exercises
 # ---------
