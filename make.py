@@ -242,6 +242,7 @@ def docs() -> None:
             *("docs", f"{SITE}/{language}"),
             SITE_LANGUAGE=language,
         )
+    say("The lessons as EPUB")
     for language in languages():
         shutil.copy(epub(language), ROOT / SITE / ("" if language == "en" else language))
     say(f"The site is in {SITE}. Open {SITE}/index.html, or run: python make.py serve")
