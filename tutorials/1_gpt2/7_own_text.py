@@ -210,7 +210,7 @@ assert (
 #
 # For your own text: a value above that of ``zlib`` means that something is wrong, or that the training was far too
 # short. A value of 2 is good for minutes of training. The model that ships with this package reached 1.7 on held-out
-# pages of Python's reference, in under an hour on one core.
+# text of Python's reference, in under an hour on one core.
 #
 # Save it and load it again
 # -------------------------
