@@ -93,9 +93,8 @@ def torch_builds(python: str) -> list[str]:
     3 GB more. Nothing where pip was told its places, or where this one does not answer."""
     if not sys.platform.startswith("linux") or shutil.which("nvidia-smi"):
         return []
-    settings = [python, "-m", "pip", "config", "list"]  # those of files and of the environment
-    told = subprocess.run(settings, capture_output=True, text=True, check=False).stdout
-    if re.search(r"\.(extra-index-url|index-url|no-index)=", told):
+    settings = asked(python, "-m", "pip", "config", "list")  # of files and of the environment
+    if re.search(r"\.(extra-index-url|index-url|no-index)=", settings):
         return []
     try:
         urllib.request.urlopen(f"{CPU_TORCH}/torch/", timeout=5).close()
@@ -118,7 +117,7 @@ def base_python() -> str:
             if wanted:
                 seen.append(f"There is no {name}.")
             continue
-        version = asked(name, "import sys; print('%d.%d' % sys.version_info[:2])")
+        version = asked(name, "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
         if not re.fullmatch(r"\d+\.\d+", version):
             seen.append(f"{name} does not start.")
         elif tuple(map(int, version.split("."))) < OLDEST:
@@ -168,17 +167,17 @@ def run(*command: str, **more: str) -> None:
         sys.exit(code if code > 0 else 128 - code)
 
 
-def asked(name: str, code: str) -> str:
-    """What a Python prints; nothing, where it does not start."""
+def asked(*command: str) -> str:
+    """What a command prints; nothing, where it does not start."""
     try:
-        done = subprocess.run([name, "-c", code], capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def answers(name: str, code: str) -> bool:
-    return asked(name, f"{code}; print('yes')") == "yes"
+    return asked(name, "-c", f"{code}; print('yes')") == "yes"
 
 
 def value(name: str, default: str = "") -> str:
@@ -286,18 +285,18 @@ def epub(language: str) -> Path:
 
 def pdf(language: str) -> Path:
     """It fails where a glyph or a place is missing, or a line is cut."""
-    folder = book("latex", language)
-    made = {end: folder / f"lm_from_scratch.{end}" for end in ("tex", "log", "pdf")}
+    tex = book("latex", language) / "lm_from_scratch.tex"
     done = process(
-        *("latexmk", "-r", str(folder / "latexmkrc"), "-cd", "-xelatex"),
-        *("-interaction=nonstopmode", "-quiet", str(made["tex"])),
+        *("latexmk", "-r", str(tex.with_name("latexmkrc")), "-cd", "-xelatex"),
+        *("-interaction=nonstopmode", "-quiet", str(tex)),
         max_print_line="10000",  # a message is one line of the log
     )
-    if made["log"].is_file():
-        done = process(python(), "docs/_ext/books.py", str(made["log"])) or done
+    log = tex.with_suffix(".log")
+    if log.is_file():
+        done = process(python(), "docs/_ext/books.py", str(log)) or done
     if done:
         sys.exit(f"There is no PDF. It needs, on Debian and Ubuntu: {TEX_PACKAGES}")
-    return made["pdf"]
+    return tex.with_suffix(".pdf")
 
 
 def catalogues() -> None:

@@ -487,7 +487,9 @@ class Epub(Epub3Builder):
 # ------------------------------------------------------------------------------------------- PDF
 
 LOST = re.compile(
-    r"^(?:Missing character: .*|LaTeX Warning: (?:Hyper )?[Rr]eference .* undefined.*|! .*)$", re.M
+    r"^(?:Missing character: .*|.*[Rr]eference .* undefined.*|.*has been referenced but does not "
+    r"exist.*|! .*)$",
+    re.M,
 )
 CUT = re.compile(r"^Overfull \\[hv]box \((\d+)\.\d+pt too (?:wide|high)\).*$", re.M)
 

@@ -12,6 +12,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import editions
 import page_checks
 import pytest
 from playwright.sync_api import (
@@ -37,6 +38,10 @@ QUIET = [
     # Every other name leads nowhere. A page that asks for one is recorded and fails.
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
+
+
+def site_of(edition: str) -> Path:
+    return SITE if edition == editions.FIRST else SITE / edition
 
 
 @pytest.fixture(scope="session")

@@ -14,15 +14,12 @@ import editions
 import gallery
 import page
 import pytest
+from conftest import site_of
 
 XHTML, MATH = "{http://www.w3.org/1999/xhtml}", "{http://www.w3.org/1998/Math/MathML}"
 OPF = "{http://www.idpf.org/2007/opf}"
 Pages = dict[str, ElementTree.Element]
 NAME = "lm_from_scratch.epub"
-
-
-def folder(edition: str) -> str:
-    return "" if edition == editions.FIRST else edition
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +33,10 @@ def pages(book: zipfile.ZipFile) -> Pages:
     return parsed(book)
 
 
-@pytest.fixture(params=[folder(edition) for edition in editions.EDITIONS])
+@pytest.fixture(params=editions.EDITIONS)
 def each_book(site: Path, request: pytest.FixtureRequest) -> zipfile.ZipFile:
     """That of each edition."""
-    return zipfile.ZipFile(site / request.param / NAME)
+    return zipfile.ZipFile(site_of(request.param) / NAME)
 
 
 def parsed(book: zipfile.ZipFile) -> Pages:
@@ -71,8 +68,13 @@ def test_every_formula_is_mathml(pages: Pages) -> None:
             assert not re.search(r"\\(frac|sum|mathrm|left)\b|:math:", said), name
 
 
-def test_every_figure_is_there(site: Path, pages: Pages) -> None:
+def drawings(book: zipfile.ZipFile) -> list[str]:
+    return [name for name in book.namelist() if name.endswith(".svg")]
+
+
+def test_every_figure_is_there(site: Path, book: zipfile.ZipFile, pages: Pages) -> None:
     """Drawings of the page, and the picture of each widget."""
+    assert len(drawings(book)) > 150
     for names in books.chapters().values():
         for name in names:
             document = gallery.document(name)[1:]
@@ -101,9 +103,9 @@ def test_every_link_leads_somewhere(each_book: zipfile.ZipFile) -> None:
 
 
 def test_drawings_are_files_of_their_own(each_book: zipfile.ZipFile) -> None:
-    for name in each_book.namelist():
-        if not name.endswith(".svg"):
-            continue
+    drawn = drawings(each_book)
+    assert drawn
+    for name in drawn:
         text = each_book.read(name).decode()
         ElementTree.fromstring(text)
         assert "var(" not in text and "currentColor" not in text, name

@@ -13,7 +13,6 @@ from typing import Any
 
 import editions
 import pytest
-import translations
 from axe_playwright_python.sync_playwright import Axe
 from conftest import SITE, Visit
 from test_search import FOUND
@@ -39,10 +38,9 @@ def test_every_page_is_there_and_every_message_translated(language: str) -> None
         left = re.findall(r'class="[^"]*\buntranslated\b[^"]*"[^>]*>([^<]*)', text)
         assert left == [], f"{name}: out of date, or not translated"
         assert not re.search(r'title="[^"/]+/auto_tutorials/', text), f"{name}: a path as text"
-        held = translations.messages(editions.catalogues(language) / f"{name}.po")
         english = {
             message
-            for message, translation in held.items()
+            for message, translation in editions.words(language, name).items()
             if translation != message and not re.search(r"[`*:|<_]", message)
         }
         outside = re.sub(r"(?s)<svg\b.*?</svg>", "", text)

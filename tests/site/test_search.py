@@ -12,7 +12,7 @@ from typing import Any
 import editions
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from conftest import SITE, Visit
+from conftest import SITE, Visit, site_of
 
 QUERIES: list[dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("queries.toml").read_text(encoding="utf-8")
@@ -175,7 +175,7 @@ def test_a_result_says_what_it_is_about(
 @pytest.mark.parametrize("edition", editions.EDITIONS)
 def test_every_page_is_described(edition: str) -> None:
     """For the search of the site, and for those that others run."""
-    root = SITE if edition == editions.FIRST else SITE / edition
+    root = site_of(edition)
     text = (root / "_static" / "descriptions.js").read_text(encoding="utf-8")
     known = json.loads(text[text.index("{") : text.rindex("}") + 1])
     apart = {"_static", *editions.EDITIONS}

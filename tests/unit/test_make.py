@@ -144,9 +144,9 @@ def test_a_linux_without_a_gpu_gets_the_cpu_build_of_torch(
     monkeypatch.setattr(urllib.request, "urlopen", silent)
     assert builds() == []
     monkeypatch.setattr(urllib.request, "urlopen", opened)
+    settings = tmp_path / "pip.conf"
+    settings.write_text("[global]\nindex-url = https://packages.invalid/simple\n")
     for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_CONFIG_FILE"):
-        settings = tmp_path / "pip.conf"
-        settings.write_text("[global]\nindex-url = https://packages.invalid/simple\n")
         with monkeypatch.context() as told:
             told.setenv(name, str(settings))
             assert builds() == []

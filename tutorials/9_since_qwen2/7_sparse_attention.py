@@ -258,8 +258,8 @@ assert losses[16][0] - losses[256][0] > 0.2
 # %%
 # Nothing left. With 16 keys the learned choice costs less than 0.12 nats, and the window more than 0.2. At 64 they are
 # nearly equal, and the learned choice is a hair below the full model, too little to mean anything: the texts have 256
-# tokens, and this model needs few of them. Sparse attention is for long texts, and for models that use them. With k =
-# 256 nothing is hidden, and the loss is that of the full model.
+# tokens, and this model needs few of them. Sparse attention is for long texts, and for models that use them. With
+# k = 256 nothing is hidden, and the loss is that of the full model.
 #
 # Ties
 # ----
