@@ -217,9 +217,10 @@ def languages() -> list[str]:
     return ["en", *sorted(path.name for path in folders)]
 
 
-# (The plugin of nbval takes seconds in every process; tests that need it start one of their own.)
-PYTEST = ["-m", "pytest", "-p", "no:nbval", "-n", "2"]
-BALANCED = [*PYTEST, "--dist", "loadgroup", "--no-loadscope-reorder"]
+# Each of two processes takes half of the tests, and who is done takes from the other. (nbval takes
+# seconds to start: only the stored notebooks have it.)
+PYTEST = ["-m", "pytest", "-p", "no:nbval", "-n", "2", "--dist", "worksteal"]
+NBVAL = ["-m", "pytest", "--nbval", "--nbval-current-env", "-n", "2", "--dist", "loadfile"]
 
 
 # -- the tasks -------------------------------------------------------------------------------------
@@ -333,24 +334,28 @@ def check() -> None:
     run(python(), "tests/changed.py")
 
 
-# What takes minutes and finds the same each time is recorded in tests/slow/recorded, with a digest
-# of all that it depends on. A record that is not current is proved again; under CI=true it is an
-# error.
 def test() -> None:
-    """lint, then the test suite; proofs whose records are current are not repeated"""
+    """lint, then every test that is not marked slow, and the stored notebooks of the lessons"""
     lint()
-    run(python(), *BALANCED)
-
-
-def records() -> None:
-    """repeat the proofs whose records are not current, and write these"""
-    run(python(), *BALANCED, "-v", "tests/slow/test_records.py", CI="", RECORDS="stale")
+    run(python(), *PYTEST, "-m", "not slow")
+    validate("tutorials/gpu/*[0-9]_*.ipynb")
 
 
 def test_all() -> None:
-    """the test suite with every proof repeated and compared with its record"""
+    """lint, then every test, the slow ones too, and every stored notebook"""
     lint()
-    run(python(), *BALANCED, RECORDS="again")
+    run(python(), *PYTEST)
+    validate("tutorials/gpu/*.ipynb")
+
+
+def validate(notebooks: str) -> None:
+    """Run the stored notebooks on GPU kernels: each cell must give what is stored."""
+    if not answers(python(), "import triton"):
+        say("The stored notebooks are not run: there is no Triton")
+        return
+    say("The stored notebooks. If a new output is right: python docs/_ext/gpu_notebooks.py --force")
+    paths = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob(notebooks))
+    run(python(), *NBVAL, *paths)
 
 
 def check_site() -> None:
@@ -413,7 +418,7 @@ def clean() -> None:
 TASKS = {
     task.__name__.replace("_", "-"): task
     for task in (
-        *(install, docs, preview, books, catalogues, serve, lint, check, test, records, test_all),
+        *(install, docs, preview, books, catalogues, serve, lint, check, test, test_all),
         *(check_site, lab, exercises, bench, gpu, clean),
     )
 }

@@ -1,8 +1,8 @@
 """The tests of what has changed since the last commit: `make check`.
 
 A file of the package has the tests of its name in the folder of its room, or, where none has its
-name, all of the room. A page is run as a script, and its text is checked. This is a first
-answer; `make test` has the last word.
+name, all of the room. A page is run as a script, a stored notebook by nbval, and its text is
+checked. This is a first answer, without slow tests; `make test` has the last word.
 """
 
 from __future__ import annotations
@@ -67,9 +67,8 @@ def tests_of(name: str) -> list[str]:
         if parts[1] == "kernels":
             return [*about, *existing(f"{KERNELS}/test_kernels_{stem}.py")]
         own = existing(f"{UNIT}/{parts[1]}/test_{stem}*.py")
-        own += existing(f"tests/slow/suites/test_{stem}.py")
         return [*about, *(own or existing(f"{UNIT}/{parts[1]}/test_*.py"))]
-    if parts[0] == "tests":  # a helper: whoever imports it; a record: nobody
+    if parts[0] == "tests":  # a helper: whoever imports it
         used = re.compile(rf"^ *(from|import) {re.escape(stem)}\b", re.M)
         tests = existing("tests/[!s]*/**/test_*.py") if name.endswith(".py") else []
         return [test for test in tests if used.search((ROOT / test).read_text("utf-8"))]
@@ -79,6 +78,8 @@ def tests_of(name: str) -> list[str]:
 def main() -> int:
     files = changed()
     pages = [name for name in files if is_run(name)]
+    stored = {Path(name).with_suffix(".ipynb").as_posix() for name in files if is_page(name)}
+    stored = sorted(name for name in stored if not is_run(name) and (ROOT / name).is_file())
     tests = sorted({test for name in files for test in tests_of(name)})
     env = {**os.environ, "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     print(f"{len(files)} changed files, {len(pages)} pages to run, {len(tests)} test files")
@@ -89,15 +90,21 @@ def main() -> int:
         run = subprocess.run(command, cwd=folder, env=env, stdout=subprocess.DEVNULL)
         if run.returncode:
             return run.returncode
+    if stored:
+        command = [sys.executable, "-m", "pytest", "-q", "--nbval", "--nbval-current-env", *stored]
+        if failed := subprocess.run(command, cwd=ROOT).returncode:
+            return failed
     if not tests:
         return 0
     # A second process costs ten seconds of imports: more than a few files take.
     processes = "2" if len(tests) > 4 else "0"
-    command = [sys.executable, "-m", "pytest", "-q", "-n", processes, "--dist", "loadgroup", *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:nbval", "-m", "not slow"]
+    command += ["-n", processes, "--dist", "worksteal", *tests]
     if all(is_page(name) for name in files):  # the text of these pages, and of no other
         stems = " or ".join(Path(name).stem for name in files)
         command += ["-k", f"({stems} or course or lookup) and not template and not planted"]
-    return subprocess.run(command, cwd=ROOT).returncode
+    failed = subprocess.run(command, cwd=ROOT).returncode
+    return 0 if failed == 5 else failed  # 5: all of them are slow
 
 
 if __name__ == "__main__":

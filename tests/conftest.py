@@ -38,25 +38,6 @@ settings.register_profile(
 )
 settings.load_profile("tests")
 
-#: What takes longest begins first, so that two processes end at the same time.
-LONGEST = (
-    "records", "train", "trouble", "speculative", "kernels_attention", "grade", "lora", "main",
-    "qwen2", "visibility", "engine", "kernels_galore", "bench", "data", "generate", "cache_laws",
-    "quantized_checkpoint", "gpu_notebooks", "cache_convert", "exercise_notebooks",
-)  # fmt: skip
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A file stays in one process, for its fixtures. A record is alone: each takes its own time."""
-    names = [item.path.stem.removeprefix("test_") for item in items]
-    order = dict(zip(LONGEST, range(len(LONGEST))))
-    ordered = sorted(zip(names, items), key=lambda pair: order.get(pair[0], len(LONGEST)))
-    items[:] = [item for _, item in ordered]
-    if config.pluginmanager.hasplugin("xdist"):
-        for name, item in ordered:
-            if name != "records":
-                item.add_marker(pytest.mark.xdist_group(name))
-
 
 def pytest_collection_finish() -> None:
     """All tests and libraries stay to the end. The garbage collector need not visit them again:

@@ -131,7 +131,7 @@ def a_class() -> str:
 
 def where_wrong_answers_show() -> dict[str, Any]:
     """How many planted wrong answers change a text or a run, as it was measured."""
-    path = gallery.ROOT / "tests/slow/recorded/plays.json"
+    path = gallery.ROOT / "tests/slow/exercise_proof/plays.json"
     found = json.loads(path.read_text(encoding="utf-8"))
     kinds = {kind: [0, 0] for kind in MISTAKES}
     at = []

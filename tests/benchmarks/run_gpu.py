@@ -56,8 +56,7 @@ def command(*words: str, **variables: str) -> Callable[[], bool]:
 
 def kernel_tests() -> Callable[[], bool]:
     """Without what conftest.py imports, it and files with tiny models are left out, and named."""
-    places = "tests/kernels", "tests/slow/suites"
-    files = [path for place in places for path in sorted((ROOT / place).glob("test_kernels_*.py"))]
+    files = sorted((ROOT / "tests" / "kernels").glob("test_kernels_*.py"))
     options = ["-q"]
     if any(importlib.util.find_spec(name) is None for name in OF_CONFTEST):
         left_out = [path for path in files if "from tiny_models import" in path.read_text()]
@@ -111,7 +110,7 @@ def stages() -> list[Stage]:
     python = sys.executable
     sanitizer = ("compute-sanitizer", "--error-exitcode", "1", "--tool")
     smoke = (python, "tests/benchmarks/bench_kernels.py", "--smoke")
-    stored = (python, "-m", "pytest", "-q", "-rP", "tests/slow/test_records.py")
+    nbval = (python, "-m", "pytest", "-q", "--nbval", "--nbval-current-env", "tutorials/gpu")
     # Each tensor has memory of its own, so that a step beyond it leaves what may be touched.
     alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     of_models = ("safetensors", "tokenizers", "tqdm")
@@ -132,7 +131,7 @@ def stages() -> list[Stage]:
         Stage(
             "nbval",
             ("pytest", "nbval", *OF_NOTEBOOKS, *OF_CONFTEST),
-            command(*stored, "-k", "stored notebook", RECORDS="again"),
+            command(*nbval, MPLBACKEND="module://matplotlib_inline.backend_inline"),
         ),
     ]
 

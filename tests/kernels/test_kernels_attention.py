@@ -1,5 +1,6 @@
-"""kernels/attention.py: what each query sees, and every tile that it may skip. Its conformance
-matrix is in tests/slow/suites."""
+"""kernels/attention.py: what each query sees, and every tile that it may skip.
+
+Its conformance matrix is in test_kernels_conformance.py."""
 
 from __future__ import annotations
 

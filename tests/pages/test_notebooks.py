@@ -1,14 +1,17 @@
 """Every tutorial as a notebook: its text is clean Markdown, its code is that of the script.
 
-That each of them runs is recorded: tests/slow."""
+That each of them runs is the build's affair; how one runs as a notebook is tried on a few."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import folding
 import gallery
+import gpu_notebooks
+import nbclient
 import nbformat
 import notebooks
 import page
@@ -18,6 +21,7 @@ from notebook_lint import lint, lint_notebook, lint_script
 from lm_from_scratch.exercises import notebooks_command
 
 SCRIPTS = gallery.scripts()
+CHAPTERS = sorted({script.parent for script in SCRIPTS if script.parent.name[0].isdigit()})
 each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 
 
@@ -59,11 +63,25 @@ def lines(sources: list[str]) -> list[str]:
 
 @each_script
 def test_a_notebook_has_every_line_of_its_script(script: Path) -> None:
-    """Which the record of the page has run."""
+    """Which the build runs."""
     blocks = [block.content for block in page.blocks(script) if block.type == "code"]
     cells = notebooks.convert(script)["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     assert [line.removesuffix(";") for line in lines(code)] == lines(blocks) != []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "script", [next(s for s in SCRIPTS if s.parent == c) for c in CHAPTERS], ids=lambda s: s.stem
+)
+def test_a_notebook_runs_from_a_folder_of_its_own(script: Path, tmp_path: Path) -> None:
+    """The first page of each chapter: what a build does not have is IPython, and another folder."""
+    notebook = nbformat.reads(json.dumps(notebooks.convert(script)), as_version=4)
+    place = {"metadata": {"path": str(tmp_path)}}
+    client = nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=place)
+    client.execute(env=gpu_notebooks.environment())
+    counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
+    assert counts == list(range(1, len(counts) + 1)) != []
 
 
 @each_script

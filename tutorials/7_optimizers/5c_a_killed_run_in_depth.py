@@ -200,7 +200,7 @@ assert numbers == [4, 5, 6, 7] and apart < 1e-9
 # %%
 # Steps 4 and 5 were lost and done again. A batch and a learning rate are functions of the step number, so nothing
 # else had to be saved. With the same number of processes the result is the same bit for bit, to which
-# ``tests/slow/suites/test_distributed.py`` holds the package.
+# ``tests/unit/runs/test_distributed.py`` holds the package.
 #
 # Stopping gently
 # ---------------

@@ -1,4 +1,4 @@
-"""Which planted answers show when they run a model: ``tests/slow/recorded/plays.json``.
+"""Which planted answers show when they run a model: ``tests/slow/exercise_proof/plays.json``.
 
     python tests/slow/exercise_proof/plays.py [NAME ...]
 
@@ -18,7 +18,7 @@ from lm_from_scratch.exercises import playing
 from lm_from_scratch.exercises.exercise import exercise, exercises, has_part
 from lm_from_scratch.exercises.source import answer
 
-PATH = Path(__file__).resolve().parents[1] / "recorded" / "plays.json"
+PATH = Path(__file__).resolve().parent / "plays.json"
 HIDDEN = "not visible"
 
 

@@ -1,6 +1,6 @@
 """Files that say what cannot be: one line with the file, before anything is built.
 
-tests/slow/suites/test_damaged_files.py tries thousands of them.
+test_damaged_files.py tries thousands of them.
 """
 
 import json
