@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from lm_from_scratch.checkpoint.dialects import DIALECTS, Dialect
+from lm_from_scratch.checkpoint.dialects import DIALECTS, SWITCHES, Dialect
 from lm_from_scratch.checkpoint.rope_configs import built, rotation_from_dict, scaling_to_dict
 from lm_from_scratch.layers.rope_scaling import DynamicNTKScaling
 from lm_from_scratch.limits import shown
 from lm_from_scratch.models.causal_lm import Config
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import SLIDING, Qwen2Config
-from lm_from_scratch.models.qwen3 import Qwen3Config
-from lm_from_scratch.models.qwen3_next import Qwen3NextConfig
 
 AnyConfig = TypeVar("AnyConfig", GPT2Config, Qwen2Config)
 
@@ -116,11 +114,8 @@ def gpt2_config_to_dict(config: GPT2Config) -> dict[str, Any]:
 def decoder_config_from_dict(config: Mapping[str, Any], dialect: Dialect) -> Qwen2Config:
     """The config of a decoder's ``config.json``. Raises ``ValueError`` for a switch that stands
     otherwise than here."""
-    own = {
-        "use_qk_norm": issubclass(dialect.config, Qwen3Config),
-        "attn_output_gate": issubclass(dialect.config, Qwen3NextConfig),
-    }
-    for key, value in {**ELSEWHERE, **own, **dialect.only}.items():
+    switches = {switch: switch in dialect.switched_on for switch in SWITCHES}
+    for key, value in {**ELSEWHERE, **switches, **dialect.only}.items():
         missing = value if key in dialect.only else None
         if config.get(key, missing) not in (missing, value):
             raise ValueError(f"{key}={shown(config[key])} is not supported, only {key}={value}")

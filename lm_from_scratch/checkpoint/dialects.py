@@ -4,7 +4,7 @@ What ``transformers`` takes for a key that a file leaves out differs from family
 do the keys that say which layers slide, rotate or have experts.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,9 @@ EXPERT_NAMES = {
     "expert_size": "moe_intermediate_size",
 }
 
+#: What some families always do and others never; a file need not say it.
+SWITCHES = ("use_qk_norm", "attn_output_gate")
+
 
 @dataclass(frozen=True)
 class Dialect:
@@ -44,6 +47,7 @@ class Dialect:
     absent: Mapping[str, Any]  # what `transformers` takes for a key that a file leaves out
     silent: Mapping[str, Any]  # our fields that no file has
     only: Mapping[str, Any] = field(default_factory=dict)  # switches that stand as they are here
+    switched_on: Collection[str] = ()  # of SWITCHES
     extra_names: Mapping[str, str] = field(default_factory=dict)  # of fields that Qwen2 has not
     partial: bool = False  # whether the file says what share of a head is turned
 
@@ -284,7 +288,15 @@ DIALECTS = {
         only=_PLAIN | {"mlp_bias": False},
     ),
     "mistral": Dialect(Qwen2Config, "MistralForCausalLM", _all_slide, _MISTRAL, _NO_BIAS),
-    "qwen3": Dialect(Qwen3Config, "Qwen3ForCausalLM", _some_slide, _QWEN, _NO_BIAS, only=_PLAIN),
+    "qwen3": Dialect(
+        Qwen3Config,
+        "Qwen3ForCausalLM",
+        _some_slide,
+        _QWEN,
+        _NO_BIAS,
+        only=_PLAIN,
+        switched_on=["use_qk_norm"],
+    ),
     "qwen3_next": Dialect(
         Qwen3NextConfig,
         "Qwen3NextForCausalLM",
@@ -292,6 +304,7 @@ DIALECTS = {
         _QWEN3_NEXT,
         _NO_BIAS,
         only=_PLAIN,
+        switched_on=["use_qk_norm", "attn_output_gate"],
         extra_names=EXPERT_NAMES | {"shared_expert_size": "shared_expert_intermediate_size"},
         partial=True,
     ),
@@ -302,6 +315,7 @@ DIALECTS = {
         _QWEN3_MOE,
         _NO_BIAS,
         only=_PLAIN,
+        switched_on=["use_qk_norm"],
         extra_names=EXPERT_NAMES,
     ),
     "deepseek_v3": Dialect(

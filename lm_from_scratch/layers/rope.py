@@ -33,6 +33,7 @@ Generalization in Transformers*, 2023, arXiv:2305.19466.
 """
 
 import math
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -79,6 +80,10 @@ def rotation(positions: Tensor, inv_freq: Tensor, factor: float = 1.0) -> tuple[
     inv_freq = inv_freq.to(torch.promote_types(inv_freq.dtype, torch.float32))
     angles = (positions[..., None] * inv_freq)[:, None]  # (B, 1, T, D/2): alike for all heads
     return angles.cos() * factor, angles.sin() * factor
+
+
+#: Turns queries or keys (B, H, T, D) to their positions, given cosines and sines.
+Rotate = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def _check_angles(x: Tensor, cos: Tensor, sin: Tensor) -> None:

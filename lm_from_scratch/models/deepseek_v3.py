@@ -27,7 +27,6 @@ Sources: DeepSeek-AI, *DeepSeek-V2*, 2024, arXiv:2405.04434, and *DeepSeek-V3 Te
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -38,20 +37,23 @@ from lm_from_scratch.attention.attention import AttentionFunction, sdpa_attentio
 from lm_from_scratch.attention.latent import absorbed, expanded, multiplications
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import LayerCache
-from lm_from_scratch.layers.activation import GatedMLP
+from lm_from_scratch.layers.activation import Activation, GatedMLP
 from lm_from_scratch.layers.experts import Experts, SharedExperts, SigmoidRouter, check_groups
+from lm_from_scratch.layers.linear import plain_matrix
 from lm_from_scratch.layers.norm import RMSNorm
-from lm_from_scratch.layers.rope import RopeScaling, apply_rope, apply_rope_interleaved
+from lm_from_scratch.layers.rope import RopeScaling, Rotate, apply_rope, apply_rope_interleaved
 from lm_from_scratch.layers.rope_scaling import YaRNScaling
 from lm_from_scratch.limits import (
     Computed,
     Count,
     Positive,
+    Share,
     TokenId,
     TokenIds,
     Whole,
     above,
     at_most,
+    multiple_of,
 )
 from lm_from_scratch.models.qwen2 import Block, Qwen2Config, Qwen2ForCausalLM, Qwen2Model
 
@@ -60,13 +62,13 @@ from lm_from_scratch.models.qwen2 import Block, Qwen2Config, Qwen2ForCausalLM, Q
 class DeepseekV3Config(Qwen2Config):
     """The numbers that define a DeepSeek-V3. The defaults have the shape of the published one.
 
-    Layers from ``first_k_dense_replace`` on have experts in place of one MLP.
+    Layers from ``first_k_dense_replace`` on have experts in place of one MLP. Qwen2's checks hold.
     """
 
     vocab_size: Count = 129280
     block_size: Count = 4096
     n_layer: Count = 61
-    n_head: Count = 128
+    n_head: Annotated[Count, multiple_of("n_kv_head")] = 128
     n_kv_head: Computed = None  # type: ignore[assignment]  # n_head: each has keys of its own
     n_embd: Count = 7168
     intermediate_size: Count = 18432  # of layers without experts
@@ -76,6 +78,9 @@ class DeepseekV3Config(Qwen2Config):
     kv_lora_rank: Count = 512  # numbers of the latent
     q_lora_rank: Count | None = 1536  # None: queries come from the token directly
     rope_interleave: bool = True  # which features make a pair: 2i and 2i + 1, or i and i + Dr / 2
+    rope_theta: Annotated[Positive, above(1)] = 10000.0
+    rope_scaling: RopeScaling | None = None
+    activation: Activation = "silu"
     first_k_dense_replace: Whole = 3
     n_expert: Count = 256
     n_shared_experts: Count = 1  # that all tokens visit
@@ -86,8 +91,14 @@ class DeepseekV3Config(Qwen2Config):
     norm_topk_prob: bool = True  # whether the weights of the chosen sum to 1
     routed_scaling_factor: Positive = 2.5  # times this
     qkv_bias: bool = False
-    rope_theta: Annotated[Positive, above(1)] = 10000.0
+    rms_norm_eps: Positive = 1e-6
+    sliding_window: Count | None = None
+    layer_types: tuple[str, ...] | None = None
+    max_window_layers: Whole | None = None
     tie_word_embeddings: bool = False
+    attention_dropout: Share = 0.0
+    initializer_range: Positive = 0.02
+    pad_token_id: TokenId | None = None
     bos_token_id: TokenId | None = 0
     eos_token_id: TokenIds | None = 1
 
@@ -123,14 +134,14 @@ class LatentAttention(nn.Module):
     """
 
     attend: AttentionFunction
-    rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
+    rotate: Rotate
 
     def __init__(self, config: DeepseekV3Config) -> None:
         super().__init__()
         C, H, R = config.n_embd, config.n_head, config.kv_lora_rank
         Dn, Dr, Dv = config.qk_nope_head_dim, config.head_dim, config.v_head_dim
         self.sizes = R, Dn, Dr, Dv
-        self.n_head = H
+        self.n_head, self.q_lora_rank = H, config.q_lora_rank
         if config.q_lora_rank is None:
             self.q_proj = nn.Linear(C, H * (Dn + Dr), bias=False)
         else:
@@ -148,7 +159,7 @@ class LatentAttention(nn.Module):
 
     def queries(self, x: Tensor) -> Tensor:
         """The queries (B, T, H * (Dn + Dr)) of ``x`` (B, T, C), not turned yet."""
-        if hasattr(self, "q_proj"):
+        if self.q_lora_rank is None:
             return self.q_proj(x)
         return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
 
@@ -169,18 +180,15 @@ class LatentAttention(nn.Module):
         if self.sharpness != 1.0:
             q = q * self.sharpness
         how = visibility, self.attend, self.attention_dropout if self.training else 0.0
-        if self.absorbs(T, latent.shape[2]):
-            y = absorbed(q, latent, shared, self.kv_b_proj.weight, *how)
+        matrix = plain_matrix(self.kv_b_proj)
+        if matrix is not None and self.absorbs(T, latent.shape[2]):
+            y = absorbed(q, latent, shared, matrix, *how)
         else:
             y = expanded(q, self.kv_b_proj(latent), shared, *how)
         return self.o_proj(y.transpose(1, 2).reshape(B, T, -1))
 
     def absorbs(self, T: int, S: int) -> bool:
-        """Whether T queries and S keys take fewer multiplications absorbed than expanded. A
-        ``kv_b_proj`` that is more than its matrix, with an adapter or in few bits, is applied."""
-        plain = type(self.kv_b_proj.weight) in (Tensor, nn.Parameter)
-        if type(self.kv_b_proj) is not nn.Linear or not plain:
-            return False
+        """Whether T queries and S keys take fewer multiplications absorbed than expanded."""
         expanding, absorbing = multiplications(T, S, *self.sizes)
         return absorbing < expanding
 

@@ -16,8 +16,6 @@ Sources: Qiu et al., *Gated Attention for Large Language Models*, 2025, arXiv:25
 is that of Qwen3-Next.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
@@ -25,7 +23,7 @@ from lm_from_scratch.attention.attention import AttentionFunction, sdpa_attentio
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import LayerCache
 from lm_from_scratch.layers.norm import ZeroCentredRMSNorm
-from lm_from_scratch.layers.rope import apply_rope
+from lm_from_scratch.layers.rope import Rotate, apply_rope
 from lm_from_scratch.models.qwen2 import Block, Qwen2Config, Qwen2ForCausalLM, Qwen2Model
 
 
@@ -35,9 +33,9 @@ class GatedAttention(nn.Module):
     published configs; ``rotate`` may turn a part of the features alone."""
 
     attend: AttentionFunction
-    rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
+    rotate: Rotate
 
-    def __init__(self, config: Qwen2Config) -> None:
+    def __init__(self, config: Qwen2Config, rotate: Rotate = apply_rope) -> None:
         super().__init__()
         C, D = config.n_embd, config.head_dim
         self.head_dim = D
@@ -49,7 +47,7 @@ class GatedAttention(nn.Module):
         self.k_norm = ZeroCentredRMSNorm(D, config.rms_norm_eps)
         self.attention_dropout = config.attention_dropout
         self.attend = sdpa_attention
-        self.rotate = apply_rope
+        self.rotate = rotate
 
     def forward(
         self,

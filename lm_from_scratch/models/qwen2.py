@@ -30,7 +30,7 @@ from lm_from_scratch.cache.interface import NO_CACHE, Cache, LayerCache
 from lm_from_scratch.layers.activation import Activation, GatedMLP
 from lm_from_scratch.layers.embedding import embedded
 from lm_from_scratch.layers.norm import RMSNorm
-from lm_from_scratch.layers.rope import RopeScaling, RotaryEmbedding, apply_rope
+from lm_from_scratch.layers.rope import RopeScaling, RotaryEmbedding, Rotate, apply_rope
 from lm_from_scratch.limits import (
     Computed,
     Count,
@@ -130,6 +130,11 @@ class Qwen2Config:
         return self.n_kv_head, self.head_dim, self.head_dim
 
     @property
+    def rotary_dim(self) -> int:
+        """How many features of a head are turned: all."""
+        return self.head_dim
+
+    @property
     def position_limit(self) -> None:
         """No position is too high for a rotation. Beyond ``block_size`` the model is untrained."""
         return None
@@ -154,9 +159,9 @@ class Attention(nn.Module):
     """
 
     attend: AttentionFunction
-    rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
+    rotate: Rotate
 
-    def __init__(self, config: Qwen2Config) -> None:
+    def __init__(self, config: Qwen2Config, rotate: Rotate = apply_rope) -> None:
         super().__init__()
         C, D = config.n_embd, config.head_dim
         self.head_dim = D
@@ -166,7 +171,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(config.n_head * D, C, bias=False)
         self.attention_dropout = config.attention_dropout
         self.attend = sdpa_attention
-        self.rotate = apply_rope
+        self.rotate = rotate
 
     def forward(
         self,
@@ -176,10 +181,11 @@ class Attention(nn.Module):
         cache: LayerCache,
     ) -> Tensor:
         B, T, _ = x.shape
-        qk = torch.cat([self.q_proj(x), self.k_proj(x)], dim=-1).view(B, T, -1, self.head_dim)
-        v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, Hkv, T, D)
-        qk = self.rotate(qk.transpose(1, 2), *rotation)  # (B, H + Hkv, T, D): one turn for both
-        q, k = qk.tensor_split([-v.shape[1]], dim=1)
+        q, k, v = (
+            project(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H or Hkv, T, D)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        q, k = self.rotate(q, *rotation), self.rotate(k, *rotation)
         k, v = cache.update(k, v)  # (B, Hkv, S, D)
         y = self.attend(q, k, v, visibility, self.attention_dropout if self.training else 0.0)
         return self.o_proj(y.transpose(1, 2).reshape(B, T, -1))
@@ -187,19 +193,20 @@ class Attention(nn.Module):
 
 class Block(nn.Module):
     """One layer: attention moves information between the tokens of ``x`` (B, T, C), the MLP works
-    on each of them. Later architectures give an ``attention`` or an ``mlp`` of their own."""
+    on each of them. Later architectures give an ``attention``, an ``mlp`` or norms of their own."""
 
     def __init__(
         self,
         config: Qwen2Config,
         attention: nn.Module | None = None,
         mlp: nn.Module | None = None,
+        norm: Callable[[int, float], nn.Module] = RMSNorm,
     ) -> None:
         super().__init__()
         C, hidden = config.n_embd, config.intermediate_size
-        self.input_layernorm = RMSNorm(C, config.rms_norm_eps)
+        self.input_layernorm = norm(C, config.rms_norm_eps)
         self.self_attn = Attention(config) if attention is None else attention
-        self.post_attention_layernorm = RMSNorm(C, config.rms_norm_eps)
+        self.post_attention_layernorm = norm(C, config.rms_norm_eps)
         self.mlp = GatedMLP(C, hidden, config.activation) if mlp is None else mlp
 
     def forward(
@@ -218,17 +225,19 @@ class Qwen2Model(nn.Module):
 
     prefix = "model"  # its name in a checkpoint
 
-    def __init__(self, config: Qwen2Config) -> None:
+    def __init__(
+        self, config: Qwen2Config, norm: Callable[[int, float], nn.Module] = RMSNorm
+    ) -> None:
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.n_embd)
         self.layers = nn.ModuleList(self.block(layer) for layer in range(config.n_layer))
-        self.norm: nn.Module = RMSNorm(config.n_embd, config.rms_norm_eps)
-        self.rotary_emb = RotaryEmbedding(config.head_dim, config.rope_theta, config.rope_scaling)
+        self.norm = norm(config.n_embd, config.rms_norm_eps)
+        self.rotary_emb = RotaryEmbedding(config.rotary_dim, config.rope_theta, config.rope_scaling)
         self.init_weights()
 
     def block(self, layer: int) -> nn.Module:
-        """The block of that number, which a later architecture builds of other parts."""
+        """The block of that number; a later architecture builds its own of other parts."""
         return Block(self.config)
 
     @torch.no_grad()

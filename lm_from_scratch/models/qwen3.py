@@ -17,33 +17,57 @@ Sources: Yang et al., *Qwen3 Technical Report*, 2025, arXiv:2505.09388; Henry et
 Normalization for Transformers*, 2020, arXiv:2010.04245.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor, nn
 
 from lm_from_scratch.attention.attention import AttentionFunction, sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import LayerCache
+from lm_from_scratch.layers.activation import Activation
 from lm_from_scratch.layers.norm import RMSNorm
-from lm_from_scratch.layers.rope import apply_rope
-from lm_from_scratch.limits import Computed, Count, TokenIds
+from lm_from_scratch.layers.rope import RopeScaling, Rotate, apply_rope
+from lm_from_scratch.limits import (
+    Computed,
+    Count,
+    Positive,
+    Share,
+    TokenId,
+    TokenIds,
+    Whole,
+    above,
+    multiple_of,
+)
 from lm_from_scratch.models.qwen2 import Block, Qwen2Config, Qwen2ForCausalLM, Qwen2Model
 
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3Config(Qwen2Config):
     """The numbers that define a Qwen3. The defaults have the shape of the smallest published one:
-    its 16 heads of 128 features are twice as wide as its 1024 features."""
+    its 16 heads of 128 features are twice as wide as its 1024 features. Qwen2's checks hold."""
 
+    vocab_size: Count = 151936
     block_size: Count = 40960
     n_layer: Count = 28
-    n_head: Count = 16
+    n_head: Annotated[Count, multiple_of("n_kv_head")] = 16
     n_kv_head: Computed = 8
     n_embd: Count = 1024
     intermediate_size: Count = 3072
     head_dim: Computed = 128
     qkv_bias: bool = False
+    activation: Activation = "silu"
+    rms_norm_eps: Positive = 1e-6
+    rope_theta: Annotated[Positive, above(1)] = 1_000_000.0
+    rope_scaling: RopeScaling | None = None
+    sliding_window: Count | None = None
+    layer_types: tuple[str, ...] | None = None
+    max_window_layers: Whole | None = None
+    tie_word_embeddings: bool = True
+    attention_dropout: Share = 0.0
+    initializer_range: Positive = 0.02
+    pad_token_id: TokenId | None = None
+    bos_token_id: TokenId | None = None
     eos_token_id: TokenIds | None = 151645
 
 
@@ -64,9 +88,9 @@ class Attention(nn.Module):
     weight of D numbers each, for all heads."""
 
     attend: AttentionFunction
-    rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
+    rotate: Rotate
 
-    def __init__(self, config: Qwen3Config) -> None:
+    def __init__(self, config: Qwen2Config) -> None:
         super().__init__()
         C, D = config.n_embd, config.head_dim
         self.head_dim = D

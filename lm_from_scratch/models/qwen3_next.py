@@ -27,46 +27,75 @@ from torch import Tensor, nn
 
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import NO_CACHE, Cache, LayerCache, known
-from lm_from_scratch.layers.activation import GatedMLP
+from lm_from_scratch.layers.activation import Activation, GatedMLP
 from lm_from_scratch.layers.experts import Experts, GatedSharedExpert, SoftmaxRouter
 from lm_from_scratch.layers.norm import ZeroCentredRMSNorm
-from lm_from_scratch.layers.rope import RotaryEmbedding, apply_partial_rope
-from lm_from_scratch.limits import Computed, Count, Positive, above, at_most, multiple_of
+from lm_from_scratch.layers.rope import RopeScaling, apply_partial_rope
+from lm_from_scratch.limits import (
+    Computed,
+    Count,
+    Positive,
+    Share,
+    TokenId,
+    TokenIds,
+    Whole,
+    above,
+    at_most,
+    multiple_of,
+)
 from lm_from_scratch.models.gated_attention import GatedAttention
 from lm_from_scratch.models.gated_delta_net import GatedDeltaNet
-from lm_from_scratch.models.qwen2 import FULL, Qwen2ForCausalLM, Qwen2Model
-from lm_from_scratch.models.qwen3_moe import Qwen3MoeConfig
+from lm_from_scratch.models.qwen2 import FULL, Block, Qwen2Config, Qwen2ForCausalLM, Qwen2Model
+from lm_from_scratch.models.qwen3_moe import check_dense_layers
 
 LINEAR = "linear_attention"  # the word of published configs for a layer with a state
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen3NextConfig(Qwen3MoeConfig):
+class Qwen3NextConfig(Qwen2Config):
     """The numbers that define a Qwen3-Next. The defaults have the shape of the published one.
     ``layer_types`` says which layers have a state, and which see all keys; without it every fourth
-    sees them."""
+    sees them. Qwen2's checks of numbers hold."""
 
+    vocab_size: Count = 151936
     block_size: Count = 262144
     n_layer: Count = 48
     n_head: Annotated[Count, multiple_of("n_kv_head")] = 16
     n_kv_head: Computed = 2
     n_embd: Count = 2048
-    head_dim: Computed = 256
     intermediate_size: Count = 5120  # of layers without experts
-    n_expert: Count = 512
-    top_k: Annotated[Count, at_most("n_expert")] = 10  # experts that a token visits
-    expert_size: Count = 512
-    shared_expert_size: Count = 512  # the width of the one that all tokens visit
-    rope_theta: Annotated[Positive, above(1)] = 10_000_000.0
+    head_dim: Computed = 256
     partial_rotary_factor: Positive = 0.25  # of the features of a head
     linear_num_key_heads: Count = 16
     linear_num_value_heads: Annotated[Count, multiple_of("linear_num_key_heads")] = 32
     linear_key_head_dim: Count = 128
     linear_value_head_dim: Count = 128
     linear_conv_kernel_dim: Count = 4
+    qkv_bias: bool = False
+    activation: Activation = "silu"
+    n_expert: Count = 512
+    top_k: Annotated[Count, at_most("n_expert")] = 10  # experts that a token visits
+    expert_size: Count = 512
+    shared_expert_size: Count = 512  # the width of the one that all tokens visit
+    norm_topk_prob: bool = True  # whether the weights of these experts sum to 1
+    decoder_sparse_step: Count = 1  # every how many layers there are experts
+    mlp_only_layers: tuple[int, ...] = ()
+    rms_norm_eps: Positive = 1e-6
+    rope_theta: Annotated[Positive, above(1)] = 10_000_000.0
+    rope_scaling: RopeScaling | None = None
+    sliding_window: Count | None = None
+    layer_types: tuple[str, ...] | None = None
+    max_window_layers: Whole | None = None
+    tie_word_embeddings: bool = False
+    attention_dropout: Share = 0.0
+    initializer_range: Positive = 0.02
+    pad_token_id: TokenId | None = None
+    bos_token_id: TokenId | None = None
+    eos_token_id: TokenIds | None = 151645
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_dense_layers(self.mlp_only_layers)
         share, D = self.partial_rotary_factor, self.head_dim
         if share > 1 or self.rotary_dim < 2 or self.rotary_dim % 2:
             raise ValueError(
@@ -88,6 +117,10 @@ class Qwen3NextConfig(Qwen3MoeConfig):
             raise ValueError(f"layer_types={types!r} must be a tuple of n_layer={self.n_layer}")
         if unknown := set(types) - {FULL, LINEAR}:
             raise ValueError(f"layer_types has {sorted(unknown)}, not {FULL!r} or {LINEAR!r}")
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the layer of that number has experts."""
+        return (layer + 1) % self.decoder_sparse_step == 0 and layer not in self.mlp_only_layers
 
     @property
     def recurrent_layers(self) -> list[int]:
@@ -115,24 +148,16 @@ class Qwen3NextConfig(Qwen3MoeConfig):
 SIZES: dict[str, dict[str, int]] = {"Qwen3-Next-80B-A3B": {}}
 
 
-class Block(nn.Module):
-    """One layer of ``x`` (B, T, C): a state (``linear_attn``) or attention (``self_attn``), then an
-    MLP."""
+class RecurrentBlock(nn.Module):
+    """One layer of ``x`` (B, T, C) whose ``linear_attn`` carries a state from token to token, in
+    the place of attention; then an MLP. It needs no rotation."""
 
-    def __init__(self, config: Qwen3NextConfig, layer: int, mlp: nn.Module) -> None:
+    def __init__(self, config: Qwen3NextConfig, linear_attn: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
-        if layer in config.recurrent_layers:
-            self.linear_attn = GatedDeltaNet(
-                config.n_embd, config.linear_num_key_heads, config.linear_num_value_heads,
-                config.linear_key_head_dim, config.linear_value_head_dim,
-                config.linear_conv_kernel_dim, config.activation, config.rms_norm_eps,
-            )  # fmt: skip
-        else:
-            self.self_attn = GatedAttention(config)
-            self.self_attn.rotate = apply_partial_rope
-        self.mlp = mlp
         self.input_layernorm = ZeroCentredRMSNorm(config.n_embd, config.rms_norm_eps)
+        self.linear_attn = linear_attn
         self.post_attention_layernorm = ZeroCentredRMSNorm(config.n_embd, config.rms_norm_eps)
+        self.mlp = mlp
 
     def forward(
         self,
@@ -141,11 +166,7 @@ class Block(nn.Module):
         visibility: Visibility,
         cache: LayerCache,
     ) -> Tensor:
-        h = self.input_layernorm(x)
-        if hasattr(self, "linear_attn"):
-            x = x + self.linear_attn(h, visibility, cache)
-        else:
-            x = x + self.self_attn(h, rotation, visibility, cache)
+        x = x + self.linear_attn(self.input_layernorm(x), visibility, cache)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -155,12 +176,19 @@ class Qwen3NextModel(Qwen2Model):
     config: Qwen3NextConfig
 
     def __init__(self, config: Qwen3NextConfig) -> None:
-        super().__init__(config)
-        self.norm = ZeroCentredRMSNorm(config.n_embd, config.rms_norm_eps)
-        self.rotary_emb = RotaryEmbedding(config.rotary_dim, config.rope_theta, config.rope_scaling)
+        super().__init__(config, norm=ZeroCentredRMSNorm)
 
     def block(self, layer: int) -> nn.Module:
-        return Block(self.config, layer, self.mlp(layer))
+        config = self.config
+        if layer not in config.recurrent_layers:
+            attention = GatedAttention(config, rotate=apply_partial_rope)
+            return Block(config, attention, self.mlp(layer), norm=ZeroCentredRMSNorm)
+        linear_attn = GatedDeltaNet(
+            config.n_embd, config.linear_num_key_heads, config.linear_num_value_heads,
+            config.linear_key_head_dim, config.linear_value_head_dim,
+            config.linear_conv_kernel_dim, config.activation, config.rms_norm_eps,
+        )  # fmt: skip
+        return RecurrentBlock(config, linear_attn, self.mlp(layer))
 
     def mlp(self, layer: int) -> nn.Module:
         """What follows attention or the state in that layer: experts, or a gated MLP."""

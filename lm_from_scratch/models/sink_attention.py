@@ -8,15 +8,13 @@ too. Without its experts a gpt-oss is a Qwen2 with this attention, which is
 Source: OpenAI, *gpt-oss-120b & gpt-oss-20b Model Card*, 2025, arXiv:2508.10925.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
 from lm_from_scratch.attention.sinks import SinkFunction, sink_attention, sink_weights
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import LayerCache
-from lm_from_scratch.layers.rope import apply_rope
+from lm_from_scratch.layers.rope import Rotate, apply_rope
 from lm_from_scratch.models.qwen2 import Block, Qwen2Config, Qwen2ForCausalLM, Qwen2Model
 
 
@@ -28,7 +26,7 @@ class SinkAttention(nn.Module):
     """
 
     compute: SinkFunction
-    rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
+    rotate: Rotate
 
     def __init__(self, config: Qwen2Config) -> None:
         super().__init__()

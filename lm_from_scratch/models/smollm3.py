@@ -25,8 +25,20 @@ from typing import Annotated
 
 from torch import nn
 
-from lm_from_scratch.layers.rope import unrotated
-from lm_from_scratch.limits import Computed, Count, Positive, TokenId, TokenIds, above, shown
+from lm_from_scratch.layers.activation import Activation
+from lm_from_scratch.layers.rope import RopeScaling, apply_rope, unrotated
+from lm_from_scratch.limits import (
+    Computed,
+    Count,
+    Positive,
+    Share,
+    TokenId,
+    TokenIds,
+    Whole,
+    above,
+    multiple_of,
+    shown,
+)
 from lm_from_scratch.models.qwen2 import Attention, Block, Qwen2Config, Qwen2ForCausalLM, Qwen2Model
 
 
@@ -36,19 +48,29 @@ class SmolLM3Config(Qwen2Config):
     weights.
 
     ``rope_layers`` has a 1 for each layer that rotates and a 0 for each that does not. (Files call
-    it ``no_rope_layers``, and mean the same: a 1 there *is* a rotation.)
+    it ``no_rope_layers``, and mean the same: a 1 there *is* a rotation.) Qwen2's checks hold.
     """
 
     vocab_size: Count = 128256
     block_size: Count = 65536
     n_layer: Count = 36
-    n_head: Count = 16
+    n_head: Annotated[Count, multiple_of("n_kv_head")] = 16
     n_kv_head: Computed = 4
     n_embd: Count = 2048
     intermediate_size: Count = 11008
+    head_dim: Computed = None  # type: ignore[assignment]  # None becomes n_embd / n_head
     qkv_bias: bool = False
+    activation: Activation = "silu"
+    rms_norm_eps: Positive = 1e-6
     rope_theta: Annotated[Positive, above(1)] = 5_000_000.0
+    rope_scaling: RopeScaling | None = None
     rope_layers: tuple[int, ...] = None  # type: ignore[assignment]  # None: all but every fourth
+    sliding_window: Count | None = None
+    layer_types: tuple[str, ...] | None = None
+    max_window_layers: Whole | None = None
+    tie_word_embeddings: bool = True
+    attention_dropout: Share = 0.0
+    initializer_range: Positive = 0.02
     pad_token_id: TokenId | None = 128004
     bos_token_id: TokenId | None = 128000
     eos_token_id: TokenIds | None = 128012
@@ -57,11 +79,11 @@ class SmolLM3Config(Qwen2Config):
         super().__post_init__()
         if getattr(self, "rope_layers") is None:  # noqa: B009
             object.__setattr__(self, "rope_layers", all_but_every(4, self.n_layer))
-        said = f"rope_layers={shown(self.rope_layers)}"
+        value = f"rope_layers={shown(self.rope_layers)}"
         if type(self.rope_layers) is not tuple or len(self.rope_layers) != self.n_layer:
-            raise ValueError(f"{said} must be a tuple of n_layer={self.n_layer}")
+            raise ValueError(f"{value} must be a tuple of n_layer={self.n_layer}")
         if any(type(n) is not int or n not in (0, 1) for n in self.rope_layers):
-            raise ValueError(f"{said} must be 1 (rotates) or 0 (does not) for a layer")
+            raise ValueError(f"{value} must be 1 (rotates) or 0 (does not) for a layer")
 
 
 def all_but_every(interval: int, n_layer: int) -> tuple[int, ...]:
@@ -75,10 +97,8 @@ class SmolLM3Model(Qwen2Model):
     config: SmolLM3Config
 
     def block(self, layer: int) -> nn.Module:
-        attention = Attention(self.config)
-        if not self.config.rope_layers[layer]:
-            attention.rotate = unrotated
-        return Block(self.config, attention)
+        rotate = apply_rope if self.config.rope_layers[layer] else unrotated
+        return Block(self.config, Attention(self.config, rotate))
 
 
 class SmolLM3ForCausalLM(Qwen2ForCausalLM):
