@@ -1,0 +1,201 @@
+"""Five laws of a model: it computes what ``transformers`` computes, on large weights.
+
+A full pass, rows that are padded on the left, a text in pieces of 5, 1, 3, 3 tokens, documents that
+are packed into a row, the gradients of a loss. A full pass alone sees no mistake of masks, caches
+and positions. What transformers finds is kept: a law asks only for what our code finds now.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import torch
+from caches import in_chunks
+from mutation import Law
+from tiny_models import enlarge_, hf_twin, tiny_deepseek_v3, token_ids
+from torch import Tensor
+
+from lm_from_scratch.attention.kinds import use_attention_
+from lm_from_scratch.attention.sinks import SINK_KINDS
+from lm_from_scratch.layers.activation import GatedMLP
+from lm_from_scratch.models.causal_lm import build
+from lm_from_scratch.models.deepseek_v3 import YaRNScaling
+from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
+from lm_from_scratch.models.qwen3 import Qwen3Config
+from lm_from_scratch.models.qwen3_moe import Qwen3MoeConfig
+from lm_from_scratch.models.qwen3_next import LINEAR, Qwen3NextConfig
+from lm_from_scratch.models.sink_attention import SinkForCausalLM
+from lm_from_scratch.models.smollm3 import SmolLM3Config
+from lm_from_scratch.text import targets
+from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.training.loss import causal_lm_loss
+
+DOUBLE = torch.float64
+
+
+def near(actual: Any, expected: Any, atol: float = 2e-4) -> None:
+    torch.testing.assert_close(actual, expected, atol=atol, rtol=0)
+
+
+def exact(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, atol=1e-9, rtol=1e-9)
+
+
+def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+EPS = 0.05  # large, so that its place shows
+BASE: dict[str, Any] = dict(
+    vocab_size=97, block_size=128, n_embd=20, intermediate_size=28, rms_norm_eps=EPS,
+    tie_word_embeddings=False, eos_token_id=2, n_layer=3, n_head=6, n_kv_head=2, head_dim=8,
+)  # fmt: skip
+SINKS: dict[str, Any] = BASE | dict(
+    sliding_window=4, layer_types=(FULL, SLIDING, FULL), rope_theta=1e4
+)
+NEXT: dict[str, Any] = BASE | dict(
+    head_dim=16, linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=12,
+    linear_value_head_dim=10, linear_conv_kernel_dim=3, mlp_only_layers=(0, 1, 2),
+)  # fmt: skip
+EXPERTS: dict[str, Any] = dict(
+    n_expert=6, top_k=3, expert_size=8, norm_topk_prob=False, mlp_only_layers=(1,)
+)
+YARN = dict(factor=4.0, original_length=32, mscale=1.0, mscale_all_dim=1.0)
+
+NEW: dict[str, Callable[[], Any]] = {
+    "qwen2": lambda: build(Qwen2Config(**BASE | dict(n_layer=4))),
+    "qwen3": lambda: build(Qwen3Config(**BASE)),
+    "qwen3_moe": lambda: build(Qwen3MoeConfig(**BASE | EXPERTS)),
+    "smollm3": lambda: build(
+        SmolLM3Config(**BASE | dict(n_layer=5), pad_token_id=0, bos_token_id=1)
+    ),
+    "partial": lambda: build(Qwen3NextConfig(**NEXT, layer_types=(FULL,) * 3)),
+    "hybrid": lambda: build(Qwen3NextConfig(**NEXT, layer_types=(LINEAR, FULL, LINEAR))),
+    "sinks": lambda: SinkForCausalLM(Qwen2Config(**SINKS)),
+    "deepseek_v3": lambda: tiny_deepseek_v3(
+        first_k_dense_replace=1, rms_norm_eps=EPS, rope_scaling=YaRNScaling(**YARN)
+    ),
+}
+
+
+class Dense(GatedMLP):
+    """A gated MLP in the place of gpt-oss's experts."""
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x), None
+
+
+def twin_of(name: str, model: Any) -> Any:
+    """The same model in transformers."""
+    if name != "sinks":
+        twin: Any = hf_twin(model)
+        twin.config._experts_implementation = "eager"
+        return twin
+    from transformers import AutoConfig
+    from transformers import AutoModelForCausalLM as HFModel
+
+    config = AutoConfig.for_model(
+        "gpt_oss", vocab_size=97, num_hidden_layers=3, num_attention_heads=6,
+        num_key_value_heads=2, head_dim=8, hidden_size=20, intermediate_size=28,
+        attention_bias=True, rms_norm_eps=EPS, sliding_window=4, num_local_experts=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        layer_types=list(SINKS["layer_types"]), pad_token_id=0,
+    )  # fmt: skip
+    config._attn_implementation = "eager"
+    twin = HFModel.from_config(config).eval()
+    for layer in twin.model.layers:
+        layer.mlp = Dense(20, 28)
+    twin.load_state_dict(model.state_dict())
+    return twin
+
+
+ROWS = [token_ids(12, seed=1).tolist(), token_ids(7, seed=2).tolist()]
+MASK = torch.tensor([[1] * 12, [0] * 5 + [1] * 7])
+BATCH = padded_batch(ROWS, 0, "left")
+
+
+@cache
+@torch.enable_grad()
+def oracle(name: str) -> tuple[dict[str, Tensor], list[Tensor], dict[str, Tensor]]:
+    """The weights, and what transformers finds: the logits of each row alone, the gradients of the
+    loss of the padded batch."""
+    model = NEW[name]()
+    enlarge_(model, seed=3)
+    for key, parameter in model.named_parameters():
+        if key.endswith("sinks"):
+            parameter.data.mul_(8)  # std 1
+    for layer, (key, buffer) in enumerate(model.named_buffers()):
+        if key.endswith("correction_bias"):
+            buffer.copy_(0.3 * noise(len(buffer), seed=layer))
+    twin = twin_of(name, model)
+    with torch.no_grad():
+        logits = [twin(torch.tensor([row]), use_cache=False).logits[0] for row in ROWS]
+    twin(
+        BATCH.idx,
+        attention_mask=MASK,
+        position_ids=BATCH.positions.clamp(min=0),
+        use_cache=False,
+        labels=BATCH.idx.masked_fill(BATCH.positions <= 0, targets.IGNORE),
+    ).loss.backward()
+    gradients = {key: p.grad for key, p in twin.named_parameters()}
+    return copy.deepcopy(model.state_dict()), logits, gradients
+
+
+def load(name: str, kind: str = "sdpa") -> Any:
+    """The model with its weights, as the code is now."""
+    model = NEW[name]().eval()
+    model.load_state_dict(oracle(name)[0])
+    if name == "sinks":
+        for block in model.model.layers:
+            block.self_attn.compute = SINK_KINDS[kind]
+    elif kind != "sdpa":
+        use_attention_(model, kind)
+    return model
+
+
+@torch.no_grad()
+def full(name: str, kind: str = "sdpa") -> None:
+    for row, logits in zip(ROWS, oracle(name)[1], strict=True):
+        near(load(name, kind)(torch.tensor([row]))[0], logits)
+
+
+@torch.no_grad()
+def left(name: str, kind: str = "sdpa") -> None:
+    logits = load(name, kind)(BATCH.idx, positions=BATCH.positions)
+    near([logits[0], logits[1, 5:]], oracle(name)[1])
+
+
+@torch.no_grad()
+def chunked(name: str, kind: str = "sdpa") -> None:
+    """Padded on the left, too, so that rows have different lengths."""
+    sizes = [5, 1, 3, 3]
+    logits = in_chunks(BATCH.idx, sizes, BATCH.positions, model=load(name, kind))
+    near([logits[0], logits[1, 5:]], oracle(name)[1])
+    logits = in_chunks(torch.tensor(ROWS[:1]), sizes, model=load(name, kind))
+    near(logits[0], oracle(name)[1][0])
+
+
+@torch.no_grad()
+def packed(name: str, kind: str = "sdpa") -> None:
+    logits = load(name, kind)(
+        torch.tensor([ROWS[0] + ROWS[1]]),
+        positions=torch.tensor([[*range(12), *range(7)]]),
+        documents=torch.tensor([[0] * 12 + [1] * 7]),
+    )[0]
+    near([logits[:12], logits[12:]], oracle(name)[1])
+
+
+def gradients(name: str, kind: str = "sdpa") -> None:
+    model = load(name, kind)
+    causal_lm_loss(model(BATCH.idx, positions=BATCH.positions), BATCH.targets).backward()
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is not None, key
+        near(parameter.grad, oracle(name)[2][key])
+
+
+def laws_of(name: str, kind: str = "sdpa") -> dict[str, Law]:
+    laws = (full, left, chunked, packed, gradients)
+    return {f"{law.__name__}, {kind}": partial(law, name, kind) for law in laws}

@@ -1,0 +1,114 @@
+"""Planted mistakes: a line of the real source says something else while laws run.
+
+A row of a table is (what is wrong, the text as it is, the text that is wrong): the first text
+stands exactly once in the source of the function that the table names, or as often as a number
+behind them says. The function gets the code of the changed source, and stays the object that it is:
+the mistake is wherever the function is, imported by name, in a registry or on a built model. A law
+is a function that raises. Before anything is changed, all laws must hold.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import linecache
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from types import CodeType
+from typing import Any
+
+import pytest
+
+Law = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A mistake: in the function ``where`` (``module:name``) ``wrong`` stands for ``right``."""
+
+    where: str
+    right: str
+    wrong: str
+    times: int = 1
+
+
+def mutants(table: Mapping[str, list[tuple]]) -> list[Any]:
+    """The rows of a table, by function, as parameters of a test."""
+    return [
+        pytest.param(Mutant(where, *patch), id=label)
+        for where, rows in table.items()
+        for label, *patch in rows
+    ]
+
+
+def killer(mutant: Mutant, laws: Mapping[str, Law]) -> str | None:
+    """The first law that does not hold with the mistake in place. An error of shapes or values is
+    as good as a wrong number; a name that does not exist is the table's own mistake: raised."""
+    for law in laws.values():
+        hold(law)
+    with planted(mutant), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy's, of the numbers that a mistake makes
+        for name, law in laws.items():
+            try:
+                law()
+            except (AssertionError, IndexError, RuntimeError, ValueError):
+                return name
+    return None
+
+
+@cache
+def hold(law: Law) -> None:
+    """The law holds on the code as it is. What it computes by other means it may keep from here."""
+    law()
+
+
+@contextmanager
+def planted(mutant: Mutant) -> Iterator[None]:
+    """The mistake is in place. Raises ``LookupError`` where the source has changed."""
+    holder, function = function_of(mutant.where)
+    path, (lines, start) = inspect.getfile(function), inspect.getsourcelines(function)
+    source, file = "".join(lines), [*linecache.getlines(path)]
+    if source.count(mutant.right) != mutant.times:
+        raise LookupError(
+            f"{path}:{start}: {mutant.right!r} stands {source.count(mutant.right)} times in "
+            f"{mutant.where}, not {mutant.times}: has the code changed? Look at its mutant"
+        )
+    file[start - 1 : start - 1 + len(lines)] = [source.replace(mutant.right, mutant.wrong)]
+    text, name = "".join(file), f"{path} with a mistake"
+    code = next(
+        code
+        for code in codes(compile(text, name, "exec", dont_inherit=True))
+        if (code.co_qualname, code.co_firstlineno) == (function.__qualname__, start)
+    )
+    rewritten = getattr(holder, "rewritten_fn", {})  # Triton's interpreter reads source, and keeps
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(linecache.cache, name, (len(text), None, text.splitlines(True), name))
+        patch.setattr(function, "__code__", code)
+        rewritten.pop(function, None)
+        try:
+            yield
+        finally:
+            rewritten.pop(function, None)
+
+
+def function_of(where: str) -> tuple[Any, Any]:
+    """What has that name, and the function in it: of a property, an operator, a kernel."""
+    module, _, path = where.partition(":")
+    holder: Any = importlib.import_module(f"lm_from_scratch.{module}")
+    for name in path.split("."):
+        holder = inspect.getattr_static(holder, name)
+    function = holder
+    for inside in ("__func__", "fget", "_init_fn", "fn"):
+        function = getattr(function, inside, function)
+    return holder, inspect.unwrap(function)
+
+
+def codes(code: CodeType) -> Iterator[CodeType]:
+    """The code of a module and of everything in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes(constant)
